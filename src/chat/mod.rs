@@ -1,0 +1,3 @@
+//! Text to tokens and back: the only place where either happens.
+//!
+//! Owns chat templates, tokenizers, action spans and tool-call parsers.

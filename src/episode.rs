@@ -1,0 +1,356 @@
+//! Tasks, episodes and steps: what was asked, what the student did, what the world answered.
+//!
+//! Owns the shape of an episode and its invariants: steps are assistant messages in order, every
+//! action's tokens lie inside a recorded sequence, and it is always known whether those tokens are
+//! the sampled ones or were rendered from text. Reading and writing episodes is the business of
+//! `wire` and `store`; rendering them of `chat`.
+
+use std::ops::Range;
+
+use serde_json::{Map, Value};
+
+use crate::tokens::{Logprob, TokenId, TokenSpan, TopK};
+
+/// What is asked, and how hard it is said to be. How success is checked belongs to `tasks`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Task {
+    /// Stable name, unique in its dataset.
+    pub id: String,
+    /// What the student is told.
+    pub prompt: String,
+    /// As the dataset says it (`easy`, `medium`, …).
+    pub difficulty: Option<String>,
+}
+
+/// Who speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Role {
+    /// Instructions that frame the conversation.
+    System,
+    /// Instructions by the application, a role of their own in some templates.
+    Developer,
+    /// The person, or whoever stands in for one.
+    User,
+    /// The student.
+    Assistant,
+    /// A tool's result.
+    Tool,
+}
+
+impl Role {
+    /// Every role there is, in the order error messages list them.
+    pub const ALL: [Self; 5] = [Self::System, Self::Developer, Self::User, Self::Assistant, Self::Tool];
+
+    /// The name used in messages and templates.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::System => "system",
+            Self::Developer => "developer",
+            Self::User => "user",
+            Self::Assistant => "assistant",
+            Self::Tool => "tool",
+        }
+    }
+
+    /// The role of that name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|role| role.name() == name)
+    }
+}
+
+/// A message's text: one string, or the text parts it was sent in (templates treat the two differently).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Content {
+    /// One string.
+    Text(String),
+    /// Text parts in order.
+    Parts(Vec<String>),
+}
+
+impl Content {
+    /// The text, parts joined without a separator.
+    pub fn text(&self) -> String {
+        match self {
+            Self::Text(text) => text.clone(),
+            Self::Parts(parts) => parts.concat(),
+        }
+    }
+}
+
+/// The arguments of a tool call.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Arguments {
+    /// A JSON object, keys in the order they were written.
+    Object(Map<String, Value>),
+    /// Text that is no JSON object: what the student wrote, kept as it is.
+    Text(String),
+}
+
+/// One call of a tool by the student.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ToolCall {
+    /// Links the call to its result, where the format has ids.
+    pub id: Option<String>,
+    /// The tool's name.
+    pub name: String,
+    /// What it is called with.
+    pub arguments: Arguments,
+}
+
+/// One message of a conversation.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Message {
+    /// Who speaks.
+    pub role: Role,
+    /// The text; a pure tool call may have none.
+    pub content: Option<Content>,
+    /// The student's thinking, where it is kept apart from the content.
+    pub reasoning: Option<String>,
+    /// The student's calls.
+    pub tool_calls: Vec<ToolCall>,
+    /// For a tool's result: the call it answers.
+    pub tool_call_id: Option<String>,
+    /// For a tool's result: the tool's name.
+    pub name: Option<String>,
+}
+
+impl Message {
+    /// A message with text and nothing else.
+    pub fn text(role: Role, text: impl Into<String>) -> Self {
+        Self {
+            role,
+            content: Some(Content::Text(text.into())),
+            reasoning: None,
+            tool_calls: Vec::new(),
+            tool_call_id: None,
+            name: None,
+        }
+    }
+}
+
+/// A named way to write tools into a conversation whose template ignores them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ToolText {
+    /// Schemas in the system message, calls as `<tool_call>` text, results as tool or user messages.
+    Hermes,
+    /// Plain text in square brackets, as the published hindsight scorer writes it.
+    Flatten,
+}
+
+/// Whether token ids are what was sampled or a reconstruction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum TokenSource {
+    /// The very ids the student saw and sampled.
+    Exact,
+    /// Made from text by template and tokenizer.
+    Rendered,
+}
+
+/// Where an action's tokens are, and what the student thought of them while sampling.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ActionTokens {
+    /// Index into the episode's sequences. There is one sequence while history only grows, more when it was rewritten.
+    pub sequence: usize,
+    /// The action inside that sequence; everything before it is the step's context.
+    pub span: TokenSpan,
+    /// The student's logprob of each token, empty when none were recorded.
+    pub logprobs: Vec<Option<Logprob>>,
+    /// The student's own candidates at each token, empty when none were recorded.
+    pub top: Vec<TopK>,
+}
+
+/// One action and the next state it led to.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Step {
+    /// The assistant message that is the action.
+    pub message_idx: usize,
+    /// The messages with which the world answered; empty after the last action.
+    pub next_state: Range<usize>,
+    /// The action's tokens, when they are known.
+    pub tokens: Option<ActionTokens>,
+}
+
+/// What became of an episode.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Outcome {
+    /// The number the task's check gave.
+    pub reward: f64,
+    /// What the reward is made of, by name, in the order of its formula.
+    pub components: Vec<(String, f64)>,
+}
+
+/// One attempt at one task, from the first message to the stop.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Episode {
+    /// Unique among the episodes it is loaded with.
+    pub id: String,
+    /// What was asked.
+    pub task: Task,
+    /// Seconds since 1970 at which it began; templates that print the date are given this.
+    pub started_at: Option<i64>,
+    /// The tools' JSON schemas as the student was shown them.
+    pub tools: Vec<Value>,
+    /// The named rendering of tools, where the template's own was not used.
+    pub tool_text: Option<ToolText>,
+    /// The whole conversation.
+    pub messages: Vec<Message>,
+    /// The recorded token sequences.
+    pub sequences: Vec<Vec<TokenId>>,
+    /// Whether those are exact.
+    pub token_source: TokenSource,
+    /// How it ended, or why it did not.
+    pub outcome: Result<Outcome, String>,
+    steps: Vec<Step>,
+}
+
+/// Why steps do not fit their episode.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BadEpisode {
+    /// The action is not an assistant message.
+    #[error("step {step_idx} is message {message_idx}, which is no assistant message")]
+    NotAnAction {
+        /// Which step.
+        step_idx: usize,
+        /// The message it names.
+        message_idx: usize,
+    },
+    /// Steps go backwards, or a next state does not follow its action.
+    #[error("step {step_idx} is out of order")]
+    OutOfOrder {
+        /// Which step.
+        step_idx: usize,
+    },
+    /// The tokens are not inside a recorded sequence.
+    #[error("the action of step {step_idx} lies outside the recorded tokens")]
+    Outside {
+        /// Which step.
+        step_idx: usize,
+    },
+    /// There are logprobs or candidates, but not one per token.
+    #[error("the action of step {step_idx} has {n_tokens} tokens but {n_values} {what}")]
+    WrongLength {
+        /// Which step.
+        step_idx: usize,
+        /// How many tokens its span has.
+        n_tokens: usize,
+        /// How many values there are.
+        n_values: usize,
+        /// Of what.
+        what: &'static str,
+    },
+}
+
+impl Episode {
+    /// An episode without steps, tokens or outcome.
+    pub fn new(id: impl Into<String>, task: Task, messages: Vec<Message>) -> Self {
+        Self {
+            id: id.into(),
+            task,
+            started_at: None,
+            tools: Vec::new(),
+            tool_text: None,
+            messages,
+            sequences: Vec::new(),
+            token_source: TokenSource::Rendered,
+            outcome: Err("the episode has not ended".to_owned()),
+            steps: Vec::new(),
+        }
+    }
+
+    /// The steps in order; a step's index here is its `step_idx`.
+    pub fn steps(&self) -> &[Step] {
+        &self.steps
+    }
+
+    /// Checks `steps` against messages and sequences, and takes them.
+    pub fn set_steps(&mut self, steps: Vec<Step>) -> Result<(), BadEpisode> {
+        let mut next_message = 0;
+        for (step_idx, step) in steps.iter().enumerate() {
+            self.check_place(step_idx, step, next_message)?;
+            self.check_tokens(step_idx, step)?;
+            next_message = step.next_state.end;
+        }
+        self.steps = steps;
+        Ok(())
+    }
+
+    fn check_place(&self, step_idx: usize, step: &Step, next_message: usize) -> Result<(), BadEpisode> {
+        let message_idx = step.message_idx;
+        if self.messages.get(message_idx).is_none_or(|message| message.role != Role::Assistant) {
+            return Err(BadEpisode::NotAnAction { step_idx, message_idx });
+        }
+        let Range { start, end } = step.next_state;
+        let in_order = next_message <= message_idx && start == message_idx + 1 && start <= end;
+        if in_order && end <= self.messages.len() { Ok(()) } else { Err(BadEpisode::OutOfOrder { step_idx }) }
+    }
+
+    fn check_tokens(&self, step_idx: usize, step: &Step) -> Result<(), BadEpisode> {
+        let Some(tokens) = &step.tokens else { return Ok(()) };
+        let sequence = self.sequences.get(tokens.sequence);
+        if sequence.is_none_or(|sequence| tokens.span.end() > sequence.len()) {
+            return Err(BadEpisode::Outside { step_idx });
+        }
+        let n_tokens = tokens.span.len();
+        let counts = [("logprobs", tokens.logprobs.len()), ("top-K rows", tokens.top.len())];
+        match counts.into_iter().find(|&(_, n_values)| n_values != 0 && n_values != n_tokens) {
+            Some((what, n_values)) => Err(BadEpisode::WrongLength { step_idx, n_tokens, n_values, what }),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The steps of a conversation: each assistant message, with what follows it up to the next one.
+pub fn steps_of(messages: &[Message]) -> Vec<Step> {
+    let is_action = |&idx: &usize| messages[idx].role == Role::Assistant;
+    let actions: Vec<usize> = (0..messages.len()).filter(is_action).collect();
+    let ends = actions.iter().skip(1).copied().chain([messages.len()]);
+    let step = |(&message_idx, end)| Step { message_idx, next_state: message_idx + 1..end, tokens: None };
+    actions.iter().zip(ends).map(step).collect()
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "tests fail by panicking")]
+mod tests {
+    use super::*;
+
+    fn episode() -> Episode {
+        let task = Task { id: "t".into(), prompt: "fix it".into(), difficulty: None };
+        let roles = [Role::User, Role::Assistant, Role::Tool, Role::Assistant];
+        let mut episode = Episode::new("e", task, roles.map(|role| Message::text(role, "x")).into());
+        episode.sequences = vec![(0..10).collect()];
+        episode
+    }
+
+    fn with_tokens(span: TokenSpan, n_logprobs: usize) -> Step {
+        let tokens = ActionTokens { sequence: 0, span, logprobs: vec![None; n_logprobs], top: vec![] };
+        Step { message_idx: 1, next_state: 2..3, tokens: Some(tokens) }
+    }
+
+    #[test]
+    fn steps_pair_each_action_with_its_next_state() {
+        let steps = steps_of(&episode().messages);
+        let shape: Vec<_> = steps.iter().map(|step| (step.message_idx, step.next_state.clone())).collect();
+        assert_eq!(shape, [(1, 2..3), (3, 4..4)]);
+        assert_eq!(episode().set_steps(steps), Ok(()));
+    }
+
+    #[test]
+    fn steps_that_do_not_fit_are_refused() {
+        let refuse = |step: Step| episode().set_steps(vec![step]).unwrap_err().to_string();
+        let wrong_role = Step { message_idx: 2, next_state: 3..4, tokens: None };
+        assert_eq!(refuse(wrong_role), "step 0 is message 2, which is no assistant message");
+        assert_eq!(refuse(Step { message_idx: 1, next_state: 3..4, tokens: None }), "step 0 is out of order");
+        let outside = with_tokens(TokenSpan::at(8, 3), 0);
+        assert_eq!(refuse(outside), "the action of step 0 lies outside the recorded tokens");
+        let short = with_tokens(TokenSpan::at(4, 3), 2);
+        assert_eq!(refuse(short), "the action of step 0 has 3 tokens but 2 logprobs");
+    }
+
+    #[test]
+    fn roles_are_read_by_name() {
+        for role in Role::ALL {
+            assert_eq!(Role::from_name(role.name()), Some(role));
+        }
+        assert_eq!(Role::from_name("robot"), None);
+    }
+}

@@ -1,0 +1,15 @@
+//! Backsight turns LLM-agent trajectories into dense training signal.
+//!
+//! From a known outcome it looks back along an episode and says what every step, and every token,
+//! was worth: it asks a model for the log-probabilities of the student's own tokens under a context
+//! that knows more. ARCHITECTURE.md is the map; the modules below are listed from the pure middle
+//! outwards.
+
+pub mod episode;
+pub mod score;
+pub mod tokens;
+
+pub mod chat;
+pub mod model;
+
+pub mod cli;

@@ -1,0 +1,3 @@
+//! The `backsight` binary; everything it does is in the library.
+
+fn main() {}

@@ -1,0 +1,91 @@
+//! What can go wrong with a model, sorted by what helps: trying again, changing the request, or giving up.
+//!
+//! Owns [`Error`]. A message never contains an API key: requests are described by their route, never
+//! by their headers.
+
+/// Why a call gave no answer.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum Error {
+    /// No connection, a reset, a time-out: the server may come back.
+    #[error("{server} cannot be reached: {why}")]
+    Unreachable {
+        /// Which server.
+        server: String,
+        /// What the connection said.
+        why: String,
+    },
+    /// The server is there but overloaded, starting or broken (408, 425, 429, 5xx).
+    #[error("{server} is not able to answer now: HTTP {status}: {message}")]
+    Unavailable {
+        /// Which server.
+        server: String,
+        /// The HTTP status.
+        status: u16,
+        /// What it said, shortened.
+        message: String,
+    },
+    /// The server refused this very request; asking again cannot help.
+    #[error("{server} refused the request: HTTP {status}: {message}")]
+    Refused {
+        /// Which server.
+        server: String,
+        /// The HTTP status.
+        status: u16,
+        /// What it said, shortened.
+        message: String,
+    },
+    /// The answer is cut, not JSON, or not what was asked for.
+    #[error("{server} answered with something unusable: {why}")]
+    Garbled {
+        /// Which server.
+        server: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// The request cannot be made: too long, an id outside the vocabulary, an unknown model.
+    #[error("{what}")]
+    Invalid {
+        /// What is wrong, naming the thing.
+        what: String,
+        /// What to do about it.
+        help: String,
+    },
+    /// The model cannot do this at all.
+    #[error("{server} cannot {what}")]
+    Unsupported {
+        /// Which server.
+        server: String,
+        /// What was asked of it.
+        what: String,
+        /// What to do instead.
+        help: String,
+    },
+    /// A limit the user set on requests or tokens is used up.
+    #[error("the limit of {limit} {what} for the {role} is reached")]
+    Budget {
+        /// `student`, `teacher` or `judge`.
+        role: String,
+        /// `requests` or `tokens`.
+        what: &'static str,
+        /// The limit.
+        limit: u64,
+    },
+    /// Our own disk failed while keeping an answer.
+    #[error("the ledger cannot be used: {why}")]
+    Ledger {
+        /// What the store said.
+        why: String,
+    },
+}
+
+impl Error {
+    /// Whether the same request may succeed later.
+    pub fn may_pass(&self) -> bool {
+        matches!(self, Self::Unreachable { .. } | Self::Unavailable { .. } | Self::Garbled { .. })
+    }
+
+    /// Whether nothing more can be asked of this model in this run.
+    pub fn stops_the_run(&self) -> bool {
+        matches!(self, Self::Unsupported { .. } | Self::Budget { .. } | Self::Ledger { .. })
+    }
+}

@@ -1,0 +1,193 @@
+//! The scoring primitive: which spans of which tokens are to be scored, and what came back.
+//!
+//! Owns [`ScoreJob`] and [`SpanScore`] with their invariants: spans lie inside their tokens, every
+//! position has a logprob or a reason why not, and a top-K row contains its position's own token.
+//! How a score is obtained is the business of `model`.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::tokens::{Logprob, TokenId, TokenSpan, TopK};
+
+/// "Give me the logprobs of these spans of these tokens, with the `top_k` likeliest candidates."
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct ScoreJob {
+    tokens: Arc<[TokenId]>,
+    spans: Vec<TokenSpan>,
+    top_k: usize,
+}
+
+/// Why a job is not one.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BadJob {
+    /// No tokens at all.
+    #[error("the job has no tokens")]
+    NoTokens,
+    /// A span reaches beyond the last token.
+    #[error("span {span} reaches beyond the {n_tokens} tokens of the job")]
+    Outside {
+        /// The span.
+        span: TokenSpan,
+        /// How many tokens there are.
+        n_tokens: usize,
+    },
+}
+
+impl ScoreJob {
+    /// Checks that every span lies inside `tokens`.
+    pub fn new(tokens: Arc<[TokenId]>, spans: Vec<TokenSpan>, top_k: usize) -> Result<Self, BadJob> {
+        if tokens.is_empty() {
+            return Err(BadJob::NoTokens);
+        }
+        match spans.iter().find(|span| span.end() > tokens.len()) {
+            Some(&span) => Err(BadJob::Outside { span, n_tokens: tokens.len() }),
+            None => Ok(Self { tokens, spans, top_k }),
+        }
+    }
+
+    /// The whole sequence: context and what is scored.
+    pub fn tokens(&self) -> &Arc<[TokenId]> {
+        &self.tokens
+    }
+
+    /// What is to be scored, in the order of the answer.
+    pub fn spans(&self) -> &[TokenSpan] {
+        &self.spans
+    }
+
+    /// How many candidates per position; 0 asks for the given token only.
+    pub fn top_k(&self) -> usize {
+        self.top_k
+    }
+
+    /// The first position whose logprob is needed, if any span has one. Position 0 has no context and is never needed.
+    pub fn first_needed(&self) -> Option<usize> {
+        let spans = self.spans.iter().filter(|span| span.end() > span.start().max(1));
+        spans.map(|span| span.start().max(1)).min()
+    }
+
+    /// One behind the last position whose logprob is needed; tokens from here on need not be sent.
+    pub fn end_needed(&self) -> usize {
+        self.spans.iter().filter(|span| !span.is_empty()).map(|span| span.end()).max().unwrap_or(0)
+    }
+}
+
+/// Why a position has no logprob.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Absence {
+    /// The first token of a sequence: nothing precedes it.
+    NoContext,
+    /// The server answered without a value there.
+    NotReturned,
+    /// The server answered with something that is no logprob.
+    NotALogprob(String),
+}
+
+impl fmt::Display for Absence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoContext => f.write_str("the first token has no context"),
+            Self::NotReturned => f.write_str("the server returned no value"),
+            Self::NotALogprob(why) => write!(f, "the server returned no logprob: {why}"),
+        }
+    }
+}
+
+/// What was obtained for one position.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TokenScore {
+    /// The logprob of the given token, or why there is none.
+    pub logprob: Result<Logprob, Absence>,
+    /// The likeliest candidates, the given token among them; empty when none were asked for or the logprob is absent.
+    pub top: TopK,
+}
+
+/// The scores of one span, one entry per position.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SpanScore {
+    span: TokenSpan,
+    scores: Vec<TokenScore>,
+}
+
+/// A span and its scores differ in length.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("span {span} has {n_scores} scores")]
+pub struct WrongLength {
+    /// The span.
+    pub span: TokenSpan,
+    /// How many scores were given for it.
+    pub n_scores: usize,
+}
+
+impl SpanScore {
+    /// Checks that there is one score per position of `span`.
+    pub fn new(span: TokenSpan, scores: Vec<TokenScore>) -> Result<Self, WrongLength> {
+        if scores.len() == span.len() {
+            Ok(Self { span, scores })
+        } else {
+            Err(WrongLength { span, n_scores: scores.len() })
+        }
+    }
+
+    /// The span.
+    pub fn span(&self) -> TokenSpan {
+        self.span
+    }
+
+    /// One entry per position of the span.
+    pub fn scores(&self) -> &[TokenScore] {
+        &self.scores
+    }
+
+    /// The logprobs of the given tokens, `None` where there is none.
+    pub fn logprobs(&self) -> impl Iterator<Item = Option<Logprob>> {
+        self.scores.iter().map(|score| score.logprob.as_ref().ok().copied())
+    }
+
+    /// The positions without a logprob, each with its reason.
+    pub fn absent(&self) -> impl Iterator<Item = (usize, &Absence)> {
+        let positions = self.span.range().zip(&self.scores);
+        positions.filter_map(|(position, score)| Some((position, score.logprob.as_ref().err()?)))
+    }
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "tests fail by panicking")]
+mod tests {
+    use super::*;
+
+    fn job(spans: &[(usize, usize)]) -> Result<ScoreJob, BadJob> {
+        let spans = spans.iter().map(|&(start, end)| TokenSpan::new(start, end).unwrap()).collect();
+        ScoreJob::new(Arc::from([5, 6, 7, 8]), spans, 3)
+    }
+
+    #[test]
+    fn spans_must_lie_inside_the_tokens() {
+        assert_eq!(
+            job(&[(2, 5)]).unwrap_err().to_string(),
+            "span [2, 5) reaches beyond the 4 tokens of the job"
+        );
+        assert_eq!(ScoreJob::new(Arc::from([]), vec![], 0), Err(BadJob::NoTokens));
+    }
+
+    #[test]
+    fn needed_positions_leave_out_the_first_token_and_empty_spans() {
+        let needed = |spans: &[(usize, usize)]| {
+            let job = job(spans).unwrap();
+            (job.first_needed(), job.end_needed())
+        };
+        assert_eq!(needed(&[(0, 1)]), (None, 1));
+        assert_eq!(needed(&[(0, 2), (3, 3)]), (Some(1), 2));
+        assert_eq!(needed(&[(3, 4), (2, 3)]), (Some(2), 4));
+    }
+
+    #[test]
+    fn absences_carry_their_position_and_reason() {
+        let present = TokenScore { logprob: Ok(Logprob::new(-1.0).unwrap()), top: TopK::default() };
+        let absent = TokenScore { logprob: Err(Absence::NoContext), top: TopK::default() };
+        let score = SpanScore::new(TokenSpan::at(0, 2), vec![absent, present.clone()]).unwrap();
+        assert_eq!(score.absent().collect::<Vec<_>>(), [(0, &Absence::NoContext)]);
+        assert_eq!(score.logprobs().map(|it| it.map(Logprob::get)).collect::<Vec<_>>(), [None, Some(-1.0)]);
+        assert!(SpanScore::new(TokenSpan::at(0, 1), vec![present.clone(), present]).is_err());
+    }
+}
