@@ -3,4 +3,5 @@
 //! Owns chat templates, tokenizers, action spans and tool-call parsers.
 
 pub mod incremental;
+pub mod spans;
 pub mod tokenizer;
