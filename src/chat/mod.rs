@@ -3,5 +3,6 @@
 //! Owns chat templates, tokenizers, action spans and tool-call parsers.
 
 pub mod incremental;
+pub mod python;
 pub mod spans;
 pub mod tokenizer;
