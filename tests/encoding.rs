@@ -8,8 +8,10 @@ use std::path::{Path, PathBuf};
 
 use backsight::chat::incremental::Incremental;
 use backsight::chat::tokenizer::{Tokenizer, check_ids};
+use backsight::chat::vocabulary::Vocabulary;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
+use serde_json::Value;
 
 /// Pieces that conversations are made of, chosen to meet at awkward places.
 const PIECES: &[&str] = &[
@@ -183,4 +185,48 @@ fn missing_and_broken_files_are_named() {
     std::fs::write(dir.path().join("tokenizer.json"), "{\"version\": 3").unwrap();
     let broken = Tokenizer::open(dir.path()).err().unwrap();
     assert!(broken.to_string().contains("tokenizer.json: the tokenizer failed: invalid type"), "{broken}");
+}
+
+/// Qwen3's vocabulary told the way a GGUF file tells it gives Qwen3's own ids again; likewise Llama 3.2 and SmolLM2.
+#[test]
+fn a_vocabulary_from_gguf_encodes_like_the_original() {
+    for (name, pre) in [("qwen3", "qwen2"), ("llama3_2", "llama-bpe"), ("smollm2", "smollm")] {
+        let Some(dir) = real().into_iter().find(|dir| dir.ends_with(name)) else { continue };
+        let original = Tokenizer::open(&dir).unwrap();
+        let rebuilt = as_gguf_tells_it(&dir, pre).tokenizer().unwrap();
+        let mut runner =
+            TestRunner::new(Config { cases: 200, failure_persistence: None, ..Config::default() });
+        let outcome = runner.run(&histories(), |history| {
+            let text: String = history.into_iter().map(|(_, more)| more).collect();
+            prop_assert_eq!(rebuilt.encode(&text).unwrap(), original.encode(&text).unwrap(), "{:?}", text);
+            Ok(())
+        });
+        outcome.unwrap_or_else(|why| panic!("{name}: {why}"));
+    }
+}
+
+fn as_gguf_tells_it(dir: &Path, pre: &str) -> Vocabulary {
+    let json: Value = serde_json::from_slice(&std::fs::read(dir.join("tokenizer.json")).unwrap()).unwrap();
+    let mut entries: Vec<(u64, String, i64)> = Vec::new();
+    for (token, id) in json["model"]["vocab"].as_object().unwrap() {
+        entries.push((id.as_u64().unwrap(), token.clone(), 1));
+    }
+    for token in json["added_tokens"].as_array().unwrap() {
+        let kind = if token["special"].as_bool().unwrap() { 3 } else { 4 };
+        entries.retain(|entry| Some(entry.0) != token["id"].as_u64());
+        entries.push((token["id"].as_u64().unwrap(), token["content"].as_str().unwrap().to_owned(), kind));
+    }
+    entries.sort();
+    let merge = |pair: &Value| match pair {
+        Value::String(pair) => pair.clone(),
+        pair => format!("{} {}", pair[0].as_str().unwrap(), pair[1].as_str().unwrap()),
+    };
+    Vocabulary {
+        model: "gpt2".to_owned(),
+        pre: pre.to_owned(),
+        tokens: entries.iter().map(|entry| entry.1.clone()).collect(),
+        types: entries.iter().map(|entry| entry.2).collect(),
+        merges: json["model"]["merges"].as_array().unwrap().iter().map(merge).collect(),
+        ..Vocabulary::default()
+    }
 }

@@ -6,3 +6,4 @@ pub mod incremental;
 pub mod python;
 pub mod spans;
 pub mod tokenizer;
+pub mod vocabulary;

@@ -164,6 +164,10 @@ impl Tokenizer {
         &self.end_ids
     }
 
+    pub(super) fn set_end_ids(&mut self, end_ids: Vec<TokenId>) {
+        self.end_ids = end_ids;
+    }
+
     /// Whether `id` is a special token such as `<|im_start|>`, not one that stands for text.
     pub fn is_special(&self, id: TokenId) -> bool {
         self.added.get(&id).is_some_and(|token| token.special)
