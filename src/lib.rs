@@ -9,6 +9,7 @@ pub mod episode;
 pub mod score;
 pub mod tokens;
 
+pub mod hf;
 pub mod wire;
 
 pub mod chat;

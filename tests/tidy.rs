@@ -31,7 +31,7 @@ const IMPURE: &[&str] = &[
 ];
 /// The layers, lowest first. A module may use those before it and the pure ones; `&` joins modules of one layer.
 const LAYERS: &[&[&str]] = &[
-    &["wire"],
+    &["wire", "hf"],
     &["chat"],
     &["model"],
     &["tasks"],

@@ -5,6 +5,7 @@
 //! knowledge of episodes, lenses or credit.
 
 pub mod error;
+pub mod weights;
 
 use async_trait::async_trait;
 use serde_json::Value;
