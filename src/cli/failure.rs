@@ -19,6 +19,11 @@ impl Failure {
         Self { message: message.to_string(), help: Some(help.to_string()), code: 2 }
     }
 
+    /// Stopped early: a server gone, a disk full, a capability missing.
+    pub(super) fn stopped(message: impl Display, help: impl Display) -> Self {
+        Self { code: 3, ..Self::input(message, help) }
+    }
+
     /// Prints `error:` and `help:` lines and gives the exit code.
     pub(super) fn report(&self) -> ExitCode {
         output::talk(&format!("error: {}", one_line(&self.message)));
