@@ -2,4 +2,5 @@
 //!
 //! Owns chat templates, tokenizers, action spans and tool-call parsers.
 
+pub mod parse;
 pub mod python;
