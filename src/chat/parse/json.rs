@@ -142,6 +142,8 @@ pub(super) struct Found {
     pub(super) start: usize,
     /// The value that opens there, or why none does.
     pub(super) value: Result<Json, BadJson>,
+    /// The brackets that were open when reading failed, the innermost first.
+    open: Vec<usize>,
 }
 
 impl Found {
@@ -149,10 +151,9 @@ impl Found {
     /// prose; what was meant as a call opens with a name.
     pub(super) fn complaint(&self, text: &str) -> Option<String> {
         let bad = self.value.as_ref().err()?;
-        let piece = &text[self.start..];
-        let is_meant = strip_start(&piece[1..]).starts_with("\"name\"");
-        let bad = BadJson { at: bad.at - self.start, why: bad.why };
-        is_meant.then(|| bad.describe(piece))
+        let is_meant = |&&open: &&usize| strip_start(&text[open + 1..]).starts_with("\"name\"");
+        let outermost = *self.open.iter().rev().find(is_meant)?;
+        Some(BadJson { at: bad.at - outermost, why: bad.why }.describe(&text[outermost..]))
     }
 }
 
@@ -203,8 +204,8 @@ impl Iterator for Containers<'_> {
             Err(bad) if bad.why == TOO_DEEP => bad.at,
             Err(_) => start + 1,
         };
-        self.doomed.extend(reader.open.into_iter().filter(|&open| open >= self.at));
-        Some(Found { start, value })
+        self.doomed.extend(reader.open.iter().filter(|&&open| open >= self.at));
+        Some(Found { start, value, open: reader.open })
     }
 }
 

@@ -194,3 +194,6 @@ fn all_or_none(pieces: impl Iterator<Item = Result<ParsedCall, NoCall>>) -> (Vec
     }
     (if is_void { Vec::new() } else { calls }, malformed)
 }
+
+#[cfg(test)]
+mod tests;
