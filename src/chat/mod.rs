@@ -3,6 +3,7 @@
 //! Owns chat templates, tokenizers, action spans and tool-call parsers.
 
 pub mod incremental;
+pub mod parse;
 pub mod python;
 pub mod spans;
 pub mod tokenizer;
