@@ -1,3 +1,5 @@
 //! Text to tokens and back: the only place where either happens.
 //!
 //! Owns chat templates, tokenizers, action spans and tool-call parsers.
+
+pub mod python;
