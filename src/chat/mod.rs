@@ -3,3 +3,6 @@
 //! Owns chat templates, tokenizers, action spans and tool-call parsers.
 
 pub mod python;
+pub mod template;
+
+mod jinja;
