@@ -8,6 +8,7 @@ mod args;
 mod chat;
 mod failure;
 mod model;
+mod now;
 mod output;
 
 use std::ffi::OsString;
