@@ -11,5 +11,6 @@ pub mod tokens;
 
 pub mod chat;
 pub mod model;
+pub mod store;
 
 pub mod cli;
