@@ -128,7 +128,8 @@ mod tests {
 
     #[test]
     fn unusable_bodies_are_described() {
-        let check = |body: &[u8], expected: &str| assert_eq!(describe("not JSON", body, &str::to_owned), expected);
+        let check =
+            |body: &[u8], expected: &str| assert_eq!(describe("not JSON", body, &str::to_owned), expected);
         check(b"", "not JSON; the body is empty");
         check(b" <html>\n<b>", "not JSON; it looks like HTML: \" <html>\\n<b>\"");
         check(b"{\"a\": \x00}", "not JSON; byte 6 of 8 is NUL: \"{\"a\": \\u{0}}\"");
@@ -153,7 +154,8 @@ mod tests {
 
     #[test]
     fn errors_are_read_in_every_shape_servers_use() {
-        let check = |body: &str, expected: &str| assert_eq!(message(body.as_bytes(), &str::to_owned), expected);
+        let check =
+            |body: &str, expected: &str| assert_eq!(message(body.as_bytes(), &str::to_owned), expected);
         check(r#"{"error":{"message":"too long","type":"BadRequestError"}}"#, "too long");
         check(r#"{"object":"error","message":"no such model","code":404}"#, "no such model");
         check(r#"{"error":"overloaded"}"#, "overloaded");

@@ -100,7 +100,8 @@ impl Breaker {
     }
 
     fn open(&mut self, at_least: Option<Duration>, now: Instant) {
-        let doubled = self.rules.cooldown.saturating_mul(1u32.checked_shl(self.times_opened).unwrap_or(u32::MAX));
+        let doubled =
+            self.rules.cooldown.saturating_mul(1u32.checked_shl(self.times_opened).unwrap_or(u32::MAX));
         let cooldown = doubled.max(at_least.unwrap_or_default()).min(self.rules.longest_cooldown);
         self.times_opened = self.times_opened.saturating_add(1);
         self.state = State::Open { until: now + cooldown };

@@ -9,9 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use async_trait::async_trait;
 use tokio::sync::Notify;
 
-use super::{
-    ChatAnswer, ChatRequest, Error, GenerateRequest, Generated, Limits, Model, Scored, Usage,
-};
+use super::{ChatAnswer, ChatRequest, Error, GenerateRequest, Generated, Limits, Model, Scored, Usage};
 use crate::episode::Message;
 use crate::score::ScoreJob;
 
@@ -266,7 +264,10 @@ mod tests {
     async fn requests_are_counted_and_limited() {
         let (model, meter) = budgeted(Some(2), None, 10);
         model.score(&job(5)).await.unwrap();
-        assert!(matches!(model.score(&job(1)).await, Err(Error::Invalid { .. })), "never sent, never counted");
+        assert!(
+            matches!(model.score(&job(1)).await, Err(Error::Invalid { .. })),
+            "never sent, never counted"
+        );
         model.score(&job(5)).await.unwrap();
         let error = model.score(&job(5)).await.unwrap_err();
         assert_eq!(error.to_string(), "the limit of 2 requests for the judge is reached");
@@ -289,7 +290,9 @@ mod tests {
         for call in calls {
             match call.await.unwrap() {
                 Ok(_) => answered += 1,
-                Err(error) => assert_eq!(error.to_string(), "the limit of 100 tokens for the judge is reached"),
+                Err(error) => {
+                    assert_eq!(error.to_string(), "the limit of 100 tokens for the judge is reached")
+                }
             }
         }
         assert_eq!((answered, meter.spent().tokens()), (2, 80));

@@ -248,7 +248,15 @@ impl Pool {
     fn grant(self: &Arc<Self>, state: &mut State, idx: usize, tokens: u64, trial: bool) -> Lease {
         state.requests += 1;
         state.members[idx].window.take(tokens);
-        Lease { pool: Arc::clone(self), idx, tokens, trial, begun: Instant::now(), held: true, reported: false }
+        Lease {
+            pool: Arc::clone(self),
+            idx,
+            tokens,
+            trial,
+            begun: Instant::now(),
+            held: true,
+            reported: false,
+        }
     }
 
     /// Lets waiters in while there is room. Those who have gone away meanwhile are returned, to be
@@ -299,7 +307,8 @@ pub fn no_endpoint() -> Error {
 
 /// A stable hash of a text (FNV-1a), the same on every machine and in every version.
 fn hash(text: &str) -> u64 {
-    text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
+    text.bytes()
+        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
 }
 
 /// Leave to send one request to one endpoint; given back when dropped.
@@ -400,7 +409,8 @@ mod tests {
     use tokio::time::{sleep, timeout};
 
     fn pool(n: usize, concurrency: usize, start: u64) -> Arc<Pool> {
-        let endpoints = (0..n).map(|idx| Endpoint::parse(&format!("http://host{idx}:8000")).unwrap()).collect();
+        let endpoints =
+            (0..n).map(|idx| Endpoint::parse(&format!("http://host{idx}:8000")).unwrap()).collect();
         let window = WindowRules { start, cap: 100_000, step: 100 };
         Pool::new(endpoints, PoolRules { concurrency, window, ..PoolRules::default() })
     }
@@ -428,9 +438,14 @@ mod tests {
 
     #[test]
     fn addresses_are_read_with_or_without_v1_and_slash() {
-        for typed in
-            ["http://h:80/", "http://h/v1", "http://h/v1/", " http://h ", "http://h//", "http://u:p%40ss@h/v1"]
-        {
+        for typed in [
+            "http://h:80/",
+            "http://h/v1",
+            "http://h/v1/",
+            " http://h ",
+            "http://h//",
+            "http://u:p%40ss@h/v1",
+        ] {
             assert_eq!(Endpoint::parse(typed).unwrap().url("/v1/models"), "http://h/v1/models", "{typed}");
         }
         let nested = Endpoint::parse("https://h:8443/api/v1").unwrap();

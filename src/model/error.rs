@@ -89,7 +89,9 @@ impl Error {
     /// What the user can do about it, where there is something to do.
     pub fn help(&self) -> Option<&str> {
         match self {
-            Self::Invalid { help, .. } | Self::Unsupported { help, .. } | Self::Ledger { help, .. } => Some(help),
+            Self::Invalid { help, .. } | Self::Unsupported { help, .. } | Self::Ledger { help, .. } => {
+                Some(help)
+            }
             Self::Budget { .. } => Some("raise the limit; the same command continues where this one stopped"),
             Self::Unreachable { .. } | Self::Unavailable { .. } => {
                 Some("see that the server runs; the same command continues where this one stopped")

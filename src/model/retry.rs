@@ -154,7 +154,8 @@ fn http_date(text: &str) -> Option<u64> {
     in_range.then(|| ((days_since_1970(year, month, day) * 24 + hours) * 60 + minutes) * 60 + seconds)
 }
 
-const MONTHS: [&str; 12] = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
+const MONTHS: [&str; 12] =
+    ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
 
 /// Days from 1970-01-01 to a Gregorian date. Years are counted from March, so that the leap day comes last.
 fn days_since_1970(year: u64, month: u64, day: u64) -> u64 {
@@ -195,7 +196,8 @@ mod tests {
         check(" 0.25 ", Some(0.25));
         check("Sun, 06 Nov 1994 08:49:37 GMT", Some(30.0));
         check("Sun, 06 Nov 1994 08:49:00 GMT", Some(0.0));
-        for nonsense in ["", "-3", "soon", "NaN", "inf", "Sun, 06 Nov 1994", "Sun, 41 Nov 1994 08:49:37 GMT"] {
+        for nonsense in ["", "-3", "soon", "NaN", "inf", "Sun, 06 Nov 1994", "Sun, 41 Nov 1994 08:49:37 GMT"]
+        {
             check(nonsense, None);
         }
     }

@@ -14,14 +14,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use base64::Engine as _;
-use reqwest::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, LOCATION, RETRY_AFTER};
 pub use reqwest::Method;
+use reqwest::header::{
+    AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, LOCATION, RETRY_AFTER,
+};
 
+use super::Error;
 use super::body::{self, BodyFault};
 use super::endpoint::{Endpoint, Lease, Pool, PoolRules, Report, Turn};
 use super::retry::{self, Failure, Jitter, Kind, Policy};
 use super::secret::Secret;
-use super::Error;
 
 /// One request, described apart from where it is sent.
 #[derive(Clone, Debug)]
@@ -171,7 +173,9 @@ impl Transport {
             headers,
             secrets: secrets_of(&endpoints, &settings),
             pool: Pool::new(endpoints, settings.pool.clone()),
-            jitter: Jitter::new(settings.jitter_seed.unwrap_or_else(|| RandomState::new().build_hasher().finish())),
+            jitter: Jitter::new(
+                settings.jitter_seed.unwrap_or_else(|| RandomState::new().build_hasher().finish()),
+            ),
             attempts: AtomicU64::new(0),
             retries: AtomicU64::new(0),
             settings,
@@ -231,7 +235,11 @@ impl Transport {
         let Some(wait) = progress.wait(&failure, &self.policy, &self.shared) else {
             return Err(failure.error);
         };
-        self.shared.tell(|| Notice::Retry { attempts: progress.attempts, wait, error: failure.error.clone() });
+        self.shared.tell(|| Notice::Retry {
+            attempts: progress.attempts,
+            wait,
+            error: failure.error.clone(),
+        });
         if !wait.is_zero() {
             tokio::time::sleep(wait).await;
         }
@@ -329,9 +337,8 @@ impl Shared {
     ) -> Result<T, Failure> {
         // No JSON text contains a NUL byte, however lenient its reader.
         let decoded = if answer.body.contains(&0) { Err("not JSON".to_owned()) } else { decode(answer) };
-        decoded.map_err(|reason| {
-            garbled(server, body::describe(&reason, answer.body, &|text| self.scrub(text)))
-        })
+        decoded
+            .map_err(|reason| garbled(server, body::describe(&reason, answer.body, &|text| self.scrub(text))))
     }
 
     fn not_sent(&self, endpoint: &Endpoint, why: reqwest::Error) -> Failure {
@@ -361,7 +368,9 @@ impl Shared {
     fn bad_body(&self, endpoint: &Endpoint, fault: BodyFault, max: usize) -> Failure {
         let why = match fault {
             BodyFault::TooLong => format!("the answer is longer than {max} bytes"),
-            BodyFault::Cut { got, why } => format!("the answer was cut after {got} bytes: {}", self.scrub(&why)),
+            BodyFault::Cut { got, why } => {
+                format!("the answer was cut after {got} bytes: {}", self.scrub(&why))
+            }
         };
         garbled(endpoint.name(), why)
     }

@@ -71,8 +71,8 @@ impl Window {
         }
     }
 
-    /// Tokens allowed in flight.
-    pub fn size(&self) -> u64 {
+    #[cfg(test)]
+    fn size(&self) -> u64 {
         self.size as u64
     }
 }
