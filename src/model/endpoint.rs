@@ -411,7 +411,7 @@ mod tests {
     fn pool(n: usize, concurrency: usize, start: u64) -> Arc<Pool> {
         let endpoints =
             (0..n).map(|idx| Endpoint::parse(&format!("http://host{idx}:8000")).unwrap()).collect();
-        let window = WindowRules { start, cap: 100_000, step: 100 };
+        let window = WindowRules { start, cap: 100_000 };
         Pool::new(endpoints, PoolRules { concurrency, window, ..PoolRules::default() })
     }
 

@@ -12,13 +12,11 @@ pub struct WindowRules {
     pub start: u64,
     /// Never more than this.
     pub cap: u64,
-    /// Tokens added for each window's worth of answers, once pressure has been felt.
-    pub step: u64,
 }
 
 impl Default for WindowRules {
     fn default() -> Self {
-        Self { start: 1 << 18, cap: 1 << 22, step: 1 << 14 }
+        Self { start: 1 << 18, cap: 1 << 22 }
     }
 }
 
@@ -53,12 +51,12 @@ impl Window {
     }
 
     /// An answer arrived. The window widens only while it is in use: by the answer's own tokens until
-    /// the first pressure (doubling each round), by `step` per round afterwards.
+    /// the first pressure (doubling each round), by one such request per round afterwards.
     pub fn widen(&mut self, tokens: u64) {
         if (self.in_flight as f64) < self.size / 2.0 {
             return;
         }
-        let share = if self.last_cut.is_some() { self.rules.step as f64 / self.size } else { 1.0 };
+        let share = if self.last_cut.is_some() { (tokens as f64 / self.size).min(1.0) } else { 1.0 };
         self.size = (self.size + tokens as f64 * share).min(self.rules.cap as f64);
     }
 
@@ -84,7 +82,7 @@ mod tests {
     use std::time::Duration;
 
     fn window(start: u64) -> Window {
-        Window::new(WindowRules { start, cap: 10_000, step: 100 })
+        Window::new(WindowRules { start, cap: 10_000 })
     }
 
     #[test]
