@@ -60,9 +60,17 @@ fn assert_right(job: &ScoreJob, scored: &Scored) {
     for span in &scored.spans {
         for (position, score) in span.span().range().zip(span.scores()) {
             let id = job.tokens()[position];
-            assert_eq!(score.logprob.clone().map(Logprob::get), Ok(contexts[position].logprob(id)), "at {position}");
+            assert_eq!(
+                score.logprob.clone().map(Logprob::get),
+                Ok(contexts[position].logprob(id)),
+                "at {position}"
+            );
             for (id, logprob) in contexts[position].top(3) {
-                assert_eq!(score.top.get(id).map(Logprob::get), Some(logprob), "candidate {id} at {position}");
+                assert_eq!(
+                    score.top.get(id).map(Logprob::get),
+                    Some(logprob),
+                    "candidate {id} at {position}"
+                );
             }
             assert!(score.top.get(id).is_some());
         }
@@ -172,7 +180,11 @@ async fn what_stays_is_a_precise_error() {
     ];
     for dialect in DIALECTS {
         for (fault, words, n_asked) in lasting.clone() {
-            assert_eq!(check(dialect, fault.clone(), FOR_EVER, &Expect::Error(words)).await, n_asked, "{fault:?}");
+            assert_eq!(
+                check(dialect, fault.clone(), FOR_EVER, &Expect::Error(words)).await,
+                n_asked,
+                "{fault:?}"
+            );
         }
     }
 }
@@ -255,11 +267,15 @@ async fn a_key_is_sent_and_never_shown() {
         let written = Arc::clone(&notices);
         let mut settings = settings();
         settings.auth = Some(Auth::Bearer(Secret::new(key)));
-        settings.watch = Some(Arc::new(move |notice| written.lock().unwrap().push_str(&format!("{notice:?}"))));
+        settings.watch =
+            Some(Arc::new(move |notice| written.lock().unwrap().push_str(&format!("{notice:?}"))));
         let url = server.url().replace("http://", "http://me:hunter2-secret@");
         let error = plain::open(Dialect::Vllm, &[url], settings).score(&job(0)).await.unwrap_err();
         let said = format!("{error} {error:?} {}", notices.lock().unwrap());
-        assert!(said.contains("***") && !said.contains("sk-live") && !said.contains("hunter2"), "{shown:?}: {said}");
+        assert!(
+            said.contains("***") && !said.contains("sk-live") && !said.contains("hunter2"),
+            "{shown:?}: {said}"
+        );
         let asked = &server.asked()[0];
         assert!(asked.head.contains(&format!("authorization: Bearer {key}")), "{}", asked.head);
     }
@@ -419,7 +435,8 @@ async fn routes_are_reached_with_every_way_to_write_the_address() {
         };
         let brief = transport.briefly();
         let listed = brief.call(&call, &|answer| {
-            let json: serde_json::Value = serde_json::from_slice(answer.body).map_err(|why| why.to_string())?;
+            let json: serde_json::Value =
+                serde_json::from_slice(answer.body).map_err(|why| why.to_string())?;
             Ok((answer.status, json["data"][0]["id"].clone()))
         });
         assert_eq!(listed.await.unwrap(), (200, "toy".into()));

@@ -5,11 +5,12 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use backsight::episode::{Message, Role};
 use backsight::model::transport::{Answer, Call, Method, Settings, Transport};
 use backsight::model::{
-    ChatAnswer, ChatRequest, Error, Finish, GenerateRequest, Generated, Limits, Model, SampledToken, Scored, Usage,
+    ChatAnswer, ChatRequest, Error, Finish, GenerateRequest, Generated, Limits, Model, SampledToken, Scored,
+    Usage,
 };
-use backsight::episode::{Message, Role};
 use backsight::score::{Absence, ScoreJob, SpanScore, TokenScore};
 use backsight::tokens::{Logprob, TokenId, TopK};
 use serde_json::{Value, json};
@@ -40,7 +41,13 @@ struct Plain {
 type Decode<'a, T> = dyn Fn(&Answer<'_>) -> Result<T, String> + Send + Sync + 'a;
 
 impl Plain {
-    async fn ask<T>(&self, path: &str, body: Value, ids: &[TokenId], decode: &Decode<'_, T>) -> Result<T, Error> {
+    async fn ask<T>(
+        &self,
+        path: &str,
+        body: Value,
+        ids: &[TokenId],
+        decode: &Decode<'_, T>,
+    ) -> Result<T, Error> {
         let call = Call {
             method: Method::POST,
             path,
@@ -82,7 +89,8 @@ impl Model for Plain {
             "seed": request.sampling.seed, "return_token_ids": true,
         });
         self.ask("/v1/completions", body, &request.prompt, &|answer| {
-            let json: Value = serde_json::from_slice(answer.body).map_err(|why| format!("not JSON: {why}"))?;
+            let json: Value =
+                serde_json::from_slice(answer.body).map_err(|why| format!("not JSON: {why}"))?;
             let ids = json["choices"][0]["token_ids"].as_array().ok_or("no sampled ids")?;
             let token = |id: &Value| {
                 let id = id.as_u64().ok_or("an id is no number")?;
@@ -97,7 +105,8 @@ impl Model for Plain {
     async fn score(&self, job: &ScoreJob) -> Result<Scored, Error> {
         let (path, body, first_row) = self.score_request(job);
         self.ask(path, body, job.tokens(), &|answer| {
-            let json: Value = serde_json::from_slice(answer.body).map_err(|why| format!("not JSON: {why}"))?;
+            let json: Value =
+                serde_json::from_slice(answer.body).map_err(|why| format!("not JSON: {why}"))?;
             let (rows, usage) = match self.dialect {
                 Dialect::Vllm => (vllm_rows(&json, job)?, vllm_usage(&json["usage"])?),
                 Dialect::Sglang => (sglang_rows(&json, job, first_row)?, sglang_usage(&json["meta_info"])?),
@@ -126,7 +135,8 @@ impl Model for Plain {
             .collect();
         let body = json!({"model": "toy", "messages": messages, "seed": request.sampling.seed});
         self.ask("/v1/chat/completions", body, &[], &|answer| {
-            let json: Value = serde_json::from_slice(answer.body).map_err(|why| format!("not JSON: {why}"))?;
+            let json: Value =
+                serde_json::from_slice(answer.body).map_err(|why| format!("not JSON: {why}"))?;
             let text = json["choices"][0]["message"]["content"].as_str().ok_or("no content")?;
             let message = Message::text(Role::Assistant, text);
             Ok(ChatAnswer { message, finish: Finish::Stop, usage: vllm_usage(&json["usage"])? })
@@ -153,12 +163,17 @@ fn vllm_rows(json: &Value, job: &ScoreJob) -> Result<Vec<TokenScore>, String> {
         let entry = |(id, entry): (&String, &Value)| {
             Ok((id.parse().map_err(|_| format!("{id} is no id"))?, logprob(&entry["logprob"])?))
         };
-        let top = if job.top_k() == 0 { vec![] } else { row.iter().map(entry).collect::<Result<_, String>>()? };
+        let top =
+            if job.top_k() == 0 { vec![] } else { row.iter().map(entry).collect::<Result<_, String>>()? };
         Ok(TokenScore { logprob: Ok(logprob(&own["logprob"])?), top: TopK::new(top) })
     };
     // A row too many has no token; it is kept, so that the count shows it.
     let ids = job.tokens().iter().chain(std::iter::repeat(&job.tokens()[0]));
-    rows.iter().zip(ids).enumerate().map(|(at, pair)| if at < job.end_needed() { score(pair) } else { Ok(absent()) }).collect()
+    rows.iter()
+        .zip(ids)
+        .enumerate()
+        .map(|(at, pair)| if at < job.end_needed() { score(pair) } else { Ok(absent()) })
+        .collect()
 }
 
 fn sglang_rows(json: &Value, job: &ScoreJob, first: usize) -> Result<Vec<TokenScore>, String> {

@@ -5,6 +5,7 @@
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
+use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -126,7 +127,15 @@ impl StandIn {
     }
 
     pub async fn start_at(address: &str, setup: Setup) -> Self {
-        let listener = TcpListener::bind(address).await.unwrap();
+        // The address may still be held by a stand-in that is being dropped.
+        let listener = loop {
+            match TcpListener::bind(address).await {
+                Err(why) if why.kind() == ErrorKind::AddrInUse => {
+                    tokio::time::sleep(Duration::from_millis(1)).await
+                }
+                bound => break bound.unwrap(),
+            }
+        };
         let address = listener.local_addr().unwrap();
         let state = Arc::new(State {
             setup,
@@ -224,7 +233,9 @@ async fn send(
     let half = body.len() / 2;
     match fault {
         None
-        | Some(Fault::OneTooShort | Fault::OneTooLong | Fault::NotANumber | Fault::OtherIds | Fault::ErrorIn200) => {
+        | Some(
+            Fault::OneTooShort | Fault::OneTooLong | Fault::NotANumber | Fault::OtherIds | Fault::ErrorIn200,
+        ) => {
             respond(stream, status, "", body.len(), body.as_bytes()).await?;
         }
         Some(Fault::Slow(wait)) => {
@@ -266,7 +277,13 @@ async fn send(
     Some(true)
 }
 
-async fn respond(stream: &mut TcpStream, status: u16, headers: &str, length: usize, body: &[u8]) -> Option<()> {
+async fn respond(
+    stream: &mut TcpStream,
+    status: u16,
+    headers: &str,
+    length: usize,
+    body: &[u8],
+) -> Option<()> {
     let mut text = format!("HTTP/1.1 {status} Whatever\r\ncontent-length: {length}\r\n{headers}");
     if !headers.contains("content-type") {
         text.push_str("content-type: application/json\r\n");
@@ -280,7 +297,8 @@ async fn respond(stream: &mut TcpStream, status: u16, headers: &str, length: usi
 /// Writes for as long as the other side reads.
 async fn huge(stream: &mut TcpStream, length: usize, told: bool, state: &State) -> Option<bool> {
     let told = if told { format!("content-length: {length}\r\n") } else { String::new() };
-    let head = format!("HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n{told}connection: close\r\n\r\n");
+    let head =
+        format!("HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n{told}connection: close\r\n\r\n");
     stream.write_all(head.as_bytes()).await.ok()?;
     let piece = vec![b'['; 65_536];
     let mut written = 0;
@@ -334,7 +352,8 @@ impl State {
 
     fn model_info(&self) -> String {
         let weights = self.setup.toy.weights;
-        json!({"model_path": "toy", "served_model_name": "toy", "weight_version": format!("w{weights}")}).to_string()
+        json!({"model_path": "toy", "served_model_name": "toy", "weight_version": format!("w{weights}")})
+            .to_string()
     }
 
     fn completions(&self, body: &Value, fault: Option<&Fault>) -> (u16, String) {
@@ -361,7 +380,8 @@ impl State {
             let sampled = self.sampled(ids, body, "max_tokens", 16);
             let rows = k.map(|k| vllm_rows(ids, &contexts, k, fault));
             choices.push(self.vllm_choice(index, ids, &sampled, rows, body));
-            (n_prompt, n_cached, n_sampled) = (n_prompt + ids.len(), n_cached + cached, n_sampled + sampled.len());
+            (n_prompt, n_cached, n_sampled) =
+                (n_prompt + ids.len(), n_cached + cached, n_sampled + sampled.len());
         }
         let usage = json!({
             "prompt_tokens": n_prompt,
@@ -370,14 +390,27 @@ impl State {
             "prompt_tokens_details": {"cached_tokens": n_cached},
         });
         let choices = choices.join(",");
-        (200, format!("{{\"id\":\"cmpl-1\",\"object\":\"text_completion\",\"model\":\"toy\",\"choices\":[{choices}],\"usage\":{usage}}}"))
+        (
+            200,
+            format!(
+                "{{\"id\":\"cmpl-1\",\"object\":\"text_completion\",\"model\":\"toy\",\"choices\":[{choices}],\"usage\":{usage}}}"
+            ),
+        )
     }
 
-    fn vllm_choice(&self, index: usize, ids: &[u32], sampled: &[u32], rows: Option<Vec<String>>, body: &Value) -> String {
+    fn vllm_choice(
+        &self,
+        index: usize,
+        ids: &[u32],
+        sampled: &[u32],
+        rows: Option<Vec<String>>,
+        body: &Value,
+    ) -> String {
         let rows = rows.map_or("null".to_owned(), |rows| format!("[{}]", rows.join(",")));
         let wanted = body["return_token_ids"] == true;
         let list = |ids: &[u32]| if wanted { json!(ids) } else { Value::Null };
-        let logprobs = body["logprobs"].as_u64().map_or(Value::Null, |k| self.vllm_sampled(ids, sampled, k as usize));
+        let logprobs =
+            body["logprobs"].as_u64().map_or(Value::Null, |k| self.vllm_sampled(ids, sampled, k as usize));
         format!(
             "{{\"index\":{index},\"text\":\"\",\"logprobs\":{logprobs},\"finish_reason\":\"length\",\"stop_reason\":null,\
              \"token_ids\":{},\"prompt_logprobs\":{rows},\"prompt_token_ids\":{}}}",
@@ -436,14 +469,23 @@ impl State {
         let (own, top) = sglang_rows(ids, &contexts, start, k, fault);
         let all: Vec<u32> = ids.iter().chain(&sampled).copied().collect();
         let drawn = self.setup.toy.contexts(&all);
-        let drawn: Vec<Value> =
-            sampled.iter().zip(&drawn[ids.len()..]).map(|(&id, it)| json!([it.logprob(id), id, null])).collect();
+        let drawn: Vec<Value> = sampled
+            .iter()
+            .zip(&drawn[ids.len()..])
+            .map(|(&id, it)| json!([it.logprob(id), id, null]))
+            .collect();
         Ok(format!(
             "{{\"text\":\"\",\"output_ids\":{},\"meta_info\":{{\"id\":\"1\",\"finish_reason\":{{\"type\":\"length\",\"length\":{}}},\
              \"prompt_tokens\":{},\"weight_version\":\"w{}\",\"input_token_logprobs\":[{}],\"input_top_logprobs\":[{}],\
              \"output_token_logprobs\":{},\"completion_tokens\":{},\"cached_tokens\":{cached}}}}}",
-            json!(sampled), sampled.len(), ids.len(), self.setup.toy.weights, own.join(","), top.join(","),
-            Value::Array(drawn), sampled.len(),
+            json!(sampled),
+            sampled.len(),
+            ids.len(),
+            self.setup.toy.weights,
+            own.join(","),
+            top.join(","),
+            Value::Array(drawn),
+            sampled.len(),
         ))
     }
 
@@ -453,7 +495,8 @@ impl State {
         let hash = text.bytes().fold(mix(seed), |hash, byte| mix(hash ^ u64::from(byte)));
         let (n_prompt, n_sampled) = (text.len() / 4, 8);
         self.pay(n_prompt, 0, n_sampled);
-        let message = json!({"role": "assistant", "content": format!("answer {hash:016x}"), "tool_calls": null});
+        let message =
+            json!({"role": "assistant", "content": format!("answer {hash:016x}"), "tool_calls": null});
         let choice = json!({"index": 0, "message": message, "finish_reason": "stop"});
         let usage = json!({"prompt_tokens": n_prompt, "completion_tokens": n_sampled, "total_tokens": n_prompt + n_sampled});
         (200, json!({"id": "chatcmpl-1", "object": "chat.completion", "model": "toy", "choices": [choice], "usage": usage}).to_string())
@@ -466,7 +509,10 @@ impl State {
             return Some("the prompt is empty".to_owned());
         }
         if longest > self.setup.context_length {
-            return Some(format!("This model's maximum context length is {} tokens", self.setup.context_length));
+            return Some(format!(
+                "This model's maximum context length is {} tokens",
+                self.setup.context_length
+            ));
         }
         let stranger = prompts.iter().flatten().find(|&&id| u64::from(id) >= VOCAB)?;
         Some(format!("Token id {stranger} is out of vocabulary"))
@@ -527,11 +573,15 @@ fn vllm_rows(ids: &[u32], contexts: &[Context], k: usize, fault: Option<&Fault>)
         for (nth, (id, logprob)) in own.chain(others).enumerate() {
             let comma = if nth > 0 { "," } else { "" };
             let rank = context.rank(id);
-            let _ = write!(row, "{comma}\"{id}\":{{\"logprob\":{logprob},\"rank\":{rank},\"decoded_token\":\"t{id}\"}}");
+            let _ = write!(
+                row,
+                "{comma}\"{id}\":{{\"logprob\":{logprob},\"rank\":{rank},\"decoded_token\":\"t{id}\"}}"
+            );
         }
         row + "}"
     };
-    let mut rows: Vec<String> = (0..ids.len()).map(|at| if at == 0 { "null".to_owned() } else { row(at) }).collect();
+    let mut rows: Vec<String> =
+        (0..ids.len()).map(|at| if at == 0 { "null".to_owned() } else { row(at) }).collect();
     spoil(&mut rows, fault, "\"logprob\":");
     rows
 }
@@ -546,7 +596,11 @@ fn sglang_rows(
 ) -> (Vec<String>, Vec<String>) {
     let own = |at: usize| {
         let id = named(ids[at], fault);
-        if at == start { format!("[null,{id},null]") } else { format!("[{},{id},null]", contexts[at].logprob(id)) }
+        if at == start {
+            format!("[null,{id},null]")
+        } else {
+            format!("[{},{id},null]", contexts[at].logprob(id))
+        }
     };
     let top = |at: usize| {
         let entries = contexts[at].top(k).into_iter().map(|(id, logprob)| format!("[{logprob},{id},null]"));
@@ -576,7 +630,11 @@ fn spoil(rows: &mut Vec<String>, fault: Option<&Fault>, before: &str) {
 }
 
 fn vllm_error(message: &str) -> (u16, String) {
-    (400, json!({"error": {"message": message, "type": "BadRequestError", "param": null, "code": 400}}).to_string())
+    (
+        400,
+        json!({"error": {"message": message, "type": "BadRequestError", "param": null, "code": 400}})
+            .to_string(),
+    )
 }
 
 fn sglang_error(message: &str) -> (u16, String) {
