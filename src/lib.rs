@@ -14,5 +14,6 @@ pub mod wire;
 
 pub mod chat;
 pub mod model;
+pub mod store;
 
 pub mod cli;

@@ -4,7 +4,15 @@
 //! equal citizens behind it; so is the ledger, which wraps another model. Deliberately absent: any
 //! knowledge of episodes, lenses or credit.
 
+mod body;
+mod breaker;
+pub mod budget;
+pub mod endpoint;
 pub mod error;
+pub mod retry;
+pub mod secret;
+pub mod transport;
+mod window;
 pub mod weights;
 
 use async_trait::async_trait;
