@@ -4,7 +4,15 @@
 //! equal citizens behind it; so is the ledger, which wraps another model. Deliberately absent: any
 //! knowledge of episodes, lenses or credit.
 
+pub mod anthropic;
 pub mod error;
+pub mod notice;
+pub mod openai;
+pub mod remote;
+mod sampled;
+pub mod sglang;
+pub mod transport;
+pub mod vllm;
 
 use async_trait::async_trait;
 use serde_json::Value;

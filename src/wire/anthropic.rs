@@ -239,6 +239,16 @@ fn call(id: String, name: String, input: Value) -> ToolCall {
     ToolCall { id: Some(id), name, arguments }
 }
 
+#[derive(Deserialize)]
+struct ModelEntry {
+    id: String,
+}
+
+/// Reads `GET /v1/models/NAME`: the model that a name or an alias stands for.
+pub fn model_id(body: &[u8]) -> Result<String, String> {
+    serde_json::from_slice(body).map(|it: ModelEntry| it.id).map_err(|why| why.to_string())
+}
+
 #[cfg(test)]
 #[expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 mod tests {

@@ -11,6 +11,7 @@ pub mod needed;
 pub mod openai;
 pub mod scan;
 pub mod sglang;
+mod skim;
 pub mod vllm;
 
 use crate::tokens::{Logprob, TokenId, TopK};

@@ -51,10 +51,9 @@ impl Needed {
         if scores.len() != self.len() {
             return Err(format!("{} positions have {} scores", self.len(), scores.len()));
         }
-        if let ([span], [range]) = (job.spans(), self.ranges.as_slice()) {
-            if span == range {
-                return SpanScore::new(*span, scores).map(|it| vec![it]).map_err(|why| why.to_string());
-            }
+        if job.spans() == self.ranges && self.ranges.len() == 1 {
+            let only = SpanScore::new(self.ranges[0], scores).map_err(|why| why.to_string())?;
+            return Ok(vec![only]);
         }
         job.spans().iter().map(|&span| self.cut(span, &scores)).collect()
     }
@@ -113,7 +112,10 @@ pub fn token_score(
         match logprob(value, floor) {
             Ok(logprob) => row.push((id, logprob)),
             Err(_) if is_minus_infinity(value, floor) => {}
-            Err(why) => return absent(Absence::NotALogprob(format!("candidate {id}: {why}"))),
+            Err(Absence::NotALogprob(why)) => {
+                return absent(Absence::NotALogprob(format!("candidate {id}: {why}")));
+            }
+            Err(_) => return absent(Absence::NotALogprob(format!("candidate {id} has no value"))),
         }
     }
     row.push((given, own));
@@ -166,7 +168,7 @@ mod tests {
             &format!("{not}: 0.5 is positive, so it is not the logarithm of a probability []"),
         );
         let nan = [(1, Some(f64::NAN))];
-        check(7, Some(-3.0), &nan, &format!("{not}: candidate 1: {not}: NaN is not a finite number []"));
+        check(7, Some(-3.0), &nan, &format!("{not}: candidate 1: NaN is not a finite number []"));
     }
 
     #[test]

@@ -8,6 +8,8 @@
 
 use std::fmt;
 
+use super::skim::{CUT, nested_len};
+
 /// Why bytes are no JSON, or not the JSON that was expected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Broken {
@@ -29,39 +31,8 @@ impl From<Broken> for String {
     }
 }
 
-const CUT: &str = "the JSON ends in the middle";
-/// Deeper nesting than any server writes; it bounds the stack of open brackets to the bits of one number.
-const MAX_DEPTH: u32 = 128;
-
-/// What a byte means outside strings.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Class {
-    Plain,
-    Quote,
-    Open,
-    Close,
-    Bad,
-}
-
-const OUTSIDE: [Class; 256] = outside();
 /// Whether a byte inside a string is neither its end, an escape nor a control character.
 const INSIDE: [bool; 256] = inside();
-
-const fn outside() -> [Class; 256] {
-    let mut table = [Class::Bad; 256];
-    let plain = b" \t\r\n,:+-.0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
-    let mut i = 0;
-    while i < plain.len() {
-        table[plain[i] as usize] = Class::Plain;
-        i += 1;
-    }
-    table[b'"' as usize] = Class::Quote;
-    table[b'{' as usize] = Class::Open;
-    table[b'[' as usize] = Class::Open;
-    table[b'}' as usize] = Class::Close;
-    table[b']' as usize] = Class::Close;
-    table
-}
 
 const fn inside() -> [bool; 256] {
     let mut table = [true; 256];
@@ -196,27 +167,9 @@ impl<'a> Scanner<'a> {
     }
 
     fn skip_nested(&mut self) -> Result<(), Broken> {
-        let mut open = Brackets::default();
-        loop {
-            let rest = &self.bytes[self.at..];
-            let plain = rest.iter().position(|&byte| OUTSIDE[byte as usize] != Class::Plain);
-            self.at += plain.ok_or_else(|| self.cut())?;
-            let byte = self.bytes[self.at];
-            match OUTSIDE[byte as usize] {
-                Class::Quote => {
-                    self.at += 1;
-                    self.close_string()?;
-                    continue;
-                }
-                Class::Open => open.push(byte).map_err(|why| self.broken(why))?,
-                Class::Close => open.pop(byte).map_err(|why| self.broken(why))?,
-                Class::Plain | Class::Bad => return Err(self.broken("a byte that JSON cannot contain")),
-            }
-            self.at += 1;
-            if open.depth == 0 {
-                return Ok(());
-            }
-        }
+        let stopped = |(at, why)| Broken { at: self.at + at, why };
+        self.at += nested_len(&self.bytes[self.at..]).map_err(stopped)?;
+        Ok(())
     }
 
     /// Moves behind the closing quote of the string the cursor is in.
@@ -269,31 +222,6 @@ impl<'a> Scanner<'a> {
 
     fn cut(&self) -> Broken {
         Broken { at: self.bytes.len(), why: CUT }
-    }
-}
-
-/// The open brackets, innermost in the lowest bit: one for `{`, zero for `[`.
-#[derive(Default)]
-struct Brackets {
-    kinds: u128,
-    depth: u32,
-}
-
-impl Brackets {
-    fn push(&mut self, byte: u8) -> Result<(), &'static str> {
-        if self.depth == MAX_DEPTH {
-            return Err("nested too deeply");
-        }
-        self.kinds = (self.kinds << 1) | u128::from(byte == b'{');
-        self.depth += 1;
-        Ok(())
-    }
-
-    fn pop(&mut self, byte: u8) -> Result<(), &'static str> {
-        let fits = (self.kinds & 1 == 1) == (byte == b'}');
-        self.kinds >>= 1;
-        self.depth = self.depth.saturating_sub(1);
-        if fits { Ok(()) } else { Err("a closing bracket that closes nothing") }
     }
 }
 

@@ -639,6 +639,24 @@ pub struct Info {
     /// SGLang's own version.
     #[serde(default)]
     pub version: Option<String>,
+    /// Whether the prefix cache is switched off.
+    #[serde(default)]
+    pub disable_radix_cache: Option<bool>,
+}
+
+impl Info {
+    /// What is told here, and where it is not, what `other` tells.
+    pub fn or(self, other: Self) -> Self {
+        Self {
+            model_path: self.model_path.or(other.model_path),
+            tokenizer_path: self.tokenizer_path.or(other.tokenizer_path),
+            served_model_name: self.served_model_name.or(other.served_model_name),
+            weight_version: self.weight_version.or(other.weight_version),
+            context_length: self.context_length.or(other.context_length),
+            version: self.version.or(other.version),
+            disable_radix_cache: self.disable_radix_cache.or(other.disable_radix_cache),
+        }
+    }
 }
 
 /// Reads either information route.

@@ -269,8 +269,11 @@ struct CompletionLogprobs {
     #[serde(default)]
     tokens: Vec<String>,
     #[serde(default)]
-    top_logprobs: Option<Vec<Option<HashMap<String, Option<f64>>>>>,
+    top_logprobs: Option<Vec<Option<Alternatives>>>,
 }
+
+/// The alternatives to one sampled token, keyed `token_id:N`.
+type Alternatives = HashMap<String, Option<f64>>;
 
 /// Reads a sampled continuation of `prompt`.
 pub fn drawn(body: &[u8], prompt: &[TokenId], top_k: usize) -> Result<Drawn, String> {
@@ -317,7 +320,7 @@ impl CompletionLogprobs {
     }
 }
 
-fn alternatives(index: usize, row: &HashMap<String, Option<f64>>) -> Result<Vec<Candidate>, String> {
+fn alternatives(index: usize, row: &Alternatives) -> Result<Vec<Candidate>, String> {
     let read = |(token, &value): (&String, &Option<f64>)| match named_id(token) {
         Some(id) => Ok((id, value)),
         None => Err(format!(
