@@ -5,11 +5,14 @@
 //! knowledge of episodes, lenses or credit.
 
 pub mod anthropic;
+pub mod as_json;
 pub mod error;
 pub mod notice;
 pub mod openai;
+pub mod record;
 pub mod remote;
 mod sampled;
+pub mod scripted;
 pub mod sglang;
 pub mod transport;
 pub mod vllm;
