@@ -5,9 +5,9 @@
 //! `logprob_start_len` has a null for its first token, so one asks one token earlier and drops it;
 //! a top-K row leaves the given token out when it is not among the best; top-K rows come nested,
 //! as flat lists or as base64 of little-endian float32 and int32, and a server may fall back from
-//! one to another; the logprobs of sampled tokens are those after temperature unless the server was
-//! told otherwise; and an id outside the vocabulary kills the server, which is why nothing here may
-//! be sent unchecked. Deliberately absent: the OpenAI routes, which are in `openai`.
+//! one to another; minus infinity is the lowest float32; the logprobs of sampled tokens are those
+//! after temperature unless the server was told otherwise; and an id outside the vocabulary kills
+//! the server, which is why nothing here may be sent unchecked. Deliberately absent: the OpenAI routes, which are in `openai`.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -20,6 +20,9 @@ use super::scan::Scanner;
 use super::{Counts, Drawn, Values};
 use crate::score::{Absence, ScoreJob, SpanScore, TokenScore};
 use crate::tokens::{TokenId, TopK};
+
+/// What SGLang writes for minus infinity: the lowest single-precision number.
+pub const FLOOR: f64 = f32::MIN as f64;
 
 /// One value for a single prompt, or one per prompt of a batch.
 #[derive(Clone, Debug, Serialize)]
@@ -376,9 +379,9 @@ impl<'a, 'job> Reader<'a, 'job> {
         if value.is_some() && row.len() != k {
             return Err(format!("position {position} has {} candidates, {k} were asked for", row.len()));
         }
-        let score = needed::token_score(given, value, row, k, None);
+        let score = needed::token_score(given, value, row, k, Some(FLOOR));
         let n = score.top.entries().len();
-        let finite = row.iter().filter(|candidate| candidate.1.is_some_and(f64::is_finite)).count();
+        let finite = row.iter().filter(|candidate| candidate.1.is_some_and(|value| value > FLOOR)).count();
         let listed = row.iter().any(|candidate| candidate.0 == given);
         if score.logprob.is_ok() && k > 0 && n != finite + usize::from(!listed) {
             return Err(format!("position {position} lists a token twice"));
@@ -388,7 +391,7 @@ impl<'a, 'job> Reader<'a, 'job> {
 }
 
 fn chosen_row(row: &[Candidate]) -> TopK {
-    let logprob = |&(id, value): &Candidate| Some((id, needed::logprob(value, None).ok()?));
+    let logprob = |&(id, value): &Candidate| Some((id, needed::logprob(value, Some(FLOOR)).ok()?));
     TopK::new(row.iter().filter_map(logprob).collect())
 }
 
@@ -605,7 +608,7 @@ fn values(triples: &[Triple], tops: &[Option<Vec<Triple>>], top_k: usize) -> Val
     let score = |(index, triple): (usize, &Triple)| {
         let row = tops.get(index).and_then(Option::as_ref).map_or(&[][..], Vec::as_slice);
         let row: Vec<Candidate> = row.iter().map(|triple| (triple.1, triple.0)).collect();
-        let score = needed::token_score(triple.1, triple.0, &row, top_k, None);
+        let score = needed::token_score(triple.1, triple.0, &row, top_k, Some(FLOOR));
         (score.logprob.ok(), score.top)
     };
     triples.iter().enumerate().map(score).unzip()
@@ -662,4 +665,224 @@ impl Info {
 /// Reads either information route.
 pub fn info(body: &[u8]) -> Result<Info, String> {
     serde_json::from_slice(body).map_err(|why| why.to_string())
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "tests fail by panicking")]
+mod tests {
+    use super::*;
+    use crate::tokens::TokenSpan;
+    use expect_test::{Expect, expect};
+    use serde_json::json;
+    use std::sync::Arc;
+
+    const TOKENS: [TokenId; 5] = [10, 11, 12, 13, 14];
+
+    fn job(spans: &[(usize, usize)], top_k: usize) -> ScoreJob {
+        let spans = spans.iter().map(|&(start, end)| TokenSpan::new(start, end).unwrap()).collect();
+        ScoreJob::new(Arc::from(TOKENS), spans, top_k).unwrap()
+    }
+
+    fn show(spans: &[SpanScore]) -> String {
+        let one = |score: &TokenScore| {
+            let row: Vec<_> = score.top.entries().iter().map(|it| (it.0, it.1.get())).collect();
+            match &score.logprob {
+                Ok(logprob) => format!("{logprob} {row:?}"),
+                Err(why) => why.to_string(),
+            }
+        };
+        let span = |span: &SpanScore| span.scores().iter().map(one).collect::<Vec<_>>().join("; ");
+        spans.iter().map(span).collect::<Vec<_>>().join(" | ")
+    }
+
+    /// Scores positions 2 and 3 with K = 1: the server is asked for tokens 0 to 3 from token 1 on.
+    fn check(meta: Value, expected: Expect) {
+        let job = job(&[(2, 4)], 1);
+        let window = Window::of(&job).unwrap();
+        assert_eq!((window.start_len(), window.end), (1, 4));
+        let body = json!({"text": "", "meta_info": meta}).to_string();
+        let found = scores(body.as_bytes(), &job, window);
+        expected.assert_eq(&found.map_or_else(|why| format!("error: {why}"), |it| show(&it.spans)));
+    }
+
+    /// The fields of an answer, with some of them replaced; null takes one away.
+    fn meta(changes: Value) -> Value {
+        let mut meta = json!({
+            "prompt_tokens": 4, "completion_tokens": 0, "cached_tokens": 1,
+            "finish_reason": {"type": "length", "length": 0},
+            "input_token_logprobs": [[null, 11, null], [-2.5, 12, null], [-0.5, 13, null]],
+            "input_top_logprobs": [null, [[-0.25, 5, null]], [[-0.5, 13, null]]],
+        });
+        for (key, value) in changes.as_object().unwrap() {
+            match value {
+                Value::Null => drop(meta.as_object_mut().unwrap().remove(key)),
+                value => meta[key] = value.clone(),
+            }
+        }
+        meta
+    }
+
+    #[test]
+    fn the_token_before_the_span_is_asked_for_and_dropped() {
+        check(meta(json!({})), expect!["-2.5 [(5, -0.25), (12, -2.5)]; -0.5 [(13, -0.5)]"]);
+        check(
+            meta(json!({"input_token_logprobs": null})),
+            expect!["error: the answer has no input_token_logprobs"],
+        );
+        let rows = json!([[[-9.0, 1, null]], [[-0.25, 5, null]], [[-0.5, 13, null]]]);
+        let own = json!([[-9.0, 11, null], [-2.5, 12, null], [-0.5, 13, null]]);
+        check(
+            meta(json!({"input_token_logprobs": own, "input_top_logprobs": rows})),
+            expect!["-2.5 [(5, -0.25), (12, -2.5)]; -0.5 [(13, -0.5)]"],
+        );
+    }
+
+    #[test]
+    fn every_form_of_rows_is_read() {
+        let b64 = |bytes: Vec<u8>| STANDARD.encode(bytes);
+        let values = b64([-0.25_f32, -0.5].iter().flat_map(|it| it.to_le_bytes()).collect());
+        let ids = b64([5_i32, 13].iter().flat_map(|it| it.to_le_bytes()).collect());
+        let expected = || expect!["-2.5 [(5, -0.25), (12, -2.5)]; -0.5 [(13, -0.5)]"];
+        let shape = json!({
+            "input_top_logprobs": null, "input_top_logprobs_shape": [2, 1], "input_top_logprobs_null_prefix": 1,
+        });
+        let with = |changes: Value| {
+            let mut all = shape.clone();
+            all.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+            meta(all)
+        };
+        check(
+            with(json!({
+                "input_top_logprobs_val_flat_b64": values, "input_top_logprobs_idx_flat_b64": ids,
+                "input_top_logprobs_val_flat_b64_dtype": "float32", "input_top_logprobs_idx_flat_b64_dtype": "int32",
+            })),
+            expected(),
+        );
+        check(
+            with(
+                json!({"input_top_logprobs_val_flat": [-0.25, -0.5], "input_top_logprobs_idx_flat": [5, 13]}),
+            ),
+            expected(),
+        );
+        check(
+            with(json!({"input_top_logprobs_val_flat_b64": values})),
+            expect!["error: the flat top logprobs have values or ids but not both"],
+        );
+        check(
+            with(json!({
+                "input_top_logprobs_val_flat_b64": "AAA=", "input_top_logprobs_idx_flat_b64": ids,
+            })),
+            expect!["error: flat top logprobs end within a number"],
+        );
+        check(
+            with(json!({"input_top_logprobs_val_flat_b64_dtype": "float16"})),
+            expect!["error: flat top logprobs of type float16, not float32"],
+        );
+        check(
+            with(json!({"input_top_logprobs_val_flat": [-0.25], "input_top_logprobs_idx_flat": [5]})),
+            expect!["error: the flat top logprobs are 1 values and 1 ids, not 2 x 1"],
+        );
+        check(
+            with(json!({
+                "input_top_logprobs_val_flat": [-0.25, -0.5], "input_top_logprobs_idx_flat": [5, 13],
+                "input_top_logprobs_null_prefix": 2,
+            })),
+            expect!["error: the flat top logprobs have 4 positions, 3 were asked for"],
+        );
+        check(with(json!({})), expect!["error: the answer has no input_top_logprobs"]);
+    }
+
+    #[test]
+    fn what_is_no_logprob_is_absent() {
+        let own = |value: f64| json!([[null, 11, null], [value, 12, null], [-0.5, 13, null]]);
+        check(
+            meta(json!({"input_token_logprobs": own(FLOOR)})),
+            expect![
+                "the server returned no logprob: -340282346638528860000000000000000000000 stands for minus infinity; -0.5 [(13, -0.5)]"
+            ],
+        );
+        let job = job(&[(2, 4)], 0);
+        let body = r#"{"meta_info":{"input_token_logprobs":[[null,11,null],[NaN,12,null],[null,13,null]]}}"#;
+        let found = scores(body.as_bytes(), &job, Window::of(&job).unwrap()).unwrap();
+        assert_eq!(
+            show(&found.spans),
+            "the server returned no logprob: NaN is not a finite number; the server returned no value"
+        );
+    }
+
+    #[test]
+    fn wrong_answers_are_refused_with_the_place() {
+        let own = |list: Value| meta(json!({"input_token_logprobs": list}));
+        check(
+            own(json!([[null, 11, null], [-2.5, 12, null]])),
+            expect!["error: input_token_logprobs has 2 positions, 3 were asked for"],
+        );
+        check(
+            own(json!([[null, 11, null], [-2.5, 12, null], [-0.5, 13, null], [-0.5, 14, null]])),
+            expect!["error: input_token_logprobs has 4 positions, 3 were asked for"],
+        );
+        check(
+            own(json!([[null, 11, null], [-2.5, 99, null], [-0.5, 13, null]])),
+            expect!["error: position 2 is token 99 in the answer, 12 was sent"],
+        );
+        check(
+            own(json!([[null, 11], [-2.5, 12], [-0.5, 13]])),
+            expect!["error: an entry is not [logprob, id, text]"],
+        );
+        check(
+            meta(json!({"input_top_logprobs": [null, [[-0.25, 5, null]]]})),
+            expect!["error: input_top_logprobs has 2 positions, 3 were asked for"],
+        );
+        check(
+            meta(
+                json!({"input_top_logprobs": [null, [[-0.25, 5, null], [-1, 6, null]], [[-0.5, 13, null]]]}),
+            ),
+            expect!["error: position 2 has 2 candidates, 1 were asked for"],
+        );
+        check(
+            meta(json!({"finish_reason": {"type": "abort", "message": "out of memory"}})),
+            expect!["error: the server gave up: out of memory"],
+        );
+        let job = job(&[(2, 4)], 1);
+        let why = scores(br#"{"error":{"message":"busy"}}"#, &job, Window::of(&job).unwrap()).unwrap_err();
+        assert_eq!(why, "the answer has no meta_info: busy");
+    }
+
+    #[test]
+    fn a_bad_answer_in_a_batch_is_that_jobs_alone() {
+        let job = job(&[(0, 1), (2, 4)], 1);
+        let window = Window::of(&job).unwrap();
+        let bad = meta(json!({"input_token_logprobs": [[null, 11, null]]}));
+        let body = json!([{"meta_info": meta(json!({}))}, {"meta_info": bad}]).to_string();
+        let all = batch_scores(body.as_bytes(), &[(&job, window), (&job, window)]).unwrap();
+        assert_eq!(
+            show(&all[0].as_ref().unwrap().spans),
+            "the first token has no context | -2.5 [(5, -0.25), (12, -2.5)]; -0.5 [(13, -0.5)]"
+        );
+        assert_eq!(all[1].as_ref().unwrap_err(), "input_token_logprobs has 1 positions, 3 were asked for");
+    }
+
+    #[test]
+    fn a_job_without_context_needs_no_request() {
+        assert_eq!(Window::of(&job(&[(0, 1), (3, 3)], 0)), None);
+        let window = Window::of(&job(&[(0, 2)], 0)).unwrap();
+        assert_eq!((window.start_len(), window.end), (0, 2));
+    }
+
+    #[test]
+    fn requests_say_what_they_must() {
+        let job = job(&[(2, 4)], 3);
+        let request = score_request(&job, Window::of(&job).unwrap());
+        let json = json!(request);
+        assert_eq!(json["input_ids"], json!([10, 11, 12, 13]));
+        assert_eq!(json["logprob_start_len"], 1);
+        assert_eq!(json["sampling_params"]["max_new_tokens"], 0);
+        assert_eq!(json["return_flat_raw_top_logprobs_b64"], true);
+        let plain = json!(score_request(&job_without_rows(), Window { first: 1, end: 2 }));
+        assert_eq!(plain.get("return_flat_raw_top_logprobs"), None);
+    }
+
+    fn job_without_rows() -> ScoreJob {
+        job(&[(1, 2)], 0)
+    }
 }

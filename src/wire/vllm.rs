@@ -301,7 +301,7 @@ impl CompletionLogprobs {
             return Err(format!("{n} sampled tokens have {} logprobs", self.token_logprobs.len()));
         }
         let named = self.tokens.iter().map(|token| named_id(token)).collect::<Option<Vec<_>>>();
-        if named.is_some_and(|named| named != ids) {
+        if !self.tokens.is_empty() && named.is_some_and(|named| named != ids) {
             return Err("the logprobs are those of other tokens than the sampled ones".to_owned());
         }
         let tops = self.top_logprobs.as_deref().unwrap_or_default();
@@ -366,4 +366,197 @@ struct Version {
 /// Reads `GET /version`.
 pub fn version(body: &[u8]) -> Result<String, String> {
     serde_json::from_slice(body).map(|it: Version| it.version).map_err(|why| why.to_string())
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "tests fail by panicking")]
+mod tests {
+    use super::*;
+    use crate::tokens::TokenSpan;
+    use expect_test::{Expect, expect};
+    use proptest::prelude::*;
+    use std::fmt::Write as _;
+    use std::sync::Arc;
+
+    const TOKENS: [TokenId; 4] = [10, 11, 12, 13];
+
+    fn job(start: usize, end: usize) -> ScoreJob {
+        ScoreJob::new(Arc::from(TOKENS), vec![TokenSpan::new(start, end).unwrap()], 1).unwrap()
+    }
+
+    /// An answer whose `prompt_logprobs` is `list`.
+    fn answer(list: &str) -> String {
+        let usage = r#""usage":{"prompt_tokens":4,"completion_tokens":1}"#;
+        format!(r#"{{"id":"x","choices":[{{"index":0,"text":"\"]}}","prompt_logprobs":{list}}}],{usage}}}"#)
+    }
+
+    /// Scores positions 1 and 2 of an answer with K = 1 and shows what came out.
+    fn check(body: &str, expected: Expect) {
+        let mut found = String::new();
+        match scores(body.as_bytes(), &job(1, 3), 4, 1) {
+            Err(why) => found = format!("error: {why}"),
+            Ok(scores) => {
+                for score in scores.spans[0].scores() {
+                    let row: Vec<_> = score.top.entries().iter().map(|it| (it.0, it.1.get())).collect();
+                    match &score.logprob {
+                        Ok(logprob) => write!(found, "{logprob} {row:?}; ").unwrap(),
+                        Err(why) => write!(found, "{why}; ").unwrap(),
+                    }
+                }
+            }
+        }
+        expected.assert_eq(found.trim_end_matches("; "));
+    }
+
+    const ROW_1: &str =
+        r#"{"11":{"logprob":-2.5,"rank":7,"decoded_token":"\\\" }"},"5":{"logprob":-0.25,"rank":1}}"#;
+    const ROW_2: &str = r#"{"12":{"rank":1,"decoded_token":"é","logprob":-0.5}}"#;
+    const ROW_3: &str = r#"{"13":{"logprob":-1,"rank":1,"decoded_token":"["}}"#;
+
+    #[test]
+    fn spans_are_read_and_the_rest_is_stepped_over() {
+        check(
+            &answer(&format!("[null,{ROW_1},{ROW_2},{ROW_3}]")),
+            expect!["-2.5 [(5, -0.25), (11, -2.5)]; -0.5 [(12, -0.5)]"],
+        );
+        check(
+            &answer(&format!("[null, null, {ROW_2} , {ROW_3} ]")),
+            expect!["the server returned no value; -0.5 [(12, -0.5)]"],
+        );
+    }
+
+    #[test]
+    fn what_is_no_logprob_is_absent() {
+        let with = |value: &str| {
+            let row = format!(r#"{{"11":{{"logprob":{value},"rank":1,"decoded_token":"x"}}}}"#);
+            answer(&format!("[null,{row},{ROW_2},{ROW_3}]"))
+        };
+        let check_first = |value: &str, expected: &str| {
+            let scores = scores(with(value).as_bytes(), &job(1, 2), 4, 1).unwrap();
+            let why = scores.spans[0].scores()[0].logprob.clone().unwrap_err();
+            assert_eq!(why.to_string(), expected);
+        };
+        check_first("NaN", "the server returned no logprob: NaN is not a finite number");
+        check_first("-Infinity", "the server returned no logprob: -inf stands for minus infinity");
+        check_first("-9999.0", "the server returned no logprob: -9999 stands for minus infinity");
+        check_first(
+            "0.5",
+            "the server returned no logprob: 0.5 is positive, so it is not the logarithm of a probability",
+        );
+        check_first("null", "the server returned no value");
+    }
+
+    #[test]
+    fn wrong_answers_are_refused_with_the_place() {
+        let list = |rows: &[&str]| answer(&format!("[{}]", rows.join(",")));
+        check(
+            &list(&["null", ROW_1, ROW_2]),
+            expect!["error: prompt_logprobs has 3 positions, 4 tokens were sent"],
+        );
+        check(
+            &list(&["null", ROW_1, ROW_2, ROW_3, ROW_3]),
+            expect!["error: prompt_logprobs has 5 positions, 4 tokens were sent"],
+        );
+        check(
+            &list(&["null", ROW_2, ROW_1, ROW_3]),
+            expect!["error: position 1 has no logprob for token 11, which was sent there"],
+        );
+        let three = r#"{"11":{"logprob":-1},"2":{"logprob":-2},"3":{"logprob":-3}}"#;
+        check(
+            &list(&["null", three, ROW_2, ROW_3]),
+            expect!["error: position 1 has 3 candidates, 1 were asked for"],
+        );
+        let twice = r#"{"11":{"logprob":-1},"11":{"logprob":-2}}"#;
+        check(&list(&["null", twice, ROW_2, ROW_3]), expect!["error: position 1 lists a token twice"]);
+        let text = r#"{"eleven":{"logprob":-1}}"#;
+        check(
+            &list(&["null", text, ROW_2, ROW_3]),
+            expect!["error: position 1 lists `eleven`, which is no token id"],
+        );
+        check(&list(&["null", "[1]", ROW_2, ROW_3]), expect!["error: expected an object at byte 70"]);
+        check(&answer("null"), expect!["error: the answer has no prompt_logprobs"]);
+    }
+
+    #[test]
+    fn bodies_that_are_no_answer_are_refused() {
+        check("<html>busy</html>", expect!["error: expected an object at byte 0"]);
+        check("", expect!["error: the JSON ends in the middle at byte 0"]);
+        check(r#"{"error":{"message":"busy"}}"#, expect!["error: no choices in the answer: busy"]);
+        check(r#"{"choices":[]}"#, expect![[r#"error: no choices in the answer: {"choices":[]}"#]]);
+        let body = answer(&format!("[null,{ROW_1},{ROW_2},{ROW_3}]"));
+        check(
+            &body.replace("decoded", "deco\0ed"),
+            expect!["error: a control character in a string at byte 106"],
+        );
+        check(&format!("{body}{body}"), expect!["error: something follows the JSON at byte 317"]);
+        for cut in 0..body.len() {
+            if body.is_char_boundary(cut) {
+                assert!(scores(&body.as_bytes()[..cut], &job(1, 3), 4, 1).is_err(), "{}", &body[..cut]);
+            }
+        }
+    }
+
+    #[test]
+    fn samples_that_do_not_fit_are_refused() {
+        let check = |logprobs: &str, expected: &str| {
+            let body = format!(
+                r#"{{"choices":[{{"token_ids":[7,8],"prompt_token_ids":[1],"finish_reason":"stop","logprobs":{logprobs}}}]}}"#
+            );
+            let found = match drawn(body.as_bytes(), &[1], 1) {
+                Ok(drawn) => {
+                    format!("{:?}", drawn.logprobs.iter().map(|it| it.map(|it| it.get())).collect::<Vec<_>>())
+                }
+                Err(why) => why,
+            };
+            assert_eq!(found, expected);
+        };
+        let tops = r#"[{"token_id:7":-1},{"token_id:8":-2}]"#;
+        check(
+            &format!(
+                r#"{{"token_logprobs":[-1,-9999.0],"tokens":["token_id:7","token_id:8"],"top_logprobs":{tops}}}"#
+            ),
+            "[Some(-1.0), None]",
+        );
+        check("null", "[None, None]");
+        check(
+            &format!(r#"{{"token_logprobs":[-1],"top_logprobs":{tops}}}"#),
+            "2 sampled tokens have 1 logprobs",
+        );
+        check(
+            &format!(
+                r#"{{"token_logprobs":[-1,-2],"tokens":["token_id:7","token_id:9"],"top_logprobs":{tops}}}"#
+            ),
+            "the logprobs are those of other tokens than the sampled ones",
+        );
+        check(
+            r#"{"token_logprobs":[-1,-2],"top_logprobs":[{}]}"#,
+            "2 sampled tokens have 1 rows of alternatives",
+        );
+        check(
+            r#"{"token_logprobs":[-1,-2],"top_logprobs":[{"the":-1},{}]}"#,
+            "sampled token 0 has the alternative `the`, which is no id",
+        );
+    }
+
+    #[test]
+    fn limits_are_read_from_refusals() {
+        let limit = |message: &str| logprob_limit(message).map(|it| (it.asked, it.allowed));
+        let message = "Requested prompt logprobs of 51, which is greater than max allowed: 50 (parameter=…)";
+        assert_eq!(limit(message), Some((51, 50)));
+        assert_eq!(
+            limit("Requested sample logprobs of 25, which is greater than max allowed: 20"),
+            Some((25, 20))
+        );
+        assert_eq!(limit("This model's maximum context length is 4096 tokens."), None);
+    }
+
+    proptest! {
+        #[test]
+        fn no_change_of_a_byte_makes_it_panic(at in any::<proptest::sample::Index>(), byte in any::<u8>()) {
+            let mut body = answer(&format!("[null,{ROW_1},{ROW_2},{ROW_3}]")).into_bytes();
+            let at = at.index(body.len());
+            body[at] = byte;
+            let _ = scores(&body, &job(1, 3), 4, 1);
+        }
+    }
 }
