@@ -1,7 +1,7 @@
 //! What the clients ask of servers, and what they make of their answers.
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
-mod support;
+mod stub;
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use backsight::model::{
 use backsight::score::ScoreJob;
 use backsight::tokens::{Logprob, TokenId, TokenSpan};
 use serde_json::{Value, json};
-use support::{Request, Stub};
+use stub::{Request, Stub};
 
 fn transport(stub: &Stub) -> Transport {
     Transport::open(&[&stub.url], Settings::default()).unwrap()
