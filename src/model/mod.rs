@@ -4,16 +4,26 @@
 //! equal citizens behind it; so is the ledger, which wraps another model. Deliberately absent: any
 //! knowledge of episodes, lenses or credit.
 
+pub mod anthropic;
+pub mod as_json;
 mod body;
 mod breaker;
 pub mod budget;
 pub mod endpoint;
 pub mod error;
+pub mod notice;
+pub mod openai;
+pub mod record;
+pub mod remote;
 pub mod retry;
+mod sampled;
+pub mod scripted;
 pub mod secret;
+pub mod sglang;
 pub mod transport;
-mod window;
+pub mod vllm;
 pub mod weights;
+mod window;
 
 use async_trait::async_trait;
 use serde_json::Value;
