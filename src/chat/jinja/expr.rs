@@ -13,6 +13,9 @@ const MAX_DEPTH: usize = 50;
 /// More operations in one tag are refused, because minijinja's code generator recurses over chains.
 const MAX_OPERATIONS: usize = 1_500;
 
+/// Words that cannot be names, because they would be read as something else when written again.
+const KEYWORDS: &[&str] = &["and", "else", "if", "in", "is", "not", "or"];
+
 /// How tightly a written expression holds together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Bond {
@@ -332,6 +335,7 @@ impl Parser {
 
     fn primary(&mut self) -> Result<Code, SyntaxError> {
         match self.peek() {
+            Some(Tok::Name(name)) if KEYWORDS.contains(&name.as_str()) => self.unexpected("an expression"),
             Some(Tok::Name(_)) => Ok(Code::primary(constant_or_name(&self.expect_name()?))),
             Some(Tok::Str(_)) => Ok(self.string()),
             Some(Tok::Int(number)) => {

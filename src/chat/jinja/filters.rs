@@ -6,6 +6,7 @@ use minijinja::{Error, State, Value};
 
 use super::args::{Args, as_int, as_str};
 use super::ops::{self, int};
+use super::sequences::length_of;
 use super::text::{escape_html, to_str};
 use super::value::{Py, fail, like, py, to_json, type_name, undefined};
 use super::{Filter, format, room, strings};
@@ -216,6 +217,7 @@ fn round(value: &Value, args: &Args) -> Result<Value, Error> {
             return ops::signed(value, 1);
         }
         Py::Int(number) => number as f64,
+        Py::Bool(bool) => f64::from(u8::from(bool)),
         Py::Undefined => return undefined("`round` of"),
         _ => return fail(format!("type {} doesn't define __round__ method", type_name(value))),
     };
@@ -272,7 +274,6 @@ fn to_json_text(value: &Value, args: &Args) -> Result<Value, Error> {
 
 fn truncate(value: &Value, args: &Args) -> Result<Value, Error> {
     let args = args.bind(["length", "killwords", "end", "leeway"])?;
-    let text = as_str(value)?;
     let end = args.get(2).map_or(Ok("..."), as_str)?;
     let leeway = args.some(3).map_or(Ok(5), as_int)?;
     let length = args.int(0, 255)?;
@@ -280,9 +281,10 @@ fn truncate(value: &Value, args: &Args) -> Result<Value, Error> {
     if length < n_end || leeway < 0 {
         return fail("truncate needs a length of at least its end and no negative leeway");
     }
-    if text.chars().count() as i128 <= length + leeway {
+    if length_of(value)? as i128 <= length + leeway {
         return Ok(value.clone());
     }
+    let text = as_str(value)?;
     let cut: String = text.chars().take((length - n_end) as usize).collect();
     let kept = if args.flag(1) { &cut } else { cut.rsplit_once(' ').map_or(cut.as_str(), |(kept, _)| kept) };
     Ok(like(value, format!("{kept}{end}")))

@@ -5,9 +5,10 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use minijinja::value::{Object, ObjectRepr, Rest, ValueOrKwargs};
+use minijinja::value::{Object, ObjectRepr, ValueOrKwargs};
 use minijinja::{Environment, Error, ErrorKind, State, Value};
 
+use super::Values;
 use super::args::{Args, as_int};
 use super::methods::make_dict;
 use super::ops::int;
@@ -94,19 +95,19 @@ pub(super) fn add(env: &mut Environment<'static>) {
         }
     });
     env.add_function("__generation", generation);
-    env.add_function("range", |args: Rest<Value>| range(&args));
-    env.add_function("dict", |args: Rest<Value>| make_dict(&Args::new(&args)?));
-    env.add_function("namespace", |args: Rest<Value>| namespace(&args));
-    env.add_function("joiner", |args: Rest<Value>| joiner(&args));
-    env.add_function("cycler", |args: Rest<Value>| cycler(&args));
+    env.add_function("range", |args: Values| range(&args.into_values()));
+    env.add_function("dict", |args: Values| make_dict(&Args::new(&args.into_values())?));
+    env.add_function("namespace", |args: Values| namespace(&args.into_values()));
+    env.add_function("joiner", |args: Values| joiner(&args.into_values()));
+    env.add_function("cycler", |args: Values| cycler(&args.into_values()));
 }
 
 /// Runs the body of a `{% generation %}` block and remembers where its text goes.
 ///
 /// The position is that of the text written so far, as in transformers: a block inside a macro is
 /// placed where the macro's own text starts.
-fn generation(state: &mut State, args: Rest<Value>) -> Result<Value, Error> {
-    let Some(caller) = Args::new(&args)?.keyword("caller") else { return fail("nothing to generate") };
+fn generation(state: &mut State, args: Values) -> Result<Value, Error> {
+    let Some(caller) = Args::new(&args.into_values())?.keyword("caller") else { return fail("nothing to generate") };
     let text = caller.call(state, &[])?;
     let run = Run::of(state)?;
     let start = run.written.load(Ordering::Relaxed);

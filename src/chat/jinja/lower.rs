@@ -320,6 +320,7 @@ impl Lowering {
                 break;
             }
         }
+        chain.push("__printed()".to_owned());
         self.begin(line, Open::Filter, &format!("filter {}", chain.join("|")));
         Ok(())
     }

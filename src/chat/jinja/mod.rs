@@ -30,7 +30,7 @@ use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use minijinja::value::Rest;
+use minijinja::value::{Rest, ValueOrKwargs};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, Output, State, Value};
 use serde_json::Map;
 
@@ -51,6 +51,8 @@ const MAX_SOURCE: usize = 4 << 20;
 /// The name of the only template in an environment.
 const NAME: &str = "chat_template";
 
+/// Arguments as minijinja passes them.
+type Values = Rest<ValueOrKwargs>;
 /// A filter: the value it is applied to and its arguments.
 type Filter = fn(&mut State<'_, '_>, &Value, &Args) -> Result<Value, Error>;
 /// A test: the value and the arguments.
@@ -111,6 +113,11 @@ impl Compiled {
     }
 }
 
+/// Python's `str()` of a JSON value.
+pub(super) fn python_str(json: &serde_json::Value) -> String {
+    value::from_json(json).and_then(|value| text::to_str(&value)).unwrap_or_default()
+}
+
 /// Turns a panic of the engine into an error: a template must not be able to take the process down.
 fn guarded<T>(work: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| fail("the template engine failed"))
@@ -147,7 +154,8 @@ fn environment() -> Environment<'static> {
         add_filter(&mut env, name, filter);
     }
     for (name, check) in checks::CHECKS.iter().copied() {
-        env.add_test(name, move |args: Rest<Value>| -> Result<bool, Error> {
+        env.add_test(name, move |args: Values| -> Result<bool, Error> {
+            let args = args.into_values();
             let (value, args) = receiver(&args)?;
             check(value, &Args::new(args)?)
         });
@@ -158,7 +166,8 @@ fn environment() -> Environment<'static> {
 }
 
 fn add_filter(env: &mut Environment<'static>, name: &'static str, filter: Filter) {
-    env.add_filter(name, move |state: &mut State, args: Rest<Value>| -> Result<Value, Error> {
+    env.add_filter(name, move |state: &mut State, args: Values| -> Result<Value, Error> {
+        let args = args.into_values();
         let (value, args) = receiver(&args)?;
         let result = filter(state, value, &Args::new(args)?)?;
         charge(state, size(&result))?;
@@ -196,12 +205,15 @@ fn add_operators(env: &mut Environment<'static>) {
             let pairs = args.positional().chunks_exact(2);
             value::dict(pairs.map(|pair| (pair[0].clone(), pair[1].clone())))
         }),
+        // What a `filter` block ends up with goes into the text as it is, so it must be text.
+        ("__printed", |_, value, _| args::as_str(value).map(|_| value.clone())),
         ("__store", |_, value, _| value::check_storable(value).map(|()| value.clone())),
     ];
     for (name, operator) in operators.iter().copied() {
         add_filter(env, name, operator);
     }
-    env.add_filter("__call", |state: &mut State, args: Rest<Value>| -> Result<Value, Error> {
+    env.add_filter("__call", |state: &mut State, args: Values| -> Result<Value, Error> {
+        let args = args.into_values();
         let (value, args) = receiver(&args)?;
         let (name, args) = receiver(args)?;
         let result = methods::call(state, value, name.as_str().unwrap_or_default(), args)?;

@@ -146,7 +146,7 @@ fn div(a: &Value, b: &Value) -> Result<Value, Error> {
 fn floor_div(a: &Value, b: &Value) -> Result<Value, Error> {
     match (Num::of(a), Num::of(b)) {
         (Some(_), Some(divisor)) if divisor.float() == 0.0 => fail("integer division or modulo by zero"),
-        _ => arithmetic("//", a, b, floor_div_ints, |a, b| (a / b).floor()),
+        _ => arithmetic("//", a, b, floor_div_ints, |a, b| ((a - floor_mod(a, b)) / b).round()),
     }
 }
 
@@ -166,8 +166,19 @@ pub(super) fn modulo(a: &Value, b: &Value) -> Result<Value, Error> {
             a,
             b,
             |a, b| floor_div_ints(a, b)?.checked_mul(b).and_then(|it| a.checked_sub(it)),
-            |a, b| a - b * (a / b).floor(),
+            floor_mod,
         ),
+    }
+}
+
+fn floor_mod(a: f64, b: f64) -> f64 {
+    let rest = a % b;
+    if rest == 0.0 {
+        0.0f64.copysign(b)
+    } else if (rest < 0.0) != (b < 0.0) {
+        rest + b
+    } else {
+        rest
     }
 }
 

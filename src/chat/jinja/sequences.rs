@@ -91,32 +91,24 @@ fn path_part(part: &str) -> Value {
 }
 
 /// Sorts by keys that must be comparable; the sort is stable, also in reverse.
-fn sort_by_key<T>(items: Vec<T>, reverse: bool, key: impl Fn(&T) -> Result<Vec<Value>, Error>) -> Result<Vec<T>, Error> {
-    let mut keyed: Vec<(Vec<Value>, T)> = Vec::with_capacity(items.len());
+fn sort_by_key<T>(items: Vec<T>, reverse: bool, key: impl Fn(&T) -> Result<Value, Error>) -> Result<Vec<T>, Error> {
+    let mut keyed: Vec<(Value, T)> = Vec::with_capacity(items.len());
     for item in items {
         keyed.push((key(&item)?, item));
     }
     let mut failure = None;
     keyed.sort_by(|(a, _), (b, _)| {
-        let order = compare_keys(a, b).unwrap_or_else(|error| {
+        let order = compare("<", a, b).unwrap_or_else(|error| {
             failure.get_or_insert(error);
-            Ordering::Equal
+            None
         });
+        let order = order.unwrap_or(Ordering::Equal);
         if reverse { order.reverse() } else { order }
     });
     match failure {
         Some(error) => Err(error),
         None => Ok(keyed.into_iter().map(|(_, item)| item).collect()),
     }
-}
-
-fn compare_keys(a: &[Value], b: &[Value]) -> Result<Ordering, Error> {
-    for (a, b) in a.iter().zip(b) {
-        if !equal(a, b) {
-            return Ok(compare("<", a, b)?.unwrap_or(Ordering::Equal));
-        }
-    }
-    Ok(Ordering::Equal)
 }
 
 fn batch(value: &Value, args: &Args) -> Result<Vec<Value>, Error> {
@@ -154,11 +146,16 @@ fn columns(value: &Value, args: &Args) -> Result<Vec<Value>, Error> {
 
 fn length(value: &Value, args: &Args) -> Result<Value, Error> {
     args.bind([])?;
+    length_of(value).map(Value::from)
+}
+
+/// Python's `len()`.
+pub(super) fn length_of(value: &Value) -> Result<usize, Error> {
     match py(value) {
-        Py::Undefined => Ok(Value::from(0)),
-        Py::Str(text) => Ok(Value::from(text.chars().count())),
-        Py::Seq(seq) => Ok(Value::from(seq.items.len())),
-        Py::Dict(dict) => Ok(Value::from(dict.entries.len())),
+        Py::Undefined => Ok(0),
+        Py::Str(text) => Ok(text.chars().count()),
+        Py::Seq(seq) => Ok(seq.items.len()),
+        Py::Dict(dict) => Ok(dict.entries.len()),
         _ => fail(format!("object of type '{}' has no len()", type_name(value))),
     }
 }
@@ -194,7 +191,7 @@ fn dictsort(value: &Value, args: &Args) -> Result<Value, Error> {
     };
     let path = Path::default().ignoring_case(!args.flag(0));
     let sorted = sort_by_key(dict.entries.clone(), args.flag(2), |(key, value)| {
-        Ok(vec![path.get(if by_value { value } else { key })?])
+        path.get(if by_value { value } else { key })
     })?;
     list(sorted.into_iter().map(|(key, value)| pair(key, value)).collect::<Result<_, _>>()?)
 }
@@ -216,7 +213,7 @@ fn group_by(value: &Value, args: &Args) -> Result<Value, Error> {
     let args = args.bind(["attribute", "default", "case_sensitive"])?;
     let path = Path::new(Some(args.required(0)?)).or_default(args.some(1));
     let sort_path = path.clone().ignoring_case(!args.flag(2));
-    let sorted = sort_by_key(iterate(value)?, false, |item| Ok(vec![sort_path.get(item)?]))?;
+    let sorted = sort_by_key(iterate(value)?, false, |item| sort_path.get(item))?;
     let mut groups: Vec<(Value, Vec<Value>)> = Vec::new();
     for item in sorted {
         let key = sort_path.get(&item)?;
@@ -336,7 +333,9 @@ fn sort(value: &Value, args: &Args) -> Result<Value, Error> {
         }
         other => vec![Path::new(other.map(|(value, _)| value)).ignoring_case(ignore_case)],
     };
-    list(sort_by_key(iterate(value)?, args.flag(0), |item| paths.iter().map(|path| path.get(item)).collect())?)
+    // The key is a list, so that values are compared only where they differ.
+    let key = |item: &Value| list(paths.iter().map(|path| path.get(item)).collect::<Result<_, _>>()?);
+    list(sort_by_key(iterate(value)?, args.flag(0), key)?)
 }
 
 fn sum(value: &Value, args: &Args) -> Result<Value, Error> {

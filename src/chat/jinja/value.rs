@@ -318,7 +318,7 @@ pub(super) fn check_hashable(value: &Value) -> Result<(), Error> {
 pub(super) fn iterate(value: &Value) -> Result<Vec<Value>, Error> {
     match py(value) {
         Py::Undefined => Ok(Vec::new()),
-        Py::Str(text) => Ok(text.chars().map(|c| like(value, c.to_string())).collect()),
+        Py::Str(text) => Ok(text.chars().map(|c| Value::from(c.to_string())).collect()),
         Py::Seq(seq) => Ok(seq.items.clone()),
         Py::Dict(dict) => Ok(dict.entries.iter().map(|(key, _)| key.clone()).collect()),
         Py::Generator(generator) => generator.take(),
