@@ -11,28 +11,7 @@ use serde_json::Value;
 use super::probe::{calls, for_each_call, function, mark, marked_arguments};
 use super::python::{JsonStyle, json_dumps};
 use super::template::{RenderInput, Template};
-
-/// How arguments are passed to a template.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ArgumentForm {
-    /// A JSON object.
-    Object,
-    /// JSON text.
-    Text,
-}
-
-impl ArgumentForm {
-    fn of(arguments: &Value) -> Self {
-        if arguments.is_string() { Self::Text } else { Self::Object }
-    }
-
-    fn other(self) -> Self {
-        match self {
-            Self::Object => Self::Text,
-            Self::Text => Self::Object,
-        }
-    }
-}
+pub use crate::wire::messages::ArgumentForm;
 
 /// A tool call whose arguments were passed in another form than they were given in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,7 +38,7 @@ pub fn prepare_messages(template: &Template, input: &RenderInput<'_>) -> Prepare
     let mut messages = input.messages.to_vec();
     let mut conversions = Vec::new();
     for from in [ArgumentForm::Text, ArgumentForm::Object] {
-        let to = from.other();
+        let to = other(from);
         if has_form(input.messages, from) && !shows(template, input, from) && shows(template, input, to) {
             conversions.extend(convert(&mut messages, to));
         }
@@ -67,9 +46,20 @@ pub fn prepare_messages(template: &Template, input: &RenderInput<'_>) -> Prepare
     Prepared { messages, conversions }
 }
 
+fn form_of(arguments: &Value) -> ArgumentForm {
+    if arguments.is_string() { ArgumentForm::Text } else { ArgumentForm::Object }
+}
+
+fn other(form: ArgumentForm) -> ArgumentForm {
+    match form {
+        ArgumentForm::Object => ArgumentForm::Text,
+        ArgumentForm::Text => ArgumentForm::Object,
+    }
+}
+
 fn has_form(messages: &[Value], form: ArgumentForm) -> bool {
     let arguments = messages.iter().flat_map(calls).filter_map(|call| function(call).get("arguments"));
-    arguments.filter(|it| !it.is_null()).any(|arguments| ArgumentForm::of(arguments) == form)
+    arguments.filter(|it| !it.is_null()).any(|arguments| form_of(arguments) == form)
 }
 
 /// Whether arguments of this form come out whole, once, and as JSON.

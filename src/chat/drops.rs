@@ -123,7 +123,8 @@ impl Probe<'_> {
         let object = marked_arguments(1, 0);
         let text = Value::String(object.to_string());
         let contents = [json!(""), Value::Null, json!("I look.")];
-        let forms = contents.iter().flat_map(|content| [&object, &text].map(|arguments| (content, arguments)));
+        let forms =
+            contents.iter().flat_map(|content| [&object, &text].map(|arguments| (content, arguments)));
         let conversations = forms.map(|(content, arguments)| exchange(content, arguments));
         let mut refused_or_bad = None;
         for conversation in conversations {
@@ -198,7 +199,8 @@ pub fn refuse_lost_calls(
     losses: &[Loss],
 ) -> Result<(), TemplateError> {
     let Some(first) = losses.iter().find(|loss| loss.call_idx.is_some()) else { return Ok(()) };
-    let of_same_call = |loss: &&Loss| (loss.message_idx, loss.call_idx) == (first.message_idx, first.call_idx);
+    let of_same_call =
+        |loss: &&Loss| (loss.message_idx, loss.call_idx) == (first.message_idx, first.call_idx);
     let what = match (first.part, losses.iter().filter(of_same_call).count()) {
         (_, 2..) => "the name and the arguments",
         (Part::CallName, _) => "the name",

@@ -6,6 +6,7 @@ pub mod arguments;
 pub mod drops;
 pub mod python;
 pub mod render;
+pub mod source;
 pub mod template;
 pub mod tool_text;
 

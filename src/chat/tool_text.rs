@@ -150,9 +150,7 @@ fn set_content(message: &mut Value, text: String) {
 fn text_of(content: Option<&Value>) -> String {
     match content {
         Some(Value::String(text)) => text.clone(),
-        Some(Value::Array(parts)) => {
-            parts.iter().filter_map(|part| part.get("text")?.as_str()).collect()
-        }
+        Some(Value::Array(parts)) => parts.iter().filter_map(|part| part.get("text")?.as_str()).collect(),
         _ => String::new(),
     }
 }

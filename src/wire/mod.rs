@@ -4,4 +4,5 @@
 //! hand. Deliberately absent: sockets, retries and every decision about what to ask; those are the
 //! business of `model`.
 
+pub mod gguf;
 pub mod messages;

@@ -110,7 +110,8 @@ fn float(value: &Value, args: &Args) -> Result<Value, Error> {
 fn parse_float(text: &str) -> Option<f64> {
     let text = strings::strip(text, "strip", None);
     let has_digits_only = text.chars().all(|c| c.is_ascii_digit() || "+-._eE".contains(c));
-    let is_word = ["inf", "infinity", "nan"].contains(&text.trim_start_matches(['+', '-']).to_lowercase().as_str());
+    let is_word =
+        ["inf", "infinity", "nan"].contains(&text.trim_start_matches(['+', '-']).to_lowercase().as_str());
     if !(has_digits_only || is_word) || text.starts_with('_') || text.ends_with('_') || text.contains("__") {
         return None;
     }
@@ -213,8 +214,8 @@ fn round(value: &Value, args: &Args) -> Result<Value, Error> {
     let method = args.get(1).map_or(Ok("common"), as_str)?;
     let number = match py(value) {
         Py::Float(number) => number,
-        Py::Int(_) | Py::Bool(_) if method == "common" && precision >= 0 => {
-            return ops::signed(value, 1);
+        Py::Int(_) | Py::Bool(_) if method == "common" => {
+            return round_int(as_int(value)?, precision).map(int);
         }
         Py::Int(number) => number as f64,
         Py::Bool(bool) => f64::from(u8::from(bool)),
@@ -227,6 +228,18 @@ fn round(value: &Value, args: &Args) -> Result<Value, Error> {
         "ceil" => Ok(Value::from((number * scale).ceil() / scale)),
         "floor" => Ok(Value::from((number * scale).floor() / scale)),
         _ => fail("method must be common, ceil or floor"),
+    }
+}
+
+/// Rounds to a multiple of a power of ten, halves to the even one.
+fn round_int(number: i128, precision: i128) -> Result<i128, Error> {
+    let scale = u32::try_from(-precision.min(0)).ok().and_then(|it| 10i128.checked_pow(it));
+    let Some(scale) = scale else { return Ok(0) };
+    let (below, rest) = (number.div_euclid(scale), number.rem_euclid(scale));
+    let rounds_up = rest * 2 > scale || rest * 2 == scale && below % 2 != 0;
+    match (below + i128::from(rounds_up)).checked_mul(scale) {
+        Some(rounded) => Ok(rounded),
+        None => fail("an integer is too large"),
     }
 }
 
@@ -249,7 +262,11 @@ fn title(value: &Value, args: &Args) -> Result<Value, Error> {
     let mut out = String::with_capacity(text.len());
     let mut at_start = true;
     for c in text.chars() {
-        if at_start { out.extend(c.to_uppercase()) } else { out.extend(c.to_lowercase()) }
+        if at_start {
+            out.extend(c.to_uppercase())
+        } else {
+            out.extend(c.to_lowercase())
+        }
         at_start = super::is_space(c) || "-({[<".contains(c);
     }
     Ok(Value::from(out))
@@ -259,12 +276,14 @@ fn to_json_text(value: &Value, args: &Args) -> Result<Value, Error> {
     let args = args.bind(["ensure_ascii", "indent", "separators", "sort_keys"])?;
     let mut style = JsonStyle { ensure_ascii: args.flag(0), ..JsonStyle::default() };
     if let Some(indent) = args.some(1) {
-        let indent = if let Py::Str(indent) = py(indent) { indent.to_owned() } else { spaces(as_int(indent)?)? };
+        let indent =
+            if let Py::Str(indent) = py(indent) { indent.to_owned() } else { spaces(as_int(indent)?)? };
         room(indent.len().saturating_mul(1000))?;
         style = style.indented(indent);
     }
     if let Some(separators) = args.some(2) {
-        let [item, key] = super::value::iterate(separators)?.try_into().or_else(|_| fail("separators must be a pair"))?;
+        let [item, key] =
+            super::value::iterate(separators)?.try_into().or_else(|_| fail("separators must be a pair"))?;
         style.item_separator = as_str(&item)?.to_owned();
         style.key_separator = as_str(&key)?.to_owned();
     }

@@ -25,7 +25,9 @@ const MAX_RANGE: usize = 100_000;
 #[derive(Debug)]
 pub(super) struct Run {
     now: Option<Now>,
+    /// Characters written so far.
     written: AtomicUsize,
+    /// Where `{% generation %}` blocks are, in characters.
     spans: Mutex<Vec<Range<usize>>>,
 }
 
@@ -34,12 +36,21 @@ impl Run {
         Self { now, written: AtomicUsize::new(0), spans: Mutex::default() }
     }
 
-    pub(super) fn set_written(&self, n_bytes: usize) {
-        self.written.store(n_bytes, Ordering::Relaxed);
+    /// Notes that bytes were written; only those that start a character count.
+    pub(super) fn note_written(&self, bytes: &[u8]) {
+        let n_chars = bytes.iter().filter(|byte| !matches!(byte, 0x80..0xc0)).count();
+        self.written.fetch_add(n_chars, Ordering::Relaxed);
     }
 
-    pub(super) fn spans(&self) -> Vec<Range<usize>> {
-        self.spans.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    /// The spans in bytes of the whole text.
+    pub(super) fn spans(&self, text: &str) -> Vec<Range<usize>> {
+        let spans = self.spans.lock().unwrap_or_else(PoisonError::into_inner);
+        if spans.is_empty() {
+            return Vec::new();
+        }
+        let starts: Vec<usize> = text.char_indices().map(|(at, _)| at).collect();
+        let byte = |at: usize| starts.get(at).copied().unwrap_or(text.len());
+        spans.iter().map(|span| byte(span.start)..byte(span.end)).collect()
     }
 
     fn of(state: &State<'_, '_>) -> Result<Arc<Self>, Error> {
@@ -91,7 +102,9 @@ pub(super) fn add(env: &mut Environment<'static>) {
     env.add_function("strftime_now", |state: &mut State, format: String| -> Result<Value, Error> {
         match Run::of(state)?.now {
             Some(now) => Ok(Value::from(now.strftime(&format))),
-            None => Err(Error::new(ErrorKind::InvalidOperation, NeedsTime.to_string()).with_source(NeedsTime)),
+            None => {
+                Err(Error::new(ErrorKind::InvalidOperation, NeedsTime.to_string()).with_source(NeedsTime))
+            }
         }
     });
     env.add_function("__generation", generation);
@@ -107,11 +120,13 @@ pub(super) fn add(env: &mut Environment<'static>) {
 /// The position is that of the text written so far, as in transformers: a block inside a macro is
 /// placed where the macro's own text starts.
 fn generation(state: &mut State, args: Values) -> Result<Value, Error> {
-    let Some(caller) = Args::new(&args.into_values())?.keyword("caller") else { return fail("nothing to generate") };
+    let Some(caller) = Args::new(&args.into_values())?.keyword("caller") else {
+        return fail("nothing to generate");
+    };
     let text = caller.call(state, &[])?;
     let run = Run::of(state)?;
     let start = run.written.load(Ordering::Relaxed);
-    let end = start + text.as_str().map_or(0, str::len);
+    let end = start + text.as_str().map_or(0, |text| text.chars().count());
     run.spans.lock().unwrap_or_else(PoisonError::into_inner).push(start..end);
     Ok(text)
 }

@@ -35,8 +35,8 @@ use minijinja::{AutoEscape, Environment, Error, ErrorKind, Output, State, Value}
 use serde_json::Map;
 
 use self::args::Args;
-pub(super) use self::globals::{NeedsTime, Raised};
 use self::globals::Run;
+pub(super) use self::globals::{NeedsTime, Raised};
 pub use self::strftime::Now;
 use self::value::{Py, fail, py};
 
@@ -109,7 +109,9 @@ impl Compiled {
         let mut writer = Writer { out: Vec::new(), run: run.clone() };
         let template = self.env.get_template(NAME)?;
         guarded(|| template.render_captured_to(Value::from_pairs(context), &mut writer).map(drop))?;
-        Ok((String::from_utf8_lossy(&writer.out).into_owned(), run.spans()))
+        let text = String::from_utf8_lossy(&writer.out).into_owned();
+        let spans = run.spans(&text);
+        Ok((text, spans))
     }
 }
 
@@ -132,7 +134,7 @@ struct Writer {
 impl io::Write for Writer {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.out.extend_from_slice(bytes);
-        self.run.set_written(self.out.len());
+        self.run.note_written(bytes);
         Ok(bytes.len())
     }
 

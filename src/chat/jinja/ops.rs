@@ -191,8 +191,16 @@ fn pow(a: &Value, b: &Value) -> Result<Value, Error> {
         (Some(base), Some(exponent)) if base.float() == 0.0 && exponent.float() < 0.0 => {
             fail("0.0 cannot be raised to a negative power")
         }
-        (Some(base), Some(exponent)) => Ok(Value::from(base.float().powf(exponent.float()))),
+        (Some(base), Some(exponent)) => real_pow(base.float(), exponent.float()),
         _ => unsupported("**", a, b),
+    }
+}
+
+fn real_pow(base: f64, exponent: f64) -> Result<Value, Error> {
+    let power = base.powf(exponent);
+    match power.is_finite() || !base.is_finite() || !exponent.is_finite() {
+        true => Ok(Value::from(power)),
+        false => fail("the power is too large, or no real number"),
     }
 }
 

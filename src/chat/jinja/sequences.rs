@@ -11,7 +11,7 @@ use super::args::{Args, as_int, as_str};
 use super::ops::{compare, equal, int, item};
 use super::text::to_str;
 use super::value::{
-    Dict, Py, check_hashable, fail, generator, iterate, like, list, pair, py, type_name, undefined,
+    Dict, Py, check_hashable, fail, generator, hashed, iterate, like, list, pair, py, type_name, undefined,
 };
 use super::{Filter, ops, room};
 
@@ -91,7 +91,11 @@ fn path_part(part: &str) -> Value {
 }
 
 /// Sorts by keys that must be comparable; the sort is stable, also in reverse.
-fn sort_by_key<T>(items: Vec<T>, reverse: bool, key: impl Fn(&T) -> Result<Value, Error>) -> Result<Vec<T>, Error> {
+fn sort_by_key<T>(
+    items: Vec<T>,
+    reverse: bool,
+    key: impl Fn(&T) -> Result<Value, Error>,
+) -> Result<Vec<T>, Error> {
     let mut keyed: Vec<(Value, T)> = Vec::with_capacity(items.len());
     for item in items {
         keyed.push((key(&item)?, item));
@@ -246,7 +250,9 @@ fn map(state: &mut State<'_, '_>, value: &Value, args: &Args) -> Result<Vec<Valu
     }
     let items = iterate(value)?;
     if let ([], Some(attribute)) = (args.positional(), args.keyword("attribute")) {
-        if let Some((name, _)) = args.keywords().iter().find(|(name, _)| name != "attribute" && name != "default") {
+        if let Some((name, _)) =
+            args.keywords().iter().find(|(name, _)| name != "attribute" && name != "default")
+        {
             return fail(format!("unexpected keyword argument '{name}'"));
         }
         let default = args.keyword("default").filter(|it| !it.is_none());
@@ -328,9 +334,10 @@ fn sort(value: &Value, args: &Args) -> Result<Value, Error> {
     let args = args.bind(["reverse", "case_sensitive", "attribute"])?;
     let ignore_case = !args.flag(1);
     let paths: Vec<Path> = match args.some(2).map(|it| (it, py(it))) {
-        Some((_, Py::Str(names))) => {
-            names.split(',').map(|name| Path::new(Some(&Value::from(name))).ignoring_case(ignore_case)).collect()
-        }
+        Some((_, Py::Str(names))) => names
+            .split(',')
+            .map(|name| Path::new(Some(&Value::from(name))).ignoring_case(ignore_case))
+            .collect(),
         other => vec![Path::new(other.map(|(value, _)| value)).ignoring_case(ignore_case)],
     };
     // The key is a list, so that values are compared only where they differ.
@@ -359,7 +366,7 @@ fn unique(value: &Value, args: &Args) -> Result<Vec<Value>, Error> {
     for item in iterate(value)? {
         let key = path.get(&item)?;
         check_hashable(&key)?;
-        if seen.insert(key) {
+        if seen.insert(hashed(&key).into_owned()) {
             kept.push(item);
         }
     }
