@@ -130,7 +130,8 @@ pub struct RenderInput<'a> {
 pub struct Rendered {
     /// The text.
     pub text: String,
-    /// Where the template's `{% generation %}` blocks are, in bytes of the text.
+    /// Where the template's `{% generation %}` blocks are, in bytes of the text. As in transformers, a
+    /// block inside a macro or a captured part is taken to start where the text of that part starts.
     pub generation: Vec<Range<usize>>,
 }
 
@@ -194,7 +195,8 @@ impl Template {
 
 /// The variables a template sees.
 fn variables(input: &RenderInput<'_>) -> Result<Map<String, Value>, TemplateError> {
-    let messages: Vec<Value> = input.messages.iter().enumerate().map(with_reasoning).collect::<Result<_, _>>()?;
+    let messages: Vec<Value> =
+        input.messages.iter().enumerate().map(with_reasoning).collect::<Result<_, _>>()?;
     let tools = input.tools.map_or(Value::Null, |tools| Value::Array(tools.to_vec()));
     let mut variables = Map::new();
     variables.insert("messages".to_owned(), Value::Array(messages));

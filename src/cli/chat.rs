@@ -89,7 +89,7 @@ impl Job {
         }
         for conversion in &rendering.conversions {
             let (message, call) = (conversion.message_idx, conversion.call_idx);
-            output::talk(&format!("note: message {message}: the arguments of call {call} are passed as {:?}", conversion.to));
+            output::talk(&format!("note: message {message}: the arguments of call {call} are passed as {}", conversion.to));
         }
         for Loss { message_idx, part, .. } in &rendering.losses {
             output::talk(&format!("note: message {message_idx}: {part} is not in the rendered text"));
@@ -187,7 +187,12 @@ fn read_tools(path: &Path) -> Result<Vec<Value>, Failure> {
 
 /// The template that was asked for, and the special tokens it may print.
 fn read_template(args: &RenderArgs, has_tools: bool) -> Result<(Template, Map<String, Value>), Failure> {
-    let own = args.tokenizer.as_deref().map(ChatTemplates::open).transpose().map_err(source_failure)?;
+    let own = args.tokenizer.as_deref().map(ChatTemplates::open).transpose();
+    let own = match own {
+        // A directory without a template still tells its special tokens, if one is given apart.
+        Err(SourceError::NoTemplate { .. }) if args.template.is_some() => None,
+        own => own.map_err(source_failure)?,
+    };
     let special_tokens = own.as_ref().map(|own| own.special_tokens().clone()).unwrap_or_default();
     let named = args.template.as_deref().map(ChatTemplates::from_file).transpose().map_err(source_failure)?;
     let templates = named.or(own);

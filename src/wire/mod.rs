@@ -6,6 +6,7 @@
 
 pub mod anthropic;
 pub mod error;
+pub mod gguf;
 pub mod messages;
 pub mod needed;
 pub mod openai;

@@ -13,6 +13,9 @@ const MAX_DEPTH: usize = 50;
 /// More operations in one tag are refused, because minijinja's code generator recurses over chains.
 const MAX_OPERATIONS: usize = 1_500;
 
+/// Words that cannot be names, because they would be read as something else when written again.
+const KEYWORDS: &[&str] = &["and", "else", "if", "in", "is", "not", "or"];
+
 /// How tightly a written expression holds together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Bond {
@@ -67,11 +70,13 @@ pub(super) struct Parser {
     pos: usize,
     depth: usize,
     n_operations: usize,
+    /// Every variable that was read so far.
+    names: Vec<String>,
 }
 
 impl Parser {
     pub(super) fn new(tokens: Vec<Token>) -> Self {
-        Self { tokens, pos: 0, depth: 0, n_operations: 0 }
+        Self { tokens, pos: 0, depth: 0, n_operations: 0, names: Vec::new() }
     }
 
     pub(super) fn peek(&self) -> Option<&Tok> {
@@ -91,6 +96,16 @@ impl Parser {
         let tok = self.peek().cloned();
         self.pos += 1;
         tok
+    }
+
+    /// Every variable that was read so far, in order.
+    pub(super) fn names(&self) -> &[String] {
+        &self.names
+    }
+
+    /// Notes that a variable is read.
+    pub(super) fn note_name(&mut self, name: &str) {
+        self.names.push(name.to_owned());
     }
 
     /// Forgets how many operations were counted: called at the start of every tag.
@@ -332,7 +347,8 @@ impl Parser {
 
     fn primary(&mut self) -> Result<Code, SyntaxError> {
         match self.peek() {
-            Some(Tok::Name(_)) => Ok(Code::primary(constant_or_name(&self.expect_name()?))),
+            Some(Tok::Name(name)) if KEYWORDS.contains(&name.as_str()) => self.unexpected("an expression"),
+            Some(Tok::Name(_)) => self.name(),
             Some(Tok::Str(_)) => Ok(self.string()),
             Some(Tok::Int(number)) => {
                 let code = Code { text: number.to_string(), bond: Bond::Filtered };
@@ -349,6 +365,20 @@ impl Parser {
             Some(Tok::Op("{")) => self.dict(),
             _ => self.unexpected("an expression"),
         }
+    }
+
+    fn name(&mut self) -> Result<Code, SyntaxError> {
+        let name = self.expect_name()?;
+        let text = match name.as_str() {
+            "true" | "True" => "true",
+            "false" | "False" => "false",
+            "none" | "None" => "none",
+            _ => {
+                self.note_name(&name);
+                &name
+            }
+        };
+        Ok(Code::primary(text))
     }
 
     /// String literals that follow each other are one string.
@@ -420,9 +450,7 @@ impl Parser {
                 let separator = if args.is_empty() { "" } else { ", " };
                 Ok(value.filter("__call", &format!("{}{separator}{args}", quote(&name))))
             }
-            Some(Tok::Name(name)) if is_python_attribute(&name) => {
-                Ok(value.filter("__attr", &quote(&name)))
-            }
+            Some(Tok::Name(name)) if is_python_attribute(&name) => Ok(value.filter("__attr", &quote(&name))),
             Some(Tok::Name(name)) => Ok(Code::primary(format!("{}.{name}", value.tight()))),
             _ => self.fail("expected a name or a number after `.`"),
         }
@@ -444,7 +472,7 @@ impl Parser {
 
     fn subscript_args(&mut self) -> Result<(&'static str, String), SyntaxError> {
         let mut parts = vec![None];
-        while !self.is_op("]") {
+        while !self.is_op("]") && !(self.is_op(",") && parts.len() == 1) {
             if self.skip_op(":") {
                 parts.push(None);
             } else {
@@ -453,15 +481,26 @@ impl Parser {
                     *last = Some(part);
                 }
             }
-            if parts.len() > 3 || !(self.is_op(":") || self.is_op("]") || parts.last() == Some(&None)) {
+            let may_follow = [":", "]", ","].iter().any(|op| self.is_op(op));
+            if parts.len() > 3 || !(may_follow || parts.last() == Some(&None)) {
                 return self.unexpected("`]`");
             }
         }
         match parts.as_mut_slice() {
+            [Some(key)] if self.is_op(",") => Ok(("__item", self.tuple_key(std::mem::take(key))?)),
             [Some(key)] => Ok(("__item", std::mem::take(key))),
             [_] => self.unexpected("an expression"),
             _ => Ok(("__slice", slice_args(&parts))),
         }
+    }
+
+    /// The rest of `[a, b]`, whose key is a tuple.
+    fn tuple_key(&mut self, first: String) -> Result<String, SyntaxError> {
+        let mut parts = vec![first];
+        while self.skip_op(",") {
+            parts.push(self.expression()?.text);
+        }
+        Ok(format!("none|__tuple({})", parts.join(", ")))
     }
 
     fn call(&mut self, callee: Code) -> Result<Code, SyntaxError> {
@@ -557,15 +596,6 @@ impl Parser {
             }
             _ => Ok(String::new()),
         }
-    }
-}
-
-fn constant_or_name(name: &str) -> &str {
-    match name {
-        "True" => "true",
-        "False" => "false",
-        "None" => "none",
-        _ => name,
     }
 }
 

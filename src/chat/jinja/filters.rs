@@ -6,6 +6,7 @@ use minijinja::{Error, State, Value};
 
 use super::args::{Args, as_int, as_str};
 use super::ops::{self, int};
+use super::sequences::length_of;
 use super::text::{escape_html, to_str};
 use super::value::{Py, fail, like, py, to_json, type_name, undefined};
 use super::{Filter, format, room, strings};
@@ -109,7 +110,8 @@ fn float(value: &Value, args: &Args) -> Result<Value, Error> {
 fn parse_float(text: &str) -> Option<f64> {
     let text = strings::strip(text, "strip", None);
     let has_digits_only = text.chars().all(|c| c.is_ascii_digit() || "+-._eE".contains(c));
-    let is_word = ["inf", "infinity", "nan"].contains(&text.trim_start_matches(['+', '-']).to_lowercase().as_str());
+    let is_word =
+        ["inf", "infinity", "nan"].contains(&text.trim_start_matches(['+', '-']).to_lowercase().as_str());
     if !(has_digits_only || is_word) || text.starts_with('_') || text.ends_with('_') || text.contains("__") {
         return None;
     }
@@ -212,10 +214,11 @@ fn round(value: &Value, args: &Args) -> Result<Value, Error> {
     let method = args.get(1).map_or(Ok("common"), as_str)?;
     let number = match py(value) {
         Py::Float(number) => number,
-        Py::Int(_) | Py::Bool(_) if method == "common" && precision >= 0 => {
-            return ops::signed(value, 1);
+        Py::Int(_) | Py::Bool(_) if method == "common" => {
+            return round_int(as_int(value)?, precision).map(int);
         }
         Py::Int(number) => number as f64,
+        Py::Bool(bool) => f64::from(u8::from(bool)),
         Py::Undefined => return undefined("`round` of"),
         _ => return fail(format!("type {} doesn't define __round__ method", type_name(value))),
     };
@@ -225,6 +228,18 @@ fn round(value: &Value, args: &Args) -> Result<Value, Error> {
         "ceil" => Ok(Value::from((number * scale).ceil() / scale)),
         "floor" => Ok(Value::from((number * scale).floor() / scale)),
         _ => fail("method must be common, ceil or floor"),
+    }
+}
+
+/// Rounds to a multiple of a power of ten, halves to the even one.
+fn round_int(number: i128, precision: i128) -> Result<i128, Error> {
+    let scale = u32::try_from(-precision.min(0)).ok().and_then(|it| 10i128.checked_pow(it));
+    let Some(scale) = scale else { return Ok(0) };
+    let (below, rest) = (number.div_euclid(scale), number.rem_euclid(scale));
+    let rounds_up = rest * 2 > scale || rest * 2 == scale && below % 2 != 0;
+    match (below + i128::from(rounds_up)).checked_mul(scale) {
+        Some(rounded) => Ok(rounded),
+        None => fail("an integer is too large"),
     }
 }
 
@@ -247,7 +262,11 @@ fn title(value: &Value, args: &Args) -> Result<Value, Error> {
     let mut out = String::with_capacity(text.len());
     let mut at_start = true;
     for c in text.chars() {
-        if at_start { out.extend(c.to_uppercase()) } else { out.extend(c.to_lowercase()) }
+        if at_start {
+            out.extend(c.to_uppercase())
+        } else {
+            out.extend(c.to_lowercase())
+        }
         at_start = super::is_space(c) || "-({[<".contains(c);
     }
     Ok(Value::from(out))
@@ -257,12 +276,14 @@ fn to_json_text(value: &Value, args: &Args) -> Result<Value, Error> {
     let args = args.bind(["ensure_ascii", "indent", "separators", "sort_keys"])?;
     let mut style = JsonStyle { ensure_ascii: args.flag(0), ..JsonStyle::default() };
     if let Some(indent) = args.some(1) {
-        let indent = if let Py::Str(indent) = py(indent) { indent.to_owned() } else { spaces(as_int(indent)?)? };
+        let indent =
+            if let Py::Str(indent) = py(indent) { indent.to_owned() } else { spaces(as_int(indent)?)? };
         room(indent.len().saturating_mul(1000))?;
         style = style.indented(indent);
     }
     if let Some(separators) = args.some(2) {
-        let [item, key] = super::value::iterate(separators)?.try_into().or_else(|_| fail("separators must be a pair"))?;
+        let [item, key] =
+            super::value::iterate(separators)?.try_into().or_else(|_| fail("separators must be a pair"))?;
         style.item_separator = as_str(&item)?.to_owned();
         style.key_separator = as_str(&key)?.to_owned();
     }
@@ -272,7 +293,6 @@ fn to_json_text(value: &Value, args: &Args) -> Result<Value, Error> {
 
 fn truncate(value: &Value, args: &Args) -> Result<Value, Error> {
     let args = args.bind(["length", "killwords", "end", "leeway"])?;
-    let text = as_str(value)?;
     let end = args.get(2).map_or(Ok("..."), as_str)?;
     let leeway = args.some(3).map_or(Ok(5), as_int)?;
     let length = args.int(0, 255)?;
@@ -280,9 +300,10 @@ fn truncate(value: &Value, args: &Args) -> Result<Value, Error> {
     if length < n_end || leeway < 0 {
         return fail("truncate needs a length of at least its end and no negative leeway");
     }
-    if text.chars().count() as i128 <= length + leeway {
+    if length_of(value)? as i128 <= length + leeway {
         return Ok(value.clone());
     }
+    let text = as_str(value)?;
     let cut: String = text.chars().take((length - n_end) as usize).collect();
     let kept = if args.flag(1) { &cut } else { cut.rsplit_once(' ').map_or(cut.as_str(), |(kept, _)| kept) };
     Ok(like(value, format!("{kept}{end}")))

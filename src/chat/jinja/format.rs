@@ -57,7 +57,11 @@ pub(super) fn percent(origin: &Value, template: &str, values: &Value) -> Result<
         room(out.len())?;
     }
     out.push_str(rest);
-    let is_mapping = matches!(py(values), Py::Dict(_) | Py::Undefined);
+    // Whatever has items by key counts as a mapping, and of a mapping nothing need be used.
+    let is_mapping = match py(values) {
+        Py::Seq(seq) => seq.kind != SeqKind::Tuple,
+        other => matches!(other, Py::Dict(_) | Py::Undefined),
+    };
     if given.is_empty() || used_mapping || is_mapping {
         return Ok(like(origin, out));
     }

@@ -5,9 +5,10 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use minijinja::value::{Object, ObjectRepr, Rest, ValueOrKwargs};
+use minijinja::value::{Object, ObjectRepr, ValueOrKwargs};
 use minijinja::{Environment, Error, ErrorKind, State, Value};
 
+use super::Values;
 use super::args::{Args, as_int};
 use super::methods::make_dict;
 use super::ops::int;
@@ -24,7 +25,9 @@ const MAX_RANGE: usize = 100_000;
 #[derive(Debug)]
 pub(super) struct Run {
     now: Option<Now>,
+    /// Characters written so far.
     written: AtomicUsize,
+    /// Where `{% generation %}` blocks are, in characters.
     spans: Mutex<Vec<Range<usize>>>,
 }
 
@@ -33,12 +36,21 @@ impl Run {
         Self { now, written: AtomicUsize::new(0), spans: Mutex::default() }
     }
 
-    pub(super) fn set_written(&self, n_bytes: usize) {
-        self.written.store(n_bytes, Ordering::Relaxed);
+    /// Notes that bytes were written; only those that start a character count.
+    pub(super) fn note_written(&self, bytes: &[u8]) {
+        let n_chars = bytes.iter().filter(|byte| !matches!(byte, 0x80..0xc0)).count();
+        self.written.fetch_add(n_chars, Ordering::Relaxed);
     }
 
-    pub(super) fn spans(&self) -> Vec<Range<usize>> {
-        self.spans.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    /// The spans in bytes of the whole text.
+    pub(super) fn spans(&self, text: &str) -> Vec<Range<usize>> {
+        let spans = self.spans.lock().unwrap_or_else(PoisonError::into_inner);
+        if spans.is_empty() {
+            return Vec::new();
+        }
+        let starts: Vec<usize> = text.char_indices().map(|(at, _)| at).collect();
+        let byte = |at: usize| starts.get(at).copied().unwrap_or(text.len());
+        spans.iter().map(|span| byte(span.start)..byte(span.end)).collect()
     }
 
     fn of(state: &State<'_, '_>) -> Result<Arc<Self>, Error> {
@@ -90,27 +102,31 @@ pub(super) fn add(env: &mut Environment<'static>) {
     env.add_function("strftime_now", |state: &mut State, format: String| -> Result<Value, Error> {
         match Run::of(state)?.now {
             Some(now) => Ok(Value::from(now.strftime(&format))),
-            None => Err(Error::new(ErrorKind::InvalidOperation, NeedsTime.to_string()).with_source(NeedsTime)),
+            None => {
+                Err(Error::new(ErrorKind::InvalidOperation, NeedsTime.to_string()).with_source(NeedsTime))
+            }
         }
     });
     env.add_function("__generation", generation);
-    env.add_function("range", |args: Rest<Value>| range(&args));
-    env.add_function("dict", |args: Rest<Value>| make_dict(&Args::new(&args)?));
-    env.add_function("namespace", |args: Rest<Value>| namespace(&args));
-    env.add_function("joiner", |args: Rest<Value>| joiner(&args));
-    env.add_function("cycler", |args: Rest<Value>| cycler(&args));
+    env.add_function("range", |args: Values| range(&args.into_values()));
+    env.add_function("dict", |args: Values| make_dict(&Args::new(&args.into_values())?));
+    env.add_function("namespace", |args: Values| namespace(&args.into_values()));
+    env.add_function("joiner", |args: Values| joiner(&args.into_values()));
+    env.add_function("cycler", |args: Values| cycler(&args.into_values()));
 }
 
 /// Runs the body of a `{% generation %}` block and remembers where its text goes.
 ///
 /// The position is that of the text written so far, as in transformers: a block inside a macro is
 /// placed where the macro's own text starts.
-fn generation(state: &mut State, args: Rest<Value>) -> Result<Value, Error> {
-    let Some(caller) = Args::new(&args)?.keyword("caller") else { return fail("nothing to generate") };
+fn generation(state: &mut State, args: Values) -> Result<Value, Error> {
+    let Some(caller) = Args::new(&args.into_values())?.keyword("caller") else {
+        return fail("nothing to generate");
+    };
     let text = caller.call(state, &[])?;
     let run = Run::of(state)?;
     let start = run.written.load(Ordering::Relaxed);
-    let end = start + text.as_str().map_or(0, str::len);
+    let end = start + text.as_str().map_or(0, |text| text.chars().count());
     run.spans.lock().unwrap_or_else(PoisonError::into_inner).push(start..end);
     Ok(text)
 }

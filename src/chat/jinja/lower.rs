@@ -4,6 +4,8 @@
 //! them. Expressions are left to `expr`. Tags keep their line, so that minijinja's errors name the
 //! line of the original.
 
+use std::collections::BTreeSet;
+
 use super::SyntaxError;
 use super::expr::{Code, Parser, quote};
 use super::lex::{Tok, lex};
@@ -19,10 +21,17 @@ enum Open {
     With,
     Set,
     Filter,
-    Macro,
-    Call,
-    Generation,
+    Macro(Body),
+    Call(Body),
+    Generation(Body),
     Block,
+}
+
+/// Where the body of a macro starts, in the output and in the names that were read.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Body {
+    out: usize,
+    names: usize,
 }
 
 impl Open {
@@ -34,9 +43,9 @@ impl Open {
             Self::With => ("endwith", "endwith"),
             Self::Set => ("endset", "endset"),
             Self::Filter => ("endfilter", "endfilter"),
-            Self::Macro => ("endmacro", "endmacro"),
-            Self::Call => ("endcall", "endcall"),
-            Self::Generation => ("endgeneration", "endcall"),
+            Self::Macro(_) => ("endmacro", "endmacro"),
+            Self::Call(_) => ("endcall", "endcall"),
+            Self::Generation(_) => ("endgeneration", "endcall"),
             Self::Block => ("endblock", "endblock"),
         }
     }
@@ -135,7 +144,7 @@ impl Lowering {
             "filter" => self.filter_block(line),
             "block" => self.block(line),
             "generation" => {
-                self.begin(line, Open::Generation, "call __generation()");
+                self.begin_body(line, Open::Generation, "call __generation()");
                 Ok(())
             }
             "print" => self.print_tag(line),
@@ -150,6 +159,21 @@ impl Lowering {
         self.open.push(open);
     }
 
+    fn begin_body(&mut self, line: usize, open: fn(Body) -> Open, text: &str) {
+        self.tag(line, text);
+        self.open.push(open(Body { out: self.out.len(), names: self.parser.names().len() }));
+    }
+
+    /// Names every variable of a macro's body at its start, in a branch that is never taken.
+    ///
+    /// A macro keeps what it reads of its surroundings, but minijinja overlooks variables that the
+    /// body also sets (`set x = x + 1`) and those in a namespace's or filter's place.
+    fn name_variables(&mut self, body: Body) {
+        let names: BTreeSet<&String> = self.parser.names().iter().skip(body.names).collect();
+        let reads: String = names.into_iter().map(|name| format!("{{{{ {name} }}}}")).collect();
+        self.out.insert_str(body.out, &format!("{{% if false %}}{reads}{{% endif %}}"));
+    }
+
     fn end(&mut self, line: usize, name: &str) -> Result<(), SyntaxError> {
         match self.open.last() {
             Some(open) if open.end().0 == name => {
@@ -157,7 +181,9 @@ impl Lowering {
                     self.parser.next();
                 }
                 let text = open.end().1;
-                self.open.pop();
+                if let Some(Open::Macro(body) | Open::Call(body) | Open::Generation(body)) = self.open.pop() {
+                    self.name_variables(body);
+                }
                 self.tag(line, text);
                 Ok(())
             }
@@ -246,6 +272,7 @@ impl Lowering {
             if attribute.starts_with('_') {
                 return self.parser.fail(format!("a namespace cannot hold `{attribute}`"));
             }
+            self.parser.note_name(&target);
             target = format!("{target}.{attribute}");
         }
         // What a namespace holds outlives a loop, so how deep it is must be watched.
@@ -299,15 +326,16 @@ impl Lowering {
     fn macro_definition(&mut self, line: usize) -> Result<(), SyntaxError> {
         let name = self.assignable()?;
         let params = self.signature()?;
-        self.begin(line, Open::Macro, &format!("macro {name}({params})"));
+        self.begin_body(line, Open::Macro, &format!("macro {name}({params})"));
         Ok(())
     }
 
     fn call_block(&mut self, line: usize) -> Result<(), SyntaxError> {
         let params = if self.parser.is_op("(") { format!("({})", self.signature()?) } else { String::new() };
         let callee = self.parser.expect_name()?;
+        self.parser.note_name(&callee);
         let args = self.parser.call_args()?;
-        self.begin(line, Open::Call, &format!("call{params} {callee}({args})"));
+        self.begin_body(line, Open::Call, &format!("call{params} {callee}({args})"));
         Ok(())
     }
 
@@ -320,6 +348,7 @@ impl Lowering {
                 break;
             }
         }
+        chain.push("__printed()".to_owned());
         self.begin(line, Open::Filter, &format!("filter {}", chain.join("|")));
         Ok(())
     }

@@ -30,13 +30,13 @@ use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use minijinja::value::Rest;
+use minijinja::value::{Rest, ValueOrKwargs};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, Output, State, Value};
 use serde_json::Map;
 
 use self::args::Args;
-pub(super) use self::globals::{NeedsTime, Raised};
 use self::globals::Run;
+pub(super) use self::globals::{NeedsTime, Raised};
 pub use self::strftime::Now;
 use self::value::{Py, fail, py};
 
@@ -51,6 +51,8 @@ const MAX_SOURCE: usize = 4 << 20;
 /// The name of the only template in an environment.
 const NAME: &str = "chat_template";
 
+/// Arguments as minijinja passes them.
+type Values = Rest<ValueOrKwargs>;
 /// A filter: the value it is applied to and its arguments.
 type Filter = fn(&mut State<'_, '_>, &Value, &Args) -> Result<Value, Error>;
 /// A test: the value and the arguments.
@@ -107,8 +109,15 @@ impl Compiled {
         let mut writer = Writer { out: Vec::new(), run: run.clone() };
         let template = self.env.get_template(NAME)?;
         guarded(|| template.render_captured_to(Value::from_pairs(context), &mut writer).map(drop))?;
-        Ok((String::from_utf8_lossy(&writer.out).into_owned(), run.spans()))
+        let text = String::from_utf8_lossy(&writer.out).into_owned();
+        let spans = run.spans(&text);
+        Ok((text, spans))
     }
+}
+
+/// Python's `str()` of a JSON value.
+pub(super) fn python_str(json: &serde_json::Value) -> String {
+    value::from_json(json).and_then(|value| text::to_str(&value)).unwrap_or_default()
 }
 
 /// Turns a panic of the engine into an error: a template must not be able to take the process down.
@@ -125,7 +134,7 @@ struct Writer {
 impl io::Write for Writer {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.out.extend_from_slice(bytes);
-        self.run.set_written(self.out.len());
+        self.run.note_written(bytes);
         Ok(bytes.len())
     }
 
@@ -147,7 +156,8 @@ fn environment() -> Environment<'static> {
         add_filter(&mut env, name, filter);
     }
     for (name, check) in checks::CHECKS.iter().copied() {
-        env.add_test(name, move |args: Rest<Value>| -> Result<bool, Error> {
+        env.add_test(name, move |args: Values| -> Result<bool, Error> {
+            let args = args.into_values();
             let (value, args) = receiver(&args)?;
             check(value, &Args::new(args)?)
         });
@@ -158,7 +168,8 @@ fn environment() -> Environment<'static> {
 }
 
 fn add_filter(env: &mut Environment<'static>, name: &'static str, filter: Filter) {
-    env.add_filter(name, move |state: &mut State, args: Rest<Value>| -> Result<Value, Error> {
+    env.add_filter(name, move |state: &mut State, args: Values| -> Result<Value, Error> {
+        let args = args.into_values();
         let (value, args) = receiver(&args)?;
         let result = filter(state, value, &Args::new(args)?)?;
         charge(state, size(&result))?;
@@ -196,12 +207,15 @@ fn add_operators(env: &mut Environment<'static>) {
             let pairs = args.positional().chunks_exact(2);
             value::dict(pairs.map(|pair| (pair[0].clone(), pair[1].clone())))
         }),
+        // What a `filter` block ends up with goes into the text as it is, so it must be text.
+        ("__printed", |_, value, _| args::as_str(value).map(|_| value.clone())),
         ("__store", |_, value, _| value::check_storable(value).map(|()| value.clone())),
     ];
     for (name, operator) in operators.iter().copied() {
         add_filter(env, name, operator);
     }
-    env.add_filter("__call", |state: &mut State, args: Rest<Value>| -> Result<Value, Error> {
+    env.add_filter("__call", |state: &mut State, args: Values| -> Result<Value, Error> {
+        let args = args.into_values();
         let (value, args) = receiver(&args)?;
         let (name, args) = receiver(args)?;
         let result = methods::call(state, value, name.as_str().unwrap_or_default(), args)?;

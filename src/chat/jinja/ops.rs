@@ -146,7 +146,7 @@ fn div(a: &Value, b: &Value) -> Result<Value, Error> {
 fn floor_div(a: &Value, b: &Value) -> Result<Value, Error> {
     match (Num::of(a), Num::of(b)) {
         (Some(_), Some(divisor)) if divisor.float() == 0.0 => fail("integer division or modulo by zero"),
-        _ => arithmetic("//", a, b, floor_div_ints, |a, b| (a / b).floor()),
+        _ => arithmetic("//", a, b, floor_div_ints, |a, b| ((a - floor_mod(a, b)) / b).round()),
     }
 }
 
@@ -166,8 +166,19 @@ pub(super) fn modulo(a: &Value, b: &Value) -> Result<Value, Error> {
             a,
             b,
             |a, b| floor_div_ints(a, b)?.checked_mul(b).and_then(|it| a.checked_sub(it)),
-            |a, b| a - b * (a / b).floor(),
+            floor_mod,
         ),
+    }
+}
+
+fn floor_mod(a: f64, b: f64) -> f64 {
+    let rest = a % b;
+    if rest == 0.0 {
+        0.0f64.copysign(b)
+    } else if (rest < 0.0) != (b < 0.0) {
+        rest + b
+    } else {
+        rest
     }
 }
 
@@ -180,8 +191,16 @@ fn pow(a: &Value, b: &Value) -> Result<Value, Error> {
         (Some(base), Some(exponent)) if base.float() == 0.0 && exponent.float() < 0.0 => {
             fail("0.0 cannot be raised to a negative power")
         }
-        (Some(base), Some(exponent)) => Ok(Value::from(base.float().powf(exponent.float()))),
+        (Some(base), Some(exponent)) => real_pow(base.float(), exponent.float()),
         _ => unsupported("**", a, b),
+    }
+}
+
+fn real_pow(base: f64, exponent: f64) -> Result<Value, Error> {
+    let power = base.powf(exponent);
+    match power.is_finite() || !base.is_finite() || !exponent.is_finite() {
+        true => Ok(Value::from(power)),
+        false => fail("the power is too large, or no real number"),
     }
 }
 

@@ -11,7 +11,7 @@ use super::args::{Args, as_int, as_str};
 use super::ops::{compare, equal, int, item};
 use super::text::to_str;
 use super::value::{
-    Dict, Py, check_hashable, fail, generator, iterate, like, list, pair, py, type_name, undefined,
+    Dict, Py, check_hashable, fail, generator, hashed, iterate, like, list, pair, py, type_name, undefined,
 };
 use super::{Filter, ops, room};
 
@@ -91,32 +91,28 @@ fn path_part(part: &str) -> Value {
 }
 
 /// Sorts by keys that must be comparable; the sort is stable, also in reverse.
-fn sort_by_key<T>(items: Vec<T>, reverse: bool, key: impl Fn(&T) -> Result<Vec<Value>, Error>) -> Result<Vec<T>, Error> {
-    let mut keyed: Vec<(Vec<Value>, T)> = Vec::with_capacity(items.len());
+fn sort_by_key<T>(
+    items: Vec<T>,
+    reverse: bool,
+    key: impl Fn(&T) -> Result<Value, Error>,
+) -> Result<Vec<T>, Error> {
+    let mut keyed: Vec<(Value, T)> = Vec::with_capacity(items.len());
     for item in items {
         keyed.push((key(&item)?, item));
     }
     let mut failure = None;
     keyed.sort_by(|(a, _), (b, _)| {
-        let order = compare_keys(a, b).unwrap_or_else(|error| {
+        let order = compare("<", a, b).unwrap_or_else(|error| {
             failure.get_or_insert(error);
-            Ordering::Equal
+            None
         });
+        let order = order.unwrap_or(Ordering::Equal);
         if reverse { order.reverse() } else { order }
     });
     match failure {
         Some(error) => Err(error),
         None => Ok(keyed.into_iter().map(|(_, item)| item).collect()),
     }
-}
-
-fn compare_keys(a: &[Value], b: &[Value]) -> Result<Ordering, Error> {
-    for (a, b) in a.iter().zip(b) {
-        if !equal(a, b) {
-            return Ok(compare("<", a, b)?.unwrap_or(Ordering::Equal));
-        }
-    }
-    Ok(Ordering::Equal)
 }
 
 fn batch(value: &Value, args: &Args) -> Result<Vec<Value>, Error> {
@@ -154,11 +150,16 @@ fn columns(value: &Value, args: &Args) -> Result<Vec<Value>, Error> {
 
 fn length(value: &Value, args: &Args) -> Result<Value, Error> {
     args.bind([])?;
+    length_of(value).map(Value::from)
+}
+
+/// Python's `len()`.
+pub(super) fn length_of(value: &Value) -> Result<usize, Error> {
     match py(value) {
-        Py::Undefined => Ok(Value::from(0)),
-        Py::Str(text) => Ok(Value::from(text.chars().count())),
-        Py::Seq(seq) => Ok(Value::from(seq.items.len())),
-        Py::Dict(dict) => Ok(Value::from(dict.entries.len())),
+        Py::Undefined => Ok(0),
+        Py::Str(text) => Ok(text.chars().count()),
+        Py::Seq(seq) => Ok(seq.items.len()),
+        Py::Dict(dict) => Ok(dict.entries.len()),
         _ => fail(format!("object of type '{}' has no len()", type_name(value))),
     }
 }
@@ -194,7 +195,7 @@ fn dictsort(value: &Value, args: &Args) -> Result<Value, Error> {
     };
     let path = Path::default().ignoring_case(!args.flag(0));
     let sorted = sort_by_key(dict.entries.clone(), args.flag(2), |(key, value)| {
-        Ok(vec![path.get(if by_value { value } else { key })?])
+        path.get(if by_value { value } else { key })
     })?;
     list(sorted.into_iter().map(|(key, value)| pair(key, value)).collect::<Result<_, _>>()?)
 }
@@ -216,7 +217,7 @@ fn group_by(value: &Value, args: &Args) -> Result<Value, Error> {
     let args = args.bind(["attribute", "default", "case_sensitive"])?;
     let path = Path::new(Some(args.required(0)?)).or_default(args.some(1));
     let sort_path = path.clone().ignoring_case(!args.flag(2));
-    let sorted = sort_by_key(iterate(value)?, false, |item| Ok(vec![sort_path.get(item)?]))?;
+    let sorted = sort_by_key(iterate(value)?, false, |item| sort_path.get(item))?;
     let mut groups: Vec<(Value, Vec<Value>)> = Vec::new();
     for item in sorted {
         let key = sort_path.get(&item)?;
@@ -249,7 +250,9 @@ fn map(state: &mut State<'_, '_>, value: &Value, args: &Args) -> Result<Vec<Valu
     }
     let items = iterate(value)?;
     if let ([], Some(attribute)) = (args.positional(), args.keyword("attribute")) {
-        if let Some((name, _)) = args.keywords().iter().find(|(name, _)| name != "attribute" && name != "default") {
+        if let Some((name, _)) =
+            args.keywords().iter().find(|(name, _)| name != "attribute" && name != "default")
+        {
             return fail(format!("unexpected keyword argument '{name}'"));
         }
         let default = args.keyword("default").filter(|it| !it.is_none());
@@ -331,12 +334,15 @@ fn sort(value: &Value, args: &Args) -> Result<Value, Error> {
     let args = args.bind(["reverse", "case_sensitive", "attribute"])?;
     let ignore_case = !args.flag(1);
     let paths: Vec<Path> = match args.some(2).map(|it| (it, py(it))) {
-        Some((_, Py::Str(names))) => {
-            names.split(',').map(|name| Path::new(Some(&Value::from(name))).ignoring_case(ignore_case)).collect()
-        }
+        Some((_, Py::Str(names))) => names
+            .split(',')
+            .map(|name| Path::new(Some(&Value::from(name))).ignoring_case(ignore_case))
+            .collect(),
         other => vec![Path::new(other.map(|(value, _)| value)).ignoring_case(ignore_case)],
     };
-    list(sort_by_key(iterate(value)?, args.flag(0), |item| paths.iter().map(|path| path.get(item)).collect())?)
+    // The key is a list, so that values are compared only where they differ.
+    let key = |item: &Value| list(paths.iter().map(|path| path.get(item)).collect::<Result<_, _>>()?);
+    list(sort_by_key(iterate(value)?, args.flag(0), key)?)
 }
 
 fn sum(value: &Value, args: &Args) -> Result<Value, Error> {
@@ -360,7 +366,7 @@ fn unique(value: &Value, args: &Args) -> Result<Vec<Value>, Error> {
     for item in iterate(value)? {
         let key = path.get(&item)?;
         check_hashable(&key)?;
-        if seen.insert(key) {
+        if seen.insert(hashed(&key).into_owned()) {
             kept.push(item);
         }
     }

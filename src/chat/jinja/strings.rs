@@ -16,12 +16,53 @@ use super::{format, is_space, room};
 
 /// The methods a string has.
 pub(super) const NAMES: &[&str] = &[
-    "capitalize", "casefold", "center", "count", "encode", "endswith", "expandtabs", "find", "format",
-    "format_map", "index", "isalnum", "isalpha", "isascii", "isdecimal", "isdigit", "isidentifier", "islower",
-    "isnumeric", "isprintable", "isspace", "istitle", "isupper", "join", "ljust", "lower", "lstrip",
-    "maketrans", "partition", "removeprefix", "removesuffix", "replace", "rfind", "rindex", "rjust",
-    "rpartition", "rsplit", "rstrip", "split", "splitlines", "startswith", "strip", "swapcase", "title",
-    "translate", "upper", "zfill",
+    "capitalize",
+    "casefold",
+    "center",
+    "count",
+    "encode",
+    "endswith",
+    "expandtabs",
+    "find",
+    "format",
+    "format_map",
+    "index",
+    "isalnum",
+    "isalpha",
+    "isascii",
+    "isdecimal",
+    "isdigit",
+    "isidentifier",
+    "islower",
+    "isnumeric",
+    "isprintable",
+    "isspace",
+    "istitle",
+    "isupper",
+    "join",
+    "ljust",
+    "lower",
+    "lstrip",
+    "maketrans",
+    "partition",
+    "removeprefix",
+    "removesuffix",
+    "replace",
+    "rfind",
+    "rindex",
+    "rjust",
+    "rpartition",
+    "rsplit",
+    "rstrip",
+    "split",
+    "splitlines",
+    "startswith",
+    "strip",
+    "swapcase",
+    "title",
+    "translate",
+    "upper",
+    "zfill",
 ];
 
 /// `text.name(args)`; `this` is the value the text comes from.
@@ -111,7 +152,11 @@ fn title(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut in_word = false;
     for c in text.chars() {
-        if in_word { out.extend(c.to_lowercase()) } else { out.extend(c.to_uppercase()) }
+        if in_word {
+            out.extend(c.to_lowercase())
+        } else {
+            out.extend(c.to_uppercase())
+        }
         in_word = is_letter(c);
     }
     out
@@ -181,7 +226,10 @@ fn trim_side(text: &str, right: bool) -> &str {
 /// Python's line boundaries; `\r\n` is one.
 pub(super) fn split_lines(text: &str, keep_ends: bool) -> Vec<&str> {
     let is_end = |c: char| {
-        matches!(c, '\n' | '\r' | '\u{b}' | '\u{c}' | '\u{1c}'..='\u{1e}' | '\u{85}' | '\u{2028}' | '\u{2029}')
+        matches!(
+            c,
+            '\n' | '\r' | '\u{b}' | '\u{c}' | '\u{1c}'..='\u{1e}' | '\u{85}' | '\u{2028}' | '\u{2029}'
+        )
     };
     let mut lines = Vec::new();
     let mut rest = text;
@@ -242,7 +290,8 @@ fn affix(text: &str, name: &str, args: &Args) -> Result<Value, Error> {
     let args = args.bind(["affix", "start", "end"])?;
     let wanted = args.required(0)?;
     let Some(text) = part(text, args.get(1), args.get(2))? else { return Ok(Value::from(false)) };
-    let has = |affix: &str| if name == "startswith" { text.starts_with(affix) } else { text.ends_with(affix) };
+    let has =
+        |affix: &str| if name == "startswith" { text.starts_with(affix) } else { text.ends_with(affix) };
     match py(wanted) {
         Py::Str(affix) => Ok(Value::from(has(affix))),
         Py::Seq(affixes) if affixes.kind == SeqKind::Tuple => {

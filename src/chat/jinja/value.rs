@@ -5,6 +5,7 @@
 //! how deeply it is nested, so that no template can build something too deep to be dropped. Owns
 //! construction, classification, iteration and JSON; text is left to `text`, operators to `ops`.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -144,7 +145,7 @@ pub(super) struct Dict {
 
 impl Dict {
     pub(super) fn get(&self, key: &Value) -> Option<&Value> {
-        let at = self.index.get(key)?;
+        let at = self.index.get(hashed(key).as_ref())?;
         self.entries.get(*at).map(|(_, value)| value)
     }
 }
@@ -287,20 +288,31 @@ pub(super) fn dict(pairs: impl IntoIterator<Item = (Value, Value)>) -> Result<Va
     let mut index = HashMap::new();
     for (key, value) in pairs {
         check_hashable(&key)?;
-        match index.get(&key) {
+        match index.get(hashed(&key).as_ref()) {
             Some(&at) => {
                 if let Some(entry) = entries.get_mut::<usize>(at) {
                     entry.1 = value;
                 }
             }
             None => {
-                index.insert(key.clone(), entries.len());
+                index.insert(hashed(&key).into_owned(), entries.len());
                 entries.push((key, value));
             }
         }
     }
     let nesting = nest(entries.iter().map(|(_, value)| value))?;
     Ok(Value::from_object(Dict { entries, index, nesting }))
+}
+
+/// The value by which a key is found: `True`, `1` and `1.0` are one key to Python.
+pub(super) fn hashed(key: &Value) -> Cow<'_, Value> {
+    match py(key) {
+        Py::Bool(bool) => Cow::Owned(Value::from(i64::from(bool))),
+        Py::Float(float) if float.fract() == 0.0 && float.abs() < 1e15 => {
+            Cow::Owned(Value::from(float as i64))
+        }
+        _ => Cow::Borrowed(key),
+    }
 }
 
 /// Python refuses lists and dicts as keys and in sets.
@@ -318,7 +330,7 @@ pub(super) fn check_hashable(value: &Value) -> Result<(), Error> {
 pub(super) fn iterate(value: &Value) -> Result<Vec<Value>, Error> {
     match py(value) {
         Py::Undefined => Ok(Vec::new()),
-        Py::Str(text) => Ok(text.chars().map(|c| like(value, c.to_string())).collect()),
+        Py::Str(text) => Ok(text.chars().map(|c| Value::from(c.to_string())).collect()),
         Py::Seq(seq) => Ok(seq.items.clone()),
         Py::Dict(dict) => Ok(dict.entries.iter().map(|(key, _)| key.clone()).collect()),
         Py::Generator(generator) => generator.take(),
