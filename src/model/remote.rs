@@ -4,13 +4,14 @@
 //! routes and formats.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use serde::Serialize;
 
 use super::notice::Notices;
 use super::transport::{Answer, Call, Method, Transport};
 use super::{Error, Finish, Generated, Place, SampledToken, Scored, Usage};
-use crate::score::{Absence, ScoreJob};
+use crate::score::{Absence, ScoreJob, SpanScore};
 use crate::tokens::TokenId;
 use crate::wire::needed::{Needed, absent};
 use crate::wire::openai::{self, Listed};
@@ -230,6 +231,25 @@ pub fn nothing_to_score(job: &ScoreJob) -> Result<Scored, Error> {
     Ok(Scored { spans, usage: Usage::default() })
 }
 
+/// Asks once more when an answer holds something that is no logprob: it may have been a passing
+/// fault, and an absence that is stored is stored for good. The second answer is taken as it is.
+#[derive(Debug, Default)]
+pub struct SecondChance(AtomicBool);
+
+impl SecondChance {
+    /// Refuses the first such answer, so that the transport asks again.
+    pub fn check(&self, spans: &[SpanScore]) -> Result<(), String> {
+        let mut absent = spans.iter().flat_map(SpanScore::absent);
+        let bad = absent.find(|(_, why)| matches!(why, Absence::NotALogprob(_)));
+        match bad {
+            Some((position, why)) if !self.0.swap(true, Relaxed) => {
+                Err(format!("position {position}: {why}"))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
 /// What a call cost; a server that does not count is charged for what was sent.
 pub fn usage(counts: Counts, n_sent: usize) -> Usage {
     let prompt_tokens = if counts.prompt_tokens == 0 { n_sent as u64 } else { counts.prompt_tokens };
@@ -252,6 +272,7 @@ pub fn generated(drawn: Drawn, n_sent: usize, own: bool) -> Generated {
 #[expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 mod tests {
     use super::*;
+    use crate::tokens::TokenSpan;
 
     fn check(names: &[&str], wanted: Option<&str>, expected: Result<&str, &str>) {
         let listed: Vec<_> =
@@ -282,6 +303,17 @@ mod tests {
             "10 tokens do not fit a context of 10 with room for one more"
         );
         assert_eq!(what(check_prompt(&[])), "the prompt has no tokens");
+    }
+
+    #[test]
+    fn what_is_no_logprob_is_asked_for_once_more() {
+        let span = |why| SpanScore::new(TokenSpan::at(4, 1), vec![absent(why)]).unwrap();
+        let chance = SecondChance::default();
+        assert_eq!(chance.check(&[span(Absence::NoContext), span(Absence::NotReturned)]), Ok(()));
+        let nan = [span(Absence::NotALogprob("NaN is not a finite number".to_owned()))];
+        let why = "position 4: the server returned no logprob: NaN is not a finite number";
+        assert_eq!(chance.check(&nan), Err(why.to_owned()));
+        assert_eq!(chance.check(&nan), Ok(()));
     }
 
     #[test]

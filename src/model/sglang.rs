@@ -10,7 +10,7 @@ use async_trait::async_trait;
 use tokio::sync::OnceCell;
 
 use super::openai::{self, Dialect};
-use super::remote::{self, Kind, OpenOptions, ServerInfo};
+use super::remote::{self, Kind, OpenOptions, SecondChance, ServerInfo};
 use super::sampled::{self, Reported};
 use super::transport::{Answer, Call, Method, Transport};
 use super::{ChatAnswer, ChatRequest, Constraint, Error, GenerateRequest, Generated, Limits, Model, Scored};
@@ -118,7 +118,11 @@ impl Sglang {
 
     async fn score_window(&self, job: &ScoreJob, window: Window) -> Result<Scores, Error> {
         let request = wire::score_request(job, window);
-        let decode = |answer: &Answer<'_>| wire::scores(answer.body, job, window);
+        let chance = SecondChance::default();
+        let decode = |answer: &Answer<'_>| {
+            let scores = wire::scores(answer.body, job, window)?;
+            chance.check(&scores.spans).map(|()| scores)
+        };
         self.post(&request, size(&[(job, window)], job.top_k()), &decode).await
     }
 

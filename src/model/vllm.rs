@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use tokio::sync::OnceCell;
 
 use super::openai::{self, Dialect};
-use super::remote::{self, Kind, OpenOptions, ServerInfo};
+use super::remote::{self, Kind, OpenOptions, SecondChance, ServerInfo};
 use super::sampled::{self, Reported};
 use super::transport::{Answer, Call, Method, Transport};
 use super::{ChatAnswer, ChatRequest, Constraint, Error, GenerateRequest, Generated, Limits, Model, Scored};
@@ -109,7 +109,11 @@ impl Vllm {
             max_answer: max_answer(n_sent, top_k),
             timeout: None,
         };
-        let decode = |answer: &Answer<'_>| wire::scores(answer.body, job, n_sent, top_k);
+        let chance = SecondChance::default();
+        let decode = |answer: &Answer<'_>| {
+            let scores = wire::scores(answer.body, job, n_sent, top_k)?;
+            chance.check(&scores.spans).map(|()| scores)
+        };
         let scores = self.transport.call(&call, &decode).await?;
         Ok(Scored { spans: scores.spans, usage: remote::usage(scores.counts, n_sent) })
     }
