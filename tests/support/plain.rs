@@ -29,7 +29,14 @@ pub fn open(dialect: Dialect, urls: &[String], settings: Settings) -> Arc<dyn Mo
         cached_scores: scores_from_start,
         ..Limits::default()
     };
-    Arc::new(Plain { dialect, transport, limits })
+    let kind = backsight::model::remote::Kind::Vllm;
+    let info = backsight::model::remote::ServerInfo { kind, version: None, model: "toy".into(), models: vec![], model_path: None, tokenizer_path: None, weight_version: None };
+    let limits = Limits { vocab_size: Some(49_157), ..limits };
+    let _ = || Plain { dialect, transport: transport.clone(), limits: limits.clone() };
+    match dialect {
+        Dialect::Vllm => Arc::new(backsight::model::vllm::Vllm::new(transport, info, limits, Default::default())),
+        Dialect::Sglang => Arc::new(backsight::model::sglang::Sglang::new(transport, info, limits, Default::default())),
+    }
 }
 
 struct Plain {
