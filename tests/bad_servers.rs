@@ -1,6 +1,6 @@
 //! Servers that hang, reset, overflow, lie and stammer: each job gets the right answer or a precise
 //! error, never a wrong number, and the jobs beside it are unharmed.
-#![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
 mod support;
 
