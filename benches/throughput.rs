@@ -2,7 +2,8 @@
 //!
 //! `cargo bench --bench throughput` prints requests per second and CPU time per request of the client
 //! process alone (the server is a process of its own), for the transport, for the transport under a
-//! budget and a durable ledger, and for the same loop in Python with httpx.
+//! budget and a durable ledger, and for the same loop in Python with httpx. Since httpx needs less CPU
+//! when it has one request in flight, that is measured too.
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a benchmark prints, and fails by panicking")]
 #![allow(dead_code, reason = "the stand-in can do more than is needed here")]
 
@@ -46,7 +47,8 @@ fn main() {
     let rows = [
         ("transport", runtime.block_on(transport_only(&url))),
         ("transport + budget + ledger", runtime.block_on(with_ledger(&url))),
-        ("python httpx", httpx(&url)),
+        ("python httpx", httpx(&url, CONCURRENCY)),
+        ("python httpx, one at a time", httpx(&url, 1)),
     ];
     server.kill().unwrap();
     print_table(&rows);
@@ -61,9 +63,12 @@ struct Cost {
 }
 
 fn print_table(rows: &[(&str, Cost)]) {
-    let python = &rows.last().unwrap().1;
+    let [.., (_, python), (_, serial)] = rows else { return };
     println!("{N_JOBS} jobs of {N_TOKENS} tokens, {SPAN} scored, {CONCURRENCY} at a time");
-    println!("{:<30}{:>12}{:>18}{:>22}", "client", "requests/s", "CPU us/request", "httpx's CPU / this");
+    println!(
+        "{:<30}{:>12}{:>16}{:>12}{:>16}",
+        "client", "requests/s", "CPU us/request", "httpx/this", "serial httpx"
+    );
     for (name, cost) in rows {
         assert!(
             (cost.sum - python.sum).abs() < 1e-6,
@@ -72,7 +77,8 @@ fn print_table(rows: &[(&str, Cost)]) {
             python.sum
         );
         let (speed, cpu) = (f64::from(N_JOBS) / cost.seconds, cost.cpu_seconds * 1e6 / f64::from(N_JOBS));
-        println!("{name:<30}{speed:>12.0}{cpu:>18.1}{:>21.1}x", python.cpu_seconds / cost.cpu_seconds);
+        let ratio = |other: &Cost| format!("{:.1}x", other.cpu_seconds / cost.cpu_seconds);
+        println!("{name:<30}{speed:>12.0}{cpu:>16.1}{:>12}{:>16}", ratio(python), ratio(serial));
     }
 }
 
@@ -155,10 +161,10 @@ async fn measure(model: Arc<dyn Model>) -> Cost {
 }
 
 /// Python with httpx: the one named by `PYTHON`, or a virtual environment made for the purpose.
-fn httpx(url: &str) -> Cost {
+fn httpx(url: &str, concurrency: usize) -> Cost {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/httpx_loop.py");
     let mut command = Command::new(python());
-    let arguments = [script, url, &N_JOBS.to_string(), &CONCURRENCY.to_string()];
+    let arguments = [script, url, &N_JOBS.to_string(), &concurrency.to_string()];
     let output = command.args(arguments).stderr(Stdio::inherit()).output().unwrap();
     let json: Value = serde_json::from_slice(&output.stdout).unwrap();
     let number = |key: &str| json[key].as_f64().unwrap();

@@ -1,6 +1,6 @@
 //! Servers that hang, reset, overflow, lie and stammer: each job gets the right answer or a precise
 //! error, never a wrong number, and the jobs beside it are unharmed.
-#![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
 mod support;
 
@@ -53,18 +53,20 @@ fn job(n: u32) -> ScoreJob {
 
 /// Compares with the arithmetic itself, bit for bit, candidates included.
 fn assert_right(job: &ScoreJob, scored: &Scored) {
+    assert_eq!(assert_nothing_wrong(job, scored), 0, "positions have no logprob");
+}
+
+/// Like [`assert_right`], but a position may also be absent, with its reason; says how many are.
+fn assert_nothing_wrong(job: &ScoreJob, scored: &Scored) -> usize {
     let toy = Toy { weights: 1 };
     let contexts = toy.contexts(job.tokens());
     let spans: Vec<TokenSpan> = scored.spans.iter().map(|span| span.span()).collect();
     assert_eq!(spans, job.spans());
     for span in &scored.spans {
         for (position, score) in span.span().range().zip(span.scores()) {
+            let Ok(logprob) = score.logprob else { continue };
             let id = job.tokens()[position];
-            assert_eq!(
-                score.logprob.clone().map(Logprob::get),
-                Ok(contexts[position].logprob(id)),
-                "at {position}"
-            );
+            assert_eq!(logprob.get(), contexts[position].logprob(id), "at {position}");
             for (id, logprob) in contexts[position].top(3) {
                 assert_eq!(
                     score.top.get(id).map(Logprob::get),
@@ -75,12 +77,16 @@ fn assert_right(job: &ScoreJob, scored: &Scored) {
             assert!(score.top.get(id).is_some());
         }
     }
+    scored.spans.iter().map(|span| span.absent().count()).sum()
 }
 
 /// What the marked job comes to.
 enum Expect {
     Right,
+    /// An error with these words. What a decoder says is its own business; the rest is not.
     Error(&'static str),
+    /// An error, or one position without a logprob.
+    Absence,
 }
 
 /// Runs all jobs at once against a server whose marked job meets `fault` the first `times`; returns
@@ -104,6 +110,8 @@ async fn check(dialect: Dialect, fault: Fault, times: usize, expect: &Expect) ->
         match (&outcome, expect) {
             (Ok(scored), _) if n != MARKED => assert_right(&job(n), scored),
             (Ok(scored), Expect::Right) => assert_right(&job(n), scored),
+            (Ok(scored), Expect::Absence) => assert_eq!(assert_nothing_wrong(&job(n), scored), 1, "{what}"),
+            (Err(Error::Garbled { .. }), Expect::Absence) if n == MARKED => {}
             (Err(error), Expect::Error(words)) if n == MARKED => {
                 assert!(error.to_string().contains(words), "{what}: {error}");
             }
@@ -189,6 +197,14 @@ async fn what_stays_is_a_precise_error() {
 }
 
 #[tokio::test]
+async fn what_is_no_number_never_becomes_one() {
+    for dialect in DIALECTS {
+        let n_asked = check(dialect, Fault::NotANumber, FOR_EVER, &Expect::Absence).await;
+        assert!((2..=3).contains(&n_asked), "asked {n_asked} times");
+    }
+}
+
+#[tokio::test]
 async fn what_is_refused_is_asked_once() {
     for code in [400, 401, 403, 404, 409, 413, 422] {
         let words = Expect::Error("refused the request: HTTP 4");
@@ -207,7 +223,7 @@ async fn two_hundred_megabytes_are_not_read() {
         let model = plain::open(Dialect::Vllm, &[server.url()], settings());
         let error = model.score(&job(0)).await.unwrap_err();
         assert!(error.to_string().contains("the answer is longer than "), "{error}");
-        // Three attempts of four megabytes, and what the sockets hold.
+        // Three attempts of a few megabytes each, and what the sockets hold.
         let written = server.bytes_written();
         assert!(written < 60_000_000, "{written} bytes went over");
     }

@@ -1,5 +1,5 @@
 //! The ledger against servers and against sudden death: what was stored is never paid again.
-#![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
 mod support;
 

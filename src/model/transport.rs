@@ -8,6 +8,7 @@
 //! that fails and the failure may pass: another endpoint at once if one is up, else wait (holding
 //! nothing) and begin the next round.
 
+use std::fmt;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -108,6 +109,15 @@ pub struct Settings {
     pub jitter_seed: Option<u64>,
     /// Is told of retries and of endpoints that go and come.
     pub watch: Option<Watch>,
+}
+
+impl fmt::Debug for Settings {
+    /// Without the watch, which has nothing to show; keys mask themselves.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut shown = f.debug_struct("Settings");
+        shown.field("auth", &self.auth).field("timeout", &self.timeout).field("policy", &self.policy);
+        shown.field("pool", &self.pool).finish_non_exhaustive()
+    }
 }
 
 impl Default for Settings {
@@ -244,6 +254,12 @@ impl Transport {
             tokio::time::sleep(wait).await;
         }
         Ok(())
+    }
+}
+
+impl fmt::Debug for Transport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Transport").field(&self.server()).finish()
     }
 }
 
