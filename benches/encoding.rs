@@ -48,14 +48,20 @@ fn main() {
     let (ours, whole) = (median(ours), median(whole));
     println!("tokenizer            {}", tokenizer_dir.display());
     println!("step prompts         {N_TURNS}");
-    println!("bytes encoded        {} incrementally, {} whole: {:.1}x less", work.0, work.1, work.1 as f64 / work.0 as f64);
+    println!(
+        "bytes encoded        {} incrementally, {} whole: {:.1}x less",
+        work.0,
+        work.1,
+        work.1 as f64 / work.0 as f64
+    );
     println!("seconds              {ours:.3} incrementally, {whole:.3} whole: {:.1}x less", whole / ours);
     throughput(&tokenizer_dir, &tokenizer, &render(&template, &messages, messages.len(), false));
 }
 
 /// All step prompts and actions, each id of which is equal to encoding its prompt whole (checked by the other side).
 fn incremental(template: &Template, tokenizer: &Tokenizer, messages: &[Value]) -> Turns {
-    let roles: Vec<Role> = messages.iter().map(|it| Role::from_name(it["role"].as_str().unwrap()).unwrap()).collect();
+    let roles: Vec<Role> =
+        messages.iter().map(|it| Role::from_name(it["role"].as_str().unwrap()).unwrap()).collect();
     let mut rendering = |n, generation| Ok::<_, String>(render(template, messages, n, generation));
     spans::turns(&roles, &mut rendering, tokenizer).unwrap()
 }
@@ -74,7 +80,8 @@ fn each_whole(template: &Template, tokenizer: &Tokenizer, messages: &[Value], tu
 
 fn render(template: &Template, messages: &[Value], n: usize, add_generation_prompt: bool) -> String {
     let vars = Map::new();
-    let input = RenderInput { messages: &messages[..n], tools: None, add_generation_prompt, vars: &vars, now: None };
+    let input =
+        RenderInput { messages: &messages[..n], tools: None, add_generation_prompt, vars: &vars, now: None };
     template.render(&input).unwrap().text
 }
 
@@ -121,17 +128,29 @@ fn throughput(dir: &Path, tokenizer: &Tokenizer, text: &str) {
         n_ours = tokenizer.encode(text).unwrap().ids.len();
         ours.push(start.elapsed().as_secs_f64());
     }
-    let output = Command::new(&python).arg("-c").arg(script).arg(dir.join("tokenizer.json")).arg(&file).output();
+    let output =
+        Command::new(&python).arg("-c").arg(script).arg(dir.join("tokenizer.json")).arg(&file).output();
     std::fs::remove_file(&file).unwrap();
     let mb = text.len() as f64 / 1e6;
     println!("conversation         {n_ours} tokens, {mb:.2} MB");
     let output = output.ok().filter(|output| output.status.success());
-    let Some(output) = output else { return println!("encode               {:.2} MB/s; {python} has no `tokenizers` to compare with", mb / median(ours)) };
+    let Some(output) = output else {
+        return println!(
+            "encode               {:.2} MB/s; {python} has no `tokenizers` to compare with",
+            mb / median(ours)
+        );
+    };
     let lines = String::from_utf8(output.stdout).unwrap();
-    let rows: Vec<Vec<f64>> = lines.lines().map(|line| line.split(' ').map(|it| it.parse().unwrap()).collect()).collect();
+    let rows: Vec<Vec<f64>> =
+        lines.lines().map(|line| line.split(' ').map(|it| it.parse().unwrap()).collect()).collect();
     assert_eq!(rows[0][1] as usize, n_ours, "Python counts other tokens");
     let (ours, theirs) = (median(ours), median(rows.iter().map(|row| row[0]).collect()));
-    println!("encode               {:.2} MB/s, Python tokenizers {:.2} MB/s: {:.2}x", mb / ours, mb / theirs, theirs / ours);
+    println!(
+        "encode               {:.2} MB/s, Python tokenizers {:.2} MB/s: {:.2}x",
+        mb / ours,
+        mb / theirs,
+        theirs / ours
+    );
 }
 
 fn own_tokenizer() -> PathBuf {

@@ -24,7 +24,10 @@ pub(super) fn parse(args: &ParseArgs) -> Result<(), Failure> {
     let parser = Parser::from_name(&args.parser).map_err(|error| Failure::input(error, help))?;
     let text = read_stdin()?;
     let parsed = parser.parse(&text);
-    let calls = parsed.calls.iter().map(|call| json!({"id": call.id, "name": call.name, "arguments": call.arguments}));
+    let calls = parsed
+        .calls
+        .iter()
+        .map(|call| json!({"id": call.id, "name": call.name, "arguments": call.arguments}));
     let calls: Vec<Value> = calls.collect();
     print_json(&json!({"content": parsed.content, "tool_calls": calls, "malformed": parsed.malformed}))
 }
@@ -89,7 +92,10 @@ impl Job {
         }
         for conversion in &rendering.conversions {
             let (message, call) = (conversion.message_idx, conversion.call_idx);
-            output::talk(&format!("note: message {message}: the arguments of call {call} are passed as {}", conversion.to));
+            output::talk(&format!(
+                "note: message {message}: the arguments of call {call} are passed as {}",
+                conversion.to
+            ));
         }
         for Loss { message_idx, part, .. } in &rendering.losses {
             output::talk(&format!("note: message {message_idx}: {part} is not in the rendered text"));
@@ -97,20 +103,27 @@ impl Job {
     }
 
     /// The spans of everything, as JSON.
-    fn spans(&self, rendering: &Rendering, tokenizer: &Tokenizer, generation: bool) -> Result<Value, Failure> {
+    fn spans(
+        &self,
+        rendering: &Rendering,
+        tokenizer: &Tokenizer,
+        generation: bool,
+    ) -> Result<Value, Failure> {
         // Messages that the named rendering merged or added have no counterpart among those that were typed.
         let roles = roles_of(&rendering.messages, &self.roles);
         let tools = self.tools.as_deref().filter(|_| self.tool_text.is_none());
         let mut render = |n: usize, add_generation_prompt: bool| {
             let messages = &rendering.messages[..n];
-            let input = RenderInput { messages, tools, add_generation_prompt, vars: &self.vars, now: self.now };
+            let input =
+                RenderInput { messages, tools, add_generation_prompt, vars: &self.vars, now: self.now };
             self.template.render(&input).map(|rendered| rendered.text)
         };
         let ids = tokenizer.encode(&rendering.rendered.text).map_err(tokenizer_failure)?.ids;
         let turns = spans::turns(&roles, &mut render, tokenizer).map_err(span_failure)?;
         let places = spans::messages(roles.len(), &ids, &mut render, tokenizer).map_err(tokenizer_failure)?;
         let rows = roles.iter().zip(&places).enumerate();
-        let rows: Vec<Value> = rows.map(|(idx, (role, place))| message_row(idx, *role, *place, &ids, &turns)).collect();
+        let rows: Vec<Value> =
+            rows.map(|(idx, (role, place))| message_row(idx, *role, *place, &ids, &turns)).collect();
         let mut report = json!({"tokens": "rendered", "n_tokens": ids.len(), "ids": ids, "messages": rows});
         if generation && let Some(Some(last)) = places.last() {
             report["generation_prompt"] = json!([last.end(), ids.len()]);
@@ -196,28 +209,30 @@ fn read_template(args: &RenderArgs, has_tools: bool) -> Result<(Template, Map<St
     let special_tokens = own.as_ref().map(|own| own.special_tokens().clone()).unwrap_or_default();
     let named = args.template.as_deref().map(ChatTemplates::from_file).transpose().map_err(source_failure)?;
     let templates = named.or(own);
-    let templates = templates.ok_or_else(|| Failure::input("no template", "give --tokenizer DIR or --template FILE"))?;
+    let templates =
+        templates.ok_or_else(|| Failure::input("no template", "give --tokenizer DIR or --template FILE"))?;
     Ok((templates.select(has_tools).map_err(source_failure)?, special_tokens))
 }
 
 fn tokenizer(args: &RenderArgs) -> Result<Tokenizer, Failure> {
     let help = "give --tokenizer DIR, the model directory with tokenizer.json";
-    let dir = args.tokenizer.as_deref().ok_or_else(|| Failure::input("ids and spans need a tokenizer", help))?;
+    let dir =
+        args.tokenizer.as_deref().ok_or_else(|| Failure::input("ids and spans need a tokenizer", help))?;
     Tokenizer::open(dir).map_err(tokenizer_failure)
 }
 
 fn parse_var(typed: &str) -> Result<(String, Value), Failure> {
-    let (name, value) = typed
-        .split_once('=')
-        .filter(|(name, _)| !name.is_empty())
-        .ok_or_else(|| Failure::input(format!("--var {typed}: no `=`"), "write it like --var enable_thinking=false"))?;
+    let (name, value) = typed.split_once('=').filter(|(name, _)| !name.is_empty()).ok_or_else(|| {
+        Failure::input(format!("--var {typed}: no `=`"), "write it like --var enable_thinking=false")
+    })?;
     let value = serde_json::from_str(value).unwrap_or_else(|_| Value::String(value.to_owned()));
     Ok((name.to_owned(), value))
 }
 
 fn read_json(path: &Path) -> Result<Value, Failure> {
     let text = if path.as_os_str() == "-" { read_stdin()? } else { read_file(path)? };
-    serde_json::from_str(&text).map_err(|error| Failure::input(named(path, format!("not JSON: {error}")), "check the file"))
+    serde_json::from_str(&text)
+        .map_err(|error| Failure::input(named(path, format!("not JSON: {error}")), "check the file"))
 }
 
 fn read_file(path: &Path) -> Result<String, Failure> {

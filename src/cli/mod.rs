@@ -10,6 +10,9 @@ mod failure;
 mod model;
 mod now;
 mod output;
+mod probe;
+mod score;
+mod server;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -35,6 +38,8 @@ fn dispatch(command: Command) -> Result<(), Failure> {
     match command {
         Command::Chat(ChatCommand::Render(args)) => chat::render(&args),
         Command::Chat(ChatCommand::Parse(args)) => chat::parse(&args),
+        Command::Probe(args) => probe::run(&args),
+        Command::Score(args) => score::run(&args),
         Command::Model(ModelCommand::Pull { name }) => model::pull(name.as_deref()),
         Command::Model(ModelCommand::List) => model::list(),
         Command::Model(ModelCommand::Path { name }) => model::path(name.as_deref()),

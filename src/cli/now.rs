@@ -7,7 +7,10 @@ use crate::chat::template::Now;
 pub(super) fn parse(text: &str) -> Result<Now, Failure> {
     let seconds = text.parse().ok().map(Now::utc);
     seconds.or_else(|| date_time(text)).ok_or_else(|| {
-        Failure::input(format!("--now {text}: not a time"), "write it like 2026-01-31T12:00:00Z, or as seconds since 1970")
+        Failure::input(
+            format!("--now {text}: not a time"),
+            "write it like 2026-01-31T12:00:00Z, or as seconds since 1970",
+        )
     })
 }
 
@@ -37,7 +40,8 @@ fn split_offset(time: &str) -> Option<(&str, i32)> {
 
 /// Exactly `N` whole numbers with `separator` between them.
 fn numbers<const N: usize>(text: &str, separator: char) -> Option<[i64; N]> {
-    let number = |part: &str| part.bytes().all(|byte| byte.is_ascii_digit()).then(|| part.parse().ok()).flatten();
+    let number =
+        |part: &str| part.bytes().all(|byte| byte.is_ascii_digit()).then(|| part.parse().ok()).flatten();
     let parts: Option<Vec<i64>> = text.split(separator).map(number).collect();
     parts?.try_into().ok()
 }
@@ -75,7 +79,9 @@ mod tests {
 
     #[test]
     fn other_texts_are_not() {
-        for text in ["", "today", "2026-02-29T00:00:00Z", "2026-01-31", "2026-01-31T25:00:00Z", "2026-01-31T12:00:00"] {
+        for text in
+            ["", "today", "2026-02-29T00:00:00Z", "2026-01-31", "2026-01-31T25:00:00Z", "2026-01-31T12:00:00"]
+        {
             assert!(parse(text).is_err(), "{text}");
         }
     }

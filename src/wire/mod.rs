@@ -11,6 +11,7 @@ pub mod messages;
 pub mod needed;
 pub mod openai;
 pub mod scan;
+pub mod score_jobs;
 pub mod sglang;
 mod skim;
 pub mod vllm;

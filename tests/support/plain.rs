@@ -30,12 +30,24 @@ pub fn open(dialect: Dialect, urls: &[String], settings: Settings) -> Arc<dyn Mo
         ..Limits::default()
     };
     let kind = backsight::model::remote::Kind::Vllm;
-    let info = backsight::model::remote::ServerInfo { kind, version: None, model: "toy".into(), models: vec![], model_path: None, tokenizer_path: None, weight_version: None };
+    let info = backsight::model::remote::ServerInfo {
+        kind,
+        version: None,
+        model: "toy".into(),
+        models: vec![],
+        model_path: None,
+        tokenizer_path: None,
+        weight_version: None,
+    };
     let limits = Limits { vocab_size: Some(49_157), ..limits };
     let _ = || Plain { dialect, transport: transport.clone(), limits: limits.clone() };
     match dialect {
-        Dialect::Vllm => Arc::new(backsight::model::vllm::Vllm::new(transport, info, limits, Default::default())),
-        Dialect::Sglang => Arc::new(backsight::model::sglang::Sglang::new(transport, info, limits, Default::default())),
+        Dialect::Vllm => {
+            Arc::new(backsight::model::vllm::Vllm::new(transport, info, limits, Default::default()))
+        }
+        Dialect::Sglang => {
+            Arc::new(backsight::model::sglang::Sglang::new(transport, info, limits, Default::default()))
+        }
     }
 }
 
