@@ -7,8 +7,11 @@ use std::path::Path;
 use backsight::chat::source::{ChatTemplates, SourceError};
 use serde_json::{Map, Value, json};
 
+/// Names and contents.
+type Files<'a> = &'a [(&'a str, &'a str)];
+
 /// A model's directory with these files.
-fn directory(files: &[(&str, &str)]) -> tempfile::TempDir {
+fn directory(files: Files<'_>) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     for (name, text) in files {
         let path = dir.path().join(name);
@@ -26,7 +29,7 @@ fn the_right_template_is_selected() {
     let rag =
         r#"{"chat_template": [{"name": "default", "template": "D"}, {"name": "rag", "template": "R"}]}"#;
     // Files, then what is rendered without and with tools.
-    let cases: &[(&[(&str, &str)], [&str; 2])] = &[
+    let cases: &[(Files, [&str; 2])] = &[
         (&[("tokenizer_config.json", one)], ["config", "config"]),
         (&[("tokenizer_config.json", several)], ["D", "T"]),
         (&[("tokenizer_config.json", rag)], ["D", "D"]),
