@@ -108,6 +108,9 @@ impl ChatTemplates {
 
     /// The templates of a model's directory. Files of their own win over `tokenizer_config.json`.
     pub fn from_dir(dir: &Path) -> Result<Self, SourceError> {
+        if !dir.is_dir() {
+            return Err(unreadable(dir, "there is no such directory"));
+        }
         let config = read_json(&dir.join("tokenizer_config.json"))?;
         let special_tokens = special_tokens(dir, &config)?;
         let mut templates = template_files(dir)?;

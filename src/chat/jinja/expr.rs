@@ -471,27 +471,23 @@ impl Parser {
     }
 
     fn subscript_args(&mut self) -> Result<(&'static str, String), SyntaxError> {
-        let mut parts = vec![None];
-        while !self.is_op("]") && !(self.is_op(",") && parts.len() == 1) {
-            if self.skip_op(":") {
-                parts.push(None);
-            } else {
-                let part = self.expression()?.text;
-                if let Some(last) = parts.last_mut() {
-                    *last = Some(part);
-                }
-            }
-            let may_follow = [":", "]", ","].iter().any(|op| self.is_op(op));
-            if parts.len() > 3 || !(may_follow || parts.last() == Some(&None)) {
-                return self.unexpected("`]`");
-            }
+        let first = if self.is_op(":") { None } else { Some(self.expression()?.text) };
+        match first {
+            Some(key) if self.is_op(",") => Ok(("__item", self.tuple_key(key)?)),
+            Some(key) if !self.is_op(":") => Ok(("__item", key)),
+            start => Ok(("__slice", self.slice_args(start)?)),
         }
-        match parts.as_mut_slice() {
-            [Some(key)] if self.is_op(",") => Ok(("__item", self.tuple_key(std::mem::take(key))?)),
-            [Some(key)] => Ok(("__item", std::mem::take(key))),
-            [_] => self.unexpected("an expression"),
-            _ => Ok(("__slice", slice_args(&parts))),
+    }
+
+    /// The bounds and the step of `[start:stop:step]`, `none` for those left out.
+    fn slice_args(&mut self, start: Option<String>) -> Result<String, SyntaxError> {
+        let mut parts = vec![start];
+        while parts.len() < 3 && self.skip_op(":") {
+            let is_empty = self.is_op(":") || self.is_op("]");
+            parts.push(if is_empty { None } else { Some(self.expression()?.text) });
         }
+        let parts: Vec<_> = parts.iter().map(|part| part.as_deref().unwrap_or("none")).collect();
+        Ok(parts.join(", "))
     }
 
     /// The rest of `[a, b]`, whose key is a tuple.
@@ -602,11 +598,6 @@ impl Parser {
 fn container(filter: &str, items: Vec<Code>) -> Code {
     let items: Vec<_> = items.into_iter().map(Code::whole).collect();
     Code { text: format!("none|{filter}({})", items.join(", ")), bond: Bond::Filtered }
-}
-
-fn slice_args(parts: &[Option<String>]) -> String {
-    let parts = parts.iter().map(|part| part.as_deref().unwrap_or("none"));
-    parts.collect::<Vec<_>>().join(", ")
 }
 
 /// A string literal that minijinja reads back as `text`.

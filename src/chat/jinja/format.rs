@@ -26,14 +26,9 @@ struct Spec {
 
 /// `template % values`, marked as safe like the template, values then escaped.
 pub(super) fn percent(origin: &Value, template: &str, values: &Value) -> Result<Value, Error> {
-    let mut given = match py(values) {
-        Py::Seq(Seq { kind: SeqKind::Tuple, items, .. }) => items.clone(),
-        _ => vec![values.clone()],
-    };
-    given.reverse();
+    let mut supply = Supply::new(values);
     let mut out = String::new();
     let mut rest = template;
-    let mut used_mapping = false;
     while let Some((before, after)) = rest.split_once('%') {
         out.push_str(before);
         let (directive, after) = parse_percent(after)?;
@@ -42,30 +37,56 @@ pub(super) fn percent(origin: &Value, template: &str, values: &Value) -> Result<
             out.push('%');
             continue;
         }
-        let value = match &directive.key {
-            Some(key) => {
-                used_mapping = true;
-                ops::item(values, &Value::from(key.as_str()))?
-            }
-            None => match given.pop() {
-                Some(value) => value,
-                None => return fail("not enough arguments for format string"),
-            },
-        };
-        let text = percent_one(&directive.spec, &value)?;
-        out.push_str(&if origin.is_safe() && !value.is_safe() { escape_html(&text) } else { text });
-        room(out.len())?;
+        let value = supply.take(&directive)?;
+        push_value(&mut out, origin, &value, percent_one(&directive.spec, &value)?)?;
     }
     out.push_str(rest);
-    // Whatever has items by key counts as a mapping, and of a mapping nothing need be used.
-    let is_mapping = match py(values) {
-        Py::Seq(seq) => seq.kind != SeqKind::Tuple,
-        other => matches!(other, Py::Dict(_) | Py::Undefined),
-    };
-    if given.is_empty() || used_mapping || is_mapping {
-        return Ok(like(origin, out));
+    supply.check_used_up()?;
+    Ok(like(origin, out))
+}
+
+/// Adds a formatted value, escaped if only what it is put into is safe.
+fn push_value(out: &mut String, origin: &Value, value: &Value, text: String) -> Result<(), Error> {
+    out.push_str(&if origin.is_safe() && !value.is_safe() { escape_html(&text) } else { text });
+    room(out.len())
+}
+
+/// The values that `%` has to place: those of a tuple one by one, or a single one.
+struct Supply<'a> {
+    values: &'a Value,
+    left: Vec<Value>,
+    used_keys: bool,
+}
+
+impl<'a> Supply<'a> {
+    fn new(values: &'a Value) -> Self {
+        let mut left = match py(values) {
+            Py::Seq(Seq { kind: SeqKind::Tuple, items, .. }) => items.clone(),
+            _ => vec![values.clone()],
+        };
+        left.reverse();
+        Self { values, left, used_keys: false }
     }
-    fail("not all arguments converted during string formatting")
+
+    fn take(&mut self, directive: &Directive) -> Result<Value, Error> {
+        if let Some(key) = &directive.key {
+            self.used_keys = true;
+            return ops::item(self.values, &Value::from(key.as_str()));
+        }
+        self.left.pop().map_or_else(|| fail("not enough arguments for format string"), Ok)
+    }
+
+    fn check_used_up(&self) -> Result<(), Error> {
+        // Whatever has items by key counts as a mapping, and of a mapping nothing need be used.
+        let is_mapping = match py(self.values) {
+            Py::Seq(seq) => seq.kind != SeqKind::Tuple,
+            other => matches!(other, Py::Dict(_) | Py::Undefined),
+        };
+        if self.left.is_empty() || self.used_keys || is_mapping {
+            return Ok(());
+        }
+        fail("not all arguments converted during string formatting")
+    }
 }
 
 struct Directive {
@@ -295,8 +316,7 @@ pub(super) fn braces(origin: &Value, template: &str, args: &Args) -> Result<Valu
         };
         rest = after;
         let (value, text) = format_field(field, args, &mut next_arg)?;
-        out.push_str(&if origin.is_safe() && !value.is_safe() { escape_html(&text) } else { text });
-        room(out.len())?;
+        push_value(&mut out, origin, &value, text)?;
     }
     out.push_str(rest);
     Ok(like(origin, out))
@@ -348,21 +368,7 @@ fn lookup_field(path: &str, args: &Args, next_arg: &mut usize) -> Result<Value, 
 
 /// Reads `[[fill]align][sign][#][0][width][,][.precision][kind]`.
 fn parse_spec(text: &str) -> Result<Spec, Error> {
-    let mut spec = Spec::default();
-    let mut rest = text;
-    let mut chars = text.chars();
-    let is_align = |c: &char| "<>^=".contains(*c);
-    match (chars.next(), chars.next()) {
-        (Some(fill), Some(align)) if is_align(&align) => {
-            (spec.fill, spec.align) = (Some(fill), Some(align));
-            rest = chars.as_str();
-        }
-        (Some(align), _) if is_align(&align) => {
-            spec.align = Some(align);
-            rest = &text[1..];
-        }
-        _ => {}
-    }
+    let (mut spec, mut rest) = parse_alignment(text);
     if let Some(sign) = rest.chars().next().filter(|c| "+- ".contains(*c)) {
         spec.sign = Some(sign);
         rest = &rest[1..];
@@ -380,6 +386,19 @@ fn parse_spec(text: &str) -> Result<Spec, Error> {
         return fail(format!("invalid format specifier {text:?}"));
     }
     Ok(spec)
+}
+
+/// Reads `[[fill]align]` and gives what follows.
+fn parse_alignment(text: &str) -> (Spec, &str) {
+    let is_align = |c: &char| "<>^=".contains(*c);
+    let mut chars = text.chars();
+    match (chars.next(), chars.next()) {
+        (Some(fill), Some(align)) if is_align(&align) => {
+            (Spec { fill: Some(fill), align: Some(align), ..Spec::default() }, chars.as_str())
+        }
+        (Some(align), _) if is_align(&align) => (Spec { align: Some(align), ..Spec::default() }, &text[1..]),
+        _ => (Spec::default(), text),
+    }
 }
 
 fn take(text: &mut &str, c: char) -> bool {

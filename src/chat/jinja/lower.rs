@@ -99,14 +99,9 @@ impl Lowering {
         self.parser.unexpected(if *tok == Tok::BlockEnd { "`%}`" } else { "`}}`" })
     }
 
-    /// Text, as a literal where it could be taken for a tag.
+    /// Text, as a printed literal: it cannot be taken for a tag, and what is printed is counted.
     fn data(&mut self, text: &str) {
-        if text.contains('{') {
-            self.out.push_str(&format!("{{{{ {} }}}}", quote(text)));
-        } else {
-            self.out.push_str(text);
-            self.out_line += text.matches('\n').count();
-        }
+        self.out.push_str(&format!("{{{{ {} }}}}", quote(text)));
     }
 
     /// Newlines that bring the output to the line of the source; removed text left it behind.

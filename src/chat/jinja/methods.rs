@@ -186,11 +186,13 @@ fn seq_method(seq: &Seq, name: &str, args: &Args) -> Result<Value, Error> {
     if name == "copy" {
         return list(seq.items.clone());
     }
-    let args = args.bind(["value", "start", "stop"])?;
-    let wanted = args.required(0)?;
     if name == "count" {
+        let args = args.bind(["value"])?;
+        let wanted = args.required(0)?;
         return Ok(Value::from(seq.items.iter().filter(|it| equal(it, wanted)).count()));
     }
+    let args = args.bind(["value", "start", "stop"])?;
+    let wanted = args.required(0)?;
     let range = strings::bounds(seq.items.len(), args.get(1), args.get(2))?;
     let found = range.into_iter().find(|at| seq.items.get(*at).is_some_and(|it| equal(it, wanted)));
     found.map_or_else(|| fail("the value is not in the list"), |at| Ok(int(at as i128)))

@@ -185,6 +185,25 @@ fn receiver(args: &[Value]) -> Result<(&Value, &[Value]), Error> {
     }
 }
 
+/// What a template's syntax is lowered to, besides operators with two sides.
+const OPERATORS: &[(&str, Filter)] = &[
+    ("__neg", |_, value, _| ops::signed(value, -1)),
+    ("__pos", |_, value, _| ops::signed(value, 1)),
+    ("__concat", |_, value, args| ops::tilde(value, args.positional())),
+    ("__slice", |_, value, args| ops::slice(value, args.positional())),
+    ("__attr", |_, value, args| ops::attribute(value, args.bind(["name"])?.str(0)?)),
+    ("__iter", |_, value, args| for_loop(value, !args.positional().is_empty())),
+    ("__list", |_, _, args| value::list(args.positional().to_vec())),
+    ("__tuple", |_, _, args| value::seq(value::SeqKind::Tuple, args.positional().to_vec())),
+    ("__dict", |_, _, args| {
+        let pairs = args.positional().chunks_exact(2);
+        value::dict(pairs.map(|pair| (pair[0].clone(), pair[1].clone())))
+    }),
+    // What a `filter` block ends up with goes into the text as it is, so it must be text.
+    ("__printed", |_, value, _| args::as_str(value).map(|_| value.clone())),
+    ("__store", |_, value, _| value::check_storable(value).map(|()| value.clone())),
+];
+
 /// What the operators of a template are lowered to.
 fn add_operators(env: &mut Environment<'static>) {
     for (name, operator) in ops::BINARY.iter().copied() {
@@ -194,24 +213,7 @@ fn add_operators(env: &mut Environment<'static>) {
             Ok(result)
         });
     }
-    let operators: &[(&'static str, Filter)] = &[
-        ("__neg", |_, value, _| ops::signed(value, -1)),
-        ("__pos", |_, value, _| ops::signed(value, 1)),
-        ("__concat", |_, value, args| ops::tilde(value, args.positional())),
-        ("__slice", |_, value, args| ops::slice(value, args.positional())),
-        ("__attr", |_, value, args| ops::attribute(value, args.bind(["name"])?.str(0)?)),
-        ("__iter", |_, value, args| for_loop(value, !args.positional().is_empty())),
-        ("__list", |_, _, args| value::list(args.positional().to_vec())),
-        ("__tuple", |_, _, args| value::seq(value::SeqKind::Tuple, args.positional().to_vec())),
-        ("__dict", |_, _, args| {
-            let pairs = args.positional().chunks_exact(2);
-            value::dict(pairs.map(|pair| (pair[0].clone(), pair[1].clone())))
-        }),
-        // What a `filter` block ends up with goes into the text as it is, so it must be text.
-        ("__printed", |_, value, _| args::as_str(value).map(|_| value.clone())),
-        ("__store", |_, value, _| value::check_storable(value).map(|()| value.clone())),
-    ];
-    for (name, operator) in operators.iter().copied() {
+    for (name, operator) in OPERATORS.iter().copied() {
         add_filter(env, name, operator);
     }
     env.add_filter("__call", |state: &mut State, args: Values| -> Result<Value, Error> {
