@@ -4,6 +4,7 @@
 //! equal citizens behind it; so is the ledger, which wraps another model. Deliberately absent: any
 //! knowledge of episodes, lenses or credit.
 
+pub mod embedded;
 pub mod error;
 
 use async_trait::async_trait;
