@@ -9,6 +9,8 @@ pub mod episode;
 pub mod score;
 pub mod tokens;
 
+pub mod wire;
+
 pub mod chat;
 pub mod model;
 

@@ -1,3 +1,7 @@
 //! The `backsight` binary; everything it does is in the library.
 
-fn main() {}
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    backsight::cli::run(std::env::args_os())
+}

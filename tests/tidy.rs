@@ -83,7 +83,8 @@ fn only_chat_turns_text_into_tokens() {
 #[test]
 fn only_borders_derive_serde() {
     check(|path, text| {
-        let derives = code(text).lines().find(|line| {
+        let code = code(text);
+        let derives = code.lines().find(|line| {
             line.trim_start().starts_with("#[derive")
                 && (line.contains("Serialize") || line.contains("Deserialize"))
         })?;

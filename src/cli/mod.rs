@@ -1,1 +1,44 @@
-//! The command line: the only place that prints.
+//! The command line: reads what was typed, calls the library, and is the only place that prints.
+//!
+//! Data goes to stdout, talk to stderr. Every failure names the thing and the reason, and `help:` says
+//! what to do next. Exit codes: 0 all that was asked for was made, 1 finished with losses, 2 usage or
+//! unreadable input, 3 stopped early.
+
+mod args;
+mod chat;
+mod failure;
+mod output;
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use clap::Parser as _;
+
+use self::args::{Args, ChatCommand, Command};
+use self::failure::Failure;
+
+/// Runs the program with these arguments, the program's name first.
+pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let args = match Args::try_parse_from(arguments) {
+        Ok(args) => args,
+        Err(error) => return usage(&error),
+    };
+    match dispatch(args.command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.report(),
+    }
+}
+
+fn dispatch(command: Command) -> Result<(), Failure> {
+    match command {
+        Command::Chat(ChatCommand::Render(args)) => chat::render(&args),
+        Command::Chat(ChatCommand::Parse(args)) => chat::parse(&args),
+    }
+}
+
+/// Clap's own text: help on stdout with success, mistakes on stderr with exit code 2.
+fn usage(error: &clap::Error) -> ExitCode {
+    // A closed pipe while printing help leaves nothing to tell anybody.
+    let _ = error.print();
+    ExitCode::from(if error.use_stderr() { 2 } else { 0 })
+}

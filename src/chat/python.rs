@@ -1,0 +1,208 @@
+//! How CPython writes floats and JSON.
+//!
+//! Chat templates and tool-call formats grew up beside `json.dumps` and `repr`, so prompts contain
+//! their exact bytes. Owns those two; reading JSON is left to `serde_json` and `chat::parse`.
+//!
+//! One thing cannot be told apart here: `serde_json` reads an integer beyond 64 bits, and `-0`, as
+//! a float, so such a `Value` is written as a float.
+
+use std::fmt::Write;
+
+use serde_json::{Map, Number, Value};
+
+/// What Python's `repr` gives for a float: the shortest digits that read back as the same number,
+/// in exponent form below 1e-4 and from 1e16 on.
+pub fn float_repr(number: f64) -> String {
+    if number.is_nan() {
+        return "nan".to_owned();
+    }
+    let sign = if number.is_sign_negative() { "-" } else { "" };
+    if number.is_infinite() {
+        return format!("{sign}inf");
+    }
+    let (digits, exponent) = shortest_digits(number.abs());
+    format!("{sign}{}", place_point(&digits, exponent))
+}
+
+/// The shortest decimal digits of a finite number and the exponent of the first one.
+fn shortest_digits(number: f64) -> (String, i32) {
+    let text = format!("{number:e}");
+    let (mantissa, exponent) = text.split_once('e').unwrap_or((&text, "0"));
+    (mantissa.replace('.', ""), exponent.parse().unwrap_or(0))
+}
+
+fn place_point(digits: &str, exponent: i32) -> String {
+    match exponent {
+        -4..0 => format!("0.{}{digits}", "0".repeat(exponent.unsigned_abs() as usize - 1)),
+        0..16 => plain(digits, exponent as usize + 1),
+        _ => scientific(digits, exponent),
+    }
+}
+
+/// `n_whole` digits before the point, and at least one after it.
+fn plain(digits: &str, n_whole: usize) -> String {
+    match digits.split_at_checked(n_whole) {
+        Some((whole, fraction)) if !fraction.is_empty() => format!("{whole}.{fraction}"),
+        _ => format!("{digits:0<n_whole$}.0"),
+    }
+}
+
+fn scientific(digits: &str, exponent: i32) -> String {
+    let (first, rest) = digits.split_at(1);
+    let point = if rest.is_empty() { "" } else { "." };
+    let sign = if exponent < 0 { '-' } else { '+' };
+    format!("{first}{point}{rest}e{sign}{:02}", exponent.unsigned_abs())
+}
+
+/// The arguments of `json.dumps` that change what is written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct JsonStyle {
+    /// Write everything beyond printable ASCII as `\uXXXX`.
+    pub ensure_ascii: bool,
+    /// What one level of nesting is indented by; without it everything is on one line.
+    pub indent: Option<String>,
+    /// Between two items of a list or an object.
+    pub item_separator: String,
+    /// Between a key and its value.
+    pub key_separator: String,
+    /// Write keys in the order of their code points instead of the order they were given in.
+    pub sort_keys: bool,
+}
+
+impl Default for JsonStyle {
+    /// `json.dumps(value)`.
+    fn default() -> Self {
+        Self {
+            ensure_ascii: true,
+            indent: None,
+            item_separator: ", ".to_owned(),
+            key_separator: ": ".to_owned(),
+            sort_keys: false,
+        }
+    }
+}
+
+impl JsonStyle {
+    /// `json.dumps(value, ensure_ascii=False)`: the `tojson` of transformers' chat templates.
+    pub fn transformers() -> Self {
+        Self { ensure_ascii: false, ..Self::default() }
+    }
+
+    /// The style with `indent=` given and `separators=` not: items then end in a bare comma.
+    /// Python's integer indents are that many spaces.
+    pub fn indented(self, indent: impl Into<String>) -> Self {
+        Self { indent: Some(indent.into()), item_separator: ",".to_owned(), ..self }
+    }
+}
+
+/// What Python's `json.dumps` gives for a value.
+pub fn json_dumps(value: &Value, style: &JsonStyle) -> String {
+    let mut out = String::new();
+    Writer { style, out: &mut out, depth: 0 }.value(value);
+    out
+}
+
+struct Writer<'a> {
+    style: &'a JsonStyle,
+    out: &'a mut String,
+    depth: usize,
+}
+
+impl Writer<'_> {
+    fn value(&mut self, value: &Value) {
+        match value {
+            Value::Null => self.out.push_str("null"),
+            Value::Bool(true) => self.out.push_str("true"),
+            Value::Bool(false) => self.out.push_str("false"),
+            Value::Number(number) => self.out.push_str(&number_repr(number)),
+            Value::String(text) => self.string(text),
+            Value::Array(items) => self.array(items),
+            Value::Object(fields) => self.object(fields),
+        }
+    }
+
+    fn string(&mut self, text: &str) {
+        write_json_string(self.out, text, self.style.ensure_ascii);
+    }
+
+    fn array(&mut self, items: &[Value]) {
+        self.container(['[', ']'], items.iter(), Self::value);
+    }
+
+    fn object(&mut self, fields: &Map<String, Value>) {
+        let mut fields: Vec<_> = fields.iter().collect();
+        if self.style.sort_keys {
+            fields.sort_by_key(|&(key, _)| key);
+        }
+        self.container(['{', '}'], fields.into_iter(), |writer, (key, value)| {
+            writer.string(key);
+            writer.out.push_str(&writer.style.key_separator);
+            writer.value(value);
+        });
+    }
+
+    fn container<T>(
+        &mut self,
+        [open, close]: [char; 2],
+        items: impl ExactSizeIterator<Item = T>,
+        mut write: impl FnMut(&mut Self, T),
+    ) {
+        let is_empty = items.len() == 0;
+        self.out.push(open);
+        self.depth += 1;
+        for (idx, item) in items.enumerate() {
+            if idx > 0 {
+                self.out.push_str(&self.style.item_separator);
+            }
+            self.new_line();
+            write(self, item);
+        }
+        self.depth -= 1;
+        if !is_empty {
+            self.new_line();
+        }
+        self.out.push(close);
+    }
+
+    fn new_line(&mut self) {
+        if let Some(indent) = &self.style.indent {
+            self.out.push('\n');
+            (0..self.depth).for_each(|_| self.out.push_str(indent));
+        }
+    }
+}
+
+fn number_repr(number: &Number) -> String {
+    match number.as_f64() {
+        Some(float) if number.is_f64() => float_repr(float),
+        _ => number.to_string(),
+    }
+}
+
+/// Appends `text` as Python's JSON string, quotes included.
+pub fn write_json_string(out: &mut String, text: &str, ensure_ascii: bool) {
+    out.push('"');
+    for c in text.chars() {
+        match c {
+            '"' => out.push_str("\\\""),
+            '\\' => out.push_str("\\\\"),
+            '\n' => out.push_str("\\n"),
+            '\r' => out.push_str("\\r"),
+            '\t' => out.push_str("\\t"),
+            '\u{8}' => out.push_str("\\b"),
+            '\u{c}' => out.push_str("\\f"),
+            '\0'..' ' => push_utf16(out, c),
+            '\u{7f}'.. if ensure_ascii => push_utf16(out, c),
+            _ => out.push(c),
+        }
+    }
+    out.push('"');
+}
+
+/// Appends a character as `\uXXXX`, as a surrogate pair where one unit is not enough.
+fn push_utf16(out: &mut String, c: char) {
+    for unit in c.encode_utf16(&mut [0; 2]) {
+        // Writing to a string cannot fail.
+        let _ = write!(out, "\\u{unit:04x}");
+    }
+}

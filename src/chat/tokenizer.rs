@@ -1,0 +1,264 @@
+//! A model's own tokenizer, with the checks that keep wrong ids from ever leaving us.
+//!
+//! Owns encoding, decoding, the vocabulary's size and the tokens that end a turn. The work itself is
+//! done by the `tokenizers` crate over `tokenizer.json`. Deliberately absent: added BOS or EOS tokens
+//! when a rendered conversation is encoded, because a chat template writes its own.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+use tokenizers::AddedToken;
+
+use crate::tokens::TokenId;
+
+/// Why a tokenizer cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum TokenizerError {
+    /// A file is missing or unreadable.
+    #[error("{}: {why}", path.display())]
+    Unreadable {
+        /// Which file.
+        path: PathBuf,
+        /// What the system said.
+        why: String,
+    },
+    /// A file is there but is not what it should be.
+    #[error("{}: {why}", path.display())]
+    Broken {
+        /// Which file.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// The tokenizer refused a text or ids.
+    #[error("the tokenizer failed: {0}")]
+    Failed(String),
+}
+
+impl TokenizerError {
+    /// What to do about it.
+    pub fn help(&self) -> &'static str {
+        match self {
+            Self::Unreadable { .. } => {
+                "name a model directory that holds tokenizer.json, or that file itself"
+            }
+            Self::Broken { .. } => "download the file again, or export it with save_pretrained",
+            Self::Failed(_) => "check that the tokenizer belongs to the model",
+        }
+    }
+}
+
+/// An id the model does not have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("token {id} at position {position} is outside the vocabulary of {vocab_size}")]
+pub struct OutOfVocabulary {
+    /// The id.
+    pub id: TokenId,
+    /// Where it stands.
+    pub position: usize,
+    /// Ids must be below this.
+    pub vocab_size: usize,
+}
+
+/// Refuses ids at or above `vocab_size`: one of them is enough to kill a real server.
+pub fn check_ids(ids: &[TokenId], vocab_size: usize) -> Result<(), OutOfVocabulary> {
+    match ids.iter().position(|&id| id as usize >= vocab_size) {
+        Some(position) => Err(OutOfVocabulary { id: ids[position], position, vocab_size }),
+        None => Ok(()),
+    }
+}
+
+/// Ids of a text and the bytes each one stands for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Encoded {
+    /// The ids.
+    pub ids: Vec<TokenId>,
+    /// For each id its bytes in the text. Tokens that share a character have overlapping ranges.
+    pub offsets: Vec<Range<usize>>,
+}
+
+/// A model's tokenizer.
+pub struct Tokenizer {
+    inner: tokenizers::Tokenizer,
+    added: HashMap<TokenId, AddedToken>,
+    vocab_size: usize,
+    end_ids: Vec<TokenId>,
+}
+
+impl Tokenizer {
+    /// From a model directory or from a `tokenizer.json`; the files beside it say which tokens end a turn and how large the model's vocabulary is.
+    pub fn open(path: &Path) -> Result<Self, TokenizerError> {
+        let file = if path.is_dir() { path.join("tokenizer.json") } else { path.to_owned() };
+        let dir = file.parent().unwrap_or(Path::new("."));
+        let mut tokenizer = Self::from_json(&read(&file)?)
+            .map_err(|why| TokenizerError::Broken { path: file.clone(), why: why.to_string() })?;
+        let beside = Beside::read(dir)?;
+        if let Some(vocab_size) = beside.vocab_size() {
+            tokenizer.vocab_size = vocab_size;
+        }
+        tokenizer.end_ids = beside.end_ids(&tokenizer);
+        Ok(tokenizer)
+    }
+
+    /// From the bytes of a `tokenizer.json`, without knowledge of the model around it.
+    pub fn from_json(json: &[u8]) -> Result<Self, TokenizerError> {
+        let inner = tokenizers::Tokenizer::from_bytes(json).map_err(failed)?;
+        Self::from_inner(inner)
+    }
+
+    fn from_inner(mut inner: tokenizers::Tokenizer) -> Result<Self, TokenizerError> {
+        // Some files ship with the limits of the training script; a conversation is never cut or padded here.
+        inner.with_truncation(None).map_err(failed)?;
+        inner.with_padding(None);
+        let highest = inner.get_vocab(true).into_values().max();
+        let vocab_size = highest.map_or(0, |id| id as usize + 1);
+        let added = inner.get_added_tokens_decoder().into_iter().collect();
+        Ok(Self { inner, added, vocab_size, end_ids: Vec::new() })
+    }
+
+    /// Encodes text as it stands: special tokens written in it become their ids, none are added.
+    pub fn encode(&self, text: &str) -> Result<Encoded, TokenizerError> {
+        self.encode_with(text, false)
+    }
+
+    /// Encodes plain text as the model defines it, with the BOS or EOS its tokenizer adds.
+    pub fn encode_plain(&self, text: &str) -> Result<Encoded, TokenizerError> {
+        self.encode_with(text, true)
+    }
+
+    fn encode_with(&self, text: &str, add_special_tokens: bool) -> Result<Encoded, TokenizerError> {
+        let encoding = self.inner.encode(text, add_special_tokens).map_err(failed)?;
+        let offsets = encoding.get_offsets().iter().map(|&(start, end)| start..end).collect();
+        Ok(Encoded { ids: encoding.get_ids().to_vec(), offsets })
+    }
+
+    /// The text of ids, special tokens included.
+    pub fn decode(&self, ids: &[TokenId]) -> Result<String, TokenizerError> {
+        self.inner.decode(ids, false).map_err(failed)
+    }
+
+    /// The token as the vocabulary spells it.
+    pub fn spelling(&self, id: TokenId) -> Option<String> {
+        self.inner.id_to_token(id)
+    }
+
+    /// The id of a token spelled exactly so.
+    pub fn id_of(&self, spelling: &str) -> Option<TokenId> {
+        self.inner.token_to_id(spelling)
+    }
+
+    /// Ids must be below this: the rows of the model's embedding where its configuration is known, else one more than the highest id.
+    pub fn vocab_size(&self) -> usize {
+        self.vocab_size
+    }
+
+    /// Refuses ids the model does not have.
+    pub fn check_ids(&self, ids: &[TokenId]) -> Result<(), OutOfVocabulary> {
+        check_ids(ids, self.vocab_size)
+    }
+
+    /// The tokens that end a turn.
+    pub fn end_ids(&self) -> &[TokenId] {
+        &self.end_ids
+    }
+
+    pub(super) fn set_end_ids(&mut self, end_ids: Vec<TokenId>) {
+        self.end_ids = end_ids;
+    }
+
+    /// Whether `id` is a special token such as `<|im_start|>`, not one that stands for text.
+    pub fn is_special(&self, id: TokenId) -> bool {
+        self.added.get(&id).is_some_and(|token| token.special)
+    }
+
+    /// How an added token is written.
+    pub(super) fn added_text(&self, id: TokenId) -> Option<&str> {
+        self.added.get(&id).map(|token| token.content.as_str())
+    }
+
+    /// Whether text can be cut before every occurrence of `id` without changing any id on either side.
+    ///
+    /// The tokenizer takes such a token out of the raw text before anything else happens, so what stands
+    /// left and right of it is encoded apart. That holds when it takes no white space from its neighbours,
+    /// is found in the text as written, and no other added token can take its place.
+    pub(super) fn is_seam(&self, id: TokenId) -> bool {
+        let Some(token) = self.added.get(&id) else { return false };
+        let plain = !token.lstrip && !token.rstrip && !token.single_word && !token.content.is_empty();
+        let as_written = !token.normalized || self.inner.get_normalizer().is_none();
+        plain && as_written && !self.added.values().any(|other| reaches_into(&other.content, &token.content))
+    }
+}
+
+/// Whether `other` can take an occurrence of `token` away: by beginning before it and ending inside or behind it, or by being longer.
+fn reaches_into(other: &str, token: &str) -> bool {
+    let mut tails = other.char_indices().skip(1).map(|(start, _)| &other[start..]);
+    let longer = other != token && other.starts_with(token);
+    longer || tails.any(|tail| token.starts_with(tail) || tail.starts_with(token))
+}
+
+/// What the files beside a `tokenizer.json` say.
+struct Beside {
+    model: Value,
+    generation: Value,
+    tokenizer: Value,
+}
+
+impl Beside {
+    fn read(dir: &Path) -> Result<Self, TokenizerError> {
+        Ok(Self {
+            model: read_json(&dir.join("config.json"))?,
+            generation: read_json(&dir.join("generation_config.json"))?,
+            tokenizer: read_json(&dir.join("tokenizer_config.json"))?,
+        })
+    }
+
+    fn vocab_size(&self) -> Option<usize> {
+        let nested = self.model.get("text_config").and_then(|it| it.get("vocab_size"));
+        let size = self.model.get("vocab_size").or(nested)?.as_u64()?;
+        usize::try_from(size).ok()
+    }
+
+    /// Every id that the model's files name as an end, each once.
+    fn end_ids(&self, tokenizer: &Tokenizer) -> Vec<TokenId> {
+        let mut ids = Vec::new();
+        for config in [&self.generation, &self.model] {
+            collect_ids(config.get("eos_token_id"), &mut ids);
+        }
+        let named = self.tokenizer.get("eos_token");
+        let spelling = named.and_then(|it| it.as_str().or_else(|| it.get("content")?.as_str()));
+        ids.extend(spelling.and_then(|spelling| tokenizer.id_of(spelling)));
+        ids.sort_unstable();
+        ids.dedup();
+        ids
+    }
+}
+
+/// `eos_token_id` is a number or a list of numbers.
+fn collect_ids(value: Option<&Value>, ids: &mut Vec<TokenId>) {
+    let values = match value {
+        Some(Value::Array(values)) => values.as_slice(),
+        Some(value) => std::slice::from_ref(value),
+        None => &[],
+    };
+    ids.extend(values.iter().filter_map(|value| TokenId::try_from(value.as_u64()?).ok()));
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, TokenizerError> {
+    std::fs::read(path)
+        .map_err(|error| TokenizerError::Unreadable { path: path.to_owned(), why: error.to_string() })
+}
+
+/// A file that may be missing, but must be JSON if it is there.
+fn read_json(path: &Path) -> Result<Value, TokenizerError> {
+    if !path.exists() {
+        return Ok(Value::Null);
+    }
+    serde_json::from_slice(&read(path)?)
+        .map_err(|error| TokenizerError::Broken { path: path.to_owned(), why: format!("not JSON: {error}") })
+}
+
+fn failed(error: tokenizers::Error) -> TokenizerError {
+    TokenizerError::Failed(error.to_string())
+}
