@@ -4,4 +4,6 @@
 //! hand. Deliberately absent: sockets, retries and every decision about what to ask; those are the
 //! business of `model`.
 
+pub mod ggml;
+pub mod gguf;
 pub mod messages;
