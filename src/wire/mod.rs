@@ -6,4 +6,6 @@
 
 pub mod ggml;
 pub mod gguf;
+pub mod hf_config;
 pub mod messages;
+pub mod safetensors;

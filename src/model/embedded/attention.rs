@@ -115,7 +115,14 @@ impl<'a> Queries<'a> {
 
     /// Turns scores into weights relative to each row's largest score so far, and brings what was gathered down to it.
     #[inline(always)]
-    fn weigh<S: Simd>(&self, simd: S, first_key: usize, n_pages: usize, scratch: &mut Scratch, out: &mut [f32]) {
+    fn weigh<S: Simd>(
+        &self,
+        simd: S,
+        first_key: usize,
+        n_pages: usize,
+        scratch: &mut Scratch,
+        out: &mut [f32],
+    ) {
         let width = self.shape.padded();
         let rows = scratch.scores.chunks_exact_mut(n_pages * PAGE).zip(out.chunks_exact_mut(width));
         let state = scratch.largest.iter_mut().zip(&mut scratch.total);
@@ -208,7 +215,8 @@ mod tests {
                 for position in 0..self.n {
                     let block = Arc::make_mut(&mut pages[position / PAGE]);
                     for head in 0..self.shape.heads {
-                        let key: Vec<_> = (0..self.shape.head_dim).map(|i| self.key(position, head, i)).collect();
+                        let key: Vec<_> =
+                            (0..self.shape.head_dim).map(|i| self.key(position, head, i)).collect();
                         let mut value = vec![0.0; self.shape.padded()];
                         (0..self.shape.head_dim).for_each(|i| value[i] = self.value(position, head, i));
                         self.shape.write(block, head, position % PAGE, &key, &value);
@@ -253,13 +261,15 @@ mod tests {
         /// The textbook formula in double precision.
         fn naive(&self, head: usize, position: usize, j: usize) -> Vec<f64> {
             let score = |key: usize| -> f64 {
-                let terms = (0..self.shape.head_dim).map(|i| (self.query(position, j, i), self.key(key, head, i)));
+                let terms =
+                    (0..self.shape.head_dim).map(|i| (self.query(position, j, i), self.key(key, head, i)));
                 terms.map(|(q, k)| f64::from(q) * f64::from(k)).sum()
             };
             let weights: Vec<f64> = (0..=position).map(|key| score(key).exp()).collect();
             let total: f64 = weights.iter().sum();
             let mean = |i: usize| -> f64 {
-                let terms = weights.iter().enumerate().map(|(key, w)| w * f64::from(self.value(key, head, i)));
+                let terms =
+                    weights.iter().enumerate().map(|(key, w)| w * f64::from(self.value(key, head, i)));
                 terms.sum::<f64>() / total
             };
             (0..self.shape.head_dim).map(mean).collect()
@@ -296,7 +306,11 @@ mod tests {
         for isa in Isa::available() {
             let whole = case.attend(isa, &mut cache, 0, 0);
             for start in [1, 16, 200, 255, 256, 257, 344] {
-                assert_eq!(case.attend(isa, &mut cache, 0, start), whole[start * width..], "{isa:?}, from {start}");
+                assert_eq!(
+                    case.attend(isa, &mut cache, 0, start),
+                    whole[start * width..],
+                    "{isa:?}, from {start}"
+                );
             }
         }
     }

@@ -213,7 +213,9 @@ impl KvTree {
         for (i, tokens) in tokens[..cache.len().min(tokens.len())].chunks(PAGE).enumerate() {
             at = match self.best_child(at, tokens) {
                 Some((child, n)) if n == tokens.len() => child,
-                Some((child, n)) if n == self.nodes[child].tokens.len() => self.extend(child, tokens, cache.page(i)),
+                Some((child, n)) if n == self.nodes[child].tokens.len() => {
+                    self.extend(child, tokens, cache.page(i))
+                }
                 _ => self.add(at, tokens, cache.page(i)),
             };
             self.nodes[at].used = self.clock;
