@@ -8,8 +8,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use backsight::model::embedded::constrain::TokenBytes;
 use backsight::model::embedded::engine::{Engine, Options};
 use backsight::model::embedded::simd::Isa;
+use backsight::model::{Constraint, Finish, GenerateRequest, Generated, Place, Sampling};
 use backsight::score::{Absence, ScoreJob, SpanScore};
 use backsight::tokens::{TokenId, TokenSpan};
 use serde_json::Value;
@@ -194,4 +196,130 @@ fn what_cannot_be_read_is_refused_and_the_rest_goes_on() {
     assert!(results[0].is_ok() && results[3].is_ok());
     assert_eq!(message(1), "token 131 at position 1 is outside the vocabulary of 131");
     assert_eq!(message(2), "8193 tokens do not fit into the model's context of 8192");
+}
+
+fn request(prompt: &[TokenId], temperature: f64, max_tokens: usize) -> GenerateRequest {
+    let sampling =
+        Sampling { temperature, top_p: 1.0, top_k: None, seed: Some(1), max_tokens, constraint: None };
+    GenerateRequest { prompt: prompt.to_vec(), sampling, stop_ids: vec![], top_k: 0, place: Place::default() }
+}
+
+fn ids(generated: &Generated) -> Vec<TokenId> {
+    generated.tokens.iter().map(|it| it.id).collect()
+}
+
+fn generate(engine: &mut Engine, requests: &[GenerateRequest]) -> Vec<Generated> {
+    engine.generate(requests).into_iter().map(Result::unwrap).collect()
+}
+
+#[test]
+fn sampled_logprobs_are_those_that_scoring_gives() {
+    let mut engine = engine("tiny-qwen3", Options::default());
+    for temperature in [0.0, 1.5] {
+        let mut request = request(&[3, 1, 4, 1, 5], temperature, 40);
+        request.top_k = 3;
+        let generated = generate(&mut engine, &[request.clone()]).remove(0);
+        assert_eq!((generated.tokens.len(), &generated.finish), (40, &Finish::Length));
+        let tokens = [&request.prompt[..], &ids(&generated)].concat();
+        let scored = engine.score(&job(&tokens, &[(5, 45)], 3)).unwrap();
+        for (sampled, score) in generated.tokens.iter().zip(scored.spans[0].scores()) {
+            assert_eq!((sampled.logprob, &sampled.top), (score.logprob.clone().ok(), &score.top));
+            assert!(temperature > 0.0 || sampled.top.entries()[0].0 == sampled.id);
+        }
+    }
+}
+
+#[test]
+fn a_sequence_does_not_depend_on_its_company() {
+    let long: Vec<TokenId> = (0..200).map(|i| (i * 31) % 128).collect();
+    let requests = [
+        GenerateRequest { place: Place { vote: 1, ..Place::default() }, ..request(&long, 1.0, 30) },
+        request(&long, 1.0, 50),
+        request(&long[..7], 0.7, 20),
+        request(&[9], 0.0, 45),
+        request(&long[..100], 1.0, 1),
+    ];
+    let mut engine = engine("tiny-qwen2", Options::default());
+    let together = generate(&mut engine, &requests);
+    assert_ne!(ids(&together[0]), ids(&together[1])[..30], "another place is another draw");
+    assert_eq!(together[1].usage.cached_tokens, Some(199), "an equal prompt is read once");
+    let fresh =
+        || Engine::load_with(&fixture("tiny-qwen2"), &Options { cache_bytes: 0, ..Options::default() });
+    for (request, together) in requests.iter().zip(&together) {
+        let alone = generate(&mut fresh().unwrap(), std::slice::from_ref(request)).remove(0);
+        assert_eq!(alone.tokens, together.tokens);
+    }
+}
+
+#[test]
+fn sampling_stops_where_it_should() {
+    let mut engine = engine("tiny-llama", Options::default());
+    let free = ids(&generate(&mut engine, &[request(&[7, 8], 0.0, 12)])[0]);
+    let stop = free[5];
+    let first = free.iter().position(|&id| id == stop).unwrap();
+    let stopped =
+        generate(&mut engine, &[GenerateRequest { stop_ids: vec![stop], ..request(&[7, 8], 0.0, 12) }])
+            .remove(0);
+    assert_eq!((ids(&stopped), stopped.finish), (free[..=first].to_vec(), Finish::Stop));
+    let nothing = generate(&mut engine, &[request(&[7, 8], 0.0, 0)]).remove(0);
+    assert_eq!((nothing.tokens.len(), nothing.finish), (0, Finish::Length));
+    let edge = generate(&mut engine, &[request(&vec![3; 8190], 0.0, 9)]).remove(0);
+    assert_eq!((edge.tokens.len(), edge.finish), (2, Finish::Length));
+    let message = |request: GenerateRequest| engine.generate(&[request])[0].as_ref().unwrap_err().to_string();
+    let mut message = message;
+    assert_eq!(message(request(&[], 0.0, 1)), "the prompt has no tokens");
+    assert_eq!(message(request(&[200], 0.0, 1)), "token 200 at position 0 is outside the vocabulary of 131");
+    assert_eq!(
+        message(request(&vec![3; 8192], 0.0, 1)),
+        "8192 tokens do not fit into the model's context of 8192"
+    );
+    assert_eq!(message(request(&[1], -1.0, 1)), "temperature -1 is no temperature");
+}
+
+#[test]
+fn a_constraint_shapes_what_even_a_random_model_writes() {
+    let mut engine = engine("tiny-llama", Options::default());
+    let mut tokens: Vec<_> = (0..128u8).map(|byte| Some(vec![byte])).collect();
+    tokens.resize(131, None);
+    let schema = serde_json::json!({
+        "type": "object",
+        "properties": {
+            "name": {"enum": ["read_file", "run_tests"]},
+            "count": {"type": "integer", "minimum": 0, "maximum": 999},
+            "ok": {"type": "boolean"},
+            "note": {"type": "string", "maxLength": 12},
+        },
+        "required": ["name", "count", "ok", "note"],
+        "additionalProperties": false,
+    });
+    let constrained = |constraint: Constraint, seed: u64| {
+        let mut request = request(&[1, 2, 3], 1.0, 200);
+        request.sampling.constraint = Some(constraint);
+        request.sampling.seed = Some(seed);
+        request
+    };
+    let requests: Vec<_> =
+        (0..20).map(|seed| constrained(Constraint::JsonSchema(schema.clone()), seed)).collect();
+    assert!(
+        engine.generate(&requests[..1])[0].is_err(),
+        "without the tokens' bytes no constraint can be followed"
+    );
+    engine.set_vocabulary(&TokenBytes { tokens, end: 130 }).unwrap();
+    let text = |generated: &Generated| {
+        let bytes = ids(generated).iter().filter(|&&id| id != 130).map(|&id| id as u8).collect();
+        String::from_utf8(bytes).unwrap()
+    };
+    for generated in generate(&mut engine, &requests) {
+        let text = text(&generated);
+        let value: Value = serde_json::from_str(&text).unwrap_or_else(|why| panic!("{text}: {why}"));
+        assert_eq!(generated.finish, Finish::Stop, "{text}");
+        assert!(value["count"].as_u64().is_some_and(|it| it < 1000) && value["ok"].is_boolean(), "{text}");
+        assert!(["read_file", "run_tests"].contains(&value["name"].as_str().unwrap()), "{text}");
+    }
+    let regex = constrained(Constraint::Regex("[a-f]{3}-(x|yz)+!".to_owned()), 3);
+    let generated = generate(&mut engine, &[regex]).remove(0);
+    let text = text(&generated);
+    let (head, tail) = text.strip_suffix('!').unwrap().split_once('-').unwrap();
+    assert!(head.len() == 3 && head.bytes().all(|it| (b'a'..=b'f').contains(&it)), "{text}");
+    assert!(!tail.is_empty() && tail.replace("yz", "").bytes().all(|it| it == b'x'), "{text}");
 }

@@ -10,6 +10,7 @@ use std::path::Path;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use super::config::Config;
+use super::constrain::Grammars;
 use super::forward::{Machine, Run};
 use super::head::{Answer, Ask};
 use super::kv::{Cache, KvTree, PAGE, common_prefix};
@@ -62,6 +63,7 @@ pub struct Engine {
     pool: ThreadPool,
     pub(super) tree: KvTree,
     pub(super) counters: Counters,
+    pub(super) grammars: Option<Grammars>,
 }
 
 /// Tokens to be read after what is remembered of them.
@@ -87,7 +89,15 @@ impl Engine {
         let (source, config) = Source::open(path)?;
         let weights = pool.install(|| Weights::load(&source, &config, 0))?;
         let tree = KvTree::new(config.kv_shape(), options.cache_bytes);
-        Ok(Self { config, weights, isa: options.isa, pool, tree, counters: Counters::default() })
+        Ok(Self {
+            config,
+            weights,
+            isa: options.isa,
+            pool,
+            tree,
+            counters: Counters::default(),
+            grammars: None,
+        })
     }
 
     /// The shape of the model.
@@ -229,16 +239,21 @@ impl Engine {
 
     /// What has to be read for a job: all that precedes the last needed token.
     fn reading<'a>(&mut self, job: &'a ScoreJob) -> Reading<'a> {
-        let cache = self.tree.find(&job.tokens()[..reuse_limit(job)]);
+        let cache = self.remembered(&job.tokens()[..reuse_limit(job)]);
         Reading { tokens: &job.tokens()[..last_read(job)], cache, wanted_from: reuse_limit(job) }
+    }
+
+    /// The cache of the longest prefix of `tokens` that is remembered.
+    pub(super) fn remembered(&mut self, tokens: &[TokenId]) -> Cache {
+        let cache = self.tree.find(tokens);
+        self.counters.reused += cache.len() as u64;
+        cache
     }
 
     /// Reads tokens; gives back the wanted hidden states of each sequence.
     pub(super) fn read(&mut self, readings: &mut [Reading<'_>]) -> Vec<Vec<f32>> {
-        for reading in readings.iter() {
-            self.counters.reused += reading.cache.len() as u64;
-            self.counters.computed += (reading.tokens.len() - reading.cache.len()) as u64;
-        }
+        let new = readings.iter().map(|reading| (reading.tokens.len() - reading.cache.len()) as u64);
+        self.counters.computed += new.sum::<u64>();
         let mut hidden = vec![Vec::new(); readings.len()];
         while readings.iter().any(|reading| reading.cache.len() < reading.tokens.len()) {
             self.read_pass(readings, &mut hidden);

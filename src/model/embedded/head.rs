@@ -233,3 +233,50 @@ pub fn best(mut candidates: Vec<(f32, TokenId)>, k: usize) -> Vec<(f32, TokenId)
     candidates.sort_unstable_by(order);
     candidates
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn logits(n: usize) -> Vec<f32> {
+        (0..n).map(|i| ((i * i % 7919) as f32 * 0.37).sin() * 6.0 + (i % 11) as f32 * 0.1).collect()
+    }
+
+    /// Plain sums in double precision.
+    fn naive(logits: &[f32]) -> Vec<f64> {
+        let total: f64 = logits.iter().map(|x| f64::from(*x).exp()).sum();
+        logits.iter().map(|x| f64::from(*x) - total.ln()).collect()
+    }
+
+    fn check(n: usize, token: TokenId, top_k: usize) {
+        let logits = logits(n);
+        let expected = naive(&logits);
+        let mut ranked: Vec<TokenId> = (0..n as TokenId).collect();
+        ranked.sort_by(|&a, &b| logits[b as usize].total_cmp(&logits[a as usize]).then(a.cmp(&b)));
+        for isa in Isa::available() {
+            let answer = answer_from_logits(isa, &logits, Ask { token, top_k });
+            assert!((answer.logprob - expected[token as usize]).abs() < 1e-6, "{isa:?}, {n} tokens");
+            let ids: Vec<TokenId> = answer.top.iter().map(|it| it.0).collect();
+            assert_eq!(ids, ranked[..top_k.min(n)], "{isa:?}, {n} tokens");
+            assert!(answer.top.iter().all(|(id, lp)| (lp - expected[*id as usize]).abs() < 1e-6));
+        }
+    }
+
+    #[test]
+    fn a_row_is_answered_whatever_the_size_of_the_vocabulary() {
+        check(1, 0, 1);
+        check(131, 130, 5);
+        check(256, 17, 0);
+        check(PART, 4095, 20);
+        check(PART + 3, PART as TokenId + 2, 200);
+        check(3 * PART + 100, 5000, 1);
+        check(300, 3, 1000);
+    }
+
+    #[test]
+    fn among_equals_the_lower_id_comes_first() {
+        let answer = answer_from_logits(Isa::best(), &[1.0; 500], Ask { token: 7, top_k: 3 });
+        assert_eq!(answer.top.iter().map(|it| it.0).collect::<Vec<_>>(), [0, 1, 2]);
+        assert!((answer.logprob + 500f64.ln()).abs() < 1e-6);
+    }
+}
