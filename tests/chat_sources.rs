@@ -148,7 +148,7 @@ fn what_is_wrong_is_said_with_the_file() {
     check(ChatTemplates::from_file(Path::new("/nowhere.jinja")), "/nowhere.jinja: No such file");
     check(ChatTemplates::from_gguf(Path::new("/nowhere.gguf")), "/nowhere.gguf: No such file");
     let dir = directory(&[("model.gguf", "GGML?")]);
-    check(ChatTemplates::from_gguf(&dir.path().join("model.gguf")), "this is no GGUF file");
+    check(ChatTemplates::from_gguf(&dir.path().join("model.gguf")), "it does not begin with `GGUF`");
 }
 
 #[test]

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value};
 
 use super::template::{Template, TemplateError};
-use crate::wire::gguf::{Gguf, GgufValue};
+use crate::wire::gguf::{self, Gguf};
 
 /// The name of the template used when nothing else is asked for.
 const DEFAULT: &str = "default";
@@ -274,16 +274,19 @@ fn gguf_templates(gguf: &Gguf, path: &Path) -> Vec<Named> {
     let entries = gguf.metadata.iter().filter_map(|(key, value)| {
         let rest = key.strip_prefix("tokenizer.chat_template")?;
         let name = if rest.is_empty() { DEFAULT } else { rest.strip_prefix('.')? };
-        Some(named(name, value.as_text()?.to_owned(), path))
+        Some(named(name, value.as_str()?.to_owned(), path))
     });
-    entries.collect()
+    let mut templates: Vec<Named> = entries.collect();
+    templates.sort_by(|a, b| a.name.cmp(&b.name));
+    templates
 }
 
 fn gguf_special_tokens(gguf: &Gguf) -> Map<String, Value> {
-    let vocabulary = gguf.get("tokenizer.ggml.tokens").and_then(GgufValue::as_array).unwrap_or_default();
+    let vocabulary =
+        gguf.metadata.get("tokenizer.ggml.tokens").and_then(gguf::Value::as_list).unwrap_or_default();
     let tokens = SPECIAL_TOKENS.iter().zip(GGUF_TOKENS).filter_map(|(name, key)| {
-        let id = gguf.get(&format!("tokenizer.ggml.{key}"))?.as_uint()?;
-        let token = vocabulary.get(usize::try_from(id).ok()?)?.as_text()?;
+        let id = gguf.metadata.get(&format!("tokenizer.ggml.{key}"))?.as_usize()?;
+        let token = vocabulary.get(id)?.as_str()?;
         Some(((*name).to_owned(), Value::String(token.to_owned())))
     });
     tokens.collect()

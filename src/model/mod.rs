@@ -9,6 +9,7 @@ pub mod as_json;
 mod body;
 mod breaker;
 pub mod budget;
+pub mod embedded;
 pub mod endpoint;
 pub mod error;
 pub mod notice;

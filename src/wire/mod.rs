@@ -6,10 +6,13 @@
 
 pub mod anthropic;
 pub mod error;
+pub mod ggml;
 pub mod gguf;
+pub mod hf_config;
 pub mod messages;
 pub mod needed;
 pub mod openai;
+pub mod safetensors;
 pub mod scan;
 pub mod score_jobs;
 pub mod sglang;
