@@ -1,13 +1,17 @@
-//! The clients against real servers: every logprob compared with a direct request read as plain JSON.
+//! The clients against real servers: every logprob compared with a direct request read as plain JSON, and with a forward
+//! pass of our own over the very directory the server loaded.
 //!
 //! Runs where `BACKSIGHT_VLLM_URL` or `BACKSIGHT_SGLANG_URL` names a running server (start one with
-//! `tests/servers/real-servers`). With `BACKSIGHT_REQUIRE_REAL` set, no server is a failure.
+//! `tests/servers/real-servers`). Servers named in `BACKSIGHT_REQUIRE_SERVERS` must be there.
 #![expect(clippy::unwrap_used, clippy::print_stderr, reason = "tests fail by panicking and may talk")]
 
 use std::env;
+use std::path::Path;
+use std::process::Command;
 use std::sync::Arc;
 
 use backsight::episode::{Content, Message, Role};
+use backsight::model::embedded::engine::Engine;
 use backsight::model::remote::OpenOptions;
 use backsight::model::sglang::Sglang;
 use backsight::model::transport::{Settings, Transport};
@@ -28,7 +32,9 @@ const TEXTS: [&str; 3] = [
 
 fn url(name: &str) -> Option<String> {
     let url = env::var(name).ok().filter(|url| !url.is_empty());
-    assert!(url.is_some() || env::var("BACKSIGHT_REQUIRE_REAL").is_err(), "{name} is not set");
+    let required = env::var("BACKSIGHT_REQUIRE_SERVERS").unwrap_or_default();
+    let is_required = required.split_whitespace().any(|server| name.contains(&server.to_uppercase()));
+    assert!(url.is_some() || !is_required, "{name} is not set");
     if url.is_none() {
         eprintln!("{name} is not set: nothing was checked");
     }
@@ -109,6 +115,57 @@ async fn compare(model: &dyn Model, job: &ScoreJob, truth: &Truth) -> (usize, f6
     }
     assert!(worst < TOLERANCE, "{worst}");
     (n, worst)
+}
+
+/// The largest difference to a forward pass of our own over the weights the server says it loaded.
+async fn differs_from_own_pass(model: &dyn Model, path: &str, sequences: &[Vec<TokenId>]) -> f64 {
+    let mut engine = Engine::load(Path::new(path)).unwrap();
+    let mut worst = 0.0_f64;
+    for tokens in sequences {
+        let job =
+            ScoreJob::new(Arc::from(tokens.as_slice()), vec![TokenSpan::at(1, tokens.len() - 1)], 0).unwrap();
+        let (theirs, ours) = (model.score(&job).await.unwrap(), engine.score(&job).unwrap());
+        for (theirs, ours) in theirs.spans[0].logprobs().zip(ours.spans[0].logprobs()) {
+            worst = worst.max((theirs.unwrap().get() - ours.unwrap().get()).abs());
+        }
+    }
+    worst
+}
+
+/// `backsight probe` and `backsight score`, as a user runs them, agree with the client.
+async fn check_commands(url: &str, kind: &str, model: &dyn Model, tokens: &[TokenId]) {
+    let run =
+        |arguments: &[&str]| Command::new(env!("CARGO_BIN_EXE_backsight")).args(arguments).output().unwrap();
+    let probed = run(&["probe", url, "--json"]);
+    let report: Value = serde_json::from_slice(&probed.stdout).unwrap();
+    assert_eq!(
+        (report["kind"].as_str(), report["tokenizer_agrees"].as_bool()),
+        (Some(kind), Some(true)),
+        "{report}"
+    );
+    assert_eq!(
+        (report["deterministic"].as_bool(), report["self_test"]["ok"].as_bool()),
+        (Some(true), Some(true))
+    );
+    let dir = tempfile::tempdir().unwrap();
+    let (jobs, out) = (dir.path().join("jobs.jsonl"), dir.path().join("out.jsonl"));
+    let line = json!({"id": 1, "tokens": tokens, "spans": [[0, tokens.len()]], "top_k": 4});
+    std::fs::write(&jobs, format!("{line}\n")).unwrap();
+    let scored =
+        run(&["score", "--url", url, "--jobs", jobs.to_str().unwrap(), "--out", out.to_str().unwrap()]);
+    assert!(scored.status.success(), "{}", String::from_utf8_lossy(&scored.stderr));
+    let row: Value = serde_json::from_slice(&std::fs::read(&out).unwrap()).unwrap();
+    let job = ScoreJob::new(Arc::from(tokens), vec![TokenSpan::at(0, tokens.len())], 4).unwrap();
+    let direct = model.score(&job).await.unwrap();
+    for (written, direct) in
+        row["spans"][0]["logprobs"].as_array().unwrap().iter().zip(direct.spans[0].logprobs())
+    {
+        let difference = written.as_f64().zip(direct).map(|(a, b)| (a - b.get()).abs());
+        assert!(
+            difference.map_or(written.is_null() && direct.is_none(), |it| it < TOLERANCE),
+            "{written} {direct:?}"
+        );
+    }
 }
 
 async fn vllm_truth(url: &str, model: &str, tokens: &[TokenId]) -> Truth {
@@ -214,6 +271,11 @@ async fn vllm() {
     }
     eprintln!("vLLM: {n} positions compared, largest difference {worst:.2e}");
     assert!(n > 200);
+    let sequences = sequences(&url, &model.info().model).await;
+    let own = differs_from_own_pass(&model, model.info().model_path.as_deref().unwrap(), &sequences).await;
+    eprintln!("vLLM: largest difference from our own pass {own:.2e}");
+    assert!(own < TOLERANCE);
+    check_commands(&url, "vllm", &model, &sequences[0]).await;
     check_samples(&model).await;
     let own = model.generate(&request(0.7, None)).await.unwrap();
     assert!(own.tokens.iter().all(|token| token.logprob.is_some()), "vLLM reports before the temperature");
@@ -247,6 +309,11 @@ async fn sglang() {
     }
     eprintln!("SGLang: {n} positions compared, largest difference {worst:.2e}");
     assert!(n > 200);
+    let sequences = sequences(&url, &model.info().model).await;
+    let own = differs_from_own_pass(&model, model.info().model_path.as_deref().unwrap(), &sequences).await;
+    eprintln!("SGLang: largest difference from our own pass {own:.2e}");
+    assert!(own < TOLERANCE);
+    check_commands(&url, "sglang", &model, &sequences[0]).await;
     check_samples(&model).await;
     let scaled = model.generate(&request(0.7, None)).await.unwrap();
     assert!(

@@ -33,6 +33,23 @@ struct Line {
     job: Result<ScoreJob, String>,
 }
 
+impl Line {
+    /// Asks for no more candidates than the server gives, so that the ledger knows what was really asked.
+    fn capped(self, limit: Option<usize>, notices: &Notices) -> Self {
+        let job = self.job.and_then(|job| match limit {
+            Some(limit) if job.top_k() > limit => {
+                notices.add(format!(
+                    "the server gives at most {limit} candidates per position; more were asked for"
+                ));
+                ScoreJob::new(job.tokens().clone(), job.spans().to_vec(), limit)
+                    .map_err(|error| error.to_string())
+            }
+            _ => Ok(job),
+        });
+        Self { job, ..self }
+    }
+}
+
 /// What became of the jobs.
 #[derive(Default)]
 struct Outcome {
@@ -52,6 +69,8 @@ pub(super) fn run(args: &ScoreArgs) -> Result<(), Failure> {
         refuse_without_scores(&opened)?;
         let allowance = Allowance { max_requests: args.max_requests, max_tokens: args.max_tokens };
         let meter = Meter::new(ModelRole::Teacher, allowance);
+        let lines =
+            lines.into_iter().map(|line| line.capped(opened.model.limits().max_top_k, &notices)).collect();
         let model = ledgered(&opened, lock, meter.clone()).await?;
         Ok((score_all(lines, model, &notices).await, meter))
     })??;
