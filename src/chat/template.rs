@@ -168,11 +168,21 @@ impl Template {
 
     /// Renders exactly what is given, byte for byte as transformers does.
     pub fn render(&self, input: &RenderInput<'_>) -> Result<Rendered, TemplateError> {
-        let variables = variables(input)?;
-        match self.compiled.render(&variables, input.now) {
-            Ok((text, generation)) => Ok(Rendered { text, generation }),
-            Err(error) => Err(self.error(&error)),
-        }
+        self.growing(input)?.render(input.messages.len(), input.add_generation_prompt)
+    }
+
+    /// Prepares a conversation that is rendered message by message: its values are made once, not for every length.
+    pub fn growing(&self, input: &RenderInput<'_>) -> Result<Growing<'_>, TemplateError> {
+        let failed = |error: minijinja::Error| self.error(&error);
+        let message = |it| jinja::from_json(&with_reasoning(it)?).map_err(failed);
+        let messages = input.messages.iter().enumerate().map(message).collect::<Result<_, _>>()?;
+        let tools = input.tools.map_or(Value::Null, |tools| Value::Array(tools.to_vec()));
+        let own = [("tools", &tools), ("documents", &Value::Null)].into_iter();
+        let own = own.filter(|(name, _)| !input.vars.contains_key(*name));
+        let all = own.chain(input.vars.iter().map(|(name, value)| (name.as_str(), value)));
+        let variable = |(name, value): (&str, &Value)| Ok((name.to_owned(), jinja::from_json(value)?));
+        let variables = all.map(variable).collect::<Result<_, _>>().map_err(failed)?;
+        Ok(Growing { template: self, messages, variables, now: input.now })
     }
 
     fn error(&self, error: &minijinja::Error) -> TemplateError {
@@ -193,18 +203,30 @@ impl Template {
     }
 }
 
-/// The variables a template sees.
-fn variables(input: &RenderInput<'_>) -> Result<Map<String, Value>, TemplateError> {
-    let messages: Vec<Value> =
-        input.messages.iter().enumerate().map(with_reasoning).collect::<Result<_, _>>()?;
-    let tools = input.tools.map_or(Value::Null, |tools| Value::Array(tools.to_vec()));
-    let mut variables = Map::new();
-    variables.insert("messages".to_owned(), Value::Array(messages));
-    variables.insert("tools".to_owned(), tools);
-    variables.insert("documents".to_owned(), Value::Null);
-    variables.insert("add_generation_prompt".to_owned(), Value::Bool(input.add_generation_prompt));
-    variables.extend(input.vars.iter().map(|(name, value)| (name.clone(), value.clone())));
-    Ok(variables)
+/// A conversation to be rendered up to one message after another.
+pub struct Growing<'t> {
+    template: &'t Template,
+    messages: Vec<minijinja::Value>,
+    /// Everything but the messages; what the user set wins.
+    variables: Vec<(String, minijinja::Value)>,
+    now: Option<Now>,
+}
+
+impl Growing<'_> {
+    /// Renders the first `n_messages`, with or without the generation prompt behind them.
+    pub fn render(&self, n_messages: usize, add_generation_prompt: bool) -> Result<Rendered, TemplateError> {
+        let messages = &self.messages[..n_messages.min(self.messages.len())];
+        let failed = |error: minijinja::Error| self.template.error(&error);
+        let own = [
+            ("messages", jinja::list(messages.to_vec()).map_err(failed)?),
+            ("add_generation_prompt", minijinja::Value::from(add_generation_prompt)),
+        ];
+        let is_set = |name: &str| self.variables.iter().any(|(set, _)| set == name);
+        let own =
+            own.into_iter().filter(|(name, _)| !is_set(name)).map(|(name, value)| (name.to_owned(), value));
+        let rendered = self.template.compiled.render(own.chain(self.variables.iter().cloned()), self.now);
+        rendered.map(|(text, generation)| Rendered { text, generation }).map_err(failed)
+    }
 }
 
 /// The message with its reasoning under both names that templates read, as transformers has it.

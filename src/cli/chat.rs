@@ -112,12 +112,9 @@ impl Job {
         // Messages that the named rendering merged or added have no counterpart among those that were typed.
         let roles = roles_of(&rendering.messages, &self.roles);
         let tools = self.tools.as_deref().filter(|_| self.tool_text.is_none());
-        let mut render = |n: usize, add_generation_prompt: bool| {
-            let messages = &rendering.messages[..n];
-            let input =
-                RenderInput { messages, tools, add_generation_prompt, vars: &self.vars, now: self.now };
-            self.template.render(&input).map(|rendered| rendered.text)
-        };
+        let input = RenderInput { messages: &rendering.messages, tools, ..self.input(generation) };
+        let growing = self.template.growing(&input).map_err(template_failure)?;
+        let mut render = |n, generation| growing.render(n, generation).map(|rendered| rendered.text);
         let ids = tokenizer.encode(&rendering.rendered.text).map_err(tokenizer_failure)?.ids;
         let turns = spans::turns(&roles, &mut render, tokenizer).map_err(span_failure)?;
         let places = spans::messages(roles.len(), &ids, &mut render, tokenizer).map_err(tokenizer_failure)?;

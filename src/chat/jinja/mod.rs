@@ -32,13 +32,13 @@ use std::sync::Arc;
 
 use minijinja::value::{Rest, ValueOrKwargs};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, Output, State, Value};
-use serde_json::Map;
 
 use self::args::Args;
 use self::globals::Run;
 pub(super) use self::globals::{NeedsTime, Raised};
 pub use self::strftime::Now;
 use self::value::{Py, fail, py};
+pub(super) use self::value::{from_json, list};
 
 /// Instructions one rendering may take.
 const FUEL: u64 = 50_000_000;
@@ -98,14 +98,12 @@ impl Compiled {
     /// The text and, in bytes, where `{% generation %}` blocks are in it.
     pub(super) fn render(
         &self,
-        variables: &Map<String, serde_json::Value>,
+        variables: impl Iterator<Item = (String, Value)>,
         now: Option<Now>,
     ) -> Result<(String, Vec<Range<usize>>), Error> {
         let run = Arc::new(Run::new(now));
-        let mut context = vec![(Value::from(globals::RUN), Value::from_dyn_object(run.clone()))];
-        for (name, json) in variables {
-            context.push((Value::from(name.as_str()), value::from_json(json)?));
-        }
+        let own = (Value::from(globals::RUN), Value::from_dyn_object(run.clone()));
+        let context = variables.map(|(name, value)| (Value::from(name), value)).chain([own]);
         let mut writer = Writer { out: Vec::new(), run: run.clone() };
         let template = self.env.get_template(NAME)?;
         guarded(|| template.render_captured_to(Value::from_pairs(context), &mut writer).map(drop))?;
@@ -117,7 +115,7 @@ impl Compiled {
 
 /// Python's `str()` of a JSON value.
 pub(super) fn python_str(json: &serde_json::Value) -> String {
-    value::from_json(json).and_then(|value| text::to_str(&value)).unwrap_or_default()
+    from_json(json).and_then(|value| text::to_str(&value)).unwrap_or_default()
 }
 
 /// Turns a panic of the engine into an error: a template must not be able to take the process down.
@@ -193,7 +191,7 @@ const OPERATORS: &[(&str, Filter)] = &[
     ("__slice", |_, value, args| ops::slice(value, args.positional())),
     ("__attr", |_, value, args| ops::attribute(value, args.bind(["name"])?.str(0)?)),
     ("__iter", |_, value, args| for_loop(value, !args.positional().is_empty())),
-    ("__list", |_, _, args| value::list(args.positional().to_vec())),
+    ("__list", |_, _, args| list(args.positional().to_vec())),
     ("__tuple", |_, _, args| value::seq(value::SeqKind::Tuple, args.positional().to_vec())),
     ("__dict", |_, _, args| {
         let pairs = args.positional().chunks_exact(2);
@@ -233,9 +231,9 @@ fn for_loop(value: &Value, unpacks: bool) -> Result<Value, Error> {
     }
     let mut items = value::iterate(value)?;
     for item in items.iter_mut().filter(|item| unpacks && matches!(py(item), Py::Str(_))) {
-        *item = value::list(value::iterate(item)?)?;
+        *item = list(value::iterate(item)?)?;
     }
-    value::list(items)
+    list(items)
 }
 
 fn print(out: &mut Output<'_>, state: &mut State<'_, '_>, value: &Value) -> Result<(), Error> {

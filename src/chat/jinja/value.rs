@@ -267,7 +267,7 @@ pub(super) fn seq(kind: SeqKind, items: Vec<Value>) -> Result<Value, Error> {
 }
 
 /// A list.
-pub(super) fn list(items: Vec<Value>) -> Result<Value, Error> {
+pub(in crate::chat) fn list(items: Vec<Value>) -> Result<Value, Error> {
     seq(SeqKind::List, items)
 }
 
@@ -350,7 +350,7 @@ pub(super) fn is_python_attribute(name: &str) -> bool {
 }
 
 /// A value from JSON.
-pub(super) fn from_json(json: &serde_json::Value) -> Result<Value, Error> {
+pub(in crate::chat) fn from_json(json: &serde_json::Value) -> Result<Value, Error> {
     match json {
         serde_json::Value::Null => Ok(Value::from(())),
         serde_json::Value::Bool(bool) => Ok(Value::from(*bool)),
