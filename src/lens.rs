@@ -1,0 +1,1 @@
+//! How a step's context is re-seen.

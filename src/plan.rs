@@ -1,0 +1,1 @@
+//! Which requests give the scores that are asked for.

@@ -1,0 +1,1 @@
+//! Files: episodes as they are found on disk, and writing that survives a crash.
