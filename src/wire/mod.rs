@@ -4,4 +4,11 @@
 //! hand. Deliberately absent: sockets, retries and every decision about what to ask; those are the
 //! business of `model`.
 
+pub mod atropos;
+pub mod fault;
 pub mod messages;
+pub mod openai_episodes;
+pub mod pi_result;
+pub mod pi_session;
+pub mod published;
+pub mod record;
