@@ -3,12 +3,13 @@
 //! Owns the way from a step's mean logprob under the outcome lens to its Q_H. A step without a score
 //! has no π, is left out of the mean and gets no credit but a reason; discounts still count it, and
 //! smoothing passes over it. Numbers are evaluated in the order of the published scorer, so equal
-//! inputs give equal bits. Deliberately absent: means over tokens, which belong to whoever has them.
+//! inputs give equal bits.
 
 use std::collections::HashMap;
 use std::fmt;
 
 use super::sum::mean;
+use crate::tokens::Logprob;
 
 /// How credit is carried back from later steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -125,6 +126,12 @@ pub struct Credit {
     pub pi_mean: Option<f64>,
     /// Whether any step was rewarded by its subtask.
     pub dense_rewards_used: bool,
+}
+
+/// The mean logprob of an action's tokens; none when a token has none, for a part says nothing about the whole.
+pub fn mean_logprob(logprobs: impl IntoIterator<Item = Option<Logprob>>) -> Option<f64> {
+    let known: Option<Vec<f64>> = logprobs.into_iter().map(|it| it.map(Logprob::get)).collect();
+    mean(&known?)
 }
 
 /// Computes the credit of all steps of one episode.
