@@ -175,7 +175,7 @@ fn episode(
 fn load_record(path: &Path) -> Result<Loaded, LoadError> {
     let content = read(path)?;
     let value =
-        serde_json::from_str(&content).map_err(|error| LoadError::fault(path, Fault::not_json(&error)))?;
+        serde_json::from_str(&content).map_err(|error| LoadError::fault(path, Fault::json(&error)))?;
     let episode = record::from_json(&value).map_err(|fault| LoadError::fault(path, fault))?;
     Ok(loaded(episode, path, None))
 }

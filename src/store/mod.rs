@@ -4,3 +4,4 @@
 
 pub mod atomic;
 pub mod episodes;
+pub mod hindsight;

@@ -26,9 +26,9 @@ impl Fault {
         Self { line: Some(line), why: why.to_string() }
     }
 
-    /// A fault in a text of several lines that is no JSON.
-    pub fn not_json(error: &serde_json::Error) -> Self {
-        Self::at(error.line().max(1), format_args!("not JSON: {}", reason(error)))
+    /// A fault in a text of several lines that is no JSON, or not the JSON it should be.
+    pub fn json(error: &serde_json::Error) -> Self {
+        Self::at(error.line().max(1), reason(error))
     }
 
     /// The same fault, found on `line` unless it knows better.
@@ -52,7 +52,8 @@ impl std::error::Error for Fault {}
 /// What serde_json says, without the line it says it about.
 fn reason(error: &serde_json::Error) -> String {
     let text = error.to_string();
-    text.split(" at line ").next().unwrap_or(&text).to_owned()
+    let text = text.split(" at line ").next().unwrap_or(&text);
+    if error.is_data() { text.to_owned() } else { format!("not JSON: {text}") }
 }
 
 /// Reads one line of JSON Lines, which must be an object.
@@ -60,7 +61,7 @@ pub fn object_on_line(line: usize, text: &str) -> Result<Map<String, Value>, Fau
     match serde_json::from_str(text) {
         Ok(Value::Object(object)) => Ok(object),
         Ok(other) => Err(Fault::at(line, format_args!("must be an object, not {}", kind(&other)))),
-        Err(error) => Err(Fault::at(line, format_args!("not JSON: {}", reason(&error)))),
+        Err(error) => Err(Fault::at(line, reason(&error))),
     }
 }
 

@@ -6,6 +6,7 @@
 
 pub mod atropos;
 pub mod fault;
+pub mod hindsight;
 pub mod messages;
 pub mod openai_episodes;
 pub mod pi_result;

@@ -27,7 +27,7 @@ pub struct EpisodeResult {
 
 /// Reads a whole file.
 pub fn parse(content: &str) -> Result<EpisodeResult, Fault> {
-    let json: Map<String, Value> = serde_json::from_str(content).map_err(|error| Fault::not_json(&error))?;
+    let json: Map<String, Value> = serde_json::from_str(content).map_err(|error| Fault::json(&error))?;
     read(&json).map_err(|(key, fault)| Fault { line: line_of(content, key), ..fault })
 }
 
