@@ -18,6 +18,7 @@ pub mod wire;
 
 pub mod chat;
 pub mod model;
+pub mod ship;
 pub mod store;
 
 pub mod cli;
