@@ -44,20 +44,15 @@ fn our_own_template() {
     let template = Template::parse(OUTCOME_TEMPLATE).unwrap();
     let texts: Vec<_> = cases().iter().map(|case| template.render(&facts(case)).unwrap()).collect();
     expect![[r#"
-        [Known only afterwards; whoever acted below could not see this]
-        How this attempt ended:
-        - reward of the whole attempt: 0.5391
-        - last phase reached: DONE
-        - the plan was rated 0.817
-        - the subtasks were rated S1 0.450, S2 0.200
-        - subtasks brought to an end: 1 of 2
-        The action to judge was part of S1, which was rated 0.450."#]]
+        [Hindsight, unseen by whoever acted]
+        Final reward 0.539, phase DONE, plan 0.817.
+        Subtasks: S1 0.450, S2 0.200 (1 of 2 finished).
+        The action to judge belongs to S1, rated 0.450."#]]
     .assert_eq(&texts[0]);
     let mut bare = facts(&cases()[1]);
     bare.current_score = None;
     expect![[r#"
-        [Known only afterwards; whoever acted below could not see this]
-        How this attempt ended:
-        - reward of the whole attempt: 1.0000"#]]
+        [Hindsight, unseen by whoever acted]
+        Final reward 1.000."#]]
     .assert_eq(&template.render(&bare).unwrap());
 }
