@@ -5,8 +5,17 @@ use std::fs;
 use std::path::Path;
 
 use backsight::credit::hcapo::{Params, Ratio, Smoothing};
-use backsight::store::hindsight::{Hindsight, Settings, read, recompute, write};
-use backsight::wire::hindsight::{HindsightScores, HindsightTokens, ScoredStep, StepTokens, TOKENS_FORMAT};
+use backsight::credit::subtasks::places;
+use backsight::episode::TokenSource;
+use backsight::lens::Window;
+use backsight::store::episodes::load_directory;
+use backsight::store::hindsight::{
+    Hindsight, Measured, MeasuredStep, Settings, assemble, read, recompute, write,
+};
+use backsight::tokens::{Logprob, TokenSpan};
+use backsight::wire::hindsight::{
+    HindsightScores, HindsightTokens, Provenance, ScoredStep, StepTokens, TOKENS_FORMAT,
+};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -191,6 +200,61 @@ fn files_are_written_and_read_back() {
     fs::write(&sidecar, fs::read_to_string(&sidecar).unwrap().replace("[8,12]", "[8,13]")).unwrap();
     let error = read(directory.path()).unwrap_err().to_string();
     assert!(error.ends_with("the span of step 2 does not fit its sequence or its logprobs"), "{error}");
+}
+
+#[test]
+fn a_newly_scored_episode_has_the_published_keys_in_their_order() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/hcapo/episodes/episode_001");
+    let loaded = load_directory(&path).unwrap();
+    let places = places(&loaded.episode.messages, &loaded.episode.failed_results, &loaded.episode.progress);
+    let step = |idx: usize| MeasuredStep {
+        place: Some((0, TokenSpan::at(10 * idx, 3))),
+        n_context: 100 + 10 * idx,
+        lens: if idx == 4 { Err("the server is gone".into()) } else { Ok(vec![Logprob::new(-0.5).ok(); 3]) },
+        plain: None,
+        window: if idx == 8 { Window { dropped: 1..5, n_dropped_tokens: 40 } } else { Window::default() },
+    };
+    let provenance =
+        Provenance { backsight: "0.1.0".into(), placement: Some("first".into()), ..Provenance::default() };
+    let measured = Measured {
+        sequences: vec![(0..100).collect()],
+        token_source: TokenSource::Rendered,
+        steps: (0..9).map(step).collect(),
+        provenance,
+    };
+    let made = assemble(&loaded, &places.steps, measured, &settings(2)).unwrap();
+    let json: Value = serde_json::from_str(&made.scores.to_text().unwrap()).unwrap();
+    let published: Value = serde_json::from_str(&recorded()[3].1).unwrap();
+    let keys = |value: &Value| value.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
+    assert_eq!(keys(&json)[..10], keys(&published), "and ours follow");
+    assert_eq!(keys(&json["steps"][0]), keys(&published["steps"][0]));
+    for key in
+        ["episode_id", "reward", "frozen_scores", "num_steps", "num_subtasks_covered", "subtask_reward_range"]
+    {
+        assert_eq!(json[key], published[key], "{key}");
+    }
+    let place = |value: &Value| {
+        ["subtask_id", "subtask_reward", "phase", "message_index"].map(|key| value[key].clone())
+    };
+    for idx in 0..9 {
+        assert_eq!(place(&json["steps"][idx]), place(&published["steps"][idx]), "step {idx}");
+    }
+    let first = &made.scores.steps[0];
+    assert_eq!(
+        (first.logprob_start_len, first.action_token_count, first.skipped_action_tokens),
+        (Some(100), Some(2), Some(1))
+    );
+    assert_eq!(
+        (json["partial"].clone(), json["steps"][4]["error"].clone()),
+        (json!(true), json!("the server is gone"))
+    );
+    assert_eq!(
+        (&json["steps"][8]["dropped_messages"], &json["steps"][8]["dropped_tokens"]),
+        (&json!([1, 5]), &json!(40))
+    );
+    assert_eq!(json["provenance"], json!({"backsight": "0.1.0", "placement": "first"}));
+    let tokens = made.tokens.unwrap();
+    assert_eq!(HindsightTokens::parse(&tokens.to_text().unwrap()), Ok(tokens));
 }
 
 proptest! {

@@ -9,6 +9,7 @@ use backsight::store::episodes::{LoadError, Loaded, Source, find, load, natural}
 use backsight::wire::published::{MAX_TOOL_RESULT_CHARS, messages as published_messages};
 use backsight::wire::{pi_session, record};
 use expect_test::{Expect, expect};
+use proptest::prelude::*;
 use serde_json::{Value, json};
 
 fn fixtures() -> PathBuf {
@@ -370,4 +371,73 @@ fn names_are_in_natural_order() {
         "episode_1000",
     ];
     assert_eq!(names, expected);
+}
+
+/// JSON that looks like sessions and results, with anything anywhere.
+fn any_json() -> impl Strategy<Value = Value> {
+    let words = [
+        "message",
+        "assistant",
+        "user",
+        "toolResult",
+        "text",
+        "thinking",
+        "toolCall",
+        "compaction",
+        "a",
+        "b",
+        "",
+    ];
+    let leaf = prop_oneof![
+        Just(Value::Null),
+        any::<bool>().prop_map(Value::from),
+        any::<i32>().prop_map(Value::from),
+        prop::sample::select(words.to_vec()).prop_map(Value::from),
+    ];
+    let keys = [
+        "type",
+        "id",
+        "parentId",
+        "message",
+        "role",
+        "content",
+        "text",
+        "version",
+        "summary",
+        "firstKeptEntryId",
+        "stopReason",
+        "messages",
+        "reward",
+        "tokens",
+        "masks",
+        "scores",
+        "steps",
+        "format",
+    ];
+    leaf.prop_recursive(4, 40, 5, move |inner| {
+        prop_oneof![
+            prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
+            prop::collection::vec((prop::sample::select(keys.to_vec()), inner), 0..6)
+                .prop_map(|fields| fields.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()),
+        ]
+    })
+}
+
+proptest! {
+    #[test]
+    fn no_reader_panics(entries in prop::collection::vec(any_json(), 0..6), text in ".{0,40}") {
+        let mut lines: Vec<_> = entries.iter().map(Value::to_string).collect();
+        let session = lines.join("\n");
+        if let Ok(found) = pi_session::parse(&session) {
+            prop_assert!(found.compactions.iter().all(|it| it.kept_from <= it.at && it.at <= found.messages.len()));
+        }
+        let _ = published_messages(&session, 3);
+        lines.push(text);
+        let root = tempfile::tempdir().unwrap();
+        fs::write(root.path().join("x.jsonl"), lines.join("\n")).unwrap();
+        fs::write(root.path().join("x.json"), &lines[0]).unwrap();
+        load_all(root.path()).into_iter().for_each(drop);
+        let _ = backsight::wire::pi_result::parse(&session);
+        let _ = backsight::wire::hindsight::HindsightScores::parse(&session);
+    }
 }

@@ -47,6 +47,8 @@ pub struct Loaded {
     pub file_id: Value,
     /// Its reward as its files write it.
     pub file_reward: Option<serde_json::Number>,
+    /// Its subtasks' scores as its files write them.
+    pub file_scores: Map<String, Value>,
     /// What was left out of the conversation, and why.
     pub notes: Vec<String>,
 }
@@ -142,6 +144,7 @@ pub fn load_directory(directory: &Path) -> Result<Loaded, LoadError> {
         line: None,
         file_id: result.episode_id.clone(),
         file_reward: Some(result.reward.clone()),
+        file_scores: result.frozen_scores.clone(),
         notes: left_out,
         episode: episode(id, result, session).map_err(|it| fault(&session_path, it))?,
     };
@@ -181,8 +184,16 @@ fn load_record(path: &Path) -> Result<Loaded, LoadError> {
 }
 
 fn loaded(episode: Episode, path: &Path, line: Option<usize>) -> Loaded {
-    let file_id = episode.id.clone().into();
-    Loaded { episode, path: path.to_owned(), line, file_id, file_reward: None, notes: Vec::new() }
+    let scores = episode.progress.subtask_scores.iter().map(|(id, score)| (id.clone(), (*score).into()));
+    Loaded {
+        path: path.to_owned(),
+        line,
+        file_id: episode.id.clone().into(),
+        file_reward: episode.outcome.as_ref().ok().and_then(|it| serde_json::Number::from_f64(it.reward)),
+        file_scores: scores.collect(),
+        notes: Vec::new(),
+        episode,
+    }
 }
 
 /// The lines of a file, read as they are asked for.

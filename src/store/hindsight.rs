@@ -8,13 +8,19 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use serde_json::Number;
+use serde_json::{Map, Number};
 
 use super::atomic;
+use super::episodes::Loaded;
 use crate::credit::hcapo::{Credit, Params, Ratio, StepScore, credit, mean_logprob};
-use crate::tokens::Logprob;
+use crate::credit::subtasks::Place;
+use crate::episode::TokenSource;
+use crate::lens::Window;
+use crate::tokens::{Logprob, TokenId, TokenSpan};
 use crate::wire::fault::Fault;
-use crate::wire::hindsight::{HindsightScores, HindsightTokens, Hyperparams, ScoredStep, StepTokens};
+use crate::wire::hindsight::{
+    HindsightScores, HindsightTokens, Hyperparams, Provenance, ScoredStep, StepTokens, TOKENS_FORMAT,
+};
 
 /// The file with the scores.
 pub const SCORES: &str = "hindsight_scores.json";
@@ -84,6 +90,9 @@ pub enum CannotRecompute {
         /// What the file was made with.
         recorded: i64,
     },
+    /// Nothing says what the episode was worth.
+    #[error("the episode has no reward")]
+    NoReward,
     /// No step was ever scored under the plain lens.
     #[error(
         "no step has a score under the plain lens, which lift needs; help: score again with --ratio lift"
@@ -130,6 +139,112 @@ pub fn write(directory: &Path, hindsight: &Hindsight) -> Result<(), HindsightErr
 fn write_file(path: PathBuf, text: Result<String, serde_json::Error>) -> Result<(), HindsightError> {
     let written = text.map_err(io::Error::from).and_then(|text| atomic::write(&path, text.as_bytes()));
     written.map_err(|source| HindsightError::Io { path, source })
+}
+
+/// What scoring gave for one step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MeasuredStep {
+    /// Which sequence the action is in, and where; none when its tokens are not known.
+    pub place: Option<(usize, TokenSpan)>,
+    /// How many tokens stood before the action, the lens included.
+    pub n_context: usize,
+    /// The logprobs of the action's last tokens under the lens, or why there are none.
+    pub lens: Result<Vec<Option<Logprob>>, String>,
+    /// The same under the plain lens, where it was asked for.
+    pub plain: Option<Vec<Option<Logprob>>>,
+    /// What was left out of the context.
+    pub window: Window,
+}
+
+/// What scoring gave for one episode.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Measured {
+    /// The conversation's tokens without a lens.
+    pub sequences: Vec<Vec<TokenId>>,
+    /// Whether those are the sampled ones.
+    pub token_source: TokenSource,
+    /// One per step.
+    pub steps: Vec<MeasuredStep>,
+    /// Where the numbers come from.
+    pub provenance: Provenance,
+}
+
+/// Makes the files of a newly scored episode, whose steps stand at `places`.
+pub fn assemble(
+    loaded: &Loaded,
+    places: &[Place],
+    measured: Measured,
+    settings: &Settings,
+) -> Result<Hindsight, CannotRecompute> {
+    let all = loaded.episode.steps().iter().zip(places).zip(&measured.steps).enumerate();
+    let steps =
+        all.map(|(idx, ((step, place), measured))| scored_step(idx, step.message_idx, place, measured));
+    let zero = || Number::from(0);
+    let scores = HindsightScores {
+        episode_id: loaded.file_id.clone(),
+        reward: loaded.file_reward.clone().ok_or(CannotRecompute::NoReward)?,
+        frozen_scores: loaded.file_scores.clone(),
+        dense_rewards_used: false,
+        num_steps: 0,
+        num_subtasks_covered: 0,
+        subtask_reward_range: [zero(), zero()],
+        steps: steps.collect(),
+        pi_hind_mean: None,
+        hyperparams: Hyperparams::new(&settings.params, settings.max_logprob_tokens),
+        partial: Some(true),
+        provenance: Some(measured.provenance.clone()),
+        other: Map::new(),
+    };
+    let tokens = Some(step_tokens(loaded, measured));
+    let mut hindsight = Hindsight { scores, tokens };
+    hindsight.scores = recompute(&hindsight, settings)?;
+    Ok(hindsight)
+}
+
+fn scored_step(
+    step_index: usize,
+    message_index: usize,
+    place: &Place,
+    measured: &MeasuredStep,
+) -> ScoredStep {
+    let Window { dropped, n_dropped_tokens } = &measured.window;
+    ScoredStep {
+        // A server is asked from the token before the first scored one on.
+        logprob_start_len: measured.lens.is_ok().then(|| measured.n_context.saturating_sub(1)),
+        skipped_action_tokens: Some(0),
+        error: measured.lens.as_ref().err().cloned(),
+        step_index,
+        message_index,
+        subtask_id: place.subtask.clone(),
+        subtask_reward: place.reward.and_then(Number::from_f64),
+        phase: Some(place.phase.name().to_owned()),
+        dropped_messages: (!dropped.is_empty()).then_some([dropped.start, dropped.end]),
+        dropped_tokens: (!dropped.is_empty()).then_some(*n_dropped_tokens),
+        ..ScoredStep::default()
+    }
+}
+
+fn step_tokens(loaded: &Loaded, measured: Measured) -> HindsightTokens {
+    let numbers = |logprobs: &Vec<Option<Logprob>>| logprobs.iter().map(|it| it.map(Logprob::get)).collect();
+    let step = |(step_index, step): (usize, &MeasuredStep)| StepTokens {
+        step_index,
+        sequence: step.place.map(|(sequence, _)| sequence),
+        span: step.place.map(|(_, span)| [span.start(), span.end()]),
+        logprobs: step.lens.as_ref().ok().map(numbers),
+        plain_logprobs: step.plain.as_ref().map(numbers),
+    };
+    let source = match measured.token_source {
+        TokenSource::Exact => "exact",
+        TokenSource::Rendered => "rendered",
+    };
+    HindsightTokens {
+        format: TOKENS_FORMAT.to_owned(),
+        version: 1,
+        episode_id: loaded.file_id.clone(),
+        tokens: source.to_owned(),
+        steps: measured.steps.iter().enumerate().map(step).collect(),
+        sequences: measured.sequences,
+    }
 }
 
 /// Computes all credit of an episode from its recorded values; what was measured is kept.
