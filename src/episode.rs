@@ -407,6 +407,40 @@ impl Episode {
     }
 }
 
+impl Conversation {
+    /// The same with a system prompt in front, unless it has instructions of its own.
+    #[must_use]
+    pub fn with_system(mut self, prompt: &str) -> Self {
+        let framed =
+            self.messages.first().is_some_and(|it| matches!(it.role, Role::System | Role::Developer));
+        if !framed {
+            self.messages.insert(0, Message::text(Role::System, prompt));
+            self.steps.iter_mut().for_each(|(_, message_idx)| *message_idx += 1);
+        }
+        self
+    }
+
+    /// The same with every tool's result cut to so many characters.
+    #[must_use]
+    pub fn with_results_cut(mut self, max_chars: usize) -> Self {
+        for message in self.messages.iter_mut().filter(|message| message.role == Role::Tool) {
+            let text = message.content.take().map(|content| cut_text(&content.text(), max_chars));
+            message.content = text.map(Content::Text);
+        }
+        self
+    }
+}
+
+/// The first `max_chars` characters and a note of how many there were.
+pub fn cut_text(text: &str, max_chars: usize) -> String {
+    match text.char_indices().nth(max_chars) {
+        None => text.to_owned(),
+        Some((end, _)) => {
+            format!("{}\n... [truncated, {} chars total]", &text[..end], text.chars().count())
+        }
+    }
+}
+
 /// The steps of a conversation: each assistant message, with what follows it up to the next one.
 pub fn steps_of(messages: &[Message]) -> Vec<Step> {
     let is_action = |&idx: &usize| messages[idx].role == Role::Assistant;
@@ -474,6 +508,26 @@ mod tests {
         assert_eq!((&seen[0].steps[..], &seen[1].steps[..]), (&[(0, 2)][..], &[(1, 3)][..]));
         let wrong = episode.set_compactions(vec![compaction.clone(), Compaction { at: 2, ..compaction }]);
         assert_eq!(wrong.unwrap_err().to_string(), "compaction 1 is out of order");
+    }
+
+    #[test]
+    fn a_conversation_is_framed_once() {
+        let mut episode = episode();
+        episode.set_steps(steps_of(&episode.messages)).unwrap();
+        let framed = episode.conversations().remove(0).with_system("be brief");
+        assert_eq!((texts(&framed)[0].as_str(), &framed.steps[..]), ("be brief", &[(0, 2), (1, 4)][..]));
+        assert_eq!(framed.clone().with_system("again"), framed);
+    }
+
+    #[test]
+    fn results_are_cut_by_characters() {
+        assert_eq!(cut_text("éé", 2), "éé");
+        assert_eq!(cut_text("ééx", 2), "éé\n... [truncated, 3 chars total]");
+        let mut episode = episode();
+        episode.messages[2] = Message::text(Role::Tool, "long");
+        episode.set_steps(steps_of(&episode.messages)).unwrap();
+        let cut = episode.conversations().remove(0).with_results_cut(1);
+        assert_eq!(texts(&cut), ["x", "x", "l\n... [truncated, 4 chars total]", "x"]);
     }
 
     #[test]

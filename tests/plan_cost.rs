@@ -2,7 +2,11 @@
 //!
 //! The token figures are those of a real tokenizer: `BACKSIGHT_TOKENIZERS` names a directory with `qwen3/`, which
 //! `tests/get-tokenizers` fetches, and `BACKSIGHT_REQUIRE_REAL=1` makes its absence a failure.
-#![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "tests fail by panicking, and this one shows its figures"
+)]
 
 #[path = "../benches/support/synthetic.rs"]
 mod synthetic;

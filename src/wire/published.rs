@@ -9,6 +9,7 @@ use serde_json::{Map, Value, json};
 
 use super::fault::{Fault, wrong};
 use super::pi_session::entries;
+use crate::episode::cut_text;
 use crate::python::{JsonStyle, float_repr, json_dumps};
 
 /// How many characters of a tool's result the published scripts keep.
@@ -80,7 +81,7 @@ fn tool_call(block: &Map<String, Value>) -> Value {
 }
 
 fn tool_result(message: &Map<String, Value>, max_chars: usize) -> Result<Value, Fault> {
-    let mut text = cut(&content_text(message)?, max_chars);
+    let mut text = cut_text(&content_text(message)?, max_chars);
     if message.get("isError").is_some_and(is_true) {
         text = if text.is_empty() { "[tool_error]".to_owned() } else { format!("[tool_error]\n{text}") };
     }
@@ -90,16 +91,6 @@ fn tool_result(message: &Map<String, Value>, max_chars: usize) -> Result<Value, 
     };
     let (name, id) = (or("toolName", "unknown"), or("toolCallId", ""));
     Ok(json!({"role": "tool", "name": name, "tool_call_id": id, "content": text}))
-}
-
-/// The first `max_chars` characters and a note of how many there were.
-pub fn cut(text: &str, max_chars: usize) -> String {
-    match text.char_indices().nth(max_chars) {
-        None => text.to_owned(),
-        Some((end, _)) => {
-            format!("{}\n... [truncated, {} chars total]", &text[..end], text.chars().count())
-        }
-    }
 }
 
 /// The text blocks as lines, or whatever else stands there as Python's `str` writes it, stripped.
@@ -156,14 +147,6 @@ fn strip(text: &str) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn texts_are_cut_by_characters() {
-        assert_eq!(cut("éé", 2), "éé");
-        assert_eq!(cut("ééx", 2), "éé\n... [truncated, 3 chars total]");
-        let long = "x".repeat(MAX_TOOL_RESULT_CHARS);
-        assert_eq!(cut(&long, MAX_TOOL_RESULT_CHARS), long);
-    }
 
     #[test]
     fn python_white_space_is_stripped() {
