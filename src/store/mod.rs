@@ -1,10 +1,14 @@
-//! What is kept of a run, and that only one process writes to it.
+//! What is on disk: recorded episodes, their scores, and what is kept of a run.
 //!
-//! Owns the lock on a run directory and the ledger of paid calls. The ledger is a
-//! [`Model`](crate::model::Model) around another model, so `model` does not know it exists.
+//! Owns reading and writing files so that a crash loses nothing, the lock on a run directory and the
+//! ledger of paid calls. The ledger is a [`Model`](crate::model::Model) around another model, so
+//! `model` does not know it exists. What the bytes of foreign files mean is the business of `wire`.
 
+pub mod atomic;
 mod disk;
+pub mod episodes;
 pub mod fingerprint;
+pub mod hindsight;
 pub mod key;
 pub mod ledger;
 pub mod lock;

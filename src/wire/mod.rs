@@ -5,13 +5,21 @@
 //! business of `model`.
 
 pub mod anthropic;
+pub mod atropos;
 pub mod error;
+pub mod fault;
 pub mod ggml;
 pub mod gguf;
 pub mod hf_config;
+pub mod hindsight;
 pub mod messages;
 pub mod needed;
 pub mod openai;
+pub mod openai_episodes;
+pub mod pi_result;
+pub mod pi_session;
+pub mod published;
+pub mod record;
 pub mod safetensors;
 pub mod scan;
 pub mod score_jobs;
