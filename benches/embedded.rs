@@ -113,8 +113,14 @@ fn score(engine: &mut Engine, n: usize) -> f64 {
 }
 
 fn decode(engine: &mut Engine, n_sequences: usize) -> f64 {
-    let sampling =
-        Sampling { temperature: 0.0, top_p: 1.0, top_k: None, seed: None, max_tokens: STEPS + 1, constraint: None };
+    let sampling = Sampling {
+        temperature: 0.0,
+        top_p: 1.0,
+        top_k: None,
+        seed: None,
+        max_tokens: STEPS + 1,
+        constraint: None,
+    };
     let request = |salt: usize| GenerateRequest {
         prompt: tokens(CONTEXT, salt),
         sampling: sampling.clone(),
@@ -122,7 +128,8 @@ fn decode(engine: &mut Engine, n_sequences: usize) -> f64 {
         top_k: 0,
         place: Place::default(),
     };
-    let mut sequences: Vec<Sequence> = (0..n_sequences).map(|salt| engine.admit(&request(salt)).unwrap()).collect();
+    let mut sequences: Vec<Sequence> =
+        (0..n_sequences).map(|salt| engine.admit(&request(salt)).unwrap()).collect();
     let mut all: Vec<&mut Sequence> = sequences.iter_mut().collect();
     engine.step(&mut all);
     timed(|| (0..STEPS).for_each(|_| engine.step(&mut all)))
@@ -182,7 +189,8 @@ fn compare(
 
 fn print_row(name: &str, n_tokens: usize, ours: f64, theirs: Option<f64>, share: Option<f64>) {
     let rate = |seconds: f64| n_tokens as f64 / seconds;
-    let theirs = theirs.map_or(String::new(), |it| format!("  llama.cpp {:7.1}  ratio {:.2}", rate(it), it / ours));
+    let theirs =
+        theirs.map_or(String::new(), |it| format!("  llama.cpp {:7.1}  ratio {:.2}", rate(it), it / ours));
     let share = share.map_or(String::new(), |it| format!("  {:.0} % of peak", it * 100.0));
     println!("{name:<22} {:7.1} tokens/s{theirs}{share}", rate(ours));
 }
