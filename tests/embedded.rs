@@ -92,6 +92,27 @@ fn a_tiny_qwen3_agrees_with_transformers() {
     check("tiny-qwen3", "tiny-qwen3/expected.json");
 }
 
+/// The reference values were made by `tests/reference/make_logprobs.py` on the same dequantised weights.
+#[test]
+fn smollm2_agrees_with_transformers_on_two_hundred_texts() {
+    let Ok(path) = std::env::var("BACKSIGHT_SMOLLM2_GGUF") else {
+        println!("skipped: BACKSIGHT_SMOLLM2_GGUF does not name the model");
+        return;
+    };
+    let mut engine = Engine::load(Path::new(&path)).unwrap();
+    let cases = cases(&fixture("smollm2-logprobs.json"));
+    assert_eq!(cases.len(), 200);
+    let jobs: Vec<_> = cases.iter().map(|case| job(&case.tokens, &[(1, case.tokens.len())], 0)).collect();
+    let scored = engine.score_many(&jobs);
+    let off = cases
+        .iter()
+        .zip(scored)
+        .map(|(case, scored)| worst(&numbers(&scored.unwrap().spans[0]), &case.logprobs));
+    let off = off.fold(0.0, f64::max);
+    println!("SmolLM2: largest difference {off:.1e}");
+    assert!(off < 1e-4, "off by {off}");
+}
+
 #[test]
 fn the_likeliest_tokens_are_ranked_and_hold_the_given_one() {
     for model in ["tiny-llama", "tiny-qwen3"] {
