@@ -14,4 +14,6 @@ pub mod wire;
 pub mod chat;
 pub mod model;
 
+pub mod agent;
+
 pub mod cli;

@@ -1,3 +1,10 @@
 //! The `backsight` binary; everything it does is in the library.
 
-fn main() {}
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    if let Some(code) = backsight::agent::sandbox::become_launcher_if_asked() {
+        return code;
+    }
+    ExitCode::SUCCESS
+}
