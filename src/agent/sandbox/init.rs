@@ -132,11 +132,7 @@ fn die_with_supervisor(go: &PipeReader) -> io::Result<()> {
 
 fn filter_calls(containment: Containment) -> Result<(), FailedStep> {
     let memory = if containment.memory_per_episode { SharedMemory::Counted } else { SharedMemory::Uncounted };
-    let invalid = |_| io::Error::from_raw_os_error(libc::EINVAL);
-    let filter = seccomp::filter(memory).map_err(invalid).step("compile the system-call filter")?;
-    seccompiler::apply_filter(&filter)
-        .map_err(|_| io::Error::last_os_error())
-        .step("install the system-call filter")
+    sys::install_filter(&mut seccomp::filter(memory)).step("install the system-call filter")
 }
 
 /// The programs that run, by the kernel's name for them and our owner's.

@@ -7,13 +7,7 @@
 //! swap, quotas, and sockets other than Unix and internet ones (vsock reaches out of a virtual
 //! machine whatever the network namespace is).
 
-use std::collections::BTreeMap;
-
 use libc::*;
-use seccompiler::{
-    BackendError, BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
-    SeccompRule,
-};
 
 /// Calls that every architecture has and that are harmless in the sandbox with any argument.
 #[rustfmt::skip]
@@ -84,13 +78,27 @@ const ARCH: &[c_long] = &[];
 const UNCOUNTED_MEMORY: &[c_long] = &[SYS_memfd_create, SYS_shmget, SYS_shmat, SYS_shmdt, SYS_shmctl];
 
 /// Flags of `clone` that make namespaces.
-const NAMESPACES: u64 = (CLONE_NEWUSER
+const NAMESPACES: u32 = (CLONE_NEWUSER
     | CLONE_NEWNS
     | CLONE_NEWPID
     | CLONE_NEWNET
     | CLONE_NEWIPC
     | CLONE_NEWUTS
-    | CLONE_NEWCGROUP) as u64;
+    | CLONE_NEWCGROUP) as u32;
+
+#[cfg(target_arch = "x86_64")]
+const ARCHITECTURE: u32 = 0xc000_003e;
+#[cfg(target_arch = "aarch64")]
+const ARCHITECTURE: u32 = 0xc000_00b7;
+#[cfg(target_arch = "riscv64")]
+const ARCHITECTURE: u32 = 0xc000_00f3;
+
+/// Offsets into the kernel's `struct seccomp_data`.
+const NUMBER_OFFSET: u32 = 0;
+const ARCHITECTURE_OFFSET: u32 = 4;
+const ARGUMENTS_OFFSET: u32 = 16;
+
+const NOT_IMPLEMENTED: u32 = SECCOMP_RET_ERRNO | ENOSYS as u32;
 
 /// Whether shared memory outside any process's address space is allowed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,51 +109,94 @@ pub enum SharedMemory {
     Uncounted,
 }
 
-/// The compiled filter for this machine.
-pub fn filter(memory: SharedMemory) -> Result<BpfProgram, BackendError> {
-    let arch = std::env::consts::ARCH.try_into()?;
-    let not_implemented = SeccompAction::Errno(ENOSYS as u32);
-    SeccompFilter::new(rules(memory)?, not_implemented, SeccompAction::Allow, arch)?.try_into()
+/// What the lower half of an argument must be for a call to be allowed.
+enum Condition {
+    OneOf(&'static [u32]),
+    NoneOf(&'static [u32]),
+    Without(u32),
 }
 
-type Rules = BTreeMap<i64, Vec<SeccompRule>>;
+/// Calls that depend on one argument: the call, which argument, the condition.
+const RESTRICTED: &[(c_long, u32, Condition)] = &[
+    (SYS_clone, 0, Condition::Without(NAMESPACES)),
+    (SYS_socket, 0, Condition::OneOf(&[AF_UNIX as u32, AF_INET as u32, AF_INET6 as u32])),
+    (SYS_socketpair, 0, Condition::OneOf(&[AF_UNIX as u32])),
+    (SYS_personality, 0, Condition::OneOf(&[0, u32::MAX])),
+    // Typing into a terminal on behalf of its user is the one dangerous request without privileges.
+    (SYS_ioctl, 1, Condition::NoneOf(&[TIOCSTI as u32, TIOCLINUX as u32])),
+];
 
-fn rules(memory: SharedMemory) -> Result<Rules, BackendError> {
+/// The filter as the kernel takes it. Calls are compared in ranges, because the kernel runs the
+/// filter once for every call there is when it is installed.
+pub fn filter(memory: SharedMemory) -> Vec<sock_filter> {
+    let mut program = vec![load(ARCHITECTURE_OFFSET)];
+    program.extend(unless_equal(ARCHITECTURE, &[give(SECCOMP_RET_KILL_PROCESS)]));
+    program.push(load(NUMBER_OFFSET));
+    for (call, argument, condition) in RESTRICTED {
+        program.extend(if_equal(*call as u32, &check(*argument, condition)));
+    }
+    for (first, last) in ranges(&allowed(memory)) {
+        program.push(jump(BPF_JGE, first, 0, 2));
+        program.push(jump(BPF_JGT, last, 1, 0));
+        program.push(give(SECCOMP_RET_ALLOW));
+    }
+    program.push(give(NOT_IMPLEMENTED));
+    program
+}
+
+fn allowed(memory: SharedMemory) -> Vec<u32> {
     let shared: &[c_long] = if memory == SharedMemory::Counted { UNCOUNTED_MEMORY } else { &[] };
-    let always = [COMMON, ARCH, shared].concat();
-    let mut rules: Rules = always.into_iter().map(|call| (call, Vec::new())).collect();
-    rules.extend(restricted()?);
-    Ok(rules)
+    let mut calls: Vec<u32> = [COMMON, ARCH, shared].concat().into_iter().map(|call| call as u32).collect();
+    calls.sort_unstable();
+    calls.dedup();
+    calls
 }
 
-/// Calls that depend on an argument.
-fn restricted() -> Result<Rules, BackendError> {
-    let no_namespaces = vec![rule(0, SeccompCmpOp::MaskedEq(NAMESPACES), 0)?];
-    let own_unix = vec![rule(0, SeccompCmpOp::Eq, AF_UNIX as u64)?];
-    let families = [AF_UNIX, AF_INET, AF_INET6];
-    let sockets = families.map(|family| rule(0, SeccompCmpOp::Eq, family as u64));
-    let plain = vec![rule(0, SeccompCmpOp::Eq, 0)?, rule(0, SeccompCmpOp::Eq, 0xffff_ffff)?];
-    Ok(BTreeMap::from([
-        (SYS_clone, no_namespaces),
-        (SYS_socketpair, own_unix),
-        (SYS_socket, sockets.into_iter().collect::<Result<_, _>>()?),
-        (SYS_personality, plain),
-        (SYS_ioctl, vec![no_terminal_injection()?]),
-    ]))
+/// The first and last number of every run without a gap.
+fn ranges(sorted: &[u32]) -> Vec<(u32, u32)> {
+    let runs = sorted.chunk_by(|a, b| a + 1 == *b);
+    runs.filter_map(|run| Some((*run.first()?, *run.last()?))).collect()
 }
 
-/// Typing into a terminal on behalf of its user is the one dangerous request without privileges.
-fn no_terminal_injection() -> Result<SeccompRule, BackendError> {
-    let not = |request: u64| SeccompCondition::new(1, SeccompCmpArgLen::Dword, SeccompCmpOp::Ne, request);
-    SeccompRule::new(vec![not(TIOCSTI)?, not(TIOCLINUX)?])
+/// Decides a call by one of its arguments; always ends in a verdict.
+fn check(argument: u32, condition: &Condition) -> Vec<sock_filter> {
+    let mut program = vec![load(ARGUMENTS_OFFSET + 8 * argument)];
+    let (listed, otherwise) = match condition {
+        Condition::OneOf(_) => (SECCOMP_RET_ALLOW, NOT_IMPLEMENTED),
+        Condition::NoneOf(_) => (NOT_IMPLEMENTED, SECCOMP_RET_ALLOW),
+        Condition::Without(_) => (NOT_IMPLEMENTED, SECCOMP_RET_ALLOW),
+    };
+    match condition {
+        Condition::OneOf(values) | Condition::NoneOf(values) => {
+            program.extend(values.iter().flat_map(|value| if_equal(*value, &[give(listed)])));
+        }
+        Condition::Without(bits) => program.extend([jump(BPF_JSET, *bits, 0, 1), give(listed)]),
+    }
+    program.push(give(otherwise));
+    program
 }
 
-fn rule(argument: u8, operator: SeccompCmpOp, value: u64) -> Result<SeccompRule, BackendError> {
-    SeccompRule::new(vec![SeccompCondition::new(argument, SeccompCmpArgLen::Dword, operator, value)?])
+fn if_equal(value: u32, then: &[sock_filter]) -> Vec<sock_filter> {
+    [&[jump(BPF_JEQ, value, 0, then.len() as u8)], then].concat()
+}
+
+fn unless_equal(value: u32, then: &[sock_filter]) -> Vec<sock_filter> {
+    [&[jump(BPF_JEQ, value, then.len() as u8, 0)], then].concat()
+}
+
+fn load(offset: u32) -> sock_filter {
+    sock_filter { code: (BPF_LD | BPF_W | BPF_ABS) as u16, jt: 0, jf: 0, k: offset }
+}
+
+fn jump(comparison: u32, value: u32, if_true: u8, if_false: u8) -> sock_filter {
+    sock_filter { code: (BPF_JMP | BPF_K | comparison) as u16, jt: if_true, jf: if_false, k: value }
+}
+
+fn give(verdict: u32) -> sock_filter {
+    sock_filter { code: (BPF_RET | BPF_K) as u16, jt: 0, jf: 0, k: verdict }
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 mod tests {
     use super::*;
 
@@ -196,22 +247,95 @@ mod tests {
         SYS_vmsplice,
     ];
 
+    /// Runs a filter as the kernel does.
+    fn verdict(program: &[sock_filter], architecture: u32, call: u32, arguments: [u32; 2]) -> u32 {
+        let mut data = vec![0u32; 16];
+        (data[0], data[1], data[4], data[6]) = (call, architecture, arguments[0], arguments[1]);
+        let (mut at, mut value) = (0, 0);
+        loop {
+            let sock_filter { code, jt, jf, k } = program[at];
+            let comparison = match u32::from(code) {
+                it if it == BPF_LD | BPF_W | BPF_ABS => {
+                    value = data[k as usize / 4];
+                    at += 1;
+                    continue;
+                }
+                it if it == BPF_RET | BPF_K => return k,
+                it => it & !(BPF_JMP | BPF_K),
+            };
+            let holds = match comparison {
+                BPF_JEQ => value == k,
+                BPF_JGE => value >= k,
+                BPF_JGT => value > k,
+                BPF_JSET => value & k != 0,
+                _ => unreachable!(),
+            };
+            at += 1 + usize::from(if holds { jt } else { jf });
+        }
+    }
+
+    fn is_allowed(memory: SharedMemory, call: c_long, arguments: [u32; 2]) -> bool {
+        match verdict(&filter(memory), ARCHITECTURE, call as u32, arguments) {
+            SECCOMP_RET_ALLOW => true,
+            NOT_IMPLEMENTED => false,
+            other => unreachable!("{other:x}"),
+        }
+    }
+
     #[test]
     fn dangerous_calls_are_not_on_the_list() {
-        let rules = rules(SharedMemory::Counted).unwrap();
-        let found: Vec<_> = FORBIDDEN.iter().filter(|call| rules.contains_key(call)).collect();
+        let is_allowed = |call| is_allowed(SharedMemory::Counted, call, [0, 0]);
+        let found: Vec<_> = FORBIDDEN.iter().filter(|call| is_allowed(**call)).collect();
         assert_eq!(found, Vec::<&c_long>::new());
     }
 
     #[test]
-    fn shared_memory_needs_somebody_who_counts_it() {
-        let rules = rules(SharedMemory::Uncounted).unwrap();
-        assert!(UNCOUNTED_MEMORY.iter().all(|call| !rules.contains_key(call)));
+    fn exactly_the_listed_calls_pass() {
+        let listed = allowed(SharedMemory::Counted);
+        let program = filter(SharedMemory::Counted);
+        let restricted: Vec<u32> = RESTRICTED.iter().map(|(call, ..)| *call as u32).collect();
+        for call in (0..600).filter(|call| !restricted.contains(call)) {
+            let passes = verdict(&program, ARCHITECTURE, call, [0, 0]) == SECCOMP_RET_ALLOW;
+            assert_eq!(passes, listed.contains(&call), "call {call}");
+        }
+        let other_abi = 0x4000_0000;
+        assert_eq!(verdict(&program, ARCHITECTURE, other_abi, [0, 0]), NOT_IMPLEMENTED);
+        assert_eq!(verdict(&program, 0x4000_0003, 0, [0, 0]), SECCOMP_RET_KILL_PROCESS);
     }
 
     #[test]
-    fn the_filter_compiles_and_fits_the_kernels_limit() {
-        let program = filter(SharedMemory::Counted).unwrap();
-        assert!(program.len() < 4096, "{} instructions", program.len());
+    fn arguments_decide_where_they_must() {
+        let cases = [
+            (SYS_clone, [SIGCHLD as u32, 0], true),
+            (SYS_clone, [CLONE_NEWUSER as u32, 0], false),
+            (SYS_clone, [(CLONE_NEWNET | SIGCHLD) as u32, 0], false),
+            (SYS_socket, [AF_UNIX as u32, 0], true),
+            (SYS_socket, [AF_INET6 as u32, 0], true),
+            (SYS_socket, [AF_NETLINK as u32, 0], false),
+            (SYS_socket, [AF_VSOCK as u32, 0], false),
+            (SYS_socket, [AF_ALG as u32, 0], false),
+            (SYS_socketpair, [AF_INET as u32, 0], false),
+            (SYS_personality, [0, 0], true),
+            (SYS_personality, [ADDR_NO_RANDOMIZE as u32, 0], false),
+            (SYS_ioctl, [0, TIOCGWINSZ as u32], true),
+            (SYS_ioctl, [0, TIOCSTI as u32], false),
+        ];
+        for (call, arguments, expected) in cases {
+            assert_eq!(is_allowed(SharedMemory::Counted, call, arguments), expected, "{call} {arguments:?}");
+        }
+    }
+
+    #[test]
+    fn shared_memory_needs_somebody_who_counts_it() {
+        for call in UNCOUNTED_MEMORY {
+            assert!(is_allowed(SharedMemory::Counted, *call, [0, 0]));
+            assert!(!is_allowed(SharedMemory::Uncounted, *call, [0, 0]));
+        }
+    }
+
+    #[test]
+    fn the_filter_is_small() {
+        let n_instructions = filter(SharedMemory::Counted).len();
+        assert!(n_instructions < 300, "{n_instructions} instructions");
     }
 }
