@@ -14,6 +14,8 @@ pub mod wire;
 pub mod chat;
 pub mod model;
 
+pub mod tasks;
+
 pub mod agent;
 
 pub mod cli;

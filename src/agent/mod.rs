@@ -4,3 +4,4 @@
 //! tests, and the reward. Models and their formats are left to `model` and `chat`.
 
 pub mod sandbox;
+pub mod tools;

@@ -14,6 +14,7 @@ use std::sync::Arc;
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, fstat, mkdirat, openat2, statat};
 use rustix::io::Errno;
 
+use super::layout::WORKSPACE;
 use super::sys::FileIdentity;
 
 /// A walk through a workspace stops here; a hostile one could go on for ever.
@@ -263,14 +264,19 @@ fn other(path: &str, error: &io::Error) -> FileError {
     }
 }
 
-/// A path as the student writes it, from the workspace: relative, or absolute below `inside`.
+/// A path as the student writes it, from the workspace: relative, or absolute below it.
 ///
 /// `..` is taken away by the text alone; a path that climbs out is refused here, one that would
 /// climb out through a link later, by the kernel.
 pub fn relative(path: &str, inside: &str) -> Result<PathBuf, FileError> {
     let outside = || FileError::Outside(path.to_owned());
     let given = Path::new(path);
-    let below = if given.is_absolute() { given.strip_prefix(inside).map_err(|_| outside())? } else { given };
+    // Without our own root the workspace is elsewhere, but students are told of this one.
+    let places = [inside, WORKSPACE];
+    let below = match given.is_absolute() {
+        true => places.iter().find_map(|place| given.strip_prefix(place).ok()).ok_or_else(outside)?,
+        false => given,
+    };
     let mut place = PathBuf::new();
     for component in below.components() {
         match component {
