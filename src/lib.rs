@@ -21,4 +21,8 @@ pub mod model;
 pub mod ship;
 pub mod store;
 
+pub mod tasks;
+
+pub mod agent;
+
 pub mod cli;
