@@ -108,7 +108,12 @@ impl<'a> Queries<'a> {
     /// Queries times keys.
     #[inline(always)]
     fn score<S: Simd>(&self, simd: S, pages: &'a [Block], scores: &mut [f32]) {
-        let shape = Shape { n_rows: self.n_positions * self.group, n_panels: pages.len(), segments: 1 };
+        let shape = Shape {
+            n_rows: self.n_positions * self.group,
+            n_panels: pages.len(),
+            segments: 1,
+            chained: true,
+        };
         let keys = |page: usize, _| self.shape.keys(&pages[page], self.head);
         gemm(simd, shape, |r| self.query(r), keys, scores, false);
     }
@@ -146,7 +151,8 @@ impl<'a> Queries<'a> {
     #[inline(always)]
     fn gather<S: Simd>(&self, simd: S, pages: &'a [Block], weights: &[f32], out: &mut [f32]) {
         let n_panels = self.shape.padded() / LANES;
-        let shape = Shape { n_rows: self.n_positions * self.group, n_panels, segments: pages.len() };
+        let shape =
+            Shape { n_rows: self.n_positions * self.group, n_panels, segments: pages.len(), chained: true };
         let width = pages.len() * PAGE;
         let weights = Rows { data: weights, stride: width };
         let values = |panel: usize, page: usize| {

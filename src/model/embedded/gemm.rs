@@ -2,16 +2,18 @@
 //!
 //! Owns [`Packed`] (a weight matrix in panels of sixteen output columns) and the micro-kernel [`gemm`]
 //! that every product of the engine goes through: linear layers, attention scores, attention values,
-//! the head. Each output number is one chain of multiply-adds in the order of the inner dimension,
-//! whatever the tile it lies in, so results do not depend on how rows are batched, chunked or spread
-//! over threads. Deliberately absent: threads, and what the matrices mean.
+//! the head. Each output number is summed in the same order whatever the tile it lies in (chains of
+//! multiply-adds along the inner dimension, the chains then added), so results do not depend on how rows
+//! are batched, chunked or spread over threads. Deliberately absent: threads, and what the matrices mean.
 
 use super::simd::{Isa, Kernel, LANES, Lane, Simd};
 
 /// Rows of one tile.
 const TILE_ROWS: usize = 6;
 /// Inner steps before the next rows are taken: the panels of a tile stay in the second-level cache meanwhile.
-const INNER: usize = 768;
+const INNER: usize = 8 * CHAIN;
+/// Inner steps that are summed by themselves before they are added to the rest: short chains round less.
+const CHAIN: usize = 192;
 
 /// A matrix `inner x columns`, packed: panel `p` holds columns `16 p ..`, one [`Lane`] per inner index.
 #[derive(Clone, Debug, Default)]
@@ -105,9 +107,19 @@ impl Kernel for Product<'_> {
         for start in (0..inner).step_by(INNER) {
             let len = INNER.min(inner - start);
             let left = |row: usize| &self.rows.row(row)[start..start + len];
-            let right = |panel: usize, _| &self.weights.panel(self.first_panel + panel)[start..start + len];
-            let shape = Shape { n_rows: self.n_rows, n_panels: self.n_panels, segments: 1 };
-            gemm(simd, shape, left, right, self.out, start > 0);
+            let right = |panel: usize, chain: usize| {
+                let panel = &self.weights.panel(self.first_panel + panel)[start..start + len];
+                &panel[chain * CHAIN..len.min((chain + 1) * CHAIN)]
+            };
+            let (n_rows, n_panels, segments) = (self.n_rows, self.n_panels, len.div_ceil(CHAIN));
+            gemm(
+                simd,
+                Shape { n_rows, n_panels, segments, chained: false },
+                left,
+                right,
+                self.out,
+                start > 0,
+            );
         }
     }
 }
@@ -121,6 +133,8 @@ pub struct Shape {
     pub n_panels: usize,
     /// Pieces the inner dimension comes in.
     pub segments: usize,
+    /// Whether the pieces are summed in one chain, or each by itself.
+    pub chained: bool,
 }
 
 /// `out = left x right`, or `out += left x right` when `add`.
@@ -142,7 +156,7 @@ pub fn gemm<'a, S: Simd>(
         let wide = shape.n_panels - panel >= 4;
         let step = panels_at_once::<S>(shape.n_rows.min(TILE_ROWS), wide);
         while row < shape.n_rows {
-            let at = Place { row, panel, stride: shape.n_panels * LANES, segments: shape.segments, add };
+            let at = Place { row, panel, shape, add };
             row += tiles(simd, at, shape.n_rows - row, step, left, right, out);
         }
         panel += step;
@@ -160,8 +174,7 @@ fn panels_at_once<S: Simd>(rows: usize, wide: bool) -> usize {
 struct Place {
     row: usize,
     panel: usize,
-    stride: usize,
-    segments: usize,
+    shape: Shape,
     add: bool,
 }
 
@@ -202,29 +215,57 @@ fn tile<'a, S: Simd, const R: usize, const P: usize>(
     out: &mut [f32],
 ) -> usize {
     let left: [&[f32]; R] = std::array::from_fn(|r| left(at.row + r));
-    let mut sums = [[simd.splat(0.0); P]; R];
+    let zero = [[simd.splat(0.0); P]; R];
+    let (mut totals, mut sums) = (zero, zero);
     if at.add {
-        each::<R, P>(at, out, |r, p, out| sums[r][p] = simd.load(out));
+        each::<R, P>(at, out, |r, p, out| totals[r][p] = simd.load(out));
     }
     let mut done = 0;
-    for segment in 0..at.segments {
+    for segment in 0..at.shape.segments {
         let right: [&[Lane]; P] = std::array::from_fn(|p| right(at.panel + p, segment));
         let n = right[0].len();
-        let right: [&[Lane]; P] = std::array::from_fn(|p| &right[p][..n]);
-        let left: [&[f32]; R] = std::array::from_fn(|r| &left[r][done..done + n]);
-        for i in 0..n {
-            let lanes: [S::Vector; P] = std::array::from_fn(|p| simd.load(&right[p][i].0));
-            for r in 0..R {
-                let x = simd.splat(left[r][i]);
-                for p in 0..P {
-                    sums[r][p] = simd.mul_add(x, lanes[p], sums[r][p]);
-                }
-            }
+        sums = chain(simd, left.map(|row| &row[done..done + n]), right.map(|panel| &panel[..n]), sums);
+        if !at.shape.chained {
+            totals = add(simd, totals, sums);
+            sums = zero;
         }
         done += n;
     }
-    each::<R, P>(at, out, |r, p, out| simd.store(sums[r][p], out));
+    let totals = add(simd, totals, sums);
+    each::<R, P>(at, out, |r, p, out| simd.store(totals[r][p], out));
     R
+}
+
+/// Continues the sums of a tile along pieces of equal length.
+#[inline(always)]
+fn chain<S: Simd, const R: usize, const P: usize>(
+    simd: S,
+    left: [&[f32]; R],
+    right: [&[Lane]; P],
+    mut sums: [[S::Vector; P]; R],
+) -> [[S::Vector; P]; R] {
+    let n = right[0].len();
+    // Equal lengths, said once more where the compiler can see it: no bounds are checked inside the loop.
+    let (left, right) = (left.map(|row| &row[..n]), right.map(|panel| &panel[..n]));
+    for i in 0..n {
+        let lanes: [S::Vector; P] = std::array::from_fn(|p| simd.load(&right[p][i].0));
+        for r in 0..R {
+            let x = simd.splat(left[r][i]);
+            for p in 0..P {
+                sums[r][p] = simd.mul_add(x, lanes[p], sums[r][p]);
+            }
+        }
+    }
+    sums
+}
+
+#[inline(always)]
+fn add<S: Simd, const R: usize, const P: usize>(
+    simd: S,
+    a: [[S::Vector; P]; R],
+    b: [[S::Vector; P]; R],
+) -> [[S::Vector; P]; R] {
+    std::array::from_fn(|r| std::array::from_fn(|p| simd.add(a[r][p], b[r][p])))
 }
 
 /// Visits the sixteen output numbers of each row and panel of a tile.
@@ -235,7 +276,7 @@ fn each<const R: usize, const P: usize>(
     mut visit: impl FnMut(usize, usize, &mut [f32; LANES]),
 ) {
     for r in 0..R {
-        let row = &mut out[(at.row + r) * at.stride + at.panel * LANES..][..P * LANES];
+        let row = &mut out[(at.row + r) * at.shape.n_panels * LANES + at.panel * LANES..][..P * LANES];
         for (p, lane) in row.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
             visit(r, p, lane);
         }
