@@ -7,7 +7,8 @@
 use serde_json::Value;
 
 use super::arguments::{Conversion, prepare_messages};
-use super::drops::{Loss, losses, refuse_lost_calls};
+use super::drops::{Loss, drops, losses, refuse_lost_calls};
+use super::probe::calls;
 use super::template::{RenderInput, Rendered, Template, TemplateError};
 use super::tool_text;
 use crate::episode::ToolText;
@@ -45,4 +46,13 @@ pub fn render_conversation(
     let losses = losses(template, &input)?;
     refuse_lost_calls(template, &messages, &losses)?;
     Ok(Rendering { rendered, messages, conversions, losses })
+}
+
+/// The named rendering a conversation needs because its template leaves its tools or their calls out; `None` where the template serves.
+pub fn needed_tool_text(template: &Template, input: &RenderInput<'_>) -> Option<ToolText> {
+    let has_tools = input.tools.is_some_and(|tools| !tools.is_empty());
+    let has_calls = input.messages.iter().any(|message| !calls(message).is_empty());
+    let dropped = drops(template, input.vars, input.now);
+    let lost = (has_tools && dropped.tools) || (has_calls && dropped.tool_calls);
+    lost.then_some(ToolText::Hermes)
 }

@@ -33,12 +33,13 @@ pub(super) enum Command {
 const PROBE_EXAMPLES: &str = "\
 Examples:
   backsight probe http://localhost:8000
+  backsight probe --kind embedded
   backsight probe https://api.example.com/v1 --kind openai --model gpt-x --api-key-env API_KEY --json";
 
 #[derive(Debug, ClapArgs)]
 pub(super) struct ProbeArgs {
-    /// The server's address, with or without /v1
-    pub(super) url: String,
+    /// The server's address, with or without /v1; none for --kind embedded
+    pub(super) url: Option<String>,
     #[command(flatten)]
     pub(super) server: ServerArgs,
     /// Print the findings as JSON
@@ -53,12 +54,13 @@ kept in OUT.backsight; the same command continues where it stopped.
 
 Examples:
   backsight score --url http://localhost:8000 --jobs jobs.jsonl --out scores.jsonl --top-k 20
+  backsight score --kind embedded --jobs jobs.jsonl --out scores.jsonl
   backsight score --url http://a:8000 --url http://b:8000 --tokenizer models/Qwen3-4B --jobs jobs.jsonl --out scores.jsonl";
 
 #[derive(Debug, ClapArgs)]
 pub(super) struct ScoreArgs {
-    /// A server's address; several share the work
-    #[arg(long, required = true)]
+    /// A server's address; several share the work; none for --kind embedded
+    #[arg(long)]
     pub(super) url: Vec<String>,
     #[command(flatten)]
     pub(super) server: ServerArgs,

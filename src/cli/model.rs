@@ -1,5 +1,7 @@
 //! `model pull`, `model list` and `model path`.
 
+use std::path::PathBuf;
+
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::failure::Failure;
@@ -29,15 +31,21 @@ pub(super) fn list() -> Result<(), Failure> {
 }
 
 pub(super) fn path(name: Option<&str>) -> Result<(), Failure> {
+    let (_, path) = find(name)?;
+    output::data(format!("{}\n", path.display()).as_bytes())
+}
+
+/// The name and place of a model: by name, by path, or the default that is here.
+pub(super) fn find(name: Option<&str>) -> Result<(String, PathBuf), Failure> {
     let weights = open()?;
-    let path = match name {
-        Some(name) => weights.path(name).map_err(failed)?,
+    match name {
+        Some(name) => Ok((name.to_owned(), weights.path(name).map_err(failed)?)),
         None => {
             let none = WeightsError::NotPulled { name: KNOWN[0].name };
-            weights.default_path().ok_or_else(|| failed(none))?.1
+            let (name, path) = weights.default_path().ok_or_else(|| failed(none))?;
+            Ok((name.to_owned(), path))
         }
-    };
-    output::data(format!("{}\n", path.display()).as_bytes())
+    }
 }
 
 fn open() -> Result<Weights, Failure> {

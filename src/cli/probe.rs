@@ -9,10 +9,14 @@ use crate::model::notice::Notices;
 use crate::model::probe::{Report, probe};
 
 pub(super) fn run(args: &ProbeArgs) -> Result<(), Failure> {
-    let transport = args.server.transport(std::slice::from_ref(&args.url))?.briefly();
+    args.server.check(args.url.as_slice())?;
     let report = block_on(async {
+        let Some(url) = &args.url else {
+            return Ok(probe(&args.server.open_embedded()?, None).await);
+        };
+        let transport = args.server.transport(std::slice::from_ref(url))?.briefly();
         let opened = args.server.open(transport.clone(), &Notices::default()).await?;
-        Ok(probe(&opened, &transport).await)
+        Ok(probe(&opened, Some(&transport)).await)
     })??;
     let text = if args.json { format!("{}\n", report.to_json()) } else { table(&report) };
     output::data(text.as_bytes())

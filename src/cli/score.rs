@@ -59,13 +59,13 @@ struct Outcome {
 }
 
 pub(super) fn run(args: &ScoreArgs) -> Result<(), Failure> {
+    args.server.check(&args.url)?;
     let lines = read_jobs(&args.jobs, args.top_k)?;
     let run_dir = run_dir(&args.out);
     let lock = RunLock::acquire(&run_dir).map_err(|error| Failure::stopped(&error, error.help()))?;
     let notices = Notices::default();
     let (outcome, meter) = block_on(async {
-        let transport = args.server.transport(&args.url)?;
-        let opened = args.server.open(transport, &notices).await?;
+        let opened = args.server.open_any(&args.url, &notices).await?;
         refuse_without_scores(&opened)?;
         let allowance = Allowance { max_requests: args.max_requests, max_tokens: args.max_tokens };
         let meter = Meter::new(ModelRole::Teacher, allowance);

@@ -9,7 +9,7 @@ use super::failure::Failure;
 use super::output;
 use crate::model::Error;
 use crate::model::notice::Notices;
-use crate::model::open::{Opened, open};
+use crate::model::open::{Opened, open, open_embedded};
 use crate::model::remote::{Kind, OpenOptions};
 use crate::model::secret::Secret;
 use crate::model::transport::{Auth, Notice, Settings, Transport};
@@ -20,7 +20,7 @@ pub(super) struct ServerArgs {
     /// What the server is
     #[arg(long, value_enum, default_value_t = KindName::Auto)]
     pub(super) kind: KindName,
-    /// The model to ask, as the server names it; needed when it has several
+    /// The model to ask, as the server names it; for --kind embedded a name from `model list` or a path
     #[arg(long, value_name = "NAME")]
     pub(super) model: Option<String>,
     /// The model's tokenizer: a directory with tokenizer.json; else the directory the server names, if it is readable here
@@ -49,6 +49,8 @@ pub(super) enum KindName {
     Openai,
     /// Anthropic's Messages API
     Anthropic,
+    /// A model inside this process; needs no server
+    Embedded,
 }
 
 impl KindName {
@@ -59,6 +61,7 @@ impl KindName {
             Self::Sglang => Some(Kind::Sglang),
             Self::Openai => Some(Kind::OpenAi),
             Self::Anthropic => Some(Kind::Anthropic),
+            Self::Embedded => Some(Kind::Embedded),
         }
     }
 }
@@ -87,6 +90,34 @@ impl ServerArgs {
             KindName::Anthropic => Auth::Header("x-api-key", secret),
             _ => Auth::Bearer(secret),
         }))
+    }
+
+    /// Checks that there are servers to ask, or that none are needed.
+    pub(super) fn check(&self, urls: &[String]) -> Result<(), Failure> {
+        match (self.kind, urls) {
+            (KindName::Embedded, [url, ..]) => Err(Failure::input(
+                format!("{url} was named, but --kind embedded asks no server"),
+                "leave out the address, or name another --kind",
+            )),
+            (KindName::Embedded, []) => Ok(()),
+            (_, []) => Err(Failure::input("no server was named", "give its address, or use --kind embedded")),
+            _ => Ok(()),
+        }
+    }
+
+    /// Opens the servers at `urls`, or the embedded model if that was chosen.
+    pub(super) async fn open_any(&self, urls: &[String], notices: &Notices) -> Result<Opened, Failure> {
+        self.check(urls)?;
+        if self.kind == KindName::Embedded {
+            return self.open_embedded();
+        }
+        self.open(self.transport(urls)?, notices).await
+    }
+
+    /// Loads the model that was named, else the default that was pulled.
+    pub(super) fn open_embedded(&self) -> Result<Opened, Failure> {
+        let (name, path) = super::model::find(self.model.as_deref())?;
+        open_embedded(&name, &path, self.tokenizer.as_deref()).map_err(model_failure)
     }
 
     /// Asks the server what it is.

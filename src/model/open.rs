@@ -1,12 +1,13 @@
-//! Opening a server: finding out what kind it is, and what must be known before anything is sent.
+//! Opening a model: finding out what kind of server it is, and what must be known before anything is sent.
 //!
-//! Owns [`open`], which every command that needs a server goes through. The size of the vocabulary comes
+//! Owns [`open`] and [`open_embedded`], which every command that needs a model goes through. The size of the vocabulary comes
 //! from the tokenizer that was named, else from the directory the server names if it is readable here.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::anthropic::Anthropic;
+use super::embedded::model::Embedded;
 use super::openai::OpenAi;
 use super::remote::{self, Kind, OpenOptions, ServerInfo};
 use super::sglang::Sglang;
@@ -66,8 +67,31 @@ pub async fn open(
             let info = client.info().clone();
             (Arc::new(client), info)
         }
+        Kind::Embedded => {
+            return Err(Error::Invalid {
+                what: format!("{} is a server, not a model in this process", transport.server()),
+                help: "leave out the address, or name another --kind".to_owned(),
+            });
+        }
     };
     Ok(Opened { model, info, tokenizer })
+}
+
+/// Loads the model at `path` into this process; `name` is what it is called in reports and ledgers.
+pub fn open_embedded(name: &str, path: &Path, tokenizer: Option<&Path>) -> Result<Opened, Error> {
+    let model = Embedded::load(path, tokenizer)?;
+    let text_path = tokenizer.unwrap_or(path);
+    let tokenizer = model.tokenizer().ok().map(|it| (text_path.to_owned(), Arc::clone(it)));
+    let info = ServerInfo {
+        kind: Kind::Embedded,
+        version: Some(env!("CARGO_PKG_VERSION").to_owned()),
+        model: name.to_owned(),
+        models: vec![name.to_owned()],
+        model_path: Some(path.display().to_string()),
+        tokenizer_path: tokenizer.as_ref().map(|(path, _)| path.display().to_string()),
+        weight_version: None,
+    };
+    Ok(Opened { model: Arc::new(model), info, tokenizer })
 }
 
 /// SGLang tells of its model, vLLM its version; whatever else lists models speaks OpenAI's protocol.

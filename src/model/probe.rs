@@ -81,8 +81,8 @@ impl Report {
     }
 }
 
-/// Asks the server everything.
-pub async fn probe(opened: &Opened, transport: &Transport) -> Report {
+/// Asks the model everything; one in this process has no transport.
+pub async fn probe(opened: &Opened, transport: Option<&Transport>) -> Report {
     let mut report = Report {
         info: opened.info.clone(),
         limits: opened.model.limits().clone(),
@@ -96,7 +96,9 @@ pub async fn probe(opened: &Opened, transport: &Transport) -> Report {
         self_test: None,
         notes: Vec::new(),
     };
-    report.tokenizer_agrees = tokenizer_agrees(opened, transport, &mut report.notes).await;
+    if let Some(transport) = transport {
+        report.tokenizer_agrees = tokenizer_agrees(opened, transport, &mut report.notes).await;
+    }
     if report.limits.token_ids {
         measure_ids(opened, &mut report).await;
     } else {

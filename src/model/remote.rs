@@ -28,11 +28,13 @@ pub enum Kind {
     OpenAi,
     /// Anthropic's Messages API.
     Anthropic,
+    /// No protocol: the model runs in this process.
+    Embedded,
 }
 
 impl Kind {
     /// Every kind, in the order messages list them.
-    pub const ALL: [Self; 4] = [Self::Vllm, Self::Sglang, Self::OpenAi, Self::Anthropic];
+    pub const ALL: [Self; 5] = [Self::Vllm, Self::Sglang, Self::OpenAi, Self::Anthropic, Self::Embedded];
 
     /// The name used on the command line.
     pub fn name(self) -> &'static str {
@@ -41,6 +43,7 @@ impl Kind {
             Self::Sglang => "sglang",
             Self::OpenAi => "openai",
             Self::Anthropic => "anthropic",
+            Self::Embedded => "embedded",
         }
     }
 }
