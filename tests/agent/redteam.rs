@@ -7,7 +7,7 @@ use std::os::unix::net::{SocketAddr, UnixListener};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use backsight::agent::sandbox::{Command, Exit, Limits, SandboxKind};
+use backsight::agent::sandbox::{Command, Exit, Limits, SandboxConfig, SandboxKind, Sandboxes};
 
 use crate::{python, shell, start, start_kind};
 
@@ -210,6 +210,10 @@ async fn no_socket_reaches_out() {
     let [outside, inside] = both(&connect).await;
     assert_eq!(outside.1, "through", "the control did not work");
     assert!(!inside.1.contains("through"), "{}", inside.1);
+
+    let config = SandboxConfig { network: true, init: crate::init(), ..SandboxConfig::default() };
+    let asked_for = Sandboxes::new(config).start().await.unwrap();
+    assert_eq!(shell(&asked_for, &connect).await.1, "through", "a network that was asked for");
 
     let name = format!("backsight-test-{}", std::process::id());
     let _abstract = UnixListener::bind_addr(&SocketAddr::from_abstract_name(&name).unwrap()).unwrap();

@@ -245,52 +245,51 @@ async fn without_a_sandbox_programs_run_all_the_same() {
     assert!(!Path::new(&directory).exists());
 }
 
-/// Run by `an_ordinary_user_can_make_sandboxes` as another user.
+/// A sandbox in a test that was started again as somebody else, with a copy of the launcher.
+fn config_of_helper(limits: Limits) -> SandboxConfig {
+    let init = std::env::var_os("BACKSIGHT_TEST_INIT").map(Into::into);
+    SandboxConfig { init, limits, ..SandboxConfig::default() }
+}
+
+/// Run by other tests as an ordinary user, and as the root of a container.
 #[tokio::test]
-#[ignore = "a helper of another test"]
-async fn ordinary_user_helper() {
-    assert_ne!(rustix_uid(), 0);
-    let config = SandboxConfig {
-        init: std::env::var_os("BACKSIGHT_TEST_INIT").map(Into::into),
-        ..SandboxConfig::default()
-    };
-    let sandbox = Sandboxes::new(config).start().await.unwrap_or_else(|error| panic!("{error}"));
+#[ignore = "a helper of other tests"]
+async fn works_helper() {
+    let sandbox = Sandboxes::new(config_of_helper(Limits::default())).start().await;
+    let sandbox = sandbox.unwrap_or_else(|error| panic!("{error}"));
     sandbox.workspace().write("x", b"1").unwrap();
-    let (exit, text) = shell(&sandbox, "id -u; cat x; python3 -c 'print(2)'; touch /usr/x /etc/x 2>/dev/null || echo no; grep CapEff /proc/self/status").await;
+    let line = "id -u; cat x; python3 -c 'print(2)'; touch /usr/x /etc/x 2>/dev/null || echo no; grep CapEff /proc/self/status";
+    let (exit, text) = shell(&sandbox, line).await;
     assert_eq!(
         (exit, text.replace('\t', " ").as_str()),
         (Exit::Code(0), "1000\n12\nno\nCapEff: 0000000000000000")
     );
     let limits = Limits { processes: 20, ..Limits::default() };
-    let config = SandboxConfig {
-        init: std::env::var_os("BACKSIGHT_TEST_INIT").map(Into::into),
-        limits,
-        ..SandboxConfig::default()
-    };
-    let sandbox = Sandboxes::new(config).start().await.unwrap();
+    let sandbox = Sandboxes::new(config_of_helper(limits)).start().await.unwrap();
     let n_forks: u32 = python(&sandbox, crate::redteam::FORKS).await.parse().unwrap();
     assert!((10..20).contains(&n_forks), "{n_forks}");
 }
 
-fn rustix_uid() -> u32 {
-    std::os::unix::fs::MetadataExt::uid(&std::fs::metadata("/proc/self").unwrap())
+/// Run by `a_kernel_that_forbids_namespaces_is_an_error_with_its_reason`.
+#[tokio::test]
+#[ignore = "a helper of another test"]
+async fn refused_helper() {
+    let error = Sandboxes::new(config_of_helper(Limits::default())).start().await.unwrap_err().to_string();
+    let expected = "the sandbox cannot be made: cannot create user, mount, pid, network, ipc and uts namespaces: No space left on device (os error 28)\nhelp: raise the number of namespaces (sysctl user.max_user_namespaces), or lower --concurrency";
+    assert_eq!(error, expected);
 }
 
-#[test]
-fn an_ordinary_user_can_make_sandboxes() {
-    if rustix_uid() != 0 {
-        // Then all the other tests show it.
-        return;
-    }
+/// Runs a helper of this program behind `prefix`, with copies that everybody may read.
+fn run_helper(prefix: &[&str], helper: &str) {
     let dir = tempfile::tempdir().unwrap();
     std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
     let (test, init_copy) = (dir.path().join("test"), dir.path().join("init"));
     std::fs::copy(std::env::current_exe().unwrap(), &test).unwrap();
     std::fs::copy(init().unwrap(), &init_copy).unwrap();
-    let output = std::process::Command::new("setpriv")
-        .args(["--reuid", "23456", "--regid", "23456", "--clear-groups", "--"])
+    let output = std::process::Command::new(prefix[0])
+        .args(&prefix[1..])
         .arg(&test)
-        .args(["--ignored", "--exact", "sandbox::ordinary_user_helper", "--nocapture"])
+        .args(["--ignored", "--exact", helper, "--nocapture"])
         .env("BACKSIGHT_TEST_INIT", &init_copy)
         .current_dir("/")
         .output()
@@ -298,4 +297,54 @@ fn an_ordinary_user_can_make_sandboxes() {
     let text =
         String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success() && text.contains("1 passed"), "{text}");
+}
+
+/// Tests that run as an ordinary user show by themselves that one can make sandboxes; what needs
+/// root to be set up can only be shown as root.
+fn is_root() -> bool {
+    std::os::unix::fs::MetadataExt::uid(&std::fs::metadata("/proc/self").unwrap()) == 0
+}
+
+#[test]
+fn an_ordinary_user_can_make_sandboxes() {
+    if is_root() {
+        let ordinary = ["setpriv", "--reuid", "23456", "--regid", "23456", "--clear-groups", "--"];
+        run_helper(&ordinary, "sandbox::works_helper");
+    }
+}
+
+/// Runs a program in user and mount namespaces with 65536 ids, as containers without privileges have.
+const CONTAINER: &str = "
+import ctypes, os, sys
+ready, mapped = os.pipe(), os.pipe()
+pid = os.fork()
+if pid == 0:
+    assert ctypes.CDLL(None).unshare(0x10000000 | 0x00020000) == 0
+    os.write(ready[1], b'1')
+    os.read(mapped[0], 1)
+    os.setgid(0)
+    os.setuid(0)
+    os.execvp(sys.argv[1], sys.argv[1:])
+os.read(ready[0], 1)
+for kind in ('uid', 'gid'):
+    with open(f'/proc/{pid}/{kind}_map', 'w') as file:
+        file.write('0 0 65536')
+os.write(mapped[1], b'1')
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+";
+
+#[test]
+fn the_root_of_a_container_can_make_sandboxes() {
+    if is_root() {
+        run_helper(&["python3", "-c", CONTAINER], "sandbox::works_helper");
+    }
+}
+
+#[test]
+fn a_kernel_that_forbids_namespaces_is_an_error_with_its_reason() {
+    if is_root() {
+        // The switch is that of the new user namespace alone.
+        let forbid = "echo 0 > /proc/sys/user/max_user_namespaces; exec \"$0\" \"$@\"";
+        run_helper(&["python3", "-c", CONTAINER, "sh", "-c", forbid], "sandbox::refused_helper");
+    }
 }

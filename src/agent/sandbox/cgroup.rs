@@ -144,11 +144,16 @@ fn is_alive((pid, start): (u32, u64)) -> bool {
     start_time(pid) == Some(start)
 }
 
-/// When a process began, in the kernel's ticks: together with its id it names the process for good.
+/// When a living process began, in the kernel's ticks: together with its id it names the process for good.
 fn start_time(pid: u32) -> Option<u64> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    let after_name = stat.rsplit_once(')')?.1;
-    after_name.split_whitespace().nth(19)?.parse().ok()
+    read_start_time(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+}
+
+/// From `/proc/PID/stat`; one that is dead but not collected yet does not count.
+fn read_start_time(stat: &str) -> Option<u64> {
+    let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
+    let is_dead = ["Z", "X", "x"].contains(&fields.next()?);
+    if is_dead { None } else { fields.nth(18)?.parse().ok() }
 }
 
 fn remove_patiently(dir: &Path) {
@@ -250,6 +255,8 @@ mod tests {
         let own = std::process::id();
         let start = start_time(own).unwrap();
         assert!(is_alive((own, start)) && !is_alive((own, start + 1)));
+        let stat = |state| format!("7 (a) b) {state} {} 4711 99", "1 ".repeat(18));
+        assert_eq!((read_start_time(&stat("S")), read_start_time(&stat("Z"))), (Some(4711), None));
     }
 
     /// Version 2 as the kernel presents it: control files appear with the directory. A plain

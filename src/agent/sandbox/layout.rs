@@ -26,7 +26,8 @@ const ETC: &[&str] = &[
     "/etc/services",
 ];
 /// Parts that only programs with a network need.
-const ETC_NETWORK: &[&str] = &["/etc/resolv.conf", "/etc/ssl/certs", "/etc/ca-certificates", "/etc/pki"];
+const ETC_NETWORK: &[&str] =
+    &["/etc/hosts", "/etc/resolv.conf", "/etc/ssl/certs", "/etc/ca-certificates", "/etc/pki"];
 /// Devices that give or take bytes and reach nothing.
 const DEVICES: &[&str] = &["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"];
 

@@ -19,6 +19,8 @@ use super::job::Ended;
 use super::launcher::{HIDDEN_ARGUMENT, this_program_answers};
 use super::protocol::{Containment, Exit, Reply, Request, Spec};
 
+const OURSELVES: &str = "/proc/self/exe";
+
 /// The launcher process, started when the first sandbox is and again should it die.
 #[derive(Debug)]
 pub struct Launcher {
@@ -51,7 +53,7 @@ impl Launcher {
             let (ours, theirs) = channel::pair()?;
             match launcher.channel.send(&packet, &[theirs.as_fd()]).await {
                 Ok(()) => return Ok(Channel::new(ours)?),
-                Err(error) if is_last_try => return Err(error.into()),
+                Err(error) if is_last_try => return Err(self.failed(error)),
                 // It was killed; another one does as well.
                 Err(_) => *running = None,
             }
@@ -63,7 +65,7 @@ impl Launcher {
         cgroup::sweep();
         let program = self.program()?;
         let (ours, theirs) = channel::pair()?;
-        let process = tokio::process::Command::new(&program)
+        let process = tokio::process::Command::new(program)
             .arg0("backsight")
             .arg(HIDDEN_ARGUMENT)
             .env_clear()
@@ -71,21 +73,22 @@ impl Launcher {
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()
-            .map_err(|error| SandboxError::Launcher { program, error })?;
+            .map_err(|error| self.failed(error))?;
         Ok(Running { channel: Channel::new(ours)?, _process: process })
     }
 
-    fn program(&self) -> Result<PathBuf, SandboxError> {
-        let own = Path::new("/proc/self/exe");
+    fn program(&self) -> Result<&Path, SandboxError> {
         match &self.program {
-            Some(program) => Ok(program.clone()),
-            None if this_program_answers() => Ok(own.to_owned()),
+            Some(program) => Ok(program),
+            None if this_program_answers() => Ok(Path::new(OURSELVES)),
             // Running a program that does not know the argument would start it all over again.
-            None => Err(SandboxError::Launcher {
-                program: own.to_owned(),
-                error: io::Error::other("it does not answer to the hidden argument"),
-            }),
+            None => Err(self.failed(io::Error::other("it does not answer to the hidden argument"))),
         }
+    }
+
+    fn failed(&self, error: io::Error) -> SandboxError {
+        let program = self.program.clone().unwrap_or_else(|| OURSELVES.into());
+        SandboxError::Launcher { program, error }
     }
 }
 
@@ -121,7 +124,7 @@ impl Namespaces {
                 Ok(Reply::Contained(it)) => containment = it,
                 Ok(Reply::Ready) => break descriptors.into_iter().next().ok_or(SandboxError::Ended)?,
                 Ok(Reply::Failed { step, errno }) => return Err(SandboxError::Refused { step, errno }),
-                _ => return Err(SandboxError::Ended),
+                _ => return Err(launcher.failed(io::Error::other("it ended without an answer"))),
             }
         };
         Ok(Started { backend: Self::listen(channel), workspace, containment })

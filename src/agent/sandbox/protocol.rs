@@ -87,6 +87,16 @@ pub struct Containment {
     pub processes_by_cgroup: bool,
 }
 
+impl Containment {
+    /// The limits that hold only for each process or file, for people who want to know.
+    pub fn only_per_process(self) -> Vec<&'static str> {
+        let memory = (!self.memory_per_episode)
+            .then_some("memory (no writable memory cgroup: address space of each process)");
+        let always = ["processor time (each process)", "open files (each process)", "file size (each file)"];
+        memory.into_iter().chain(always).collect()
+    }
+}
+
 /// How a program ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exit {
@@ -413,6 +423,15 @@ mod tests {
         assert_eq!(Request::decode(&packet[..packet.len() - 1]), Err(BadPacket));
         packet.push(0);
         assert_eq!(Request::decode(&packet), Err(BadPacket));
+    }
+
+    #[test]
+    fn what_is_not_limited_as_a_whole_is_said() {
+        let names_memory = |memory_per_episode| {
+            let containment = Containment { memory_per_episode, processes_by_cgroup: true };
+            containment.only_per_process().iter().any(|it| it.starts_with("memory"))
+        };
+        assert_eq!([names_memory(true), names_memory(false)], [false, true]);
     }
 
     #[test]

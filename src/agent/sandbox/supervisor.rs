@@ -21,9 +21,6 @@ use super::root;
 use super::step::{FailedStep, Step};
 use super::sys::Forked;
 
-/// The exit status that says the wall clock ran out.
-const EXIT_WALL_TIME: i32 = 3;
-
 /// Makes the sandbox that `packet` describes and stays until it is gone; the process's exit status.
 pub fn main(packet: &[u8], control: OwnedFd) -> i32 {
     // The launcher's socket must not stay open here: its owner would never see the launcher die.
@@ -39,10 +36,13 @@ pub fn main(packet: &[u8], control: OwnedFd) -> i32 {
     let cgroup = Cgroup::create(&spec.limits);
     let result = contain(spec, &cgroup);
     cgroup.remove();
-    result.unwrap_or_else(|failed| {
-        report(io::stdin().as_fd(), failed);
-        1
-    })
+    match result {
+        Ok(()) => 0,
+        Err(failed) => {
+            report(io::stdin().as_fd(), failed);
+            1
+        }
+    }
 }
 
 /// Tells the owner why there is no sandbox.
@@ -57,7 +57,7 @@ fn report(control: BorrowedFd<'_>, failed: FailedStep) {
     let _ = channel::send(control, &reply.encode(), &[]);
 }
 
-fn contain(spec: Spec, cgroup: &Cgroup) -> Result<i32, FailedStep> {
+fn contain(spec: Spec, cgroup: &Cgroup) -> Result<(), FailedStep> {
     let wall = spec.limits.wall();
     let reply = Reply::Contained(cgroup.containment());
     channel::send(io::stdin(), &reply.encode(), &[]).step("report the limits")?;
@@ -90,7 +90,7 @@ fn namespaces(network: bool) -> i32 {
 }
 
 /// Puts the init under the limits, waits for the end, and leaves nothing alive.
-fn watch(pid: Pid, cgroup: &Cgroup, wall: Duration, mut go: PipeWriter) -> Result<i32, FailedStep> {
+fn watch(pid: Pid, cgroup: &Cgroup, wall: Duration, mut go: PipeWriter) -> Result<(), FailedStep> {
     // The kernel may take long over this, so the init builds meanwhile and only waits for it
     // before it starts the first program.
     let admitted = cgroup.admit(pid).step("put the sandbox under its control group");
@@ -103,7 +103,7 @@ fn watch(pid: Pid, cgroup: &Cgroup, wall: Duration, mut go: PipeWriter) -> Resul
 }
 
 /// Waits until the init ends, the owner goes away or the time is over.
-fn wait_for_end(pid: Pid, wall: Duration) -> io::Result<i32> {
+fn wait_for_end(pid: Pid, wall: Duration) -> io::Result<()> {
     let (control, init) = (io::stdin(), pidfd_open(pid, PidfdFlags::empty())?);
     let deadline = Instant::now() + wall;
     loop {
@@ -111,8 +111,7 @@ fn wait_for_end(pid: Pid, wall: Duration) -> io::Result<i32> {
         let timeout = Timespec { tv_sec: rest.as_secs() as i64, tv_nsec: rest.subsec_nanos().into() };
         let mut ends = [PollFd::new(&control, PollFlags::RDHUP), PollFd::new(&init, PollFlags::IN)];
         match poll(&mut ends, Some(&timeout)) {
-            Ok(0) => return Ok(EXIT_WALL_TIME),
-            Ok(_) => return Ok(0),
+            Ok(_) => return Ok(()),
             Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }

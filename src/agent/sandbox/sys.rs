@@ -111,7 +111,7 @@ fn unblock_signals() -> io::Result<()> {
 /// Registers a descriptor with the async runtime.
 pub fn register(descriptor: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
     // SAFETY: an `OwnedFd` is open for as long as it lives and always names the same file.
-    unsafe { AsyncFd::register(descriptor) }.map_err(|error| io::Error::from(error))
+    unsafe { AsyncFd::register(descriptor) }.map_err(io::Error::from)
 }
 
 /// How far a change of mount attributes reaches.
