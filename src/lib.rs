@@ -16,4 +16,6 @@ pub mod chat;
 pub mod model;
 pub mod store;
 
+pub mod quickstart;
+
 pub mod cli;
