@@ -24,5 +24,6 @@ pub mod store;
 pub mod tasks;
 
 pub mod agent;
+pub mod quickstart;
 
 pub mod cli;

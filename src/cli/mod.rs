@@ -11,6 +11,7 @@ mod model;
 mod now;
 mod output;
 mod probe;
+mod quickstart;
 mod score;
 mod server;
 
@@ -38,6 +39,7 @@ fn dispatch(command: Command) -> Result<(), Failure> {
     match command {
         Command::Chat(ChatCommand::Render(args)) => chat::render(&args),
         Command::Chat(ChatCommand::Parse(args)) => chat::parse(&args),
+        Command::Quickstart(args) => quickstart::run(&args),
         Command::Probe(args) => probe::run(&args),
         Command::Score(args) => score::run(&args),
         Command::Model(ModelCommand::Pull { name }) => model::pull(name.as_deref()),

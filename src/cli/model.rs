@@ -9,16 +9,19 @@ use super::{block_on, output};
 use crate::model::weights::{KNOWN, Weights, WeightsError};
 
 pub(super) fn pull(name: Option<&str>) -> Result<(), Failure> {
-    let weights = open()?;
+    let (name, path) = bring(&open()?, name)?;
+    output::talk(&format!("{name} is at"));
+    output::data(format!("{}\n", path.display()).as_bytes())
+}
+
+fn bring(weights: &Weights, name: Option<&str>) -> Result<(&'static str, PathBuf), Failure> {
     let bar = ProgressBar::no_length().with_style(style());
     let pulled = block_on(weights.pull(name, &|done, total| {
         bar.set_length(total.unwrap_or(done));
         bar.set_position(done);
     }))?;
     bar.finish_and_clear();
-    let (name, path) = pulled.map_err(failed)?;
-    output::talk(&format!("{name} is at"));
-    output::data(format!("{}\n", path.display()).as_bytes())
+    pulled.map_err(failed)
 }
 
 pub(super) fn list() -> Result<(), Failure> {
@@ -46,6 +49,20 @@ pub(super) fn find(name: Option<&str>) -> Result<(String, PathBuf), Failure> {
             Ok((name.to_owned(), path))
         }
     }
+}
+
+/// As [`find`], but what is known by name and not here yet is pulled.
+pub(super) fn find_or_pull(name: Option<&str>) -> Result<(String, PathBuf), Failure> {
+    let weights = open()?;
+    let is_missing = match name {
+        Some(name) => matches!(weights.path(name), Err(WeightsError::NotPulled { .. })),
+        None => weights.default_path().is_none(),
+    };
+    if is_missing {
+        output::talk("pulling the model, once");
+        bring(&weights, name)?;
+    }
+    find(name)
 }
 
 fn open() -> Result<Weights, Failure> {
