@@ -100,7 +100,10 @@ impl ServerArgs {
                 "leave out the address, or name another --kind",
             )),
             (KindName::Embedded, []) => Ok(()),
-            (_, []) => Err(Failure::input("no server was named", "give its address, or use --kind embedded")),
+            (_, []) => Err(Failure::input(
+                "no server was named",
+                "give its address (--url http://HOST:PORT), or use --kind embedded",
+            )),
             _ => Ok(()),
         }
     }
