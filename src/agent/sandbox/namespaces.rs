@@ -114,8 +114,15 @@ pub struct Started {
 }
 
 impl Namespaces {
-    /// Starts a sandbox.
+    /// Starts a sandbox. A launcher that dies over the request is replaced, and asked once more.
     pub async fn start(launcher: &Launcher, spec: &Spec) -> Result<Started, SandboxError> {
+        match Self::start_once(launcher, spec).await {
+            Err(SandboxError::Launcher { .. }) => Self::start_once(launcher, spec).await,
+            started => started,
+        }
+    }
+
+    async fn start_once(launcher: &Launcher, spec: &Spec) -> Result<Started, SandboxError> {
         let channel = launcher.launch(spec).await?;
         let mut containment = Containment::default();
         let workspace = loop {
