@@ -2,7 +2,12 @@
 //!
 //! The real ones (Qwen3, Llama 3.2, SmolLM2, …) are directories below `BACKSIGHT_TOKENIZERS`; `tests/get-tokenizers`
 //! fetches them. `BACKSIGHT_REQUIRE_REAL=1` makes their absence a failure.
-#![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "tests fail by panicking and say what they checked"
+)]
 
 use std::path::{Path, PathBuf};
 

@@ -134,7 +134,7 @@ async fn episode(sandboxes: Arc<Sandboxes>, idx: usize, meeting: Arc<Barrier>) {
     }
     meeting.wait().await;
     // Half of them are stopped, the others only dropped.
-    if idx % 2 == 0 {
+    if idx.is_multiple_of(2) {
         sandbox.stop().await;
     }
 }
