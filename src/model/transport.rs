@@ -4,7 +4,7 @@
 //! and that no API key reaches a message. What a request says and what its answer means is the
 //! business of the clients, who give a route, a body and a decoder.
 //!
-//! One call: take a [`Lease`](super::endpoint::Lease), send, read, give the lease back, decode. When
+//! One call: take a [`Lease`], send, read, give the lease back, decode. When
 //! that fails and the failure may pass: another endpoint at once if one is up, else wait (holding
 //! nothing) and begin the next round.
 
