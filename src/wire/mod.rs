@@ -15,6 +15,7 @@ pub mod openai;
 pub mod safetensors;
 pub mod scan;
 pub mod score_jobs;
+pub mod served;
 pub mod sglang;
 mod skim;
 pub mod vllm;
