@@ -116,11 +116,53 @@ pub(super) enum ModelCommand {
     },
     /// Show the models known by name, and which of them are here
     List,
+    /// Answer as vLLM or SGLang would, with a model inside this process
+    #[command(after_help = SERVE_EXAMPLES)]
+    Serve(ServeArgs),
     /// Print where a model is
     Path {
         /// A name that `model list` shows; without one the default that is here
         name: Option<String>,
     },
+}
+
+const SERVE_EXAMPLES: &str = "\
+Prints its address and answers until it is stopped. As vllm: /version, /v1/models, /v1/completions (ids, logprobs,
+prompt_logprobs), /v1/chat/completions, /tokenize. As sglang: /get_model_info, /v1/models, /generate (ids,
+logprob_start_len), /v1/chat/completions, /tokenize.
+
+Examples:
+  backsight model serve
+  backsight model serve --model models/Qwen3-0.6B --as sglang --port 30000";
+
+#[derive(Debug, ClapArgs)]
+pub(super) struct ServeArgs {
+    /// A name from `model list`, a model directory or a GGUF file; without it the default that is here
+    #[arg(long, value_name = "NAME")]
+    pub(super) model: Option<String>,
+    /// The model's tokenizer, if it is not beside the weights
+    #[arg(long, value_name = "DIR")]
+    pub(super) tokenizer: Option<PathBuf>,
+    /// The address to listen on
+    #[arg(long, default_value = "127.0.0.1")]
+    pub(super) host: std::net::IpAddr,
+    /// The port to listen on; 0 takes a free one
+    #[arg(long, default_value_t = 8000)]
+    pub(super) port: u16,
+    /// Which server to play
+    #[arg(long = "as", value_enum, default_value_t = Personality::Vllm)]
+    pub(super) personality: Personality,
+    /// The largest number of candidates per position, as vLLM has it
+    #[arg(long, value_name = "K", default_value_t = 20)]
+    pub(super) max_logprobs: usize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum Personality {
+    /// vLLM
+    Vllm,
+    /// SGLang
+    Sglang,
 }
 
 const PULL_EXAMPLES: &str = "\

@@ -13,6 +13,7 @@ mod output;
 mod probe;
 mod quickstart;
 mod score;
+mod serve;
 mod server;
 
 use std::ffi::OsString;
@@ -44,6 +45,7 @@ fn dispatch(command: Command) -> Result<(), Failure> {
         Command::Score(args) => score::run(&args),
         Command::Model(ModelCommand::Pull { name }) => model::pull(name.as_deref()),
         Command::Model(ModelCommand::List) => model::list(),
+        Command::Model(ModelCommand::Serve(args)) => serve::run(&args),
         Command::Model(ModelCommand::Path { name }) => model::path(name.as_deref()),
     }
 }

@@ -156,11 +156,11 @@ impl Report<'_> {
     }
 
     fn next(&self, out: &Path) -> String {
-        let (model, out) = (self.path.display(), out.display());
+        let (model, path, out) = (self.name, self.path.display(), out.display());
         format!(
             "What to try next:\n\
              \x20 backsight score --kind embedded --model {model} --jobs {out}/jobs.jsonl --out {out}/again.jsonl --top-k 5\n\
-             \x20 backsight chat render --tokenizer {model} --messages {out}/conversation.json --tool-text hermes\n\
+             \x20 backsight chat render --tokenizer {path} --messages {out}/conversation.json --tool-text hermes\n\
              \x20 backsight probe --kind embedded --model {model}\n\
              \x20 backsight model serve --model {model}\n"
         )

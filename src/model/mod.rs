@@ -22,6 +22,7 @@ pub mod retry;
 mod sampled;
 pub mod scripted;
 pub mod secret;
+pub mod serve;
 pub mod sglang;
 pub mod transport;
 pub mod vllm;

@@ -23,6 +23,7 @@ pub mod record;
 pub mod safetensors;
 pub mod scan;
 pub mod score_jobs;
+pub mod served;
 pub mod sglang;
 mod skim;
 pub mod vllm;
