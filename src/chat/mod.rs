@@ -4,6 +4,7 @@
 
 pub mod arguments;
 pub mod drops;
+pub mod episode_tokens;
 pub mod incremental;
 mod jinja;
 pub mod parse;
