@@ -274,18 +274,29 @@ mod tests {
         let path = dir.path().join("ledger.sqlite");
         let disk = Arc::new(Disk::open(&path).unwrap());
         let (go, wait) = mpsc::channel::<()>();
-        let slow = disk.write(move |_| Ok(wait.recv().map_or(0, |()| 1)));
+        let (begins, begun) = oneshot::channel();
+        let slow = Arc::clone(&disk);
+        let slow = tokio::spawn(async move {
+            let wait_inside = move |_: &Connection| {
+                let _ = begins.send(());
+                Ok(wait.recv().map_or(0, |()| 1))
+            };
+            slow.write(wait_inside).await
+        });
+        // The slow write is alone in its transaction once it runs; the others queue behind it.
+        begun.await.unwrap();
         // Each write says how many rows are committed while it runs: none by its own transaction.
         let writes = (0..100).map(|_| {
             let (disk, path) = (Arc::clone(&disk), path.clone());
             async move { disk.write(move |connection| add(1)(connection).map(|_| count(&path))).await }
         });
         let writes: Vec<_> = writes.map(tokio::spawn).collect();
-        let release = async {
-            tokio::time::sleep(Duration::from_millis(50)).await;
-            go.send(()).unwrap();
-        };
-        assert_eq!(tokio::join!(slow, release).0.unwrap(), 1);
+        // Everything runs on one thread: each time this task steps back, others hand their writes over.
+        for _ in 0..100 {
+            tokio::task::yield_now().await;
+        }
+        go.send(()).unwrap();
+        assert_eq!(slow.await.unwrap().unwrap(), 1);
         for write in writes {
             assert_eq!(write.await.unwrap().unwrap(), 0);
         }
