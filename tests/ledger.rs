@@ -40,9 +40,20 @@ async fn score(model: &dyn Model, n: u32) -> Result<Vec<u64>, Error> {
     Ok(scored.spans[0].logprobs().map(|it| it.map(Logprob::get).unwrap().to_bits()).collect())
 }
 
+/// Takes the directory's lock. A process that another test is just starting holds a copy of it until it becomes itself.
+async fn lock(dir: &Path) -> RunLock {
+    for _ in 0..200 {
+        if let Ok(lock) = RunLock::acquire(dir) {
+            return lock;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    RunLock::acquire(dir).unwrap()
+}
+
 /// A model behind `url` whose answers are kept in `dir`.
 async fn open(dir: &Path, url: &str, allowance: Allowance) -> (Ledgered, Arc<Meter>, Recognition) {
-    let lock = RunLock::acquire(dir).unwrap();
+    let lock = lock(dir).await;
     let ledger = Ledger::open(Arc::new(lock)).unwrap();
     let client = plain::open(Dialect::Vllm, &[url.to_owned()], Settings::default());
     let identity = Identity { kind: "vllm".into(), model: "toy".into(), ..Identity::default() };
