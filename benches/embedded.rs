@@ -4,7 +4,11 @@
 //! [--llama PYTHON] [--only score|decode] [--branches]`. With `--llama`, PYTHON runs `benches/llama_baseline.py`, and rounds of both
 //! alternate; medians are printed. Our time includes the log-softmax, llama.cpp's does not. `--branches` also
 //! counts what the KV tree saves on thirty branches along a trunk of 6,000 tokens.
-#![expect(clippy::unwrap_used, reason = "a benchmark that cannot run should say why by panicking")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a benchmark that cannot run should say why by panicking"
+)]
 #![expect(clippy::print_stdout, reason = "a benchmark prints its figures")]
 
 use std::io::{BufRead, BufReader, Write};

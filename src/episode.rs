@@ -179,6 +179,54 @@ pub struct Outcome {
     pub components: Vec<(String, f64)>,
 }
 
+/// One part of a plan the student made for itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Subtask {
+    /// The name by which scores and transitions refer to it.
+    pub id: String,
+    /// What it is about.
+    pub description: Option<String>,
+    /// When it counts as done.
+    pub acceptance: Option<String>,
+}
+
+/// How far an episode with a plan came; empty where there was no plan.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Progress {
+    /// Where it stood at the end, as its environment calls it.
+    pub phase: Option<String>,
+    /// What the plan itself was found worth.
+    pub plan_score: Option<f64>,
+    /// The plan, in order.
+    pub plan: Option<Vec<Subtask>>,
+    /// What each subtask was found worth, in the order they were written down.
+    pub subtask_scores: Vec<(String, f64)>,
+    /// How many turns the environment counted.
+    pub turns: Option<u64>,
+    /// How many tool calls the environment counted.
+    pub tool_calls: Option<u64>,
+}
+
+/// A place where the student's history was replaced by a summary of it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Compaction {
+    /// The first message written under the new history.
+    pub at: usize,
+    /// The message that stands for what was forgotten.
+    pub summary: Message,
+    /// The first message that was kept word for word; everything before it is in the summary.
+    pub kept_from: usize,
+}
+
+/// A conversation as the student saw it: one that only grows.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Conversation {
+    /// Its messages.
+    pub messages: Vec<Message>,
+    /// The steps that were taken in it, each as (`step_idx`, index of its action among these messages).
+    pub steps: Vec<(usize, usize)>,
+}
+
 /// One attempt at one task, from the first message to the stop.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Episode {
@@ -200,6 +248,11 @@ pub struct Episode {
     pub token_source: TokenSource,
     /// How it ended, or why it did not.
     pub outcome: Result<Outcome, String>,
+    /// How far its plan came.
+    pub progress: Progress,
+    /// The messages in which a tool reports a failure that its text need not show, in order.
+    pub failed_results: Vec<usize>,
+    compactions: Vec<Compaction>,
     steps: Vec<Step>,
 }
 
@@ -225,6 +278,12 @@ pub enum BadEpisode {
     Outside {
         /// Which step.
         step_idx: usize,
+    },
+    /// A compaction keeps messages it comes before, or does not follow the one before it.
+    #[error("compaction {index} is out of order")]
+    BadCompaction {
+        /// Which compaction.
+        index: usize,
     },
     /// There are logprobs or candidates, but not one per token.
     #[error("the action of step {step_idx} has {n_tokens} tokens but {n_values} {what}")]
@@ -253,6 +312,9 @@ impl Episode {
             sequences: Vec::new(),
             token_source: TokenSource::Rendered,
             outcome: Err("the episode has not ended".to_owned()),
+            progress: Progress::default(),
+            failed_results: Vec::new(),
+            compactions: Vec::new(),
             steps: Vec::new(),
         }
     }
@@ -272,6 +334,52 @@ impl Episode {
         }
         self.steps = steps;
         Ok(())
+    }
+
+    /// The places where history was replaced, in order.
+    pub fn compactions(&self) -> &[Compaction] {
+        &self.compactions
+    }
+
+    /// Checks `compactions` against the messages, and takes them.
+    pub fn set_compactions(&mut self, compactions: Vec<Compaction>) -> Result<(), BadEpisode> {
+        let mut last = 0;
+        for (index, compaction) in compactions.iter().enumerate() {
+            let Compaction { at, kept_from, .. } = *compaction;
+            if kept_from > at || at < last || at > self.messages.len() {
+                return Err(BadEpisode::BadCompaction { index });
+            }
+            last = at;
+        }
+        self.compactions = compactions;
+        Ok(())
+    }
+
+    /// The conversations the student saw, one before each compaction and one after the last; those without a step are left out.
+    pub fn conversations(&self) -> Vec<Conversation> {
+        let starts = std::iter::once(None).chain(self.compactions.iter().map(Some));
+        let ends = self.compactions.iter().map(|it| it.at).chain([self.messages.len()]);
+        let all = starts.zip(ends).map(|(compaction, end)| self.conversation(compaction, end));
+        all.filter(|conversation| !conversation.steps.is_empty()).collect()
+    }
+
+    /// The conversation that begins with `compaction` and ends before message `end`. Instructions are never forgotten.
+    fn conversation(&self, compaction: Option<&Compaction>, end: usize) -> Conversation {
+        let frames = |message: &&Message| matches!(message.role, Role::System | Role::Developer);
+        let n_frames = self.messages.iter().take_while(frames).count();
+        let (mut messages, begin, from) = match compaction {
+            None => (Vec::new(), 0, 0),
+            Some(Compaction { at, summary, kept_from }) => {
+                let head = self.messages[..n_frames.min(end)].iter().chain([summary]);
+                (head.cloned().collect(), *at, (*kept_from).max(n_frames).min(end))
+            }
+        };
+        let n_head = messages.len();
+        messages.extend_from_slice(&self.messages[from..end]);
+        let taken_here = |(_, step): &(usize, &Step)| (begin..end).contains(&step.message_idx);
+        let steps = self.steps.iter().enumerate().filter(taken_here);
+        let steps = steps.map(|(idx, step)| (idx, step.message_idx - from + n_head)).collect();
+        Conversation { messages, steps }
     }
 
     fn check_place(&self, step_idx: usize, step: &Step, next_message: usize) -> Result<(), BadEpisode> {
@@ -295,6 +403,40 @@ impl Episode {
         match counts.into_iter().find(|&(_, n_values)| n_values != 0 && n_values != n_tokens) {
             Some((what, n_values)) => Err(BadEpisode::WrongLength { step_idx, n_tokens, n_values, what }),
             None => Ok(()),
+        }
+    }
+}
+
+impl Conversation {
+    /// The same with a system prompt in front, unless it has instructions of its own.
+    #[must_use]
+    pub fn with_system(mut self, prompt: &str) -> Self {
+        let framed =
+            self.messages.first().is_some_and(|it| matches!(it.role, Role::System | Role::Developer));
+        if !framed {
+            self.messages.insert(0, Message::text(Role::System, prompt));
+            self.steps.iter_mut().for_each(|(_, message_idx)| *message_idx += 1);
+        }
+        self
+    }
+
+    /// The same with every tool's result cut to so many characters.
+    #[must_use]
+    pub fn with_results_cut(mut self, max_chars: usize) -> Self {
+        for message in self.messages.iter_mut().filter(|message| message.role == Role::Tool) {
+            let text = message.content.take().map(|content| cut_text(&content.text(), max_chars));
+            message.content = text.map(Content::Text);
+        }
+        self
+    }
+}
+
+/// The first `max_chars` characters and a note of how many there were.
+pub fn cut_text(text: &str, max_chars: usize) -> String {
+    match text.char_indices().nth(max_chars) {
+        None => text.to_owned(),
+        Some((end, _)) => {
+            format!("{}\n... [truncated, {} chars total]", &text[..end], text.chars().count())
         }
     }
 }
@@ -344,6 +486,48 @@ mod tests {
         assert_eq!(refuse(outside), "the action of step 0 lies outside the recorded tokens");
         let short = with_tokens(TokenSpan::at(4, 3), 2);
         assert_eq!(refuse(short), "the action of step 0 has 3 tokens but 2 logprobs");
+    }
+
+    fn texts(conversation: &Conversation) -> Vec<String> {
+        let text = |message: &Message| message.content.as_ref().unwrap().text();
+        conversation.messages.iter().map(text).collect()
+    }
+
+    #[test]
+    fn a_compaction_begins_another_conversation() {
+        let roles = [Role::System, Role::User, Role::Assistant, Role::Tool, Role::Assistant];
+        let message = |(idx, role): (usize, Role)| Message::text(role, idx.to_string());
+        let mut episode = episode();
+        episode.messages = roles.into_iter().enumerate().map(message).collect();
+        episode.set_steps(steps_of(&episode.messages)).unwrap();
+        let compaction = Compaction { at: 4, summary: Message::text(Role::User, "sum"), kept_from: 3 };
+        episode.set_compactions(vec![compaction.clone()]).unwrap();
+        let seen = episode.conversations();
+        assert_eq!(texts(&seen[0]), ["0", "1", "2", "3"]);
+        assert_eq!(texts(&seen[1]), ["0", "sum", "3", "4"]);
+        assert_eq!((&seen[0].steps[..], &seen[1].steps[..]), (&[(0, 2)][..], &[(1, 3)][..]));
+        let wrong = episode.set_compactions(vec![compaction.clone(), Compaction { at: 2, ..compaction }]);
+        assert_eq!(wrong.unwrap_err().to_string(), "compaction 1 is out of order");
+    }
+
+    #[test]
+    fn a_conversation_is_framed_once() {
+        let mut episode = episode();
+        episode.set_steps(steps_of(&episode.messages)).unwrap();
+        let framed = episode.conversations().remove(0).with_system("be brief");
+        assert_eq!((texts(&framed)[0].as_str(), &framed.steps[..]), ("be brief", &[(0, 2), (1, 4)][..]));
+        assert_eq!(framed.clone().with_system("again"), framed);
+    }
+
+    #[test]
+    fn results_are_cut_by_characters() {
+        assert_eq!(cut_text("éé", 2), "éé");
+        assert_eq!(cut_text("ééx", 2), "éé\n... [truncated, 3 chars total]");
+        let mut episode = episode();
+        episode.messages[2] = Message::text(Role::Tool, "long");
+        episode.set_steps(steps_of(&episode.messages)).unwrap();
+        let cut = episode.conversations().remove(0).with_results_cut(1);
+        assert_eq!(texts(&cut), ["x", "x", "l\n... [truncated, 4 chars total]", "x"]);
     }
 
     #[test]

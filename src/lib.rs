@@ -5,13 +5,25 @@
 //! that knows more. ARCHITECTURE.md is the map; the modules below are listed from the pure middle
 //! outwards.
 
+pub mod credit;
 pub mod episode;
+pub mod lens;
+pub mod plan;
+pub mod python;
 pub mod score;
 pub mod tokens;
 
+pub mod hf;
 pub mod wire;
 
 pub mod chat;
 pub mod model;
+pub mod ship;
+pub mod store;
+
+pub mod tasks;
+
+pub mod agent;
+pub mod quickstart;
 
 pub mod cli;

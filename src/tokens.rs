@@ -100,6 +100,12 @@ impl TokenSpan {
         self.start == self.end
     }
 
+    /// Its last `n` positions, or all of them where there are fewer.
+    #[must_use]
+    pub fn last(self, n: usize) -> Self {
+        Self { start: self.end - n.min(self.len()), end: self.end }
+    }
+
     /// As a range, for slicing and iterating.
     pub fn range(self) -> Range<usize> {
         self.start..self.end
@@ -174,6 +180,7 @@ mod tests {
         assert_eq!(wrong.to_string(), "span [4, 3) ends before it starts");
         let span = TokenSpan::new(3, 5).unwrap();
         assert_eq!((span.len(), span.contains(4), span.contains(5)), (2, true, false));
+        assert_eq!((span.last(1), span.last(9)), (TokenSpan::at(4, 1), span));
     }
 
     #[test]

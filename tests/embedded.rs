@@ -2,7 +2,12 @@
 //!
 //! The tiny models were made by `tests/reference/make_tiny_models.py` and are always tested. SmolLM2 is tested
 //! where `BACKSIGHT_SMOLLM2_GGUF` names the file `SmolLM2-135M-Instruct.Q4_1.gguf`.
-#![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "tests fail by panicking and show their figures"
+)]
 
 use std::fs;
 use std::path::{Path, PathBuf};

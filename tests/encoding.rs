@@ -2,7 +2,12 @@
 //!
 //! The real ones (Qwen3, Llama 3.2, SmolLM2, …) are directories below `BACKSIGHT_TOKENIZERS`; `tests/get-tokenizers`
 //! fetches them. `BACKSIGHT_REQUIRE_REAL=1` makes their absence a failure.
-#![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "tests fail by panicking and say what they checked"
+)]
 
 use std::path::{Path, PathBuf};
 
@@ -229,4 +234,27 @@ fn as_gguf_tells_it(dir: &Path, pre: &str) -> Vocabulary {
         merges: json["model"]["merges"].as_array().unwrap().iter().map(merge).collect(),
         ..Vocabulary::default()
     }
+}
+
+/// The GGUF file's own vocabulary gives the ids of the directory that was converted from it.
+#[test]
+fn smollm2_from_its_gguf_encodes_like_its_directory() {
+    let file = std::env::var_os("BACKSIGHT_SMOLLM2_GGUF");
+    let required = std::env::var_os("BACKSIGHT_REQUIRE_REAL").is_some();
+    assert!(
+        !required || file.is_some(),
+        "BACKSIGHT_REQUIRE_REAL is set, but BACKSIGHT_SMOLLM2_GGUF names no file"
+    );
+    let directory = real().into_iter().find(|dir| dir.ends_with("smollm2"));
+    let (Some(file), Some(directory)) = (file, directory) else { return println!("no GGUF file to check") };
+    let (gguf, directory) =
+        (Tokenizer::open(Path::new(&file)).unwrap(), Tokenizer::open(&directory).unwrap());
+    assert_eq!((gguf.end_ids(), gguf.vocab_size()), (directory.end_ids(), directory.vocab_size()));
+    let mut runner = TestRunner::new(Config { cases: 200, failure_persistence: None, ..Config::default() });
+    let same = |history: Vec<(Option<prop::sample::Index>, String)>| {
+        let text: String = history.into_iter().map(|(_, more)| more).collect();
+        prop_assert_eq!(gguf.encode(&text).unwrap().ids, directory.encode(&text).unwrap().ids, "{:?}", text);
+        Ok(())
+    };
+    runner.run(&histories(), same).unwrap();
 }

@@ -8,6 +8,13 @@ use serde_json::Value;
 
 const FLOATS: &str = include_str!("fixtures/python/floats.json");
 const JSON_DUMPS: &str = include_str!("fixtures/python/json_dumps.json");
+/// Every table; the last two are about `chat::parse`, whose own tests go through them.
+const TABLES: [(&str, &str); 4] = [
+    ("floats", FLOATS),
+    ("json_dumps", JSON_DUMPS),
+    ("json_loads", include_str!("fixtures/python/json_loads.json")),
+    ("literals", include_str!("fixtures/python/literals.json")),
+];
 
 fn rows(table: &str) -> Vec<Vec<Value>> {
     let rows: Vec<Vec<Value>> = serde_json::from_str(table).unwrap();
@@ -60,7 +67,7 @@ fn transformers_style_keeps_non_ascii() {
 /// The committed tables are the proof; this shows that they are what the Python at hand writes too.
 #[test]
 fn the_tables_are_what_python_writes() {
-    for (name, table) in [("floats", FLOATS), ("json_dumps", JSON_DUMPS)] {
+    for (name, table) in TABLES {
         let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/python/generate.py");
         let Ok(output) = Command::new("python3").args([script, name]).output() else { return };
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

@@ -27,16 +27,17 @@ const IMPURE: &[&str] = &[
     "hub",
     "report",
     "pipeline",
+    "quickstart",
     "cli",
 ];
 /// The layers, lowest first. A module may use those before it and the pure ones; `&` joins modules of one layer.
 const LAYERS: &[&[&str]] = &[
-    &["wire"],
+    &["wire", "hf"],
     &["chat"],
     &["model"],
     &["tasks"],
     &["agent", "judge", "ship", "store", "hub", "report", "metrics", "event", "config"],
-    &["pipeline"],
+    &["pipeline", "quickstart"],
     &["cli"],
 ];
 const MAX_LINES: usize = 800;

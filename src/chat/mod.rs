@@ -2,8 +2,17 @@
 //!
 //! Owns chat templates, tokenizers, action spans and tool-call parsers.
 
+pub mod arguments;
+pub mod drops;
 pub mod incremental;
+mod jinja;
+pub mod parse;
+mod probe;
 pub mod python;
+pub mod render;
+pub mod source;
 pub mod spans;
+pub mod template;
 pub mod tokenizer;
+pub mod tool_text;
 pub mod vocabulary;

@@ -11,7 +11,9 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 use tokenizers::AddedToken;
 
+use super::vocabulary::Vocabulary;
 use crate::tokens::TokenId;
+use crate::wire::gguf::Gguf;
 
 /// Why a tokenizer cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -88,8 +90,13 @@ pub struct Tokenizer {
 }
 
 impl Tokenizer {
-    /// From a model directory or from a `tokenizer.json`; the files beside it say which tokens end a turn and how large the model's vocabulary is.
+    /// From a model directory, a `tokenizer.json` or a GGUF file.
+    ///
+    /// The files beside a `tokenizer.json` say which tokens end a turn and how large the model's vocabulary is.
     pub fn open(path: &Path) -> Result<Self, TokenizerError> {
+        if path.extension().is_some_and(|it| it == "gguf") {
+            return Self::from_gguf(path);
+        }
         let file = if path.is_dir() { path.join("tokenizer.json") } else { path.to_owned() };
         let dir = file.parent().unwrap_or(Path::new("."));
         let mut tokenizer = Self::from_json(&read(&file)?)
@@ -100,6 +107,15 @@ impl Tokenizer {
         }
         tokenizer.end_ids = beside.end_ids(&tokenizer);
         Ok(tokenizer)
+    }
+
+    fn from_gguf(path: &Path) -> Result<Self, TokenizerError> {
+        let unreadable = |why: String| TokenizerError::Unreadable { path: path.to_owned(), why };
+        let file = std::fs::File::open(path).map_err(|error| unreadable(error.to_string()))?;
+        let gguf =
+            Gguf::read(std::io::BufReader::new(file)).map_err(|error| unreadable(error.to_string()))?;
+        let tokenizer = Vocabulary::from_gguf(&gguf).tokenizer();
+        tokenizer.map_err(|error| TokenizerError::Broken { path: path.to_owned(), why: error.to_string() })
     }
 
     /// From the bytes of a `tokenizer.json`, without knowledge of the model around it.
@@ -178,6 +194,23 @@ impl Tokenizer {
         self.added.get(&id).map(|token| token.content.as_str())
     }
 
+    /// The bytes each token stands for, by id; `None` for ids that stand for no text: special tokens and gaps.
+    pub fn token_bytes(&self) -> Vec<Option<Vec<u8>>> {
+        let vocabulary = self.inner.get_vocab(true);
+        let highest = vocabulary.values().max().map_or(0, |&id| id as usize + 1);
+        let mut bytes = vec![None; highest];
+        let spelling = Spelling::of(&self.inner);
+        for (token, id) in vocabulary {
+            bytes[id as usize] = match self.added.get(&id) {
+                // Byte-fallback tokens are sometimes listed as special, and stand for text all the same.
+                Some(added) if added.special => fallback_byte(&token).map(|byte| vec![byte]),
+                Some(added) => Some(added.content.clone().into_bytes()),
+                None => Some(spelling.bytes(&token)),
+            };
+        }
+        bytes
+    }
+
     /// Whether text can be cut before every occurrence of `id` without changing any id on either side.
     ///
     /// The tokenizer takes such a token out of the raw text before anything else happens, so what stands
@@ -189,6 +222,49 @@ impl Tokenizer {
         let as_written = !token.normalized || self.inner.get_normalizer().is_none();
         plain && as_written && !self.added.values().any(|other| reaches_into(&other.content, &token.content))
     }
+}
+
+/// How a vocabulary spells bytes.
+enum Spelling {
+    /// Every byte by a printable character of its own, as GPT-2 does.
+    ByteLevel(HashMap<char, u8>),
+    /// Text as it is, but for `▁` as space and `<0xNN>` as a byte.
+    Text,
+}
+
+impl Spelling {
+    fn of(tokenizer: &tokenizers::Tokenizer) -> Self {
+        let decoder = tokenizer.get_decoder().and_then(|it| serde_json::to_string(it).ok());
+        let is_byte_level = decoder.is_some_and(|it| it.contains("\"type\":\"ByteLevel\""));
+        if is_byte_level { Self::ByteLevel(byte_letters()) } else { Self::Text }
+    }
+
+    fn bytes(&self, token: &str) -> Vec<u8> {
+        match self {
+            Self::ByteLevel(letters) => match token.chars().map(|c| letters.get(&c).copied()).collect() {
+                Some(bytes) => bytes,
+                None => token.as_bytes().to_vec(),
+            },
+            Self::Text => match fallback_byte(token) {
+                Some(byte) => vec![byte],
+                None => token.replace('▁', " ").into_bytes(),
+            },
+        }
+    }
+}
+
+/// GPT-2's alphabet: printable Latin-1 stands for itself, the other bytes for the letters from U+0100 on, in order.
+fn byte_letters() -> HashMap<char, u8> {
+    let stands_for_itself = |byte: &u8| matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
+    let own = (0..=u8::MAX).filter(stands_for_itself).map(|byte| (char::from(byte), byte));
+    let others = (0..=u8::MAX).filter(|byte| !stands_for_itself(byte));
+    own.chain(('\u{100}'..).zip(others)).collect()
+}
+
+/// The byte of a token spelled `<0xNN>`.
+fn fallback_byte(token: &str) -> Option<u8> {
+    let digits = token.strip_prefix("<0x")?.strip_suffix('>')?;
+    (digits.len() == 2).then(|| u8::from_str_radix(digits, 16).ok()).flatten()
 }
 
 /// Whether `other` can take an occurrence of `token` away: by beginning before it and ending inside or behind it, or by being longer.
@@ -261,4 +337,44 @@ fn read_json(path: &Path) -> Result<Value, TokenizerError> {
 
 fn failed(error: tokenizers::Error) -> TokenizerError {
     TokenizerError::Failed(error.to_string())
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "tests fail by panicking")]
+mod tests {
+    use super::*;
+
+    /// The bytes of a text's tokens, put together, are what the tokenizer itself decodes.
+    fn check(name: &str, text: &str) {
+        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tokenizers").join(name);
+        let tokenizer = Tokenizer::open(&dir).unwrap();
+        let bytes = tokenizer.token_bytes();
+        let ids = tokenizer.encode(text).unwrap().ids;
+        let joined: Vec<u8> = ids.iter().flat_map(|&id| bytes[id as usize].clone().unwrap()).collect();
+        assert_eq!(String::from_utf8(joined).unwrap(), tokenizer.decode(&ids).unwrap(), "{name}: {text:?}");
+    }
+
+    #[test]
+    fn the_bytes_of_tokens_are_what_they_decode_to() {
+        let texts = [
+            "fn main() {}\n\tlet x = 1234;",
+            "naïve café 東京 🤖",
+            "a\u{ad}b\u{7f}\u{a0}c\0",
+            "  two  ",
+            "<0x41>",
+        ];
+        for name in ["chatml", "header", "metaspace"] {
+            texts.iter().for_each(|text| check(name, text));
+        }
+    }
+
+    #[test]
+    fn special_tokens_stand_for_no_text() {
+        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tokenizers/chatml");
+        let tokenizer = Tokenizer::open(&dir).unwrap();
+        let bytes = tokenizer.token_bytes();
+        assert_eq!(bytes.len(), tokenizer.vocab_size());
+        assert_eq!(bytes[tokenizer.id_of("<|im_end|>").unwrap() as usize], None);
+        assert_eq!(bytes.iter().filter(|it| it.is_none()).count(), 7);
+    }
 }

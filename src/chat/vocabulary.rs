@@ -9,6 +9,7 @@ use serde_json::{Map, Value, json};
 
 use super::tokenizer::{Tokenizer, TokenizerError};
 use crate::tokens::TokenId;
+use crate::wire::gguf::{self, Gguf};
 
 /// What a GGUF file says about its tokens.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -98,6 +99,27 @@ const PRE_TOKENIZERS: [(&str, Split, bool, bool); 5] = [
 ];
 
 impl Vocabulary {
+    /// As a GGUF file's metadata tells it; a list that is missing is empty, and refused when the tokenizer is built.
+    pub fn from_gguf(gguf: &Gguf) -> Self {
+        let get = |key: &str| gguf.metadata.get(&format!("tokenizer.ggml.{key}"));
+        let text = |key: &str| get(key).and_then(gguf::Value::as_str).unwrap_or_default().to_owned();
+        let list = |key: &str| get(key).and_then(gguf::Value::as_list).unwrap_or_default();
+        let texts =
+            |key: &str| list(key).iter().map(|it| it.as_str().unwrap_or_default().to_owned()).collect();
+        let id = |key: &str| get(key)?.as_usize().and_then(|id| TokenId::try_from(id).ok());
+        let types = list("token_type").iter().map(|it| it.as_usize().unwrap_or_default() as i64).collect();
+        Self {
+            model: text("model"),
+            pre: text("pre"),
+            tokens: texts("tokens"),
+            types,
+            merges: texts("merges"),
+            bos: id("bos_token_id"),
+            add_bos: get("add_bos_token").and_then(gguf::Value::as_bool).unwrap_or(false),
+            ends: ["eos_token_id", "eot_token_id", "eom_token_id"].iter().filter_map(|key| id(key)).collect(),
+        }
+    }
+
     /// Builds the tokenizer.
     pub fn tokenizer(&self) -> Result<Tokenizer, VocabularyError> {
         let json = self.to_json()?.to_string();

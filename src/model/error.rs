@@ -70,11 +70,13 @@ pub enum Error {
         /// The limit.
         limit: u64,
     },
-    /// Our own disk failed while keeping an answer.
+    /// Our own disk failed while keeping an answer; nothing is claimed to be stored.
     #[error("the ledger cannot be used: {why}")]
     Ledger {
         /// What the store said.
         why: String,
+        /// What to do about it.
+        help: String,
     },
 }
 
@@ -82,6 +84,20 @@ impl Error {
     /// Whether the same request may succeed later.
     pub fn may_pass(&self) -> bool {
         matches!(self, Self::Unreachable { .. } | Self::Unavailable { .. } | Self::Garbled { .. })
+    }
+
+    /// What the user can do about it, where there is something to do.
+    pub fn help(&self) -> Option<&str> {
+        match self {
+            Self::Invalid { help, .. } | Self::Unsupported { help, .. } | Self::Ledger { help, .. } => {
+                Some(help)
+            }
+            Self::Budget { .. } => Some("raise the limit; the same command continues where this one stopped"),
+            Self::Unreachable { .. } | Self::Unavailable { .. } => {
+                Some("see that the server runs; the same command continues where this one stopped")
+            }
+            Self::Refused { .. } | Self::Garbled { .. } => None,
+        }
     }
 
     /// Whether nothing more can be asked of this model in this run.

@@ -4,8 +4,30 @@
 //! equal citizens behind it; so is the ledger, which wraps another model. Deliberately absent: any
 //! knowledge of episodes, lenses or credit.
 
+pub mod anthropic;
+pub mod as_json;
+mod body;
+mod breaker;
+pub mod budget;
 pub mod embedded;
+pub mod endpoint;
 pub mod error;
+pub mod notice;
+pub mod open;
+pub mod openai;
+pub mod probe;
+pub mod record;
+pub mod remote;
+pub mod retry;
+mod sampled;
+pub mod scripted;
+pub mod secret;
+pub mod serve;
+pub mod sglang;
+pub mod transport;
+pub mod vllm;
+pub mod weights;
+mod window;
 
 use async_trait::async_trait;
 use serde_json::Value;

@@ -6,6 +6,8 @@
 //! `reasoning` or `thinking`; content is a string, a list of parts, or null beside tool calls.
 //! Deliberately absent: rendering, which is the business of `chat`.
 
+use std::fmt;
+
 use serde_json::{Map, Value, json};
 
 use crate::episode::{Arguments, Content, Message, Role, ToolCall};
@@ -20,6 +22,15 @@ pub enum ArgumentForm {
     Text,
     /// The object itself, as chat templates want it.
     Object,
+}
+
+impl fmt::Display for ArgumentForm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Text => "JSON text",
+            Self::Object => "an object",
+        })
+    }
 }
 
 /// Why a JSON value is no message.

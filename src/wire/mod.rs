@@ -4,8 +4,57 @@
 //! hand. Deliberately absent: sockets, retries and every decision about what to ask; those are the
 //! business of `model`.
 
+pub mod anthropic;
+pub mod atropos;
+pub mod error;
+pub mod fault;
 pub mod ggml;
 pub mod gguf;
 pub mod hf_config;
+pub mod hindsight;
 pub mod messages;
+pub mod needed;
+pub mod openai;
+pub mod openai_episodes;
+pub mod pi_result;
+pub mod pi_session;
+pub mod published;
+pub mod record;
 pub mod safetensors;
+pub mod scan;
+pub mod score_jobs;
+pub mod served;
+pub mod sglang;
+mod skim;
+pub mod vllm;
+
+use crate::tokens::{Logprob, TokenId, TopK};
+
+/// Tokens of one call as a server counts them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Tokens sent.
+    pub prompt_tokens: u64,
+    /// Of those, found in the server's cache, where it says so.
+    pub cached_tokens: Option<u64>,
+    /// Tokens sampled.
+    pub completion_tokens: u64,
+}
+
+/// A sampled continuation as a server told it: one logprob and one row per id.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Drawn {
+    /// The sampled ids, the stop token included.
+    pub ids: Vec<TokenId>,
+    /// The logprob of each, where there is one.
+    pub logprobs: Vec<Option<Logprob>>,
+    /// The alternatives at each; empty rows when none were asked for.
+    pub top: Vec<TopK>,
+    /// Why it ended, in the server's word.
+    pub finish: Option<String>,
+    /// What it cost.
+    pub counts: Counts,
+}
+
+/// The logprob and the alternatives of each sampled token.
+type Values = (Vec<Option<Logprob>>, Vec<TopK>);

@@ -121,7 +121,7 @@ mod tests {
         assert_eq!(read_header(&file("{}")[..9]), Err(SafetensorsError::Truncated));
         assert_eq!(
             read_header(&b"<!DOCTYPE html>"[..]),
-            Err(SafetensorsError::TooLong(0x50_5954_434f_4421_3c))
+            Err(SafetensorsError::TooLong(0x5059_5443_4f44_213c))
         );
     }
 

@@ -11,7 +11,9 @@ pub mod generate;
 pub mod head;
 pub mod kv;
 pub mod load;
+pub mod model;
 pub mod sample;
 #[expect(unsafe_code, reason = "vector instructions; the module says why its use of them is sound")]
 pub mod simd;
 pub mod weights;
+mod worker;

@@ -1,0 +1,212 @@
+//! The reward of an episode: correctness, efficiency and use of tools, weighted.
+//!
+//! The levels are those of the published environment. Its own measure of correctness, which reads
+//! the output of a test file that the student wrote, stays here as a pure function for comparison
+//! and for custom commands; we compute correctness from the verifier's report. Custom rewards come
+//! from a command that gets the episode as JSON and answers a number.
+
+use std::process::Stdio;
+use std::time::Duration;
+
+use serde_json::Value;
+use tokio::io::AsyncWriteExt;
+use tokio::process::Command;
+
+use crate::episode::Outcome;
+
+/// What each part of the reward counts.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RewardWeights {
+    /// Whether the task is solved.
+    pub correctness: f64,
+    /// How few turns it took.
+    pub efficiency: f64,
+    /// Whether tools were used to good effect.
+    pub tool_usage: f64,
+}
+
+impl Default for RewardWeights {
+    fn default() -> Self {
+        Self { correctness: 0.7, efficiency: 0.15, tool_usage: 0.15 }
+    }
+}
+
+/// Correctness as published: by the exit status and the words of a test run.
+pub fn published_correctness(exit_code: i32, output: &str) -> f64 {
+    let output = output.to_lowercase();
+    match exit_code {
+        0 if output.contains("passed") => 1.0,
+        0 => 0.8,
+        _ if output.contains("assert") && output.contains("error") => 0.2,
+        _ => 0.1,
+    }
+}
+
+/// Fewer turns are better, in four levels.
+pub fn efficiency(n_turns: usize, max_turns: usize) -> f64 {
+    match n_turns {
+        n if n <= 3 => 1.0,
+        n if n <= max_turns / 2 => 0.8,
+        n if n <= max_turns * 3 / 4 => 0.5,
+        _ => 0.2,
+    }
+}
+
+/// Writing files and running them is best; `tools` are the names that were called.
+pub fn tool_usage<'a>(tools: impl IntoIterator<Item = &'a str>) -> f64 {
+    let tools: Vec<&str> = tools.into_iter().collect();
+    let used = |name| tools.contains(&name);
+    match used("terminal") {
+        true if used("write_file") || used("patch") => 1.0,
+        true => 0.6,
+        false if !tools.is_empty() => 0.3,
+        false => 0.0,
+    }
+}
+
+/// The reward with its parts.
+pub fn reward(correctness: f64, efficiency: f64, tool_usage: f64, weights: &RewardWeights) -> Outcome {
+    let parts = [
+        ("correctness", correctness, weights.correctness),
+        ("efficiency", efficiency, weights.efficiency),
+        ("tool_usage", tool_usage, weights.tool_usage),
+    ];
+    let sum = parts.iter().map(|(_, level, weight)| level * weight).sum::<f64>();
+    let components = parts.into_iter().map(|(name, level, _)| (name.to_owned(), level)).collect();
+    Outcome { reward: sum.clamp(0.0, 1.0), components }
+}
+
+/// Why a custom command gave no reward.
+#[derive(Debug, thiserror::Error)]
+pub enum CustomRewardError {
+    /// It does not run.
+    #[error("the reward command `{command}` cannot be run: {error}\nhelp: check --reward-command")]
+    NotRun {
+        /// The command.
+        command: String,
+        /// Why not.
+        error: std::io::Error,
+    },
+    /// It took too long.
+    #[error("the reward command `{command}` did not answer within {} seconds\nhelp: make it faster", .timeout.as_secs())]
+    TooSlow {
+        /// The command.
+        command: String,
+        /// How long it had.
+        timeout: Duration,
+    },
+    /// It failed.
+    #[error("the reward command `{command}` failed ({status}): {stderr}\nhelp: it must exit with status 0")]
+    Failed {
+        /// The command.
+        command: String,
+        /// How it ended.
+        status: std::process::ExitStatus,
+        /// What it complained about.
+        stderr: String,
+    },
+    /// It answered something else than a finite number.
+    #[error(
+        "the reward command `{command}` answered {answer:?}, which is no finite number\nhelp: it must print one number"
+    )]
+    NoNumber {
+        /// The command.
+        command: String,
+        /// What it printed.
+        answer: String,
+    },
+}
+
+/// Asks a shell command for a reward: the episode on its standard input, one number on its output.
+///
+/// It is the user's own program and runs as the user, outside any sandbox.
+pub async fn custom_reward(
+    command: &str,
+    episode: &Value,
+    timeout: Duration,
+) -> Result<f64, CustomRewardError> {
+    let not_run = |error| CustomRewardError::NotRun { command: command.to_owned(), error };
+    let mut child = Command::new("sh")
+        .args(["-c", command])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .map_err(not_run)?;
+    let stdin = child.stdin.take();
+    let feed = async {
+        if let Some(mut stdin) = stdin {
+            // A command that does not read everything may still know the answer.
+            let _ = stdin.write_all(episode.to_string().as_bytes()).await;
+        }
+    };
+    let answer = async { tokio::join!(feed, child.wait_with_output()).1 };
+    let output = match tokio::time::timeout(timeout, answer).await {
+        Ok(output) => output.map_err(not_run)?,
+        Err(_) => return Err(CustomRewardError::TooSlow { command: command.to_owned(), timeout }),
+    };
+    read_answer(command, &output)
+}
+
+fn read_answer(command: &str, output: &std::process::Output) -> Result<f64, CustomRewardError> {
+    let command = command.to_owned();
+    if !output.status.success() {
+        let stderr = String::from_utf8_lossy(&output.stderr).trim().chars().take(500).collect();
+        return Err(CustomRewardError::Failed { command, status: output.status, stderr });
+    }
+    let answer = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+    match answer.parse::<f64>() {
+        Ok(number) if number.is_finite() => Ok(number),
+        _ => Err(CustomRewardError::NoNumber { command, answer: answer.chars().take(200).collect() }),
+    }
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "tests fail by panicking")]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    use super::*;
+
+    async fn ask(command: &str) -> Result<f64, String> {
+        let episode = json!({ "reward": 0.5, "big": "x".repeat(300_000) });
+        let answer = custom_reward(command, &episode, Duration::from_secs(20)).await;
+        answer.map_err(|error| error.to_string().lines().next().unwrap().to_owned())
+    }
+
+    #[tokio::test]
+    async fn a_command_answers_a_number() {
+        assert_eq!(
+            ask("python3 -c 'import json,sys; print(json.load(sys.stdin)[\"reward\"] * 2)'").await,
+            Ok(1.0)
+        );
+        assert_eq!(ask("echo -0.25").await, Ok(-0.25));
+    }
+
+    #[tokio::test]
+    async fn a_command_that_gives_none_says_why() {
+        assert_eq!(
+            ask("echo good").await,
+            Err("the reward command `echo good` answered \"good\", which is no finite number".to_owned())
+        );
+        assert_eq!(
+            ask("echo nan").await,
+            Err("the reward command `echo nan` answered \"nan\", which is no finite number".to_owned())
+        );
+        let failed = ask("echo no >&2; exit 3").await.unwrap_err();
+        assert_eq!(failed, "the reward command `echo no >&2; exit 3` failed (exit status: 3): no");
+        let slow = custom_reward("sleep 60", &json!({}), Duration::from_millis(50)).await.unwrap_err();
+        assert!(matches!(slow, CustomRewardError::TooSlow { .. }));
+    }
+
+    proptest! {
+        #[test]
+        fn rewards_stay_between_zero_and_one(c in 0.0f64..=1.0, n_turns in 0usize..40, max in 0usize..40, weight in 0.0f64..=5.0) {
+            let weights = RewardWeights { correctness: weight, ..RewardWeights::default() };
+            let outcome = reward(c, efficiency(n_turns, max), tool_usage(["terminal"]), &weights);
+            prop_assert!((0.0..=1.0).contains(&outcome.reward));
+        }
+    }
+}

@@ -1,0 +1,55 @@
+//! Why a sandbox cannot be made or used; each error names the reason and the next action.
+
+use std::io;
+use std::path::PathBuf;
+
+use super::python::PythonError;
+use super::step::help;
+
+/// Why a sandbox cannot be made or used.
+#[derive(Debug, thiserror::Error)]
+pub enum SandboxError {
+    /// The kernel forbids what the sandbox needs. It is never made weaker than asked for.
+    #[error("the sandbox cannot be made: cannot {step}: {}\nhelp: {}", io::Error::from_raw_os_error(*errno), help(step, *errno))]
+    Refused {
+        /// What was being done.
+        step: String,
+        /// The kernel's error number.
+        errno: i32,
+    },
+    /// The launcher does not start.
+    #[error(
+        "the sandbox's launcher {program} cannot be started: {error}\nhelp: the program must call `sandbox::become_launcher_if_asked` first in `main`, or `SandboxConfig::init` must name one that does"
+    )]
+    Launcher {
+        /// What was run.
+        program: PathBuf,
+        /// Why not.
+        error: io::Error,
+    },
+    /// Python cannot be shown.
+    #[error(transparent)]
+    Python(#[from] PythonError),
+    /// A program could not be started inside.
+    #[error("{program} cannot be started in the sandbox: {error}")]
+    NotStarted {
+        /// Which.
+        program: String,
+        /// Why not.
+        error: io::Error,
+    },
+    /// A command no kernel would take.
+    #[error("the command cannot be run: {0}")]
+    BadCommand(&'static str),
+    /// It ended: its time is over, it was stopped, or it was killed from outside.
+    #[error(
+        "the sandbox has ended (its time was over, or it was stopped)\nhelp: raise --sandbox-wall-seconds if episodes need longer"
+    )]
+    Ended,
+    /// The container engine does not do what we ask.
+    #[error("docker: {0}\nhelp: check that `docker run` works, or leave out --sandbox docker")]
+    Docker(String),
+    /// Our own side failed.
+    #[error("the sandbox cannot be used: {0}")]
+    Io(#[from] io::Error),
+}

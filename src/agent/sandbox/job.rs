@@ -1,0 +1,120 @@
+//! One program in a sandbox, seen from our side: its output so far and its end.
+//!
+//! Owns the pipes and the task that empties them, so that a program can print without end and
+//! nobody but itself is slowed down. How programs are started and killed is left to the backends.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::net::unix::pipe::Receiver;
+use tokio::sync::{oneshot, watch};
+
+use super::capture::Capture;
+use super::protocol::Exit;
+
+/// After a program ended, this much of what its children still print is read.
+const MAX_AFTER_EXIT: usize = 1 << 20;
+const CHUNK: usize = 64 << 10;
+
+/// How a program ended, or the error number with which it could not be started.
+pub type Ended = Result<Exit, i32>;
+
+/// One program.
+#[derive(Clone, Debug)]
+pub struct Job {
+    /// What it was called with, for people.
+    pub command: String,
+    /// When it was started.
+    pub started: Instant,
+    output: Arc<Mutex<Capture>>,
+    end: watch::Receiver<Option<(Ended, Duration)>>,
+}
+
+impl Job {
+    /// Watches a program that was started with the other end of `output` as its standard error or output.
+    pub fn watch(
+        command: String,
+        output: OwnedFd,
+        cap: usize,
+        ended: oneshot::Receiver<Ended>,
+    ) -> io::Result<Self> {
+        let receiver = Receiver::from_owned_fd(output)?;
+        let capture = Arc::new(Mutex::new(Capture::new(cap)));
+        let (sender, end) = watch::channel(None);
+        let started = Instant::now();
+        tokio::spawn(pump(receiver, Arc::clone(&capture), ended, sender, started));
+        Ok(Self { command, started, output: capture, end })
+    }
+
+    /// Waits for the end.
+    pub async fn wait(&self) -> (Ended, Duration) {
+        let mut end = self.end.clone();
+        match end.wait_for(Option::is_some).await {
+            Ok(value) => (*value).unwrap_or((Ok(Exit::Lost), self.started.elapsed())),
+            Err(_) => (Ok(Exit::Lost), self.started.elapsed()),
+        }
+    }
+
+    /// How it ended, if it did.
+    pub fn ended(&self) -> Option<(Ended, Duration)> {
+        *self.end.borrow()
+    }
+
+    /// What it printed so far.
+    pub fn output(&self) -> Capture {
+        lock(&self.output).clone()
+    }
+}
+
+/// Empties the pipe until the program ends, then takes what is left in it.
+async fn pump(
+    receiver: Receiver,
+    capture: Arc<Mutex<Capture>>,
+    mut ended: oneshot::Receiver<Ended>,
+    sender: watch::Sender<Option<(Ended, Duration)>>,
+    started: Instant,
+) {
+    let mut buffer = vec![0; CHUNK];
+    let mut is_open = true;
+    let end = loop {
+        tokio::select! {
+            end = &mut ended => break end.unwrap_or(Ok(Exit::Lost)),
+            ready = receiver.readable(), if is_open => {
+                is_open = ready.is_ok() && take(&receiver, &capture, &mut buffer) != Taken::End;
+            }
+        }
+    };
+    let mut n_taken = 0;
+    while let Taken::Bytes(n) = take(&receiver, &capture, &mut buffer)
+        && n_taken < MAX_AFTER_EXIT
+    {
+        n_taken += n;
+    }
+    // Nobody may be waiting any more.
+    let _ = sender.send(Some((end, started.elapsed())));
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Taken {
+    Bytes(usize),
+    Nothing,
+    End,
+}
+
+fn take(receiver: &Receiver, capture: &Mutex<Capture>, buffer: &mut [u8]) -> Taken {
+    match receiver.try_read(buffer) {
+        Ok(0) => Taken::End,
+        Ok(n_bytes) => {
+            lock(capture).push(&buffer[..n_bytes]);
+            Taken::Bytes(n_bytes)
+        }
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Taken::Nothing,
+        Err(_) => Taken::End,
+    }
+}
+
+fn lock(capture: &Mutex<Capture>) -> std::sync::MutexGuard<'_, Capture> {
+    capture.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,91 @@
+//! The launcher: a small process of one thread that forks a supervisor for every sandbox.
+//!
+//! Starting a program as big as ours costs more than the sandbox itself, and a process with many
+//! threads must not fork, so one launcher is started once and forks from then on. It is ourselves
+//! again, called with a hidden argument and an empty environment. It ends when our end of its socket
+//! closes; the supervisors have sockets of their own and end with those.
+
+use std::ffi::OsStr;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::{Pid, PidfdFlags, WaitOptions, pidfd_open, waitpid};
+
+use super::channel::{self, Received};
+use super::supervisor;
+use super::sys::{self, Forked};
+
+/// The first argument that makes a program of ours the launcher.
+pub const HIDDEN_ARGUMENT: &str = "__sandbox-init";
+
+static ANSWERS: AtomicBool = AtomicBool::new(false);
+
+/// To be called first in `main`: becomes the launcher when the hidden argument asks for it, and
+/// notes that this program can be one.
+pub fn become_launcher_if_asked() -> Option<ExitCode> {
+    ANSWERS.store(true, Ordering::Relaxed);
+    let asked = std::env::args_os().nth(1).is_some_and(|it| it == OsStr::new(HIDDEN_ARGUMENT));
+    asked.then(|| if serve().is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Whether this program's `main` answers to the hidden argument.
+pub fn this_program_answers() -> bool {
+    ANSWERS.load(Ordering::Relaxed)
+}
+
+/// Forks supervisors until the socket on standard input closes.
+fn serve() -> io::Result<()> {
+    sys::close_inherited()?;
+    // Signals typed at a terminal are for our owner, who then closes the socket.
+    let _ = rustix::process::setsid();
+    let mut supervisors: Vec<(Pid, OwnedFd)> = Vec::new();
+    loop {
+        let has_request = wait(&supervisors)?;
+        supervisors.retain(|(pid, _)| !is_over(*pid));
+        if !has_request {
+            continue;
+        }
+        let Received { packet, mut descriptors } = channel::receive(io::stdin())?;
+        match (packet.is_empty(), descriptors.pop()) {
+            (true, _) => return Ok(()),
+            (false, Some(control)) => launch(&mut supervisors, &packet, control)?,
+            (false, None) => {}
+        }
+    }
+}
+
+/// Waits until there is a request or a supervisor has ended; whether there is a request.
+fn wait(supervisors: &[(Pid, OwnedFd)]) -> io::Result<bool> {
+    let stdin = io::stdin();
+    let mut descriptors = vec![PollFd::new(&stdin, PollFlags::IN)];
+    descriptors.extend(supervisors.iter().map(|(_, pidfd)| PollFd::new(pidfd, PollFlags::IN)));
+    match poll(&mut descriptors, None) {
+        Err(rustix::io::Errno::INTR) => Ok(false),
+        result => result.map(|_| !descriptors[0].revents().is_empty()).map_err(Into::into),
+    }
+}
+
+fn is_over(pid: Pid) -> bool {
+    matches!(waitpid(Some(pid), WaitOptions::NOHANG), Ok(Some(_)) | Err(rustix::io::Errno::CHILD))
+}
+
+/// Forks one supervisor. A fork that fails is told to whoever waits for the sandbox.
+fn launch(supervisors: &mut Vec<(Pid, OwnedFd)>, packet: &[u8], control: OwnedFd) -> io::Result<()> {
+    match sys::fork_into(0) {
+        Ok(Forked::Child) => {
+            supervisors.clear();
+            std::process::exit(supervisor::main(packet, control));
+        }
+        Ok(Forked::Parent(pid)) => {
+            supervisors.push((pid, pidfd_open(pid, PidfdFlags::empty())?));
+            Ok(())
+        }
+        Err(error) => {
+            supervisor::refuse(control.as_fd(), "fork a supervisor", &error);
+            Ok(())
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! The supervisor: one process outside each sandbox that admits its init and cleans up after it.
+//!
+//! Owns the episode's control group and the wall clock. When its owner's end of
+//! the control socket closes, for whatever reason, it kills the init, with which the kernel kills
+//! every process of the sandbox, waits until they are dead and removes the group.
+
+use std::io;
+use std::io::{PipeWriter, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, kill_process, pidfd_open, waitpid};
+
+use super::cgroup::Cgroup;
+use super::channel;
+use super::ids::Ids;
+use super::init;
+use super::protocol::{Reply, Spec};
+use super::root;
+use super::step::{FailedStep, Step};
+use super::sys::Forked;
+
+/// Makes the sandbox that `packet` describes and stays until it is gone; the process's exit status.
+pub fn main(packet: &[u8], control: OwnedFd) -> i32 {
+    // The launcher's socket must not stay open here: its owner would never see the launcher die.
+    if let Err(error) = rustix::stdio::dup2_stdin(&control) {
+        refuse(control.as_fd(), "take the control socket", &error.into());
+        return 1;
+    }
+    drop(control);
+    let Ok(spec) = Spec::decode(packet) else {
+        refuse(io::stdin().as_fd(), "read the sandbox's description", &io::ErrorKind::InvalidData.into());
+        return 1;
+    };
+    let cgroup = Cgroup::create(&spec.limits);
+    let result = contain(spec, &cgroup);
+    cgroup.remove();
+    match result {
+        Ok(()) => 0,
+        Err(failed) => {
+            report(io::stdin().as_fd(), failed);
+            1
+        }
+    }
+}
+
+/// Tells the owner why there is no sandbox.
+pub fn refuse(control: BorrowedFd<'_>, step: &str, error: &io::Error) {
+    let errno = error.raw_os_error().unwrap_or(libc::EIO);
+    report(control, FailedStep { step: step.to_owned(), errno });
+}
+
+fn report(control: BorrowedFd<'_>, failed: FailedStep) {
+    let reply = Reply::Failed { step: failed.step, errno: failed.errno };
+    // An owner who is gone needs no answer.
+    let _ = channel::send(control, &reply.encode(), &[]);
+}
+
+fn contain(spec: Spec, cgroup: &Cgroup) -> Result<(), FailedStep> {
+    let wall = spec.limits.wall();
+    let reply = Reply::Contained(cgroup.containment());
+    channel::send(io::stdin(), &reply.encode(), &[]).step("report the limits")?;
+    // Only the real root may read an interpreter below its home, so it opens the trees out here;
+    // an ordinary user can do so only inside, and reaches there what it reaches here.
+    let is_root = rustix::process::geteuid().is_root();
+    let trees = if is_root { Some(root::open_trees(&spec.root)?) } else { None };
+    let ids = Ids::for_sandbox()?;
+    let (go_reader, go_writer) = io::pipe().step("make a pipe")?;
+    match ids.fork(namespaces(spec.network))? {
+        Forked::Child => {
+            drop(go_writer);
+            std::process::exit(init::main(&spec, &ids, cgroup.containment(), trees, go_reader));
+        }
+        Forked::Parent(pid) => {
+            drop((trees, go_reader));
+            watch(pid, cgroup, wall, go_writer)
+        }
+    }
+}
+
+fn namespaces(network: bool) -> i32 {
+    let always = libc::CLONE_NEWUSER
+        | libc::CLONE_NEWNS
+        | libc::CLONE_NEWPID
+        | libc::CLONE_NEWIPC
+        | libc::CLONE_NEWUTS
+        | libc::CLONE_NEWCGROUP;
+    if network { always } else { always | libc::CLONE_NEWNET }
+}
+
+/// Puts the init under the limits, waits for the end, and leaves nothing alive.
+fn watch(pid: Pid, cgroup: &Cgroup, wall: Duration, mut go: PipeWriter) -> Result<(), FailedStep> {
+    // The kernel may take long over this, so the init builds meanwhile and only waits for it
+    // before it starts the first program.
+    let admitted = cgroup.admit(pid).step("put the sandbox under its control group");
+    let admitted = admitted.and_then(|()| go.write_all(b"1").step("let programs run"));
+    let outcome = admitted.and_then(|()| wait_for_end(pid, wall).step("watch the sandbox"));
+    // Killing is harmless when it is dead already: nobody has collected it, so the id is still its own.
+    let _ = kill_process(pid, Signal::KILL);
+    let _ = waitpid(Some(pid), WaitOptions::empty());
+    outcome
+}
+
+/// Waits until the init ends, the owner goes away or the time is over.
+fn wait_for_end(pid: Pid, wall: Duration) -> io::Result<()> {
+    let (control, init) = (io::stdin(), pidfd_open(pid, PidfdFlags::empty())?);
+    let deadline = Instant::now() + wall;
+    loop {
+        let rest = deadline.saturating_duration_since(Instant::now());
+        let timeout = Timespec { tv_sec: rest.as_secs() as i64, tv_nsec: rest.subsec_nanos().into() };
+        let mut ends = [PollFd::new(&control, PollFlags::RDHUP), PollFd::new(&init, PollFlags::IN)];
+        match poll(&mut ends, Some(&timeout)) {
+            Ok(_) => return Ok(()),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}

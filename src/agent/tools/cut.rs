@@ -1,0 +1,98 @@
+//! Shortens what a tool says to what a student should read.
+//!
+//! Pure. Owns cutting text in the middle and taking away what terminals draw with.
+
+/// Keeps at most `max` characters of `text`: two fifths from the beginning, the rest from the end,
+/// with a line in between that says how much is missing. None when nothing has to go.
+pub fn cut_middle(text: &str, max: usize) -> Option<String> {
+    let n_chars = text.chars().count();
+    if n_chars <= max {
+        return None;
+    }
+    let n_head = max / 5 * 2;
+    let head_end = char_offset(text, n_head);
+    let tail_start = char_offset(text, n_chars - (max - n_head));
+    let n_omitted = n_chars - max;
+    let (head, tail) = (&text[..head_end], &text[tail_start..]);
+    Some(format!("{head}\n\n... [{n_omitted} of {n_chars} characters omitted] ...\n\n{tail}"))
+}
+
+fn char_offset(text: &str, n_chars: usize) -> usize {
+    text.char_indices().nth(n_chars).map_or(text.len(), |(offset, _)| offset)
+}
+
+/// Takes away terminal escape sequences: colours, cursor movements, titles.
+pub fn strip_ansi(text: &str) -> String {
+    let mut plain = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(at) = rest.find('\u{1b}') {
+        plain.push_str(&rest[..at]);
+        rest = after_escape(&rest[at + 1..]);
+    }
+    plain.push_str(rest);
+    plain
+}
+
+/// What follows an escape sequence whose first character is gone already.
+fn after_escape(rest: &str) -> &str {
+    let mut chars = rest.chars();
+    match chars.next() {
+        // A control sequence ends with a letter or one of a few signs.
+        Some('[') => after(rest, |c| ('@'..='~').contains(&c), 1),
+        // An operating-system command ends with a bell or with another escape.
+        Some(']') => after(rest, |c| c == '\u{7}' || c == '\u{1b}', 1).trim_start_matches('\\'),
+        Some('(' | ')' | '#') => rest.get(2..).unwrap_or(""),
+        Some(_) => chars.as_str(),
+        None => "",
+    }
+}
+
+/// What follows the first character after `skip` that `is_end` accepts.
+fn after(rest: &str, is_end: impl Fn(char) -> bool, skip: usize) -> &str {
+    let body = &rest[skip..];
+    body.char_indices().find(|(_, c)| is_end(*c)).map_or("", |(at, c)| &body[at + c.len_utf8()..])
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn check_cut(text: &str, max: usize, expected: Option<&str>) {
+        assert_eq!(cut_middle(text, max).as_deref(), expected);
+    }
+
+    #[test]
+    fn the_middle_goes() {
+        check_cut("0123456789", 10, None);
+        check_cut("0123456789a", 10, Some("0123\n\n... [1 of 11 characters omitted] ...\n\n56789a"));
+        check_cut("éàüöñçßøåæœ", 5, Some("éà\n\n... [6 of 11 characters omitted] ...\n\nåæœ"));
+    }
+
+    #[test]
+    fn escapes_go() {
+        let cases = [
+            ("plain", "plain"),
+            ("\u{1b}[1;31mred\u{1b}[0m", "red"),
+            ("\u{1b}]0;title\u{7}text", "text"),
+            ("\u{1b}]0;title\u{1b}\\text", "text"),
+            ("\u{1b}(Btext", "text"),
+            ("end\u{1b}", "end"),
+            ("end\u{1b}[", "end"),
+        ];
+        for (text, expected) in cases {
+            assert_eq!(strip_ansi(text), expected, "{text:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_can_be_cut_and_stripped(text in ".*", max in 0usize..40) {
+            let cut = cut_middle(&text, max);
+            prop_assert_eq!(cut.is_some(), text.chars().count() > max);
+            let escape = char::from(0x1b);
+            prop_assert!(!strip_ansi(&text).contains(escape));
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! The verifier: runs a task's hidden tests against what an episode left behind.
+//!
+//! The solution is hostile to it. First every process of the episode is dead. Then two fresh
+//! sandboxes are made: in one, the *candidate* runs the solution, on a copy of the workspace without
+//! the student's tests and everything else that could steer Python; in the other, the *examiner* runs
+//! our copy of the tests and asks the candidate for values over a pipe. Only plain data comes back, so
+//! no code of the solution runs where assertions are decided. The tests have passed when the
+//! examiner's report comes back behind a secret that was made for this run: never because of an exit
+//! status or a word in the output.
+//!
+//! What remains possible: a solution sees the arguments of the calls, one after the other, and tests
+//! that ask an object of a class they name about itself (`stack.is_empty()`) believe its answers, as
+//! any test would. Tests that need more than calls (files the solution wrote, running it as a program,
+//! equality of its own objects, mocks) are not passed by anybody. Python alone is supported.
+
+mod report;
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+use tokio::io::AsyncWriteExt;
+use tokio::net::unix::pipe;
+
+use crate::agent::sandbox::{
+    Command, FileError, Output, Sandbox, SandboxError, Sandboxes, Streams, Workspace,
+};
+
+pub use report::{Assertion, TestReport};
+
+const CANDIDATE: &str = concat!(include_str!("codec.py"), include_str!("candidate.py"));
+const EXAMINER: &str = concat!(include_str!("codec.py"), include_str!("examiner.py"));
+
+/// Bytes of output kept of each side; the report is shorter than the end of it.
+const OUTPUT_BYTES: usize = 1 << 20;
+/// What is copied for the candidate at most.
+const MAX_COPY: u64 = 64 << 20;
+
+/// Runs hidden tests.
+#[derive(Debug)]
+pub struct Verifier<'a> {
+    sandboxes: &'a Sandboxes,
+    timeout: Duration,
+}
+
+impl<'a> Verifier<'a> {
+    /// A verifier that gives tests `timeout` in sandboxes like those of episodes.
+    pub fn new(sandboxes: &'a Sandboxes, timeout: Duration) -> Self {
+        Self { sandboxes, timeout }
+    }
+
+    /// Ends an episode and runs `test_code` against its files. An error means that nothing is known
+    /// about the solution, because a sandbox could not be made.
+    pub async fn verify(&self, episode: &Sandbox, test_code: &str) -> Result<TestReport, SandboxError> {
+        episode.stop().await;
+        let started = Instant::now();
+        let (candidate, examiner) = tokio::try_join!(self.sandboxes.start(), self.sandboxes.start())?;
+        let modules = match copy_solution(episode.workspace(), candidate.workspace()).await {
+            Ok(modules) => modules,
+            Err(error) => return Ok(TestReport::unusable(error.to_string(), started.elapsed())),
+        };
+        let secret = secret()?;
+        let job = json!({ "secret": secret, "test_code": test_code, "modules": modules });
+        let (exam, solution) = self.examine(&examiner, &candidate, format!("{job}\n")).await?;
+        let output = exam.capture.text();
+        let mut report = TestReport::read(&output, &secret, exam.timed_out, started.elapsed());
+        report.output.push_str(&solution);
+        tokio::join!(candidate.stop(), examiner.stop());
+        Ok(report)
+    }
+
+    /// Runs both sides; what the examiner did, and what the candidate printed.
+    async fn examine(
+        &self,
+        examiner: &Sandbox,
+        candidate: &Sandbox,
+        job: String,
+    ) -> Result<(Output, String), SandboxError> {
+        let (questions, questions_in) = io::pipe()?;
+        let (answers, answers_in) = io::pipe()?;
+        let mut exam = python(EXAMINER, answers, questions_in);
+        exam.timeout = self.timeout;
+        let hand_over = async {
+            // The job goes first through the pipe that then belongs to the candidate.
+            let answers_in = write_first(answers_in, job).await?;
+            candidate.start_background(python(CANDIDATE, questions, answers_in)).await
+        };
+        let (exam, job) = tokio::join!(examiner.run(exam), hand_over);
+        let printed = candidate.kill_background(job?).await.map(|it| it.capture.text());
+        Ok((exam?, printed.unwrap_or_default()))
+    }
+}
+
+/// A Python program of ours with its two streams connected.
+fn python(program: &str, stdin: impl Into<OwnedFd>, stdout: impl Into<OwnedFd>) -> Command {
+    let mut command = Command::argv(["python3", "-I", "-B", "-c", program]);
+    command.streams = Streams::Connected { stdin: stdin.into(), stdout: stdout.into() };
+    command.output_cap = OUTPUT_BYTES;
+    command
+}
+
+/// Writes to a pipe without blocking us; the pipe as it was, for a program that blocks.
+async fn write_first(writer: impl Into<OwnedFd>, text: String) -> io::Result<OwnedFd> {
+    let mut writer = pipe::Sender::from_owned_fd(writer.into())?;
+    match writer.write_all(text.as_bytes()).await {
+        // An examiner that died before it read its job is seen by its missing report.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
+        result => result?,
+    }
+    writer.into_blocking_fd()
+}
+
+/// Copies what may be part of the solution; the names of its modules.
+async fn copy_solution(from: &Workspace, to: &Workspace) -> Result<Vec<String>, FileError> {
+    let to = to.clone();
+    from.blocking(move |from| {
+        from.copy_into(&to, MAX_COPY, is_kept)?;
+        Ok(module_names(to.walk("")?.into_iter().map(|entry| (entry.path, entry.is_dir))))
+    })
+    .await
+}
+
+/// Whether a file may be part of a solution: not a test of the student's, nor anything that Python
+/// or a test runner would run or read unasked.
+fn is_kept(path: &str) -> bool {
+    let parts: Vec<&str> = path.split('/').collect();
+    let (name, directories) = parts.split_last().map_or((path, &[][..]), |(name, rest)| (*name, rest));
+    let is_unwanted_dir = |dir: &&str| {
+        ["__pycache__", "tests", "test"].contains(dir) || dir.starts_with('.') || dir.ends_with(".egg-info")
+    };
+    let steers_python = ["conftest.py", "sitecustomize.py", "usercustomize.py", "pyvenv.cfg"].contains(&name);
+    let steers_tests = ["pytest.ini", "tox.ini", "setup.cfg"].contains(&name);
+    let is_test = name.ends_with(".py")
+        && (name.starts_with("test_")
+            || name.ends_with("_test.py")
+            || name == "test.py"
+            || name == "tests.py");
+    let is_derived = [".pth", ".pyc", ".pyo"].iter().any(|end| name.ends_with(end));
+    !(steers_python || steers_tests || is_test || is_derived || directories.iter().any(is_unwanted_dir))
+}
+
+/// What can be imported from the top of a workspace: paths with whether they are directories.
+fn module_names(entries: impl Iterator<Item = (String, bool)>) -> Vec<String> {
+    let top = entries.filter(|(path, _)| !path.contains('/'));
+    let names = top.filter_map(
+        |(path, is_dir)| if is_dir { Some(path) } else { Some(path.strip_suffix(".py")?.to_owned()) },
+    );
+    names.filter(|name| is_identifier(name)).collect()
+}
+
+fn is_identifier(name: &str) -> bool {
+    let starts_well = name.starts_with(|c: char| c.is_alphabetic() || c == '_');
+    starts_well && name.chars().all(|c| c.is_alphanumeric() || c == '_')
+}
+
+/// 128 random bits as text.
+fn secret() -> io::Result<String> {
+    let mut bytes = [0u8; 16];
+    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "tests fail by panicking")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_steers_python_or_tests_is_not_copied() {
+        let kept =
+            ["solution.py", "pkg/__init__.py", "data/words.txt", "contest.py", "latest.py", "a/b/c.py"];
+        let left_out = [
+            "test_solution.py",
+            "solution_test.py",
+            "tests/helper.py",
+            "conftest.py",
+            "pkg/conftest.py",
+            "sitecustomize.py",
+            "usercustomize.py",
+            "x.pth",
+            "__pycache__/solution.cpython-311.pyc",
+            "solution.pyc",
+            ".pytest_cache/v/cache",
+            ".git/config",
+            "pytest.ini",
+        ];
+        assert_eq!(kept.map(is_kept), kept.map(|_| true));
+        assert_eq!(left_out.map(is_kept), left_out.map(|_| false));
+    }
+
+    #[test]
+    fn modules_are_what_can_be_imported() {
+        let entries = [
+            ("solution.py", false),
+            ("pkg", true),
+            ("pkg/a.py", false),
+            ("data.txt", false),
+            ("my-file.py", false),
+        ];
+        let names = module_names(entries.into_iter().map(|(path, is_dir)| (path.to_owned(), is_dir)));
+        assert_eq!(names, ["solution", "pkg"]);
+    }
+
+    #[test]
+    fn secrets_differ() {
+        let (a, b) = (secret().unwrap(), secret().unwrap());
+        assert_eq!(a.len(), 32);
+        assert_ne!(a, b);
+    }
+
+    #[test]
+    fn the_programs_fit_into_an_argument() {
+        assert!(CANDIDATE.len() < 100_000 && EXAMINER.len() < 100_000);
+    }
+}

@@ -1,0 +1,152 @@
+//! What the hidden tests found, and the level of correctness that follows.
+
+use std::time::Duration;
+
+use serde_json::Value;
+
+/// One assertion of the tests.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Assertion {
+    /// The line of the tests, from 1; 0 where there is none of its own.
+    pub line: u64,
+    /// What it says.
+    pub text: String,
+    /// Whether it held.
+    pub passed: bool,
+    /// Why not.
+    pub detail: String,
+}
+
+/// What the hidden tests found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TestReport {
+    /// How many assertions held.
+    pub n_passed: u64,
+    /// How many did not.
+    pub n_failed: u64,
+    /// Why the tests did not come to their end; absent when they did.
+    pub error: Option<String>,
+    /// The first assertions one by one.
+    pub assertions: Vec<Assertion>,
+    /// What both sides printed.
+    pub output: String,
+    /// How long it took.
+    pub duration: Duration,
+}
+
+impl TestReport {
+    /// A report on files that cannot even be run.
+    pub fn unusable(error: String, duration: Duration) -> Self {
+        Self {
+            n_passed: 0,
+            n_failed: 0,
+            error: Some(error),
+            assertions: Vec::new(),
+            output: String::new(),
+            duration,
+        }
+    }
+
+    /// Reads the examiner's output: its report is what follows the secret.
+    pub fn read(output: &str, secret: &str, timed_out: bool, duration: Duration) -> Self {
+        let without = |reason: &str| {
+            let output = output.to_owned();
+            Self { output, ..Self::unusable(reason.to_owned(), duration) }
+        };
+        let Some((before, report)) = output.rsplit_once(secret) else {
+            return without(if timed_out {
+                "the tests ran out of time"
+            } else {
+                "the tests did not come to their end"
+            });
+        };
+        let Ok(report) = serde_json::from_str::<Value>(report) else {
+            return without("the report cannot be read");
+        };
+        let count = |key: &str| report[key].as_u64().unwrap_or(0);
+        let assertions = report["assertions"].as_array().into_iter().flatten().map(read_assertion);
+        Self {
+            n_passed: count("passed"),
+            n_failed: count("failed"),
+            error: report["error"].as_str().map(str::to_owned),
+            assertions: assertions.collect(),
+            output: before.trim_end_matches('\n').to_owned(),
+            duration,
+        }
+    }
+
+    /// Whether the task is solved: every assertion held, there was one, and the tests came to their end.
+    pub fn is_solved(&self) -> bool {
+        self.error.is_none() && self.n_failed == 0 && self.n_passed > 0
+    }
+
+    /// The level of correctness: 1.0 solved, 0.2 an assertion failed, 0.1 anything else.
+    pub fn correctness(&self) -> f64 {
+        match (self.is_solved(), self.n_failed) {
+            (true, _) => 1.0,
+            (false, 0) => 0.1,
+            (false, _) => 0.2,
+        }
+    }
+}
+
+fn read_assertion(value: &Value) -> Assertion {
+    let text = |key: &str| value[key].as_str().unwrap_or("").to_owned();
+    Assertion {
+        line: value["line"].as_u64().unwrap_or(0),
+        text: text("text"),
+        passed: value["passed"].as_bool().unwrap_or(false),
+        detail: text("detail"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECRET: &str = "5ec2e7";
+
+    fn check(output: &str, correctness: f64, error: Option<&str>) {
+        let report = TestReport::read(output, SECRET, false, Duration::ZERO);
+        assert_eq!((report.correctness(), report.error.as_deref()), (correctness, error), "{output}");
+    }
+
+    #[test]
+    fn only_what_follows_the_secret_counts() {
+        check("hi\n5ec2e7{\"passed\": 3, \"failed\": 0, \"error\": null, \"assertions\": []}\n", 1.0, None);
+        check("5ec2e7{\"passed\": 3, \"failed\": 1, \"error\": null}", 0.2, None);
+        check(
+            "5ec2e7{\"passed\": 3, \"failed\": 1, \"error\": \"ValueError: x\"}",
+            0.2,
+            Some("ValueError: x"),
+        );
+        check(
+            "5ec2e7{\"passed\": 3, \"failed\": 0, \"error\": \"ValueError: x\"}",
+            0.1,
+            Some("ValueError: x"),
+        );
+        check("5ec2e7{\"passed\": 0, \"failed\": 0, \"error\": null}", 0.1, None);
+        check(
+            "{\"passed\": 3, \"failed\": 0}\nAll tests passed!",
+            0.1,
+            Some("the tests did not come to their end"),
+        );
+        check("5ec2e7{\"passed\": 3", 0.1, Some("the report cannot be read"));
+        check("", 0.1, Some("the tests did not come to their end"));
+    }
+
+    #[test]
+    fn assertions_are_listed() {
+        let output = "x\n5ec2e7{\"passed\": 0, \"failed\": 1, \"error\": null, \"assertions\": [{\"line\": 2, \"text\": \"f() == 1\", \"passed\": false, \"detail\": \"2 != 1\"}]}";
+        let report = TestReport::read(output, SECRET, false, Duration::ZERO);
+        let expected = Assertion { line: 2, text: "f() == 1".into(), passed: false, detail: "2 != 1".into() };
+        assert_eq!(report.assertions, [expected]);
+        assert_eq!(report.output, "x");
+    }
+
+    #[test]
+    fn running_out_of_time_is_said() {
+        let report = TestReport::read("", SECRET, true, Duration::ZERO);
+        assert_eq!(report.error.as_deref(), Some("the tests ran out of time"));
+    }
+}

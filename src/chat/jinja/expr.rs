@@ -1,0 +1,618 @@
+//! Expressions: read with Jinja2's grammar, written again for minijinja.
+//!
+//! An operation that means the same in both engines is written as it was; one that Python defines
+//! differently becomes a call of one of our filters (`a + b` is written `a|__add(b)`). Owns the
+//! tokens' cursor too. Statements are left to `lower`, the filters themselves to `ops`.
+
+use super::SyntaxError;
+use super::lex::{Tok, Token};
+use super::value::is_python_attribute;
+
+/// Deeper nesting is refused, because both parsers recurse.
+const MAX_DEPTH: usize = 50;
+/// More operations in one tag are refused, because minijinja's code generator recurses over chains.
+const MAX_OPERATIONS: usize = 1_500;
+
+/// Words that cannot be names, because they would be read as something else when written again.
+const KEYWORDS: &[&str] = &["and", "else", "if", "in", "is", "not", "or"];
+
+/// How tightly a written expression holds together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Bond {
+    /// Names, literals, calls, anything in brackets: may be followed by `.name` or `(…)`.
+    Primary,
+    /// Ends in a filter: may be followed by another one.
+    Filtered,
+    /// `and`, `if … else`, `is`: needs brackets before anything else.
+    Loose,
+}
+
+/// An expression written for minijinja.
+#[derive(Clone, Debug)]
+pub(super) struct Code {
+    text: String,
+    bond: Bond,
+}
+
+impl Code {
+    fn primary(text: impl Into<String>) -> Self {
+        Self { text: text.into(), bond: Bond::Primary }
+    }
+
+    fn loose(text: String) -> Self {
+        Self { text, bond: Bond::Loose }
+    }
+
+    /// The text, in brackets unless it holds together at least as tightly as `bond`.
+    fn bound(self, bond: Bond) -> String {
+        if self.bond <= bond { self.text } else { format!("({})", self.text) }
+    }
+
+    fn tight(self) -> String {
+        self.bound(Bond::Primary)
+    }
+
+    /// The whole expression, where nothing follows that could bind to a part of it.
+    pub(super) fn whole(self) -> String {
+        self.text
+    }
+
+    /// `self|name(args)`.
+    pub(super) fn filter(self, name: &str, args: &str) -> Self {
+        let text = format!("{}|{name}({args})", self.bound(Bond::Filtered));
+        Self { text, bond: Bond::Filtered }
+    }
+}
+
+/// A cursor over a template's tokens.
+pub(super) struct Parser {
+    tokens: Vec<Token>,
+    pos: usize,
+    depth: usize,
+    n_operations: usize,
+    /// Every variable that was read so far.
+    names: Vec<String>,
+}
+
+impl Parser {
+    pub(super) fn new(tokens: Vec<Token>) -> Self {
+        Self { tokens, pos: 0, depth: 0, n_operations: 0, names: Vec::new() }
+    }
+
+    pub(super) fn peek(&self) -> Option<&Tok> {
+        self.look(0)
+    }
+
+    fn look(&self, ahead: usize) -> Option<&Tok> {
+        self.tokens.get(self.pos + ahead).map(|token| &token.tok)
+    }
+
+    /// The line of the next token, or of the last one at the end.
+    pub(super) fn line(&self) -> usize {
+        self.tokens.get(self.pos).or(self.tokens.last()).map_or(1, |token| token.line)
+    }
+
+    pub(super) fn next(&mut self) -> Option<Tok> {
+        let tok = self.peek().cloned();
+        self.pos += 1;
+        tok
+    }
+
+    /// Every variable that was read so far, in order.
+    pub(super) fn names(&self) -> &[String] {
+        &self.names
+    }
+
+    /// Notes that a variable is read.
+    pub(super) fn note_name(&mut self, name: &str) {
+        self.names.push(name.to_owned());
+    }
+
+    /// Forgets how many operations were counted: called at the start of every tag.
+    pub(super) fn start_tag(&mut self) {
+        self.n_operations = 0;
+    }
+
+    pub(super) fn fail<T>(&self, message: impl Into<String>) -> Result<T, SyntaxError> {
+        Err(SyntaxError { message: message.into(), line: self.line() })
+    }
+
+    pub(super) fn is_op(&self, op: &str) -> bool {
+        matches!(self.peek(), Some(Tok::Op(it)) if *it == op)
+    }
+
+    pub(super) fn is_name(&self, name: &str) -> bool {
+        matches!(self.peek(), Some(Tok::Name(it)) if it == name)
+    }
+
+    /// Passes over an operator if it is next.
+    pub(super) fn skip_op(&mut self, op: &str) -> bool {
+        let found = self.is_op(op);
+        self.pos += usize::from(found);
+        found
+    }
+
+    /// Passes over a name if it is next.
+    pub(super) fn skip_name(&mut self, name: &str) -> bool {
+        let found = self.is_name(name);
+        self.pos += usize::from(found);
+        found
+    }
+
+    pub(super) fn expect_op(&mut self, op: &str) -> Result<(), SyntaxError> {
+        if self.skip_op(op) { Ok(()) } else { self.unexpected(&format!("`{op}`")) }
+    }
+
+    pub(super) fn expect_name(&mut self) -> Result<String, SyntaxError> {
+        match self.peek() {
+            Some(Tok::Name(name)) => {
+                let name = name.clone();
+                self.pos += 1;
+                Ok(name)
+            }
+            _ => self.unexpected("a name"),
+        }
+    }
+
+    pub(super) fn unexpected<T>(&self, expected: &str) -> Result<T, SyntaxError> {
+        let found = match self.peek() {
+            None => "the end of the template".to_owned(),
+            Some(Tok::Data(_)) => "text".to_owned(),
+            Some(Tok::PrintBegin) => "`{{`".to_owned(),
+            Some(Tok::PrintEnd) => "`}}`".to_owned(),
+            Some(Tok::BlockBegin) => "`{%`".to_owned(),
+            Some(Tok::BlockEnd) => "`%}`".to_owned(),
+            Some(Tok::Name(name)) => format!("`{name}`"),
+            Some(Tok::Str(_)) => "a string".to_owned(),
+            Some(Tok::Int(_) | Tok::Float(_)) => "a number".to_owned(),
+            Some(Tok::Op(op)) => format!("`{op}`"),
+        };
+        self.fail(format!("expected {expected}, found {found}"))
+    }
+
+    fn count(&mut self) -> Result<(), SyntaxError> {
+        self.n_operations += 1;
+        if self.n_operations > MAX_OPERATIONS {
+            return self.fail(format!("more than {MAX_OPERATIONS} operations in one tag"));
+        }
+        Ok(())
+    }
+
+    /// Refuses to go deeper than both parsers can.
+    fn nested<T>(
+        &mut self,
+        parse: impl FnOnce(&mut Self) -> Result<T, SyntaxError>,
+    ) -> Result<T, SyntaxError> {
+        if self.depth >= MAX_DEPTH {
+            return self.fail("an expression is nested too deeply");
+        }
+        self.depth += 1;
+        let parsed = parse(self);
+        self.depth -= 1;
+        parsed
+    }
+
+    /// One expression, or several with commas between them: a tuple.
+    pub(super) fn tuple(&mut self, with_ternary: bool, ends: &[&str]) -> Result<Code, SyntaxError> {
+        let mut items = Vec::new();
+        let mut is_tuple = false;
+        while !self.at_tuple_end(ends) {
+            items.push(if with_ternary { self.expression()? } else { self.nested(Self::or)? });
+            if !self.skip_op(",") {
+                break;
+            }
+            is_tuple = true;
+        }
+        match items.pop() {
+            Some(only) if !is_tuple => Ok(only),
+            Some(last) => {
+                items.push(last);
+                Ok(container("__tuple", items))
+            }
+            None => self.unexpected("an expression"),
+        }
+    }
+
+    fn at_tuple_end(&self, ends: &[&str]) -> bool {
+        match self.peek() {
+            None | Some(Tok::PrintEnd | Tok::BlockEnd | Tok::Op(")")) => true,
+            Some(Tok::Name(name)) => ends.contains(&name.as_str()),
+            _ => false,
+        }
+    }
+
+    pub(super) fn expression(&mut self) -> Result<Code, SyntaxError> {
+        self.nested(Self::ternary)
+    }
+
+    fn ternary(&mut self) -> Result<Code, SyntaxError> {
+        let mut value = self.or()?;
+        while self.skip_name("if") {
+            self.count()?;
+            let condition = self.or()?.bound(Bond::Filtered);
+            let value_text = value.bound(Bond::Filtered);
+            value = Code::loose(if self.skip_name("else") {
+                let other = self.nested(Self::ternary)?.bound(Bond::Filtered);
+                format!("{value_text} if {condition} else {other}")
+            } else {
+                format!("{value_text} if {condition}")
+            });
+        }
+        Ok(value)
+    }
+
+    fn or(&mut self) -> Result<Code, SyntaxError> {
+        self.joined("or", |parser| parser.joined("and", Self::not))
+    }
+
+    /// Operands of `and` or `or`: both engines give the deciding operand itself, not a boolean.
+    fn joined(
+        &mut self,
+        word: &str,
+        operand: impl Fn(&mut Self) -> Result<Code, SyntaxError>,
+    ) -> Result<Code, SyntaxError> {
+        let first = operand(self)?;
+        if !self.is_name(word) {
+            return Ok(first);
+        }
+        let mut text = first.bound(Bond::Filtered);
+        while self.skip_name(word) {
+            self.count()?;
+            text = format!("{text} {word} {}", operand(self)?.bound(Bond::Filtered));
+        }
+        Ok(Code::loose(text))
+    }
+
+    fn not(&mut self) -> Result<Code, SyntaxError> {
+        if !self.skip_name("not") {
+            return self.compare();
+        }
+        let operand = self.nested(Self::not)?.bound(Bond::Filtered);
+        Ok(Code::loose(format!("not {operand}")))
+    }
+
+    fn compare(&mut self) -> Result<Code, SyntaxError> {
+        let mut left = self.sum()?;
+        let mut parts = Vec::new();
+        while let Some((filter, negated)) = self.comparison() {
+            self.count()?;
+            let right = self.sum()?;
+            let test = left.filter(filter, &right.text);
+            parts.push(if negated { Code::loose(format!("not {}", test.text)) } else { test });
+            left = right;
+        }
+        if parts.len() < 2 {
+            return Ok(parts.pop().unwrap_or(left));
+        }
+        let parts: Vec<_> = parts.into_iter().map(|part| part.bound(Bond::Filtered)).collect();
+        Ok(Code::loose(parts.join(" and ")))
+    }
+
+    /// Our filter for the comparison that is next, and whether its answer is to be turned round.
+    fn comparison(&mut self) -> Option<(&'static str, bool)> {
+        let found = match (self.peek()?, self.look(1)) {
+            (Tok::Op("=="), _) => ("__eq", false),
+            (Tok::Op("!="), _) => ("__ne", false),
+            (Tok::Op("<"), _) => ("__lt", false),
+            (Tok::Op("<="), _) => ("__le", false),
+            (Tok::Op(">"), _) => ("__gt", false),
+            (Tok::Op(">="), _) => ("__ge", false),
+            (Tok::Name(word), _) if word == "in" => ("__in", false),
+            (Tok::Name(word), Some(Tok::Name(next))) if word == "not" && next == "in" => ("__in", true),
+            _ => return None,
+        };
+        self.pos += 1 + usize::from(found.1);
+        Some(found)
+    }
+
+    fn sum(&mut self) -> Result<Code, SyntaxError> {
+        self.chain(&[("+", "__add"), ("-", "__sub")], Self::concat)
+    }
+
+    fn concat(&mut self) -> Result<Code, SyntaxError> {
+        self.chain(&[("~", "__concat")], Self::product)
+    }
+
+    fn product(&mut self) -> Result<Code, SyntaxError> {
+        let ops = [("*", "__mul"), ("/", "__div"), ("//", "__floordiv"), ("%", "__mod")];
+        self.chain(&ops, |parser| parser.chain(&[("**", "__pow")], |parser| parser.unary(true)))
+    }
+
+    /// A chain of operators that bind to the left.
+    fn chain(
+        &mut self,
+        ops: &[(&str, &str)],
+        operand: impl Fn(&mut Self) -> Result<Code, SyntaxError>,
+    ) -> Result<Code, SyntaxError> {
+        let mut left = operand(self)?;
+        while let Some((_, filter)) = ops.iter().find(|(op, _)| self.is_op(op)) {
+            self.pos += 1;
+            self.count()?;
+            left = left.filter(filter, &operand(self)?.text);
+        }
+        Ok(left)
+    }
+
+    fn unary(&mut self, with_filter: bool) -> Result<Code, SyntaxError> {
+        let value = if self.skip_op("-") {
+            self.nested(|parser| parser.unary(false))?.filter("__neg", "")
+        } else if self.skip_op("+") {
+            self.nested(|parser| parser.unary(false))?.filter("__pos", "")
+        } else {
+            self.primary()?
+        };
+        let value = self.postfix(value)?;
+        if with_filter { self.filters(value) } else { Ok(value) }
+    }
+
+    fn primary(&mut self) -> Result<Code, SyntaxError> {
+        match self.peek() {
+            Some(Tok::Name(name)) if KEYWORDS.contains(&name.as_str()) => self.unexpected("an expression"),
+            Some(Tok::Name(_)) => self.name(),
+            Some(Tok::Str(_)) => Ok(self.string()),
+            Some(Tok::Int(number)) => {
+                let code = Code { text: number.to_string(), bond: Bond::Filtered };
+                self.pos += 1;
+                Ok(code)
+            }
+            Some(Tok::Float(number)) => {
+                let code = Code { text: format!("{number:?}"), bond: Bond::Filtered };
+                self.pos += 1;
+                Ok(code)
+            }
+            Some(Tok::Op("(")) => self.parentheses(),
+            Some(Tok::Op("[")) => self.list(),
+            Some(Tok::Op("{")) => self.dict(),
+            _ => self.unexpected("an expression"),
+        }
+    }
+
+    fn name(&mut self) -> Result<Code, SyntaxError> {
+        let name = self.expect_name()?;
+        let text = match name.as_str() {
+            "true" | "True" => "true",
+            "false" | "False" => "false",
+            "none" | "None" => "none",
+            _ => {
+                self.note_name(&name);
+                &name
+            }
+        };
+        Ok(Code::primary(text))
+    }
+
+    /// String literals that follow each other are one string.
+    fn string(&mut self) -> Code {
+        let mut text = String::new();
+        while let Some(Tok::Str(part)) = self.peek() {
+            text.push_str(part);
+            self.pos += 1;
+        }
+        Code::primary(quote(&text))
+    }
+
+    fn parentheses(&mut self) -> Result<Code, SyntaxError> {
+        self.expect_op("(")?;
+        if self.skip_op(")") {
+            return Ok(container("__tuple", Vec::new()));
+        }
+        let inner = self.tuple(true, &[])?;
+        self.expect_op(")")?;
+        Ok(Code::primary(format!("({})", inner.text)))
+    }
+
+    fn list(&mut self) -> Result<Code, SyntaxError> {
+        self.expect_op("[")?;
+        let mut items = Vec::new();
+        while !self.is_op("]") {
+            items.push(self.expression()?);
+            if !self.skip_op(",") {
+                break;
+            }
+        }
+        self.expect_op("]")?;
+        Ok(container("__list", items))
+    }
+
+    fn dict(&mut self) -> Result<Code, SyntaxError> {
+        self.expect_op("{")?;
+        let mut items = Vec::new();
+        while !self.is_op("}") {
+            items.push(self.expression()?);
+            self.expect_op(":")?;
+            items.push(self.expression()?);
+            if !self.skip_op(",") {
+                break;
+            }
+        }
+        self.expect_op("}")?;
+        Ok(container("__dict", items))
+    }
+
+    fn postfix(&mut self, mut value: Code) -> Result<Code, SyntaxError> {
+        loop {
+            value = match self.peek() {
+                Some(Tok::Op(".")) => self.attribute(value)?,
+                Some(Tok::Op("[")) => self.subscript(value)?,
+                Some(Tok::Op("(")) => self.call(value)?,
+                _ => return Ok(value),
+            };
+            self.count()?;
+        }
+    }
+
+    fn attribute(&mut self, value: Code) -> Result<Code, SyntaxError> {
+        self.expect_op(".")?;
+        match self.next() {
+            Some(Tok::Int(index)) => Ok(value.filter("__item", &index.to_string())),
+            Some(Tok::Name(name)) if self.is_op("(") => {
+                let args = self.call_args()?;
+                let separator = if args.is_empty() { "" } else { ", " };
+                Ok(value.filter("__call", &format!("{}{separator}{args}", quote(&name))))
+            }
+            Some(Tok::Name(name)) if is_python_attribute(&name) => Ok(value.filter("__attr", &quote(&name))),
+            Some(Tok::Name(name)) => Ok(Code::primary(format!("{}.{name}", value.tight()))),
+            _ => self.fail("expected a name or a number after `.`"),
+        }
+    }
+
+    fn subscript(&mut self, value: Code) -> Result<Code, SyntaxError> {
+        self.expect_op("[")?;
+        if let (Some(Tok::Str(key)), Some(Tok::Op("]"))) = (self.peek(), self.look(1))
+            && !is_python_attribute(key)
+        {
+            let key = quote(key);
+            self.pos += 2;
+            return Ok(Code::primary(format!("{}[{key}]", value.tight())));
+        }
+        let (filter, args) = self.subscript_args()?;
+        self.expect_op("]")?;
+        Ok(value.filter(filter, &args))
+    }
+
+    fn subscript_args(&mut self) -> Result<(&'static str, String), SyntaxError> {
+        let first = if self.is_op(":") { None } else { Some(self.expression()?.text) };
+        match first {
+            Some(key) if self.is_op(",") => Ok(("__item", self.tuple_key(key)?)),
+            Some(key) if !self.is_op(":") => Ok(("__item", key)),
+            start => Ok(("__slice", self.slice_args(start)?)),
+        }
+    }
+
+    /// The bounds and the step of `[start:stop:step]`, `none` for those left out.
+    fn slice_args(&mut self, start: Option<String>) -> Result<String, SyntaxError> {
+        let mut parts = vec![start];
+        while parts.len() < 3 && self.skip_op(":") {
+            let is_empty = self.is_op(":") || self.is_op("]");
+            parts.push(if is_empty { None } else { Some(self.expression()?.text) });
+        }
+        let parts: Vec<_> = parts.iter().map(|part| part.as_deref().unwrap_or("none")).collect();
+        Ok(parts.join(", "))
+    }
+
+    /// The rest of `[a, b]`, whose key is a tuple.
+    fn tuple_key(&mut self, first: String) -> Result<String, SyntaxError> {
+        let mut parts = vec![first];
+        while self.skip_op(",") {
+            parts.push(self.expression()?.text);
+        }
+        Ok(format!("none|__tuple({})", parts.join(", ")))
+    }
+
+    fn call(&mut self, callee: Code) -> Result<Code, SyntaxError> {
+        let args = self.call_args()?;
+        if callee.text == "loop" {
+            // Recursion hands its argument to a loop, which iterates as Python does.
+            return Ok(Code::primary(format!("loop(({args})|__iter)")));
+        }
+        Ok(Code::primary(format!("{}({args})", callee.tight())))
+    }
+
+    /// The arguments of a call, brackets taken off.
+    pub(super) fn call_args(&mut self) -> Result<String, SyntaxError> {
+        self.expect_op("(")?;
+        let mut args = Vec::new();
+        while !self.is_op(")") {
+            args.push(self.call_arg()?);
+            if !self.skip_op(",") {
+                break;
+            }
+        }
+        self.expect_op(")")?;
+        Ok(args.join(", "))
+    }
+
+    fn call_arg(&mut self) -> Result<String, SyntaxError> {
+        self.count()?;
+        if self.skip_op("**") {
+            return Ok(format!("**{}", self.expression()?.bound(Bond::Filtered)));
+        }
+        if self.skip_op("*") {
+            let splat = self.expression()?.filter("__iter", "").text;
+            return Ok(format!("*{splat}"));
+        }
+        if let (Some(Tok::Name(name)), Some(Tok::Op("="))) = (self.peek(), self.look(1)) {
+            let name = name.clone();
+            self.pos += 2;
+            return Ok(format!("{name}={}", self.expression()?.text));
+        }
+        Ok(self.expression()?.text)
+    }
+
+    fn filters(&mut self, mut value: Code) -> Result<Code, SyntaxError> {
+        loop {
+            value = match self.peek() {
+                Some(Tok::Op("|")) => {
+                    self.pos += 1;
+                    let (name, args) = self.filter_call()?;
+                    value.filter(&name, &args)
+                }
+                Some(Tok::Name(word)) if word == "is" => self.test(value)?,
+                Some(Tok::Op("(")) => self.call(value)?,
+                _ => return Ok(value),
+            };
+            self.count()?;
+        }
+    }
+
+    /// A filter's name and its arguments.
+    pub(super) fn filter_call(&mut self) -> Result<(String, String), SyntaxError> {
+        let name = self.public_name("filter")?;
+        let args = if self.is_op("(") { self.call_args()? } else { String::new() };
+        Ok((name, args))
+    }
+
+    /// A name that cannot be mistaken for one of our own filters.
+    fn public_name(&mut self, what: &str) -> Result<String, SyntaxError> {
+        let name = self.expect_name()?;
+        if name.starts_with("__") || self.is_op(".") {
+            return self.fail(format!("there is no {what} named `{name}`"));
+        }
+        Ok(name)
+    }
+
+    fn test(&mut self, value: Code) -> Result<Code, SyntaxError> {
+        self.pos += 1;
+        let negated = self.skip_name("not");
+        let name = self.public_name("test")?;
+        let args = self.test_args()?;
+        let not = if negated { "not " } else { "" };
+        Ok(Code::loose(format!("{} is {not}{name}({args})", value.bound(Bond::Filtered))))
+    }
+
+    /// A test takes its arguments in brackets, or one operand without them.
+    fn test_args(&mut self) -> Result<String, SyntaxError> {
+        match self.peek() {
+            Some(Tok::Op("(")) => self.call_args(),
+            Some(Tok::Name(word)) if ["else", "or", "and"].contains(&word.as_str()) => Ok(String::new()),
+            Some(Tok::Name(word)) if word == "is" => self.fail("tests cannot be chained with `is`"),
+            Some(Tok::Name(_) | Tok::Str(_) | Tok::Int(_) | Tok::Float(_) | Tok::Op("[" | "{")) => {
+                let operand = self.nested(Self::primary)?;
+                Ok(self.postfix(operand)?.text)
+            }
+            _ => Ok(String::new()),
+        }
+    }
+}
+
+fn container(filter: &str, items: Vec<Code>) -> Code {
+    let items: Vec<_> = items.into_iter().map(Code::whole).collect();
+    Code { text: format!("none|{filter}({})", items.join(", ")), bond: Bond::Filtered }
+}
+
+/// A string literal that minijinja reads back as `text`.
+pub(super) fn quote(text: &str) -> String {
+    let mut out = String::with_capacity(text.len() + 2);
+    out.push('"');
+    for c in text.chars() {
+        match c {
+            '"' => out.push_str("\\\""),
+            '\\' => out.push_str("\\\\"),
+            '\n' => out.push_str("\\n"),
+            '\r' => out.push_str("\\r"),
+            _ => out.push(c),
+        }
+    }
+    out.push('"');
+    out
+}

@@ -1,0 +1,443 @@
+//! Jinja2's lexer: template source to tokens, white space already removed as the tags ask for.
+//!
+//! Follows transformers' settings (`trim_blocks`, `lstrip_blocks`, one trailing newline dropped)
+//! and Python's reading of numbers and string escapes. What the tokens mean is left to `lower`.
+
+use super::{SyntaxError, is_space};
+
+/// One token and the line of the source it starts on.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Token {
+    pub(super) tok: Tok,
+    pub(super) line: usize,
+}
+
+/// What a token is.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Tok {
+    /// Text outside tags.
+    Data(String),
+    /// `{{`
+    PrintBegin,
+    /// `}}`
+    PrintEnd,
+    /// `{%`
+    BlockBegin,
+    /// `%}`
+    BlockEnd,
+    /// An identifier or keyword.
+    Name(String),
+    /// A string literal, escapes decoded.
+    Str(String),
+    /// An integer literal.
+    Int(i128),
+    /// A float literal.
+    Float(f64),
+    /// An operator or bracket.
+    Op(&'static str),
+}
+
+/// Operators, longest first so that `//` is not read as two `/`.
+const OPERATORS: &[&str] = &[
+    "**", "//", "==", "!=", ">=", "<=", "+", "-", "/", "*", "%", "~", "[", "]", "(", ")", "{", "}", ">", "<",
+    "=", ".", ":", "|", ",", ";",
+];
+
+/// Reads a whole template.
+pub(super) fn lex(source: &str) -> Result<Vec<Token>, SyntaxError> {
+    let source = normalize_newlines(source);
+    let mut lexer = Lexer { source: &source, pos: 0, line: 1, line_starting: true, tokens: Vec::new() };
+    while lexer.pos < source.len() {
+        lexer.step()?;
+    }
+    Ok(lexer.tokens)
+}
+
+/// Jinja2 knows only `\n`, and drops one newline at the end of a template.
+fn normalize_newlines(source: &str) -> String {
+    let mut source = source.replace("\r\n", "\n").replace('\r', "\n");
+    if source.ends_with('\n') {
+        source.pop();
+    }
+    source
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum TagKind {
+    Print,
+    Block,
+    Comment,
+}
+
+impl TagKind {
+    fn end(self) -> &'static str {
+        match self {
+            Self::Print => "}}",
+            Self::Block => "%}",
+            Self::Comment => "#}",
+        }
+    }
+}
+
+struct Lexer<'a> {
+    source: &'a str,
+    pos: usize,
+    line: usize,
+    /// Whether the text at `pos` starts a line, as far as `lstrip_blocks` is concerned.
+    line_starting: bool,
+    tokens: Vec<Token>,
+}
+
+impl<'a> Lexer<'a> {
+    fn rest(&self) -> &'a str {
+        &self.source[self.pos..]
+    }
+
+    fn fail<T>(&self, message: impl Into<String>) -> Result<T, SyntaxError> {
+        Err(SyntaxError { message: message.into(), line: self.line })
+    }
+
+    fn push(&mut self, tok: Tok) {
+        self.tokens.push(Token { tok, line: self.line });
+    }
+
+    fn advance(&mut self, n_bytes: usize) -> &'a str {
+        let text = &self.rest()[..n_bytes];
+        self.line += text.matches('\n').count();
+        self.pos += n_bytes;
+        text
+    }
+
+    /// Reads the text up to the next tag, and that tag.
+    fn step(&mut self) -> Result<(), SyntaxError> {
+        let Some((at, kind)) = find_tag(self.rest()) else {
+            let text = self.rest().to_owned();
+            self.push(Tok::Data(text));
+            self.advance(self.rest().len());
+            return Ok(());
+        };
+        let sign = sign_at(&self.rest()[at + 2..]);
+        self.data(at, sign, kind != TagKind::Print);
+        self.advance(2 + sign.map_or(0, char::len_utf8));
+        match kind {
+            TagKind::Comment => self.comment(),
+            TagKind::Block if raw_tag(self.rest(), "raw").is_some() => self.raw(),
+            TagKind::Block => self.tag(kind, Tok::BlockBegin, Tok::BlockEnd),
+            TagKind::Print => self.tag(kind, Tok::PrintBegin, Tok::PrintEnd),
+        }
+    }
+
+    /// Emits the `n_bytes` of text before a tag, without the white space that the tag removes.
+    fn data(&mut self, n_bytes: usize, sign: Option<char>, lstrip: bool) {
+        let line = self.line;
+        let line_starting = self.line_starting;
+        let text = self.advance(n_bytes);
+        let text = match sign {
+            Some('-') => text.trim_end_matches(is_space),
+            None if lstrip => strip_indent(text, line_starting),
+            _ => text,
+        };
+        if !text.is_empty() {
+            self.tokens.push(Token { tok: Tok::Data(text.to_owned()), line });
+        }
+    }
+
+    fn comment(&mut self) -> Result<(), SyntaxError> {
+        let Some(end) = self.rest().find("#}") else {
+            return self.fail("a comment is not closed: `#}` is missing");
+        };
+        let keeps_newline = self.rest()[..end].ends_with('+');
+        let strips = self.rest()[..end].ends_with('-');
+        self.advance(end);
+        self.close(2, strips, !keeps_newline);
+        Ok(())
+    }
+
+    /// Everything up to `{% endraw %}` is text.
+    fn raw(&mut self) -> Result<(), SyntaxError> {
+        let (n_bytes, strips) = raw_tag(self.rest(), "raw").unwrap_or_default();
+        self.advance(n_bytes - 2);
+        // Unlike other block tags, `{% raw %}` does not swallow the newline after it.
+        self.close(2, strips, false);
+        let Some((at, sign)) = find_endraw(self.rest()) else {
+            return self.fail("a raw block is not closed: `{% endraw %}` is missing");
+        };
+        self.data(at, sign, true);
+        self.advance(2 + sign.map_or(0, char::len_utf8));
+        let (n_bytes, strips) = raw_tag(self.rest(), "endraw").unwrap_or_default();
+        let keeps_newline = self.rest()[..n_bytes - 2].ends_with('+');
+        self.advance(n_bytes - 2);
+        self.close(2, strips, !keeps_newline);
+        Ok(())
+    }
+
+    /// Passes over a closing delimiter and the white space it takes with it.
+    fn close(&mut self, n_bytes: usize, strips: bool, trims_newline: bool) {
+        let after = &self.rest()[n_bytes..];
+        let n_space = if strips {
+            after.len() - after.trim_start_matches(is_space).len()
+        } else {
+            usize::from(trims_newline && after.starts_with('\n'))
+        };
+        self.line_starting = self.advance(n_bytes + n_space).ends_with('\n');
+    }
+
+    /// Reads the inside of `{{ … }}` or `{% … %}`.
+    fn tag(&mut self, kind: TagKind, begin: Tok, end: Tok) -> Result<(), SyntaxError> {
+        self.push(begin);
+        let mut brackets = Vec::new();
+        loop {
+            if brackets.is_empty() && self.tag_end(kind, &end) {
+                return Ok(());
+            }
+            self.token(kind, &mut brackets)?;
+        }
+    }
+
+    /// Closes the tag if it ends here.
+    fn tag_end(&mut self, kind: TagKind, end: &Tok) -> bool {
+        let is_block = kind == TagKind::Block;
+        let rest = self.rest();
+        let (n_bytes, strips, trims) = match rest.chars().next() {
+            Some('-') if rest[1..].starts_with(kind.end()) => (3, true, false),
+            Some('+') if is_block && rest[1..].starts_with(kind.end()) => (3, false, false),
+            _ if rest.starts_with(kind.end()) => (2, false, is_block),
+            _ => return false,
+        };
+        self.push(end.clone());
+        self.close(n_bytes, strips, trims);
+        true
+    }
+
+    fn token(&mut self, kind: TagKind, brackets: &mut Vec<&'static str>) -> Result<(), SyntaxError> {
+        let rest = self.rest();
+        let Some(first) = rest.chars().next() else {
+            return self.fail(format!("a tag is not closed: `{}` is missing", kind.end()));
+        };
+        if is_space(first) {
+            self.advance(first.len_utf8());
+            return Ok(());
+        }
+        let after_dot = self.source[..self.pos].ends_with('.');
+        let (n_bytes, tok) = match first {
+            '0'..='9' => self.number(after_dot)?,
+            '\'' | '"' => self.string(first)?,
+            _ if first.is_alphanumeric() || first == '_' => self.name()?,
+            _ => self.operator(brackets)?,
+        };
+        self.push(tok);
+        self.advance(n_bytes);
+        Ok(())
+    }
+
+    fn number(&self, after_dot: bool) -> Result<(usize, Tok), SyntaxError> {
+        let rest = self.rest();
+        if let Some(n_bytes) = float_len(rest).filter(|_| !after_dot) {
+            let number = rest[..n_bytes].replace('_', "").parse().unwrap_or(f64::INFINITY);
+            return if number.is_finite() {
+                Ok((n_bytes, Tok::Float(number)))
+            } else {
+                self.fail("a float literal is too large")
+            };
+        }
+        let (n_bytes, radix, n_prefix) = int_len(rest);
+        let digits = rest[n_prefix..n_bytes].replace('_', "");
+        match i128::from_str_radix(&digits, radix) {
+            Ok(number) => Ok((n_bytes, Tok::Int(number))),
+            Err(_) => self.fail("an integer literal is too large"),
+        }
+    }
+
+    fn string(&self, quote: char) -> Result<(usize, Tok), SyntaxError> {
+        let mut escaped = false;
+        for (at, c) in self.rest().char_indices().skip(1) {
+            match c {
+                _ if escaped => escaped = false,
+                '\\' => escaped = true,
+                _ if c == quote => {
+                    let text = unescape(&self.rest()[1..at])
+                        .ok_or_else(|| SyntaxError::new("a string has a broken escape", self.line))?;
+                    return Ok((at + 1, Tok::Str(text)));
+                }
+                _ => {}
+            }
+        }
+        self.fail("a string is not closed")
+    }
+
+    fn name(&self) -> Result<(usize, Tok), SyntaxError> {
+        let rest = self.rest();
+        let n_bytes = rest.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(rest.len());
+        let name = &rest[..n_bytes];
+        if name.is_ascii() {
+            Ok((n_bytes, Tok::Name(name.to_owned())))
+        } else {
+            self.fail(format!("the name `{name}` is not ASCII, which is not supported"))
+        }
+    }
+
+    fn operator(&self, brackets: &mut Vec<&'static str>) -> Result<(usize, Tok), SyntaxError> {
+        let Some(op) = OPERATORS.iter().find(|op| self.rest().starts_with(**op)) else {
+            let found = self.rest().chars().next().unwrap_or_default();
+            return self.fail(format!("unexpected character {found:?}"));
+        };
+        match *op {
+            "(" => brackets.push(")"),
+            "[" => brackets.push("]"),
+            "{" => brackets.push("}"),
+            ")" | "]" | "}" if brackets.pop() != Some(op) => {
+                return self.fail(format!("unexpected `{op}`"));
+            }
+            _ => {}
+        }
+        Ok((op.len(), Tok::Op(op)))
+    }
+}
+
+/// The next `{{`, `{%` or `{#`.
+fn find_tag(text: &str) -> Option<(usize, TagKind)> {
+    text.match_indices('{').find_map(|(at, _)| match text.as_bytes().get(at + 1)? {
+        b'{' => Some((at, TagKind::Print)),
+        b'%' => Some((at, TagKind::Block)),
+        b'#' => Some((at, TagKind::Comment)),
+        _ => None,
+    })
+}
+
+/// The white-space sign right after a tag's opening delimiter.
+fn sign_at(text: &str) -> Option<char> {
+    text.chars().next().filter(|c| matches!(c, '-' | '+'))
+}
+
+/// Drops what stands between the last newline and a tag, if that is white space only.
+fn strip_indent(text: &str, line_starting: bool) -> &str {
+    let line_start = text.rfind('\n').map_or(0, |at| at + 1);
+    let starts_line = line_start > 0 || line_starting;
+    if starts_line && text[line_start..].chars().all(is_space) { &text[..line_start] } else { text }
+}
+
+/// The length of `raw %}` or `endraw -%}` and whether white space after it goes.
+fn raw_tag(text: &str, word: &str) -> Option<(usize, bool)> {
+    let inner = text.trim_start_matches(is_space).strip_prefix(word)?.trim_start_matches(is_space);
+    let strips = inner.starts_with('-');
+    let keeps = word == "endraw" && inner.starts_with('+');
+    let end = inner.strip_prefix(['-', '+']).filter(|_| strips || keeps).unwrap_or(inner);
+    let after = end.strip_prefix("%}")?;
+    Some((text.len() - after.len(), strips))
+}
+
+/// Where `{% endraw %}` starts, and its opening sign.
+fn find_endraw(text: &str) -> Option<(usize, Option<char>)> {
+    text.match_indices("{%").find_map(|(at, _)| {
+        let sign = sign_at(&text[at + 2..]);
+        let inside = at + 2 + sign.map_or(0, char::len_utf8);
+        raw_tag(&text[inside..], "endraw").map(|_| (at, sign))
+    })
+}
+
+/// The length of digits with single underscores between them.
+fn digits_len(text: &str, is_digit: impl Fn(char) -> bool) -> usize {
+    let mut len = 0;
+    let mut chars = text.char_indices().peekable();
+    while let Some((at, c)) = chars.next() {
+        let joins = c == '_' && at > 0 && chars.peek().is_some_and(|(_, next)| is_digit(*next));
+        if !is_digit(c) && !joins {
+            break;
+        }
+        len = at + 1;
+    }
+    len
+}
+
+/// The length of a float literal: digits with a fraction, an exponent or both.
+fn float_len(text: &str) -> Option<usize> {
+    let decimal = |c: char| c.is_ascii_digit();
+    let mut len = digits_len(text, decimal);
+    let whole = len;
+    if let Some(fraction) = text[len..].strip_prefix('.') {
+        let n_digits = digits_len(fraction, decimal);
+        len += if n_digits > 0 { 1 + n_digits } else { 0 };
+    }
+    if let Some(exponent) = text[len..].strip_prefix(['e', 'E']) {
+        let n_sign = usize::from(exponent.starts_with(['+', '-']));
+        let n_digits = digits_len(&exponent[n_sign..], decimal);
+        len += if n_digits > 0 { 1 + n_sign + n_digits } else { 0 };
+    }
+    (whole > 0 && len > whole).then_some(len)
+}
+
+/// The length of an integer literal, its radix and the length of its prefix.
+fn int_len(text: &str) -> (usize, u32, usize) {
+    let prefix = text.get(..2).unwrap_or_default().to_ascii_lowercase();
+    for (mark, radix) in [("0b", 2), ("0o", 8), ("0x", 16)] {
+        let digits = text.get(2..).filter(|_| prefix == mark).unwrap_or_default();
+        let digits = digits.strip_prefix('_').unwrap_or(digits);
+        let n_digits = digits_len(digits, |c| c.is_digit(radix));
+        if n_digits > 0 {
+            let n_prefix = text.len() - digits.len();
+            return (n_prefix + n_digits, radix, n_prefix);
+        }
+    }
+    // A leading zero is a number of its own: `012` reads as `0` and `12`.
+    let n_digits = digits_len(text, |c| if text.starts_with('0') { c == '0' } else { c.is_ascii_digit() });
+    (n_digits, 10, 0)
+}
+
+/// Decodes Python's string escapes; an unknown escape stays as written.
+///
+/// Python first writes everything beyond ASCII as an escape of its own and decodes afterwards, so a
+/// backslash before such a character escapes that escape.
+fn unescape(text: &str) -> Option<String> {
+    let ascii: String = text.chars().map(backslash_replace).collect();
+    let mut out = String::with_capacity(text.len());
+    let mut rest = ascii.as_str();
+    while let Some((before, after)) = rest.split_once('\\') {
+        out.push_str(before);
+        rest = unescape_one(after, &mut out)?;
+    }
+    out.push_str(rest);
+    Some(out)
+}
+
+fn backslash_replace(c: char) -> String {
+    match c as u32 {
+        0..=0x7f => c.to_string(),
+        code @ 0x80..=0xff => format!("\\x{code:02x}"),
+        code @ 0x100..=0xffff => format!("\\u{code:04x}"),
+        code => format!("\\U{code:08x}"),
+    }
+}
+
+/// Decodes the escape whose backslash has just been passed and returns what follows it.
+fn unescape_one<'a>(after: &'a str, out: &mut String) -> Option<&'a str> {
+    let mut chars = after.chars();
+    let c = chars.next()?;
+    match c {
+        '\n' => {}
+        '\\' | '\'' | '"' => out.push(c),
+        'a' => out.push('\u{7}'),
+        'b' => out.push('\u{8}'),
+        'f' => out.push('\u{c}'),
+        'n' => out.push('\n'),
+        'r' => out.push('\r'),
+        't' => out.push('\t'),
+        'v' => out.push('\u{b}'),
+        'x' => return hex_escape(chars.as_str(), 2, out),
+        'u' => return hex_escape(chars.as_str(), 4, out),
+        'U' => return hex_escape(chars.as_str(), 8, out),
+        '0'..='7' => {
+            let n_digits = after.chars().take(3).take_while(|c| c.is_digit(8)).count();
+            out.push(char::from_u32(u32::from_str_radix(&after[..n_digits], 8).ok()?)?);
+            return Some(&after[n_digits..]);
+        }
+        'N' => return None,
+        _ => out.extend(['\\', c]),
+    }
+    Some(chars.as_str())
+}
+
+fn hex_escape<'a>(text: &'a str, n_digits: usize, out: &mut String) -> Option<&'a str> {
+    let digits = text.get(..n_digits).filter(|it| it.chars().all(|c| c.is_ascii_hexdigit()))?;
+    out.push(char::from_u32(u32::from_str_radix(digits, 16).ok()?)?);
+    Some(&text[n_digits..])
+}

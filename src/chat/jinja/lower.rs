@@ -1,0 +1,393 @@
+//! Statements: a template written again for minijinja, tag by tag.
+//!
+//! Knows which tags transformers' environment has, that they nest properly, and what minijinja calls
+//! them. Expressions are left to `expr`. Tags keep their line, so that minijinja's errors name the
+//! line of the original.
+
+use std::collections::BTreeSet;
+
+use super::SyntaxError;
+use super::expr::{Code, Parser, quote};
+use super::lex::{Tok, lex};
+
+/// More `elif`s on one `if` are refused, because minijinja nests them.
+const MAX_ELIFS: usize = 300;
+
+/// A block that is open.
+#[derive(Clone, Debug, PartialEq)]
+enum Open {
+    If { n_elifs: usize, has_else: bool },
+    For { in_else: bool },
+    With,
+    Set,
+    Filter,
+    Macro(Body),
+    Call(Body),
+    Generation(Body),
+    Block,
+}
+
+/// Where the body of a macro starts, in the output and in the names that were read.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Body {
+    out: usize,
+    names: usize,
+}
+
+impl Open {
+    /// The tag that closes the block: as the template writes it, and as minijinja knows it.
+    fn end(&self) -> (&'static str, &'static str) {
+        match self {
+            Self::If { .. } => ("endif", "endif"),
+            Self::For { .. } => ("endfor", "endfor"),
+            Self::With => ("endwith", "endwith"),
+            Self::Set => ("endset", "endset"),
+            Self::Filter => ("endfilter", "endfilter"),
+            Self::Macro(_) => ("endmacro", "endmacro"),
+            Self::Call(_) => ("endcall", "endcall"),
+            Self::Generation(_) => ("endgeneration", "endcall"),
+            Self::Block => ("endblock", "endblock"),
+        }
+    }
+}
+
+/// Writes a chat template again so that minijinja renders what Jinja2 renders.
+pub(super) fn lower(source: &str) -> Result<String, SyntaxError> {
+    let mut lowering =
+        Lowering { parser: Parser::new(lex(source)?), out: String::new(), out_line: 1, open: Vec::new() };
+    while lowering.parser.peek().is_some() {
+        lowering.step()?;
+    }
+    match lowering.open.last() {
+        None => Ok(lowering.out),
+        Some(open) => lowering.parser.fail(format!("`{}` is missing", open.end().0)),
+    }
+}
+
+struct Lowering {
+    parser: Parser,
+    out: String,
+    out_line: usize,
+    open: Vec<Open>,
+}
+
+impl Lowering {
+    fn step(&mut self) -> Result<(), SyntaxError> {
+        self.parser.start_tag();
+        let line = self.parser.line();
+        match self.parser.next() {
+            Some(Tok::Data(text)) => self.data(&text),
+            Some(Tok::PrintBegin) => {
+                let value = self.parser.tuple(true, &[])?;
+                self.print(value, line);
+                return self.expect(&Tok::PrintEnd);
+            }
+            Some(Tok::BlockBegin) => {
+                self.statement(line)?;
+                return self.expect(&Tok::BlockEnd);
+            }
+            _ => return self.parser.unexpected("text or a tag"),
+        }
+        Ok(())
+    }
+
+    fn expect(&mut self, tok: &Tok) -> Result<(), SyntaxError> {
+        if self.parser.peek() == Some(tok) {
+            self.parser.next();
+            return Ok(());
+        }
+        self.parser.unexpected(if *tok == Tok::BlockEnd { "`%}`" } else { "`}}`" })
+    }
+
+    /// Text, as a printed literal: it cannot be taken for a tag, and what is printed is counted.
+    fn data(&mut self, text: &str) {
+        self.out.push_str(&format!("{{{{ {} }}}}", quote(text)));
+    }
+
+    /// Newlines that bring the output to the line of the source; removed text left it behind.
+    fn catch_up(&mut self, line: usize) -> String {
+        let n_missing = line.saturating_sub(self.out_line);
+        self.out_line += n_missing;
+        "\n".repeat(n_missing)
+    }
+
+    fn print(&mut self, value: Code, line: usize) {
+        let gap = self.catch_up(line);
+        self.out.push_str(&format!("{{{{{gap} {} }}}}", value.whole()));
+    }
+
+    fn tag(&mut self, line: usize, text: &str) {
+        let gap = self.catch_up(line);
+        self.out.push_str(&format!("{{%{gap} {text} %}}"));
+    }
+
+    fn statement(&mut self, line: usize) -> Result<(), SyntaxError> {
+        let name = self.parser.expect_name()?;
+        match name.as_str() {
+            "for" => self.for_loop(line),
+            "if" => {
+                let condition = self.parser.tuple(false, &[])?.whole();
+                self.begin(line, Open::If { n_elifs: 0, has_else: false }, &format!("if {condition}"));
+                Ok(())
+            }
+            "elif" => self.elif(line),
+            "else" => self.otherwise(line),
+            "set" => self.set(line),
+            "with" => self.with(line),
+            "macro" => self.macro_definition(line),
+            "call" => self.call_block(line),
+            "filter" => self.filter_block(line),
+            "block" => self.block(line),
+            "generation" => {
+                self.begin_body(line, Open::Generation, "call __generation()");
+                Ok(())
+            }
+            "print" => self.print_tag(line),
+            "break" | "continue" => self.loop_control(line, &name),
+            "include" | "import" | "from" | "extends" => self.other_template(line, &name),
+            _ => self.end(line, &name),
+        }
+    }
+
+    fn begin(&mut self, line: usize, open: Open, text: &str) {
+        self.tag(line, text);
+        self.open.push(open);
+    }
+
+    fn begin_body(&mut self, line: usize, open: fn(Body) -> Open, text: &str) {
+        self.tag(line, text);
+        self.open.push(open(Body { out: self.out.len(), names: self.parser.names().len() }));
+    }
+
+    /// Names every variable of a macro's body at its start, in a branch that is never taken.
+    ///
+    /// A macro keeps what it reads of its surroundings, but minijinja overlooks variables that the
+    /// body also sets (`set x = x + 1`) and those in a namespace's or filter's place.
+    fn name_variables(&mut self, body: Body) {
+        let names: BTreeSet<&String> = self.parser.names().iter().skip(body.names).collect();
+        let reads: String = names.into_iter().map(|name| format!("{{{{ {name} }}}}")).collect();
+        self.out.insert_str(body.out, &format!("{{% if false %}}{reads}{{% endif %}}"));
+    }
+
+    fn end(&mut self, line: usize, name: &str) -> Result<(), SyntaxError> {
+        match self.open.last() {
+            Some(open) if open.end().0 == name => {
+                if name == "endblock" && matches!(self.parser.peek(), Some(Tok::Name(_))) {
+                    self.parser.next();
+                }
+                let text = open.end().1;
+                if let Some(Open::Macro(body) | Open::Call(body) | Open::Generation(body)) = self.open.pop() {
+                    self.name_variables(body);
+                }
+                self.tag(line, text);
+                Ok(())
+            }
+            Some(open) if name.starts_with("end") => {
+                let expected = open.end().0;
+                self.parser.fail(format!("expected `{expected}`, found `{name}`"))
+            }
+            _ if name == "autoescape" => self.parser.fail("the tag `autoescape` is not supported"),
+            _ => self.parser.fail(format!("unknown tag `{name}`")),
+        }
+    }
+
+    fn for_loop(&mut self, line: usize) -> Result<(), SyntaxError> {
+        let (target, n_names) = self.targets()?;
+        if !self.parser.skip_name("in") {
+            return self.parser.unexpected("`in`");
+        }
+        let items = self.parser.tuple(false, &["recursive"])?;
+        let unpacks = if n_names > 1 { "true" } else { "" };
+        let mut text = format!("for {target} in {}", items.filter("__iter", unpacks).whole());
+        if self.parser.skip_name("if") {
+            text = format!("{text} if {}", self.parser.expression()?.whole());
+        }
+        if self.parser.skip_name("recursive") {
+            text.push_str(" recursive");
+        }
+        self.begin(line, Open::For { in_else: false }, &text);
+        Ok(())
+    }
+
+    /// Names to assign to, with commas between them, and how many there are.
+    fn targets(&mut self) -> Result<(String, usize), SyntaxError> {
+        let mut names = Vec::new();
+        loop {
+            names.push(if self.parser.skip_op("(") { self.inner_targets()? } else { self.assignable()? });
+            if !self.parser.skip_op(",") || self.parser.is_name("in") || self.parser.is_op("=") {
+                break;
+            }
+        }
+        Ok((names.join(", "), names.len()))
+    }
+
+    /// The names of `(b, c)` in `a, (b, c)`; its opening bracket has been passed.
+    fn inner_targets(&mut self) -> Result<String, SyntaxError> {
+        let mut names = vec![self.assignable()?];
+        while self.parser.skip_op(",") && !self.parser.is_op(")") {
+            names.push(self.assignable()?);
+        }
+        self.parser.expect_op(")")?;
+        Ok(format!("({})", names.join(", ")))
+    }
+
+    fn assignable(&mut self) -> Result<String, SyntaxError> {
+        let name = self.parser.expect_name()?;
+        if ["true", "false", "none", "True", "False", "None"].contains(&name.as_str()) {
+            return self.parser.fail(format!("cannot assign to `{name}`"));
+        }
+        Ok(name)
+    }
+
+    fn elif(&mut self, line: usize) -> Result<(), SyntaxError> {
+        let condition = self.parser.tuple(false, &[])?.whole();
+        match self.open.last_mut() {
+            Some(Open::If { n_elifs, has_else: false }) if *n_elifs < MAX_ELIFS => *n_elifs += 1,
+            Some(Open::If { has_else: false, .. }) => return self.parser.fail("too many `elif`s"),
+            _ => return self.parser.fail("unexpected `elif`"),
+        }
+        self.tag(line, &format!("elif {condition}"));
+        Ok(())
+    }
+
+    fn otherwise(&mut self, line: usize) -> Result<(), SyntaxError> {
+        match self.open.last_mut() {
+            Some(Open::If { has_else, .. }) if !*has_else => *has_else = true,
+            Some(Open::For { in_else }) if !*in_else => *in_else = true,
+            _ => return self.parser.fail("unexpected `else`"),
+        }
+        self.tag(line, "else");
+        Ok(())
+    }
+
+    fn set(&mut self, line: usize) -> Result<(), SyntaxError> {
+        let mut target = self.targets()?.0;
+        if self.parser.skip_op(".") {
+            let attribute = self.parser.expect_name()?;
+            if attribute.starts_with('_') {
+                return self.parser.fail(format!("a namespace cannot hold `{attribute}`"));
+            }
+            self.parser.note_name(&target);
+            target = format!("{target}.{attribute}");
+        }
+        // What a namespace holds outlives a loop, so how deep it is must be watched.
+        let store = if target.contains('.') { "|__store()" } else { "" };
+        if self.parser.skip_op("=") {
+            let value = self.parser.tuple(true, &[])?.whole();
+            self.tag(line, &format!("set {target} = ({value}){store}"));
+            return Ok(());
+        }
+        while self.parser.skip_op("|") {
+            let (name, args) = self.parser.filter_call()?;
+            target = format!("{target} | {name}({args})");
+        }
+        self.begin(line, Open::Set, &format!("set {target}"));
+        Ok(())
+    }
+
+    fn with(&mut self, line: usize) -> Result<(), SyntaxError> {
+        let mut parts = Vec::new();
+        while self.parser.peek() != Some(&Tok::BlockEnd) {
+            let name = self.assignable()?;
+            self.parser.expect_op("=")?;
+            parts.push(format!("{name} = {}", self.parser.expression()?.whole()));
+            if !self.parser.skip_op(",") {
+                break;
+            }
+        }
+        self.begin(line, Open::With, &format!("with {}", parts.join(", ")));
+        Ok(())
+    }
+
+    /// Parameters in brackets, with their defaults.
+    fn signature(&mut self) -> Result<String, SyntaxError> {
+        self.parser.expect_op("(")?;
+        let mut params = Vec::new();
+        while !self.parser.is_op(")") {
+            let name = self.assignable()?;
+            params.push(if self.parser.skip_op("=") {
+                format!("{name}={}", self.parser.expression()?.whole())
+            } else {
+                name
+            });
+            if !self.parser.skip_op(",") {
+                break;
+            }
+        }
+        self.parser.expect_op(")")?;
+        Ok(params.join(", "))
+    }
+
+    fn macro_definition(&mut self, line: usize) -> Result<(), SyntaxError> {
+        let name = self.assignable()?;
+        let params = self.signature()?;
+        self.begin_body(line, Open::Macro, &format!("macro {name}({params})"));
+        Ok(())
+    }
+
+    fn call_block(&mut self, line: usize) -> Result<(), SyntaxError> {
+        let params = if self.parser.is_op("(") { format!("({})", self.signature()?) } else { String::new() };
+        let callee = self.parser.expect_name()?;
+        self.parser.note_name(&callee);
+        let args = self.parser.call_args()?;
+        self.begin_body(line, Open::Call, &format!("call{params} {callee}({args})"));
+        Ok(())
+    }
+
+    fn filter_block(&mut self, line: usize) -> Result<(), SyntaxError> {
+        let mut chain = Vec::new();
+        loop {
+            let (name, args) = self.parser.filter_call()?;
+            chain.push(format!("{name}({args})"));
+            if !self.parser.skip_op("|") {
+                break;
+            }
+        }
+        chain.push("__printed()".to_owned());
+        self.begin(line, Open::Filter, &format!("filter {}", chain.join("|")));
+        Ok(())
+    }
+
+    fn block(&mut self, line: usize) -> Result<(), SyntaxError> {
+        let name = self.parser.expect_name()?;
+        self.parser.skip_name("scoped");
+        self.begin(line, Open::Block, &format!("block {name}"));
+        Ok(())
+    }
+
+    fn print_tag(&mut self, line: usize) -> Result<(), SyntaxError> {
+        loop {
+            let value = self.parser.expression()?;
+            self.print(value, line);
+            if !self.parser.skip_op(",") {
+                return Ok(());
+            }
+        }
+    }
+
+    /// `break` and `continue`, which minijinja mishandles anywhere but directly in a loop.
+    fn loop_control(&mut self, line: usize, name: &str) -> Result<(), SyntaxError> {
+        let around = self.open.iter().rev().find(|open| !matches!(open, Open::If { .. }));
+        match around {
+            Some(Open::For { in_else: false }) => {
+                self.tag(line, name);
+                Ok(())
+            }
+            Some(Open::With | Open::Set | Open::Filter | Open::For { .. }) => {
+                self.parser.fail(format!("`{name}` is supported directly in a loop only"))
+            }
+            _ => self.parser.fail(format!("`{name}` outside a loop")),
+        }
+    }
+
+    /// A chat template stands alone; Jinja2 fails when it gets to a tag that loads another one.
+    fn other_template(&mut self, line: usize, name: &str) -> Result<(), SyntaxError> {
+        while !matches!(self.parser.peek(), None | Some(Tok::BlockEnd)) {
+            self.parser.next();
+        }
+        let message = format!("`{name}` needs another template, and a chat template has none");
+        let gap = self.catch_up(line);
+        self.out.push_str(&format!("{{{{{gap} __fail({}) }}}}", quote(&message)));
+        Ok(())
+    }
+}

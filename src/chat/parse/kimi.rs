@@ -1,0 +1,57 @@
+//! Kimi K2's markers around an id such as `functions.name:0` and JSON.
+//!
+//! The id is kept, since the model expects to see it again with the result; the name is its part
+//! between the last dot and the colon. Arguments are passed on as they were written.
+
+use super::scan::{excerpt, find, strip};
+use super::{Parsed, ParsedCall};
+
+/// The model was trained on the first and writes the second at times.
+const SECTIONS: [&str; 2] = ["<|tool_calls_section_begin|>", "<|tool_call_section_begin|>"];
+const BEGIN: &str = "<|tool_call_begin|>";
+const ARGUMENTS: &str = "<|tool_call_argument_begin|>";
+const END: &str = "<|tool_call_end|>";
+
+pub(super) fn parse(text: &str) -> Parsed {
+    let mut calls = Vec::new();
+    let mut malformed = Vec::new();
+    let section = SECTIONS.into_iter().filter_map(|section| find(text, section, 0)).min();
+    for piece in section.map(|_| pieces(text)).unwrap_or_default() {
+        match call(piece) {
+            Ok(call) => calls.push(call),
+            Err(why) => malformed.push(format!("{} {why}", excerpt(piece))),
+        }
+    }
+    Parsed::new(text, &text[..section.unwrap_or(0)], calls, malformed)
+}
+
+/// What follows each opening marker, up to the next one.
+fn pieces(text: &str) -> Vec<&str> {
+    let mut pieces = Vec::new();
+    let mut begin = find(text, BEGIN, 0);
+    while let Some(start) = begin.map(|at| at + BEGIN.len()) {
+        begin = find(text, BEGIN, start);
+        pieces.push(&text[start..begin.unwrap_or(text.len())]);
+    }
+    pieces
+}
+
+fn call(piece: &str) -> Result<ParsedCall, &'static str> {
+    let id_end = find(piece, "<", 0).unwrap_or(piece.len());
+    let (id, rest) = piece.split_at(id_end);
+    let id = strip(id);
+    let name = name_in(id).ok_or("has no id of the form `functions.name:0`")?;
+    let arguments = rest.strip_prefix(ARGUMENTS).ok_or("has no arguments")?;
+    let end = find(arguments, END, 0).ok_or("is not closed")?;
+    let arguments = strip(&arguments[..end]);
+    Ok(ParsedCall { id: Some(id.to_owned()), ..ParsedCall::new(name, arguments) })
+}
+
+/// The name in an id that ends with a colon and a number.
+fn name_in(id: &str) -> Option<&str> {
+    let (path, number) = id.rsplit_once(':')?;
+    let is_number = !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit());
+    let path = path.split(':').next()?;
+    let name = path.rsplit('.').next()?;
+    (is_number && !name.is_empty()).then_some(name)
+}

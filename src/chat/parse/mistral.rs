@@ -1,0 +1,99 @@
+//! `[TOOL_CALLS] [{"name": …, "arguments": …}]`, and `[TOOL_CALLS]name{…}` once per call since
+//! version 11 of the tokenizer.
+//!
+//! Which of the two it is shows in what follows the first marker. The list may be broken or be
+//! followed by other text: the objects that can be read are the calls. Later tokenizers write
+//! `[TOOL_CALLS]name[CALL_ID]id[ARGS]{…}`, which is read too.
+
+use super::json::{Containers, Json, loads};
+use super::scan::{excerpt, find, strip};
+use super::{NoCall, Parsed, ParsedCall, all_or_none};
+
+const MARKER: &str = "[TOOL_CALLS]";
+const CALL_ID: &str = "[CALL_ID]";
+const ARGS: &str = "[ARGS]";
+
+pub(super) fn parse(text: &str) -> Parsed {
+    let (before, parts) = split(text);
+    let is_list = parts.first().is_some_and(|part| part.starts_with(['[', '{']));
+    let (calls, malformed) =
+        if is_list { listed_calls(parts[0]) } else { all_or_none(parts.into_iter().map(named_call)) };
+    Parsed::new(text, before, calls, malformed)
+}
+
+/// What stands before the first marker, and after each.
+fn split(text: &str) -> (&str, Vec<&str>) {
+    let mut ends = Vec::new();
+    let mut at = 0;
+    while let Some(marker) = find(text, MARKER, at) {
+        ends.push(marker);
+        at = marker + MARKER.len();
+    }
+    let before = &text[..ends.first().copied().unwrap_or(0)];
+    let starts: Vec<usize> = ends.iter().map(|end| end + MARKER.len()).collect();
+    let ends = ends.into_iter().skip(1).chain([text.len()]);
+    (before, starts.into_iter().zip(ends).map(|(start, end)| strip(&text[start..end])).collect())
+}
+
+/// `name{…}`. Arguments that are no JSON stay as they are.
+fn named_call(part: &str) -> Result<ParsedCall, NoCall> {
+    let lacking = |what| NoCall::Other(format!("{} after `{MARKER}` has no {what}", excerpt(part)));
+    let brace = find(part, "{", 0).ok_or_else(|| lacking("arguments"))?;
+    let (head, arguments) = part.split_at(brace);
+    let (name, id) = name_and_id(head);
+    if name.is_empty() {
+        return Err(lacking("name"));
+    }
+    let arguments = loads(arguments).map_or_else(|_| arguments.to_owned(), |value| value.dumps());
+    Ok(ParsedCall { id, ..ParsedCall::new(name, arguments) })
+}
+
+fn name_and_id(head: &str) -> (&str, Option<String>) {
+    let head = strip(head);
+    let head = head.strip_suffix(ARGS).unwrap_or(head);
+    match head.split_once(CALL_ID) {
+        Some((name, id)) => (strip(name), Some(strip(id).to_owned())),
+        None => (strip(head), None),
+    }
+}
+
+/// The calls of a list, of several lists, or of objects without one.
+fn listed_calls(part: &str) -> (Vec<ParsedCall>, Vec<String>) {
+    let mut items = Vec::new();
+    let mut broken = Vec::new();
+    let mut unread = None;
+    for found in Containers::new(part, &['[', '{']) {
+        broken.extend(found.complaint(part));
+        match found.value {
+            Ok(Json::List(list)) => items.extend(list),
+            Ok(object) => items.push(object),
+            Err(bad) => unread = unread.or(Some(bad)),
+        }
+    }
+    let (calls, mut malformed) = all_or_none(items.iter().map(listed_call));
+    malformed.extend(broken);
+    if calls.is_empty() && malformed.is_empty() {
+        malformed.extend(unread.map(|bad| bad.describe(part)));
+    }
+    (calls, malformed)
+}
+
+fn listed_call(item: &Json) -> Result<ParsedCall, NoCall> {
+    let Json::Object(fields) = item else {
+        return Err(NoCall::Other(format!("{} is no JSON object", excerpt(&item.dumps()))));
+    };
+    let arguments = match fields.get("arguments") {
+        None => "{}".to_owned(),
+        Some(Json::Object(fields)) => fields.dumps(),
+        Some(Json::Text(text)) => text.clone(),
+        Some(other) => {
+            let why = format!("{} as `arguments` is neither an object nor text", excerpt(&other.dumps()));
+            return Err(NoCall::Broken(why));
+        }
+    };
+    match fields.get("name") {
+        None => Err(NoCall::Other(format!("{} has no `name`", excerpt(&fields.dumps())))),
+        Some(Json::Text(name)) if !name.is_empty() => Ok(ParsedCall::new(name, arguments)),
+        Some(_) => Err(NoCall::Broken(format!("{} has a `name` that is no name", excerpt(&fields.dumps())))),
+    }
+}

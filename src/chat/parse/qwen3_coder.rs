@@ -1,0 +1,74 @@
+//! `<tool_call><function=name><parameter=key>value</parameter></function></tool_call>`.
+//!
+//! Values are bare text and are converted: JSON, Python literals, `null` in any case. Functions
+//! count inside `<tool_call>`, or anywhere when there is no such tag. Closing tags may be missing.
+
+use super::json::{Fields, Json};
+use super::literal::value_of;
+use super::scan::{excerpt, find, find_marker, strip};
+use super::{Parsed, ParsedCall};
+
+const BLOCK: [&str; 2] = ["<tool_call>", "</tool_call>"];
+const FUNCTION: [&str; 2] = ["<function=", "</function>"];
+const PARAMETER: [&str; 2] = ["<parameter=", "</parameter>"];
+
+pub(super) fn parse(text: &str) -> Parsed {
+    let blocks = between(text, BLOCK);
+    let start = find(text, BLOCK[0], 0).or_else(|| find(text, FUNCTION[0], 0));
+    let blocks = if blocks.is_empty() { vec![text] } else { blocks };
+    let mut calls = Vec::new();
+    let mut malformed = Vec::new();
+    for function in blocks.into_iter().flat_map(|block| between(block, FUNCTION)) {
+        calls.extend(call(function, &mut malformed));
+    }
+    Parsed::new(text, &text[..start.unwrap_or(0)], calls, malformed)
+}
+
+/// What stands between each pair of tags, the last one perhaps unclosed.
+fn between<'a>(text: &'a str, [open, close]: [&str; 2]) -> Vec<&'a str> {
+    let mut pieces = Vec::new();
+    let mut at = 0;
+    while let Some(start) = find(text, open, at).map(|at| at + open.len()) {
+        let Some(end) = find(text, close, start) else {
+            pieces.push(&text[start..]);
+            break;
+        };
+        pieces.push(&text[start..end]);
+        at = end + close.len();
+    }
+    pieces
+}
+
+fn call(function: &str, malformed: &mut Vec<String>) -> Option<ParsedCall> {
+    let name_end = find(function, ">", 0).unwrap_or(function.len());
+    let (name, parameters) = function.split_at(name_end);
+    let name = strip(name);
+    if parameters.is_empty() || name.is_empty() || name.contains('<') {
+        malformed.push(format!("`{}` is not followed by a name and `>`", FUNCTION[0]));
+        return None;
+    }
+    let mut fields = Fields::default();
+    for parameter in pieces(&parameters[1..]) {
+        match find(parameter, ">", 0) {
+            Some(end) => fields.insert(strip(&parameter[..end]).to_owned(), convert(&parameter[end + 1..])),
+            None => malformed.push(format!("parameter {} of `{name}` has no `>`", excerpt(parameter))),
+        }
+    }
+    Some(ParsedCall::new(name, fields.dumps()))
+}
+
+/// The parameters of a function: each goes to its closing tag, the next one or the end.
+fn pieces(text: &str) -> Vec<&str> {
+    let mut pieces = Vec::new();
+    let mut at = 0;
+    while let Some(start) = find(text, PARAMETER[0], at).map(|at| at + PARAMETER[0].len()) {
+        at = find_marker(text, &PARAMETER, start).map_or(text.len(), |(end, _)| end);
+        pieces.push(&text[start..at]);
+    }
+    pieces
+}
+
+fn convert(text: &str) -> Json {
+    let text = strip(text);
+    if text.eq_ignore_ascii_case("null") { Json::Null } else { value_of(text) }
+}

@@ -1,0 +1,85 @@
+//! `model pull`, `model list` and `model path`.
+
+use std::path::PathBuf;
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+use super::failure::Failure;
+use super::{block_on, output};
+use crate::model::weights::{KNOWN, Weights, WeightsError};
+
+pub(super) fn pull(name: Option<&str>) -> Result<(), Failure> {
+    let (name, path) = bring(&open()?, name)?;
+    output::talk(&format!("{name} is at"));
+    output::data(format!("{}\n", path.display()).as_bytes())
+}
+
+fn bring(weights: &Weights, name: Option<&str>) -> Result<(&'static str, PathBuf), Failure> {
+    let bar = ProgressBar::no_length().with_style(style());
+    let pulled = block_on(weights.pull(name, &|done, total| {
+        bar.set_length(total.unwrap_or(done));
+        bar.set_position(done);
+    }))?;
+    bar.finish_and_clear();
+    pulled.map_err(failed)
+}
+
+pub(super) fn list() -> Result<(), Failure> {
+    let weights = open()?;
+    let line = |known| match weights.pulled(known) {
+        Some(path) => format!("{:<28}  {}\n{:<28}  {}\n", known.name, known.about, "", path.display()),
+        None => format!("{:<28}  {}\n{:<28}  not here yet\n", known.name, known.about, ""),
+    };
+    output::data(KNOWN.iter().map(line).collect::<String>().as_bytes())
+}
+
+pub(super) fn path(name: Option<&str>) -> Result<(), Failure> {
+    let (_, path) = find(name)?;
+    output::data(format!("{}\n", path.display()).as_bytes())
+}
+
+/// The name and place of a model: by name, by path, or the default that is here.
+pub(super) fn find(name: Option<&str>) -> Result<(String, PathBuf), Failure> {
+    let weights = open()?;
+    match name {
+        Some(name) => Ok((name.to_owned(), weights.path(name).map_err(failed)?)),
+        None => {
+            let none = WeightsError::NotPulled { name: KNOWN[0].name };
+            let (name, path) = weights.default_path().ok_or_else(|| failed(none))?;
+            Ok((name.to_owned(), path))
+        }
+    }
+}
+
+/// As [`find`], but what is known by name and not here yet is pulled.
+pub(super) fn find_or_pull(name: Option<&str>) -> Result<(String, PathBuf), Failure> {
+    let weights = open()?;
+    let is_missing = match name {
+        Some(name) => matches!(weights.path(name), Err(WeightsError::NotPulled { .. })),
+        None => weights.default_path().is_none(),
+    };
+    if is_missing {
+        output::talk("pulling the model, once");
+        bring(&weights, name)?;
+    }
+    find(name)
+}
+
+fn open() -> Result<Weights, Failure> {
+    Weights::from_env(|name| std::env::var(name).ok()).map_err(failed)
+}
+
+/// A mistyped or unpulled name is the user's to mend; a hub that is gone stops the work.
+fn failed(error: WeightsError) -> Failure {
+    let help = error.help();
+    match error {
+        WeightsError::Unknown { .. } | WeightsError::NotPulled { .. } => Failure::input(error, help),
+        _ => Failure::stopped(error, help),
+    }
+}
+
+fn style() -> ProgressStyle {
+    let style =
+        ProgressStyle::with_template("{bar:30} {bytes} of {total_bytes}  {bytes_per_sec}  {eta} left");
+    style.unwrap_or_else(|_| ProgressStyle::default_bar())
+}

@@ -1,0 +1,43 @@
+//! `model serve`: the embedded model behind an address.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use tokio::net::TcpListener;
+
+use super::args::{Personality, ServeArgs};
+use super::failure::Failure;
+use super::server::model_failure;
+use super::{block_on, model, output};
+use crate::model::embedded::model::Embedded;
+use crate::model::serve::{self, Served};
+
+pub(super) fn run(args: &ServeArgs) -> Result<(), Failure> {
+    let (name, path) = model::find(args.model.as_deref())?;
+    let embedded = Embedded::load(&path, args.tokenizer.as_deref()).map_err(model_failure)?;
+    let personality = match args.personality {
+        Personality::Vllm => serve::Personality::Vllm,
+        Personality::Sglang => serve::Personality::Sglang,
+    };
+    let mut served = Served::new(embedded, name, path.display().to_string(), personality);
+    served.max_logprobs = args.max_logprobs;
+    block_on(listen(SocketAddr::new(args.host, args.port), Arc::new(served)))?
+}
+
+/// Answers until the user stops it.
+async fn listen(address: SocketAddr, served: Arc<Served>) -> Result<(), Failure> {
+    let cannot = |error: std::io::Error| {
+        Failure::input(format!("{address} cannot be listened on: {error}"), "choose another --port or --host")
+    };
+    let listener = TcpListener::bind(address).await.map_err(cannot)?;
+    let address = listener.local_addr().map_err(cannot)?;
+    if !address.ip().is_loopback() {
+        output::talk("note: anybody who can reach this address can use the model");
+    }
+    output::talk(&format!("serving {} until Ctrl-C at", served.name));
+    output::data(format!("http://{address}\n").as_bytes())?;
+    tokio::select! {
+        ended = serve::serve(listener, served) => ended.map_err(cannot),
+        _ = tokio::signal::ctrl_c() => Ok(()),
+    }
+}

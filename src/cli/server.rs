@@ -1,0 +1,155 @@
+//! The flags that name a model, and opening what they name.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use clap::{Args as ClapArgs, ValueEnum};
+
+use super::failure::Failure;
+use super::output;
+use crate::model::Error;
+use crate::model::notice::Notices;
+use crate::model::open::{Opened, open, open_embedded};
+use crate::model::remote::{Kind, OpenOptions};
+use crate::model::secret::Secret;
+use crate::model::transport::{Auth, Notice, Settings, Transport};
+
+/// What every command that asks a server takes.
+#[derive(Debug, ClapArgs)]
+pub(super) struct ServerArgs {
+    /// What the server is
+    #[arg(long, value_enum, default_value_t = KindName::Auto)]
+    pub(super) kind: KindName,
+    /// The model to ask, as the server names it; for --kind embedded a name from `model list` or a path
+    #[arg(long, value_name = "NAME")]
+    pub(super) model: Option<String>,
+    /// The model's tokenizer: a directory with tokenizer.json; else the directory the server names, if it is readable here
+    #[arg(long, value_name = "DIR")]
+    pub(super) tokenizer: Option<PathBuf>,
+    /// Environment variable that holds the API key
+    #[arg(long, value_name = "VAR")]
+    pub(super) api_key_env: Option<String>,
+    /// File that holds the API key
+    #[arg(long, value_name = "FILE", conflicts_with = "api_key_env")]
+    pub(super) api_key_file: Option<PathBuf>,
+    /// At most this many requests at once
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(super) concurrency: Option<u64>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum KindName {
+    /// Find out
+    Auto,
+    /// vLLM
+    Vllm,
+    /// SGLang
+    Sglang,
+    /// Anything that speaks OpenAI's chat route
+    Openai,
+    /// Anthropic's Messages API
+    Anthropic,
+    /// A model inside this process; needs no server
+    Embedded,
+}
+
+impl KindName {
+    fn kind(self) -> Option<Kind> {
+        match self {
+            Self::Auto => None,
+            Self::Vllm => Some(Kind::Vllm),
+            Self::Sglang => Some(Kind::Sglang),
+            Self::Openai => Some(Kind::OpenAi),
+            Self::Anthropic => Some(Kind::Anthropic),
+            Self::Embedded => Some(Kind::Embedded),
+        }
+    }
+}
+
+impl ServerArgs {
+    /// A way to the servers at `urls`; retries and endpoints that come and go are told on stderr.
+    pub(super) fn transport(&self, urls: &[String]) -> Result<Transport, Failure> {
+        let mut settings =
+            Settings { auth: self.auth()?, watch: Some(Arc::new(tell)), ..Settings::default() };
+        if self.kind == KindName::Anthropic {
+            settings.headers.push(("anthropic-version", "2023-06-01".to_owned()));
+        }
+        if let Some(concurrency) = self.concurrency {
+            settings.pool.concurrency = usize::try_from(concurrency).unwrap_or(usize::MAX);
+        }
+        Transport::open(urls, settings).map_err(model_failure)
+    }
+
+    fn auth(&self) -> Result<Option<Auth>, Failure> {
+        let secret = match (&self.api_key_env, &self.api_key_file) {
+            (Some(name), _) => Secret::from_env(name).map_err(model_failure)?,
+            (None, Some(path)) => Secret::from_file(path).map_err(model_failure)?,
+            (None, None) => return Ok(None),
+        };
+        Ok(Some(match self.kind {
+            KindName::Anthropic => Auth::Header("x-api-key", secret),
+            _ => Auth::Bearer(secret),
+        }))
+    }
+
+    /// Checks that there are servers to ask, or that none are needed.
+    pub(super) fn check(&self, urls: &[String]) -> Result<(), Failure> {
+        match (self.kind, urls) {
+            (KindName::Embedded, [url, ..]) => Err(Failure::input(
+                format!("{url} was named, but --kind embedded asks no server"),
+                "leave out the address, or name another --kind",
+            )),
+            (KindName::Embedded, []) => Ok(()),
+            (_, []) => Err(Failure::input(
+                "no server was named",
+                "give its address (--url http://HOST:PORT), or use --kind embedded",
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// Opens the servers at `urls`, or the embedded model if that was chosen.
+    pub(super) async fn open_any(&self, urls: &[String], notices: &Notices) -> Result<Opened, Failure> {
+        self.check(urls)?;
+        if self.kind == KindName::Embedded {
+            return self.open_embedded();
+        }
+        self.open(self.transport(urls)?, notices).await
+    }
+
+    /// Loads the model that was named, else the default that was pulled.
+    pub(super) fn open_embedded(&self) -> Result<Opened, Failure> {
+        let (name, path) = super::model::find(self.model.as_deref())?;
+        open_embedded(&name, &path, self.tokenizer.as_deref()).map_err(model_failure)
+    }
+
+    /// Asks the server what it is.
+    pub(super) async fn open(&self, transport: Transport, notices: &Notices) -> Result<Opened, Failure> {
+        let options = OpenOptions { model: self.model.clone(), vocab_size: None, notices: notices.clone() };
+        open(transport, self.kind.kind(), self.tokenizer.as_deref(), options).await.map_err(model_failure)
+    }
+}
+
+fn tell(notice: Notice) {
+    match notice {
+        Notice::Retry { wait, error, .. } if wait.is_zero() => {
+            output::talk(&format!("note: {error}; trying another server"))
+        }
+        Notice::Retry { wait, error, .. } => {
+            output::talk(&format!("note: {error}; trying again in {:.1} s", wait.as_secs_f64()));
+        }
+        Notice::Down { server } => {
+            output::talk(&format!("note: {server} keeps failing and is left alone for a while"))
+        }
+        Notice::Back { server } => output::talk(&format!("note: {server} answers again")),
+    }
+}
+
+/// What the user must mend ends with 2, a server that is gone or cannot do it with 3.
+pub(super) fn model_failure(error: Error) -> Failure {
+    let help = error.help().unwrap_or("look at the server's log").to_owned();
+    match error {
+        Error::Invalid { .. } => Failure::input(error, help),
+        _ => Failure::stopped(error, help),
+    }
+}

@@ -1,0 +1,168 @@
+//! The bytes of an answer: read up to a bound, and described when they are of no use.
+//!
+//! Owns the bounded reading of bodies and the short, escaped excerpts that error messages show.
+//! What the bytes mean is the decoder's business.
+
+use serde_json::Value;
+
+/// Characters of a foreign text that a message repeats.
+const EXCERPT: usize = 160;
+/// Bytes of an error's body that are looked at.
+pub const ERROR_BODY: usize = 64 * 1024;
+/// Bytes of a body from which an excerpt is made.
+const QUOTABLE: usize = 8 * 1024;
+/// Memory is set aside for at most this much on a server's word alone.
+const TRUSTED_LENGTH: usize = 1 << 20;
+
+/// Why a body could not be had.
+#[derive(Debug, PartialEq)]
+pub enum BodyFault {
+    /// It is longer than allowed; the rest was not read.
+    TooLong,
+    /// The connection ended, or broke, after so many bytes.
+    Cut {
+        /// Bytes that had arrived.
+        got: usize,
+        /// What the connection said.
+        why: String,
+    },
+}
+
+/// The whole body, unless it is longer than `max` bytes.
+pub async fn read(mut response: reqwest::Response, max: usize) -> Result<Vec<u8>, BodyFault> {
+    let told = response.content_length().map(|n| usize::try_from(n).unwrap_or(usize::MAX));
+    if told.is_some_and(|n| n > max) {
+        return Err(BodyFault::TooLong);
+    }
+    let mut body = Vec::with_capacity(told.unwrap_or(0).min(TRUSTED_LENGTH));
+    loop {
+        let chunk = response.chunk().await;
+        let chunk = chunk.map_err(|why| BodyFault::Cut { got: body.len(), why: reasons(why) })?;
+        let Some(chunk) = chunk else { return Ok(body) };
+        if chunk.len() > max - body.len() {
+            return Err(BodyFault::TooLong);
+        }
+        body.extend_from_slice(&chunk);
+    }
+}
+
+/// The beginning of a body, as much as there is up to `max` bytes; an error page is only quoted, never used.
+pub async fn read_beginning(mut response: reqwest::Response, max: usize) -> Vec<u8> {
+    let mut body = Vec::new();
+    while let Ok(Some(chunk)) = response.chunk().await {
+        body.extend_from_slice(&chunk[..chunk.len().min(max - body.len())]);
+        if body.len() == max {
+            break;
+        }
+    }
+    body
+}
+
+/// What a failed connection said, cause by cause, without the address (which may hold credentials).
+pub fn reasons(error: reqwest::Error) -> String {
+    let error = error.without_url();
+    let mut text = error.to_string();
+    let mut source = std::error::Error::source(&error);
+    while let Some(cause) = source {
+        let cause_text = cause.to_string();
+        // Wrappers often repeat what they wrap.
+        if !text.contains(&cause_text) {
+            text = format!("{text}: {cause_text}");
+        }
+        source = cause.source();
+    }
+    text
+}
+
+/// Why `body` is unusable, with what it looks like. `scrub` removes what must not be repeated.
+pub fn describe(reason: &str, body: &[u8], scrub: &dyn Fn(&str) -> String) -> String {
+    let reason = shorten(&scrub(reason));
+    let first = body.iter().find(|byte| !byte.is_ascii_whitespace());
+    match (first, body.iter().position(|&byte| byte == 0)) {
+        (None, _) => format!("{reason}; the body is empty"),
+        (_, Some(at)) => format!("{reason}; byte {at} of {} is NUL: {}", body.len(), excerpt(body, scrub)),
+        (Some(b'<'), _) => format!("{reason}; it looks like HTML: {}", excerpt(body, scrub)),
+        _ => format!("{reason}; the {} bytes begin with {}", body.len(), excerpt(body, scrub)),
+    }
+}
+
+/// What an error's body says: the message in it, if it has the shape one of the servers uses, else its beginning.
+pub fn message(body: &[u8], scrub: &dyn Fn(&str) -> String) -> String {
+    let json: Option<Value> = serde_json::from_slice(body).ok();
+    let said = json.as_ref().and_then(|json| {
+        let places = ["/error/message", "/message", "/error", "/detail/0/msg", "/detail"];
+        places.iter().find_map(|place| json.pointer(place)?.as_str())
+    });
+    match said {
+        Some(said) => shorten(&scrub(said)),
+        None if body.is_empty() => "(no further explanation)".to_owned(),
+        None => excerpt(body, scrub),
+    }
+}
+
+/// The beginning of `body` in quotes, control characters escaped. Scrubbed before it is cut, because
+/// half a key is still half a key.
+fn excerpt(body: &[u8], scrub: &dyn Fn(&str) -> String) -> String {
+    let beginning = &body[..body.len().min(QUOTABLE)];
+    format!("\"{}\"", shorten(&scrub(&String::from_utf8_lossy(beginning))))
+}
+
+/// At most [`EXCERPT`] characters of `text`, printable and on one line.
+pub fn shorten(text: &str) -> String {
+    let mut short: String = text.chars().take(EXCERPT).flat_map(printable).collect();
+    if text.chars().nth(EXCERPT).is_some() {
+        short.push('…');
+    }
+    short
+}
+
+fn printable(c: char) -> impl Iterator<Item = char> {
+    let escaped = c.is_control().then(|| c.escape_default());
+    let kept = escaped.is_none().then_some(c);
+    escaped.into_iter().flatten().chain(kept)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unusable_bodies_are_described() {
+        let check =
+            |body: &[u8], expected: &str| assert_eq!(describe("not JSON", body, &str::to_owned), expected);
+        check(b"", "not JSON; the body is empty");
+        check(b" <html>\n<b>", "not JSON; it looks like HTML: \" <html>\\n<b>\"");
+        check(b"{\"a\": \x00}", "not JSON; byte 6 of 8 is NUL: \"{\"a\": \\u{0}}\"");
+        check(b"{\"a\": [1", "not JSON; the 8 bytes begin with \"{\"a\": [1\"");
+        check(b"\xff\x1b[31m", "not JSON; the 6 bytes begin with \"\u{fffd}\\u{1b}[31m\"");
+    }
+
+    #[test]
+    fn excerpts_are_short() {
+        let long = describe("not JSON", &[b'x'; 1_000_000], &str::to_owned);
+        assert!(long.len() < 300 && long.ends_with("…\""), "{long}");
+    }
+
+    #[test]
+    fn a_key_is_masked_even_where_the_excerpt_ends() {
+        let body = format!("{}sk-secret-key", "x".repeat(EXCERPT - 6));
+        let scrub = |text: &str| text.replace("sk-secret-key", "***");
+        for text in [describe("bad", body.as_bytes(), &scrub), message(body.as_bytes(), &scrub)] {
+            assert!(text.contains("***") && !text.contains("sk-"), "{text}");
+        }
+    }
+
+    #[test]
+    fn errors_are_read_in_every_shape_servers_use() {
+        let check =
+            |body: &str, expected: &str| assert_eq!(message(body.as_bytes(), &str::to_owned), expected);
+        check(r#"{"error":{"message":"too long","type":"BadRequestError"}}"#, "too long");
+        check(r#"{"object":"error","message":"no such model","code":404}"#, "no such model");
+        check(r#"{"error":"overloaded"}"#, "overloaded");
+        check(r#"{"detail":"Not Found"}"#, "Not Found");
+        check(r#"{"detail":[{"loc":["body"],"msg":"field required"}]}"#, "field required");
+        check(r#"{"error":{"message":"two\nlines"}}"#, "two\\nlines");
+        check("", "(no further explanation)");
+        check("Bad Gateway", "\"Bad Gateway\"");
+    }
+}

@@ -1,0 +1,316 @@
+//! What each role has paid, and the limits the user set on it.
+//!
+//! Owns [`Meter`] (counts and limits of one role) and [`Budgeted`], a model that asks its meter before
+//! each call. The ledger stands outside of it, so answers it already has cost nothing here. A call that
+//! the transport had to send several times is one request: only its last answer told what it cost.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use async_trait::async_trait;
+use tokio::sync::Notify;
+
+use super::{ChatAnswer, ChatRequest, Error, GenerateRequest, Generated, Limits, Model, Scored, Usage};
+use crate::episode::Message;
+use crate::score::ScoreJob;
+
+/// For whom a model works.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum ModelRole {
+    /// The policy whose tokens are trained.
+    Student,
+    /// The model that re-reads them.
+    Teacher,
+    /// The model that votes on hints.
+    Judge,
+}
+
+impl ModelRole {
+    /// Every role, in the order summaries list them.
+    pub const ALL: [Self; 3] = [Self::Student, Self::Teacher, Self::Judge];
+
+    /// The name used in messages, flags and files.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Student => "student",
+            Self::Teacher => "teacher",
+            Self::Judge => "judge",
+        }
+    }
+}
+
+/// How much a role may pay; `None` is no limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Allowance {
+    /// Calls.
+    pub max_requests: Option<u64>,
+    /// Tokens sent and sampled together, cached ones included.
+    pub max_tokens: Option<u64>,
+}
+
+/// What a role has paid.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Spent {
+    /// Calls that were sent.
+    pub requests: u64,
+    /// Tokens sent.
+    pub prompt_tokens: u64,
+    /// Of those, found in a server's cache, as far as servers told.
+    pub cached_tokens: u64,
+    /// Tokens sampled.
+    pub completion_tokens: u64,
+}
+
+impl Spent {
+    fn add(&mut self, usage: Usage) {
+        self.prompt_tokens += usage.prompt_tokens;
+        self.cached_tokens += usage.cached_tokens.unwrap_or(0);
+        self.completion_tokens += usage.completion_tokens;
+    }
+
+    /// The tokens a limit is compared with.
+    pub fn tokens(&self) -> u64 {
+        self.prompt_tokens + self.completion_tokens
+    }
+}
+
+/// Counts what one role pays and knows when to stop.
+#[derive(Debug)]
+pub struct Meter {
+    role: ModelRole,
+    allowance: Allowance,
+    state: Mutex<State>,
+    settled: Notify,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    spent: Spent,
+    /// What the calls under way may still cost.
+    reserved: u64,
+}
+
+impl Meter {
+    /// A meter at zero.
+    pub fn new(role: ModelRole, allowance: Allowance) -> Arc<Self> {
+        Arc::new(Self { role, allowance, state: Mutex::default(), settled: Notify::new() })
+    }
+
+    /// What has been paid so far.
+    pub fn spent(&self) -> Spent {
+        self.lock().spent
+    }
+
+    /// For whom it counts.
+    pub fn role(&self) -> ModelRole {
+        self.role
+    }
+
+    /// Sets aside one request of up to `tokens`. Where only what is set aside for others stands in the
+    /// way, waits until their real cost is known: a call is refused only if it truly does not fit.
+    async fn reserve(self: &Arc<Self>, tokens: u64) -> Result<Reservation, Error> {
+        loop {
+            let settled = self.settled.notified();
+            if self.try_reserve(tokens)? {
+                return Ok(Reservation { meter: Arc::clone(self), tokens, usage: None, sent: true });
+            }
+            settled.await;
+        }
+    }
+
+    fn try_reserve(&self, tokens: u64) -> Result<bool, Error> {
+        let mut state = self.lock();
+        if let Some(limit) = self.allowance.max_requests.filter(|&limit| state.spent.requests >= limit) {
+            return Err(self.used_up("requests", limit));
+        }
+        if let Some(limit) = self.allowance.max_tokens {
+            let settled = state.spent.tokens().saturating_add(tokens);
+            if settled > limit {
+                return Err(self.used_up("tokens", limit));
+            }
+            if settled.saturating_add(state.reserved) > limit {
+                return Ok(false);
+            }
+        }
+        state.spent.requests += 1;
+        state.reserved += tokens;
+        Ok(true)
+    }
+
+    fn used_up(&self, what: &'static str, limit: u64) -> Error {
+        Error::Budget { role: self.role.name().to_owned(), what, limit }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Room for one call, given back when dropped; what the call cost is added then.
+struct Reservation {
+    meter: Arc<Meter>,
+    tokens: u64,
+    usage: Option<Usage>,
+    sent: bool,
+}
+
+impl Reservation {
+    /// Adds the cost of an answer; a call that was never sent costs nothing.
+    fn settle<T>(mut self, outcome: Result<T, Error>, usage: impl Fn(&T) -> Usage) -> Result<T, Error> {
+        self.usage = outcome.as_ref().ok().map(usage);
+        self.sent = !matches!(outcome, Err(Error::Invalid { .. } | Error::Unsupported { .. }));
+        outcome
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        let mut state = self.meter.lock();
+        state.reserved = state.reserved.saturating_sub(self.tokens);
+        state.spent.requests -= u64::from(!self.sent);
+        state.spent.add(self.usage.unwrap_or_default());
+        drop(state);
+        self.meter.settled.notify_waiters();
+    }
+}
+
+/// A model that stops when its role has paid what it may.
+pub struct Budgeted {
+    inner: Arc<dyn Model>,
+    meter: Arc<Meter>,
+}
+
+impl Budgeted {
+    /// `inner`, metered.
+    pub fn new(inner: Arc<dyn Model>, meter: Arc<Meter>) -> Self {
+        Self { inner, meter }
+    }
+}
+
+#[async_trait]
+impl Model for Budgeted {
+    async fn generate(&self, request: &GenerateRequest) -> Result<Generated, Error> {
+        let most = request.prompt.len() + request.sampling.max_tokens;
+        let room = self.meter.reserve(most as u64).await?;
+        room.settle(self.inner.generate(request).await, |it| it.usage)
+    }
+
+    async fn score(&self, job: &ScoreJob) -> Result<Scored, Error> {
+        let room = self.meter.reserve(job.tokens().len() as u64).await?;
+        room.settle(self.inner.score(job).await, |it| it.usage)
+    }
+
+    async fn chat(&self, request: &ChatRequest) -> Result<ChatAnswer, Error> {
+        let prompt: usize = request.messages.iter().map(guessed_tokens).sum();
+        let room = self.meter.reserve((prompt + request.sampling.max_tokens) as u64).await?;
+        room.settle(self.inner.chat(request).await, |it| it.usage)
+    }
+
+    fn limits(&self) -> &Limits {
+        self.inner.limits()
+    }
+}
+
+/// A guess at the tokens of a message that somebody else's tokenizer will see, at four bytes each.
+fn guessed_tokens(message: &Message) -> usize {
+    let text = message.content.as_ref().map_or(0, |content| content.text().len());
+    let thought = message.reasoning.as_ref().map_or(0, String::len);
+    (text + thought) / 4 + 4
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "tests fail by panicking")]
+mod tests {
+    use super::*;
+    use crate::tokens::TokenSpan;
+    use std::time::Duration;
+
+    /// Charges `tokens` for each score, after a second; refuses a job of one token.
+    struct Priced(u64, Limits);
+
+    #[async_trait]
+    impl Model for Priced {
+        async fn generate(&self, _: &GenerateRequest) -> Result<Generated, Error> {
+            unreachable!("only scores are asked for")
+        }
+
+        async fn score(&self, job: &ScoreJob) -> Result<Scored, Error> {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            if job.tokens().len() == 1 {
+                return Err(Error::Invalid { what: "too short".into(), help: String::new() });
+            }
+            let usage = Usage { prompt_tokens: self.0, cached_tokens: Some(2), completion_tokens: 1 };
+            Ok(Scored { spans: vec![], usage })
+        }
+
+        async fn chat(&self, _: &ChatRequest) -> Result<ChatAnswer, Error> {
+            unreachable!("only scores are asked for")
+        }
+
+        fn limits(&self) -> &Limits {
+            &self.1
+        }
+    }
+
+    fn budgeted(max_requests: Option<u64>, max_tokens: Option<u64>, price: u64) -> (Budgeted, Arc<Meter>) {
+        let meter = Meter::new(ModelRole::Judge, Allowance { max_requests, max_tokens });
+        (Budgeted::new(Arc::new(Priced(price, Limits::default())), Arc::clone(&meter)), meter)
+    }
+
+    fn job(n_tokens: u32) -> ScoreJob {
+        ScoreJob::new((0..n_tokens).collect(), vec![TokenSpan::at(0, 1)], 0).unwrap()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn requests_are_counted_and_limited() {
+        let (model, meter) = budgeted(Some(2), None, 10);
+        model.score(&job(5)).await.unwrap();
+        assert!(
+            matches!(model.score(&job(1)).await, Err(Error::Invalid { .. })),
+            "never sent, never counted"
+        );
+        model.score(&job(5)).await.unwrap();
+        let error = model.score(&job(5)).await.unwrap_err();
+        assert_eq!(error.to_string(), "the limit of 2 requests for the judge is reached");
+        assert!(error.stops_the_run());
+        let paid = Spent { requests: 2, prompt_tokens: 20, cached_tokens: 4, completion_tokens: 2 };
+        assert_eq!(meter.spent(), paid);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn tokens_never_pass_their_limit() {
+        let (model, meter) = budgeted(None, Some(100), 39);
+        let model = Arc::new(model);
+        let calls: Vec<_> = (0..10)
+            .map(|_| {
+                let model = Arc::clone(&model);
+                tokio::spawn(async move { model.score(&job(40)).await })
+            })
+            .collect();
+        let mut answered = 0;
+        for call in calls {
+            match call.await.unwrap() {
+                Ok(_) => answered += 1,
+                Err(error) => {
+                    assert_eq!(error.to_string(), "the limit of 100 tokens for the judge is reached")
+                }
+            }
+        }
+        assert_eq!((answered, meter.spent().tokens()), (2, 80));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_call_waits_for_the_real_cost_of_others() {
+        let (model, _) = budgeted(None, Some(100), 10);
+        let job = job(80);
+        let (one, two) = tokio::join!(model.score(&job), model.score(&job));
+        assert!(one.is_ok() && two.is_ok(), "each cost eleven although eighty were set aside");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_abandoned_call_gives_its_room_back() {
+        let (model, meter) = budgeted(None, Some(100), 10);
+        let _ = tokio::time::timeout(Duration::from_millis(10), model.score(&job(90))).await;
+        assert_eq!(meter.lock().reserved, 0);
+        model.score(&job(90)).await.unwrap();
+    }
+}

@@ -1,0 +1,614 @@
+//! The endpoints behind one model: their addresses, and who may send what to which of them now.
+//!
+//! Owns [`Endpoint`] (an address read from what the user typed) and [`Pool`], which hands out
+//! [`Lease`]s: sticky by prefix, so that a server's cache is used; bounded by tokens in flight per
+//! endpoint and by requests in flight over all; away from endpoints whose circuit is open. First
+//! come, first served at each endpoint. What is sent under a lease is `transport`'s business.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use reqwest::Url;
+use tokio::sync::{Notify, oneshot};
+use tokio::time::Instant;
+
+pub use super::breaker::BreakerRules;
+use super::breaker::{Admission, Breaker};
+use super::retry::mix;
+use super::secret::Secret;
+use super::window::Window;
+pub use super::window::WindowRules;
+use super::{Error, retry};
+
+/// The address of a server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Endpoint {
+    base: String,
+    login: Option<(String, Secret)>,
+}
+
+impl Endpoint {
+    /// Reads an address, with or without `/v1` or a trailing slash.
+    pub fn parse(typed: &str) -> Result<Self, Error> {
+        let url = Url::parse(typed.trim()).map_err(|why| bad_url(typed, &why.to_string()))?;
+        if !matches!(url.scheme(), "http" | "https") {
+            return Err(bad_url(typed, "it begins with neither http:// nor https://"));
+        }
+        if url.query().is_some() || url.fragment().is_some() {
+            return Err(bad_url(typed, "it has a query or a fragment"));
+        }
+        let path = url.path().trim_end_matches('/');
+        let path = path.strip_suffix("/v1").unwrap_or(path).trim_end_matches('/');
+        let login = (!url.username().is_empty() || url.password().is_some())
+            .then(|| (decoded(url.username()), Secret::new(&decoded(url.password().unwrap_or_default()))));
+        let port = url.port().map(|port| format!(":{port}")).unwrap_or_default();
+        let host = url.host_str().unwrap_or_default();
+        Ok(Self { base: format!("{}://{host}{port}{path}", url.scheme()), login })
+    }
+
+    /// The address without credentials, as messages show it.
+    pub fn name(&self) -> &str {
+        &self.base
+    }
+
+    /// Where `path` (`/v1/models`) is on this server.
+    pub fn url(&self, path: &str) -> String {
+        format!("{}{path}", self.base)
+    }
+
+    /// The user and password written into the address, if any.
+    pub fn login(&self) -> Option<&(String, Secret)> {
+        self.login.as_ref()
+    }
+}
+
+/// A user name or password as it was before it was written into an address.
+fn decoded(text: &str) -> String {
+    let form = text.replace('+', "%2B").replace('&', "%26").replace('=', "%3D");
+    let decoded = Url::parse(&format!("x:?{form}")).ok();
+    let pair = decoded.as_ref().and_then(|url| url.query_pairs().next());
+    pair.map(|(key, _)| key.into_owned()).unwrap_or_default()
+}
+
+fn bad_url(typed: &str, why: &str) -> Error {
+    // What was typed may hold a password; everything up to an `@` stays unsaid.
+    let shown = typed.rsplit_once('@').map_or(typed, |(_, host)| host);
+    Error::Invalid {
+        what: format!("{shown} is no server address: {why}"),
+        help: "write it like http://localhost:8000".to_owned(),
+    }
+}
+
+/// How the endpoints of one model are shared.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PoolRules {
+    /// Requests in flight over all endpoints.
+    pub concurrency: usize,
+    /// Tokens in flight per endpoint.
+    pub window: WindowRules,
+    /// When an endpoint is left alone.
+    pub breaker: BreakerRules,
+    /// After every endpoint has failed for this long, calls fail instead of waiting for one to return.
+    pub patience: Duration,
+}
+
+impl Default for PoolRules {
+    fn default() -> Self {
+        Self {
+            concurrency: 64,
+            window: WindowRules::default(),
+            breaker: BreakerRules::default(),
+            patience: Duration::from_secs(300),
+        }
+    }
+}
+
+/// What became of a request, as far as its endpoint is concerned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Report {
+    /// It answered, usably or with a reasoned refusal.
+    Alive,
+    /// It failed in this way.
+    Failed(retry::Kind, Option<Duration>),
+}
+
+/// A change of an endpoint's health that a report brought about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Turn {
+    /// It is left alone from now on.
+    Opened,
+    /// It is back.
+    Closed,
+}
+
+/// The endpoints of one model.
+#[derive(Debug)]
+pub struct Pool {
+    endpoints: Vec<Endpoint>,
+    rules: PoolRules,
+    state: Mutex<State>,
+    changed: Notify,
+}
+
+#[derive(Debug)]
+struct State {
+    requests: usize,
+    members: Vec<Member>,
+}
+
+#[derive(Debug)]
+struct Member {
+    window: Window,
+    breaker: Breaker,
+    queue: VecDeque<Waiter>,
+    last_error: Option<Error>,
+}
+
+#[derive(Debug)]
+struct Waiter {
+    tokens: u64,
+    grant: oneshot::Sender<Lease>,
+}
+
+/// What a caller does next.
+enum Next {
+    Go(Lease),
+    Queue(oneshot::Receiver<Lease>),
+    Wait(Option<Instant>),
+}
+
+impl Pool {
+    /// Endpoints that are all up and idle.
+    pub fn new(endpoints: Vec<Endpoint>, rules: PoolRules) -> Arc<Self> {
+        let member = |_: &Endpoint| Member {
+            window: Window::new(rules.window),
+            breaker: Breaker::new(rules.breaker),
+            queue: VecDeque::new(),
+            last_error: None,
+        };
+        let members = endpoints.iter().map(member).collect();
+        let state = Mutex::new(State { requests: 0, members });
+        Arc::new(Self { endpoints, rules, state, changed: Notify::new() })
+    }
+
+    /// The endpoints in the order given.
+    pub fn endpoints(&self) -> &[Endpoint] {
+        &self.endpoints
+    }
+
+    /// Waits until a request of `tokens` may be sent, and says where. Endpoints in `tried` come last.
+    ///
+    /// Fails when every endpoint has been down for longer than the patience allows.
+    pub async fn lease(self: &Arc<Self>, sticky: u64, tokens: u64, tried: &[usize]) -> Result<Lease, Error> {
+        let order = self.order(sticky, tried);
+        loop {
+            // Registered before looking, so that a change in between is not missed.
+            let changed = self.changed.notified();
+            match self.next(&order, tokens)? {
+                Next::Go(lease) => return Ok(lease),
+                Next::Queue(granted) => {
+                    // A dropped grant means that the endpoint went down: look again.
+                    if let Ok(lease) = granted.await {
+                        return Ok(lease);
+                    }
+                }
+                Next::Wait(None) => changed.await,
+                Next::Wait(Some(until)) => {
+                    let _ = tokio::time::timeout_at(until, changed).await;
+                }
+            }
+        }
+    }
+
+    /// Whether an endpoint outside `tried` would be asked without waiting for it to come back.
+    pub fn has_other(&self, tried: &[usize]) -> bool {
+        let (state, now) = (self.lock(), Instant::now());
+        let up = |member: &Member| !matches!(member.breaker.admission(now), Admission::No(_));
+        state.members.iter().enumerate().any(|(idx, member)| !tried.contains(&idx) && up(member))
+    }
+
+    /// The endpoints by preference. Each prefix ranks them by a hash of itself and the address
+    /// (rendezvous hashing), so losing one endpoint moves only that endpoint's prefixes.
+    fn order(&self, sticky: u64, tried: &[usize]) -> Vec<usize> {
+        let mut order: Vec<usize> = (0..self.endpoints.len()).collect();
+        let weight = |idx: usize| mix(sticky ^ hash(self.endpoints[idx].name()));
+        order.sort_by_key(|&idx| (tried.contains(&idx), std::cmp::Reverse(weight(idx))));
+        order
+    }
+
+    fn next(self: &Arc<Self>, order: &[usize], tokens: u64) -> Result<Next, Error> {
+        let now = Instant::now();
+        let mut state = self.lock();
+        for &idx in order {
+            match state.members[idx].breaker.admission(now) {
+                Admission::Yes => return Ok(self.join(&mut state, idx, tokens)),
+                Admission::Trial => {
+                    state.members[idx].breaker.begin_trial();
+                    return Ok(Next::Go(self.grant(&mut state, idx, tokens, true)));
+                }
+                Admission::No(_) => {}
+            }
+        }
+        state.until_one_returns(order, now, self.rules.patience)
+    }
+
+    /// Starts at once if there is room and nobody waits, else queues.
+    fn join(self: &Arc<Self>, state: &mut State, idx: usize, tokens: u64) -> Next {
+        let member = &state.members[idx];
+        let free = state.requests < self.rules.concurrency.max(1);
+        if free && member.queue.is_empty() && member.window.fits(tokens) {
+            return Next::Go(self.grant(state, idx, tokens, false));
+        }
+        let (grant, granted) = oneshot::channel();
+        state.members[idx].queue.push_back(Waiter { tokens, grant });
+        Next::Queue(granted)
+    }
+
+    fn grant(self: &Arc<Self>, state: &mut State, idx: usize, tokens: u64, trial: bool) -> Lease {
+        state.requests += 1;
+        state.members[idx].window.take(tokens);
+        Lease {
+            pool: Arc::clone(self),
+            idx,
+            tokens,
+            trial,
+            begun: Instant::now(),
+            held: true,
+            reported: false,
+        }
+    }
+
+    /// Lets waiters in while there is room. Those who have gone away meanwhile are returned, to be
+    /// dropped after the lock is released, because dropping a lease takes the lock.
+    fn admit(self: &Arc<Self>, state: &mut State) -> Vec<Lease> {
+        let mut gone = Vec::new();
+        for idx in 0..state.members.len() {
+            while state.requests < self.rules.concurrency.max(1) {
+                let member = &mut state.members[idx];
+                let fits = member.queue.front().is_some_and(|waiter| member.window.fits(waiter.tokens));
+                let Some(waiter) = member.queue.pop_front_if(|_| fits) else { break };
+                let lease = self.grant(state, idx, waiter.tokens, false);
+                gone.extend(waiter.grant.send(lease).err());
+            }
+        }
+        gone
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// When to look again, given that every circuit is open; fails once all have been down for `patience`.
+    fn until_one_returns(&self, order: &[usize], now: Instant, patience: Duration) -> Result<Next, Error> {
+        let last_hope = self.members.iter().filter_map(|it| it.breaker.failing_since()).max();
+        let give_up = last_hope.map(|since| since + patience);
+        if give_up.is_some_and(|at| at <= now) {
+            let first = order.first().and_then(|&idx| self.members[idx].last_error.clone());
+            return Err(first.unwrap_or_else(no_endpoint));
+        }
+        let trials = self.members.iter().filter_map(|it| match it.breaker.admission(now) {
+            Admission::No(until) => until,
+            Admission::Yes | Admission::Trial => Some(now),
+        });
+        Ok(Next::Wait(trials.chain(give_up).min()))
+    }
+}
+
+/// What is said when there is nowhere to send anything.
+pub fn no_endpoint() -> Error {
+    Error::Invalid {
+        what: "no server address is given".to_owned(),
+        help: "name one with --url http://HOST:PORT".to_owned(),
+    }
+}
+
+/// A stable hash of a text (FNV-1a), the same on every machine and in every version.
+fn hash(text: &str) -> u64 {
+    text.bytes()
+        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
+}
+
+/// Leave to send one request to one endpoint; given back when dropped.
+#[derive(Debug)]
+pub struct Lease {
+    pool: Arc<Pool>,
+    idx: usize,
+    tokens: u64,
+    trial: bool,
+    begun: Instant,
+    held: bool,
+    reported: bool,
+}
+
+impl Lease {
+    /// Which endpoint, counted in the order given to the pool.
+    pub fn idx(&self) -> usize {
+        self.idx
+    }
+
+    /// Where to send it.
+    pub fn endpoint(&self) -> &Endpoint {
+        &self.pool.endpoints[self.idx]
+    }
+
+    /// The whole answer is here: the endpoint has room again, although the answer is still to be judged.
+    pub fn answered(&mut self) {
+        self.change(|state, lease| state.members[lease.idx].window.widen(lease.tokens));
+    }
+
+    /// Tells the pool what became of the request; says whether the endpoint's health turned by it.
+    pub fn report(mut self, report: Report, error: Option<&Error>) -> Option<Turn> {
+        self.reported = true;
+        let mut turn = None;
+        self.change(|state, lease| turn = state.members[lease.idx].take_report(lease, report, error));
+        if turn.is_some() {
+            self.pool.changed.notify_waiters();
+        }
+        turn
+    }
+
+    /// Changes the state and gives up what is held of the endpoint's room.
+    fn change(&mut self, change: impl FnOnce(&mut State, &Self)) {
+        let pool = Arc::clone(&self.pool);
+        let mut state = pool.lock();
+        change(&mut state, self);
+        if std::mem::take(&mut self.held) {
+            state.requests -= 1;
+            state.members[self.idx].window.free(self.tokens);
+        }
+        let gone = pool.admit(&mut state);
+        drop(state);
+        drop(gone);
+    }
+}
+
+impl Member {
+    fn take_report(&mut self, lease: &Lease, report: Report, error: Option<&Error>) -> Option<Turn> {
+        let now = Instant::now();
+        let Report::Failed(kind, retry_after) = report else {
+            return self.breaker.succeed().then_some(Turn::Closed);
+        };
+        self.last_error = error.cloned();
+        if kind == retry::Kind::Pressed {
+            self.window.cut(lease.begun, now);
+        }
+        let opened = self.breaker.fail(lease.trial, retry_after, now);
+        if opened {
+            // Dropped grants send the waiters to look for another endpoint.
+            self.queue.clear();
+        }
+        opened.then_some(Turn::Opened)
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        if !self.held && self.reported {
+            return;
+        }
+        let abandoned = self.trial && !self.reported;
+        self.change(|state, lease| {
+            if abandoned {
+                state.members[lease.idx].breaker.abandon_trial(Instant::now());
+            }
+        });
+        if abandoned {
+            self.pool.changed.notify_waiters();
+        }
+    }
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "tests fail by panicking")]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use tokio::time::{sleep, timeout};
+
+    fn pool(n: usize, concurrency: usize, start: u64) -> Arc<Pool> {
+        let endpoints =
+            (0..n).map(|idx| Endpoint::parse(&format!("http://host{idx}:8000")).unwrap()).collect();
+        let window = WindowRules { start, cap: 100_000 };
+        Pool::new(endpoints, PoolRules { concurrency, window, ..PoolRules::default() })
+    }
+
+    fn broken() -> (Report, Error) {
+        let error = Error::Unreachable { server: "s".into(), why: "connection refused".into() };
+        (Report::Failed(retry::Kind::Broken, None), error)
+    }
+
+    async fn fail(pool: &Arc<Pool>, sticky: u64, times: usize) -> Vec<usize> {
+        let mut asked = Vec::new();
+        for _ in 0..times {
+            let lease = pool.lease(sticky, 1, &[]).await.unwrap();
+            asked.push(lease.idx());
+            let (report, error) = broken();
+            lease.report(report, Some(&error));
+        }
+        asked
+    }
+
+    /// Whether a lease is to be had without time passing.
+    async fn at_once(pool: &Arc<Pool>, tokens: u64) -> Option<Lease> {
+        timeout(Duration::from_millis(1), pool.lease(0, tokens, &[])).await.ok().map(Result::unwrap)
+    }
+
+    #[test]
+    fn addresses_are_read_with_or_without_v1_and_slash() {
+        for typed in [
+            "http://h:80/",
+            "http://h/v1",
+            "http://h/v1/",
+            " http://h ",
+            "http://h//",
+            "http://u:p%40ss@h/v1",
+        ] {
+            assert_eq!(Endpoint::parse(typed).unwrap().url("/v1/models"), "http://h/v1/models", "{typed}");
+        }
+        let nested = Endpoint::parse("https://h:8443/api/v1").unwrap();
+        assert_eq!(nested.url("/generate"), "https://h:8443/api/generate");
+        let (user, password) = Endpoint::parse("http://u:p%40+s@h").unwrap().login().cloned().unwrap();
+        assert_eq!((user.as_str(), password.expose()), ("u", "p@+s"));
+    }
+
+    #[test]
+    fn what_is_no_address_is_refused_without_showing_a_password() {
+        let refused = |typed| Endpoint::parse(typed).unwrap_err().to_string();
+        assert!(refused("localhost:8000").contains("neither http:// nor https://"));
+        assert!(refused("").contains("no server address"));
+        assert!(!refused("ftp://me:hunter2@host").contains("hunter2"));
+        assert!(refused("http://h/?key=1").contains("query"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn tokens_in_flight_are_bounded_and_served_in_order() {
+        let pool = pool(1, 64, 100);
+        let first = at_once(&pool, 60).await.unwrap();
+        let second = at_once(&pool, 40).await.unwrap();
+        let big = tokio::spawn({
+            let pool = Arc::clone(&pool);
+            async move { pool.lease(0, 90, &[]).await.map(drop) }
+        });
+        sleep(Duration::from_millis(1)).await;
+        drop(second);
+        assert!(at_once(&pool, 1).await.is_none(), "a small request does not overtake the waiting one");
+        drop(first);
+        big.await.unwrap().unwrap();
+        assert!(at_once(&pool, 100).await.is_some());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn requests_in_flight_are_bounded_over_all_endpoints() {
+        let pool = pool(3, 2, 100);
+        let _one = pool.lease(1, 1, &[]).await.unwrap();
+        let two = pool.lease(2, 1, &[]).await.unwrap();
+        assert!(at_once(&pool, 1).await.is_none());
+        drop(two);
+        assert!(at_once(&pool, 1).await.is_some());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_waiter_that_gives_up_leaves_no_hole() {
+        let pool = pool(1, 1, 100);
+        let held = pool.lease(0, 1, &[]).await.unwrap();
+        for _ in 0..10 {
+            assert!(at_once(&pool, 1).await.is_none());
+        }
+        drop(held);
+        assert!(at_once(&pool, 1).await.is_some());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_makes_room_before_it_is_judged() {
+        let pool = pool(1, 1, 100);
+        let mut lease = pool.lease(0, 1, &[]).await.unwrap();
+        lease.answered();
+        let next = at_once(&pool, 1).await.unwrap();
+        assert_eq!(lease.report(Report::Alive, None), None);
+        drop(next);
+        assert_eq!(pool.lock().requests, 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_endpoint_that_fails_is_left_for_another_and_tried_again() {
+        let pool = pool(2, 8, 100);
+        let home = pool.order(7, &[])[0];
+        let asked = fail(&pool, 7, 5).await;
+        assert_eq!(asked, [home; 5]);
+        let other = pool.lease(7, 1, &[]).await.unwrap();
+        assert_ne!(other.idx(), home);
+        other.report(Report::Alive, None);
+        sleep(Duration::from_secs(1)).await;
+        let trial = pool.lease(7, 1, &[]).await.unwrap();
+        assert_eq!(trial.idx(), home);
+        assert_ne!(pool.lease(7, 1, &[]).await.unwrap().idx(), home, "one trial at a time");
+        assert_eq!(trial.report(Report::Alive, None), Some(Turn::Closed));
+        assert_eq!(pool.lease(7, 1, &[]).await.unwrap().idx(), home);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn those_who_queue_at_an_endpoint_that_goes_down_go_elsewhere() {
+        let pool = pool(2, 64, 10);
+        let home = pool.order(7, &[])[0];
+        let mut held = vec![pool.lease(7, 2, &[]).await.unwrap()];
+        for _ in 0..4 {
+            held.push(pool.lease(7, 2, &[]).await.unwrap());
+        }
+        let waiting = tokio::spawn({
+            let pool = Arc::clone(&pool);
+            async move { pool.lease(7, 10, &[]).await.map(|lease| lease.idx()) }
+        });
+        sleep(Duration::from_millis(1)).await;
+        assert!(!waiting.is_finished());
+        for lease in held {
+            let (report, error) = broken();
+            lease.report(report, Some(&error));
+        }
+        assert_ne!(waiting.await.unwrap().unwrap(), home);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn waiting_for_a_dead_server_ends_with_its_error() {
+        let pool = pool(1, 8, 100);
+        let begun = Instant::now();
+        let error = loop {
+            match pool.lease(0, 1, &[]).await {
+                Ok(lease) => {
+                    let (report, error) = broken();
+                    lease.report(report, Some(&error));
+                }
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(error, broken().1);
+        let waited = begun.elapsed().as_secs();
+        assert!((270..=330).contains(&waited), "{waited} s");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_trial_that_is_dropped_is_given_to_the_next() {
+        let pool = pool(1, 8, 100);
+        fail(&pool, 0, 5).await;
+        sleep(Duration::from_secs(1)).await;
+        let trial = pool.lease(0, 1, &[]).await.unwrap();
+        assert!(at_once(&pool, 1).await.is_none());
+        drop(trial);
+        assert!(at_once(&pool, 1).await.is_some());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn pressure_narrows_what_is_sent() {
+        let pool = pool(1, 64, 100);
+        let leases = [pool.lease(0, 50, &[]).await.unwrap(), pool.lease(0, 50, &[]).await.unwrap()];
+        let error = broken().1;
+        for lease in leases {
+            lease.report(Report::Failed(retry::Kind::Pressed, None), Some(&error));
+        }
+        let _one = at_once(&pool, 50).await.unwrap();
+        assert!(at_once(&pool, 1).await.is_none());
+    }
+
+    proptest! {
+        #[test]
+        fn losing_an_endpoint_moves_only_its_own_prefixes(sticky: u64, lost in 0usize..4) {
+            let pool = pool(4, 1, 1);
+            let home = pool.order(sticky, &[])[0];
+            let with_loss = pool.order(sticky, &[lost])[0];
+            prop_assert!(home == lost || home == with_loss);
+            prop_assert!(with_loss != lost);
+        }
+    }
+
+    #[test]
+    fn prefixes_spread_over_the_endpoints() {
+        let pool = pool(4, 1, 1);
+        let mut counts = [0usize; 4];
+        for sticky in 0..4_000u64 {
+            counts[pool.order(mix(sticky), &[])[0]] += 1;
+        }
+        assert!(counts.iter().all(|n| (800..=1_200).contains(n)), "{counts:?}");
+    }
+}

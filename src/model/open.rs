@@ -1,0 +1,129 @@
+//! Opening a model: finding out what kind of server it is, and what must be known before anything is sent.
+//!
+//! Owns [`open`] and [`open_embedded`], which every command that needs a model goes through. The size of the vocabulary comes
+//! from the tokenizer that was named, else from the directory the server names if it is readable here.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::anthropic::Anthropic;
+use super::embedded::model::Embedded;
+use super::openai::OpenAi;
+use super::remote::{self, Kind, OpenOptions, ServerInfo};
+use super::sglang::Sglang;
+use super::transport::Transport;
+use super::vllm::Vllm;
+use super::{Error, Model};
+use crate::chat::tokenizer::Tokenizer;
+use crate::wire;
+
+/// A server that is ready to be asked.
+pub struct Opened {
+    /// The model behind it.
+    pub model: Arc<dyn Model>,
+    /// What it says about itself.
+    pub info: ServerInfo,
+    /// Its tokenizer, if one was named or found, and where.
+    pub tokenizer: Option<(PathBuf, Arc<Tokenizer>)>,
+}
+
+/// Opens the server behind `transport`; `kind` is found out if it is not given.
+pub async fn open(
+    transport: Transport,
+    kind: Option<Kind>,
+    tokenizer: Option<&Path>,
+    mut options: OpenOptions,
+) -> Result<Opened, Error> {
+    let kind = match kind {
+        Some(kind) => kind,
+        None => detect(&transport.briefly()).await?,
+    };
+    let mut tokenizer = tokenizer.map(load).transpose()?;
+    options.vocab_size =
+        tokenizer.as_ref().map(|(_, tokenizer)| tokenizer.vocab_size()).or(options.vocab_size);
+    let (model, info): (Arc<dyn Model>, ServerInfo) = match kind {
+        Kind::Vllm => {
+            let client = Vllm::open(transport, options).await?;
+            let info = client.info().clone();
+            tokenizer = tokenizer.or_else(|| beside(&info));
+            (Arc::new(client), info)
+        }
+        Kind::Sglang => {
+            let mut client = Sglang::open(transport, options).await?;
+            let info = client.info().clone();
+            tokenizer = tokenizer.or_else(|| beside(&info));
+            if let Some((_, tokenizer)) = &tokenizer {
+                client = client.with_vocab_size(tokenizer.vocab_size());
+            }
+            (Arc::new(client), info)
+        }
+        Kind::OpenAi => {
+            let client = OpenAi::open(transport, options).await?;
+            let info = client.info().clone();
+            (Arc::new(client), info)
+        }
+        Kind::Anthropic => {
+            let client = Anthropic::open(transport, options).await?;
+            let info = client.info().clone();
+            (Arc::new(client), info)
+        }
+        Kind::Embedded => {
+            return Err(Error::Invalid {
+                what: format!("{} is a server, not a model in this process", transport.server()),
+                help: "leave out the address, or name another --kind".to_owned(),
+            });
+        }
+    };
+    Ok(Opened { model, info, tokenizer })
+}
+
+/// Loads the model at `path` into this process; `name` is what it is called in reports and ledgers.
+pub fn open_embedded(name: &str, path: &Path, tokenizer: Option<&Path>) -> Result<Opened, Error> {
+    let model = Embedded::load(path, tokenizer)?;
+    let text_path = tokenizer.unwrap_or(path);
+    let tokenizer = model.tokenizer().ok().map(|it| (text_path.to_owned(), Arc::clone(it)));
+    let info = ServerInfo {
+        kind: Kind::Embedded,
+        version: Some(env!("CARGO_PKG_VERSION").to_owned()),
+        model: name.to_owned(),
+        models: vec![name.to_owned()],
+        model_path: Some(path.display().to_string()),
+        tokenizer_path: tokenizer.as_ref().map(|(path, _)| path.display().to_string()),
+        weight_version: None,
+    };
+    Ok(Opened { model: Arc::new(model), info, tokenizer })
+}
+
+/// SGLang tells of its model, vLLM its version; whatever else lists models speaks OpenAI's protocol.
+async fn detect(transport: &Transport) -> Result<Kind, Error> {
+    let sglang = remote::ask_if_known(transport, "/get_model_info", wire::sglang::info).await;
+    if let Err(error @ (Error::Unreachable { .. } | Error::Unavailable { .. })) = sglang {
+        return Err(error);
+    }
+    if matches!(sglang, Ok(Some(_))) {
+        return Ok(Kind::Sglang);
+    }
+    if let Ok(Some(_)) = remote::ask_if_known(transport, "/version", wire::vllm::version).await {
+        return Ok(Kind::Vllm);
+    }
+    match remote::ask(transport, "/v1/models", wire::openai::models).await {
+        Ok(_) => Ok(Kind::OpenAi),
+        Err(error) => Err(Error::Invalid {
+            what: format!("what {} is cannot be found out: {error}", transport.server()),
+            help: "say it with --kind vllm, sglang, openai or anthropic".to_owned(),
+        }),
+    }
+}
+
+fn load(path: &Path) -> Result<(PathBuf, Arc<Tokenizer>), Error> {
+    match Tokenizer::open(path) {
+        Ok(tokenizer) => Ok((path.to_owned(), Arc::new(tokenizer))),
+        Err(error) => Err(Error::Invalid { what: error.to_string(), help: error.help().to_owned() }),
+    }
+}
+
+/// The tokenizer in the directory the server names, if that is on this machine.
+fn beside(info: &ServerInfo) -> Option<(PathBuf, Arc<Tokenizer>)> {
+    let path = info.tokenizer_path.as_deref().or(info.model_path.as_deref()).map(PathBuf::from)?;
+    load(&path).ok()
+}

@@ -1,0 +1,319 @@
+//! OpenAI-compatible chat: for judges, and for collecting where a server gives no ids.
+//!
+//! Owns what is asked of a server that speaks only the chat route, and the chat of vLLM and SGLang,
+//! who speak it too. Such a server cannot score and takes no ids, and says so before anything is
+//! paid. OpenAI's newer models refuse some parameters; what a model refuses by name is left out from
+//! then on, with a notice. Deliberately absent: the formats, which are in `wire::openai`.
+
+use std::sync::{Mutex, PoisonError};
+
+use async_trait::async_trait;
+
+use super::remote::{self, Kind, OpenOptions, ServerInfo};
+use super::transport::{Answer, Call, Method, Transport};
+use super::vllm::structured_outputs;
+use super::{
+    ChatAnswer, ChatRequest, Constraint, Error, Finish, GenerateRequest, Generated, Limits, Model, Scored,
+};
+use crate::episode::Content;
+use crate::score::ScoreJob;
+use crate::wire::messages;
+use crate::wire::openai::{self as wire, Answered};
+
+/// A model behind an OpenAI-compatible server.
+pub struct OpenAi {
+    transport: Transport,
+    info: ServerInfo,
+    limits: Limits,
+    options: OpenOptions,
+    refused: Mutex<Vec<Parameter>>,
+}
+
+/// What a server may refuse to be told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Parameter {
+    MaxTokens,
+    Temperature,
+    TopP,
+    TopK,
+    Seed,
+}
+
+impl Parameter {
+    const ALL: [Self; 5] = [Self::MaxTokens, Self::Temperature, Self::TopP, Self::TopK, Self::Seed];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::MaxTokens => "max_tokens",
+            Self::Temperature => "temperature",
+            Self::TopP => "top_p",
+            Self::TopK => "top_k",
+            Self::Seed => "seed",
+        }
+    }
+
+    /// The parameter that a refusal names as unknown or not supported.
+    fn refused_in(message: &str) -> Option<Self> {
+        let lower = message.to_lowercase();
+        let refuses = ["unsupported", "not support", "unrecognized", "unknown parameter", "not permitted"];
+        if !refuses.iter().any(|words| lower.contains(words)) {
+            return None;
+        }
+        Self::ALL.into_iter().find(|parameter| lower.contains(parameter.name()))
+    }
+
+    fn leave_out(self, request: &mut wire::ChatRequest<'_>) {
+        match self {
+            Self::MaxTokens => request.max_completion_tokens = request.max_tokens.take(),
+            Self::Temperature => request.temperature = None,
+            Self::TopP => request.top_p = None,
+            Self::TopK => request.top_k = None,
+            Self::Seed => request.seed = None,
+        }
+    }
+}
+
+impl OpenAi {
+    /// Asks the server which models it has, and takes one.
+    pub async fn open(transport: Transport, options: OpenOptions) -> Result<Self, Error> {
+        let listed = remote::listed(&transport).await?;
+        let model = remote::choose(&transport.server(), &listed, options.model.as_deref())?;
+        let limits = Limits {
+            context_length: model.context_length,
+            vocab_size: options.vocab_size.or(model.vocab_size),
+            ..Limits::default()
+        };
+        let info = ServerInfo {
+            kind: Kind::OpenAi,
+            version: None,
+            model: model.id,
+            models: listed.into_iter().map(|it| it.id).collect(),
+            model_path: model.root,
+            tokenizer_path: None,
+            weight_version: None,
+        };
+        Ok(Self::new(transport, info, limits, options))
+    }
+
+    /// A client that asks nothing beforehand.
+    pub fn new(transport: Transport, info: ServerInfo, limits: Limits, options: OpenOptions) -> Self {
+        Self { transport, info, limits, options, refused: Mutex::default() }
+    }
+
+    /// What the server said about itself.
+    pub fn info(&self) -> &ServerInfo {
+        &self.info
+    }
+
+    fn refused(&self) -> Vec<Parameter> {
+        self.refused.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Whether a call failed because of a parameter that was not known to be refused.
+    fn learns_refusal(&self, error: &Error) -> bool {
+        let Error::Refused { message, status: 400 | 422, .. } = error else { return false };
+        let Some(parameter) = Parameter::refused_in(message) else { return false };
+        let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
+        if refused.contains(&parameter) {
+            return false;
+        }
+        refused.push(parameter);
+        if parameter != Parameter::MaxTokens {
+            let (server, model, name) = (self.transport.server(), &self.info.model, parameter.name());
+            self.options.notices.add(format!("`{model}` at {server} takes no {name}; it is left out"));
+        }
+        true
+    }
+}
+
+#[async_trait]
+impl Model for OpenAi {
+    async fn generate(&self, _request: &GenerateRequest) -> Result<Generated, Error> {
+        Err(unsupported(&self.transport, "take token ids"))
+    }
+
+    async fn score(&self, _job: &ScoreJob) -> Result<Scored, Error> {
+        Err(unsupported(&self.transport, "score a prompt"))
+    }
+
+    async fn chat(&self, request: &ChatRequest) -> Result<ChatAnswer, Error> {
+        for _ in Parameter::ALL {
+            let (transport, model) = (&self.transport, &self.info.model);
+            match chat_without(transport, model, Dialect::OpenAi, request, &self.refused()).await {
+                Err(error) if self.learns_refusal(&error) => {}
+                other => return other,
+            }
+        }
+        chat_without(&self.transport, &self.info.model, Dialect::OpenAi, request, &self.refused()).await
+    }
+
+    fn limits(&self) -> &Limits {
+        &self.limits
+    }
+}
+
+/// The error of a server that only chats.
+pub(super) fn unsupported(transport: &Transport, what: &str) -> Error {
+    Error::Unsupported {
+        server: transport.server(),
+        what: what.to_owned(),
+        help: "use a vLLM or SGLang server, or --kind embedded".to_owned(),
+    }
+}
+
+/// Who is spoken to; each has its own name for a constraint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Dialect {
+    OpenAi,
+    Vllm,
+    Sglang,
+}
+
+/// A conversation answered over OpenAI's chat route.
+pub(super) async fn chat(
+    transport: &Transport,
+    model: &str,
+    dialect: Dialect,
+    request: &ChatRequest,
+) -> Result<ChatAnswer, Error> {
+    chat_without(transport, model, dialect, request, &[]).await
+}
+
+async fn chat_without(
+    transport: &Transport,
+    model: &str,
+    dialect: Dialect,
+    request: &ChatRequest,
+    refused: &[Parameter],
+) -> Result<ChatAnswer, Error> {
+    let mut body = chat_request(model, dialect, request);
+    if body.regex.is_some() && dialect == Dialect::OpenAi {
+        return Err(unsupported(transport, "force a text to match a regular expression"));
+    }
+    refused.iter().for_each(|parameter| parameter.leave_out(&mut body));
+    let call = Call {
+        method: Method::POST,
+        path: "/v1/chat/completions",
+        body: remote::body(&body)?,
+        tokens: chat_tokens(request),
+        sticky: remote::sticky_step(&request.place),
+        max_answer: remote::max_chat_answer(request.sampling.max_tokens),
+        timeout: None,
+    };
+    let decode = |answer: &Answer<'_>| wire::answered(answer.body);
+    let answered = transport.call(&call, &decode).await?;
+    Ok(chat_answer(answered))
+}
+
+fn chat_request<'a>(model: &'a str, dialect: Dialect, request: &'a ChatRequest) -> wire::ChatRequest<'a> {
+    let sampling = &request.sampling;
+    let mut body = wire::ChatRequest {
+        model,
+        messages: request.messages.iter().map(messages::to_json).collect(),
+        tools: &request.tools,
+        max_tokens: Some(sampling.max_tokens),
+        temperature: Some(sampling.temperature),
+        top_p: (sampling.top_p < 1.0 || dialect != Dialect::OpenAi).then_some(sampling.top_p),
+        top_k: sampling.top_k,
+        seed: sampling.seed.map(remote::signed),
+        ..wire::ChatRequest::default()
+    };
+    match (&sampling.constraint, dialect) {
+        (None, _) => {}
+        (Some(constraint), Dialect::Vllm) => body.structured_outputs = Some(structured_outputs(constraint)),
+        (Some(Constraint::JsonSchema(schema)), _) => {
+            body.response_format = Some(wire::json_schema_format(schema));
+        }
+        (Some(Constraint::Regex(regex)), _) => body.regex = Some(regex),
+    }
+    body
+}
+
+/// Tokens a conversation costs, roughly: four bytes make one. It only bounds what is in flight.
+pub(super) fn chat_tokens(request: &ChatRequest) -> u64 {
+    let text = |content: &Option<Content>| content.as_ref().map_or(0, |it| it.text().len());
+    let bytes: usize = request.messages.iter().map(|message| text(&message.content)).sum();
+    (bytes / 4 + request.sampling.max_tokens) as u64
+}
+
+/// The answer in our words. A server may say `stop` beside a tool call.
+pub(super) fn chat_answer(answered: Answered) -> ChatAnswer {
+    let Answered { message, finish, counts } = answered;
+    let finish = match remote::finish(finish.as_deref()) {
+        Finish::Stop if !message.tool_calls.is_empty() => Finish::ToolCalls,
+        finish => finish,
+    };
+    ChatAnswer { message, finish, usage: remote::usage(counts, 0) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::episode::{Message, Role};
+    use crate::model::{Place, Sampling};
+    use serde_json::json;
+
+    fn request(constraint: Option<Constraint>) -> ChatRequest {
+        ChatRequest {
+            messages: vec![Message::text(Role::User, "hi")],
+            tools: vec![],
+            sampling: Sampling {
+                temperature: 0.7,
+                top_p: 1.0,
+                top_k: None,
+                seed: Some(6),
+                max_tokens: 9,
+                constraint,
+            },
+            place: Place::default(),
+        }
+    }
+
+    /// What is sent, beside model and messages.
+    fn check(dialect: Dialect, constraint: Option<Constraint>, refused: &[Parameter], expected: &str) {
+        let request = request(constraint);
+        let mut body = chat_request("m", dialect, &request);
+        refused.iter().for_each(|it| it.leave_out(&mut body));
+        let sent = json!(body).to_string();
+        let start = r#"{"model":"m","messages":[{"role":"user","content":"hi"}],"#;
+        assert_eq!(sent, format!("{start}{expected}}}"));
+    }
+
+    #[test]
+    fn each_dialect_has_its_own_constraints() {
+        let schema = || Some(Constraint::JsonSchema(json!({"type": "object"})));
+        let regex = || Some(Constraint::Regex("a|b".to_owned()));
+        let plain = r#""max_tokens":9,"temperature":0.7,"top_p":1.0,"seed":3"#;
+        check(Dialect::Vllm, None, &[], plain);
+        check(
+            Dialect::Vllm,
+            schema(),
+            &[],
+            &format!(r#"{plain},"structured_outputs":{{"json":{{"type":"object"}}}}"#),
+        );
+        check(Dialect::Vllm, regex(), &[], &format!(r#"{plain},"structured_outputs":{{"regex":"a|b"}}"#));
+        check(Dialect::Sglang, regex(), &[], &format!(r#"{plain},"regex":"a|b""#));
+        let openai = r#""max_tokens":9,"temperature":0.7,"seed":3"#;
+        let format = r#""response_format":{"type":"json_schema","json_schema":{"name":"answer","schema":{"type":"object"}}}"#;
+        check(Dialect::OpenAi, schema(), &[], &format!("{openai},{format}"));
+        let refused = [Parameter::MaxTokens, Parameter::Temperature, Parameter::Seed];
+        check(Dialect::OpenAi, None, &refused, r#""max_completion_tokens":9"#);
+    }
+
+    #[test]
+    fn refused_parameters_are_recognised() {
+        let check =
+            |message: &str, expected| assert_eq!(Parameter::refused_in(message), expected, "{message}");
+        check(
+            "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead.",
+            Some(Parameter::MaxTokens),
+        );
+        check(
+            "Unsupported value: 'temperature' does not support 0.7 with this model. Only the default (1) value is supported.",
+            Some(Parameter::Temperature),
+        );
+        check("Unrecognized request argument supplied: top_k", Some(Parameter::TopK));
+        check("max_tokens must be at least 1, got 0.", None);
+        check("This model's maximum context length is 4096 tokens.", None);
+    }
+}

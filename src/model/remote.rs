@@ -1,0 +1,332 @@
+//! What the clients of all servers share: what a server is, which of its models is asked, what may be sent.
+//!
+//! Owns [`ServerInfo`] and the checks before a request leaves us. Deliberately absent: any server's
+//! routes and formats.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+use serde::Serialize;
+
+use super::notice::Notices;
+use super::transport::{Answer, Call, Method, Transport};
+use super::{Error, Finish, Generated, Place, SampledToken, Scored, Usage};
+use crate::score::{Absence, ScoreJob, SpanScore};
+use crate::tokens::TokenId;
+use crate::wire::needed::{Needed, absent};
+use crate::wire::openai::{self, Listed};
+use crate::wire::{Counts, Drawn};
+
+/// The protocols we speak.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// vLLM's OpenAI server.
+    Vllm,
+    /// SGLang's own server.
+    Sglang,
+    /// Anything that speaks OpenAI's chat route.
+    OpenAi,
+    /// Anthropic's Messages API.
+    Anthropic,
+    /// No protocol: the model runs in this process.
+    Embedded,
+}
+
+impl Kind {
+    /// Every kind, in the order messages list them.
+    pub const ALL: [Self; 5] = [Self::Vllm, Self::Sglang, Self::OpenAi, Self::Anthropic, Self::Embedded];
+
+    /// The name used on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Vllm => "vllm",
+            Self::Sglang => "sglang",
+            Self::OpenAi => "openai",
+            Self::Anthropic => "anthropic",
+            Self::Embedded => "embedded",
+        }
+    }
+}
+
+/// What a server says about itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServerInfo {
+    /// Which protocol it speaks.
+    pub kind: Kind,
+    /// Its version, where it tells.
+    pub version: Option<String>,
+    /// The model we ask.
+    pub model: String,
+    /// The models it lists; empty when it lists none.
+    pub models: Vec<String>,
+    /// Where it has the weights from: a directory or a hub's name.
+    pub model_path: Option<String>,
+    /// Where it has the tokenizer from.
+    pub tokenizer_path: Option<String>,
+    /// Which weights, as a trainer that updates them counts.
+    pub weight_version: Option<String>,
+}
+
+/// How a server is to be used.
+#[derive(Clone, Debug, Default)]
+pub struct OpenOptions {
+    /// The model to ask; without one the server must have exactly one.
+    pub model: Option<String>,
+    /// The size of its vocabulary, as the tokenizer knows it.
+    pub vocab_size: Option<usize>,
+    /// Where to tell what a person should know.
+    pub notices: Notices,
+}
+
+/// Answers to questions about the server are never longer than this.
+const MAX_INFO: usize = 16 << 20;
+/// What a chat answer may have beside its tokens, and for each of them.
+const MAX_CHAT: (usize, usize) = (4 << 20, 256);
+/// How much of a prompt decides which endpoint it goes to.
+const STICKY_TOKENS: usize = 512;
+
+/// Asks a question about the server.
+pub async fn ask<T>(
+    transport: &Transport,
+    path: &str,
+    decode: fn(&[u8]) -> Result<T, String>,
+) -> Result<T, Error> {
+    let call = Call {
+        method: Method::GET,
+        path,
+        body: None,
+        tokens: 0,
+        sticky: 0,
+        max_answer: MAX_INFO,
+        timeout: None,
+    };
+    transport.call(&call, &|answer: &Answer<'_>| decode(answer.body)).await
+}
+
+/// Asks a question that not every server knows.
+pub async fn ask_if_known<T>(
+    transport: &Transport,
+    path: &str,
+    decode: fn(&[u8]) -> Result<T, String>,
+) -> Result<Option<T>, Error> {
+    match ask(transport, path, decode).await {
+        Ok(answer) => Ok(Some(answer)),
+        Err(Error::Refused { status: 404 | 405, .. }) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// The models the server lists; none when it has no such list.
+pub async fn listed(transport: &Transport) -> Result<Vec<Listed>, Error> {
+    Ok(ask_if_known(transport, "/v1/models", openai::models).await?.unwrap_or_default())
+}
+
+/// The model that is meant: the one that was named, or the only one there is.
+pub fn choose(server: &str, listed: &[Listed], wanted: Option<&str>) -> Result<Listed, Error> {
+    let names: Vec<&str> = listed.iter().map(|it| it.id.as_str()).collect();
+    let found = match wanted {
+        Some(name) if listed.is_empty() => return Ok(Listed { id: name.to_owned(), ..Listed::default() }),
+        Some(name) => listed.iter().find(|it| it.id == name),
+        None => listed.first().filter(|_| listed.len() == 1),
+    };
+    let what = match (found, wanted) {
+        (Some(found), _) => return Ok(found.clone()),
+        (None, Some(name)) => format!("{server} has no model `{name}`; it lists {}", quoted(&names)),
+        (None, None) if names.is_empty() => format!("{server} lists no models"),
+        (None, None) => format!("{server} has {} models: {}", names.len(), quoted(&names)),
+    };
+    Err(Error::Invalid { what, help: "name one with --model".to_owned() })
+}
+
+fn quoted(names: &[&str]) -> String {
+    const SHOWN: usize = 20;
+    let shown: Vec<_> = names.iter().take(SHOWN).map(|name| format!("`{name}`")).collect();
+    let more = if names.len() > SHOWN { ", …" } else { "" };
+    format!("{}{more}", shown.join(", "))
+}
+
+/// Refuses ids the model does not have.
+pub fn check_ids(ids: &[TokenId], vocab_size: Option<usize>) -> Result<(), Error> {
+    let outside = |&(_, &id): &(usize, &TokenId)| vocab_size.is_some_and(|size| id as usize >= size);
+    let Some((position, id)) = ids.iter().enumerate().find(outside) else { return Ok(()) };
+    let size = vocab_size.unwrap_or_default();
+    Err(Error::Invalid {
+        what: format!("token {id} at position {position} is outside the vocabulary of {size}"),
+        help: "use the tokenizer of the model that is asked".to_owned(),
+    })
+}
+
+/// Refuses a prompt that leaves no room for one more token, which every server wants.
+pub fn check_length(n_tokens: usize, context_length: Option<usize>) -> Result<(), Error> {
+    let Some(context_length) = context_length.filter(|&length| n_tokens >= length) else { return Ok(()) };
+    Err(Error::Invalid {
+        what: format!("{n_tokens} tokens do not fit a context of {context_length} with room for one more"),
+        help: "shorten the sequence, or start the server with a longer context".to_owned(),
+    })
+}
+
+/// Refuses a prompt without tokens.
+pub fn check_prompt(prompt: &[TokenId]) -> Result<(), Error> {
+    if !prompt.is_empty() {
+        return Ok(());
+    }
+    Err(Error::Invalid { what: "the prompt has no tokens".to_owned(), help: "give at least one".to_owned() })
+}
+
+/// A request's body.
+pub fn body(request: &impl Serialize) -> Result<Option<Vec<u8>>, Error> {
+    let invalid = |why: serde_json::Error| Error::Invalid {
+        what: format!("the request cannot be written: {why}"),
+        help: "numbers must be finite".to_owned(),
+    };
+    serde_json::to_vec(request).map(Some).map_err(invalid)
+}
+
+/// A seed as servers take it, which read signed numbers.
+pub fn signed(seed: u64) -> i64 {
+    (seed >> 1).cast_signed()
+}
+
+/// The endpoint key of a prompt: prompts that begin alike go to one endpoint, whose cache knows the beginning.
+pub fn sticky_prompt(prompt: &[TokenId]) -> u64 {
+    hashed(&prompt[..prompt.len().min(STICKY_TOKENS)])
+}
+
+/// The endpoint key of an episode's draws: an episode grows on one endpoint.
+pub fn sticky_episode(place: &Place) -> u64 {
+    hashed(&(&place.task, place.episode))
+}
+
+/// The endpoint key of a judge's votes: all votes on one step go to one endpoint.
+pub fn sticky_step(place: &Place) -> u64 {
+    hashed(&(&place.task, place.episode, place.step))
+}
+
+/// A hash that is the same throughout a run.
+pub fn hashed(value: &(impl Hash + ?Sized)) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    value.hash(&mut hasher);
+    hasher.finish()
+}
+
+/// How long a chat answer of that many tokens may be.
+pub fn max_chat_answer(max_tokens: usize) -> usize {
+    MAX_CHAT.0.saturating_add(MAX_CHAT.1.saturating_mul(max_tokens))
+}
+
+/// Why sampling ended, from a server's word for it.
+pub fn finish(word: Option<&str>) -> Finish {
+    match word {
+        Some("stop" | "end_turn" | "stop_sequence") => Finish::Stop,
+        Some("length" | "max_tokens" | "model_context_window_exceeded") => Finish::Length,
+        Some("tool_calls" | "function_call" | "tool_use") => Finish::ToolCalls,
+        Some(other) => Finish::Other(other.to_owned()),
+        None => Finish::Other("not told".to_owned()),
+    }
+}
+
+/// The scores of a job none of whose positions has a context: nothing needs to be asked.
+pub fn nothing_to_score(job: &ScoreJob) -> Result<Scored, Error> {
+    let needed = Needed::new(job);
+    let scores = needed.positions().map(|_| absent(Absence::NoContext)).collect();
+    let invalid = |what| Error::Invalid { what, help: "check the spans".to_owned() };
+    let spans = needed.into_spans(job, scores).map_err(invalid)?;
+    Ok(Scored { spans, usage: Usage::default() })
+}
+
+/// Asks once more when an answer holds something that is no logprob: it may have been a passing
+/// fault, and an absence that is stored is stored for good. The second answer is taken as it is.
+#[derive(Debug, Default)]
+pub struct SecondChance(AtomicBool);
+
+impl SecondChance {
+    /// Refuses the first such answer, so that the transport asks again.
+    pub fn check(&self, spans: &[SpanScore]) -> Result<(), String> {
+        let mut absent = spans.iter().flat_map(SpanScore::absent);
+        let bad = absent.find(|(_, why)| matches!(why, Absence::NotALogprob(_)));
+        match bad {
+            Some((position, why)) if !self.0.swap(true, Relaxed) => {
+                Err(format!("position {position}: {why}"))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// What a call cost; a server that does not count is charged for what was sent.
+pub fn usage(counts: Counts, n_sent: usize) -> Usage {
+    let prompt_tokens = if counts.prompt_tokens == 0 { n_sent as u64 } else { counts.prompt_tokens };
+    Usage { prompt_tokens, cached_tokens: counts.cached_tokens, completion_tokens: counts.completion_tokens }
+}
+
+/// A continuation; `own` says whether the logprobs are those of the model itself.
+pub fn generated(drawn: Drawn, n_sent: usize, own: bool) -> Generated {
+    let values = drawn.logprobs.into_iter().zip(drawn.top);
+    let token = |(id, (logprob, top))| match own {
+        true => SampledToken { id, logprob, top },
+        false => SampledToken { id, logprob: None, top: Default::default() },
+    };
+    let tokens = drawn.ids.into_iter().zip(values).map(token).collect();
+    let usage = usage(drawn.counts, n_sent);
+    Generated { tokens, finish: finish(drawn.finish.as_deref()), usage }
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "tests fail by panicking")]
+mod tests {
+    use super::*;
+    use crate::tokens::TokenSpan;
+
+    fn check(names: &[&str], wanted: Option<&str>, expected: Result<&str, &str>) {
+        let listed: Vec<_> =
+            names.iter().map(|&id| Listed { id: id.to_owned(), ..Listed::default() }).collect();
+        let found = choose("http://s", &listed, wanted).map(|it| it.id).map_err(|why| why.to_string());
+        assert_eq!(found.as_deref().map_err(String::as_str), expected);
+    }
+
+    #[test]
+    fn the_model_is_the_named_one_or_the_only_one() {
+        check(&["a", "b"], Some("b"), Ok("b"));
+        check(&["a"], None, Ok("a"));
+        check(&[], Some("x"), Ok("x"));
+        check(&["a", "b"], Some("x"), Err("http://s has no model `x`; it lists `a`, `b`"));
+        check(&["a", "b"], None, Err("http://s has 2 models: `a`, `b`"));
+        check(&[], None, Err("http://s lists no models"));
+    }
+
+    #[test]
+    fn ids_and_lengths_are_checked() {
+        let what = |result: Result<(), Error>| result.unwrap_err().to_string();
+        assert_eq!(check_ids(&[1, 2], Some(3)), Ok(()));
+        assert_eq!(check_ids(&[9], None), Ok(()));
+        assert_eq!(what(check_ids(&[1, 3], Some(3))), "token 3 at position 1 is outside the vocabulary of 3");
+        assert_eq!(check_length(9, Some(10)), Ok(()));
+        assert_eq!(
+            what(check_length(10, Some(10))),
+            "10 tokens do not fit a context of 10 with room for one more"
+        );
+        assert_eq!(what(check_prompt(&[])), "the prompt has no tokens");
+    }
+
+    #[test]
+    fn what_is_no_logprob_is_asked_for_once_more() {
+        let span = |why| SpanScore::new(TokenSpan::at(4, 1), vec![absent(why)]).unwrap();
+        let chance = SecondChance::default();
+        assert_eq!(chance.check(&[span(Absence::NoContext), span(Absence::NotReturned)]), Ok(()));
+        let nan = [span(Absence::NotALogprob("NaN is not a finite number".to_owned()))];
+        let why = "position 4: the server returned no logprob: NaN is not a finite number";
+        assert_eq!(chance.check(&nan), Err(why.to_owned()));
+        assert_eq!(chance.check(&nan), Ok(()));
+    }
+
+    #[test]
+    fn places_and_prompts_stick() {
+        let place = |episode, step, vote| Place { task: "t".into(), episode, step, vote };
+        assert_eq!(sticky_episode(&place(1, 2, 0)), sticky_episode(&place(1, 3, 1)));
+        assert_ne!(sticky_episode(&place(1, 2, 0)), sticky_episode(&place(2, 2, 0)));
+        assert_eq!(sticky_step(&place(1, 2, 0)), sticky_step(&place(1, 2, 1)));
+        let long: Vec<TokenId> = (0..2000).collect();
+        assert_eq!(sticky_prompt(&long), sticky_prompt(&long[..600]));
+        assert!(signed(u64::MAX) > 0);
+    }
+}

@@ -1,0 +1,253 @@
+//! Which failures are worth another try, and how long to wait before it.
+//!
+//! Owns the classification of failures, the jittered backoff and the reading of `Retry-After`. All
+//! of it is pure: the clock and the source of randomness are given. Sending is `transport`'s business.
+//!
+//! | what happened | tried again | shrinks the window | counts against the endpoint |
+//! |---|---|---|---|
+//! | time-out, 408, 429, 503, 504, 529 | yes | yes | yes |
+//! | no connection, reset | yes | no | yes |
+//! | 204, 425, every other 5xx | yes | no | yes |
+//! | cut, too long, not JSON, not what was asked for | yes, [`Policy::garbled_attempts`] | no | yes |
+//! | 3xx, every other 4xx | no | no | no |
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime};
+
+use super::Error;
+
+/// What a failure says about the endpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Too much was asked of it at once.
+    Pressed,
+    /// It does not answer, or breaks while answering.
+    Broken,
+    /// It answered, but not usably; what was asked has probably been paid.
+    Garbled,
+    /// It works and does not want this request.
+    Refused,
+}
+
+/// One attempt that gave no answer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Failure {
+    /// What it says about the endpoint.
+    pub kind: Kind,
+    /// What the caller is told if this was the last attempt.
+    pub error: Error,
+    /// How long the server asked us to wait.
+    pub retry_after: Option<Duration>,
+}
+
+/// What an HTTP status means, `None` when it carries an answer.
+pub fn judge_status(status: u16) -> Option<Kind> {
+    match status {
+        408 | 429 | 503 | 504 | 529 => Some(Kind::Pressed),
+        204 | 425 | 500..=599 => Some(Kind::Broken),
+        200..=299 => None,
+        _ => Some(Kind::Refused),
+    }
+}
+
+/// How often and how patiently to try.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Policy {
+    /// Rounds in all; a round asks each endpoint that is up once.
+    pub attempts: u32,
+    /// Requests in all whose answer was unusable; each of them has probably been paid.
+    pub garbled_attempts: u32,
+    /// The wait before the second round; every further one is twice as long.
+    pub first_wait: Duration,
+    /// No wait is longer, except one a server asked for.
+    pub longest_wait: Duration,
+    /// A `Retry-After` beyond this is not waited for: the call fails and says so.
+    pub longest_retry_after: Duration,
+}
+
+impl Default for Policy {
+    fn default() -> Self {
+        Self {
+            attempts: 8,
+            garbled_attempts: 4,
+            first_wait: Duration::from_millis(500),
+            longest_wait: Duration::from_secs(60),
+            longest_retry_after: Duration::from_secs(900),
+        }
+    }
+}
+
+impl Policy {
+    /// For a person who waits: gives up after a second or two.
+    pub fn brief() -> Self {
+        Self {
+            attempts: 3,
+            garbled_attempts: 2,
+            first_wait: Duration::from_millis(200),
+            longest_wait: Duration::from_secs(1),
+            longest_retry_after: Duration::from_secs(5),
+        }
+    }
+
+    /// The wait after `round` failed rounds (from 1), or `None` when it is time to give up.
+    ///
+    /// Without `Retry-After` the wait lies between half and all of the doubled backoff, so that
+    /// callers who failed together do not return together; with it, up to a tenth is added.
+    pub fn wait(&self, round: u32, retry_after: Option<Duration>, jitter: &Jitter) -> Option<Duration> {
+        if round >= self.attempts || retry_after.is_some_and(|asked| asked > self.longest_retry_after) {
+            return None;
+        }
+        let doubled = self.first_wait.saturating_mul(1u32.checked_shl(round - 1).unwrap_or(u32::MAX));
+        let backoff = doubled.min(self.longest_wait).mul_f64(0.5 + 0.5 * jitter.next());
+        let asked = retry_after.map(|asked| asked.mul_f64(1.0 + 0.1 * jitter.next()));
+        Some(asked.unwrap_or(backoff).max(backoff))
+    }
+}
+
+/// A seedable source of numbers in `[0, 1)`, shared by many tasks.
+#[derive(Debug)]
+pub struct Jitter(AtomicU64);
+
+impl Jitter {
+    /// The stream that belongs to `seed`.
+    pub fn new(seed: u64) -> Self {
+        Self(AtomicU64::new(seed))
+    }
+
+    /// The next number.
+    pub fn next(&self) -> f64 {
+        let state = self.0.fetch_add(GOLDEN, Ordering::Relaxed).wrapping_add(GOLDEN);
+        (mix(state) >> 11) as f64 / (1u64 << 53) as f64
+    }
+}
+
+const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// Spreads the bits of `x` over the whole word (the finaliser of SplitMix64).
+pub fn mix(x: u64) -> u64 {
+    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
+/// What a `Retry-After` header asks for: seconds, or a date to wait for. Anything else is ignored.
+pub fn retry_after(value: &str, now: SystemTime) -> Option<Duration> {
+    let value = value.trim();
+    if let Ok(seconds) = value.parse::<f64>() {
+        return Duration::try_from_secs_f64(seconds).ok();
+    }
+    let date = SystemTime::UNIX_EPOCH + Duration::from_secs(http_date(value)?);
+    Some(date.duration_since(now).unwrap_or(Duration::ZERO))
+}
+
+/// Seconds since 1970 of a date as servers must write it: `Sun, 06 Nov 1994 08:49:37 GMT`.
+fn http_date(text: &str) -> Option<u64> {
+    let rest = text.split_once(", ")?.1.strip_suffix(" GMT")?;
+    let parts: Vec<&str> = rest.split(' ').collect();
+    let [day, month, year, clock] = parts[..] else { return None };
+    let clock: Vec<u64> = clock.split(':').map(|part| part.parse().ok()).collect::<Option<_>>()?;
+    let [hours, minutes, seconds] = clock[..] else { return None };
+    let (day, year) = (day.parse::<u64>().ok()?, year.parse::<u64>().ok()?);
+    let month = MONTHS.iter().position(|&name| name == month)? as u64 + 1;
+    let in_range = (1..=31).contains(&day) && (1970..=9999).contains(&year);
+    let in_range = in_range && hours < 24 && minutes < 60 && seconds <= 60;
+    in_range.then(|| ((days_since_1970(year, month, day) * 24 + hours) * 60 + minutes) * 60 + seconds)
+}
+
+const MONTHS: [&str; 12] =
+    ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
+
+/// Days from 1970-01-01 to a Gregorian date. Years are counted from March, so that the leap day comes last.
+fn days_since_1970(year: u64, month: u64, day: u64) -> u64 {
+    let (year, month) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
+    let leap_days = year / 4 - year / 100 + year / 400;
+    const MARCH_0000_TO_1970: u64 = 719_468;
+    365 * year + leap_days + (153 * month + 2) / 5 + day - 1 - MARCH_0000_TO_1970
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "tests fail by panicking")]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn each_status_has_its_meaning() {
+        let table = [
+            (Some(Kind::Pressed), &[408, 429, 503, 504, 529][..]),
+            (Some(Kind::Broken), &[204, 425, 500, 501, 502, 507, 599]),
+            (Some(Kind::Refused), &[301, 307, 400, 401, 403, 404, 409, 413, 422, 600]),
+            (None, &[200, 201, 202]),
+        ];
+        for (expected, statuses) in table {
+            for &status in statuses {
+                assert_eq!(judge_status(status), expected, "{status}");
+            }
+        }
+    }
+
+    #[test]
+    fn retry_after_is_read_as_seconds_or_as_a_date() {
+        let now = SystemTime::UNIX_EPOCH + Duration::from_secs(784_111_777 - 30);
+        let check = |value, seconds: Option<f64>| {
+            assert_eq!(retry_after(value, now), seconds.map(Duration::from_secs_f64), "{value}");
+        };
+        check("7", Some(7.0));
+        check(" 0.25 ", Some(0.25));
+        check("Sun, 06 Nov 1994 08:49:37 GMT", Some(30.0));
+        check("Sun, 06 Nov 1994 08:49:00 GMT", Some(0.0));
+        for nonsense in ["", "-3", "soon", "NaN", "inf", "Sun, 06 Nov 1994", "Sun, 41 Nov 1994 08:49:37 GMT"]
+        {
+            check(nonsense, None);
+        }
+    }
+
+    #[test]
+    fn dates_are_counted_by_the_calendar() {
+        assert_eq!(http_date("Thu, 01 Jan 1970 00:00:00 GMT"), Some(0));
+        assert_eq!(http_date("Tue, 29 Feb 2000 12:00:00 GMT"), Some(951_825_600));
+        assert_eq!(http_date("Sun, 15 Nov 2026 20:34:12 GMT"), Some(1_794_774_852));
+    }
+
+    #[test]
+    fn waits_double_up_to_the_longest_and_end() {
+        let policy = Policy { attempts: 6, longest_wait: Duration::from_secs(3), ..Policy::default() };
+        let jitter = Jitter::new(7);
+        let waits: Vec<f64> =
+            (1..6).map(|round| policy.wait(round, None, &jitter).unwrap().as_secs_f64()).collect();
+        for (wait, full) in waits.iter().zip([0.5, 1.0, 2.0, 3.0, 3.0]) {
+            assert!((full / 2.0..=full).contains(wait), "{waits:?}");
+        }
+        assert_eq!(policy.wait(6, None, &jitter), None);
+    }
+
+    #[test]
+    fn a_server_that_asks_for_too_long_is_given_up() {
+        let policy = Policy::default();
+        let hour = Some(Duration::from_secs(3600));
+        assert_eq!(policy.wait(1, hour, &Jitter::new(1)), None);
+    }
+
+    proptest! {
+        #[test]
+        fn retry_after_is_never_undercut(seconds in 0u64..900, round in 1u32..8, seed: u64) {
+            let asked = Duration::from_secs(seconds);
+            let wait = Policy::default().wait(round, Some(asked), &Jitter::new(seed)).unwrap();
+            prop_assert!(wait >= asked);
+            prop_assert!(wait <= asked.mul_f64(1.1).max(Policy::default().longest_wait));
+        }
+
+        #[test]
+        fn jitter_repeats_for_its_seed_and_stays_in_range(seed: u64) {
+            let draw = |jitter: Jitter| (0..10).map(|_| jitter.next()).collect::<Vec<_>>();
+            let numbers = draw(Jitter::new(seed));
+            prop_assert!(numbers.iter().all(|x| (0.0..1.0).contains(x)));
+            prop_assert_eq!(numbers, draw(Jitter::new(seed)));
+        }
+
+        #[test]
+        fn any_header_is_survived(value in ".{0,40}") {
+            let _ = retry_after(&value, SystemTime::UNIX_EPOCH);
+        }
+    }
+}

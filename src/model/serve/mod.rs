@@ -1,0 +1,261 @@
+//! The embedded model as a server: the part of vLLM's and SGLang's protocols that our own clients use.
+//!
+//! Owns the routes, the shape of refusals and the HTTP loop. It plays one of the two servers at a time, because a
+//! client tells them apart by the routes they have. Deliberately absent: streaming, batching of text
+//! prompts, keys, and every parameter that only changes what is sampled in ways we never ask for.
+
+mod chat;
+mod sglang;
+mod vllm;
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use http_body_util::{BodyExt as _, Full, Limited};
+use hyper::body::{Bytes, Incoming};
+use hyper::header::CONTENT_TYPE;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::TokioIo;
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+
+use super::embedded::model::Embedded;
+use super::{Constraint, Error, Finish, Model as _, Place, Sampling};
+use crate::tokens::TokenId;
+use crate::wire::served::{self, Drawing};
+
+/// A request longer than this is refused.
+const MAX_BODY: usize = 64 << 20;
+
+/// Which server is played.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Personality {
+    /// vLLM.
+    Vllm,
+    /// SGLang.
+    Sglang,
+}
+
+/// A model that is served.
+pub struct Served {
+    /// The model.
+    pub model: Embedded,
+    /// The name it is served under.
+    pub name: String,
+    /// Where it came from.
+    pub path: String,
+    /// Which server is played.
+    pub personality: Personality,
+    /// The largest K that is answered, as vLLM's `--max-logprobs`.
+    pub max_logprobs: usize,
+    /// How many requests there were, so that unseeded draws differ.
+    n_requests: AtomicUsize,
+}
+
+/// What is sent back.
+struct Reply {
+    status: u16,
+    body: Value,
+}
+
+/// Why a request is refused.
+struct Refusal {
+    status: u16,
+    message: String,
+    param: Option<&'static str>,
+}
+
+impl Refusal {
+    fn bad(message: impl ToString) -> Self {
+        Self { status: 400, message: message.to_string(), param: None }
+    }
+}
+
+impl From<Error> for Refusal {
+    fn from(error: Error) -> Self {
+        let status =
+            if matches!(error, Error::Invalid { .. } | Error::Unsupported { .. }) { 400 } else { 500 };
+        Self { status, message: error.to_string(), param: None }
+    }
+}
+
+impl Served {
+    /// A model that nobody has asked yet.
+    pub fn new(model: Embedded, name: String, path: String, personality: Personality) -> Self {
+        Self { model, name, path, personality, max_logprobs: 20, n_requests: AtomicUsize::new(0) }
+    }
+
+    async fn answer(&self, method: &Method, path: &str, body: &[u8]) -> Reply {
+        let is_sglang = self.personality == Personality::Sglang;
+        let asked = match (path, is_sglang) {
+            ("/health", _) => (Method::GET, Ok(Value::Null)),
+            ("/v1/models", _) => (Method::GET, Ok(self.models())),
+            ("/version", false) => (Method::GET, Ok(json!({"version": version()}))),
+            ("/get_model_info" | "/model_info", true) => (Method::GET, Ok(self.sglang_info())),
+            ("/get_server_info" | "/server_info", true) => (Method::GET, Ok(self.sglang_info())),
+            ("/v1/completions", false) if method == Method::POST => {
+                (Method::POST, self.completion(body).await)
+            }
+            ("/generate", true) if method == Method::POST => (Method::POST, self.generate(body).await),
+            ("/v1/chat/completions", _) if method == Method::POST => (Method::POST, self.chat(body).await),
+            ("/tokenize", _) if method == Method::POST => (Method::POST, self.tokenize(body)),
+            ("/v1/completions", false) | ("/generate", true) | ("/v1/chat/completions" | "/tokenize", _) => {
+                (Method::POST, Ok(Value::Null))
+            }
+            _ => return Reply { status: 404, body: json!({"detail": "Not Found"}) },
+        };
+        match asked {
+            (wanted, _) if wanted != *method => {
+                Reply { status: 405, body: json!({"detail": "Method Not Allowed"}) }
+            }
+            (_, Ok(body)) => Reply { status: 200, body },
+            (_, Err(refusal)) => self.refuse(&refusal, path),
+        }
+    }
+
+    /// A refusal in the shape of the server that is played.
+    fn refuse(&self, refusal: &Refusal, path: &str) -> Reply {
+        let Refusal { status, message, param } = refusal;
+        let kind = match status {
+            404 => "NotFoundError",
+            400 => "BadRequestError",
+            _ => "InternalServerError",
+        };
+        let body = match (self.personality, path) {
+            (Personality::Vllm, _) => {
+                json!({"error": {"message": message, "type": kind, "param": param, "code": status}})
+            }
+            (Personality::Sglang, "/generate") => json!({"error": {"message": message}}),
+            (Personality::Sglang, _) => {
+                json!({"object": "error", "message": message, "type": kind, "param": param, "code": status})
+            }
+        };
+        Reply { status: *status, body }
+    }
+
+    fn models(&self) -> Value {
+        let owner = match self.personality {
+            Personality::Vllm => "vllm",
+            Personality::Sglang => "sglang",
+        };
+        served::listed(&self.name, owner, &self.path, self.model.limits().context_length)
+    }
+
+    fn sglang_info(&self) -> Value {
+        json!({
+            "model_path": self.path, "tokenizer_path": self.path, "served_model_name": self.name,
+            "is_generation": true, "weight_version": "default", "version": version(),
+            "context_length": self.model.limits().context_length, "disable_radix_cache": false,
+        })
+    }
+
+    /// vLLM knows its models by name; SGLang takes any.
+    fn check_model(&self, asked: Option<&str>) -> Result<(), Refusal> {
+        match asked {
+            Some(asked) if asked != self.name && self.personality == Personality::Vllm => Err(Refusal {
+                status: 404,
+                message: format!("The model `{asked}` does not exist. Valid aliases: {}.", self.name),
+                param: Some("model"),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Another draw each time, unless a seed is given.
+    fn place(&self) -> Place {
+        Place { vote: self.n_requests.fetch_add(1, Relaxed), ..Place::default() }
+    }
+
+    /// The text of ids where the model has a tokenizer.
+    fn text(&self, ids: &[TokenId]) -> Option<String> {
+        self.model.tokenizer().ok()?.decode(ids).ok()
+    }
+
+    /// The text of sampled ids, without the token that ended them.
+    fn sampled_text(&self, ids: &[TokenId], finish: &Finish) -> String {
+        let end = if *finish == Finish::Stop { ids.len().saturating_sub(1) } else { ids.len() };
+        self.text(&ids[..end]).unwrap_or_default()
+    }
+
+    fn tokenize(&self, body: &[u8]) -> Result<Value, Refusal> {
+        let asked: served::Tokenize = served::read(body).map_err(Refusal::bad)?;
+        let tokenizer = self.model.tokenizer()?;
+        let encoded = if asked.add_special_tokens {
+            tokenizer.encode_plain(&asked.prompt)
+        } else {
+            tokenizer.encode(&asked.prompt)
+        };
+        let ids = encoded.map_err(Refusal::bad)?.ids;
+        Ok(json!({"count": ids.len(), "max_model_len": self.model.limits().context_length, "tokens": ids}))
+    }
+}
+
+fn version() -> &'static str {
+    concat!("backsight-", env!("CARGO_PKG_VERSION"))
+}
+
+fn finish_word(finish: &Finish) -> &str {
+    match finish {
+        Finish::Stop => "stop",
+        Finish::Length => "length",
+        Finish::ToolCalls => "tool_calls",
+        Finish::Other(word) => word,
+    }
+}
+
+/// How to draw, from what vLLM and OpenAI call it.
+fn sampling(drawing: &Drawing, default_max: usize) -> Result<Sampling, Refusal> {
+    Ok(Sampling {
+        temperature: drawing.temperature,
+        top_p: drawing.top_p,
+        top_k: usize::try_from(drawing.top_k).ok().filter(|&top_k| top_k > 0),
+        seed: drawing.seed.map(i64::cast_unsigned),
+        max_tokens: drawing.max_tokens.or(drawing.max_completion_tokens).unwrap_or(default_max),
+        constraint: constraint(drawing)?,
+    })
+}
+
+fn constraint(drawing: &Drawing) -> Result<Option<Constraint>, Refusal> {
+    if let Some(regex) = &drawing.regex {
+        return Ok(Some(Constraint::Regex(regex.clone())));
+    }
+    if let Some(shape) = &drawing.structured_outputs {
+        return match (shape.get("json"), shape.get("regex").and_then(Value::as_str)) {
+            (Some(schema), _) => Ok(Some(Constraint::JsonSchema(schema.clone()))),
+            (_, Some(regex)) => Ok(Some(Constraint::Regex(regex.to_owned()))),
+            _ => Err(Refusal::bad("structured_outputs must hold `json` or `regex`")),
+        };
+    }
+    let format = drawing.response_format.as_ref();
+    let schema = format.and_then(|it| it.pointer("/json_schema/schema"));
+    Ok(schema.map(|schema| Constraint::JsonSchema(schema.clone())))
+}
+
+/// Answers whoever connects, for as long as the future is polled.
+pub async fn serve(listener: TcpListener, served: Arc<Served>) -> std::io::Result<()> {
+    loop {
+        let (stream, _) = listener.accept().await?;
+        let served = Arc::clone(&served);
+        tokio::spawn(async move {
+            let service = service_fn(|request| respond(&served, request));
+            // A client that hangs up in the middle concerns nobody else.
+            drop(http1::Builder::new().serve_connection(TokioIo::new(stream), service).await);
+        });
+    }
+}
+
+async fn respond(served: &Served, request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {
+    let (head, body) = request.into_parts();
+    let reply = match Limited::new(body, MAX_BODY).collect().await {
+        Ok(body) => served.answer(&head.method, head.uri.path(), &body.to_bytes()).await,
+        Err(why) => Reply { status: 413, body: json!({"detail": why.to_string()}) },
+    };
+    let bytes = if reply.body.is_null() { Bytes::new() } else { Bytes::from(reply.body.to_string()) };
+    let mut response = Response::new(Full::new(bytes));
+    *response.status_mut() = StatusCode::from_u16(reply.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    response.headers_mut().insert(CONTENT_TYPE, hyper::header::HeaderValue::from_static("application/json"));
+    Ok(response)
+}

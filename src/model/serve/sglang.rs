@@ -1,0 +1,168 @@
+//! SGLang's own `/generate` route over the embedded model.
+//!
+//! Owns its window (`logprob_start_len`, whose first entry is null), its triples and its batches. Logprobs of
+//! chosen ids are not computed and are refused.
+
+use serde_json::{Value, json};
+
+use super::{Refusal, Served};
+use crate::model::{Constraint, Finish, GenerateRequest, Generated, Model as _, Sampling, Scored, Usage};
+use crate::score::{ScoreJob, TokenScore};
+use crate::tokens::{Logprob, TokenId, TokenSpan, TopK};
+use crate::wire::served::{self, Generate, InputIds, SamplingParams};
+
+/// One prompt of a request.
+struct One {
+    prompt: Vec<TokenId>,
+    /// The token before the first whose logprob is wanted.
+    start: Option<usize>,
+    top_k: usize,
+}
+
+impl Served {
+    pub(super) async fn generate(&self, body: &[u8]) -> Result<Value, Refusal> {
+        let asked: Generate = served::read(body).map_err(Refusal::bad)?;
+        if asked.token_ids_logprob.as_ref().is_some_and(|it| !it.is_null()) {
+            return Err(Refusal::bad("token_ids_logprob is not supported by this server"));
+        }
+        let (prompts, is_batch) = self.prompts(&asked)?;
+        let all = prompts.into_iter().enumerate().map(|(idx, prompt)| self.one(&asked, idx, prompt));
+        let all = all.collect::<Result<Vec<One>, Refusal>>()?;
+        let sampling = sampling(&asked.sampling_params)?;
+        let mut answers = Vec::with_capacity(all.len());
+        for one in &all {
+            answers.push(self.generate_one(&asked, one, &sampling).await?);
+        }
+        Ok(if is_batch { Value::Array(answers) } else { answers.pop().unwrap_or_default() })
+    }
+
+    fn prompts(&self, asked: &Generate) -> Result<(Vec<Vec<TokenId>>, bool), Refusal> {
+        let (prompts, is_batch) = match (&asked.input_ids, &asked.text) {
+            (Some(InputIds::One(ids)), _) => (vec![ids.clone()], false),
+            (Some(InputIds::Many(all)), _) => (all.clone(), true),
+            (None, Some(text)) => {
+                (vec![self.model.tokenizer()?.encode_plain(text).map_err(Refusal::bad)?.ids], false)
+            }
+            (None, None) => {
+                return Err(Refusal::bad("Either text, input_ids or input_embeds should be provided."));
+            }
+        };
+        if prompts.is_empty() || prompts.iter().any(Vec::is_empty) {
+            return Err(Refusal::bad("input_ids cannot be empty."));
+        }
+        Ok((prompts, is_batch))
+    }
+
+    fn one(&self, asked: &Generate, idx: usize, prompt: Vec<TokenId>) -> Result<One, Refusal> {
+        let missing = || Refusal::bad("a list of the request has another length than input_ids");
+        let start =
+            asked.logprob_start_len.as_ref().map_or(Some(-1), |it| it.get(idx)).ok_or_else(missing)?;
+        let top_k = asked.top_logprobs_num.as_ref().map_or(Some(0), |it| it.get(idx)).ok_or_else(missing)?;
+        let start = usize::try_from(start).ok().filter(|_| asked.return_logprob);
+        if start.is_some_and(|start| start >= prompt.len()) {
+            return Err(Refusal::bad("logprob_start_len is beyond the end of the prompt"));
+        }
+        if self.model.limits().vocab_size.is_some_and(|vocab| top_k > vocab) {
+            return Err(Refusal::bad("top_logprobs_num is larger than the vocabulary"));
+        }
+        Ok(One { prompt, start, top_k })
+    }
+
+    async fn generate_one(&self, asked: &Generate, one: &One, sampling: &Sampling) -> Result<Value, Refusal> {
+        let scored = match one.start {
+            Some(start) => Some((start, self.score_from(one, start).await?)),
+            None => None,
+        };
+        let mut generated = Generated { tokens: Vec::new(), finish: Finish::Length, usage: Usage::default() };
+        if sampling.max_tokens > 0 {
+            let request = GenerateRequest {
+                prompt: one.prompt.clone(),
+                sampling: sampling.clone(),
+                stop_ids: self.stop_ids(&asked.sampling_params.stop_token_ids),
+                top_k: one.top_k,
+                place: self.place(),
+            };
+            generated = self.model.generate(&request).await?;
+        }
+        Ok(self.generated(asked, one, scored, &generated))
+    }
+
+    async fn score_from(&self, one: &One, start: usize) -> Result<Scored, Refusal> {
+        let span = TokenSpan::at(start + 1, one.prompt.len() - start - 1);
+        let job = ScoreJob::new(one.prompt.as_slice().into(), vec![span], one.top_k);
+        Ok(self.model.score(&job.map_err(Refusal::bad)?).await?)
+    }
+
+    fn generated(
+        &self,
+        asked: &Generate,
+        one: &One,
+        scored: Option<(usize, Scored)>,
+        generated: &Generated,
+    ) -> Value {
+        let ids: Vec<TokenId> = generated.tokens.iter().map(|token| token.id).collect();
+        let finish = match generated.finish {
+            Finish::Stop => json!({"type": "stop", "matched": ids.last()}),
+            _ => json!({"type": "length", "length": ids.len()}),
+        };
+        let cached = scored.as_ref().map_or(generated.usage, |(_, scored)| scored.usage).cached_tokens;
+        let mut meta = json!({
+            "id": "backsight", "finish_reason": finish, "prompt_tokens": one.prompt.len(),
+            "completion_tokens": ids.len(), "cached_tokens": cached, "weight_version": "default",
+        });
+        if asked.return_logprob {
+            let (inputs, input_tops) = input_logprobs(one, scored.as_ref());
+            let own = |token: &crate::model::SampledToken| triple(token.logprob, token.id);
+            meta["input_token_logprobs"] = inputs;
+            meta["output_token_logprobs"] = generated.tokens.iter().map(own).collect();
+            if one.top_k > 0 {
+                let row = |token: &crate::model::SampledToken| best(&token.top, token.id, one.top_k);
+                meta["input_top_logprobs"] = input_tops;
+                meta["output_top_logprobs"] = generated.tokens.iter().map(row).collect();
+            }
+        }
+        json!({"text": self.sampled_text(&ids, &generated.finish), "output_ids": ids, "meta_info": meta})
+    }
+}
+
+/// The lists over the prompt: behind a null for the first token, one entry per scored one.
+fn input_logprobs(one: &One, scored: Option<&(usize, Scored)>) -> (Value, Value) {
+    let Some((start, scored)) = scored else { return (json!([]), json!([])) };
+    let scores: Vec<&TokenScore> = scored.spans.iter().flat_map(|span| span.scores()).collect();
+    let given = &one.prompt[start + 1..];
+    let (mut own, mut tops) = (vec![triple(None, one.prompt[*start])], vec![Value::Null]);
+    for (score, &id) in scores.iter().zip(given) {
+        own.push(triple(score.logprob.as_ref().ok().copied(), id));
+        tops.push(best(&score.top, id, one.top_k));
+    }
+    (Value::Array(own), Value::Array(tops))
+}
+
+fn triple(logprob: Option<Logprob>, id: TokenId) -> Value {
+    json!([logprob.map(Logprob::get), id, null])
+}
+
+/// The K best alone: a row of ours holds the given token too, which SGLang leaves out when it is not among them.
+fn best(top: &TopK, given: TokenId, top_k: usize) -> Value {
+    let extra = (top.entries().len() > top_k).then_some(given);
+    let kept = top.entries().iter().filter(|entry| Some(entry.0) != extra);
+    kept.map(|&(id, logprob)| triple(Some(logprob), id)).collect()
+}
+
+fn sampling(params: &SamplingParams) -> Result<Sampling, Refusal> {
+    let constraint = match (&params.json_schema, &params.regex) {
+        (Some(schema), _) => {
+            Some(Constraint::JsonSchema(serde_json::from_str(schema).map_err(Refusal::bad)?))
+        }
+        (None, Some(regex)) => Some(Constraint::Regex(regex.clone())),
+        (None, None) => None,
+    };
+    Ok(Sampling {
+        temperature: params.temperature,
+        top_p: params.top_p,
+        top_k: usize::try_from(params.top_k).ok().filter(|&top_k| top_k > 0),
+        seed: params.sampling_seed.map(i64::cast_unsigned),
+        max_tokens: params.max_new_tokens,
+        constraint,
+    })
+}

@@ -1,0 +1,152 @@
+//! vLLM's completions route over the embedded model.
+//!
+//! Owns the answer's shape: `prompt_logprobs` per position keyed by id, sampled tokens named by id on request.
+//! The rank of a given token outside the top K is not computed and is null.
+
+use serde_json::{Map, Value, json};
+
+use super::{Refusal, Served, finish_word, sampling};
+use crate::model::{GenerateRequest, Generated, Model as _, Usage};
+use crate::score::{ScoreJob, TokenScore};
+use crate::tokens::{TokenId, TokenSpan};
+use crate::wire::served::{self, Completion, Prompt};
+
+/// How many tokens vLLM samples when it is not told.
+const MAX_TOKENS: usize = 16;
+
+impl Served {
+    pub(super) async fn completion(&self, body: &[u8]) -> Result<Value, Refusal> {
+        let asked: Completion = served::read(body).map_err(Refusal::bad)?;
+        self.check_model(asked.model.as_deref())?;
+        let prompt = self.prompt_ids(&asked.prompt)?;
+        self.check_logprobs(asked.logprobs.map(|it| it as i64), "logprobs")?;
+        let prompt_top_k = self.check_logprobs(asked.prompt_logprobs, "prompt_logprobs")?;
+        let prompt_logprobs = match prompt_top_k {
+            Some(top_k) => Some(self.prompt_logprobs(&prompt, top_k).await?),
+            None => None,
+        };
+        let request = GenerateRequest {
+            prompt,
+            sampling: sampling(&asked.drawing, MAX_TOKENS)?,
+            stop_ids: self.stop_ids(&asked.stop_token_ids),
+            top_k: asked.logprobs.unwrap_or(0),
+            place: self.place(),
+        };
+        let generated = self.model.generate(&request).await?;
+        Ok(self.completed(&asked, &request.prompt, prompt_logprobs, &generated))
+    }
+
+    fn prompt_ids(&self, prompt: &Prompt) -> Result<Vec<TokenId>, Refusal> {
+        let ids = match prompt {
+            Prompt::Ids(ids) => ids.clone(),
+            Prompt::Text(text) => self.model.tokenizer()?.encode_plain(text).map_err(Refusal::bad)?.ids,
+        };
+        if ids.is_empty() { Err(Refusal::bad("You must pass at least one prompt")) } else { Ok(ids) }
+    }
+
+    /// Like vLLM, a text also ends where the model ends its turn.
+    pub(super) fn stop_ids(&self, asked: &[TokenId]) -> Vec<TokenId> {
+        let ends = self.model.tokenizer().map(|it| it.end_ids().to_vec()).unwrap_or_default();
+        [asked, &ends].concat()
+    }
+
+    /// K within the limit; -1 is the whole vocabulary.
+    fn check_logprobs(&self, asked: Option<i64>, param: &'static str) -> Result<Option<usize>, Refusal> {
+        let vocab = self.model.limits().vocab_size.unwrap_or(usize::MAX);
+        let Some(asked) = asked else { return Ok(None) };
+        let top_k = if asked == -1 { Some(vocab) } else { usize::try_from(asked).ok() };
+        match top_k {
+            Some(top_k) if top_k <= self.max_logprobs => Ok(Some(top_k)),
+            Some(top_k) => {
+                let (limit, what) = (self.max_logprobs, param.replace('_', " "));
+                let message = format!(
+                    "Requested {what} of {top_k}, which is greater than max allowed: {limit} \
+                     (parameter={param}, value={top_k})"
+                );
+                Err(Refusal { status: 400, message, param: Some(param) })
+            }
+            None => {
+                let message = format!("{param} must be a non-negative value or -1");
+                Err(Refusal { status: 400, message, param: Some(param) })
+            }
+        }
+    }
+
+    /// One object per position of the prompt; the first is null.
+    async fn prompt_logprobs(&self, prompt: &[TokenId], top_k: usize) -> Result<Vec<Value>, Refusal> {
+        let mut rows = vec![Value::Null];
+        if prompt.len() > 1 {
+            let span = TokenSpan::at(1, prompt.len() - 1);
+            let job = ScoreJob::new(prompt.into(), vec![span], top_k).map_err(Refusal::bad)?;
+            let scored = self.model.score(&job).await?;
+            let scores = scored.spans.iter().flat_map(|span| span.scores());
+            rows.extend(scores.zip(&prompt[1..]).map(|(score, &id)| self.row(score, id, top_k)));
+        }
+        Ok(rows)
+    }
+
+    fn row(&self, score: &TokenScore, given: TokenId, top_k: usize) -> Value {
+        let Ok(own) = score.logprob else { return Value::Null };
+        let mut row = Map::new();
+        let entry = |id: TokenId, logprob: f64, rank: Option<usize>| json!({"logprob": logprob, "rank": rank, "decoded_token": self.text(&[id])});
+        row.insert(given.to_string(), entry(given, own.get(), None));
+        for (idx, &(id, logprob)) in score.top.entries().iter().enumerate() {
+            // A row with one more than K holds the given token from outside the best.
+            let is_outside = id == given && score.top.entries().len() > top_k;
+            row.insert(id.to_string(), entry(id, logprob.get(), (!is_outside).then_some(idx + 1)));
+        }
+        Value::Object(row)
+    }
+
+    fn completed(
+        &self,
+        asked: &Completion,
+        prompt: &[TokenId],
+        prompt_logprobs: Option<Vec<Value>>,
+        generated: &Generated,
+    ) -> Value {
+        let ids: Vec<TokenId> = generated.tokens.iter().map(|token| token.id).collect();
+        let logprobs = asked.logprobs.map(|_| self.logprobs(generated, asked.return_tokens_as_token_ids));
+        let choice = json!({
+            "index": 0, "text": self.sampled_text(&ids, &generated.finish), "logprobs": logprobs,
+            "finish_reason": finish_word(&generated.finish), "stop_reason": null,
+            "token_ids": asked.return_token_ids.then_some(&ids),
+            "prompt_logprobs": prompt_logprobs,
+            "prompt_token_ids": asked.return_token_ids.then_some(prompt),
+        });
+        json!({
+            "id": "cmpl-backsight", "object": "text_completion", "created": 0, "model": self.name,
+            "choices": [choice], "usage": usage(&generated.usage),
+        })
+    }
+
+    fn logprobs(&self, generated: &Generated, as_ids: bool) -> Value {
+        let name = |id: TokenId| match self.text(&[id]) {
+            Some(text) if !as_ids => text,
+            _ => format!("token_id:{id}"),
+        };
+        let row = |token: &crate::model::SampledToken| -> Map<String, Value> {
+            let own = token.logprob.map(|logprob| (token.id, logprob));
+            let all = token.top.entries().iter().copied().chain(own);
+            all.map(|(id, logprob)| (name(id), json!(logprob.get()))).collect()
+        };
+        let tokens: Vec<String> = generated.tokens.iter().map(|token| name(token.id)).collect();
+        let values: Vec<Option<f64>> =
+            generated.tokens.iter().map(|token| token.logprob.map(|it| it.get())).collect();
+        let offsets: Vec<usize> = tokens
+            .iter()
+            .scan(0, |end, token| Some(std::mem::replace(end, *end + token.chars().count())))
+            .collect();
+        let tops: Vec<_> = generated.tokens.iter().map(row).collect();
+        json!({"text_offset": offsets, "token_logprobs": values, "tokens": tokens, "top_logprobs": tops})
+    }
+}
+
+/// `usage` as OpenAI writes it.
+pub(super) fn usage(usage: &Usage) -> Value {
+    json!({
+        "prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    })
+}

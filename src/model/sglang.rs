@@ -1,0 +1,336 @@
+//! SGLang: ids in, ids and logprobs out, prompts scored from a start index over a warm cache.
+//!
+//! Owns what is asked of an SGLang server over its own route. An id outside the vocabulary kills
+//! such a server, so nothing is sent while the size of the vocabulary is unknown. Scoring starts one
+//! token before the first needed one, whose value the server leaves out, and costs only what lies
+//! behind that start when the beginning is cached. Deliberately absent: the formats, which are in
+//! `wire::sglang`.
+
+use async_trait::async_trait;
+use tokio::sync::OnceCell;
+
+use super::openai::{self, Dialect};
+use super::remote::{self, Kind, OpenOptions, SecondChance, ServerInfo};
+use super::sampled::{self, Reported};
+use super::transport::{Answer, Call, Method, Transport};
+use super::{ChatAnswer, ChatRequest, Constraint, Error, GenerateRequest, Generated, Limits, Model, Scored};
+use crate::score::ScoreJob;
+use crate::tokens::{TokenId, TopK};
+use crate::wire::Drawn;
+use crate::wire::sglang::{self as wire, OneOrMany, SamplingParams, Scores, Window};
+
+/// What an answer may have beside its candidates, and for each of them: a number and an id.
+const MAX_ANSWER: (usize, usize) = (1 << 20, 128);
+
+/// A model behind an SGLang server.
+pub struct Sglang {
+    transport: Transport,
+    info: ServerInfo,
+    limits: Limits,
+    options: OpenOptions,
+    reported: OnceCell<Reported>,
+}
+
+impl Sglang {
+    /// Asks the server what it is. It accepts any name, so a name is checked against what it lists.
+    pub async fn open(transport: Transport, options: OpenOptions) -> Result<Self, Error> {
+        let told = told(&transport).await?;
+        let listed = remote::listed(&transport).await?;
+        let model = remote::choose(&transport.server(), &listed, options.model.as_deref())?;
+        let limits = Limits {
+            context_length: model.context_length.or(told.context_length),
+            vocab_size: options.vocab_size,
+            max_top_k: None,
+            token_ids: options.vocab_size.is_some(),
+            scores: options.vocab_size.is_some(),
+            start_index: true,
+            cached_scores: told.disable_radix_cache != Some(true),
+        };
+        let info = ServerInfo {
+            kind: Kind::Sglang,
+            version: told.version,
+            model: model.id,
+            models: listed.into_iter().map(|it| it.id).collect(),
+            model_path: told.model_path,
+            tokenizer_path: told.tokenizer_path,
+            weight_version: told.weight_version,
+        };
+        Ok(Self::new(transport, info, limits, options))
+    }
+
+    /// A client that asks nothing beforehand.
+    pub fn new(transport: Transport, info: ServerInfo, limits: Limits, options: OpenOptions) -> Self {
+        Self { transport, info, limits, options, reported: OnceCell::new() }
+    }
+
+    /// The same server with a vocabulary of that size, learnt from its tokenizer.
+    pub fn with_vocab_size(mut self, vocab_size: usize) -> Self {
+        self.limits.vocab_size = Some(vocab_size);
+        self.limits.token_ids = true;
+        self.limits.scores = true;
+        self
+    }
+
+    /// What the server said about itself.
+    pub fn info(&self) -> &ServerInfo {
+        &self.info
+    }
+
+    /// Refuses what must not be sent.
+    fn check(&self, ids: &[TokenId]) -> Result<(), Error> {
+        if self.limits.vocab_size.is_none() {
+            return Err(Error::Unsupported {
+                server: self.transport.server(),
+                what: "be sent token ids while the size of its vocabulary is unknown: \
+                       one id too large ends an SGLang server"
+                    .to_owned(),
+                help: "name the model's tokenizer with --tokenizer".to_owned(),
+            });
+        }
+        remote::check_ids(ids, self.limits.vocab_size)?;
+        remote::check_length(ids.len(), self.limits.context_length)
+    }
+
+    /// What is to be sent for a job; nothing when none of its positions has a context.
+    fn window(&self, job: &ScoreJob) -> Result<Option<Window>, Error> {
+        let Some(window) = Window::of(job) else { return Ok(None) };
+        self.check(&job.tokens()[..window.end])?;
+        Ok(Some(window))
+    }
+
+    async fn post<T>(
+        &self,
+        request: &wire::GenerateRequest<'_>,
+        size: Size,
+        decode: &(dyn Fn(&Answer<'_>) -> Result<T, String> + Send + Sync),
+    ) -> Result<T, Error> {
+        let call = Call {
+            method: Method::POST,
+            path: "/generate",
+            body: remote::body(request)?,
+            tokens: size.tokens as u64,
+            sticky: size.sticky,
+            max_answer: size.max_answer(),
+            timeout: None,
+        };
+        self.transport.call(&call, decode).await
+    }
+
+    async fn score_window(&self, job: &ScoreJob, window: Window) -> Result<Scores, Error> {
+        let request = wire::score_request(job, window);
+        let chance = SecondChance::default();
+        let decode = |answer: &Answer<'_>| {
+            let scores = wire::scores(answer.body, job, window)?;
+            chance.check(&scores.spans).map(|()| scores)
+        };
+        self.post(&request, size(&[(job, window)], job.top_k()), &decode).await
+    }
+
+    /// Scores several jobs in one request; one job's failure is not another's. When the server
+    /// refuses the batch as a whole, each job is asked for alone.
+    pub async fn score_batch(&self, jobs: &[ScoreJob]) -> Vec<Result<Scored, Error>> {
+        let windows: Vec<_> = jobs.iter().map(|job| self.window(job)).collect();
+        let sent: Vec<(&ScoreJob, Window)> = jobs
+            .iter()
+            .zip(&windows)
+            .filter_map(|(job, window)| Some((job, (*window.as_ref().ok()?)?)))
+            .collect();
+        let mut answers = self.score_sent(&sent).await.into_iter();
+        let mut all = Vec::with_capacity(jobs.len());
+        for (job, window) in jobs.iter().zip(windows) {
+            all.push(match window {
+                Err(error) => Err(error),
+                Ok(None) => remote::nothing_to_score(job),
+                Ok(Some(_)) => {
+                    answers.next().unwrap_or_else(|| Err(self.garbled("an answer is missing".into())))
+                }
+            });
+        }
+        all
+    }
+
+    async fn score_sent(&self, sent: &[(&ScoreJob, Window)]) -> Vec<Result<Scored, Error>> {
+        if sent.is_empty() {
+            return Vec::new();
+        }
+        let top_k = sent.iter().map(|(job, _)| job.top_k()).max().unwrap_or(0);
+        let decode = |answer: &Answer<'_>| wire::batch_scores(answer.body, sent);
+        match self.post(&wire::batch_request(sent), size(sent, top_k), &decode).await {
+            Ok(all) => {
+                let each = all.into_iter().zip(sent);
+                each.map(|(it, (_, window))| {
+                    it.map(|it| scored(it, *window)).map_err(|why| self.garbled(why))
+                })
+                .collect()
+            }
+            Err(Error::Refused { .. }) if sent.len() > 1 => self.score_one_by_one(sent).await,
+            Err(error) => vec![Err(error); sent.len()],
+        }
+    }
+
+    async fn score_one_by_one(&self, sent: &[(&ScoreJob, Window)]) -> Vec<Result<Scored, Error>> {
+        let mut all = Vec::with_capacity(sent.len());
+        for &(job, window) in sent {
+            all.push(self.score_window(job, window).await.map(|it| scored(it, window)));
+        }
+        all
+    }
+
+    /// The logprobs of chosen ids at every needed position of a job, in the order of the positions;
+    /// a position without a context has none.
+    pub async fn score_chosen(&self, job: &ScoreJob, ids: &[TokenId]) -> Result<Vec<TopK>, Error> {
+        remote::check_ids(ids, self.limits.vocab_size)?;
+        let Some(window) = self.window(job)? else { return Ok(Vec::new()) };
+        let request =
+            wire::GenerateRequest { token_ids_logprob: Some(ids), ..wire::score_request(job, window) };
+        let decode = |answer: &Answer<'_>| wire::scores(answer.body, job, window);
+        let scores = self.post(&request, size(&[(job, window)], job.top_k() + ids.len()), &decode).await?;
+        if scores.chosen.iter().any(|row| row.entries().len() < ids.len()) || scores.chosen.is_empty() {
+            return Err(self.garbled("not every chosen id has a logprob".to_owned()));
+        }
+        Ok(scores.chosen)
+    }
+
+    async fn draw(&self, request: &GenerateRequest) -> Result<Drawn, Error> {
+        let (n_sent, max_tokens) = (request.prompt.len(), self.room(request));
+        let body = wire::GenerateRequest {
+            input_ids: OneOrMany::One(&request.prompt),
+            sampling_params: sampling_params(request, max_tokens),
+            return_logprob: true,
+            logprob_start_len: OneOrMany::One(-1),
+            top_logprobs_num: OneOrMany::One(request.top_k),
+            token_ids_logprob: None,
+            return_text_in_logprobs: false,
+            return_flat_raw_top_logprobs: false,
+            return_flat_raw_top_logprobs_b64: false,
+        };
+        let size = Size {
+            tokens: n_sent + max_tokens,
+            top_k: request.top_k,
+            sticky: remote::sticky_episode(&request.place),
+        };
+        self.post(&body, size, &|answer: &Answer<'_>| wire::drawn(answer.body, request.top_k)).await
+    }
+
+    /// How many tokens may be sampled: SGLang refuses a limit beyond the context instead of clipping it.
+    fn room(&self, request: &GenerateRequest) -> usize {
+        let left = self.limits.context_length.map(|length| length.saturating_sub(request.prompt.len()));
+        left.map_or(request.sampling.max_tokens, |left| left.min(request.sampling.max_tokens))
+    }
+
+    /// Whether the logprobs of what is sampled are the model's own.
+    async fn own_logprobs(&self, request: &GenerateRequest) -> Result<bool, Error> {
+        let server = self.transport.server();
+        if request.sampling.constraint.is_some() {
+            self.options.notices.add(sampled::constrained(&server));
+            return Ok(false);
+        }
+        if sampled::is_neutral(request.sampling.temperature) {
+            return Ok(true);
+        }
+        let reported = self.reported.get_or_try_init(|| self.probe_temperature(request)).await?;
+        if *reported == Reported::Other {
+            let help = "start it with SGLANG_RETURN_ORIGINAL_LOGPROB=1";
+            self.options.notices.add(sampled::scaled(&server, help));
+        }
+        Ok(*reported == Reported::Own)
+    }
+
+    async fn probe_temperature(&self, request: &GenerateRequest) -> Result<Reported, Error> {
+        let id = request.prompt.first().copied().unwrap_or_default();
+        let mut rows = [TopK::default(), TopK::default()];
+        for (row, temperature) in rows.iter_mut().zip(sampled::PROBE_TEMPERATURES) {
+            let drawn = self.draw(&sampled::probe_request(id, temperature)).await?;
+            *row = drawn.top.into_iter().next().unwrap_or_default();
+        }
+        Ok(sampled::judge(&rows[0], &rows[1]))
+    }
+
+    fn garbled(&self, why: String) -> Error {
+        Error::Garbled { server: self.transport.server(), why }
+    }
+}
+
+#[async_trait]
+impl Model for Sglang {
+    async fn generate(&self, request: &GenerateRequest) -> Result<Generated, Error> {
+        remote::check_prompt(&request.prompt)?;
+        self.check(&request.prompt)?;
+        remote::check_ids(&request.stop_ids, self.limits.vocab_size)?;
+        let own = self.own_logprobs(request).await?;
+        let drawn = self.draw(request).await?;
+        Ok(remote::generated(drawn, request.prompt.len(), own))
+    }
+
+    async fn score(&self, job: &ScoreJob) -> Result<Scored, Error> {
+        let Some(window) = self.window(job)? else { return remote::nothing_to_score(job) };
+        Ok(scored(self.score_window(job, window).await?, window))
+    }
+
+    async fn chat(&self, request: &ChatRequest) -> Result<ChatAnswer, Error> {
+        openai::chat(&self.transport, &self.info.model, Dialect::Sglang, request).await
+    }
+
+    fn limits(&self) -> &Limits {
+        &self.limits
+    }
+}
+
+fn scored(scores: Scores, window: Window) -> Scored {
+    Scored { spans: scores.spans, usage: remote::usage(scores.counts, window.end) }
+}
+
+/// How big a request and its answer are.
+#[derive(Clone, Copy)]
+struct Size {
+    tokens: usize,
+    top_k: usize,
+    sticky: u64,
+}
+
+impl Size {
+    fn max_answer(self) -> usize {
+        let per_token = MAX_ANSWER.1.saturating_mul(self.top_k + 2);
+        MAX_ANSWER.0.saturating_add(per_token.saturating_mul(self.tokens))
+    }
+}
+
+fn size(sent: &[(&ScoreJob, Window)], top_k: usize) -> Size {
+    let tokens = sent.iter().map(|(_, window)| window.end).sum();
+    let sticky = sent.first().map_or(0, |(job, _)| remote::sticky_prompt(job.tokens()));
+    Size { tokens, top_k, sticky }
+}
+
+fn sampling_params(request: &GenerateRequest, max_new_tokens: usize) -> SamplingParams<'_> {
+    let sampling = &request.sampling;
+    let (json_schema, regex) = match &sampling.constraint {
+        None => (None, None),
+        Some(Constraint::JsonSchema(schema)) => (Some(schema.to_string()), None),
+        Some(Constraint::Regex(regex)) => (None, Some(regex.as_str())),
+    };
+    SamplingParams {
+        max_new_tokens,
+        temperature: sampling.temperature,
+        top_p: sampling.top_p,
+        top_k: sampling.top_k.map_or(-1, |top_k| top_k as i64),
+        sampling_seed: sampling.seed.map(remote::signed),
+        stop_token_ids: &request.stop_ids,
+        json_schema,
+        regex,
+        ..SamplingParams::none()
+    }
+}
+
+/// What both information routes tell, under their old and their new names.
+async fn told(transport: &Transport) -> Result<wire::Info, Error> {
+    let mut told = wire::Info::default();
+    for paths in [["/get_model_info", "/model_info"], ["/get_server_info", "/server_info"]] {
+        for path in paths {
+            if let Some(info) = remote::ask_if_known(transport, path, wire::info).await? {
+                told = told.or(info);
+                break;
+            }
+        }
+    }
+    Ok(told)
+}

@@ -1,0 +1,497 @@
+//! Requests to servers that are slow, overloaded, restarting or broken, as if they were not.
+//!
+//! Owns [`Transport`]: time-outs, retries, failover, bounds on what is in flight and on what is read,
+//! and that no API key reaches a message. What a request says and what its answer means is the
+//! business of the clients, who give a route, a body and a decoder.
+//!
+//! One call: take a [`Lease`], send, read, give the lease back, decode. When
+//! that fails and the failure may pass: another endpoint at once if one is up, else wait (holding
+//! nothing) and begin the next round.
+
+use std::fmt;
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime};
+
+use base64::Engine as _;
+pub use reqwest::Method;
+use reqwest::header::{
+    AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, LOCATION, RETRY_AFTER,
+};
+
+use super::Error;
+use super::body::{self, BodyFault};
+use super::endpoint::{Endpoint, Lease, Pool, PoolRules, Report, Turn};
+use super::retry::{self, Failure, Jitter, Kind, Policy};
+use super::secret::Secret;
+
+/// One request, described apart from where it is sent.
+#[derive(Clone, Debug)]
+pub struct Call<'a> {
+    /// `POST`, mostly.
+    pub method: Method,
+    /// The route, `/v1/completions`.
+    pub path: &'a str,
+    /// A JSON body.
+    pub body: Option<Vec<u8>>,
+    /// What it costs the server while in flight.
+    pub tokens: u64,
+    /// A hash of the prompt's beginning: the same value goes to the same endpoint, whose cache knows it.
+    pub sticky: u64,
+    /// An answer of more bytes is an error, and is not read further.
+    pub max_answer: usize,
+    /// How long one attempt may take; `None` takes the transport's own.
+    pub timeout: Option<Duration>,
+}
+
+/// An answer with a status of 2xx, to be decoded.
+#[derive(Clone, Copy, Debug)]
+pub struct Answer<'a> {
+    /// The HTTP status.
+    pub status: u16,
+    /// The whole body.
+    pub body: &'a [u8],
+}
+
+/// How an API key is presented.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Auth {
+    /// `Authorization: Bearer KEY`.
+    Bearer(Secret),
+    /// `NAME: KEY`.
+    Header(&'static str, Secret),
+}
+
+/// Something worth telling while a call is still under way.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Notice {
+    /// An attempt failed and the next one follows after `wait`.
+    Retry {
+        /// How many attempts this call has made.
+        attempts: u32,
+        /// How long until the next one.
+        wait: Duration,
+        /// What went wrong.
+        error: Error,
+    },
+    /// An endpoint failed several times in a row and is left alone for a while.
+    Down {
+        /// Which one.
+        server: String,
+    },
+    /// An endpoint that was left alone answers again.
+    Back {
+        /// Which one.
+        server: String,
+    },
+}
+
+/// Who is told of notices.
+pub type Watch = Arc<dyn Fn(Notice) + Send + Sync>;
+
+/// How a transport behaves.
+#[derive(Clone)]
+pub struct Settings {
+    /// The API key, if the server wants one.
+    pub auth: Option<Auth>,
+    /// Further headers, such as a protocol version; none of them secret.
+    pub headers: Vec<(&'static str, String)>,
+    /// How long one attempt may take, from sending to the last byte.
+    pub timeout: Duration,
+    /// How long a connection may take.
+    pub connect_timeout: Duration,
+    /// How often to try.
+    pub policy: Policy,
+    /// What may be in flight, and when an endpoint is left alone.
+    pub pool: PoolRules,
+    /// Makes the waits repeatable.
+    pub jitter_seed: Option<u64>,
+    /// Is told of retries and of endpoints that go and come.
+    pub watch: Option<Watch>,
+}
+
+impl fmt::Debug for Settings {
+    /// Without the watch, which has nothing to show; keys mask themselves.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut shown = f.debug_struct("Settings");
+        shown.field("auth", &self.auth).field("timeout", &self.timeout).field("policy", &self.policy);
+        shown.field("pool", &self.pool).finish_non_exhaustive()
+    }
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            auth: None,
+            headers: Vec::new(),
+            timeout: Duration::from_secs(600),
+            connect_timeout: Duration::from_secs(10),
+            policy: Policy::default(),
+            pool: PoolRules::default(),
+            jitter_seed: None,
+            watch: None,
+        }
+    }
+}
+
+/// What a transport has sent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Requests sent, every attempt counted.
+    pub attempts: u64,
+    /// Of those, attempts after the first of their call.
+    pub retries: u64,
+}
+
+/// A way to one model, over one or several endpoints. Clones share everything but their retry policy.
+#[derive(Clone)]
+pub struct Transport {
+    policy: Policy,
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    http: reqwest::Client,
+    pool: Arc<Pool>,
+    headers: Vec<HeaderMap>,
+    secrets: Vec<Secret>,
+    settings: Settings,
+    jitter: Jitter,
+    attempts: AtomicU64,
+    retries: AtomicU64,
+}
+
+/// Servers such as uvicorn close idle connections after five seconds; leaving first avoids sending into a closing one.
+const IDLE: Duration = Duration::from_secs(4);
+
+impl Transport {
+    /// A transport to the servers at `urls`. Nothing is sent yet.
+    pub fn open<S: AsRef<str>>(urls: &[S], settings: Settings) -> Result<Self, Error> {
+        let endpoints: Vec<Endpoint> =
+            urls.iter().map(|url| Endpoint::parse(url.as_ref())).collect::<Result<_, _>>()?;
+        Self::to(endpoints, settings)
+    }
+
+    fn to(endpoints: Vec<Endpoint>, settings: Settings) -> Result<Self, Error> {
+        if endpoints.is_empty() {
+            return Err(super::endpoint::no_endpoint());
+        }
+        let headers = endpoints.iter().map(|it| headers_for(it, &settings)).collect::<Result<_, _>>()?;
+        let shared = Shared {
+            http: http_client(&settings)?,
+            headers,
+            secrets: secrets_of(&endpoints, &settings),
+            pool: Pool::new(endpoints, settings.pool.clone()),
+            jitter: Jitter::new(
+                settings.jitter_seed.unwrap_or_else(|| RandomState::new().build_hasher().finish()),
+            ),
+            attempts: AtomicU64::new(0),
+            retries: AtomicU64::new(0),
+            settings,
+        };
+        Ok(Self { policy: shared.settings.policy.clone(), shared: Arc::new(shared) })
+    }
+
+    /// The same transport, giving up quickly: for questions a person waits for.
+    pub fn briefly(&self) -> Self {
+        Self { policy: Policy::brief(), shared: Arc::clone(&self.shared) }
+    }
+
+    /// One transport per endpoint, so that each server can be asked what it is.
+    pub fn each(&self) -> Result<Vec<Self>, Error> {
+        let settings = &self.shared.settings;
+        let endpoints = self.shared.pool.endpoints().iter();
+        endpoints.map(|endpoint| Self::to(vec![endpoint.clone()], settings.clone())).collect()
+    }
+
+    /// The addresses, for messages; never with credentials.
+    pub fn server(&self) -> String {
+        let names: Vec<&str> = self.shared.pool.endpoints().iter().map(Endpoint::name).collect();
+        names.join(", ")
+    }
+
+    /// What has been sent so far.
+    pub fn counts(&self) -> Counts {
+        Counts {
+            attempts: self.shared.attempts.load(Ordering::Relaxed),
+            retries: self.shared.retries.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Sends `call` until it is answered, refused, or given up.
+    ///
+    /// `decode` is given a body with a status of 2xx. Its `Err` says why the body is no answer to this
+    /// call; the call is then tried again like one whose answer was cut.
+    pub async fn call<T>(
+        &self,
+        call: &Call<'_>,
+        decode: &(dyn Fn(&Answer<'_>) -> Result<T, String> + Send + Sync),
+    ) -> Result<T, Error> {
+        let mut progress = Progress::default();
+        loop {
+            let lease = self.shared.pool.lease(call.sticky, call.tokens, &progress.tried).await?;
+            progress.begin(lease.idx());
+            self.shared.count(&progress);
+            match self.shared.attempt(lease, call, decode).await {
+                Ok(answer) => return Ok(answer),
+                Err(failure) => self.pause(&mut progress, failure).await?,
+            }
+        }
+    }
+
+    /// Waits as long as the failure calls for, or fails for good.
+    async fn pause(&self, progress: &mut Progress, failure: Failure) -> Result<(), Error> {
+        let Some(wait) = progress.wait(&failure, &self.policy, &self.shared) else {
+            return Err(failure.error);
+        };
+        self.shared.tell(|| Notice::Retry {
+            attempts: progress.attempts,
+            wait,
+            error: failure.error.clone(),
+        });
+        if !wait.is_zero() {
+            tokio::time::sleep(wait).await;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Transport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Transport").field(&self.server()).finish()
+    }
+}
+
+/// How far one call has come.
+#[derive(Default)]
+struct Progress {
+    attempts: u32,
+    rounds: u32,
+    garbled: u32,
+    tried: Vec<usize>,
+}
+
+impl Progress {
+    fn begin(&mut self, idx: usize) {
+        self.attempts += 1;
+        self.tried.push(idx);
+    }
+
+    /// The wait before the next attempt: none if another endpoint is up, `None` when it is time to give up.
+    fn wait(&mut self, failure: &Failure, policy: &Policy, shared: &Shared) -> Option<Duration> {
+        self.garbled += u32::from(failure.kind == Kind::Garbled);
+        if failure.kind == Kind::Refused || self.garbled >= policy.garbled_attempts {
+            return None;
+        }
+        if shared.pool.has_other(&self.tried) {
+            return Some(Duration::ZERO);
+        }
+        self.tried.clear();
+        self.rounds += 1;
+        policy.wait(self.rounds, failure.retry_after, &shared.jitter)
+    }
+}
+
+impl Shared {
+    fn count(&self, progress: &Progress) {
+        self.attempts.fetch_add(1, Ordering::Relaxed);
+        self.retries.fetch_add(u64::from(progress.attempts > 1), Ordering::Relaxed);
+    }
+
+    /// Sends once and decodes; the endpoint's health learns of it either way.
+    async fn attempt<T>(
+        &self,
+        mut lease: Lease,
+        call: &Call<'_>,
+        decode: &(dyn Fn(&Answer<'_>) -> Result<T, String> + Send + Sync),
+    ) -> Result<T, Failure> {
+        let server = lease.endpoint().name().to_owned();
+        let limit = call.timeout.unwrap_or(self.settings.timeout);
+        let received = tokio::time::timeout(limit, self.exchange(&lease, call)).await;
+        let outcome = match received.unwrap_or_else(|_| Err(timed_out(&server, limit))) {
+            Ok((status, body)) => {
+                lease.answered();
+                self.decode(&server, &Answer { status, body: &body }, decode)
+            }
+            Err(failure) => Err(failure),
+        };
+        let turn = match &outcome {
+            Err(it) if it.kind != Kind::Refused => {
+                lease.report(Report::Failed(it.kind, it.retry_after), Some(&it.error))
+            }
+            _ => lease.report(Report::Alive, None),
+        };
+        self.tell_turn(turn, server);
+        outcome
+    }
+
+    /// Sends the request and reads the answer; anything but a whole body with a status of 2xx is a failure.
+    async fn exchange(&self, lease: &Lease, call: &Call<'_>) -> Result<(u16, Vec<u8>), Failure> {
+        let endpoint = lease.endpoint();
+        let mut request = self.http.request(call.method.clone(), endpoint.url(call.path));
+        request = request.headers(self.headers[lease.idx()].clone());
+        if let Some(body) = &call.body {
+            request = request.header(CONTENT_TYPE, "application/json").body(body.clone());
+        }
+        let response = request.send().await.map_err(|why| self.not_sent(endpoint, why))?;
+        let status = response.status().as_u16();
+        match retry::judge_status(status) {
+            Some(kind) => Err(self.bad_status(endpoint, kind, response).await),
+            None => match body::read(response, call.max_answer).await {
+                Ok(body) => Ok((status, body)),
+                Err(fault) => Err(self.bad_body(endpoint, fault, call.max_answer)),
+            },
+        }
+    }
+
+    fn decode<T>(
+        &self,
+        server: &str,
+        answer: &Answer<'_>,
+        decode: &(dyn Fn(&Answer<'_>) -> Result<T, String> + Send + Sync),
+    ) -> Result<T, Failure> {
+        // No JSON text contains a NUL byte, however lenient its reader.
+        let decoded = if answer.body.contains(&0) { Err("not JSON".to_owned()) } else { decode(answer) };
+        decoded
+            .map_err(|reason| garbled(server, body::describe(&reason, answer.body, &|text| self.scrub(text))))
+    }
+
+    fn not_sent(&self, endpoint: &Endpoint, why: reqwest::Error) -> Failure {
+        let why = self.scrub(&body::reasons(why));
+        let error = Error::Unreachable { server: endpoint.name().to_owned(), why };
+        Failure { kind: Kind::Broken, error, retry_after: None }
+    }
+
+    async fn bad_status(&self, endpoint: &Endpoint, kind: Kind, response: reqwest::Response) -> Failure {
+        let (server, status) = (endpoint.name().to_owned(), response.status().as_u16());
+        let header = |name| response.headers().get(name).and_then(|value| value.to_str().ok());
+        let retry_after = header(RETRY_AFTER).and_then(|value| retry::retry_after(value, SystemTime::now()));
+        let target = header(LOCATION).filter(|_| (300..400).contains(&status)).map(|it| self.scrub(it));
+        let body = body::read_beginning(response, body::ERROR_BODY).await;
+        let message = match (status, target) {
+            (_, Some(target)) => format!("it redirects to {}", body::shorten(&target)),
+            (204, _) => "it answered without a body".to_owned(),
+            _ => body::message(&body, &|text| self.scrub(text)),
+        };
+        let error = match kind {
+            Kind::Refused => Error::Refused { server, status, message },
+            _ => Error::Unavailable { server, status, message },
+        };
+        Failure { kind, error, retry_after }
+    }
+
+    fn bad_body(&self, endpoint: &Endpoint, fault: BodyFault, max: usize) -> Failure {
+        let why = match fault {
+            BodyFault::TooLong => format!("the answer is longer than {max} bytes"),
+            BodyFault::Cut { got, why } => {
+                format!("the answer was cut after {got} bytes: {}", self.scrub(&why))
+            }
+        };
+        garbled(endpoint.name(), why)
+    }
+
+    /// `text` without any key this transport knows.
+    fn scrub(&self, text: &str) -> String {
+        self.secrets.iter().fold(text.to_owned(), |text, secret| secret.scrub(&text))
+    }
+
+    fn tell(&self, notice: impl FnOnce() -> Notice) {
+        if let Some(watch) = &self.settings.watch {
+            watch(notice());
+        }
+    }
+
+    fn tell_turn(&self, turn: Option<Turn>, server: String) {
+        match turn {
+            Some(Turn::Opened) => self.tell(|| Notice::Down { server }),
+            Some(Turn::Closed) => self.tell(|| Notice::Back { server }),
+            None => {}
+        }
+    }
+}
+
+fn timed_out(server: &str, limit: Duration) -> Failure {
+    let why = format!("no answer within {} s", limit.as_secs_f64());
+    let error = Error::Unreachable { server: server.to_owned(), why };
+    Failure { kind: Kind::Pressed, error, retry_after: None }
+}
+
+fn garbled(server: &str, why: String) -> Failure {
+    let error = Error::Garbled { server: server.to_owned(), why };
+    Failure { kind: Kind::Garbled, error, retry_after: None }
+}
+
+fn http_client(settings: &Settings) -> Result<reqwest::Client, Error> {
+    let client = reqwest::Client::builder()
+        .user_agent(concat!("backsight/", env!("CARGO_PKG_VERSION")))
+        // A redirected POST becomes a GET, and a key must not travel to a host the user did not name.
+        .redirect(reqwest::redirect::Policy::none())
+        .connect_timeout(settings.connect_timeout)
+        .pool_idle_timeout(IDLE)
+        .pool_max_idle_per_host(settings.pool.concurrency)
+        .build();
+    client.map_err(|why| Error::Invalid {
+        what: format!("no HTTP client can be made: {}", body::reasons(why)),
+        help: "see that the system's certificates are readable".to_owned(),
+    })
+}
+
+/// The headers every request to `endpoint` carries.
+fn headers_for(endpoint: &Endpoint, settings: &Settings) -> Result<HeaderMap, Error> {
+    let mut headers = HeaderMap::new();
+    for (name, value) in &settings.headers {
+        headers.insert(header_name(name)?, header_value(value, name)?);
+    }
+    if let Some((user, password)) = endpoint.login() {
+        headers.insert(AUTHORIZATION, secret_value(&basic(user, password))?);
+    }
+    match &settings.auth {
+        Some(Auth::Bearer(key)) => {
+            headers.insert(AUTHORIZATION, secret_value(&format!("Bearer {}", key.expose()))?);
+        }
+        Some(Auth::Header(name, key)) => {
+            headers.insert(header_name(name)?, secret_value(key.expose())?);
+        }
+        None => {}
+    }
+    Ok(headers)
+}
+
+fn basic(user: &str, password: &Secret) -> String {
+    let plain = format!("{user}:{}", password.expose());
+    format!("Basic {}", base64::engine::general_purpose::STANDARD.encode(plain))
+}
+
+fn secret_value(text: &str) -> Result<HeaderValue, Error> {
+    let mut value = header_value(text, "the API key")?;
+    value.set_sensitive(true);
+    Ok(value)
+}
+
+fn header_name(name: &str) -> Result<HeaderName, Error> {
+    HeaderName::try_from(name).map_err(|_| Error::Invalid {
+        what: format!("{name:?} is no name of an HTTP header"),
+        help: "use letters, digits and hyphens".to_owned(),
+    })
+}
+
+fn header_value(text: &str, what: &str) -> Result<HeaderValue, Error> {
+    HeaderValue::from_str(text).map_err(|_| Error::Invalid {
+        what: format!("{what} contains characters that no HTTP header may have"),
+        help: "see that it is one line of ASCII".to_owned(),
+    })
+}
+
+/// Everything that must not appear in a message, in each form in which it is sent.
+fn secrets_of(endpoints: &[Endpoint], settings: &Settings) -> Vec<Secret> {
+    let key = settings.auth.iter().map(|auth| match auth {
+        Auth::Bearer(key) | Auth::Header(_, key) => key.clone(),
+    });
+    let logins = endpoints.iter().filter_map(Endpoint::login);
+    let logins = logins.flat_map(|(user, password)| {
+        let encoded = basic(user, password);
+        [password.clone(), Secret::new(encoded.trim_start_matches("Basic "))]
+    });
+    key.chain(logins).collect()
+}

@@ -1,0 +1,4 @@
+//! Handing finished work on: training data and whatever else a trainer takes.
+
+pub mod dataset;
+pub mod parquet;

@@ -1,0 +1,343 @@
+//! Finds and loads recorded episodes, whoever recorded them.
+//!
+//! Owns the search for episode directories (`result.json` + `pi_session.jsonl`), our own records,
+//! OpenAI-style JSON Lines and Atropos groups, and reading them one at a time. Whatever is wrong with
+//! an episode fails that episode, with file, line and reason; the others go on. Deliberately absent:
+//! choosing among them.
+
+use std::cmp::Ordering;
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::io::{self, BufRead, BufReader};
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value};
+
+use crate::credit::subtasks::submitted_plan;
+use crate::episode::{Episode, Outcome, steps_of};
+use crate::wire::fault::{Fault, object_on_line};
+use crate::wire::{atropos, openai_episodes, pi_result, pi_session, record};
+
+/// The file with a directory episode's outcome.
+pub const RESULT: &str = "result.json";
+/// The file with a directory episode's conversation.
+pub const SESSION: &str = "pi_session.jsonl";
+
+/// Something on disk that holds episodes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// A directory with one episode.
+    Directory(PathBuf),
+    /// A file with one record.
+    Record(PathBuf),
+    /// A file with an episode or a group on each line.
+    Lines(PathBuf),
+}
+
+/// An episode and where it came from.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Loaded {
+    /// The episode.
+    pub episode: Episode,
+    /// The directory or file.
+    pub path: PathBuf,
+    /// The line, for files with many.
+    pub line: Option<usize>,
+    /// The episode's id as its files write it.
+    pub file_id: Value,
+    /// Its reward as its files write it.
+    pub file_reward: Option<serde_json::Number>,
+    /// Its subtasks' scores as its files write them.
+    pub file_scores: Map<String, Value>,
+    /// What was left out of the conversation, and why.
+    pub notes: Vec<String>,
+}
+
+/// Why an episode, or a whole input, could not be loaded.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{}{}: {why}", path.display(), line.map(|line| format!(" line {line}")).unwrap_or_default())]
+pub struct LoadError {
+    /// The file or directory.
+    pub path: PathBuf,
+    /// The line, where one is to blame.
+    pub line: Option<usize>,
+    /// What is wrong.
+    pub why: String,
+}
+
+impl LoadError {
+    fn new(path: &Path, why: impl std::fmt::Display) -> Self {
+        Self { path: path.to_owned(), line: None, why: why.to_string() }
+    }
+
+    fn fault(path: &Path, Fault { line, why }: Fault) -> Self {
+        Self { path: path.to_owned(), line, why }
+    }
+}
+
+/// Finds the episodes below a directory or in a file, in natural order of their names.
+pub fn find(input: &Path) -> Result<Vec<Source>, LoadError> {
+    if input.is_file() {
+        return Ok(vec![file_source(input)]);
+    }
+    if input.join(RESULT).is_file() || input.join(SESSION).is_file() {
+        return Ok(vec![Source::Directory(input.to_owned())]);
+    }
+    let entries = list(input)?;
+    let named = |path: &&PathBuf| path.is_dir() && name(path).starts_with("episode_");
+    let directories: Vec<_> = entries.iter().filter(named).cloned().map(Source::Directory).collect();
+    if !directories.is_empty() {
+        return Ok(directories);
+    }
+    let records = input.join("episodes");
+    let files = if records.is_dir() { list(&records)? } else { entries };
+    let is_json = |path: &&PathBuf| path.is_file() && matches!(extension(path), "json" | "jsonl");
+    let files: Vec<_> = files.iter().filter(is_json).map(|path| file_source(path)).collect();
+    let nothing = "no episodes here; help: it needs episode_*/ with result.json and pi_session.jsonl, \
+                   or .json and .jsonl files";
+    if files.is_empty() { Err(LoadError::new(input, nothing)) } else { Ok(files) }
+}
+
+/// Loads sources one after the other, an episode at a time.
+pub fn load(sources: Vec<Source>) -> impl Iterator<Item = Result<Loaded, LoadError>> {
+    let mut seen: HashMap<String, String> = HashMap::new();
+    sources.into_iter().flat_map(load_source).map(move |loaded| {
+        let loaded = loaded?;
+        let id = &loaded.episode.id;
+        let place = match loaded.line {
+            Some(line) => format!("{} line {line}", loaded.path.display()),
+            None => loaded.path.display().to_string(),
+        };
+        if let Some(first) = seen.insert(id.clone(), place) {
+            let why = format!("the id `{id}` is already used by {first}");
+            return Err(LoadError { path: loaded.path, line: loaded.line, why });
+        }
+        Ok(loaded)
+    })
+}
+
+fn load_source(source: Source) -> Box<dyn Iterator<Item = Result<Loaded, LoadError>>> {
+    match source {
+        Source::Directory(path) => Box::new(std::iter::once(load_directory(&path))),
+        Source::Record(path) => Box::new(std::iter::once(load_record(&path))),
+        Source::Lines(path) => match Lines::open(path.clone()) {
+            Ok(lines) => Box::new(lines),
+            Err(error) => Box::new(std::iter::once(Err(LoadError::new(&path, error)))),
+        },
+    }
+}
+
+/// Loads the episode in one directory.
+pub fn load_directory(directory: &Path) -> Result<Loaded, LoadError> {
+    let result_path = directory.join(RESULT);
+    let session_path = directory.join(SESSION);
+    let fault = |path: &'_ Path, fault| LoadError::fault(path, fault);
+    let result = pi_result::parse(&read(&result_path)?).map_err(|it| fault(&result_path, it))?;
+    let session = pi_session::parse(&read(&session_path)?).map_err(|it| fault(&session_path, it))?;
+    if session.messages.len() < 2 {
+        return Err(LoadError::new(&session_path, "there are fewer than two messages"));
+    }
+    let id = if name(directory).is_empty() { "episode".to_owned() } else { name(directory) };
+    let left_out = session.left_out.iter().map(|it| format!("{SESSION} {it}")).collect();
+    let mut loaded = Loaded {
+        path: directory.to_owned(),
+        line: None,
+        file_id: result.episode_id.clone(),
+        file_reward: Some(result.reward.clone()),
+        file_scores: result.frozen_scores.clone(),
+        notes: left_out,
+        episode: episode(id, result, session).map_err(|it| fault(&session_path, it))?,
+    };
+    if loaded.file_id.is_null() {
+        loaded.file_id = loaded.episode.id.clone().into();
+    }
+    Ok(loaded)
+}
+
+fn episode(
+    id: String,
+    result: pi_result::EpisodeResult,
+    session: pi_session::Session,
+) -> Result<Episode, Fault> {
+    let task = openai_episodes::task_of(result.task, &session.messages);
+    let mut episode = Episode::new(id, task, session.messages);
+    episode.started_at = session.started_at;
+    let reward = result.reward.as_f64().ok_or_else(|| Fault::new("the reward is out of range"))?;
+    episode.outcome = Ok(Outcome { reward, components: Vec::new() });
+    episode.progress = result.progress;
+    if episode.progress.plan.is_none() {
+        episode.progress.plan = submitted_plan(&episode.messages, &session.failed_results);
+    }
+    episode.failed_results = session.failed_results;
+    episode.set_compactions(session.compactions).map_err(Fault::new)?;
+    let steps = steps_of(&episode.messages);
+    episode.set_steps(steps).map_err(Fault::new)?;
+    Ok(episode)
+}
+
+fn load_record(path: &Path) -> Result<Loaded, LoadError> {
+    let content = read(path)?;
+    let value =
+        serde_json::from_str(&content).map_err(|error| LoadError::fault(path, Fault::json(&error)))?;
+    let episode = record::from_json(&value).map_err(|fault| LoadError::fault(path, fault))?;
+    Ok(loaded(episode, path, None))
+}
+
+fn loaded(episode: Episode, path: &Path, line: Option<usize>) -> Loaded {
+    let scores = episode.progress.subtask_scores.iter().map(|(id, score)| (id.clone(), (*score).into()));
+    Loaded {
+        path: path.to_owned(),
+        line,
+        file_id: episode.id.clone().into(),
+        file_reward: episode.outcome.as_ref().ok().and_then(|it| serde_json::Number::from_f64(it.reward)),
+        file_scores: scores.collect(),
+        notes: Vec::new(),
+        episode,
+    }
+}
+
+/// The lines of a file, read as they are asked for.
+struct Lines {
+    path: PathBuf,
+    /// None after a failure: a file that cannot be read further has no further lines.
+    reader: Option<BufReader<File>>,
+    line: usize,
+    /// Episodes of the line before that are still to be handed out.
+    pending: std::vec::IntoIter<Result<Loaded, LoadError>>,
+}
+
+impl Lines {
+    fn open(path: PathBuf) -> io::Result<Self> {
+        let reader = Some(BufReader::new(File::open(&path)?));
+        Ok(Self { path, reader, line: 0, pending: Vec::new().into_iter() })
+    }
+
+    /// The next line that is not blank, as bytes; `None` at the end.
+    fn next_line(&mut self) -> Option<io::Result<Vec<u8>>> {
+        loop {
+            let mut bytes = Vec::new();
+            self.line += 1;
+            match self.reader.as_mut()?.read_until(b'\n', &mut bytes) {
+                Ok(0) => return None,
+                Ok(_) if bytes.trim_ascii().is_empty() => {}
+                Ok(_) => return Some(Ok(bytes)),
+                Err(error) => {
+                    self.reader = None;
+                    return Some(Err(error));
+                }
+            }
+        }
+    }
+
+    fn episodes_of(&self, bytes: &[u8]) -> Vec<Result<Loaded, LoadError>> {
+        let fault = |fault: Fault| LoadError::fault(&self.path, fault.on(self.line));
+        let text = std::str::from_utf8(bytes).map_err(Fault::new);
+        let json = match text.and_then(|text| object_on_line(self.line, text)) {
+            Ok(json) => json,
+            Err(why) => return vec![Err(fault(why))],
+        };
+        let stem = self.path.file_stem().map(|stem| stem.to_string_lossy()).unwrap_or_default();
+        let episodes = read_line(json, &format!("{stem}:{}", self.line));
+        let finish = |it: Result<Episode, Fault>| match it {
+            Ok(episode) => Ok(loaded(episode, &self.path, Some(self.line))),
+            Err(why) => Err(fault(why)),
+        };
+        episodes.into_iter().map(finish).collect()
+    }
+}
+
+impl Iterator for Lines {
+    type Item = Result<Loaded, LoadError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        loop {
+            if let Some(episode) = self.pending.next() {
+                return Some(episode);
+            }
+            match self.next_line()? {
+                Ok(bytes) => self.pending = self.episodes_of(&bytes).into_iter(),
+                Err(error) => return Some(Err(LoadError::new(&self.path, error))),
+            }
+        }
+    }
+}
+
+/// The episodes an object on a line stands for.
+fn read_line(json: Map<String, Value>, default_id: &str) -> Vec<Result<Episode, Fault>> {
+    if record::recognises(&json) {
+        vec![record::from_json(&Value::Object(json))]
+    } else if atropos::recognises(&json) {
+        atropos::read(&json, default_id).unwrap_or_else(|fault| vec![Err(fault)])
+    } else if openai_episodes::recognises(&json) {
+        vec![openai_episodes::read(&json, default_id)]
+    } else {
+        let why = "neither an episode (`messages`, `reward`) nor a group (`tokens`, `masks`, `scores`)";
+        vec![Err(Fault::new(why))]
+    }
+}
+
+fn file_source(path: &Path) -> Source {
+    let path = path.to_owned();
+    if extension(&path) == "json" { Source::Record(path) } else { Source::Lines(path) }
+}
+
+fn extension(path: &Path) -> &str {
+    path.extension().and_then(|extension| extension.to_str()).unwrap_or("")
+}
+
+fn name(path: &Path) -> String {
+    path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
+}
+
+fn list(directory: &Path) -> Result<Vec<PathBuf>, LoadError> {
+    let entries = fs::read_dir(directory).map_err(|error| LoadError::new(directory, error))?;
+    let paths = entries.map(|entry| entry.map(|entry| entry.path()));
+    let mut paths =
+        paths.collect::<io::Result<Vec<_>>>().map_err(|error| LoadError::new(directory, error))?;
+    paths.sort_by(|a, b| natural(&name(a), &name(b)));
+    Ok(paths)
+}
+
+/// Reads a text file; what is not UTF-8 is named by its line.
+fn read(path: &Path) -> Result<String, LoadError> {
+    let bytes = fs::read(path).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => LoadError::new(path, "the file is missing"),
+        _ => LoadError::new(path, error),
+    })?;
+    String::from_utf8(bytes).map_err(|error| {
+        let valid = &error.as_bytes()[..error.utf8_error().valid_up_to()];
+        let line = valid.iter().filter(|byte| **byte == b'\n').count() + 1;
+        LoadError::fault(path, Fault::at(line, "not UTF-8"))
+    })
+}
+
+/// Orders names as people do: runs of digits by their value, so `episode_2` comes before `episode_10`.
+pub fn natural(a: &str, b: &str) -> Ordering {
+    let (mut rest_a, mut rest_b) = (a, b);
+    loop {
+        let ((head_a, tail_a), (head_b, tail_b)) = (chunk(rest_a), chunk(rest_b));
+        if head_a.is_empty() || head_b.is_empty() {
+            return head_a.len().cmp(&head_b.len()).then_with(|| a.cmp(b));
+        }
+        let order = match (digits(head_a), digits(head_b)) {
+            (Some(a), Some(b)) => a.len().cmp(&b.len()).then_with(|| a.cmp(b)),
+            _ => head_a.cmp(head_b),
+        };
+        if order != Ordering::Equal {
+            return order;
+        }
+        (rest_a, rest_b) = (tail_a, tail_b);
+    }
+}
+
+/// The longest head that is all digits or has none.
+fn chunk(text: &str) -> (&str, &str) {
+    let is_digit = |c: char| c.is_ascii_digit();
+    let first = text.chars().next().is_some_and(is_digit);
+    text.split_at(text.find(|c| is_digit(c) != first).unwrap_or(text.len()))
+}
+
+/// The digits without leading zeros, if it begins with one.
+fn digits(chunk: &str) -> Option<&str> {
+    chunk.starts_with(|c: char| c.is_ascii_digit()).then(|| chunk.trim_start_matches('0'))
+}

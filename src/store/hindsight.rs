@@ -1,0 +1,363 @@
+//! The score files beside an episode: reading, writing, and computing credit again from what they hold.
+//!
+//! Owns [`recompute`], through which every file we write goes: a first scoring fills in what was
+//! measured, and credit follows from it exactly as it does later when a hyper-parameter changes. It needs
+//! `hindsight_scores.json` and, for a change of which tokens count, its sidecar; never a server.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Number};
+
+use super::atomic;
+use super::episodes::Loaded;
+use crate::credit::hcapo::{Credit, Params, Ratio, StepScore, credit, mean_logprob};
+use crate::credit::subtasks::Place;
+use crate::episode::TokenSource;
+use crate::lens::Window;
+use crate::tokens::{Logprob, TokenId, TokenSpan};
+use crate::wire::fault::Fault;
+use crate::wire::hindsight::{
+    HindsightScores, HindsightTokens, Hyperparams, Provenance, ScoredStep, StepTokens, TOKENS_FORMAT,
+};
+
+/// The file with the scores.
+pub const SCORES: &str = "hindsight_scores.json";
+/// The file with the tokens.
+pub const TOKENS: &str = "hindsight_tokens.json";
+
+/// What credit is computed with.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Settings {
+    /// The hyper-parameters.
+    pub params: Params,
+    /// The last so many tokens of an action count; 0 is all of them.
+    pub max_logprob_tokens: usize,
+}
+
+impl Settings {
+    /// What a file was made with.
+    pub fn recorded(hyperparams: &Hyperparams) -> Self {
+        Self { params: hyperparams.params(), max_logprob_tokens: hyperparams.scored_tail() }
+    }
+}
+
+/// Why files could not be read, written or recomputed.
+#[derive(Debug, thiserror::Error)]
+pub enum HindsightError {
+    /// The disk said no.
+    #[error("{}: {source}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What it said.
+        source: io::Error,
+    },
+    /// The file does not hold what it should.
+    #[error("{}{}: {}", path.display(), fault.line.map(|line| format!(" line {line}")).unwrap_or_default(), fault.why)]
+    Content {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        fault: Fault,
+    },
+    /// The recorded values do not say what is asked.
+    #[error(transparent)]
+    Recompute(#[from] CannotRecompute),
+}
+
+/// Why credit cannot be computed from what was recorded. The files are left as they are.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CannotRecompute {
+    /// More tokens are asked for than were scored.
+    #[error(
+        "step {step_index}: {wanted} of its tokens are asked for and the last {scored} were scored; help: score again without --recompute"
+    )]
+    NotScored {
+        /// Which step.
+        step_index: usize,
+        /// How many are asked for.
+        wanted: usize,
+        /// How many there are.
+        scored: usize,
+    },
+    /// Another choice of tokens needs every token's logprob.
+    #[error(
+        "the tokens' logprobs are not recorded, so max_logprob_tokens must stay {recorded}; help: score again without --recompute"
+    )]
+    NoTokens {
+        /// What the file was made with.
+        recorded: i64,
+    },
+    /// Nothing says what the episode was worth.
+    #[error("the episode has no reward")]
+    NoReward,
+    /// No step was ever scored under the plain lens.
+    #[error(
+        "no step has a score under the plain lens, which lift needs; help: score again with --ratio lift"
+    )]
+    NoPlain,
+}
+
+/// Both files of an episode.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Hindsight {
+    /// The scores.
+    pub scores: HindsightScores,
+    /// The tokens, where they were kept.
+    pub tokens: Option<HindsightTokens>,
+}
+
+/// Reads the files in an episode's directory; `None` when it has none.
+pub fn read(directory: &Path) -> Result<Option<Hindsight>, HindsightError> {
+    let Some(scores) = read_file(&directory.join(SCORES), HindsightScores::parse)? else { return Ok(None) };
+    let tokens = read_file(&directory.join(TOKENS), HindsightTokens::parse)?;
+    Ok(Some(Hindsight { scores, tokens }))
+}
+
+fn read_file<T>(path: &Path, parse: impl Fn(&str) -> Result<T, Fault>) -> Result<Option<T>, HindsightError> {
+    let text = match std::fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(source) => return Err(HindsightError::Io { path: path.to_owned(), source }),
+    };
+    match parse(&text) {
+        Ok(value) => Ok(Some(value)),
+        Err(fault) => Err(HindsightError::Content { path: path.to_owned(), fault }),
+    }
+}
+
+/// Writes the files, each atomically, the sidecar first: scores are complete only with what they rest on.
+pub fn write(directory: &Path, hindsight: &Hindsight) -> Result<(), HindsightError> {
+    if let Some(tokens) = &hindsight.tokens {
+        write_file(directory.join(TOKENS), tokens.to_text())?;
+    }
+    write_file(directory.join(SCORES), hindsight.scores.to_text())
+}
+
+fn write_file(path: PathBuf, text: Result<String, serde_json::Error>) -> Result<(), HindsightError> {
+    let written = text.map_err(io::Error::from).and_then(|text| atomic::write(&path, text.as_bytes()));
+    written.map_err(|source| HindsightError::Io { path, source })
+}
+
+/// What scoring gave for one step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MeasuredStep {
+    /// Which sequence the action is in, and where; none when its tokens are not known.
+    pub place: Option<(usize, TokenSpan)>,
+    /// How many tokens stood before the action, the lens included.
+    pub n_context: usize,
+    /// The logprobs of the action's last tokens under the lens, or why there are none.
+    pub lens: Result<Vec<Option<Logprob>>, String>,
+    /// The same under the plain lens, where it was asked for.
+    pub plain: Option<Vec<Option<Logprob>>>,
+    /// What was left out of the context.
+    pub window: Window,
+}
+
+/// What scoring gave for one episode.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Measured {
+    /// The conversation's tokens without a lens.
+    pub sequences: Vec<Vec<TokenId>>,
+    /// Whether those are the sampled ones.
+    pub token_source: TokenSource,
+    /// One per step.
+    pub steps: Vec<MeasuredStep>,
+    /// Where the numbers come from.
+    pub provenance: Provenance,
+}
+
+/// Makes the files of a newly scored episode, whose steps stand at `places`.
+pub fn assemble(
+    loaded: &Loaded,
+    places: &[Place],
+    measured: Measured,
+    settings: &Settings,
+) -> Result<Hindsight, CannotRecompute> {
+    let all = loaded.episode.steps().iter().zip(places).zip(&measured.steps).enumerate();
+    let steps =
+        all.map(|(idx, ((step, place), measured))| scored_step(idx, step.message_idx, place, measured));
+    let zero = || Number::from(0);
+    let scores = HindsightScores {
+        episode_id: loaded.file_id.clone(),
+        reward: loaded.file_reward.clone().ok_or(CannotRecompute::NoReward)?,
+        frozen_scores: loaded.file_scores.clone(),
+        dense_rewards_used: false,
+        num_steps: 0,
+        num_subtasks_covered: 0,
+        subtask_reward_range: [zero(), zero()],
+        steps: steps.collect(),
+        pi_hind_mean: None,
+        hyperparams: Hyperparams::new(&settings.params, settings.max_logprob_tokens),
+        partial: Some(true),
+        provenance: Some(measured.provenance.clone()),
+        other: Map::new(),
+    };
+    let tokens = Some(step_tokens(loaded, measured));
+    let mut hindsight = Hindsight { scores, tokens };
+    hindsight.scores = recompute(&hindsight, settings)?;
+    Ok(hindsight)
+}
+
+fn scored_step(
+    step_index: usize,
+    message_index: usize,
+    place: &Place,
+    measured: &MeasuredStep,
+) -> ScoredStep {
+    let Window { dropped, n_dropped_tokens } = &measured.window;
+    ScoredStep {
+        // A server is asked from the token before the first scored one on.
+        logprob_start_len: measured.lens.is_ok().then(|| measured.n_context.saturating_sub(1)),
+        skipped_action_tokens: Some(0),
+        error: measured.lens.as_ref().err().cloned(),
+        step_index,
+        message_index,
+        subtask_id: place.subtask.clone(),
+        subtask_reward: place.reward.and_then(Number::from_f64),
+        phase: Some(place.phase.name().to_owned()),
+        dropped_messages: (!dropped.is_empty()).then_some([dropped.start, dropped.end]),
+        dropped_tokens: (!dropped.is_empty()).then_some(*n_dropped_tokens),
+        ..ScoredStep::default()
+    }
+}
+
+fn step_tokens(loaded: &Loaded, measured: Measured) -> HindsightTokens {
+    let numbers = |logprobs: &Vec<Option<Logprob>>| logprobs.iter().map(|it| it.map(Logprob::get)).collect();
+    let step = |(step_index, step): (usize, &MeasuredStep)| StepTokens {
+        step_index,
+        sequence: step.place.map(|(sequence, _)| sequence),
+        span: step.place.map(|(_, span)| [span.start(), span.end()]),
+        logprobs: step.lens.as_ref().ok().map(numbers),
+        plain_logprobs: step.plain.as_ref().map(numbers),
+    };
+    let source = match measured.token_source {
+        TokenSource::Exact => "exact",
+        TokenSource::Rendered => "rendered",
+    };
+    HindsightTokens {
+        format: TOKENS_FORMAT.to_owned(),
+        version: 1,
+        episode_id: loaded.file_id.clone(),
+        tokens: source.to_owned(),
+        steps: measured.steps.iter().enumerate().map(step).collect(),
+        sequences: measured.sequences,
+    }
+}
+
+/// Computes all credit of an episode from its recorded values; what was measured is kept.
+pub fn recompute(old: &Hindsight, settings: &Settings) -> Result<HindsightScores, CannotRecompute> {
+    let by_step: BTreeMap<usize, &StepTokens> =
+        old.tokens.iter().flat_map(|tokens| &tokens.steps).map(|step| (step.step_index, step)).collect();
+    if by_step.is_empty() && settings.max_logprob_tokens != old.scores.hyperparams.scored_tail() {
+        return Err(CannotRecompute::NoTokens { recorded: old.scores.hyperparams.max_logprob_tokens });
+    }
+    let ours = old.scores.partial.is_some();
+    let measured =
+        old.scores.steps.iter().map(|step| measure(step, by_step.get(&step.step_index), ours, settings));
+    let steps: Vec<ScoredStep> = measured.collect::<Result<_, _>>()?;
+    if settings.params.ratio == Ratio::Lift && steps.iter().all(|step| step.plain_mean_logprob.is_none()) {
+        return Err(CannotRecompute::NoPlain);
+    }
+    Ok(with_credit(HindsightScores { steps, ..old.scores.clone() }, settings))
+}
+
+/// A step with the means over the tokens that count, and nothing computed from them yet.
+fn measure(
+    old: &ScoredStep,
+    tokens: Option<&&StepTokens>,
+    ours: bool,
+    settings: &Settings,
+) -> Result<ScoredStep, CannotRecompute> {
+    let mut step = ScoredStep { pi_hind: None, rho: None, q_h: None, q_h_smoothed: None, ..old.clone() };
+    let failed = step.error.is_some() || step.other.contains_key("skipped");
+    // A published file writes a number for a step that failed; ours never does.
+    step.mean_logprob = step.mean_logprob.filter(|_| ours || !failed);
+    let Some((tokens, [start, end])) = tokens.and_then(|it| Some((it, it.span?))) else { return Ok(step) };
+    let total = end - start;
+    let wanted =
+        if settings.max_logprob_tokens == 0 { total } else { total.min(settings.max_logprob_tokens) };
+    let tail = |logprobs: &Option<Vec<Option<f64>>>| tail_mean(logprobs.as_ref(), wanted, old.step_index);
+    step.mean_logprob = tail(&tokens.logprobs)?;
+    step.plain_mean_logprob = tail(&tokens.plain_logprobs)?;
+    let skipped = total - wanted;
+    let first_start = old
+        .logprob_start_len
+        .zip(old.skipped_action_tokens)
+        .map(|(start, skipped)| start - skipped.min(start));
+    step.logprob_start_len = first_start.map(|start| start + skipped);
+    step.action_token_count = Some(wanted);
+    step.total_action_tokens = Some(total);
+    step.skipped_action_tokens = Some(skipped);
+    if tokens.logprobs.is_some() && step.mean_logprob.is_none() {
+        step.error = Some("a token of the action has no logprob".to_owned());
+    }
+    Ok(step)
+}
+
+/// The mean over the last `wanted` tokens; none when they were not scored or one has no logprob.
+fn tail_mean(
+    logprobs: Option<&Vec<Option<f64>>>,
+    wanted: usize,
+    step_index: usize,
+) -> Result<Option<f64>, CannotRecompute> {
+    let Some(logprobs) = logprobs else { return Ok(None) };
+    let Some(unused) = logprobs.len().checked_sub(wanted) else {
+        return Err(CannotRecompute::NotScored { step_index, wanted, scored: logprobs.len() });
+    };
+    Ok(mean_logprob(logprobs[unused..].iter().map(|it| it.and_then(|it| Logprob::new(it).ok()))))
+}
+
+/// Fills in everything that follows from the measured values.
+fn with_credit(mut scores: HindsightScores, settings: &Settings) -> HindsightScores {
+    let input: Vec<StepScore<'_>> = scores.steps.iter().map(step_score).collect();
+    let reward = scores.reward.as_f64().unwrap_or(f64::NAN);
+    let Credit { steps, pi_mean, dense_rewards_used } = credit(&input, reward, &settings.params);
+    for (step, credit) in scores.steps.iter_mut().zip(steps) {
+        match credit {
+            Ok(credit) => {
+                step.error = None;
+                step.pi_hind = Some(credit.pi_hind);
+                step.rho = Some(credit.rho);
+                step.q_h = Some(credit.q_h);
+                step.q_h_smoothed = Some(credit.q_h_smoothed);
+            }
+            Err(why) => {
+                let error = step.error.take().filter(|error| !error.is_empty());
+                step.error = error.or_else(|| Some(why.to_string()));
+            }
+        }
+    }
+    let nothing = (scores.steps.is_empty()).then(|| Number::from(0));
+    scores.pi_hind_mean = pi_mean.and_then(Number::from_f64).or(nothing);
+    scores.dense_rewards_used = dense_rewards_used;
+    scores.num_steps = scores.steps.len();
+    scores.num_subtasks_covered = groups_covered(&scores.steps);
+    scores.subtask_reward_range = reward_range(&scores.steps);
+    scores.partial = Some(scores.steps.iter().any(|step| step.error.is_some()));
+    scores.hyperparams = Hyperparams::new(&settings.params, settings.max_logprob_tokens);
+    scores
+}
+
+fn step_score(step: &ScoredStep) -> StepScore<'_> {
+    let reward = step.subtask_reward.as_ref().and_then(Number::as_f64);
+    StepScore { lens: step.mean_logprob, plain: step.plain_mean_logprob, group: step.group(), reward }
+}
+
+fn groups_covered(steps: &[ScoredStep]) -> usize {
+    let group = |step: &ScoredStep| {
+        let subtask = step.subtask_id.clone().filter(|id| !id.is_empty());
+        subtask.or_else(|| step.phase.clone()).unwrap_or_else(|| "?".to_owned())
+    };
+    steps.iter().map(group).collect::<BTreeSet<_>>().len()
+}
+
+/// The least and the largest reward, as they are written; zeros where no step has one.
+fn reward_range(steps: &[ScoredStep]) -> [Number; 2] {
+    let rewards = || steps.iter().filter_map(|step| step.subtask_reward.as_ref());
+    let by_value = |a: &&Number, b: &&Number| a.as_f64().unwrap_or(0.0).total_cmp(&b.as_f64().unwrap_or(0.0));
+    let zero = || Number::from(0);
+    [rewards().min_by(by_value), rewards().max_by(by_value)].map(|it| it.cloned().unwrap_or_else(zero))
+}

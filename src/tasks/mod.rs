@@ -1,0 +1,71 @@
+//! Tasks: what a student is asked, with the hidden tests that decide.
+//!
+//! Owns the built-in tasks, datasets as JSON lines, the prompt around a task, and splitting tasks
+//! into those for training and those held out. Running tests is left to the agent's verifier.
+
+pub mod builtin;
+pub mod dataset;
+pub mod prompt;
+pub mod split;
+
+use std::path::PathBuf;
+
+use crate::episode::Task;
+
+/// A task whose solution is a program, with the tests that check it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CodingTask {
+    /// What the student is told.
+    pub task: Task,
+    /// A Python script of assertions that imports the solution. Only this copy decides, whatever
+    /// the student was shown.
+    pub test_code: String,
+}
+
+/// Why there are no tasks.
+#[derive(Debug, thiserror::Error)]
+pub enum TaskError {
+    /// A file cannot be read.
+    #[error("tasks cannot be read from {path}: {error}\nhelp: check --tasks")]
+    Unreadable {
+        /// Which file.
+        path: PathBuf,
+        /// Why not.
+        error: std::io::Error,
+    },
+    /// Every row is unusable.
+    #[error("{name} holds no usable task{}\nhelp: rows need a `task` (or --prompt-field) and a `test_code` or `tests`", first(.reason))]
+    Empty {
+        /// The dataset.
+        name: String,
+        /// Why its first row is unusable.
+        reason: Option<String>,
+    },
+    /// A built-in task is not what it should be.
+    #[error("the built-in task {name} cannot be read: {reason}")]
+    BadBuiltin {
+        /// Which one.
+        name: &'static str,
+        /// What is wrong.
+        reason: String,
+    },
+    /// Nothing would be left to train on.
+    #[error(
+        "{n_tasks} tasks with {n_eval} held out leave none to train on\nhelp: lower --eval-size or --eval-split-ratio, or give more tasks"
+    )]
+    NothingToTrain {
+        /// How many there are.
+        n_tasks: usize,
+        /// How many would be held out.
+        n_eval: usize,
+    },
+    /// A share that is none.
+    #[error(
+        "eval_split_ratio is {0}, which is no share\nhelp: give a number from 0 up to, but not including, 1"
+    )]
+    BadRatio(f64),
+}
+
+fn first(reason: &Option<String>) -> String {
+    reason.as_ref().map_or(String::new(), |reason| format!(" (first row: {reason})"))
+}

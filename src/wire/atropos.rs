@@ -1,0 +1,178 @@
+//! Groups of scored sequences as Atropos 0.4.0 has them: `ScoredDataGroup`, one JSON object a line.
+//!
+//! Owns the type and its reading as episodes with exact tokens. The surprises: `scores` are rewards;
+//! masks carry the token id where a token is trained and -100 elsewhere; `inference_logprobs` are 1.0
+//! at masked positions; list fields may be null, left out or empty; `messages` are left out unless
+//! asked for, and without them there is nothing a lens could be put into.
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use super::fault::{Fault, text};
+use super::messages::list_from_json;
+use super::openai_episodes::task_of;
+use crate::credit::subtasks::submitted_plan;
+use crate::episode::{ActionTokens, Episode, Outcome, TokenSource, steps_of};
+use crate::tokens::{Logprob, TokenId, TokenSpan};
+
+/// The mask of a token that is not trained.
+pub const MASKED: i64 = -100;
+
+/// A group of sequences for one prompt.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ScoredDataGroup {
+    /// Prompt and completion of each sequence.
+    pub tokens: Vec<Vec<TokenId>>,
+    /// The token ids again where they are trained, -100 elsewhere.
+    pub masks: Vec<Vec<i64>>,
+    /// One reward per sequence.
+    pub scores: Vec<f64>,
+    /// Weights per token that replace the trainer's own.
+    #[serde(default)]
+    pub advantages: Option<Vec<Vec<f64>>>,
+    /// Logprobs under a reference model.
+    #[serde(default)]
+    pub ref_logprobs: Option<Vec<Vec<f64>>>,
+    /// The conversations.
+    #[serde(default)]
+    pub messages: Option<Vec<Value>>,
+    /// How the sequences were sampled.
+    #[serde(default)]
+    pub generation_params: Option<Value>,
+    /// The student's logprobs, 1.0 where masked.
+    #[serde(default)]
+    pub inference_logprobs: Option<Vec<Vec<f64>>>,
+    /// Settings per sequence.
+    #[serde(default)]
+    pub overrides: Option<Vec<Value>>,
+    /// Settings for the group.
+    #[serde(default)]
+    pub group_overrides: Option<Value>,
+    /// Pictures, which we never have.
+    #[serde(default)]
+    pub images: Option<Value>,
+    /// A teacher's candidates at each token; an empty row where there are none.
+    #[serde(default)]
+    pub distill_token_ids: Option<Vec<Vec<Vec<TokenId>>>>,
+    /// Their logprobs.
+    #[serde(default)]
+    pub distill_logprobs: Option<Vec<Vec<Vec<f64>>>>,
+}
+
+/// Whether a line looks like a group.
+pub fn recognises(json: &Map<String, Value>) -> bool {
+    json.contains_key("tokens") && json.contains_key("masks") && json.contains_key("scores")
+}
+
+/// The episodes of the group on one line, each on its own: a bad sequence fails alone.
+pub fn read(json: &Map<String, Value>, group_id: &str) -> Result<Vec<Result<Episode, Fault>>, Fault> {
+    let task = text(json, "task")?.or(text(json, "task_id")?);
+    let group: ScoredDataGroup = serde_json::from_value(Value::Object(json.clone())).map_err(Fault::new)?;
+    let n = group.tokens.len();
+    if group.masks.len() != n || group.scores.len() != n {
+        let (masks, scores) = (group.masks.len(), group.scores.len());
+        return Err(Fault::new(format_args!("there are {n} token lists, {masks} masks and {scores} scores")));
+    }
+    let episode = |idx| episode(&group, idx, format!("{group_id}/{idx}"), task.clone());
+    Ok((0..n).map(episode).collect())
+}
+
+fn episode(group: &ScoredDataGroup, idx: usize, id: String, task: Option<String>) -> Result<Episode, Fault> {
+    let none = "there are no messages, so no outcome can be shown; export the groups with messages";
+    let messages = group.messages.as_ref().and_then(|all| all.get(idx)).ok_or_else(|| Fault::new(none))?;
+    let messages = list_from_json(messages).map_err(Fault::new)?;
+    let mut episode = Episode::new(id, task_of(task, &messages), messages);
+    episode.outcome = Ok(Outcome { reward: group.scores[idx], components: Vec::new() });
+    episode.progress.plan = submitted_plan(&episode.messages, &[]);
+    let mut steps = steps_of(&episode.messages);
+    if let Some(spans) = action_spans(group, idx, steps.len())? {
+        episode.sequences = vec![group.tokens[idx].clone()];
+        episode.token_source = TokenSource::Exact;
+        for (step, span) in steps.iter_mut().rev().zip(spans.into_iter().rev()) {
+            let logprobs = logprobs(group, idx, span);
+            step.tokens = Some(ActionTokens { sequence: 0, span, logprobs, top: Vec::new() });
+        }
+    }
+    episode.set_steps(steps).map_err(Fault::new)?;
+    Ok(episode)
+}
+
+/// The trained stretches, when it is clear which steps they are: one for each, or one for the last.
+fn action_spans(
+    group: &ScoredDataGroup,
+    idx: usize,
+    n_steps: usize,
+) -> Result<Option<Vec<TokenSpan>>, Fault> {
+    let (tokens, masks) = (&group.tokens[idx], &group.masks[idx]);
+    if tokens.len() != masks.len() {
+        return Err(Fault::new(format_args!("there are {} tokens and {} masks", tokens.len(), masks.len())));
+    }
+    let mut spans: Vec<TokenSpan> = Vec::new();
+    for at in (0..masks.len()).filter(|at| masks[*at] != MASKED) {
+        match spans.last_mut() {
+            Some(last) if last.end() == at => *last = TokenSpan::at(last.start(), last.len() + 1),
+            _ => spans.push(TokenSpan::at(at, 1)),
+        }
+    }
+    let clear = spans.len() == n_steps || (spans.len() == 1 && n_steps > 0);
+    Ok(clear.then_some(spans))
+}
+
+fn logprobs(group: &ScoredDataGroup, idx: usize, span: TokenSpan) -> Vec<Option<Logprob>> {
+    let all = group.inference_logprobs.as_ref().and_then(|all| all.get(idx));
+    let own = all.and_then(|all| all.get(span.range())).unwrap_or(&[]);
+    own.iter().map(|value| Logprob::new(*value).ok()).collect()
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "tests fail by panicking")]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn group() -> Value {
+        let talk = json!([
+            {"role": "user", "content": "u"}, {"role": "assistant", "content": "a"},
+            {"role": "tool", "content": "t"}, {"role": "assistant", "content": "b"},
+        ]);
+        json!({
+            "tokens": [[5, 6, 7, 8, 9], [5, 6, 7, 8]],
+            "masks": [[-100, 6, -100, 8, 9], [-100, -100, 7, 8]],
+            "scores": [1.0, 0.0],
+            "inference_logprobs": [[1.0, -0.5, 1.0, -0.25, 1.0], [1.0, 1.0, -1.0, -2.0]],
+            "messages": [talk, talk], "advantages": null, "images": [],
+        })
+    }
+
+    fn read_value(value: &Value) -> Vec<Result<Episode, Fault>> {
+        read(value.as_object().unwrap(), "g:1").unwrap()
+    }
+
+    #[test]
+    fn each_sequence_is_an_episode_with_exact_tokens() {
+        let found = read_value(&group());
+        let spans = |episode: &Episode| -> Vec<Option<String>> {
+            episode.steps().iter().map(|step| step.tokens.as_ref().map(|it| it.span.to_string())).collect()
+        };
+        let first = found[0].as_ref().unwrap();
+        assert_eq!(spans(first), [Some("[1, 2)".to_owned()), Some("[3, 5)".to_owned())]);
+        let last = first.steps()[1].tokens.as_ref().unwrap();
+        assert_eq!(last.logprobs, [Logprob::new(-0.25).ok(), None], "1.0 is no logprob");
+        assert_eq!((first.id.as_str(), first.token_source), ("g:1/0", TokenSource::Exact));
+        assert_eq!(spans(found[1].as_ref().unwrap()), [None, Some("[2, 4)".to_owned())]);
+    }
+
+    #[test]
+    fn a_bad_sequence_fails_alone() {
+        let mut short = group();
+        short["masks"][0] = json!([-100]);
+        let found = read_value(&short);
+        assert_eq!(found[0].as_ref().unwrap_err().to_string(), "there are 5 tokens and 1 masks");
+        assert!(found[1].is_ok());
+        let mut silent = group();
+        silent["messages"] = Value::Null;
+        assert!(
+            read_value(&silent)[1].as_ref().unwrap_err().to_string().starts_with("there are no messages")
+        );
+    }
+}

@@ -1,0 +1,108 @@
+//! What is wrong with a piece of foreign data, and on which line.
+
+use std::fmt;
+
+use serde_json::{Map, Value};
+
+use super::messages::kind;
+
+/// A reason, and the line it was found on where lines mean something.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// From 1.
+    pub line: Option<usize>,
+    /// What is wrong.
+    pub why: String,
+}
+
+impl Fault {
+    /// A fault of the whole.
+    pub fn new(why: impl fmt::Display) -> Self {
+        Self { line: None, why: why.to_string() }
+    }
+
+    /// A fault on a line, counted from 1.
+    pub fn at(line: usize, why: impl fmt::Display) -> Self {
+        Self { line: Some(line), why: why.to_string() }
+    }
+
+    /// A fault in a text of several lines that is no JSON, or not the JSON it should be.
+    pub fn json(error: &serde_json::Error) -> Self {
+        Self::at(error.line().max(1), reason(error))
+    }
+
+    /// The same fault, found on `line` unless it knows better.
+    #[must_use]
+    pub fn on(self, line: usize) -> Self {
+        Self { line: self.line.or(Some(line)), ..self }
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.line {
+            Some(line) => write!(f, "line {line}: {}", self.why),
+            None => f.write_str(&self.why),
+        }
+    }
+}
+
+impl std::error::Error for Fault {}
+
+/// What serde_json says, without the line it says it about.
+fn reason(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    let text = text.split(" at line ").next().unwrap_or(&text);
+    if error.is_data() { text.to_owned() } else { format!("not JSON: {text}") }
+}
+
+/// Reads one line of JSON Lines, which must be an object.
+pub fn object_on_line(line: usize, text: &str) -> Result<Map<String, Value>, Fault> {
+    match serde_json::from_str(text) {
+        Ok(Value::Object(object)) => Ok(object),
+        Ok(other) => Err(Fault::at(line, format_args!("must be an object, not {}", kind(&other)))),
+        Err(error) => Err(Fault::at(line, reason(&error))),
+    }
+}
+
+/// The number under a key. It may be left out but not be null.
+pub fn number(json: &Map<String, Value>, key: &str) -> Result<Option<f64>, Fault> {
+    match json.get(key) {
+        None => Ok(None),
+        Some(value) => match value.as_f64() {
+            Some(number) => Ok(Some(number)),
+            None => Err(wrong(key, "a number", value)),
+        },
+    }
+}
+
+/// The string under a key; null counts as left out.
+pub fn text(json: &Map<String, Value>, key: &str) -> Result<Option<String>, Fault> {
+    match json.get(key) {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::String(text)) => Ok(Some(text.clone())),
+        Some(other) => Err(wrong(key, "a string", other)),
+    }
+}
+
+/// Names with numbers under a key, in their order; none where the key is left out.
+pub fn numbers(json: &Map<String, Value>, key: &str) -> Result<Vec<(String, f64)>, Fault> {
+    match json.get(key) {
+        None => Ok(Vec::new()),
+        Some(Value::Object(scores)) => {
+            let score = |(name, value): (&String, &Value)| {
+                let number = value.as_f64();
+                number
+                    .map(|it| (name.clone(), it))
+                    .ok_or_else(|| wrong(&format!("{key}.{name}"), "a number", value))
+            };
+            scores.iter().map(score).collect()
+        }
+        Some(other) => Err(wrong(key, "an object of numbers", other)),
+    }
+}
+
+/// "`key` must be this, not that".
+pub fn wrong(key: &str, expected: &str, found: &Value) -> Fault {
+    Fault::new(format_args!("`{key}` must be {expected}, not {}", kind(found)))
+}

@@ -1,0 +1,395 @@
+//! `hindsight_scores.json`, the published hindsight scorer's output, and its sidecar `hindsight_tokens.json`, our own.
+//!
+//! Owns both files' shapes. The scores are a superset of the published keys in the published order;
+//! published readers look only at `steps[].q_h_smoothed` and `q_h`. The surprises: a step that failed
+//! carries `mean_logprob` 0.0 in published files, but no such key in ours; integers stay integers
+//! (`reward`, scores, an id); text is ASCII, indented by two, without a last line break; keys we do not
+//! know are kept. The sidecar keeps token ids and every token's logprob, so that credit can be
+//! computed again without a server.
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Number, Value};
+
+use super::fault::Fault;
+use crate::credit::hcapo::{Params, Ratio, Smoothing};
+use crate::plan::Figures;
+use crate::python::{JsonStyle, json_dumps};
+use crate::tokens::TokenId;
+
+/// The scores of one episode.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct HindsightScores {
+    /// As the episode's own files write it.
+    pub episode_id: Value,
+    /// The episode's reward.
+    pub reward: Number,
+    /// The subtasks' scores.
+    #[serde(default)]
+    pub frozen_scores: Map<String, Value>,
+    /// Whether any step was rewarded by its subtask.
+    pub dense_rewards_used: bool,
+    /// How many steps follow.
+    pub num_steps: usize,
+    /// How many distinct subtasks or phases they belong to.
+    pub num_subtasks_covered: usize,
+    /// The least and the largest reward of a step.
+    pub subtask_reward_range: [Number; 2],
+    /// One per assistant message.
+    pub steps: Vec<ScoredStep>,
+    /// Mean π_hind of the scored steps.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pi_hind_mean: Option<Number>,
+    /// What credit was computed with.
+    pub hyperparams: Hyperparams,
+    /// Whether a step has no credit. Published files do not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub partial: Option<bool>,
+    /// Where the numbers come from. Published files do not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub provenance: Option<Provenance>,
+    /// Keys of other programs.
+    #[serde(flatten)]
+    pub other: Map<String, Value>,
+}
+
+/// One step.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ScoredStep {
+    /// Mean logprob of the scored tokens under the lens.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mean_logprob: Option<f64>,
+    /// How many tokens that is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub action_token_count: Option<usize>,
+    /// How many the action has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub total_action_tokens: Option<usize>,
+    /// How many at its beginning were not scored.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub skipped_action_tokens: Option<usize>,
+    /// The index at which a server would be asked to begin for this step alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub logprob_start_len: Option<usize>,
+    /// Why it has no credit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+    /// From 0.
+    pub step_index: usize,
+    /// Its message.
+    pub message_index: usize,
+    /// Its subtask, or null.
+    #[serde(default)]
+    pub subtask_id: Option<String>,
+    /// What its subtask, or the plan, was found worth.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub subtask_reward: Option<Number>,
+    /// `planning` or `executing`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub phase: Option<String>,
+    /// π_hind.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pi_hind: Option<f64>,
+    /// ρ.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rho: Option<f64>,
+    /// Q_H.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub q_h: Option<f64>,
+    /// Q_H after smoothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub q_h_smoothed: Option<f64>,
+    /// Mean logprob of the same tokens without the lens.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub plain_mean_logprob: Option<f64>,
+    /// The messages `[first, end)` that were left out for want of context.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dropped_messages: Option<[usize; 2]>,
+    /// How many tokens those have.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dropped_tokens: Option<usize>,
+    /// Keys of other programs.
+    #[serde(flatten)]
+    pub other: Map<String, Value>,
+}
+
+impl ScoredStep {
+    /// What it is grouped by: its subtask, or its phase.
+    pub fn group(&self) -> &str {
+        let subtask = self.subtask_id.as_deref().filter(|id| !id.is_empty());
+        subtask.or(self.phase.as_deref()).unwrap_or("planning")
+    }
+
+    /// Its Q_H for training, smoothed or not; none where it failed.
+    pub fn credit(&self, smoothed: bool) -> Option<f64> {
+        let wanted = self.q_h_smoothed.filter(|_| smoothed);
+        wanted.or(self.q_h).filter(|_| self.error.is_none() && !self.other.contains_key("skipped"))
+    }
+}
+
+/// What credit was computed with.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Hyperparams {
+    /// T_temp.
+    pub t_temp: f64,
+    /// Discount per step.
+    pub gamma: f64,
+    /// Least ρ.
+    pub c_min: f64,
+    /// Largest ρ.
+    pub c_max: f64,
+    /// Weight of a step's own Q_H.
+    pub alpha: f64,
+    /// Whether Q_H was smoothed.
+    pub smooth: bool,
+    /// Whether steps are rewarded by their subtasks.
+    pub dense_rewards: bool,
+    /// The last so many tokens of an action were scored; 0 is all of them.
+    pub max_logprob_tokens: i64,
+    /// How it was smoothed. Published files always mean `recursive`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub smoothing: Option<SmoothingName>,
+    /// Whether only with steps of the same subtask.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub smooth_within_subtasks: Option<bool>,
+    /// What ρ compares with. Published files always mean `mean`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ratio: Option<RatioName>,
+}
+
+/// [`Smoothing`] in files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SmoothingName {
+    /// From the end.
+    Recursive,
+    /// One step.
+    Paper,
+    /// Not at all.
+    None,
+}
+
+/// [`Ratio`] in files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RatioName {
+    /// The trajectory's mean.
+    Mean,
+    /// The plain lens.
+    Lift,
+}
+
+impl Hyperparams {
+    /// As files have them.
+    pub fn new(params: &Params, max_logprob_tokens: usize) -> Self {
+        let Params { t_temp, gamma, c_min, c_max, alpha, .. } = *params;
+        let smoothing = match params.smoothing {
+            Smoothing::Recursive => SmoothingName::Recursive,
+            Smoothing::Paper => SmoothingName::Paper,
+            Smoothing::None => SmoothingName::None,
+        };
+        let ratio = match params.ratio {
+            Ratio::Mean => RatioName::Mean,
+            Ratio::Lift => RatioName::Lift,
+        };
+        Self {
+            t_temp,
+            gamma,
+            c_min,
+            c_max,
+            alpha,
+            smooth: params.smoothing != Smoothing::None,
+            dense_rewards: params.dense_rewards,
+            max_logprob_tokens: i64::try_from(max_logprob_tokens).unwrap_or(i64::MAX),
+            smoothing: Some(smoothing),
+            smooth_within_subtasks: Some(params.within_subtasks),
+            ratio: Some(ratio),
+        }
+    }
+
+    /// As credit is computed with.
+    pub fn params(&self) -> Params {
+        Params {
+            t_temp: self.t_temp,
+            gamma: self.gamma,
+            c_min: self.c_min,
+            c_max: self.c_max,
+            alpha: self.alpha,
+            smoothing: match (self.smooth, self.smoothing) {
+                (false, _) | (_, Some(SmoothingName::None)) => Smoothing::None,
+                (true, Some(SmoothingName::Paper)) => Smoothing::Paper,
+                (true, Some(SmoothingName::Recursive) | None) => Smoothing::Recursive,
+            },
+            within_subtasks: self.smooth_within_subtasks.unwrap_or(false),
+            dense_rewards: self.dense_rewards,
+            ratio: if self.ratio == Some(RatioName::Lift) { Ratio::Lift } else { Ratio::Mean },
+        }
+    }
+
+    /// How many tokens at an action's end are scored; 0 is all of them.
+    pub fn scored_tail(&self) -> usize {
+        usize::try_from(self.max_logprob_tokens).unwrap_or(0)
+    }
+}
+
+/// Where an episode's numbers come from.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Provenance {
+    /// The version of this program.
+    pub backsight: String,
+    /// The model's name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub model: Option<String>,
+    /// What served it, with its version where it says.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub server: Option<String>,
+    /// SHA-256 of the tokenizer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tokenizer_sha256: Option<String>,
+    /// SHA-256 of the chat template.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub template_sha256: Option<String>,
+    /// SHA-256 of the supplied system prompt; absent when none was.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub system_sha256: Option<String>,
+    /// SHA-256 of the supplied tool schemas; absent when none were.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tools_sha256: Option<String>,
+    /// SHA-256 of the lens's template.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lens_sha256: Option<String>,
+    /// Where the lens was written: `first` or `last`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub placement: Option<String>,
+    /// `exact` or `rendered`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tokens: Option<String>,
+    /// How many characters of a tool's result were kept; absent when all were.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tool_result_chars: Option<usize>,
+    /// What the plan cost.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub plan: Option<PlanFigures>,
+    /// What else is worth knowing.
+    #[serde(flatten)]
+    pub other: Map<String, Value>,
+}
+
+/// What a plan cost, in tokens and requests.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlanFigures {
+    /// Each step sent alone, without a cache.
+    pub naive_tokens: u64,
+    /// Sent.
+    pub sent_tokens: u64,
+    /// Expected in the server's cache.
+    pub cached_tokens: u64,
+    /// Expected to be computed.
+    pub computed_tokens: u64,
+    /// Requests.
+    pub requests: u64,
+}
+
+impl From<Figures> for PlanFigures {
+    fn from(figures: Figures) -> Self {
+        Self {
+            naive_tokens: figures.naive_tokens,
+            sent_tokens: figures.sent_tokens,
+            cached_tokens: figures.cached_tokens,
+            computed_tokens: figures.computed_tokens(),
+            requests: figures.requests,
+        }
+    }
+}
+
+impl HindsightScores {
+    /// Reads a file, published or our own.
+    pub fn parse(text: &str) -> Result<Self, Fault> {
+        serde_json::from_str(text).map_err(|error| Fault::json(&error))
+    }
+
+    /// The file's text, as Python's `json.dumps(indent=2)` writes it.
+    pub fn to_text(&self) -> Result<String, serde_json::Error> {
+        Ok(json_dumps(&serde_json::to_value(self)?, &JsonStyle::default().indented("  ")))
+    }
+
+    /// Whether every step has credit.
+    pub fn is_complete(&self) -> bool {
+        self.steps.iter().all(|step| step.credit(true).is_some())
+    }
+}
+
+/// What the sidecar's `format` says.
+pub const TOKENS_FORMAT: &str = "backsight.hindsight_tokens";
+
+/// The sidecar: the tokens that were scored and what came back.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct HindsightTokens {
+    /// [`TOKENS_FORMAT`].
+    pub format: String,
+    /// 1.
+    pub version: u64,
+    /// As in the scores.
+    pub episode_id: Value,
+    /// `exact` or `rendered`.
+    pub tokens: String,
+    /// The conversation without a lens, one sequence while history only grows.
+    pub sequences: Vec<Vec<TokenId>>,
+    /// One per step.
+    pub steps: Vec<StepTokens>,
+}
+
+/// One step's tokens.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct StepTokens {
+    /// From 0.
+    pub step_index: usize,
+    /// Which sequence the action is in; absent when its tokens are not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sequence: Option<usize>,
+    /// Where in it, `[start, end)`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub span: Option<[usize; 2]>,
+    /// The logprobs of the action's last tokens under the lens, null where there is none; absent when it was not scored.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub logprobs: Option<Vec<Option<f64>>>,
+    /// The same without the lens.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub plain_logprobs: Option<Vec<Option<f64>>>,
+}
+
+impl HindsightTokens {
+    /// Reads a sidecar and checks that its spans lie inside its sequences.
+    pub fn parse(text: &str) -> Result<Self, Fault> {
+        let tokens: Self = serde_json::from_str(text).map_err(|error| Fault::json(&error))?;
+        if tokens.format != TOKENS_FORMAT || tokens.version != 1 {
+            let (format, version) = (&tokens.format, tokens.version);
+            return Err(Fault::new(format_args!("`{format}` version {version} is not known")));
+        }
+        match tokens.steps.iter().find(|step| !tokens.holds(step)) {
+            Some(step) => {
+                let idx = step.step_index;
+                Err(Fault::new(format_args!(
+                    "the span of step {idx} does not fit its sequence or its logprobs"
+                )))
+            }
+            None => Ok(tokens),
+        }
+    }
+
+    fn holds(&self, step: &StepTokens) -> bool {
+        let n_scored = [&step.logprobs, &step.plain_logprobs].into_iter().flatten().map(Vec::len).max();
+        match (step.sequence.and_then(|idx| self.sequences.get(idx)), step.span) {
+            (Some(sequence), Some([start, end])) => {
+                start <= end && end <= sequence.len() && n_scored.unwrap_or(0) <= end - start
+            }
+            (None, None) => n_scored.is_none(),
+            _ => false,
+        }
+    }
+
+    /// The file's text, on one line.
+    pub fn to_text(&self) -> Result<String, serde_json::Error> {
+        serde_json::to_string(self)
+    }
+}

@@ -1,0 +1,281 @@
+//! OpenAI's chat route and model list, as OpenAI, vLLM, SGLang, llama.cpp and many others speak them.
+//!
+//! Recorded from vLLM 0.32.0, SGLang 0.5.23 and llama.cpp (`tests/fixtures/wire`). OpenAI's own
+//! server is not recorded here: what is particular to it (`max_completion_tokens`, `refusal`,
+//! `response_format`) follows its public documentation. Owns the chat request and answer, `usage`
+//! and the model list. The surprises: content is null beside tool calls, thinking is called
+//! `reasoning` by vLLM and `reasoning_content` by others, `cached_tokens` may be missing, and
+//! servers list their context length under different names.
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use super::Counts;
+use super::error::server_message;
+use super::messages;
+use crate::episode::{Content, Message, Role};
+
+/// The body of `POST /v1/chat/completions`.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct ChatRequest<'a> {
+    /// The served name.
+    pub model: &'a str,
+    /// The conversation, as [`messages::to_json`] writes it.
+    pub messages: Vec<Value>,
+    /// JSON schemas of the tools.
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    pub tools: &'a [Value],
+    /// At most this many tokens, as every compatible server calls it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_tokens: Option<usize>,
+    /// The same as OpenAI's newer models call it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_completion_tokens: Option<usize>,
+    /// 0 takes the likeliest token.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub temperature: Option<f64>,
+    /// Keep the smallest set of tokens with this much probability.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub top_p: Option<f64>,
+    /// Keep this many; not known to OpenAI itself.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub top_k: Option<usize>,
+    /// Makes a draw repeatable where it is honoured; a signed number.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub seed: Option<i64>,
+    /// A JSON schema the answer must satisfy.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub response_format: Option<Value>,
+    /// vLLM's name for a shape of the text.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub structured_outputs: Option<Value>,
+    /// SGLang's name for a regular expression the text must match.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub regex: Option<&'a str>,
+}
+
+/// The `response_format` that asks for a JSON schema.
+pub fn json_schema_format(schema: &Value) -> Value {
+    json!({"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}})
+}
+
+/// An answered conversation.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Answered {
+    /// What the model said.
+    pub message: Message,
+    /// Why it ended, in the server's word.
+    pub finish: Option<String>,
+    /// What it cost.
+    pub counts: Counts,
+}
+
+#[derive(Deserialize)]
+struct Chat {
+    #[serde(default)]
+    choices: Vec<Choice>,
+    #[serde(default)]
+    usage: Option<Usage>,
+}
+
+#[derive(Deserialize)]
+struct Choice {
+    message: Value,
+    #[serde(default)]
+    finish_reason: Option<String>,
+}
+
+/// Reads the answer to a [`ChatRequest`].
+pub fn answered(body: &[u8]) -> Result<Answered, String> {
+    let answer: Chat = serde_json::from_slice(body).map_err(|why| why.to_string())?;
+    let counts = answer.usage.map(Counts::from).unwrap_or_default();
+    let Some(choice) = answer.choices.into_iter().next() else {
+        return Err(format!("no choices in the answer: {}", server_message(body)));
+    };
+    Ok(Answered { message: said(choice.message)?, finish: choice.finish_reason, counts })
+}
+
+/// Reads what the model said. Unlike a message of a conversation it may be empty, and a refusal is its text.
+fn said(mut json: Value) -> Result<Message, String> {
+    let Some(object) = json.as_object_mut() else {
+        return Err("the choice has no message".to_owned());
+    };
+    object.entry("role").or_insert_with(|| Role::Assistant.name().into());
+    let refusal = object.get("refusal").and_then(Value::as_str).map(str::to_owned);
+    match messages::from_json(&json) {
+        Ok(message) if message.role == Role::Assistant => Ok(message),
+        Ok(message) => Err(format!("the answer is a {} message", message.role.name())),
+        Err(messages::BadMessage::NoContent { role: "assistant", .. }) => {
+            let text = Content::Text(refusal.unwrap_or_default());
+            Ok(Message { content: Some(text), ..Message::text(Role::Assistant, "") })
+        }
+        Err(why) => Err(why.to_string()),
+    }
+}
+
+/// `usage` as OpenAI-compatible servers write it.
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+pub struct Usage {
+    #[serde(default)]
+    prompt_tokens: u64,
+    #[serde(default)]
+    completion_tokens: Option<u64>,
+    #[serde(default)]
+    prompt_tokens_details: Option<PromptDetails>,
+}
+
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+struct PromptDetails {
+    #[serde(default)]
+    cached_tokens: Option<u64>,
+}
+
+impl Usage {
+    /// Reads the bytes of one `usage` value, which may be null.
+    pub fn read(bytes: &[u8]) -> Result<Counts, String> {
+        let usage: Option<Self> = serde_json::from_slice(bytes).map_err(|why| format!("usage: {why}"))?;
+        Ok(usage.map(Counts::from).unwrap_or_default())
+    }
+}
+
+impl From<Usage> for Counts {
+    fn from(usage: Usage) -> Self {
+        Self {
+            prompt_tokens: usage.prompt_tokens,
+            cached_tokens: usage.prompt_tokens_details.and_then(|details| details.cached_tokens),
+            completion_tokens: usage.completion_tokens.unwrap_or(0),
+        }
+    }
+}
+
+/// One entry of `GET /v1/models`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Listed {
+    /// The name to ask for.
+    pub id: String,
+    /// Who says to own it: `vllm`, `sglang`, `llamacpp`, …
+    pub owned_by: Option<String>,
+    /// The directory or hub name the weights came from, where told.
+    pub root: Option<String>,
+    /// Tokens a sequence may have, where told.
+    pub context_length: Option<usize>,
+    /// Ids at or above this do not exist, where told.
+    pub vocab_size: Option<usize>,
+}
+
+#[derive(Deserialize)]
+struct ModelList {
+    data: Vec<ModelEntry>,
+}
+
+#[derive(Deserialize)]
+struct ModelEntry {
+    id: String,
+    #[serde(default)]
+    owned_by: Option<String>,
+    #[serde(default)]
+    root: Option<String>,
+    #[serde(default)]
+    max_model_len: Option<usize>,
+    #[serde(default)]
+    meta: Option<ModelMeta>,
+}
+
+/// llama.cpp's account of a model.
+#[derive(Deserialize)]
+struct ModelMeta {
+    #[serde(default)]
+    n_ctx: Option<usize>,
+    #[serde(default)]
+    n_vocab: Option<usize>,
+}
+
+impl From<ModelEntry> for Listed {
+    fn from(entry: ModelEntry) -> Self {
+        let (n_ctx, n_vocab) = entry.meta.map_or((None, None), |meta| (meta.n_ctx, meta.n_vocab));
+        Self {
+            context_length: entry.max_model_len.or(n_ctx),
+            vocab_size: n_vocab,
+            id: entry.id,
+            owned_by: entry.owned_by,
+            root: entry.root,
+        }
+    }
+}
+
+/// Reads `GET /v1/models`.
+pub fn models(body: &[u8]) -> Result<Vec<Listed>, String> {
+    let list: ModelList = serde_json::from_slice(body).map_err(|why| why.to_string())?;
+    Ok(list.data.into_iter().map(Listed::from).collect())
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "tests fail by panicking")]
+mod tests {
+    use super::*;
+    use expect_test::{Expect, expect};
+
+    fn check(body: Value, expected: Expect) {
+        let found = match answered(body.to_string().as_bytes()) {
+            Ok(it) => format!("{} {:?} {:?}", messages::to_json(&it.message), it.finish, it.counts),
+            Err(why) => format!("error: {why}"),
+        };
+        expected.assert_eq(&found);
+    }
+
+    /// An answer as OpenAI documents it.
+    fn chat(message: Value) -> Value {
+        json!({
+            "id": "chatcmpl-1", "object": "chat.completion", "model": "gpt-5",
+            "choices": [{"index": 0, "message": message, "logprobs": null, "finish_reason": "stop"}],
+            "usage": {
+                "prompt_tokens": 19, "completion_tokens": 10, "total_tokens": 29,
+                "prompt_tokens_details": {"cached_tokens": 7, "audio_tokens": 0},
+                "completion_tokens_details": {"reasoning_tokens": 0},
+            },
+        })
+    }
+
+    #[test]
+    fn answers_are_read() {
+        check(
+            chat(json!({"role": "assistant", "content": "Hello", "refusal": null, "annotations": []})),
+            expect![[
+                r#"{"role":"assistant","content":"Hello"} Some("stop") Counts { prompt_tokens: 19, cached_tokens: Some(7), completion_tokens: 10 }"#
+            ]],
+        );
+        check(
+            chat(json!({"role": "assistant", "content": null, "tool_calls": [
+                {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{\"a\":1}"}}]})),
+            expect![[
+                r#"{"role":"assistant","content":null,"tool_calls":[{"id":"call_1","type":"function","function":{"name":"f","arguments":"{\"a\":1}"}}]} Some("stop") Counts { prompt_tokens: 19, cached_tokens: Some(7), completion_tokens: 10 }"#
+            ]],
+        );
+    }
+
+    #[test]
+    fn empty_answers_and_refusals_are_texts() {
+        let text = |message: Value| answered(chat(message).to_string().as_bytes()).unwrap().message;
+        assert_eq!(text(json!({"role": "assistant", "content": null})), Message::text(Role::Assistant, ""));
+        assert_eq!(text(json!({"content": "x"})), Message::text(Role::Assistant, "x"));
+        let refused = json!({"role": "assistant", "content": null, "refusal": "no"});
+        assert_eq!(text(refused), Message::text(Role::Assistant, "no"));
+    }
+
+    #[test]
+    fn answers_that_are_none_are_refused() {
+        check(json!({"error": {"message": "busy"}}), expect!["error: no choices in the answer: busy"]);
+        check(chat(json!("hi")), expect!["error: the choice has no message"]);
+        check(chat(json!({"role": "user", "content": "x"})), expect!["error: the answer is a user message"]);
+        check(
+            chat(json!({"role": "assistant", "content": 5})),
+            expect!["error: `content` must be a string, a list of text parts or null, not a number"],
+        );
+    }
+
+    #[test]
+    fn only_what_is_set_is_sent() {
+        let request = ChatRequest { model: "m", max_tokens: Some(5), ..ChatRequest::default() };
+        assert_eq!(serde_json::to_string(&request).unwrap(), r#"{"model":"m","messages":[],"max_tokens":5}"#);
+    }
+}

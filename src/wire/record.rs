@@ -1,0 +1,378 @@
+//! Our own episode record, version 1: versioned JSON that keeps exact token ids and logprobs.
+//!
+//! Written and read by this program, and specified in `docs/formats.md`. Owns the conversion in both
+//! directions, which loses nothing. The surprise for readers: `tokens` says whether the ids are the
+//! sampled ones (`exact`) or were made from text (`rendered`).
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+
+use super::fault::Fault;
+use super::messages::{self, ArgumentForm, list_from_json, to_json_with};
+use crate::episode::{
+    ActionTokens, Compaction, Episode, Message, Outcome, Progress, Step, Subtask, Task, TokenSource, ToolText,
+};
+use crate::tokens::{Logprob, TokenId, TokenSpan, TopK};
+
+/// What `format` says.
+pub const FORMAT: &str = "backsight.episode";
+/// The version this writes, and the newest it reads.
+pub const VERSION: u64 = 1;
+
+#[derive(Serialize, Deserialize)]
+struct Record {
+    format: String,
+    version: u64,
+    id: String,
+    task: TaskRecord,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    started_at: Option<i64>,
+    #[serde(default)]
+    tools: Vec<Value>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    tool_text: Option<ToolTextName>,
+    messages: Value,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    failed_results: Vec<usize>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    compactions: Vec<CompactionRecord>,
+    tokens: TokensName,
+    #[serde(default)]
+    sequences: Vec<Vec<TokenId>>,
+    steps: Vec<StepRecord>,
+    outcome: OutcomeRecord,
+    #[serde(default)]
+    progress: ProgressRecord,
+}
+
+#[derive(Serialize, Deserialize)]
+struct TaskRecord {
+    id: String,
+    prompt: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    difficulty: Option<String>,
+}
+
+#[derive(Clone, Copy, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum ToolTextName {
+    Hermes,
+    Flatten,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum TokensName {
+    Exact,
+    Rendered,
+}
+
+#[derive(Serialize, Deserialize)]
+struct CompactionRecord {
+    at: usize,
+    kept_from: usize,
+    summary: Value,
+}
+
+#[derive(Serialize, Deserialize)]
+struct StepRecord {
+    message_idx: usize,
+    next_state: [usize; 2],
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    action: Option<ActionRecord>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct ActionRecord {
+    sequence: usize,
+    span: [usize; 2],
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    logprobs: Vec<Option<f64>>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    top: Vec<Vec<(TokenId, f64)>>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(untagged)]
+enum OutcomeRecord {
+    Ended {
+        reward: f64,
+        #[serde(default)]
+        components: Map<String, Value>,
+    },
+    Failed {
+        error: String,
+    },
+}
+
+#[derive(Default, Serialize, Deserialize)]
+#[serde(default)]
+struct ProgressRecord {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    phase: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    plan_score: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    plan: Option<Vec<SubtaskRecord>>,
+    #[serde(skip_serializing_if = "Map::is_empty")]
+    subtask_scores: Map<String, Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    turns: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tool_calls: Option<u64>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct SubtaskRecord {
+    id: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    description: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    acceptance_criteria: Option<String>,
+}
+
+/// Whether an object is one of our records, of whatever version.
+pub fn recognises(json: &Map<String, Value>) -> bool {
+    json.get("format").and_then(Value::as_str) == Some(FORMAT)
+}
+
+/// The episode as our record.
+pub fn to_json(episode: &Episode) -> Result<Value, serde_json::Error> {
+    let message = |message: &Message| to_json_with(message, ArgumentForm::Object);
+    let compaction = |it: &Compaction| CompactionRecord {
+        at: it.at,
+        kept_from: it.kept_from,
+        summary: message(&it.summary),
+    };
+    serde_json::to_value(Record {
+        format: FORMAT.to_owned(),
+        version: VERSION,
+        id: episode.id.clone(),
+        task: task_record(&episode.task),
+        started_at: episode.started_at,
+        tools: episode.tools.clone(),
+        tool_text: episode.tool_text.map(tool_text_name),
+        messages: episode.messages.iter().map(message).collect(),
+        failed_results: episode.failed_results.clone(),
+        compactions: episode.compactions().iter().map(compaction).collect(),
+        tokens: tokens_name(episode.token_source),
+        sequences: episode.sequences.clone(),
+        steps: episode.steps().iter().map(step_record).collect(),
+        outcome: outcome_record(&episode.outcome),
+        progress: progress_record(&episode.progress),
+    })
+}
+
+/// Reads a record.
+pub fn from_json(value: &Value) -> Result<Episode, Fault> {
+    let version = value.get("version").and_then(Value::as_u64);
+    if let Some(newer) = version.filter(|version| *version > VERSION) {
+        let why =
+            format!("the record has version {newer}, this program reads up to {VERSION}; use a newer one");
+        return Err(Fault::new(why));
+    }
+    let record: Record =
+        Deserialize::deserialize(value).map_err(|error: serde_json::Error| Fault::new(error))?;
+    episode(record)
+}
+
+fn episode(record: Record) -> Result<Episode, Fault> {
+    let messages = list_from_json(&record.messages).map_err(Fault::new)?;
+    let TaskRecord { id, prompt, difficulty } = record.task;
+    let mut episode = Episode::new(record.id, Task { id, prompt, difficulty }, messages);
+    episode.started_at = record.started_at;
+    episode.tools = record.tools;
+    episode.tool_text = record.tool_text.map(tool_text);
+    episode.failed_results = record.failed_results;
+    episode.token_source = match record.tokens {
+        TokensName::Exact => TokenSource::Exact,
+        TokensName::Rendered => TokenSource::Rendered,
+    };
+    episode.sequences = record.sequences;
+    episode.outcome = outcome(record.outcome)?;
+    episode.progress = progress(record.progress)?;
+    let compactions = record.compactions.into_iter().map(compaction).collect::<Result<_, _>>()?;
+    episode.set_compactions(compactions).map_err(Fault::new)?;
+    let steps = record.steps.into_iter().enumerate().map(|(idx, it)| step(idx, it));
+    episode.set_steps(steps.collect::<Result<_, _>>()?).map_err(Fault::new)?;
+    Ok(episode)
+}
+
+fn task_record(task: &Task) -> TaskRecord {
+    let Task { id, prompt, difficulty } = task.clone();
+    TaskRecord { id, prompt, difficulty }
+}
+
+fn tool_text_name(tool_text: ToolText) -> ToolTextName {
+    match tool_text {
+        ToolText::Hermes => ToolTextName::Hermes,
+        ToolText::Flatten => ToolTextName::Flatten,
+    }
+}
+
+fn tool_text(name: ToolTextName) -> ToolText {
+    match name {
+        ToolTextName::Hermes => ToolText::Hermes,
+        ToolTextName::Flatten => ToolText::Flatten,
+    }
+}
+
+fn tokens_name(source: TokenSource) -> TokensName {
+    match source {
+        TokenSource::Exact => TokensName::Exact,
+        TokenSource::Rendered => TokensName::Rendered,
+    }
+}
+
+fn step_record(step: &Step) -> StepRecord {
+    let row = |top: &TopK| top.entries().iter().map(|(id, logprob)| (*id, logprob.get())).collect();
+    let action = step.tokens.as_ref().map(|tokens| ActionRecord {
+        sequence: tokens.sequence,
+        span: [tokens.span.start(), tokens.span.end()],
+        logprobs: tokens.logprobs.iter().map(|it| it.map(Logprob::get)).collect(),
+        top: tokens.top.iter().map(row).collect(),
+    });
+    let next_state = [step.next_state.start, step.next_state.end];
+    StepRecord { message_idx: step.message_idx, next_state, action }
+}
+
+fn step(idx: usize, record: StepRecord) -> Result<Step, Fault> {
+    let wrong = |why: &dyn std::fmt::Display| Fault::new(format_args!("step {idx}: {why}"));
+    let tokens = match record.action {
+        None => None,
+        Some(ActionRecord { sequence, span: [start, end], logprobs, top }) => {
+            let span = TokenSpan::new(start, end).map_err(|error| wrong(&error))?;
+            let logprob = |value: f64| Logprob::new(value).map_err(|error| wrong(&error));
+            let logprobs = logprobs.into_iter().map(|it| it.map(logprob).transpose());
+            let row = |row: Vec<(TokenId, f64)>| {
+                let entries = row.into_iter().map(|(id, value)| Ok((id, logprob(value)?)));
+                entries.collect::<Result<Vec<_>, Fault>>().map(TopK::new)
+            };
+            let top = top.into_iter().map(row).collect::<Result<_, _>>()?;
+            Some(ActionTokens { sequence, span, logprobs: logprobs.collect::<Result<_, _>>()?, top })
+        }
+    };
+    let [start, end] = record.next_state;
+    Ok(Step { message_idx: record.message_idx, next_state: start..end, tokens })
+}
+
+fn compaction(record: CompactionRecord) -> Result<Compaction, Fault> {
+    let summary = messages::from_json(&record.summary);
+    let summary = summary.map_err(|why| Fault::new(format_args!("a compaction's summary: {why}")))?;
+    Ok(Compaction { at: record.at, summary, kept_from: record.kept_from })
+}
+
+fn outcome_record(outcome: &Result<Outcome, String>) -> OutcomeRecord {
+    match outcome {
+        Ok(Outcome { reward, components }) => {
+            OutcomeRecord::Ended { reward: *reward, components: number_map(components) }
+        }
+        Err(error) => OutcomeRecord::Failed { error: error.clone() },
+    }
+}
+
+fn outcome(record: OutcomeRecord) -> Result<Result<Outcome, String>, Fault> {
+    Ok(match record {
+        OutcomeRecord::Ended { reward, components } => {
+            Ok(Outcome { reward, components: numbers(components, "outcome.components")? })
+        }
+        OutcomeRecord::Failed { error } => Err(error),
+    })
+}
+
+fn progress_record(progress: &Progress) -> ProgressRecord {
+    let subtask = |Subtask { id, description, acceptance }: Subtask| SubtaskRecord {
+        id,
+        description,
+        acceptance_criteria: acceptance,
+    };
+    let Progress { phase, plan_score, plan, subtask_scores, turns, tool_calls } = progress.clone();
+    let plan = plan.map(|plan| plan.into_iter().map(subtask).collect());
+    ProgressRecord { phase, plan_score, plan, subtask_scores: number_map(&subtask_scores), turns, tool_calls }
+}
+
+fn progress(record: ProgressRecord) -> Result<Progress, Fault> {
+    let subtask = |SubtaskRecord { id, description, acceptance_criteria }| Subtask {
+        id,
+        description,
+        acceptance: acceptance_criteria,
+    };
+    let ProgressRecord { phase, plan_score, plan, subtask_scores, turns, tool_calls } = record;
+    let subtask_scores = numbers(subtask_scores, "progress.subtask_scores")?;
+    let plan = plan.map(|plan| plan.into_iter().map(subtask).collect());
+    Ok(Progress { phase, plan_score, plan, subtask_scores, turns, tool_calls })
+}
+
+fn number_map(numbers: &[(String, f64)]) -> Map<String, Value> {
+    numbers.iter().map(|(name, value)| (name.clone(), json!(value))).collect()
+}
+
+fn numbers(map: Map<String, Value>, key: &str) -> Result<Vec<(String, f64)>, Fault> {
+    let json: Map<String, Value> = [(key.to_owned(), Value::Object(map))].into_iter().collect();
+    super::fault::numbers(&json, key)
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "tests fail by panicking")]
+mod tests {
+    use super::*;
+    use crate::episode::{Role, steps_of};
+
+    fn full() -> Episode {
+        let task = Task { id: "t".into(), prompt: "fix".into(), difficulty: Some("easy".into()) };
+        let roles = [Role::System, Role::User, Role::Assistant, Role::Tool, Role::Assistant];
+        let mut episode = Episode::new("e", task, roles.map(|role| Message::text(role, "x")).into());
+        episode.started_at = Some(1_777_000_000);
+        episode.tools = vec![json!({"type": "function"})];
+        episode.tool_text = Some(ToolText::Hermes);
+        episode.failed_results = vec![3];
+        episode.sequences = vec![vec![1, 2, 3, 4], vec![9]];
+        episode.token_source = TokenSource::Exact;
+        let components = vec![("tests".to_owned(), 0.5), ("a".to_owned(), 0.0)];
+        episode.outcome = Ok(Outcome { reward: 0.25, components });
+        let subtask = Subtask { id: "S1".into(), description: Some("d".into()), acceptance: None };
+        episode.progress = Progress {
+            phase: Some("DONE".into()),
+            plan_score: Some(0.75),
+            plan: Some(vec![subtask]),
+            subtask_scores: vec![("S1".into(), 0.1)],
+            turns: Some(2),
+            tool_calls: None,
+        };
+        let summary = Message::text(Role::User, "sum");
+        episode.set_compactions(vec![Compaction { at: 4, summary, kept_from: 3 }]).unwrap();
+        let mut steps = steps_of(&episode.messages);
+        let logprob = |value| Logprob::new(value).ok();
+        steps[0].tokens = Some(ActionTokens {
+            sequence: 0,
+            span: TokenSpan::at(1, 2),
+            logprobs: vec![logprob(-0.1), None],
+            top: vec![TopK::new(vec![(7, logprob(-0.2).unwrap())]), TopK::default()],
+        });
+        episode.set_steps(steps).unwrap();
+        episode
+    }
+
+    #[test]
+    fn nothing_is_lost_on_the_way() {
+        let text = to_json(&full()).unwrap().to_string();
+        assert_eq!(from_json(&serde_json::from_str(&text).unwrap()), Ok(full()));
+        let mut failed = full();
+        failed.outcome = Err("timeout".into());
+        assert_eq!(from_json(&to_json(&failed).unwrap()), Ok(failed));
+    }
+
+    #[test]
+    fn faults_are_named() {
+        let check = |pointer: &str, value: Value, expected: &str| {
+            let mut json = to_json(&full()).unwrap();
+            *json.pointer_mut(pointer).unwrap() = value;
+            assert_eq!(from_json(&json).unwrap_err().to_string(), expected);
+        };
+        check("/version", json!(2), "the record has version 2, this program reads up to 1; use a newer one");
+        check("/steps/0/action/span", json!([3, 1]), "step 0: span [3, 1) ends before it starts");
+        let positive = "step 0: 0.5 is positive, so it is not the logarithm of a probability";
+        check("/steps/0/action/logprobs/0", json!(0.5), positive);
+        check("/steps/0/action/span", json!([3, 9]), "the action of step 0 lies outside the recorded tokens");
+    }
+}

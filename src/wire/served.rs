@@ -1,0 +1,227 @@
+//! What our own server is asked, in the words of vLLM, SGLang and OpenAI.
+//!
+//! Owns the requests that `model serve` reads, with the defaults those servers have. Fields that are not here
+//! are ignored, as those servers ignore them. Deliberately absent: the answers, which are written where
+//! the numbers are.
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::tokens::TokenId;
+
+/// A context: text, or ids.
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+#[serde(untagged)]
+pub enum Prompt {
+    /// To be tokenised.
+    Text(String),
+    /// As it is.
+    Ids(Vec<TokenId>),
+}
+
+/// One value for all prompts, or one for each.
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+#[serde(untagged)]
+pub enum OneOrMany<T> {
+    /// For all.
+    One(T),
+    /// For each.
+    Many(Vec<T>),
+}
+
+impl<T: Copy> OneOrMany<T> {
+    /// The value for the prompt at `idx`, if there is one.
+    pub fn get(&self, idx: usize) -> Option<T> {
+        match self {
+            Self::One(value) => Some(*value),
+            Self::Many(values) => values.get(idx).copied(),
+        }
+    }
+}
+
+/// How to draw, under the names that vLLM and OpenAI use.
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+pub struct Drawing {
+    /// At most this many tokens.
+    pub max_tokens: Option<usize>,
+    /// The same under OpenAI's newer name.
+    pub max_completion_tokens: Option<usize>,
+    /// 0 takes the likeliest token.
+    #[serde(default = "one")]
+    pub temperature: f64,
+    /// Keep the smallest set of tokens with this much probability.
+    #[serde(default = "one")]
+    pub top_p: f64,
+    /// 0 and -1 keep all.
+    #[serde(default)]
+    pub top_k: i64,
+    /// Makes a draw repeatable.
+    pub seed: Option<i64>,
+    /// vLLM's shape for the text: `{"json": …}` or `{"regex": …}`.
+    pub structured_outputs: Option<Value>,
+    /// OpenAI's shape for the text.
+    pub response_format: Option<Value>,
+    /// SGLang's name for a regular expression.
+    pub regex: Option<String>,
+}
+
+/// The body of `POST /v1/completions`.
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+pub struct Completion {
+    /// The served name.
+    pub model: Option<String>,
+    /// The context.
+    pub prompt: Prompt,
+    /// Ids after which to stop.
+    #[serde(default)]
+    pub stop_token_ids: Vec<TokenId>,
+    /// How many alternatives at each sampled token.
+    pub logprobs: Option<usize>,
+    /// How many candidates at each prompt position; -1 wants all.
+    pub prompt_logprobs: Option<i64>,
+    /// Whether ids come back beside the text.
+    #[serde(default)]
+    pub return_token_ids: bool,
+    /// Whether tokens are named `token_id:N`.
+    #[serde(default)]
+    pub return_tokens_as_token_ids: bool,
+    /// How to draw.
+    #[serde(flatten)]
+    pub drawing: Drawing,
+}
+
+/// The body of `POST /v1/chat/completions`.
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+pub struct Chat {
+    /// The served name.
+    pub model: Option<String>,
+    /// The conversation.
+    pub messages: Value,
+    /// The tools' schemas.
+    pub tools: Option<Vec<Value>>,
+    /// Whether the sampled tokens' logprobs are wanted.
+    #[serde(default)]
+    pub logprobs: bool,
+    /// How many alternatives at each.
+    #[serde(default)]
+    pub top_logprobs: usize,
+    /// How to draw.
+    #[serde(flatten)]
+    pub drawing: Drawing,
+}
+
+/// The body of `POST /tokenize`.
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+pub struct Tokenize {
+    /// The text.
+    pub prompt: String,
+    /// Whether the tokenizer adds what it adds to plain text.
+    #[serde(default = "yes")]
+    pub add_special_tokens: bool,
+}
+
+/// The body of SGLang's `POST /generate`.
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+pub struct Generate {
+    /// One context, or several.
+    pub input_ids: Option<InputIds>,
+    /// A context as text.
+    pub text: Option<String>,
+    /// How to draw.
+    #[serde(default)]
+    pub sampling_params: SamplingParams,
+    /// Whether logprobs are wanted at all.
+    #[serde(default)]
+    pub return_logprob: bool,
+    /// The token before the first whose logprob is wanted; -1 wants none of the prompt's.
+    pub logprob_start_len: Option<OneOrMany<i64>>,
+    /// How many candidates per position.
+    pub top_logprobs_num: Option<OneOrMany<usize>>,
+    /// Ids whose logprobs are wanted everywhere.
+    pub token_ids_logprob: Option<Value>,
+}
+
+/// One context, or several.
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+#[serde(untagged)]
+pub enum InputIds {
+    /// One.
+    One(Vec<TokenId>),
+    /// Several.
+    Many(Vec<Vec<TokenId>>),
+}
+
+/// SGLang's way to say how to draw.
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+#[serde(default)]
+pub struct SamplingParams {
+    /// At most this many tokens; 0 only scores.
+    pub max_new_tokens: usize,
+    /// 0 takes the likeliest token.
+    pub temperature: f64,
+    /// Keep the smallest set of tokens with this much probability.
+    pub top_p: f64,
+    /// -1 keeps all.
+    pub top_k: i64,
+    /// Makes a draw repeatable.
+    pub sampling_seed: Option<i64>,
+    /// Ids after which to stop.
+    pub stop_token_ids: Vec<TokenId>,
+    /// A JSON schema, as a string.
+    pub json_schema: Option<String>,
+    /// A regular expression for the whole text.
+    pub regex: Option<String>,
+}
+
+impl Default for SamplingParams {
+    fn default() -> Self {
+        Self {
+            max_new_tokens: 128,
+            temperature: 1.0,
+            top_p: 1.0,
+            top_k: -1,
+            sampling_seed: None,
+            stop_token_ids: Vec::new(),
+            json_schema: None,
+            regex: None,
+        }
+    }
+}
+
+/// Reads a request.
+pub fn read<'b, T: Deserialize<'b>>(body: &'b [u8]) -> Result<T, String> {
+    serde_json::from_slice(body).map_err(|why| why.to_string())
+}
+
+/// One entry of the model list, as vLLM and SGLang write it.
+pub fn listed(id: &str, owner: &str, root: &str, context: Option<usize>) -> Value {
+    let entry = json!({"id": id, "object": "model", "created": 0, "owned_by": owner, "root": root,
+                       "parent": null, "max_model_len": context});
+    json!({"object": "list", "data": [entry]})
+}
+
+fn one() -> f64 {
+    1.0
+}
+
+fn yes() -> bool {
+    true
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "tests fail by panicking")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_left_out_has_the_servers_defaults() {
+        let asked: Completion = read(br#"{"prompt": [1, 2], "top_k": -1, "min_p": 0}"#).unwrap();
+        assert_eq!(asked.prompt, Prompt::Ids(vec![1, 2]));
+        assert_eq!((asked.drawing.temperature, asked.drawing.top_k, asked.logprobs), (1.0, -1, None));
+        let asked: Generate = read(br#"{"input_ids": [[1], [2, 3]], "logprob_start_len": [0, 1]}"#).unwrap();
+        assert_eq!(asked.input_ids, Some(InputIds::Many(vec![vec![1], vec![2, 3]])));
+        assert_eq!(asked.logprob_start_len.unwrap().get(1), Some(1));
+        assert_eq!(asked.sampling_params.max_new_tokens, 128);
+        assert!(read::<Completion>(br#"{"prompt": -1}"#).is_err());
+    }
+}

@@ -1,0 +1,888 @@
+//! SGLang's own `/generate` route: token ids in, token ids and logprobs out, scoring from a start index.
+//!
+//! Produced by SGLang; recorded from 0.5.23 (`tests/fixtures/wire/sglang-0.5.23`). Owns that
+//! request, its answers and the two information routes. The surprises: the list that starts at
+//! `logprob_start_len` has a null for its first token, so one asks one token earlier and drops it;
+//! a top-K row leaves the given token out when it is not among the best; top-K rows come nested,
+//! as flat lists or as base64 of little-endian float32 and int32, and a server may fall back from
+//! one to another; minus infinity is the lowest float32; the logprobs of sampled tokens are those
+//! after temperature unless the server was told otherwise; and an id outside the vocabulary kills
+//! the server, which is why nothing here may be sent unchecked. Deliberately absent: the OpenAI routes, which are in `openai`.
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::error::server_message;
+use super::needed::{self, Candidate, Needed};
+use super::scan::Scanner;
+use super::{Counts, Drawn, Values};
+use crate::score::{Absence, ScoreJob, SpanScore, TokenScore};
+use crate::tokens::{TokenId, TopK};
+
+/// What SGLang writes for minus infinity: the lowest single-precision number.
+pub const FLOOR: f64 = f32::MIN as f64;
+
+/// One value for a single prompt, or one per prompt of a batch.
+#[derive(Clone, Debug, Serialize)]
+#[serde(untagged)]
+pub enum OneOrMany<T> {
+    /// For a single prompt.
+    One(T),
+    /// One per prompt.
+    Many(Vec<T>),
+}
+
+/// The body of `POST /generate`.
+#[derive(Clone, Debug, Serialize)]
+pub struct GenerateRequest<'a> {
+    /// The context, as ids.
+    pub input_ids: OneOrMany<&'a [TokenId]>,
+    /// How to draw.
+    pub sampling_params: SamplingParams<'a>,
+    /// Whether logprobs are wanted at all.
+    pub return_logprob: bool,
+    /// The token before the first whose logprob is wanted; -1 wants none of the prompt's.
+    pub logprob_start_len: OneOrMany<i64>,
+    /// How many candidates per position.
+    pub top_logprobs_num: OneOrMany<usize>,
+    /// Ids whose logprobs are wanted at every position.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub token_ids_logprob: Option<&'a [TokenId]>,
+    /// Always false: texts are of no use and cost most of the answer.
+    pub return_text_in_logprobs: bool,
+    /// Asks for the prompt's rows as flat arrays; servers that do not know it answer nested.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub return_flat_raw_top_logprobs: bool,
+    /// Asks for those arrays as base64.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub return_flat_raw_top_logprobs_b64: bool,
+}
+
+/// `sampling_params` of a [`GenerateRequest`]. All are sent, because a model's own defaults decide those left out.
+#[derive(Clone, Debug, Serialize)]
+pub struct SamplingParams<'a> {
+    /// At most this many tokens; 0 only scores.
+    pub max_new_tokens: usize,
+    /// 0 takes the likeliest token.
+    pub temperature: f64,
+    /// Keep the smallest set of tokens with this much probability.
+    pub top_p: f64,
+    /// -1 keeps all.
+    pub top_k: i64,
+    /// Always 0: nothing is cut off.
+    pub min_p: f64,
+    /// Always 1: nothing is penalised.
+    pub repetition_penalty: f64,
+    /// Makes a draw repeatable on servers started with deterministic inference.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sampling_seed: Option<i64>,
+    /// Ids after which to stop.
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    pub stop_token_ids: &'a [TokenId],
+    /// Whether special tokens are left out of the text.
+    pub skip_special_tokens: bool,
+    /// A JSON schema, as a string.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub json_schema: Option<String>,
+    /// A regular expression for the whole text.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub regex: Option<&'a str>,
+}
+
+impl SamplingParams<'_> {
+    /// Draws nothing.
+    pub fn none() -> Self {
+        Self {
+            max_new_tokens: 0,
+            temperature: 0.0,
+            top_p: 1.0,
+            top_k: -1,
+            min_p: 0.0,
+            repetition_penalty: 1.0,
+            sampling_seed: None,
+            stop_token_ids: &[],
+            skip_special_tokens: false,
+            json_schema: None,
+            regex: None,
+        }
+    }
+}
+
+/// The part of a job that is sent: tokens up to `end`, logprobs wanted from `first` on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Window {
+    /// The first position whose logprob is wanted, at least 1.
+    pub first: usize,
+    /// How many tokens are sent.
+    pub end: usize,
+}
+
+impl Window {
+    /// What must be sent for `job`; nothing if no position of it can have a logprob.
+    pub fn of(job: &ScoreJob) -> Option<Self> {
+        job.first_needed().map(|first| Self { first, end: job.end_needed() })
+    }
+
+    /// The `logprob_start_len` whose list begins, behind its null, with the first wanted position.
+    pub fn start_len(self) -> usize {
+        self.first - 1
+    }
+
+    fn len(self) -> usize {
+        self.end - self.start_len()
+    }
+}
+
+/// The request that scores one job.
+pub fn score_request(job: &ScoreJob, window: Window) -> GenerateRequest<'_> {
+    scoring(
+        OneOrMany::One(&job.tokens()[..window.end]),
+        OneOrMany::One(window.start_len() as i64),
+        OneOrMany::One(job.top_k()),
+        job.top_k() > 0,
+    )
+}
+
+/// The request that scores several jobs at once; each needs a window.
+pub fn batch_request<'a>(jobs: &[(&'a ScoreJob, Window)]) -> GenerateRequest<'a> {
+    scoring(
+        OneOrMany::Many(jobs.iter().map(|(job, window)| &job.tokens()[..window.end]).collect()),
+        OneOrMany::Many(jobs.iter().map(|(_, window)| window.start_len() as i64).collect()),
+        OneOrMany::Many(jobs.iter().map(|(job, _)| job.top_k()).collect()),
+        jobs.iter().any(|(job, _)| job.top_k() > 0),
+    )
+}
+
+fn scoring<'a>(
+    input_ids: OneOrMany<&'a [TokenId]>,
+    logprob_start_len: OneOrMany<i64>,
+    top_logprobs_num: OneOrMany<usize>,
+    rows: bool,
+) -> GenerateRequest<'a> {
+    GenerateRequest {
+        input_ids,
+        sampling_params: SamplingParams::none(),
+        return_logprob: true,
+        logprob_start_len,
+        top_logprobs_num,
+        token_ids_logprob: None,
+        return_text_in_logprobs: false,
+        return_flat_raw_top_logprobs: rows,
+        return_flat_raw_top_logprobs_b64: rows,
+    }
+}
+
+/// The scores of a job, and what they cost.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Scores {
+    /// One per span.
+    pub spans: Vec<SpanScore>,
+    /// What the server counted.
+    pub counts: Counts,
+    /// The logprobs of the chosen ids at each needed position, where they were asked for.
+    pub chosen: Vec<TopK>,
+}
+
+/// Reads the answer to [`score_request`].
+pub fn scores(body: &[u8], job: &ScoreJob, window: Window) -> Result<Scores, String> {
+    let mut scanner = Scanner::new(body);
+    let reader = Reader::read(&mut scanner, job, window).map_err(|why| with_message(why, body))?;
+    scanner.end()?;
+    reader.scores()
+}
+
+/// Reads the answer to [`batch_request`]: one result per job, and one job's fault is not another's.
+pub fn batch_scores(
+    body: &[u8],
+    jobs: &[(&ScoreJob, Window)],
+) -> Result<Vec<Result<Scores, String>>, String> {
+    let mut scanner = Scanner::new(body);
+    let mut all = Vec::with_capacity(jobs.len());
+    let n_found = scanner.list(|scanner, index| {
+        let Some(&(job, window)) = jobs.get(index) else { return Ok(scanner.skip()?) };
+        let answer = scanner.raw()?;
+        all.push(Reader::read(&mut Scanner::new(answer), job, window).and_then(Reader::scores));
+        Ok(())
+    })?;
+    scanner.end()?;
+    if n_found == jobs.len() { Ok(all) } else { Err(format!("{n_found} answers for {} jobs", jobs.len())) }
+}
+
+fn with_message(why: String, body: &[u8]) -> String {
+    if why == NO_META { format!("{why}: {}", server_message(body)) } else { why }
+}
+
+const NO_META: &str = "the answer has no meta_info";
+
+/// What is kept of one prompt's answer while walking it.
+struct Reader<'a, 'job> {
+    job: &'job ScoreJob,
+    window: Window,
+    needed: Needed,
+    /// The logprobs of the given tokens at the needed positions behind 0.
+    own: Option<Vec<Option<f64>>>,
+    nested: Option<Vec<Vec<Candidate>>>,
+    chosen: Option<Vec<Vec<Candidate>>>,
+    flat: Flat<'a>,
+    counts: Counts,
+    finish: Option<Value>,
+}
+
+impl<'a, 'job> Reader<'a, 'job> {
+    fn read(scanner: &mut Scanner<'a>, job: &'job ScoreJob, window: Window) -> Result<Self, String> {
+        let mut reader = Self {
+            job,
+            window,
+            needed: Needed::new(job),
+            own: None,
+            nested: None,
+            chosen: None,
+            flat: Flat::default(),
+            counts: Counts::default(),
+            finish: None,
+        };
+        let mut found = false;
+        scanner.object(|scanner, key| {
+            if key != b"meta_info" {
+                return Ok(scanner.skip()?);
+            }
+            found = true;
+            scanner.object(|scanner, key| reader.field(scanner, key))
+        })?;
+        if found { Ok(reader) } else { Err(NO_META.to_owned()) }
+    }
+
+    fn field(&mut self, scanner: &mut Scanner<'a>, key: &'a [u8]) -> Result<(), String> {
+        match key {
+            b"input_token_logprobs" => self.own = Some(self.own_list(scanner)?),
+            b"input_top_logprobs" => self.nested = Some(self.rows(scanner, "input_top_logprobs")?),
+            b"input_token_ids_logprobs" => {
+                self.chosen = Some(self.rows(scanner, "input_token_ids_logprobs")?);
+            }
+            b"prompt_tokens" => self.counts.prompt_tokens = scanner.count()?,
+            b"completion_tokens" => self.counts.completion_tokens = scanner.count()?,
+            b"cached_tokens" => self.counts.cached_tokens = Some(scanner.count()?),
+            b"finish_reason" => self.finish = serde_json::from_slice(scanner.raw()?).ok(),
+            _ if key.starts_with(FLAT_PREFIX) => self.flat.field(&key[FLAT_PREFIX.len()..], scanner)?,
+            _ => scanner.skip()?,
+        }
+        Ok(())
+    }
+
+    /// Whether the list's entry `index` is the next needed position.
+    fn wants(
+        &self,
+        needed: &mut impl Iterator<Item = usize>,
+        next: &mut Option<usize>,
+        index: usize,
+    ) -> bool {
+        let wanted = index > 0 && *next == Some(self.window.start_len() + index);
+        if wanted {
+            *next = needed.next();
+        }
+        wanted
+    }
+
+    /// `[[logprob, id, text], …]`: every id must be the one that was sent.
+    fn own_list(&self, scanner: &mut Scanner<'a>) -> Result<Vec<Option<f64>>, String> {
+        let mut needed = self.needed.positions().skip_while(|&position| position == 0);
+        let mut next = needed.next();
+        let mut values = Vec::with_capacity(self.needed.len());
+        let n_found = scanner.list(|scanner, index| {
+            let position = self.window.start_len() + index;
+            let (id, value) = triple(scanner)?;
+            let sent = self.job.tokens()[..self.window.end].get(position);
+            if sent.is_some_and(|&sent| sent != id) {
+                let sent = self.job.tokens()[position];
+                return Err(format!("position {position} is token {id} in the answer, {sent} was sent"));
+            }
+            if self.wants(&mut needed, &mut next, index) {
+                values.push(value);
+            }
+            Ok(())
+        })?;
+        self.check_length("input_token_logprobs", n_found)?;
+        Ok(values)
+    }
+
+    /// `[null, [[logprob, id, text], …], …]`
+    fn rows(&self, scanner: &mut Scanner<'a>, what: &str) -> Result<Vec<Vec<Candidate>>, String> {
+        let mut needed = self.needed.positions().skip_while(|&position| position == 0);
+        let mut next = needed.next();
+        let mut rows = Vec::with_capacity(self.needed.len());
+        let n_found = scanner.list(|scanner, index| {
+            if !self.wants(&mut needed, &mut next, index) {
+                return Ok(scanner.skip()?);
+            }
+            let mut row = Vec::new();
+            if !scanner.null()? {
+                scanner.list(|scanner, _| {
+                    row.push(triple(scanner)?);
+                    Ok(())
+                })?;
+            }
+            rows.push(row);
+            Ok(())
+        })?;
+        self.check_length(what, n_found)?;
+        Ok(rows)
+    }
+
+    fn check_length(&self, what: &str, n_found: usize) -> Result<(), String> {
+        let expected = self.window.len();
+        if n_found == expected {
+            return Ok(());
+        }
+        Err(format!("{what} has {n_found} positions, {expected} were asked for"))
+    }
+
+    fn scores(self) -> Result<Scores, String> {
+        if let Some(message) = self.finish.as_ref().and_then(aborted) {
+            return Err(format!("the server gave up: {message}"));
+        }
+        let own = self.own.as_ref().ok_or("the answer has no input_token_logprobs")?;
+        let tops = self.tops(own.len())?;
+        let mut scores = Vec::with_capacity(self.needed.len());
+        let mut index = 0;
+        for position in self.needed.positions() {
+            if position == 0 {
+                scores.push(needed::absent(Absence::NoContext));
+                continue;
+            }
+            let row = tops.get(index).map_or(&[][..], Vec::as_slice);
+            scores.push(self.score(position, own[index], row)?);
+            index += 1;
+        }
+        let chosen = self.chosen.unwrap_or_default();
+        let chosen = chosen.into_iter().map(|row| chosen_row(&row)).collect();
+        Ok(Scores { spans: self.needed.into_spans(self.job, scores)?, counts: self.counts, chosen })
+    }
+
+    /// The rows of the needed positions behind 0, from whichever form the server used.
+    fn tops(&self, n_rows: usize) -> Result<Vec<Vec<Candidate>>, String> {
+        if self.job.top_k() == 0 {
+            return Ok(Vec::new());
+        }
+        let positions = self.needed.positions().filter(|&position| position > 0);
+        let indices = positions.map(|position| position - self.window.start_len());
+        match (self.flat.arrays()?, &self.nested) {
+            (Some(arrays), _) => arrays.rows(indices, self.window.len()),
+            (None, Some(rows)) if rows.len() == n_rows => Ok(rows.clone()),
+            (None, _) => Err("the answer has no input_top_logprobs".to_owned()),
+        }
+    }
+
+    fn score(&self, position: usize, value: Option<f64>, row: &[Candidate]) -> Result<TokenScore, String> {
+        let (given, k) = (self.job.tokens()[position], self.job.top_k());
+        if value.is_some() && row.len() != k {
+            return Err(format!("position {position} has {} candidates, {k} were asked for", row.len()));
+        }
+        let score = needed::token_score(given, value, row, k, Some(FLOOR));
+        let n = score.top.entries().len();
+        let finite = row.iter().filter(|candidate| candidate.1.is_some_and(|value| value > FLOOR)).count();
+        let listed = row.iter().any(|candidate| candidate.0 == given);
+        if score.logprob.is_ok() && k > 0 && n != finite + usize::from(!listed) {
+            return Err(format!("position {position} lists a token twice"));
+        }
+        Ok(score)
+    }
+}
+
+fn chosen_row(row: &[Candidate]) -> TopK {
+    let logprob = |&(id, value): &Candidate| Some((id, needed::logprob(value, Some(FLOOR)).ok()?));
+    TopK::new(row.iter().filter_map(logprob).collect())
+}
+
+/// `[logprob, id, text]`
+fn triple(scanner: &mut Scanner<'_>) -> Result<Candidate, String> {
+    let (mut id, mut value) = (None, None);
+    let length = scanner.list(|scanner, index| {
+        match index {
+            0 => value = scanner.number()?,
+            1 => id = TokenId::try_from(scanner.count()?).ok(),
+            _ => scanner.skip()?,
+        }
+        Ok(())
+    })?;
+    match id {
+        Some(id) if length == 3 => Ok((id, value)),
+        _ => Err("an entry is not [logprob, id, text]".to_owned()),
+    }
+}
+
+/// What the server says when it gave a request up.
+fn aborted(finish: &Value) -> Option<String> {
+    let kind = finish.get("type").and_then(Value::as_str).or(finish.as_str())?;
+    let message = finish.get("message").and_then(Value::as_str).unwrap_or("no reason given");
+    (kind == "abort").then(|| message.to_owned())
+}
+
+const FLAT_PREFIX: &[u8] = b"input_top_logprobs_";
+
+/// The fields of the flat forms, as they are found.
+#[derive(Default)]
+struct Flat<'a> {
+    values_b64: Option<&'a [u8]>,
+    ids_b64: Option<&'a [u8]>,
+    values: Option<&'a [u8]>,
+    ids: Option<&'a [u8]>,
+    shape: Option<(usize, usize)>,
+    null_prefix: usize,
+}
+
+impl<'a> Flat<'a> {
+    fn field(&mut self, key: &[u8], scanner: &mut Scanner<'a>) -> Result<(), String> {
+        match key {
+            b"val_flat_b64" => self.values_b64 = Some(scanner.string()?),
+            b"idx_flat_b64" => self.ids_b64 = Some(scanner.string()?),
+            b"val_flat" => self.values = Some(scanner.raw()?),
+            b"idx_flat" => self.ids = Some(scanner.raw()?),
+            b"val_flat_b64_dtype" => expect_type(scanner.string()?, "float32")?,
+            b"idx_flat_b64_dtype" => expect_type(scanner.string()?, "int32")?,
+            b"shape" => self.shape = Some(shape(scanner)?),
+            b"null_prefix" => self.null_prefix = scanner.count()? as usize,
+            _ => scanner.skip()?,
+        }
+        Ok(())
+    }
+
+    /// The decoded arrays, if the answer has any.
+    fn arrays(&self) -> Result<Option<Arrays>, String> {
+        let (values, ids) = match (self.values_b64, self.ids_b64, self.values, self.ids) {
+            (Some(values), Some(ids), ..) => (floats(values)?, ints(ids)?),
+            (None, None, Some(values), Some(ids)) => (numbers(values)?, whole_numbers(ids)?),
+            (None, None, None, None) => return Ok(None),
+            _ => return Err("the flat top logprobs have values or ids but not both".to_owned()),
+        };
+        let (n_rows, k) = self.shape.ok_or("the flat top logprobs have no shape")?;
+        let fits = n_rows.checked_mul(k).is_some_and(|n| values.len() == n && ids.len() == n);
+        if !fits {
+            let (n_values, n_ids) = (values.len(), ids.len());
+            return Err(format!(
+                "the flat top logprobs are {n_values} values and {n_ids} ids, not {n_rows} x {k}"
+            ));
+        }
+        Ok(Some(Arrays { values, ids, n_rows, k, null_prefix: self.null_prefix }))
+    }
+}
+
+struct Arrays {
+    values: Vec<f64>,
+    ids: Vec<TokenId>,
+    n_rows: usize,
+    k: usize,
+    null_prefix: usize,
+}
+
+impl Arrays {
+    /// The rows of the list entries `indices`; the whole list has `length` entries.
+    fn rows(
+        &self,
+        indices: impl Iterator<Item = usize>,
+        length: usize,
+    ) -> Result<Vec<Vec<Candidate>>, String> {
+        if self.null_prefix + self.n_rows != length {
+            let n_found = self.null_prefix + self.n_rows;
+            return Err(format!("the flat top logprobs have {n_found} positions, {length} were asked for"));
+        }
+        let row = |index: usize| match index.checked_sub(self.null_prefix) {
+            None => Vec::new(),
+            Some(row) => self.row(row * self.k..(row + 1) * self.k),
+        };
+        Ok(indices.map(row).collect())
+    }
+
+    fn row(&self, range: std::ops::Range<usize>) -> Vec<Candidate> {
+        let ids = self.ids[range.clone()].iter().copied();
+        ids.zip(self.values[range].iter().copied().map(Some)).collect()
+    }
+}
+
+fn expect_type(found: &[u8], expected: &str) -> Result<(), String> {
+    if found == expected.as_bytes() {
+        return Ok(());
+    }
+    Err(format!("flat top logprobs of type {}, not {expected}", String::from_utf8_lossy(found)))
+}
+
+fn shape(scanner: &mut Scanner<'_>) -> Result<(usize, usize), String> {
+    let mut sizes = Vec::new();
+    scanner.list(|scanner, _| {
+        sizes.push(scanner.count()? as usize);
+        Ok(())
+    })?;
+    match sizes[..] {
+        [n_rows, k] => Ok((n_rows, k)),
+        _ => Err("the shape of the flat top logprobs is not [rows, k]".to_owned()),
+    }
+}
+
+fn floats(text: &[u8]) -> Result<Vec<f64>, String> {
+    Ok(words(text)?.into_iter().map(|word| f64::from(f32::from_le_bytes(word))).collect())
+}
+
+fn ints(text: &[u8]) -> Result<Vec<TokenId>, String> {
+    let id = |word| TokenId::try_from(i32::from_le_bytes(word)).map_err(|_| "a negative token id".to_owned());
+    words(text)?.into_iter().map(id).collect()
+}
+
+/// The four-byte words of a base64 text.
+fn words(text: &[u8]) -> Result<Vec<[u8; 4]>, String> {
+    let bytes = STANDARD.decode(text).map_err(|why| format!("flat top logprobs: {why}"))?;
+    let (words, rest) = bytes.as_chunks::<4>();
+    if rest.is_empty() { Ok(words.to_vec()) } else { Err("flat top logprobs end within a number".to_owned()) }
+}
+
+fn numbers(list: &[u8]) -> Result<Vec<f64>, String> {
+    let mut numbers = Vec::new();
+    Scanner::new(list).list(|scanner, _| {
+        numbers.push(scanner.number()?.unwrap_or(f64::NAN));
+        Ok(())
+    })?;
+    Ok(numbers)
+}
+
+fn whole_numbers(list: &[u8]) -> Result<Vec<TokenId>, String> {
+    let mut numbers = Vec::new();
+    Scanner::new(list).list(|scanner, _| {
+        numbers.push(TokenId::try_from(scanner.count()?).map_err(|why| why.to_string())?);
+        Ok(())
+    })?;
+    Ok(numbers)
+}
+
+#[derive(Deserialize)]
+struct Generated {
+    #[serde(default)]
+    output_ids: Option<Vec<TokenId>>,
+    meta_info: GeneratedMeta,
+}
+
+#[derive(Deserialize)]
+struct GeneratedMeta {
+    #[serde(default)]
+    finish_reason: Option<Value>,
+    #[serde(default)]
+    prompt_tokens: u64,
+    #[serde(default)]
+    completion_tokens: u64,
+    #[serde(default)]
+    cached_tokens: Option<u64>,
+    #[serde(default)]
+    output_token_logprobs: Option<Vec<Triple>>,
+    #[serde(default)]
+    output_top_logprobs: Option<Vec<Option<Vec<Triple>>>>,
+}
+
+type Triple = (Option<f64>, TokenId, Option<String>);
+
+/// Reads a sampled continuation.
+pub fn drawn(body: &[u8], top_k: usize) -> Result<Drawn, String> {
+    let answer: Generated =
+        serde_json::from_slice(body).map_err(|why| format!("{why}: {}", server_message(body)))?;
+    let meta = answer.meta_info;
+    if let Some(message) = meta.finish_reason.as_ref().and_then(aborted) {
+        return Err(format!("the server gave up: {message}"));
+    }
+    let triples = meta.output_token_logprobs.ok_or("the answer has no output_token_logprobs")?;
+    let ids: Vec<TokenId> = triples.iter().map(|triple| triple.1).collect();
+    if answer.output_ids.is_some_and(|told| told != ids) {
+        return Err("the logprobs are those of other tokens than the sampled ones".to_owned());
+    }
+    let tops = meta.output_top_logprobs.unwrap_or_default();
+    if top_k > 0 && tops.len() != ids.len() {
+        return Err(format!("{} sampled tokens have {} rows of alternatives", ids.len(), tops.len()));
+    }
+    let (logprobs, top) = values(&triples, &tops, top_k);
+    let counts = Counts {
+        prompt_tokens: meta.prompt_tokens,
+        cached_tokens: meta.cached_tokens,
+        completion_tokens: meta.completion_tokens,
+    };
+    Ok(Drawn { ids, logprobs, top, finish: finish_word(meta.finish_reason.as_ref()), counts })
+}
+
+fn values(triples: &[Triple], tops: &[Option<Vec<Triple>>], top_k: usize) -> Values {
+    let score = |(index, triple): (usize, &Triple)| {
+        let row = tops.get(index).and_then(Option::as_ref).map_or(&[][..], Vec::as_slice);
+        let row: Vec<Candidate> = row.iter().map(|triple| (triple.1, triple.0)).collect();
+        let score = needed::token_score(triple.1, triple.0, &row, top_k, Some(FLOOR));
+        (score.logprob.ok(), score.top)
+    };
+    triples.iter().enumerate().map(score).unzip()
+}
+
+/// `{"type": "stop", …}`, or the bare word of older servers.
+fn finish_word(finish: Option<&Value>) -> Option<String> {
+    let finish = finish?;
+    let word = finish.get("type").and_then(Value::as_str).or(finish.as_str());
+    word.map(str::to_owned)
+}
+
+/// What `/get_model_info` and `/get_server_info` tell that we use.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+pub struct Info {
+    /// Where the weights came from.
+    #[serde(default)]
+    pub model_path: Option<String>,
+    /// Where the tokenizer came from.
+    #[serde(default)]
+    pub tokenizer_path: Option<String>,
+    /// The name it is served under.
+    #[serde(default)]
+    pub served_model_name: Option<String>,
+    /// Which weights, as a trainer that updates them counts.
+    #[serde(default)]
+    pub weight_version: Option<String>,
+    /// Tokens a sequence may have, where it was set.
+    #[serde(default)]
+    pub context_length: Option<usize>,
+    /// SGLang's own version.
+    #[serde(default)]
+    pub version: Option<String>,
+    /// Whether the prefix cache is switched off.
+    #[serde(default)]
+    pub disable_radix_cache: Option<bool>,
+}
+
+impl Info {
+    /// What is told here, and where it is not, what `other` tells.
+    pub fn or(self, other: Self) -> Self {
+        Self {
+            model_path: self.model_path.or(other.model_path),
+            tokenizer_path: self.tokenizer_path.or(other.tokenizer_path),
+            served_model_name: self.served_model_name.or(other.served_model_name),
+            weight_version: self.weight_version.or(other.weight_version),
+            context_length: self.context_length.or(other.context_length),
+            version: self.version.or(other.version),
+            disable_radix_cache: self.disable_radix_cache.or(other.disable_radix_cache),
+        }
+    }
+}
+
+/// Reads either information route.
+pub fn info(body: &[u8]) -> Result<Info, String> {
+    serde_json::from_slice(body).map_err(|why| why.to_string())
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "tests fail by panicking")]
+mod tests {
+    use super::*;
+    use crate::tokens::TokenSpan;
+    use expect_test::{Expect, expect};
+    use serde_json::json;
+    use std::sync::Arc;
+
+    const TOKENS: [TokenId; 5] = [10, 11, 12, 13, 14];
+
+    fn job(spans: &[(usize, usize)], top_k: usize) -> ScoreJob {
+        let spans = spans.iter().map(|&(start, end)| TokenSpan::new(start, end).unwrap()).collect();
+        ScoreJob::new(Arc::from(TOKENS), spans, top_k).unwrap()
+    }
+
+    fn show(spans: &[SpanScore]) -> String {
+        let one = |score: &TokenScore| {
+            let row: Vec<_> = score.top.entries().iter().map(|it| (it.0, it.1.get())).collect();
+            match &score.logprob {
+                Ok(logprob) => format!("{logprob} {row:?}"),
+                Err(why) => why.to_string(),
+            }
+        };
+        let span = |span: &SpanScore| span.scores().iter().map(one).collect::<Vec<_>>().join("; ");
+        spans.iter().map(span).collect::<Vec<_>>().join(" | ")
+    }
+
+    /// Scores positions 2 and 3 with K = 1: the server is asked for tokens 0 to 3 from token 1 on.
+    fn check(meta: Value, expected: Expect) {
+        let job = job(&[(2, 4)], 1);
+        let window = Window::of(&job).unwrap();
+        assert_eq!((window.start_len(), window.end), (1, 4));
+        let body = json!({"text": "", "meta_info": meta}).to_string();
+        let found = scores(body.as_bytes(), &job, window);
+        expected.assert_eq(&found.map_or_else(|why| format!("error: {why}"), |it| show(&it.spans)));
+    }
+
+    /// The fields of an answer, with some of them replaced; null takes one away.
+    fn meta(changes: Value) -> Value {
+        let mut meta = json!({
+            "prompt_tokens": 4, "completion_tokens": 0, "cached_tokens": 1,
+            "finish_reason": {"type": "length", "length": 0},
+            "input_token_logprobs": [[null, 11, null], [-2.5, 12, null], [-0.5, 13, null]],
+            "input_top_logprobs": [null, [[-0.25, 5, null]], [[-0.5, 13, null]]],
+        });
+        for (key, value) in changes.as_object().unwrap() {
+            match value {
+                Value::Null => drop(meta.as_object_mut().unwrap().remove(key)),
+                value => meta[key] = value.clone(),
+            }
+        }
+        meta
+    }
+
+    #[test]
+    fn the_token_before_the_span_is_asked_for_and_dropped() {
+        check(meta(json!({})), expect!["-2.5 [(5, -0.25), (12, -2.5)]; -0.5 [(13, -0.5)]"]);
+        check(
+            meta(json!({"input_token_logprobs": null})),
+            expect!["error: the answer has no input_token_logprobs"],
+        );
+        let rows = json!([[[-9.0, 1, null]], [[-0.25, 5, null]], [[-0.5, 13, null]]]);
+        let own = json!([[-9.0, 11, null], [-2.5, 12, null], [-0.5, 13, null]]);
+        check(
+            meta(json!({"input_token_logprobs": own, "input_top_logprobs": rows})),
+            expect!["-2.5 [(5, -0.25), (12, -2.5)]; -0.5 [(13, -0.5)]"],
+        );
+    }
+
+    #[test]
+    fn every_form_of_rows_is_read() {
+        let b64 = |bytes: Vec<u8>| STANDARD.encode(bytes);
+        let values = b64([-0.25_f32, -0.5].iter().flat_map(|it| it.to_le_bytes()).collect());
+        let ids = b64([5_i32, 13].iter().flat_map(|it| it.to_le_bytes()).collect());
+        let expected = || expect!["-2.5 [(5, -0.25), (12, -2.5)]; -0.5 [(13, -0.5)]"];
+        let shape = json!({
+            "input_top_logprobs": null, "input_top_logprobs_shape": [2, 1], "input_top_logprobs_null_prefix": 1,
+        });
+        let with = |changes: Value| {
+            let mut all = shape.clone();
+            all.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+            meta(all)
+        };
+        check(
+            with(json!({
+                "input_top_logprobs_val_flat_b64": values, "input_top_logprobs_idx_flat_b64": ids,
+                "input_top_logprobs_val_flat_b64_dtype": "float32", "input_top_logprobs_idx_flat_b64_dtype": "int32",
+            })),
+            expected(),
+        );
+        check(
+            with(
+                json!({"input_top_logprobs_val_flat": [-0.25, -0.5], "input_top_logprobs_idx_flat": [5, 13]}),
+            ),
+            expected(),
+        );
+        check(
+            with(json!({"input_top_logprobs_val_flat_b64": values})),
+            expect!["error: the flat top logprobs have values or ids but not both"],
+        );
+        check(
+            with(json!({
+                "input_top_logprobs_val_flat_b64": "AAA=", "input_top_logprobs_idx_flat_b64": ids,
+            })),
+            expect!["error: flat top logprobs end within a number"],
+        );
+        check(
+            with(json!({"input_top_logprobs_val_flat_b64_dtype": "float16"})),
+            expect!["error: flat top logprobs of type float16, not float32"],
+        );
+        check(
+            with(json!({"input_top_logprobs_val_flat": [-0.25], "input_top_logprobs_idx_flat": [5]})),
+            expect!["error: the flat top logprobs are 1 values and 1 ids, not 2 x 1"],
+        );
+        check(
+            with(json!({
+                "input_top_logprobs_val_flat": [-0.25, -0.5], "input_top_logprobs_idx_flat": [5, 13],
+                "input_top_logprobs_null_prefix": 2,
+            })),
+            expect!["error: the flat top logprobs have 4 positions, 3 were asked for"],
+        );
+        check(with(json!({})), expect!["error: the answer has no input_top_logprobs"]);
+    }
+
+    #[test]
+    fn what_is_no_logprob_is_absent() {
+        let own = |value: f64| json!([[null, 11, null], [value, 12, null], [-0.5, 13, null]]);
+        check(
+            meta(json!({"input_token_logprobs": own(FLOOR)})),
+            expect![
+                "the server returned no logprob: -340282346638528860000000000000000000000 stands for minus infinity; -0.5 [(13, -0.5)]"
+            ],
+        );
+        let job = job(&[(2, 4)], 0);
+        let body = r#"{"meta_info":{"input_token_logprobs":[[null,11,null],[NaN,12,null],[null,13,null]]}}"#;
+        let found = scores(body.as_bytes(), &job, Window::of(&job).unwrap()).unwrap();
+        assert_eq!(
+            show(&found.spans),
+            "the server returned no logprob: NaN is not a finite number; the server returned no value"
+        );
+    }
+
+    #[test]
+    fn wrong_answers_are_refused_with_the_place() {
+        let own = |list: Value| meta(json!({"input_token_logprobs": list}));
+        check(
+            own(json!([[null, 11, null], [-2.5, 12, null]])),
+            expect!["error: input_token_logprobs has 2 positions, 3 were asked for"],
+        );
+        check(
+            own(json!([[null, 11, null], [-2.5, 12, null], [-0.5, 13, null], [-0.5, 14, null]])),
+            expect!["error: input_token_logprobs has 4 positions, 3 were asked for"],
+        );
+        check(
+            own(json!([[null, 11, null], [-2.5, 99, null], [-0.5, 13, null]])),
+            expect!["error: position 2 is token 99 in the answer, 12 was sent"],
+        );
+        check(
+            own(json!([[null, 11], [-2.5, 12], [-0.5, 13]])),
+            expect!["error: an entry is not [logprob, id, text]"],
+        );
+        check(
+            meta(json!({"input_top_logprobs": [null, [[-0.25, 5, null]]]})),
+            expect!["error: input_top_logprobs has 2 positions, 3 were asked for"],
+        );
+        check(
+            meta(
+                json!({"input_top_logprobs": [null, [[-0.25, 5, null], [-1, 6, null]], [[-0.5, 13, null]]]}),
+            ),
+            expect!["error: position 2 has 2 candidates, 1 were asked for"],
+        );
+        check(
+            meta(json!({"finish_reason": {"type": "abort", "message": "out of memory"}})),
+            expect!["error: the server gave up: out of memory"],
+        );
+        let job = job(&[(2, 4)], 1);
+        let why = scores(br#"{"error":{"message":"busy"}}"#, &job, Window::of(&job).unwrap()).unwrap_err();
+        assert_eq!(why, "the answer has no meta_info: busy");
+    }
+
+    #[test]
+    fn a_bad_answer_in_a_batch_is_that_jobs_alone() {
+        let job = job(&[(0, 1), (2, 4)], 1);
+        let window = Window::of(&job).unwrap();
+        let bad = meta(json!({"input_token_logprobs": [[null, 11, null]]}));
+        let body = json!([{"meta_info": meta(json!({}))}, {"meta_info": bad}]).to_string();
+        let all = batch_scores(body.as_bytes(), &[(&job, window), (&job, window)]).unwrap();
+        assert_eq!(
+            show(&all[0].as_ref().unwrap().spans),
+            "the first token has no context | -2.5 [(5, -0.25), (12, -2.5)]; -0.5 [(13, -0.5)]"
+        );
+        assert_eq!(all[1].as_ref().unwrap_err(), "input_token_logprobs has 1 positions, 3 were asked for");
+    }
+
+    #[test]
+    fn a_job_without_context_needs_no_request() {
+        assert_eq!(Window::of(&job(&[(0, 1), (3, 3)], 0)), None);
+        let window = Window::of(&job(&[(0, 2)], 0)).unwrap();
+        assert_eq!((window.start_len(), window.end), (0, 2));
+    }
+
+    #[test]
+    fn requests_say_what_they_must() {
+        let job = job(&[(2, 4)], 3);
+        let request = score_request(&job, Window::of(&job).unwrap());
+        let json = json!(request);
+        assert_eq!(json["input_ids"], json!([10, 11, 12, 13]));
+        assert_eq!(json["logprob_start_len"], 1);
+        assert_eq!(json["sampling_params"]["max_new_tokens"], 0);
+        assert_eq!(json["return_flat_raw_top_logprobs_b64"], true);
+        let plain = json!(score_request(&job_without_rows(), Window { first: 1, end: 2 }));
+        assert_eq!(plain.get("return_flat_raw_top_logprobs"), None);
+    }
+
+    fn job_without_rows() -> ScoreJob {
+        job(&[(1, 2)], 0)
+    }
+}

@@ -1,0 +1,246 @@
+//! The binary as a user runs it: what it prints where, and what bad input gets.
+#![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use serde_json::{Value, json};
+
+struct Ran {
+    code: i32,
+    stdout: String,
+    stderr: String,
+}
+
+fn run(arguments: &[&str], stdin: &str) -> Ran {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_backsight"));
+    command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    child.stdin.take().unwrap().write_all(stdin.as_bytes()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    Ran { code: output.status.code().unwrap(), stdout: text(output.stdout), stderr: text(output.stderr) }
+}
+
+const CHATML: &str = "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+
+/// A model directory with our small tokenizer and the given template.
+struct Place {
+    dir: tempfile::TempDir,
+}
+
+impl Place {
+    fn new(template: &str) -> Self {
+        let place = Self { dir: tempfile::tempdir().unwrap() };
+        let tokenizer = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tokenizers/chatml");
+        for file in ["tokenizer.json", "tokenizer_config.json"] {
+            std::fs::copy(tokenizer.join(file), place.path(file)).unwrap();
+        }
+        place.write("chat_template.jinja", template);
+        place
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn write(&self, name: &str, text: &str) -> String {
+        std::fs::write(self.path(name), text).unwrap();
+        self.path(name).to_str().unwrap().to_owned()
+    }
+
+    /// Runs `chat render` on messages in this directory, with further arguments.
+    fn render(&self, messages: &Value, more: &[&str]) -> Ran {
+        let file = self.write("messages.json", &messages.to_string());
+        let dir = self.dir.path().to_str().unwrap();
+        run(&[&["chat", "render", "--tokenizer", dir, "--messages", &file], more].concat(), "")
+    }
+}
+
+fn talk() -> Value {
+    json!([{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}, {"role": "user", "content": "so?"}])
+}
+
+fn talk_with_call() -> Value {
+    let call =
+        json!({"id": "c1", "type": "function", "function": {"name": "ls", "arguments": "{\"path\": \".\"}"}});
+    json!([{"role": "user", "content": "hi"}, {"role": "assistant", "content": "", "tool_calls": [call]},
+           {"role": "tool", "content": "a b", "tool_call_id": "c1", "name": "ls"}])
+}
+
+#[test]
+fn text_is_printed_byte_for_byte() {
+    let ran = Place::new(CHATML).render(&talk(), &["--add-generation-prompt"]);
+    assert_eq!(ran.code, 0, "{}", ran.stderr);
+    let expected = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nyes<|im_end|>\n<|im_start|>user\nso?<|im_end|>\n<|im_start|>assistant\n";
+    assert_eq!(ran.stdout, expected);
+    assert!(ran.stderr.contains("ignores tool schemas, tool calls, reasoning"), "{}", ran.stderr);
+}
+
+#[test]
+fn spans_say_where_each_message_and_action_is() {
+    let place = Place::new(CHATML);
+    let ran = place.render(&talk(), &["--format", "spans", "--add-generation-prompt"]);
+    let report: Value = serde_json::from_str(&ran.stdout).unwrap();
+    let ids: Value =
+        serde_json::from_str(&place.render(&talk(), &["--format", "ids", "--add-generation-prompt"]).stdout)
+            .unwrap();
+    assert_eq!(report["ids"], ids);
+    assert_eq!(report["tokens"], "rendered");
+    let tokenizer = backsight::chat::tokenizer::Tokenizer::open(place.dir.path()).unwrap();
+    let text = |start: &Value, end: &Value| {
+        let ids =
+            ids.as_array().unwrap()[start.as_u64().unwrap() as usize..end.as_u64().unwrap() as usize].iter();
+        tokenizer.decode(&ids.map(|id| id.as_u64().unwrap() as u32).collect::<Vec<_>>()).unwrap()
+    };
+    let messages = report["messages"].as_array().unwrap();
+    assert_eq!(text(&messages[0]["start"], &messages[0]["end"]), "<|im_start|>user\nhi<|im_end|>\n");
+    assert_eq!(text(&messages[1]["action"][0], &messages[1]["action"][1]), "yes<|im_end|>");
+    assert_eq!(messages[2].get("action"), None);
+    let generation = &report["generation_prompt"];
+    assert_eq!(text(&generation[0], &generation[1]), "<|im_start|>assistant\n");
+}
+
+#[test]
+fn a_rewritten_turn_is_shown_as_the_student_saw_it() {
+    let strips = "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content if loop.last else message.content.split('</think>')[-1] }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+    let messages = json!([{"role": "user", "content": "hi"}, {"role": "assistant", "content": "<think>x</think>yes"},
+                          {"role": "user", "content": "so?"}, {"role": "assistant", "content": "<think>y</think>no"}]);
+    let ran = Place::new(strips).render(&messages, &["--format", "spans"]);
+    let report: Value = serde_json::from_str(&ran.stdout).unwrap();
+    assert_eq!(report["messages"][1]["action"], Value::Null);
+    assert!(report["messages"][1]["as_seen"]["action"].is_array());
+    assert!(report["messages"][3]["action"].is_array());
+}
+
+#[test]
+fn a_dropped_tool_call_is_an_error_until_a_rendering_is_chosen() {
+    let place = Place::new(CHATML);
+    let refused = place.render(&talk_with_call(), &[]);
+    assert_eq!((refused.code, refused.stdout.as_str()), (2, ""));
+    assert!(
+        refused.stderr.contains("leaves out the name and the arguments of the call of \"ls\" in message 1")
+    );
+    assert!(refused.stderr.contains("help: choose how tool calls are written with --tool-text hermes"));
+    let hermes = place.render(&talk_with_call(), &["--tool-text", "hermes"]);
+    assert!(
+        hermes
+            .stdout
+            .contains("<tool_call>\n{\"name\": \"ls\", \"arguments\": {\"path\": \".\"}}\n</tool_call>"),
+        "{}",
+        hermes.stdout
+    );
+    let flat = place.render(&talk_with_call(), &["--tool-text", "flatten"]);
+    assert!(
+        flat.stdout.contains("[Tool Call: ls]\n{\"path\": \".\"}")
+            && flat.stdout.contains("[Tool Result: ls]\na b")
+    );
+}
+
+#[test]
+fn variables_are_json_or_text_and_override_special_tokens() {
+    let place =
+        Place::new("{{ eos_token }}|{{ flag is sameas false }}|{{ name }}|{{ strftime_now('%d %b %Y') }}");
+    let vars = [
+        "--var",
+        "flag=false",
+        "--var",
+        "name=a=b",
+        "--var",
+        "eos_token=<e>",
+        "--now",
+        "2026-01-31T12:00:00Z",
+    ];
+    assert_eq!(place.render(&talk(), &vars).stdout, "<e>|True|a=b|31 Jan 2026");
+    let refused = place.render(&talk(), &["--var", "flag=false", "--var", "name=x"]);
+    assert!(
+        refused.stderr.contains("asks for the current time")
+            && refused.stderr.contains("help: give the time with --now")
+    );
+}
+
+/// Every refusal: exit 2, nothing on stdout, one `error:` line with the reason, one `help:` line.
+fn check_refusal(ran: &Ran, reason: &str) {
+    assert_eq!((ran.code, ran.stdout.as_str()), (2, ""), "{}", ran.stderr);
+    let lines: Vec<&str> = ran.stderr.lines().collect();
+    assert!(
+        lines.len() == 2 && lines[0].starts_with("error: ") && lines[1].starts_with("help: "),
+        "{}",
+        ran.stderr
+    );
+    assert!(lines[0].contains(reason), "{} lacks {reason}", lines[0]);
+}
+
+#[test]
+fn bad_input_gets_one_clear_line_and_help() {
+    let place = Place::new(CHATML);
+    let message = |role: &str, content: Value| json!([{"role": role, "content": content}]);
+    check_refusal(
+        &place.render(&message("robot", "x".into()), &[]),
+        "messages.json: message 0: unknown role `robot`",
+    );
+    check_refusal(
+        &place.render(&message("user", Value::Null), &[]),
+        "messages.json: message 0: the user message has null content",
+    );
+    check_refusal(&place.render(&json!("hi"), &[]), "messages.json: messages must be a list, not a string");
+    check_refusal(&place.render(&talk(), &["--now", "noon"]), "--now noon: not a time");
+    check_refusal(&place.render(&talk(), &["--var", "x"]), "--var x: no `=`");
+    check_refusal(&Place::new("{% for %}").render(&talk(), &[]), "chat_template.jinja: line 1");
+    check_refusal(&Place::new("{{ raise_exception('only cats') }}").render(&talk(), &[]), "only cats");
+    let broken = place.write("broken.json", "[{");
+    let dir = place.dir.path().to_str().unwrap();
+    check_refusal(
+        &run(&["chat", "render", "--tokenizer", dir, "--messages", &broken], ""),
+        "broken.json: not JSON",
+    );
+    check_refusal(
+        &run(&["chat", "render", "--tokenizer", "/nowhere", "--messages", &broken], ""),
+        "not JSON",
+    );
+    let messages = place.write("ok.json", &talk().to_string());
+    check_refusal(
+        &run(&["chat", "render", "--tokenizer", "/nowhere", "--messages", &messages], ""),
+        "/nowhere",
+    );
+    place.write("tokenizer.json", "{");
+    check_refusal_after_notes(&place.render(&talk(), &["--format", "ids"]), "tokenizer.json");
+    check_refusal(
+        &run(&["chat", "parse", "--parser", "nope"], "x"),
+        "no tool-call parser is called `nope`; known are hermes",
+    );
+}
+
+/// As above, but the template was looked at before the tokenizer failed.
+fn check_refusal_after_notes(ran: &Ran, reason: &str) {
+    let kept: Vec<&str> = ran.stderr.lines().filter(|line| !line.starts_with("note: ")).collect();
+    check_refusal(&Ran { code: ran.code, stdout: ran.stdout.clone(), stderr: kept.join("\n") }, reason);
+}
+
+#[test]
+fn parse_prints_content_and_calls() {
+    let text = "I look.\n<tool_call>\n{\"name\": \"ls\", \"arguments\": {\"p\": 1.0}}\n</tool_call>";
+    let ran = run(&["chat", "parse", "--parser", "hermes"], text);
+    let expected = json!({"content": "I look.", "tool_calls": [{"id": null, "name": "ls", "arguments": "{\"p\": 1.0}"}], "malformed": []});
+    assert_eq!(serde_json::from_str::<Value>(&ran.stdout).unwrap(), expected);
+}
+
+#[test]
+fn commands_without_a_server_say_how_to_name_one() {
+    let ran = run(&["score", "--jobs", "j", "--out", "o"], "");
+    assert_eq!(ran.code, 2);
+    assert!(ran.stderr.contains("--url"), "{}", ran.stderr);
+    let gone = run(&["probe", "http://127.0.0.1:9"], "");
+    assert_eq!(gone.code, 3);
+    assert!(gone.stderr.contains("error: http://127.0.0.1:9 cannot be reached"), "{}", gone.stderr);
+}
+
+#[test]
+fn help_has_examples_for_every_command() {
+    for command in [&["chat", "render"][..], &["chat", "parse"], &["probe"], &["score"], &["model", "pull"]] {
+        let ran = run(&[command, &["--help"]].concat(), "");
+        assert_eq!(ran.code, 0);
+        assert!(ran.stdout.contains("Examples:"), "{command:?}");
+    }
+}

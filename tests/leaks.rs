@@ -1,0 +1,278 @@
+//! Many sandboxes at once, and what they leave behind: nothing, also when we are killed.
+//!
+//! One test at a time in a process of its own, because it counts what this process has.
+#![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
+#![expect(clippy::print_stdout, reason = "measured times are for people")]
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use backsight::agent::sandbox::{Command, Exit, SandboxConfig, Sandboxes};
+use tokio::sync::Barrier;
+
+const N_SANDBOXES: usize = 200;
+
+/// Held by each test: they count the same things.
+static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+
+fn sandboxes() -> Sandboxes {
+    let init = Some(PathBuf::from(env!("CARGO_BIN_EXE_backsight")));
+    Sandboxes::new(SandboxConfig { init, ..SandboxConfig::default() })
+}
+
+/// What this process and its descendants hold of the machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Held {
+    processes: usize,
+    mounts: usize,
+    descriptors: usize,
+    /// Control groups whose supervisor is dead.
+    groups: usize,
+    directories: usize,
+}
+
+impl Held {
+    fn now() -> Self {
+        let own = std::process::id();
+        let count = |dir: &Path, prefix: &str| {
+            let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+            entries.filter(|it| it.file_name().to_string_lossy().starts_with(prefix)).count()
+        };
+        Self {
+            processes: descendants(own).len(),
+            mounts: std::fs::read_to_string("/proc/self/mountinfo").unwrap().lines().count(),
+            descriptors: std::fs::read_dir("/proc/self/fd").unwrap().count(),
+            groups: groups().1,
+            directories: count(&std::env::temp_dir(), &format!("backsight-{own}-")),
+        }
+    }
+}
+
+/// How many control groups there are with a living supervisor, and with a dead one.
+fn groups() -> (usize, usize) {
+    let entries =
+        cgroups().into_iter().flat_map(|dir| std::fs::read_dir(dir).into_iter().flatten().flatten());
+    let names = entries.map(|it| it.file_name().to_string_lossy().into_owned());
+    let supervisors =
+        names.filter_map(|name| name.strip_prefix("backsight-")?.split('-').next()?.parse().ok());
+    let (alive, dead): (Vec<u32>, Vec<u32>) = supervisors.partition(|pid| is_alive(*pid));
+    (alive.len(), dead.len())
+}
+
+/// Where control groups of ours could be.
+fn cgroups() -> Vec<PathBuf> {
+    let own = std::fs::read_to_string("/proc/self/cgroup").unwrap();
+    let places = own.lines().filter_map(|line| {
+        let mut fields = line.splitn(3, ':').skip(1);
+        let (controllers, path) = (fields.next()?, fields.next()?);
+        let mount = if controllers.is_empty() { String::new() } else { format!("/{controllers}") };
+        Some(PathBuf::from(format!("/sys/fs/cgroup{mount}{path}")))
+    });
+    places.filter(|it| it.exists()).collect()
+}
+
+/// The processes below one, by id.
+fn descendants(of: u32) -> Vec<u32> {
+    let processes = std::fs::read_dir("/proc").unwrap().flatten();
+    let parents: BTreeMap<u32, u32> = processes
+        .filter_map(|entry| {
+            let pid: u32 = entry.file_name().to_str()?.parse().ok()?;
+            let stat = std::fs::read_to_string(entry.path().join("stat")).ok()?;
+            let parent = stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()?;
+            Some((pid, parent))
+        })
+        .collect();
+    let is_below = |mut pid: u32| {
+        while let Some(parent) = parents.get(&pid) {
+            if *parent == of {
+                return true;
+            }
+            pid = *parent;
+        }
+        false
+    };
+    parents.keys().copied().filter(|pid| is_below(*pid)).collect()
+}
+
+/// Waits until nothing more than `expected` is held.
+async fn settle(expected: &Held) -> Held {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while Instant::now() < deadline && Held::now() != *expected {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    Held::now()
+}
+
+/// What is held once nothing changes any more.
+async fn rest() -> Held {
+    let mut last = Held::now();
+    let mut n_same = 0;
+    while n_same < 10 {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        let now = Held::now();
+        n_same = if now == last { n_same + 1 } else { 0 };
+        last = now;
+    }
+    last
+}
+
+/// One episode as an agent would have it: files, commands, a background process left running. All
+/// meet at the barrier before the first ends.
+async fn episode(sandboxes: Arc<Sandboxes>, idx: usize, meeting: Arc<Barrier>) {
+    let sandbox = sandboxes.start().await.unwrap_or_else(|error| panic!("{error}"));
+    let workspace = sandbox.workspace();
+    workspace.blocking(move |it| it.write("solution.py", format!("print({idx})").as_bytes())).await.unwrap();
+    sandbox.start_background(Command::shell("setsid sleep 1000")).await.unwrap();
+    let output = sandbox.run(Command::shell("python3 solution.py")).await.unwrap();
+    assert_eq!((output.exit, output.capture.text()), (Exit::Code(0), format!("{idx}\n")));
+    if meeting.wait().await.is_leader() {
+        println!("all at once: {:?}", Held::now());
+    }
+    meeting.wait().await;
+    // Half of them are stopped, the others only dropped.
+    if idx.is_multiple_of(2) {
+        sandbox.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_hundred_sandboxes_leave_nothing_behind() {
+    let _alone = ALONE.lock().await;
+    let sandboxes = Arc::new(sandboxes());
+    // What is made once, the launcher and the runtime's own threads and pipes, is no leak.
+    episode(Arc::clone(&sandboxes), 0, Arc::new(Barrier::new(1))).await;
+    let before = rest().await;
+    assert_eq!((before.processes, before.groups), (1, 0), "only the launcher is left: {before:?}");
+    let began = Instant::now();
+    let (mut episodes, meeting) = (tokio::task::JoinSet::new(), Arc::new(Barrier::new(N_SANDBOXES)));
+    for idx in 0..N_SANDBOXES {
+        episodes.spawn(episode(Arc::clone(&sandboxes), idx, Arc::clone(&meeting)));
+    }
+    while let Some(done) = episodes.join_next().await {
+        done.unwrap();
+    }
+    println!("{N_SANDBOXES} concurrent episodes in {:?}", began.elapsed());
+    let after = settle(&before).await;
+    println!("before {before:?}\nafter  {after:?}");
+    assert_eq!(after, before);
+    drop(sandboxes);
+    let none = rest().await;
+    println!("without the launcher {none:?}");
+    assert_eq!((none.processes, none.groups, none.mounts), (0, 0, before.mounts));
+}
+
+/// Prints how long things take; for people, because times on a shared machine prove nothing.
+#[tokio::test]
+async fn starting_is_measured_against_a_plain_shell() {
+    let _alone = ALONE.lock().await;
+    let sandboxes = sandboxes();
+    drop(sandboxes.start().await.unwrap());
+    let (mut plain, mut start, mut first) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..50 {
+        let began = Instant::now();
+        std::process::Command::new("sh").args(["-c", "true"]).status().unwrap();
+        plain.push(began.elapsed());
+        let began = Instant::now();
+        let sandbox = sandboxes.start().await.unwrap();
+        start.push(began.elapsed());
+        sandbox.run(Command::argv(["sh", "-c", "true"])).await.unwrap();
+        first.push(began.elapsed());
+    }
+    let median = |times: &mut Vec<Duration>| {
+        times.sort();
+        times[times.len() / 2].as_secs_f64() * 1e3
+    };
+    let (plain, start, first) = (median(&mut plain), median(&mut start), median(&mut first));
+    println!(
+        "median of 50: sh -c true {plain:.2} ms, sandbox start {start:.2} ms ({:.1}x), start and sh -c true inside {first:.2} ms ({:.1}x)",
+        start / plain,
+        first / plain
+    );
+}
+
+#[tokio::test]
+async fn a_killed_launcher_is_replaced() {
+    let _alone = ALONE.lock().await;
+    let sandboxes = sandboxes();
+    let first = sandboxes.start().await.unwrap();
+    let launcher = descendants(std::process::id()).into_iter().find(|pid| is_ours(*pid)).unwrap();
+    kill(launcher);
+    let second = sandboxes.start().await.unwrap();
+    for sandbox in [&first, &second] {
+        // Sandboxes do not need the launcher that made them.
+        assert_eq!(sandbox.run(Command::shell("exit 5")).await.unwrap().exit, Exit::Code(5));
+    }
+}
+
+/// Run by `a_killed_owner_takes_everything_with_it`.
+#[tokio::test]
+#[ignore = "a helper of another test"]
+async fn owner_helper() {
+    let sandboxes = sandboxes();
+    let sandbox = sandboxes.start().await.unwrap();
+    sandbox.start_background(Command::shell("setsid setsid sleep 1000 & sleep 1000")).await.unwrap();
+    let output = sandbox.run(Command::shell("sleep 0.3; echo up")).await.unwrap();
+    println!("state {}", output.capture.text().trim());
+    sandbox.run(Command::shell("sleep 1000")).await.unwrap();
+}
+
+/// Kills a process that owns a sandbox in the hardest way, and counts what is left of it.
+#[test]
+fn a_killed_owner_takes_everything_with_it() {
+    let _alone = ALONE.blocking_lock();
+    for kills_supervisor in [false, true] {
+        let mut owner = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--ignored", "--exact", "owner_helper", "--nocapture"])
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(owner.stdout.take().unwrap()).lines().map(Result::unwrap);
+        lines.find(|line| line.contains("state up")).unwrap();
+        let family = descendants(owner.id());
+        // Launcher, supervisor, init, and at least two programs.
+        assert!(family.len() >= 5, "{family:?}");
+        assert!(groups().0 > 0, "there is a control group while it lives");
+        if kills_supervisor {
+            // The launcher and the supervisor are killed with their owner: the kernel must do the rest.
+            family.iter().filter(|pid| is_ours(**pid)).take(2).for_each(|pid| kill(*pid));
+        }
+        owner.kill().unwrap();
+        owner.wait().unwrap();
+        let deadline = Instant::now() + Duration::from_secs(30);
+        let left = || {
+            family
+                .iter()
+                .filter(|pid| Path::new(&format!("/proc/{pid}/stat")).exists() && is_alive(**pid))
+                .count()
+        };
+        while Instant::now() < deadline && (left() > 0 || (!kills_supervisor && Held::now().groups > 0)) {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        assert_eq!(left(), 0, "processes live on");
+        if kills_supervisor {
+            // Nobody was left to remove the group; the next launcher does.
+            let runtime = tokio::runtime::Runtime::new().unwrap();
+            runtime.block_on(async { sandboxes().start().await.unwrap().stop().await });
+        }
+        assert_eq!(Held::now().groups, 0, "control groups are left");
+    }
+}
+
+fn is_ours(pid: u32) -> bool {
+    let command = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    String::from_utf8_lossy(&command).contains("__sandbox-init")
+}
+
+/// Zombies whose new parent has not looked yet are dead all the same.
+fn is_alive(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z'))
+}
+
+fn kill(pid: u32) {
+    assert!(std::process::Command::new("kill").args(["-9", &pid.to_string()]).status().unwrap().success());
+}

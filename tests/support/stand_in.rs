@@ -1,0 +1,642 @@
+//! A server that answers like vLLM or SGLang, and misbehaves on demand, down to the byte.
+//!
+//! Owns the HTTP, written by hand so that it can be wrong, the two dialects, the accounting of what
+//! was asked, and the faults. The numbers come from `toy`.
+
+use std::collections::HashMap;
+use std::fmt::Write as _;
+use std::io::ErrorKind;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::{TcpListener, TcpStream};
+
+use super::toy::{Context, PrefixCache, Toy, VOCAB, Work, mix};
+
+/// Whose ways it has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dialect {
+    /// Scores the whole prompt every time; takes K up to 20.
+    Vllm,
+    /// Scores from `logprob_start_len` on and reuses what lies before.
+    Sglang,
+}
+
+/// One way to misbehave.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Fault {
+    /// Answers well, after this long.
+    Slow(Duration),
+    /// Never answers.
+    Hang,
+    /// Breaks the connection instead of answering.
+    Reset,
+    /// Breaks the connection in the middle of the body.
+    ResetMidway,
+    /// Another status, with these further header lines and this body.
+    Status(u16, String, String),
+    /// A login page with status 200.
+    Html,
+    /// Half the body, and a length that admits it.
+    CutHonestly,
+    /// Half the body, under the whole one's length, and then the end.
+    CutSilently,
+    /// The whole body, under half its length.
+    UnderstatedLength,
+    /// The logprobs of the last position are missing.
+    OneTooShort,
+    /// There are logprobs for a position too many.
+    OneTooLong,
+    /// One logprob is `NaN`.
+    NotANumber,
+    /// The logprobs are those of other ids, as from another tokenizer.
+    OtherIds,
+    /// A NUL byte in the middle.
+    Nul,
+    /// So many bytes of nothing, with or without telling the length.
+    Huge(usize, bool),
+    /// Status 200 and no body.
+    Empty,
+    /// Status 200 and an error in the body.
+    ErrorIn200,
+}
+
+/// A request, as far as a fault may depend on it.
+#[derive(Clone, Debug)]
+pub struct Asked {
+    pub route: String,
+    /// The (first) prompt.
+    pub ids: Vec<u32>,
+    /// How often this very body was asked before.
+    pub times_before: usize,
+    /// The raw request head, for tests that look at headers.
+    pub head: String,
+    pub body: Vec<u8>,
+}
+
+type Choose = dyn Fn(&Asked) -> Option<Fault> + Send + Sync;
+
+/// How a stand-in is set up.
+pub struct Setup {
+    pub dialect: Dialect,
+    pub toy: Toy,
+    pub max_logprobs: usize,
+    pub context_length: usize,
+    pub faults: Box<Choose>,
+    /// Keeps every request for inspection; off for benchmarks.
+    pub keeps_requests: bool,
+}
+
+impl Setup {
+    pub fn new(dialect: Dialect) -> Self {
+        let toy = Toy { weights: 1 };
+        let (max_logprobs, context_length) = (20, 131_072);
+        Self { dialect, toy, max_logprobs, context_length, faults: Box::new(|_| None), keeps_requests: true }
+    }
+
+    pub fn faults(mut self, choose: impl Fn(&Asked) -> Option<Fault> + Send + Sync + 'static) -> Self {
+        self.faults = Box::new(choose);
+        self
+    }
+}
+
+/// A running stand-in; it stops when dropped.
+pub struct StandIn {
+    pub address: SocketAddr,
+    state: Arc<State>,
+    accepting: tokio::task::JoinHandle<()>,
+}
+
+struct State {
+    setup: Setup,
+    cache: Mutex<PrefixCache>,
+    work: Mutex<Work>,
+    seen: Mutex<HashMap<u64, usize>>,
+    asked: Mutex<Vec<Asked>>,
+    bytes_written: Mutex<u64>,
+    dead: AtomicBool,
+}
+
+impl StandIn {
+    pub async fn start(setup: Setup) -> Self {
+        Self::start_at("127.0.0.1:0", setup).await
+    }
+
+    pub async fn start_at(address: &str, setup: Setup) -> Self {
+        // The address may still be held by a stand-in that is being dropped.
+        let listener = loop {
+            match TcpListener::bind(address).await {
+                Err(why) if why.kind() == ErrorKind::AddrInUse => {
+                    tokio::time::sleep(Duration::from_millis(1)).await
+                }
+                bound => break bound.unwrap(),
+            }
+        };
+        let address = listener.local_addr().unwrap();
+        let state = Arc::new(State {
+            setup,
+            cache: Mutex::default(),
+            work: Mutex::default(),
+            seen: Mutex::default(),
+            asked: Mutex::default(),
+            bytes_written: Mutex::default(),
+            dead: AtomicBool::new(false),
+        });
+        let accepting = tokio::spawn(accept(listener, Arc::clone(&state)));
+        Self { address, state, accepting }
+    }
+
+    pub fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    pub fn work(&self) -> Work {
+        *self.state.work.lock().unwrap()
+    }
+
+    /// Every request so far, in the order of arrival.
+    pub fn asked(&self) -> Vec<Asked> {
+        self.state.asked.lock().unwrap().clone()
+    }
+
+    /// Forgets requests and cached prefixes.
+    pub fn forget(&self) {
+        *self.state.work.lock().unwrap() = Work::default();
+        *self.state.cache.lock().unwrap() = PrefixCache::default();
+        self.state.asked.lock().unwrap().clear();
+    }
+
+    pub fn bytes_written(&self) -> u64 {
+        *self.state.bytes_written.lock().unwrap()
+    }
+}
+
+impl Drop for StandIn {
+    fn drop(&mut self) {
+        self.accepting.abort();
+    }
+}
+
+async fn accept(listener: TcpListener, state: Arc<State>) {
+    // Connections end with the server: the set aborts its tasks when this one is aborted.
+    let mut connections = tokio::task::JoinSet::new();
+    while let Ok((stream, _)) = listener.accept().await {
+        let _ = stream.set_nodelay(true);
+        connections.spawn(serve(stream, Arc::clone(&state)));
+        while connections.try_join_next().is_some() {}
+    }
+}
+
+async fn serve(stream: TcpStream, state: Arc<State>) {
+    let mut stream = BufReader::new(stream);
+    while let Some((head, body)) = read_request(&mut stream).await {
+        let asked = state.record(head, body);
+        let fault = (state.setup.faults)(&asked);
+        let answer = state.answer(&asked, fault.as_ref());
+        if state.dead.load(Ordering::Relaxed) {
+            return;
+        }
+        let goes_on = send(stream.get_mut(), fault, answer, &state).await;
+        if goes_on != Some(true) {
+            return;
+        }
+    }
+}
+
+async fn read_request(stream: &mut BufReader<TcpStream>) -> Option<(String, Vec<u8>)> {
+    let mut head = String::new();
+    while !head.ends_with("\r\n\r\n") {
+        if stream.read_line(&mut head).await.ok()? == 0 {
+            return None;
+        }
+    }
+    let length = head.lines().find_map(|line| {
+        let (name, value) = line.split_once(':')?;
+        name.eq_ignore_ascii_case("content-length").then(|| value.trim().parse().ok())?
+    });
+    let mut body = vec![0; length.unwrap_or(0)];
+    stream.read_exact(&mut body).await.ok()?;
+    Some((head, body))
+}
+
+/// Sends an answer as the fault wants it; says whether the connection goes on.
+async fn send(
+    stream: &mut TcpStream,
+    fault: Option<Fault>,
+    (status, body): (u16, String),
+    state: &State,
+) -> Option<bool> {
+    let half = body.len() / 2;
+    match fault {
+        None
+        | Some(
+            Fault::OneTooShort | Fault::OneTooLong | Fault::NotANumber | Fault::OtherIds | Fault::ErrorIn200,
+        ) => {
+            respond(stream, status, "", body.len(), body.as_bytes()).await?;
+        }
+        Some(Fault::Slow(wait)) => {
+            tokio::time::sleep(wait).await;
+            respond(stream, status, "", body.len(), body.as_bytes()).await?;
+        }
+        Some(Fault::Hang) => std::future::pending().await,
+        Some(Fault::Reset) => {
+            let _ = stream.set_zero_linger();
+            return None;
+        }
+        Some(Fault::ResetMidway) => {
+            respond(stream, status, "", body.len(), &body.as_bytes()[..half]).await?;
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            let _ = stream.set_zero_linger();
+            return None;
+        }
+        Some(Fault::Status(status, headers, body)) => {
+            respond(stream, status, &headers, body.len(), body.as_bytes()).await?;
+        }
+        Some(Fault::Html) => {
+            let page = "<!DOCTYPE html>\n<html><body>please log in</body></html>";
+            respond(stream, 200, "content-type: text/html\r\n", page.len(), page.as_bytes()).await?;
+        }
+        Some(Fault::CutHonestly) => respond(stream, status, "", half, &body.as_bytes()[..half]).await?,
+        Some(Fault::CutSilently) => {
+            respond(stream, status, "", body.len(), &body.as_bytes()[..half]).await?;
+            return None;
+        }
+        Some(Fault::UnderstatedLength) => respond(stream, status, "", half, body.as_bytes()).await?,
+        Some(Fault::Nul) => {
+            let mut bytes = body.into_bytes();
+            bytes[half] = 0;
+            respond(stream, status, "", bytes.len(), &bytes).await?;
+        }
+        Some(Fault::Huge(length, told)) => return huge(stream, length, told, state).await,
+        Some(Fault::Empty) => respond(stream, 200, "", 0, b"").await?,
+    }
+    Some(true)
+}
+
+async fn respond(
+    stream: &mut TcpStream,
+    status: u16,
+    headers: &str,
+    length: usize,
+    body: &[u8],
+) -> Option<()> {
+    let mut text = format!("HTTP/1.1 {status} Whatever\r\ncontent-length: {length}\r\n{headers}");
+    if !headers.contains("content-type") {
+        text.push_str("content-type: application/json\r\n");
+    }
+    text.push_str("\r\n");
+    let mut bytes = text.into_bytes();
+    bytes.extend_from_slice(body);
+    stream.write_all(&bytes).await.ok()
+}
+
+/// Writes for as long as the other side reads.
+async fn huge(stream: &mut TcpStream, length: usize, told: bool, state: &State) -> Option<bool> {
+    let told = if told { format!("content-length: {length}\r\n") } else { String::new() };
+    let head =
+        format!("HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n{told}connection: close\r\n\r\n");
+    stream.write_all(head.as_bytes()).await.ok()?;
+    let piece = vec![b'['; 65_536];
+    let mut written = 0;
+    while written < length {
+        stream.write_all(&piece).await.ok()?;
+        written += piece.len();
+        *state.bytes_written.lock().unwrap() += piece.len() as u64;
+    }
+    None
+}
+
+impl State {
+    fn record(&self, head: String, body: Vec<u8>) -> Asked {
+        let route = head.split(' ').nth(1).unwrap_or_default().to_owned();
+        let hash = body.iter().fold(mix(route.len() as u64), |hash, &byte| mix(hash ^ u64::from(byte)));
+        let mut seen = self.seen.lock().unwrap();
+        let times = seen.entry(hash).or_default();
+        *times += 1;
+        let asked = Asked { route, ids: first_prompt(&body), times_before: *times - 1, head, body };
+        self.work.lock().unwrap().requests += 1;
+        if self.setup.keeps_requests {
+            self.asked.lock().unwrap().push(asked.clone());
+        }
+        asked
+    }
+
+    fn answer(&self, asked: &Asked, fault: Option<&Fault>) -> (u16, String) {
+        if fault == Some(&Fault::ErrorIn200) {
+            return (200, json!({"error": {"message": "the engine is dead", "code": 500}}).to_string());
+        }
+        let body: Value = serde_json::from_slice(&asked.body).unwrap_or(Value::Null);
+        match (self.setup.dialect, asked.route.as_str()) {
+            (_, "/health") => (200, String::new()),
+            (_, "/v1/models") => (200, self.models()),
+            (Dialect::Vllm, "/version") => (200, json!({"version": "0.32.0"}).to_string()),
+            (Dialect::Vllm, "/v1/completions") => self.completions(&body, fault),
+            (Dialect::Sglang, "/get_model_info" | "/model_info") => (200, self.model_info()),
+            (Dialect::Sglang, "/get_server_info" | "/server_info") => {
+                (200, json!({"version": "0.5.23", "context_length": self.setup.context_length}).to_string())
+            }
+            (Dialect::Sglang, "/generate") => self.generate(&body, fault),
+            (_, "/v1/chat/completions") => self.chat(&body),
+            _ => (404, json!({"detail": "Not Found"}).to_string()),
+        }
+    }
+
+    fn models(&self) -> String {
+        let model = json!({"id": "toy", "object": "model", "max_model_len": self.setup.context_length});
+        json!({"object": "list", "data": [model]}).to_string()
+    }
+
+    fn model_info(&self) -> String {
+        let weights = self.setup.toy.weights;
+        json!({"model_path": "toy", "served_model_name": "toy", "weight_version": format!("w{weights}")})
+            .to_string()
+    }
+
+    fn completions(&self, body: &Value, fault: Option<&Fault>) -> (u16, String) {
+        let k = body["prompt_logprobs"].as_u64().map(|k| k as usize);
+        if k.is_some_and(|k| k > self.setup.max_logprobs) {
+            let k = k.unwrap_or_default();
+            let message = format!(
+                "Requested prompt logprobs of {k}, which is greater than max allowed: {}",
+                self.setup.max_logprobs
+            );
+            return vllm_error(&message);
+        }
+        let prompts = prompts(&body["prompt"]);
+        if let Some(why) = self.unfit(&prompts) {
+            return vllm_error(&why);
+        }
+        let mut choices = Vec::new();
+        let (mut n_prompt, mut n_cached, mut n_sampled) = (0, 0, 0);
+        for (index, ids) in prompts.iter().enumerate() {
+            let contexts = self.setup.toy.contexts(ids);
+            // Scoring never reads the cache; other requests do, in blocks of 16.
+            let most = if k.is_some() { 0 } else { (ids.len().max(1) - 1) / 16 * 16 };
+            let cached = self.reuse(&contexts, ids.len(), most) / 16 * 16;
+            let sampled = self.sampled(ids, body, "max_tokens", 16);
+            let rows = k.map(|k| vllm_rows(ids, &contexts, k, fault));
+            choices.push(self.vllm_choice(index, ids, &sampled, rows, body));
+            (n_prompt, n_cached, n_sampled) =
+                (n_prompt + ids.len(), n_cached + cached, n_sampled + sampled.len());
+        }
+        let usage = json!({
+            "prompt_tokens": n_prompt,
+            "total_tokens": n_prompt + n_sampled,
+            "completion_tokens": n_sampled,
+            "prompt_tokens_details": {"cached_tokens": n_cached},
+        });
+        let choices = choices.join(",");
+        (
+            200,
+            format!(
+                "{{\"id\":\"cmpl-1\",\"object\":\"text_completion\",\"model\":\"toy\",\"choices\":[{choices}],\"usage\":{usage}}}"
+            ),
+        )
+    }
+
+    fn vllm_choice(
+        &self,
+        index: usize,
+        ids: &[u32],
+        sampled: &[u32],
+        rows: Option<Vec<String>>,
+        body: &Value,
+    ) -> String {
+        let rows = rows.map_or("null".to_owned(), |rows| format!("[{}]", rows.join(",")));
+        let wanted = body["return_token_ids"] == true;
+        let list = |ids: &[u32]| if wanted { json!(ids) } else { Value::Null };
+        let logprobs =
+            body["logprobs"].as_u64().map_or(Value::Null, |k| self.vllm_sampled(ids, sampled, k as usize));
+        format!(
+            "{{\"index\":{index},\"text\":\"\",\"logprobs\":{logprobs},\"finish_reason\":\"length\",\"stop_reason\":null,\
+             \"token_ids\":{},\"prompt_logprobs\":{rows},\"prompt_token_ids\":{}}}",
+            list(sampled),
+            list(ids),
+        )
+    }
+
+    fn vllm_sampled(&self, ids: &[u32], sampled: &[u32], k: usize) -> Value {
+        let all: Vec<u32> = ids.iter().chain(sampled).copied().collect();
+        let contexts = &self.setup.toy.contexts(&all)[ids.len()..];
+        let name = |id: u32| format!("token_id:{id}");
+        let own: Vec<f64> = sampled.iter().zip(contexts).map(|(&id, context)| context.logprob(id)).collect();
+        let top = |(&id, context): (&u32, &Context)| {
+            let row = context.top(k).into_iter().chain([(id, context.logprob(id))]);
+            Value::Object(row.map(|(id, logprob)| (name(id), json!(logprob))).collect())
+        };
+        let tops: Vec<Value> = sampled.iter().zip(contexts).map(top).collect();
+        let names: Vec<String> = sampled.iter().map(|&id| name(id)).collect();
+        json!({"text_offset": vec![0; sampled.len()], "token_logprobs": own, "tokens": names, "top_logprobs": tops})
+    }
+
+    fn generate(&self, body: &Value, fault: Option<&Fault>) -> (u16, String) {
+        let prompts = prompts(&body["input_ids"]);
+        // An unknown id takes the real server down for good.
+        if prompts.iter().flatten().any(|&id| u64::from(id) >= VOCAB) {
+            self.dead.store(true, Ordering::Relaxed);
+        }
+        if let Some(why) = self.unfit(&prompts) {
+            return sglang_error(&why);
+        }
+        let is_batch = body["input_ids"][0].is_array();
+        let mut answers = Vec::new();
+        for ids in &prompts {
+            match self.sglang_answer(ids, body, fault) {
+                Ok(answer) => answers.push(answer),
+                Err(why) => return sglang_error(&why),
+            }
+        }
+        let answers = answers.join(",");
+        (200, if is_batch { format!("[{answers}]") } else { answers })
+    }
+
+    fn sglang_answer(&self, ids: &[u32], body: &Value, fault: Option<&Fault>) -> Result<String, String> {
+        let k = body["top_logprobs_num"].as_u64().unwrap_or(0) as usize;
+        let scores = body["return_logprob"] == true;
+        let start = body["logprob_start_len"].as_i64().filter(|&start| scores && start >= 0);
+        let start = start.map_or(ids.len(), |start| start as usize);
+        if start > ids.len() {
+            return Err(format!("req.logprob_start_len={start} is higher than the number of input tokens"));
+        }
+        let contexts = self.setup.toy.contexts(ids);
+        // What is before the first wanted logprob may come from the cache; one id is always computed.
+        let cached = self.reuse(&contexts, ids.len(), start.min(ids.len() - 1));
+        let sampled = self.sampled(ids, &body["sampling_params"], "max_new_tokens", 128);
+        let (own, top) = sglang_rows(ids, &contexts, start, k, fault);
+        let all: Vec<u32> = ids.iter().chain(&sampled).copied().collect();
+        let drawn = self.setup.toy.contexts(&all);
+        let drawn: Vec<Value> = sampled
+            .iter()
+            .zip(&drawn[ids.len()..])
+            .map(|(&id, it)| json!([it.logprob(id), id, null]))
+            .collect();
+        Ok(format!(
+            "{{\"text\":\"\",\"output_ids\":{},\"meta_info\":{{\"id\":\"1\",\"finish_reason\":{{\"type\":\"length\",\"length\":{}}},\
+             \"prompt_tokens\":{},\"weight_version\":\"w{}\",\"input_token_logprobs\":[{}],\"input_top_logprobs\":[{}],\
+             \"output_token_logprobs\":{},\"completion_tokens\":{},\"cached_tokens\":{cached}}}}}",
+            json!(sampled),
+            sampled.len(),
+            ids.len(),
+            self.setup.toy.weights,
+            own.join(","),
+            top.join(","),
+            Value::Array(drawn),
+            sampled.len(),
+        ))
+    }
+
+    fn chat(&self, body: &Value) -> (u16, String) {
+        let text = body["messages"].to_string();
+        let seed = body["seed"].as_u64().unwrap_or(0);
+        let hash = text.bytes().fold(mix(seed), |hash, byte| mix(hash ^ u64::from(byte)));
+        let (n_prompt, n_sampled) = (text.len() / 4, 8);
+        self.pay(n_prompt, 0, n_sampled);
+        let message =
+            json!({"role": "assistant", "content": format!("answer {hash:016x}"), "tool_calls": null});
+        let choice = json!({"index": 0, "message": message, "finish_reason": "stop"});
+        let usage = json!({"prompt_tokens": n_prompt, "completion_tokens": n_sampled, "total_tokens": n_prompt + n_sampled});
+        (200, json!({"id": "chatcmpl-1", "object": "chat.completion", "model": "toy", "choices": [choice], "usage": usage}).to_string())
+    }
+
+    /// Why the prompts cannot be read, in the servers' words.
+    fn unfit(&self, prompts: &[Vec<u32>]) -> Option<String> {
+        let longest = prompts.iter().map(Vec::len).max()?;
+        if prompts.iter().any(Vec::is_empty) {
+            return Some("the prompt is empty".to_owned());
+        }
+        if longest > self.setup.context_length {
+            return Some(format!(
+                "This model's maximum context length is {} tokens",
+                self.setup.context_length
+            ));
+        }
+        let stranger = prompts.iter().flatten().find(|&&id| u64::from(id) >= VOCAB)?;
+        Some(format!("Token id {stranger} is out of vocabulary"))
+    }
+
+    fn sampled(&self, ids: &[u32], sampling: &Value, limit: &str, default: u64) -> Vec<u32> {
+        let n = sampling[limit].as_u64().unwrap_or(default) as usize;
+        let seed = sampling["seed"].as_u64().or(sampling["sampling_seed"].as_u64()).unwrap_or(0);
+        let sampled = self.setup.toy.sample(ids, seed, n);
+        self.work.lock().unwrap().sampled += sampled.len() as u64;
+        sampled
+    }
+
+    fn reuse(&self, contexts: &[Context], n_tokens: usize, most: usize) -> usize {
+        let cached = self.cache.lock().unwrap().reuse(contexts, most);
+        self.pay(n_tokens, cached, 0);
+        cached
+    }
+
+    fn pay(&self, sent: usize, cached: usize, sampled: usize) {
+        let mut work = self.work.lock().unwrap();
+        work.sent += sent as u64;
+        work.cached += cached as u64;
+        work.computed += (sent - cached) as u64;
+        work.sampled += sampled as u64;
+    }
+}
+
+fn first_prompt(body: &[u8]) -> Vec<u32> {
+    let body: Value = serde_json::from_slice(body).unwrap_or(Value::Null);
+    let field = if body["prompt"].is_array() { &body["prompt"] } else { &body["input_ids"] };
+    prompts(field).into_iter().next().unwrap_or_default()
+}
+
+/// One prompt or several.
+fn prompts(field: &Value) -> Vec<Vec<u32>> {
+    let ids = |list: &Value| -> Vec<u32> {
+        let items = list.as_array().map(Vec::as_slice).unwrap_or_default();
+        items.iter().map(|id| id.as_u64().unwrap_or(u64::from(u32::MAX)) as u32).collect()
+    };
+    match field[0].is_array() {
+        true => field.as_array().map(|lists| lists.iter().map(ids).collect()).unwrap_or_default(),
+        false => vec![ids(field)],
+    }
+}
+
+/// The ids a server names in its answer: those it was sent, unless it is mistaken.
+fn named(id: u32, fault: Option<&Fault>) -> u32 {
+    if fault == Some(&Fault::OtherIds) { (id + 1) % VOCAB as u32 } else { id }
+}
+
+fn vllm_rows(ids: &[u32], contexts: &[Context], k: usize, fault: Option<&Fault>) -> Vec<String> {
+    let row = |at: usize| {
+        let (context, id) = (contexts[at], named(ids[at], fault));
+        let own = std::iter::once((id, context.logprob(id)));
+        let others = context.top(k).into_iter().filter(|&(other, _)| other != id);
+        let mut row = String::from("{");
+        for (nth, (id, logprob)) in own.chain(others).enumerate() {
+            let comma = if nth > 0 { "," } else { "" };
+            let rank = context.rank(id);
+            let _ = write!(
+                row,
+                "{comma}\"{id}\":{{\"logprob\":{logprob},\"rank\":{rank},\"decoded_token\":\"t{id}\"}}"
+            );
+        }
+        row + "}"
+    };
+    let mut rows: Vec<String> =
+        (0..ids.len()).map(|at| if at == 0 { "null".to_owned() } else { row(at) }).collect();
+    spoil(&mut rows, fault, "\"logprob\":");
+    rows
+}
+
+/// The rows of logprobs and of candidates from `start` on; the first of them is null.
+fn sglang_rows(
+    ids: &[u32],
+    contexts: &[Context],
+    start: usize,
+    k: usize,
+    fault: Option<&Fault>,
+) -> (Vec<String>, Vec<String>) {
+    let own = |at: usize| {
+        let id = named(ids[at], fault);
+        if at == start {
+            format!("[null,{id},null]")
+        } else {
+            format!("[{},{id},null]", contexts[at].logprob(id))
+        }
+    };
+    let top = |at: usize| {
+        let entries = contexts[at].top(k).into_iter().map(|(id, logprob)| format!("[{logprob},{id},null]"));
+        if at == start { "null".to_owned() } else { format!("[{}]", entries.collect::<Vec<_>>().join(",")) }
+    };
+    let mut owns: Vec<String> = (start..ids.len()).map(own).collect();
+    let tops = if k == 0 { 0..0 } else { start..ids.len() };
+    let mut tops: Vec<String> = tops.map(top).collect();
+    spoil(&mut owns, fault, "[");
+    spoil(&mut tops, fault.filter(|it| **it != Fault::NotANumber), "[");
+    (owns, tops)
+}
+
+/// Makes the last row wrong; `before` is what stands before a logprob.
+fn spoil(rows: &mut Vec<String>, fault: Option<&Fault>, before: &str) {
+    match fault {
+        Some(Fault::OneTooShort) => drop(rows.pop()),
+        Some(Fault::OneTooLong) => rows.extend(rows.last().cloned()),
+        Some(Fault::NotANumber) => {
+            let Some(last) = rows.last_mut() else { return };
+            let Some(at) = last.find(before).map(|at| at + before.len()) else { return };
+            let end = last[at..].find(',').map_or(last.len(), |length| at + length);
+            last.replace_range(at..end, "NaN");
+        }
+        _ => {}
+    }
+}
+
+fn vllm_error(message: &str) -> (u16, String) {
+    (
+        400,
+        json!({"error": {"message": message, "type": "BadRequestError", "param": null, "code": 400}})
+            .to_string(),
+    )
+}
+
+fn sglang_error(message: &str) -> (u16, String) {
+    (400, json!({"error": {"message": message}}).to_string())
+}

@@ -1,0 +1,87 @@
+//! A tiny random Llama with a tokenizer and a chat template, written where a test wants it.
+#![allow(dead_code, reason = "not every test uses all of it")]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::{Map, Value, json};
+
+pub const VOCAB: usize = 720;
+const HIDDEN: usize = 32;
+const INNER: usize = 48;
+const KV: usize = 16;
+const N_LAYERS: usize = 2;
+
+/// A template that ignores tools and tool calls, as SmolLM2's does.
+const TEMPLATE: &str = "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
+
+pub fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
+}
+
+/// Writes the model; all of it, or with other values in its `config.json`.
+pub fn write_model(dir: &Path, changes: Value) {
+    let mut config = json!({
+        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_act": "silu",
+        "hidden_size": HIDDEN, "intermediate_size": INNER, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 8, "num_hidden_layers": N_LAYERS,
+        "max_position_embeddings": 512, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+        "tie_word_embeddings": true, "vocab_size": VOCAB,
+    });
+    for (key, value) in changes.as_object().unwrap() {
+        config[key] = value.clone();
+    }
+    fs::create_dir_all(dir).unwrap();
+    fs::write(dir.join("config.json"), config.to_string()).unwrap();
+    fs::write(dir.join("chat_template.jinja"), TEMPLATE).unwrap();
+    fs::write(dir.join("model.safetensors"), weights()).unwrap();
+    for file in ["tokenizer.json", "tokenizer_config.json"] {
+        fs::copy(fixture("tokenizers/chatml").join(file), dir.join(file)).unwrap();
+    }
+}
+
+fn shapes() -> Vec<(String, Vec<usize>)> {
+    let mut shapes = vec![
+        ("model.embed_tokens.weight".to_owned(), vec![VOCAB, HIDDEN]),
+        ("model.norm.weight".to_owned(), vec![HIDDEN]),
+    ];
+    for layer in 0..N_LAYERS {
+        let parts: [(&str, &[usize]); 9] = [
+            ("input_layernorm", &[HIDDEN]),
+            ("post_attention_layernorm", &[HIDDEN]),
+            ("self_attn.q_proj", &[HIDDEN, HIDDEN]),
+            ("self_attn.k_proj", &[KV, HIDDEN]),
+            ("self_attn.v_proj", &[KV, HIDDEN]),
+            ("self_attn.o_proj", &[HIDDEN, HIDDEN]),
+            ("mlp.gate_proj", &[INNER, HIDDEN]),
+            ("mlp.up_proj", &[INNER, HIDDEN]),
+            ("mlp.down_proj", &[HIDDEN, INNER]),
+        ];
+        shapes.extend(
+            parts.map(|(name, shape)| (format!("model.layers.{layer}.{name}.weight"), shape.to_vec())),
+        );
+    }
+    shapes
+}
+
+/// Numbers between -0.5 and 0.5 from a fixed seed, as a safetensors file.
+fn weights() -> Vec<u8> {
+    let (mut header, mut data, mut state) = (Map::new(), Vec::new(), 7_u64);
+    for (name, shape) in shapes() {
+        let begin = data.len();
+        for _ in 0..shape.iter().product() {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            let number = (state >> 40) as f32 / (1 << 24) as f32 - 0.5;
+            data.extend_from_slice(&number.to_le_bytes());
+        }
+        header.insert(name, json!({"dtype": "F32", "shape": shape, "data_offsets": [begin, data.len()]}));
+    }
+    let header = Value::Object(header).to_string().into_bytes();
+    [&(header.len() as u64).to_le_bytes()[..], &header, &data].concat()
+}
+
+/// Runs the program in `dir`.
+pub fn backsight(dir: &Path, arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_backsight")).current_dir(dir).args(arguments).output().unwrap()
+}
