@@ -1,7 +1,7 @@
 //! How fast the embedded engine is, beside llama.cpp on the same f32 weights and the same threads.
 //!
 //! `cargo bench --bench embedded -- --gguf SmolLM2-135M-Instruct.Q4_1.gguf [--rounds 3] [--threads 2]
-//! [--llama PYTHON] [--branches]`. With `--llama`, PYTHON runs `benches/llama_baseline.py`, and rounds of both
+//! [--llama PYTHON] [--only score|decode] [--branches]`. With `--llama`, PYTHON runs `benches/llama_baseline.py`, and rounds of both
 //! alternate; medians are printed. Our time includes the log-softmax, llama.cpp's does not. `--branches` also
 //! counts what the KV tree saves on thirty branches along a trunk of 6,000 tokens.
 #![expect(
@@ -34,6 +34,7 @@ struct Arguments {
     rounds: usize,
     threads: usize,
     llama: Option<String>,
+    only: Option<String>,
     branches: bool,
 }
 
@@ -47,6 +48,7 @@ fn arguments() -> Arguments {
         rounds: number("--rounds", 3),
         threads: number("--threads", Options::default().threads),
         llama: after("--llama"),
+        only: after("--only"),
         branches: all.iter().any(|it| it == "--branches"),
     }
 }
@@ -243,14 +245,15 @@ fn main() {
     let mut engine = load(0);
     println!("{} threads, {:?}", arguments.threads, Isa::best());
     let mut llama = arguments.llama.as_ref().map(|python| Llama::start(python, &arguments));
-    for n in LENGTHS {
+    let wanted = |what: &str| arguments.only.as_ref().is_none_or(|only| only == what);
+    for n in LENGTHS.into_iter().filter(|_| wanted("score")) {
         let theirs = llama.as_mut().map(|llama| || llama.ask(&format!("score {n}")));
         let (ours, theirs) = compare(arguments.rounds, || score(&mut engine, n), theirs);
         let peak = median((0..3).map(|_| peak(arguments.threads)).collect());
         let share = flops(&engine, n) / ours / 1e9 / peak;
         print_row(&format!("score {n} ({peak:.0} GFLOP/s)"), n, ours, theirs, Some(share));
     }
-    for n in BATCHES {
+    for n in BATCHES.into_iter().filter(|_| wanted("decode")) {
         let theirs = llama.as_mut().map(|llama| || llama.ask(&format!("decode {n} {CONTEXT} {STEPS}")));
         let (ours, theirs) = compare(arguments.rounds, || decode(&mut engine, n), theirs);
         print_row(&format!("decode, batch {n}"), n * STEPS, ours, theirs, None);

@@ -44,12 +44,14 @@ def main():
         write_f32(sys.argv[1], path)
     import llama_cpp as llama
 
-    llama.llama_log_set(ctypes.cast(None, llama.llama_log_callback), ctypes.c_void_p(0))
+    silent = llama.llama_log_callback(lambda level, text, data: None)
+    llama.llama_log_set(silent, ctypes.c_void_p(0))
     llama.llama_backend_init()
     model = llama.llama_model_load_from_file(path.encode(), llama.llama_model_default_params())
     vocab = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(model))
     params = llama.llama_context_default_params()
     params.n_ctx, params.n_batch, params.n_ubatch, params.n_seq_max = 8192, CHUNK, CHUNK, 4
+    params.kv_unified = True
     params.n_threads = params.n_threads_batch = int(sys.argv[2])
     context = llama.llama_init_from_model(model, params)
     batch = llama.llama_batch_init(CHUNK, 0, 1)

@@ -81,7 +81,7 @@ impl<'a> Queries<'a> {
     fn attend<S: Simd>(&self, simd: S, scratch: &mut Scratch, out: &mut [f32]) {
         let n_rows = self.n_positions * self.group;
         out.fill(0.0);
-        scratch.scores.resize(ROWS.max(n_rows) * KEYS, 0.0);
+        scratch.scores.resize(n_rows * KEYS, 0.0);
         fill(&mut scratch.largest, n_rows, f32::NEG_INFINITY);
         fill(&mut scratch.total, n_rows, 0.0);
         let n_keys = self.start + self.n_positions;

@@ -12,6 +12,8 @@ use super::simd::{Isa, Kernel, LANES, Lane, Simd};
 const TILE_ROWS: usize = 6;
 /// Inner steps before the next rows are taken: the panels of a tile stay in the second-level cache meanwhile.
 const INNER: usize = 8 * CHAIN;
+/// Lanes to ask for ahead of use when there are few rows.
+const AHEAD: usize = 32;
 /// Inner steps that are summed by themselves before they are added to the rest: short chains round less.
 const CHAIN: usize = 192;
 
@@ -248,6 +250,10 @@ fn chain<S: Simd, const R: usize, const P: usize>(
     // Equal lengths, said once more where the compiler can see it: no bounds are checked inside the loop.
     let (left, right) = (left.map(|row| &row[..n]), right.map(|panel| &panel[..n]));
     for i in 0..n {
+        if R < TILE_ROWS {
+            // Few rows wait for memory more than they compute.
+            right.iter().for_each(|panel| simd.prefetch(&panel[i], AHEAD));
+        }
         let lanes: [S::Vector; P] = std::array::from_fn(|p| simd.load(&right[p][i].0));
         for r in 0..R {
             let x = simd.splat(left[r][i]);

@@ -54,6 +54,8 @@ pub trait Simd: Copy {
     fn mul_add(self, a: Self::Vector, b: Self::Vector, c: Self::Vector) -> Self::Vector;
     /// The lowest nine bits of each number become its sign and exponent.
     fn low_bits_as_exponent(self, v: Self::Vector) -> Self::Vector;
+    /// Asks for the cache line `ahead` lanes behind `lane`, which may lie anywhere; a hint that changes no result.
+    fn prefetch(self, lane: &Lane, ahead: usize);
 
     /// `e^x` to about one unit in the last place; exactly 0 below -87.7, and capped at `e^88`.
     #[inline(always)]
@@ -216,6 +218,8 @@ impl Simd for Portable {
     fn low_bits_as_exponent(self, v: Self::Vector) -> Self::Vector {
         v.map(|x| f32::from_bits(x.to_bits() << 23))
     }
+    #[inline(always)]
+    fn prefetch(self, _: &Lane, _: usize) {}
 }
 
 /// Proof that the processor has AVX2 and FMA.
@@ -234,7 +238,7 @@ mod x86 {
 
     use std::arch::x86_64::*;
 
-    use super::{Avx2, Avx512, Kernel, LANES, Simd};
+    use super::{Avx2, Avx512, Kernel, LANES, Lane, Simd};
 
     #[target_feature(enable = "avx2,fma")]
     pub fn run_avx2<K: Kernel>(kernel: K, simd: Avx2) -> K::Output {
@@ -244,6 +248,13 @@ mod x86 {
     #[target_feature(enable = "avx512f,avx2,fma")]
     pub fn run_avx512<K: Kernel>(kernel: K, simd: Avx512) -> K::Output {
         kernel.run(simd)
+    }
+
+    #[inline(always)]
+    fn prefetch(lane: &Lane, ahead: usize) {
+        let line = std::ptr::from_ref(lane).wrapping_add(ahead);
+        // SAFETY: a prefetch is a hint that never faults, whatever the address; every x86-64 processor has it.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(line.cast()) }
     }
 
     /// Operations that are one intrinsic on one register.
@@ -292,6 +303,10 @@ mod x86 {
             // SAFETY: `self` proves AVX-512F.
             unsafe { _mm512_castsi512_ps(_mm512_slli_epi32::<23>(_mm512_castps_si512(v))) }
         }
+        #[inline(always)]
+        fn prefetch(self, lane: &Lane, ahead: usize) {
+            prefetch(lane, ahead);
+        }
         whole! {
             add(a, b) = _mm512_add_ps;
             sub(a, b) = _mm512_sub_ps;
@@ -331,6 +346,10 @@ mod x86 {
         fn low_bits_as_exponent(self, v: [__m256; 2]) -> [__m256; 2] {
             // SAFETY: `self` proves AVX2.
             v.map(|v| unsafe { _mm256_castsi256_ps(_mm256_slli_epi32::<23>(_mm256_castps_si256(v))) })
+        }
+        #[inline(always)]
+        fn prefetch(self, lane: &Lane, ahead: usize) {
+            prefetch(lane, ahead);
         }
         halves! {
             add(a, b) = _mm256_add_ps;
