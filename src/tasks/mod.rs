@@ -1,11 +1,15 @@
 //! Tasks: what a student is asked, with the hidden tests that decide.
 //!
-//! Owns the built-in tasks, datasets as JSON lines, the prompt around a task, and splitting tasks
+//! Owns the built-in tasks, datasets as JSON lines, Parquet files or repositories of the Hugging Face
+//! hub, the prompt around a task, and splitting tasks
 //! into those for training and those held out. Running tests is left to the agent's verifier.
 
 pub mod builtin;
 pub mod dataset;
+pub mod hub;
+pub mod parquet;
 pub mod prompt;
+pub mod source;
 pub mod split;
 
 use std::path::PathBuf;
@@ -41,6 +45,9 @@ pub enum TaskError {
         /// Why its first row is unusable.
         reason: Option<String>,
     },
+    /// The hub does not give a dataset.
+    #[error(transparent)]
+    Hub(#[from] hub::HubError),
     /// A built-in task is not what it should be.
     #[error("the built-in task {name} cannot be read: {reason}")]
     BadBuiltin {
