@@ -1,4 +1,5 @@
 //! `quickstart` on the real model, where `BACKSIGHT_SMOLLM2_GGUF` names `SmolLM2-135M-Instruct.Q4_1.gguf`.
+#![expect(clippy::print_stdout, reason = "a skipped test says so")]
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 mod tiny;

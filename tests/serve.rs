@@ -149,7 +149,6 @@ fn check_probe(server: &Server, kind: &str) {
     let output = backsight(server.path(), &["probe", &server.url, "--json"]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
-    println!("{report}");
     assert_eq!(report["kind"], kind);
     assert_eq!(report["self_test"]["ok"], true, "{report}");
     for key in ["ids_in", "ids_out", "prompt_logprobs", "tokenizer_agrees", "deterministic"] {
