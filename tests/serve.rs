@@ -145,7 +145,7 @@ async fn check_chat(server: &Server, model: &dyn Model) {
     }
 }
 
-fn check_probe(server: &Server, kind: &str) {
+fn check_probe(server: &Server, kind: &str) -> Value {
     let output = backsight(server.path(), &["probe", &server.url, "--json"]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
@@ -155,6 +155,7 @@ fn check_probe(server: &Server, kind: &str) {
         assert_eq!(report[key], true, "{key} in {report}");
     }
     assert_eq!(report["notes"], json!([]));
+    report
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -164,7 +165,8 @@ async fn it_answers_as_vllm() {
     assert_eq!(opened.model.limits().max_top_k, Some(20));
     check_numbers(&server, &*opened.model).await;
     check_chat(&server, &*opened.model).await;
-    check_probe(&server, "vllm");
+    let report = check_probe(&server, "vllm");
+    assert_eq!(report["prefix_cache_with_logprobs"], false, "all of a prompt is scored");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -173,7 +175,8 @@ async fn it_answers_as_sglang() {
     let opened = server.open(Kind::Sglang).await;
     check_numbers(&server, &*opened.model).await;
     check_chat(&server, &*opened.model).await;
-    check_probe(&server, "sglang");
+    let report = check_probe(&server, "sglang");
+    assert_eq!(report["prefix_cache_with_logprobs"], true);
     let client =
         Sglang::open(server.transport(), OpenOptions::default()).await.unwrap().with_vocab_size(VOCAB);
     let mut engine = server.engine();

@@ -264,8 +264,13 @@ async fn works_helper() {
         (exit, text.replace('\t', " ").as_str()),
         (Exit::Code(0), "1000\n12\nno\nCapEff: 0000000000000000")
     );
-    let limits = Limits { processes: 20, ..Limits::default() };
+    let limits = Limits { processes: 20, memory: 512 << 20, ..Limits::default() };
     let sandbox = Sandboxes::new(config_of_helper(limits)).start().await.unwrap();
+    if !sandbox.containment().memory_per_episode {
+        // Then each process is limited by itself, and memory that belongs to none does not exist.
+        let hog = "try:\n    bytearray(1 << 30)\nexcept MemoryError:\n    print('bounded')\nimport os\ntry:\n    os.memfd_create('x')\nexcept OSError:\n    print('absent')";
+        assert_eq!(python(&sandbox, hog).await, "bounded\nabsent");
+    }
     let n_forks: u32 = python(&sandbox, crate::redteam::FORKS).await.parse().unwrap();
     assert!((10..20).contains(&n_forks), "{n_forks}");
 }

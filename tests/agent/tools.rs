@@ -278,19 +278,41 @@ async fn no_file_tool_leads_out() {
     assert_eq!(found["total_count"], 0, "links are not followed while searching: {found}");
 }
 
-/// The same ways out, where there is no sandbox around the files: containment of the tools is their own.
+/// Ways out where there is no sandbox around the files: containment of the tools is their own. They
+/// lead to a file of ours, so that nothing is lost should one of them be open.
 #[tokio::test]
 async fn no_file_tool_leads_out_even_without_a_sandbox() {
+    let outside = tempfile::tempdir().unwrap();
+    let canary = outside.path().join("canary.txt");
+    std::fs::write(&canary, "untouched").unwrap();
     let sandbox = start_kind(SandboxKind::None, Limits::default()).await;
-    prepare(&sandbox).await;
-    assert!(shell(&sandbox, "cat link").await.1.contains("root"), "the control did not work");
-    for path in ESCAPES {
-        for (tool, arguments) in
-            [("read_file", json!({"path": path})), ("write_file", json!({"path": path, "content": "x"}))]
-        {
+    let (dir, file) = (outside.path().display(), canary.display());
+    shell(&sandbox, &format!("ln -s {file} link; ln -s {dir} linked_dir; ln -s link chain; ln -s / root"))
+        .await;
+    assert_eq!(shell(&sandbox, "cat link").await.1, "untouched", "the control did not work");
+    let name = outside.path().file_name().unwrap().to_str().unwrap();
+    let up = format!("../{name}/canary.txt");
+    let through_root = format!("root{file}");
+    for path in [
+        "link",
+        "linked_dir/canary.txt",
+        "linked_dir/new.txt",
+        "chain",
+        &up,
+        canary.to_str().unwrap(),
+        &through_root,
+    ] {
+        let calls = [
+            ("read_file", json!({"path": path})),
+            ("write_file", json!({"path": path, "content": "x"})),
+            ("patch", json!({"path": path, "old_string": "untouched", "new_string": "x"})),
+            ("search_files", json!({"pattern": "untouched", "path": path})),
+        ];
+        for (tool, arguments) in calls {
             let (answer, result) = call(&sandbox, tool, arguments).await;
             assert!(result.is_error, "{tool} {path} answered {answer}");
         }
     }
-    assert!(shell(&sandbox, "cat /etc/passwd").await.1.contains("root"));
+    assert_eq!(std::fs::read_to_string(&canary).unwrap(), "untouched");
+    assert_eq!(std::fs::read_dir(outside.path()).unwrap().count(), 1);
 }

@@ -83,7 +83,8 @@ impl<'a> Verifier<'a> {
         let mut exam = python(EXAMINER, answers, questions_in);
         exam.timeout = self.timeout;
         let hand_over = async {
-            // The job goes first through the pipe that then belongs to the candidate.
+            // The job goes first through the pipe that then belongs to the candidate. The solution itself
+            // runs only when the examiner asks for it, having read its job: nothing is left to steal.
             let answers_in = write_first(answers_in, job).await?;
             candidate.start_background(python(CANDIDATE, questions, answers_in)).await
         };

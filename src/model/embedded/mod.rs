@@ -1,4 +1,11 @@
-//! The embedded model: exact log-probabilities computed in the process.
+//! The embedded model: exact log-probabilities and sampling in the process, without a server.
+//!
+//! Read it from the outside in: `engine` and `generate` are the jobs it can do, `worker` and `model`
+//! put them behind the trait everybody uses; `forward` and `head` are the computation, in terms of
+//! `gemm`, `attention` and `elementwise`, which are written on the sixteen lanes of `simd`; `load`,
+//! `config` and `weights` bring a model into memory; `kv` is what it remembers. All arithmetic is f32,
+//! and a number never depends on threads, batching or what was reused. Deliberately absent: GPUs, and
+//! arithmetic on quantised weights, which would be another model's numbers.
 
 pub mod attention;
 pub mod config;

@@ -32,7 +32,12 @@ impl Served {
             top_k: asked.logprobs.unwrap_or(0),
             place: self.place(),
         };
-        let generated = self.model.generate(&request).await?;
+        let mut generated = self.model.generate(&request).await?;
+        if let Some((_, cached)) = &prompt_logprobs {
+            // Sampling finds what scoring has just read, which was not there before.
+            generated.usage.cached_tokens = *cached;
+        }
+        let prompt_logprobs = prompt_logprobs.map(|(rows, _)| rows);
         Ok(self.completed(&asked, &request.prompt, prompt_logprobs, &generated))
     }
 
@@ -72,17 +77,22 @@ impl Served {
         }
     }
 
-    /// One object per position of the prompt; the first is null.
-    async fn prompt_logprobs(&self, prompt: &[TokenId], top_k: usize) -> Result<Vec<Value>, Refusal> {
-        let mut rows = vec![Value::Null];
+    /// One object per position of the prompt, the first null, and how many tokens were found in the cache.
+    async fn prompt_logprobs(
+        &self,
+        prompt: &[TokenId],
+        top_k: usize,
+    ) -> Result<(Vec<Value>, Option<u64>), Refusal> {
+        let (mut rows, mut cached) = (vec![Value::Null], Some(0));
         if prompt.len() > 1 {
             let span = TokenSpan::at(1, prompt.len() - 1);
             let job = ScoreJob::new(prompt.into(), vec![span], top_k).map_err(Refusal::bad)?;
             let scored = self.model.score(&job).await?;
+            cached = scored.usage.cached_tokens;
             let scores = scored.spans.iter().flat_map(|span| span.scores());
             rows.extend(scores.zip(&prompt[1..]).map(|(score, &id)| self.row(score, id, top_k)));
         }
-        Ok(rows)
+        Ok((rows, cached))
     }
 
     fn row(&self, score: &TokenScore, given: TokenId, top_k: usize) -> Value {
