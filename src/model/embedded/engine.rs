@@ -115,6 +115,7 @@ impl Engine {
             scores: true,
             start_index: true,
             cached_scores: true,
+            batches: true,
         }
     }
 
