@@ -116,12 +116,7 @@ async fn check(dialect: Dialect, fault: Fault, times: usize, expect: &Expect) ->
     asked_for(&server, MARKED)
 }
 
-fn assert_came_to(
-    what: &str,
-    job: &ScoreJob,
-    outcome: &Result<Vec<SpanScore>, Error>,
-    expect: &Expect,
-) {
+fn assert_came_to(what: &str, job: &ScoreJob, outcome: &Result<Vec<SpanScore>, Error>, expect: &Expect) {
     match (outcome, expect) {
         (Ok(spans), Expect::Right) => assert_eq!(assert_nothing_wrong(job, spans), 0, "{what}"),
         (Ok(spans), Expect::Absence) => assert_eq!(assert_nothing_wrong(job, spans), 1, "{what}"),

@@ -11,6 +11,7 @@ use super::args::QuickstartArgs;
 use super::failure::{Failure, one_line};
 use super::server::model_failure;
 use super::{block_on, model, output};
+use crate::model::Model as _;
 use crate::model::embedded::model::Embedded;
 use crate::quickstart::{
     Recorded, Step, Tokenised, bundled, check_same_actions, mean, score, steps, tool_text_name,
@@ -36,6 +37,7 @@ pub(super) fn run(args: &QuickstartArgs) -> Result<(), Failure> {
     output::talk(&format!("loading {name}"));
     let embedded = Embedded::load(&path, None).map_err(model_failure)?;
     let lenses = render(&episode, &embedded)?;
+    check_fits(&lenses, &embedded)?;
     let steps = score_both(&episode, &lenses, &embedded)?;
     let files = write(&args.out, &episode, &lenses, &steps)?;
     let seconds = began.elapsed().as_secs_f64();
@@ -50,6 +52,19 @@ fn render(episode: &Recorded, embedded: &Embedded) -> Result<Lenses, Failure> {
     let outcome = Tokenised::new(&episode.with_outcome(), templates, tokenizer).map_err(model_failure)?;
     check_same_actions(&plain, &outcome).map_err(model_failure)?;
     Ok(Lenses { plain, outcome })
+}
+
+/// Refuses an episode that the model cannot read, before the first token of it is computed.
+fn check_fits(lenses: &Lenses, embedded: &Embedded) -> Result<(), Failure> {
+    let sequences = lenses.plain.sequences.iter().chain(&lenses.outcome.sequences);
+    let (longest, limit) = (sequences.map(Vec::len).max().unwrap_or(0), embedded.limits().context_length);
+    match limit.filter(|&limit| longest > limit) {
+        None => Ok(()),
+        Some(limit) => Err(Failure::input(
+            format!("the episode's {longest} tokens do not fit into the model's context of {limit}"),
+            "choose a model with a longer context with --model",
+        )),
+    }
 }
 
 fn score_both(episode: &Recorded, lenses: &Lenses, embedded: &Embedded) -> Result<Vec<Step>, Failure> {

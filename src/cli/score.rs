@@ -78,11 +78,7 @@ struct Done {
 }
 
 /// The model behind its budget and the ledger of the run directory.
-async fn kept(
-    opened: &Opened,
-    ledger: &Arc<Ledger>,
-    meter: &Arc<Meter>,
-) -> Result<Arc<dyn Model>, Failure> {
+async fn kept(opened: &Opened, ledger: &Arc<Ledger>, meter: &Arc<Meter>) -> Result<Arc<dyn Model>, Failure> {
     let place = RunPlace { run: "score".to_owned(), seed: 0 };
     let kept = keep(opened, Arc::clone(ledger), Arc::clone(meter), place).await;
     let (model, recognition) = kept.map_err(model_failure)?;
@@ -159,12 +155,7 @@ impl Rows {
     }
 
     /// Writes the row of a job; when that is not possible nothing more need be asked for.
-    fn take(
-        &mut self,
-        idx: usize,
-        job: &ScoreJob,
-        scored: Result<Vec<SpanScore>, Error>,
-    ) -> ControlFlow<()> {
+    fn take(&mut self, idx: usize, job: &ScoreJob, scored: Result<Vec<SpanScore>, Error>) -> ControlFlow<()> {
         let (id, place) = &self.asked[idx];
         self.n_failed += usize::from(scored.is_err());
         let row = match scored {

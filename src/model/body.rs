@@ -3,8 +3,8 @@
 //! Owns the bounded reading of bodies and the short, escaped excerpts that error messages show.
 //! What the bytes mean is the decoder's business.
 
-pub use crate::wire::error::shorten;
 use crate::wire::error;
+pub use crate::wire::error::shorten;
 
 /// Bytes of an error's body that are looked at.
 pub const ERROR_BODY: usize = 64 * 1024;

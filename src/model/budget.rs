@@ -123,7 +123,9 @@ impl Meter {
         let mut rooms = vec![self.reserve(first.tokens().len() as u64).await?];
         for tokens in rest.map(|job| job.tokens().len() as u64) {
             match self.try_reserve(tokens) {
-                Ok(true) => rooms.push(Reservation { meter: Arc::clone(self), tokens, usage: None, sent: true }),
+                Ok(true) => {
+                    rooms.push(Reservation { meter: Arc::clone(self), tokens, usage: None, sent: true })
+                }
                 Ok(false) | Err(_) => break,
             }
         }

@@ -169,7 +169,9 @@ impl Sglang {
         let request =
             wire::GenerateRequest { token_ids_logprob: Some(ids), ..wire::score_request(job, window) };
         let decode = |answer: &Answer<'_>| wire::scores(answer.body, job, window);
-        let scores = self.post(&self.transport, &request, size(&[(job, window)], job.top_k() + ids.len()), &decode).await?;
+        let scores = self
+            .post(&self.transport, &request, size(&[(job, window)], job.top_k() + ids.len()), &decode)
+            .await?;
         if scores.chosen.iter().any(|row| row.entries().len() < ids.len()) || scores.chosen.is_empty() {
             return Err(self.garbled("not every chosen id has a logprob".to_owned()));
         }
@@ -194,7 +196,10 @@ impl Sglang {
             top_k: request.top_k,
             sticky: remote::sticky_episode(&request.place),
         };
-        self.post(&self.transport, &body, size, &|answer: &Answer<'_>| wire::drawn(answer.body, request.top_k)).await
+        self.post(&self.transport, &body, size, &|answer: &Answer<'_>| {
+            wire::drawn(answer.body, request.top_k)
+        })
+        .await
     }
 
     /// How many tokens may be sampled: SGLang refuses a limit beyond the context instead of clipping it.

@@ -325,7 +325,11 @@ impl Ledgered {
     }
 
     /// Scores jobs under distinct keys: what is stored, and for the rest what is answered now, stored.
-    async fn once_many(&self, model: ModelId, jobs: &BTreeMap<Key, &ScoreJob>) -> BTreeMap<Key, Result<Scored, Error>> {
+    async fn once_many(
+        &self,
+        model: ModelId,
+        jobs: &BTreeMap<Key, &ScoreJob>,
+    ) -> BTreeMap<Key, Result<Scored, Error>> {
         let (mut answers, mut missing, mut flights) = (BTreeMap::new(), Vec::new(), Vec::new());
         // Keys are entered in their order by everybody, so that no two callers wait for each other.
         for (&key, &job) in jobs {
