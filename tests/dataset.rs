@@ -211,7 +211,10 @@ fn a_weight_stands_at_its_own_message_whichever_loader_counted() {
     assert_eq!(actions(&[1, 3, 4], published), (all, 0));
     assert_eq!(actions(&[1], full), (told(&[("one", Some(0)), ("two", None)]), 1));
     let misfit = scored_episode(&loaded, scores_at(&[1, 2]), full).unwrap_err().to_string();
-    assert!(misfit.contains("its 2 steps are not the 2 assistant messages of the episode"), "{misfit}");
+    assert!(
+        misfit.contains("the 2 scored steps are not the 2 assistant messages of the episode"),
+        "{misfit}"
+    );
 }
 
 fn row_value(row: &Row) -> Value {

@@ -223,7 +223,7 @@ fn what_cannot_be_asked_or_read_ends_with_2() {
         &place.run(&["--input-dir", "nowhere"]),
         expect![[r#"
         error: nowhere: No such file or directory (os error 2)
-        help: name the directory of the episodes with --input-dir
+        help: name the directory of the episodes with --input-dir, or files with --episodes
         exit code 2
     "#]],
     );
@@ -276,6 +276,60 @@ fn numbers_follow_the_flags() {
     let (_, flat) = config(&["--omega", "0"]);
     let flat: Vec<f64> = flat.as_array().unwrap().iter().map(|it| it.as_f64().unwrap()).collect();
     assert!(flat.iter().all(|weight| *weight == flat[0] && *weight > 0.0), "{flat:?}");
+}
+
+/// Two episodes in a file, with scores where `credit` keeps them; the first has its tokens beside.
+fn episodes_in_a_file(place: &Place) {
+    let talk = json!([{"role": "user", "content": "go"}, {"role": "assistant", "content": "one"},
+                      {"role": "user", "content": "on"}, {"role": "assistant", "content": null, "tool_calls":
+                        [{"id": "c", "type": "function", "function": {"name": "ls", "arguments": {"path": "."}}}]}]);
+    let line = |id: &str, reward: f64| {
+        json!({"id": id, "task": "t", "messages": talk, "reward": reward}).to_string()
+    };
+    fs::create_dir(place.path("talks")).unwrap();
+    fs::write(place.path("talks/all.jsonl"), [line("a", 1.0), line("b/2", 0.5)].join("\n")).unwrap();
+    let scores = fs::read_to_string(place.episode("episode_001", "hindsight_scores.json")).unwrap();
+    let mut scores: Value = serde_json::from_str(&scores).unwrap();
+    scores["steps"].as_array_mut().unwrap().truncate(2);
+    for (name, id, reward) in [("a", "a", 1.0), ("b%2F2", "b/2", 0.5)] {
+        (scores["episode_id"], scores["reward"]) = (json!(id), json!(reward));
+        let own = place.path("talks/.backsight/episodes").join(name);
+        fs::create_dir_all(&own).unwrap();
+        fs::write(own.join("hindsight_scores.json"), scores.to_string()).unwrap();
+    }
+    let steps = json!([{"step_index": 0, "sequence": 0, "span": [2, 4], "logprobs": [-0.5, -0.5]},
+                       {"step_index": 1, "sequence": 0, "span": [5, 8], "logprobs": [-0.5, -0.5, -1.0]}]);
+    let tokens = json!({"format": "backsight.hindsight_tokens", "version": 1, "episode_id": "a", "tokens": "rendered",
+                        "sequences": [[10, 11, 12, 13, 14, 15, 16, 17]], "steps": steps});
+    fs::write(place.path("talks/.backsight/episodes/a/hindsight_tokens.json"), tokens.to_string()).unwrap();
+}
+
+#[test]
+fn episodes_in_files_have_their_scores_in_the_run_directory() {
+    let place = Place::new("plan_fixed");
+    episodes_in_a_file(&place);
+    for arguments in [
+        &["--input-dir", "talks"][..],
+        &["--episodes", "talks/all.jsonl"],
+        &["--episodes", "talks/all.jsonl", "--run", "talks/.backsight"],
+    ] {
+        let ran = place.run(arguments);
+        assert_eq!((ran.code, ran.stderr.as_str()), (0, ""), "{arguments:?}");
+        assert!(ran.stdout.contains("1 with weights for each token"), "{}", ran.stdout);
+        let row = &place.rows()[0];
+        assert_eq!((&row["_episode_id"], &row["step_message_indices"]), (&json!("a"), &json!([1, 3])));
+        let weights: Vec<f64> =
+            row["step_advantages"].as_array().unwrap().iter().map(|it| it.as_f64().unwrap()).collect();
+        let (one, two) = (weights[0], weights[1]);
+        assert_eq!(row["token_weights"], json!([[0.0, 0.0, one, one, 0.0, two, two, two]]));
+        assert_eq!(row["step_spans"], json!([[0, 2, 4], [0, 5, 8]]));
+        let call = &row["messages"][3]["tool_calls"][0]["function"]["arguments"];
+        assert_eq!(call, &json!(r#"{"path":"."}"#));
+    }
+    let published = place.run(&["--input-dir", "talks", "--messages", "published", "--json"]);
+    let note: Value = serde_json::from_str(published.stderr.lines().next().unwrap()).unwrap();
+    assert_eq!(note["event"], "notice");
+    assert_eq!(note["text"], "a: without a session file its messages are written in full");
 }
 
 #[test]

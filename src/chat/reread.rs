@@ -83,7 +83,8 @@ impl<'a> Shown<'a> {
             wanted[idx].1.map(|lens| (wanted[idx].0, lens))
         };
         let mut render = |n, generation| self.growing.render(n, generation).map(|rendered| rendered.text);
-        let mut other = |place| lens_at(place).map(|(action, lens)| self.prompt(action, Some(lens))).transpose();
+        let mut other =
+            |place| lens_at(place).map(|(action, lens)| self.prompt(action, Some(lens))).transpose();
         spans::reread(&actions, &mut render, &mut other, tokenizer)
     }
 

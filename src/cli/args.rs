@@ -48,9 +48,15 @@ Examples:
 
 #[derive(Debug, ClapArgs)]
 pub(super) struct DatasetArgs {
-    /// The scored episodes
+    /// Directory with scored episodes: episode_*/ directories, or .json and .jsonl files
     #[arg(long, value_name = "DIR", default_value = "trajectories")]
     pub(super) input_dir: PathBuf,
+    /// Files with episodes, instead of a directory
+    #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with = "input_dir")]
+    pub(super) episodes: Vec<PathBuf>,
+    /// The run directory that `credit` used, where the scores of episodes in files are [default: .backsight beside the episodes]
+    #[arg(long, value_name = "DIR")]
+    pub(super) run: Option<PathBuf>,
     /// Where the dataset goes
     #[arg(long, value_name = "DIR", default_value = "datasets")]
     pub(super) output_dir: PathBuf,

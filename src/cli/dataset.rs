@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::slice;
 
 use serde_json::{Value, json};
 
@@ -36,7 +37,7 @@ pub(super) fn run(args: &DatasetArgs) -> Result<(), Failure> {
         MessagesName::Full => MessageForm::Full,
         MessagesName::Published => MessageForm::Published,
     };
-    let input = read(&args.input_dir, form)?;
+    let input = read(args, form)?;
     let (lost, notes, best_reward) = (input.lost, input.notes, input.best_reward);
     let dataset = build(input.episodes, &options(args));
     let account = Account { args, dataset: &dataset, lost: &lost, notes: &notes, best_reward };
@@ -60,17 +61,28 @@ fn unwritable(directory: &Path, error: &dataset::DatasetError) -> Failure {
 }
 
 /// Reads every episode with its scores; what is wrong with one is its own loss.
-fn read(directory: &Path, form: MessageForm) -> Result<Input, Failure> {
-    let sources = find(directory).map_err(|error| {
-        let (what, help) =
-            split_help(&error.to_string(), "name the directory of the episodes with --input-dir");
-        Failure::input(what, help)
-    })?;
+fn read(args: &DatasetArgs, form: MessageForm) -> Result<Input, Failure> {
+    let inputs = if args.episodes.is_empty() { slice::from_ref(&args.input_dir) } else { &args.episodes };
+    let mut sources = Vec::new();
+    for input in inputs {
+        sources.extend(find(input).map_err(|error| {
+            let help = "name the directory of the episodes with --input-dir, or files with --episodes";
+            let (what, help) = split_help(&error.to_string(), help);
+            Failure::input(what, help)
+        })?);
+    }
+    let run_dir = args.run.clone().unwrap_or_else(|| default_run_dir(&inputs[0]));
     let mut input = Input::default();
     for loaded in load(sources) {
-        input.take(loaded, form);
+        input.take(loaded, &run_dir, form);
     }
     Ok(input)
+}
+
+/// Where `credit` keeps what has no directory of its own.
+fn default_run_dir(input: &Path) -> PathBuf {
+    let beside = input.parent().filter(|it| !it.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    if input.is_file() { beside } else { input }.join(".backsight")
 }
 
 /// Errors of the library may carry their own advice.
@@ -80,12 +92,12 @@ fn split_help(message: &str, help: &str) -> (String, String) {
 }
 
 impl Input {
-    fn take(&mut self, loaded: Result<Loaded, LoadError>, form: MessageForm) {
+    fn take(&mut self, loaded: Result<Loaded, LoadError>, run_dir: &Path, form: MessageForm) {
         let loaded = match loaded {
             Ok(loaded) => loaded,
             Err(error) => return self.lose(name(&error), error.to_string()),
         };
-        match with_scores(&loaded, form) {
+        match with_scores(&loaded, run_dir, form) {
             Ok((episode, notes)) => {
                 self.notes.extend(notes);
                 self.notes.extend(stale(&loaded, &episode));
@@ -113,11 +125,15 @@ fn name(error: &LoadError) -> String {
     }
 }
 
-fn with_scores(loaded: &Loaded, form: MessageForm) -> Result<(ScoredEpisode, Vec<String>), String> {
+fn with_scores(
+    loaded: &Loaded,
+    run_dir: &Path,
+    form: MessageForm,
+) -> Result<(ScoredEpisode, Vec<String>), String> {
     if let Err(why) = &loaded.episode.outcome {
         return Err(format!("the episode failed: {why}"));
     }
-    match hindsight::read(&loaded.path) {
+    match hindsight::read(&hindsight::directory_of(loaded, run_dir)) {
         Ok(Some(found)) => scored_episode(loaded, found, form).map_err(|error| error.to_string()),
         Ok(None) => Err("not scored; help: run backsight credit first".to_owned()),
         Err(error) => Err(error.to_string()),
@@ -145,7 +161,10 @@ struct Account<'a> {
 impl Account<'_> {
     fn tell(&self) -> Result<(), Failure> {
         for note in self.notes {
-            output::talk(&format!("note: {}", one_line(note)));
+            match self.args.json {
+                true => output::event("notice", json!({"text": note})),
+                false => output::talk(&format!("note: {}", one_line(note))),
+            }
         }
         let shown = if self.args.json { format!("{}\n", self.json()) } else { self.text() };
         output::data(shown.as_bytes())?;

@@ -13,7 +13,6 @@ use serde_json::Value;
 use super::dataset::MessageForm;
 use crate::episode::Role;
 use crate::store::episodes::{LoadError, Loaded, SESSION};
-use crate::store::hindsight::SCORES;
 use crate::wire::hindsight::ScoredStep;
 use crate::wire::messages::to_json;
 use crate::wire::{pi_session, published};
@@ -66,9 +65,9 @@ pub(super) fn locate(loaded: &Loaded, steps: &[ScoredStep], form: MessageForm) -
 fn misfit(loaded: &Loaded, steps: &[ScoredStep], full: &Conversation) -> LoadError {
     let (n_steps, n_actions) = (steps.len(), full.assistants().count());
     let why = format!(
-        "its {n_steps} steps are not the {n_actions} assistant messages of the episode; help: score it again with backsight credit --overwrite"
+        "the {n_steps} scored steps are not the {n_actions} assistant messages of the episode; help: score it again with backsight credit --overwrite"
     );
-    LoadError { path: loaded.path.join(SCORES), line: None, why }
+    LoadError { path: loaded.path.clone(), line: loaded.line, why }
 }
 
 fn differences(loaded: &Loaded, steps: &[ScoredStep], actions: &[Action]) -> Vec<String> {
