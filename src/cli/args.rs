@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 
+use super::credit::CreditArgs;
 use super::server::ServerArgs;
 
 /// Turns LLM-agent trajectories into dense training signal.
@@ -29,6 +30,9 @@ pub(super) enum Command {
     /// Score spans of given tokens: the primitive under everything else
     #[command(after_help = SCORE_EXAMPLES)]
     Score(ScoreArgs),
+    /// Credit every step of recorded episodes in hindsight of their outcome (HCAPO)
+    #[command(after_help = super::credit::EXAMPLES)]
+    Credit(Box<CreditArgs>),
     /// Turn scored episodes into training rows with a weight for every step and token
     #[command(after_help = DATASET_EXAMPLES)]
     Dataset(DatasetArgs),
@@ -97,7 +101,7 @@ pub(super) enum MessagesName {
 }
 
 /// A number that can be computed with.
-fn finite(text: &str) -> Result<f64, String> {
+pub(super) fn finite(text: &str) -> Result<f64, String> {
     let number: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
     if number.is_finite() { Ok(number) } else { Err("not a finite number".to_owned()) }
 }

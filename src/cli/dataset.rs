@@ -14,7 +14,7 @@ use crate::ship::dataset::{
     self, Dataset, LeftOut, MessageForm, Options, SUMMARY, ScoredEpisode, TRAIN, TRAIN_PARQUET, build,
     scored_episode,
 };
-use crate::store::episodes::{LoadError, Loaded, RESULT, SESSION, find, load};
+use crate::store::episodes::{LoadError, Loaded, RESULT, SESSION, find, load, run_dir_for};
 use crate::store::hindsight;
 
 /// An episode that could not be used.
@@ -71,18 +71,12 @@ fn read(args: &DatasetArgs, form: MessageForm) -> Result<Input, Failure> {
             Failure::input(what, help)
         })?);
     }
-    let run_dir = args.run.clone().unwrap_or_else(|| default_run_dir(&inputs[0]));
+    let run_dir = args.run.clone().unwrap_or_else(|| run_dir_for(&inputs[0]));
     let mut input = Input::default();
     for loaded in load(sources) {
         input.take(loaded, &run_dir, form);
     }
     Ok(input)
-}
-
-/// Where `credit` keeps what has no directory of its own.
-fn default_run_dir(input: &Path) -> PathBuf {
-    let beside = input.parent().filter(|it| !it.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    if input.is_file() { beside } else { input }.join(".backsight")
 }
 
 /// Errors of the library may carry their own advice.

@@ -6,6 +6,7 @@
 
 mod args;
 mod chat;
+mod credit;
 mod dataset;
 mod failure;
 mod model;
@@ -44,6 +45,7 @@ fn dispatch(command: Command) -> Result<(), Failure> {
         Command::Quickstart(args) => quickstart::run(&args),
         Command::Probe(args) => probe::run(&args),
         Command::Score(args) => score::run(&args),
+        Command::Credit(args) => credit::run(&args),
         Command::Dataset(args) => dataset::run(&args),
         Command::Model(ModelCommand::Pull { name }) => model::pull(name.as_deref()),
         Command::Model(ModelCommand::List) => model::list(),

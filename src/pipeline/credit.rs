@@ -82,6 +82,11 @@ impl Teacher {
     }
 }
 
+/// What scoring an episode would cost.
+pub fn planned(read: &ReadEpisode, n_tokens: usize, backend: &Backend) -> Figures {
+    Asking::new(read, n_tokens, backend).plan.figures
+}
+
 /// What happens on the way.
 #[derive(Clone, Debug)]
 pub enum Event {

@@ -16,4 +16,5 @@ mod rendered;
 pub mod resume;
 mod shorten;
 
+pub use self::ask::EMBEDDED;
 pub use self::loss::{Loss, Reason};

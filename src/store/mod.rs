@@ -13,6 +13,7 @@ pub mod key;
 pub mod ledger;
 pub mod lock;
 mod record;
+pub mod summary;
 
 pub use self::fingerprint::{Fingerprint, Identity};
 pub use self::key::seed_for;
