@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 
+use super::credit::CreditArgs;
 use super::server::ServerArgs;
 
 /// Turns LLM-agent trajectories into dense training signal.
@@ -29,9 +30,80 @@ pub(super) enum Command {
     /// Score spans of given tokens: the primitive under everything else
     #[command(after_help = SCORE_EXAMPLES)]
     Score(ScoreArgs),
+    /// Credit every step of recorded episodes in hindsight of their outcome (HCAPO)
+    #[command(after_help = super::credit::EXAMPLES)]
+    Credit(Box<CreditArgs>),
+    /// Turn scored episodes into training rows with a weight for every step and token
+    #[command(after_help = DATASET_EXAMPLES)]
+    Dataset(DatasetArgs),
     /// Get and find the models that run inside Backsight
     #[command(subcommand)]
     Model(ModelCommand),
+}
+
+const DATASET_EXAMPLES: &str = "\
+Takes the episodes that `backsight credit` has scored. Makes OUTPUT_DIR/hcapo_train.jsonl, a row an episode; the same
+rows as hcapo_train.parquet; and hcapo_summary.json. A step without credit weighs nothing and enters no mean.
+
+Examples:
+  backsight dataset --input-dir trajectories
+  backsight dataset --input-dir trajectories --output-dir datasets/by-task --normalise task --min-reward 0
+  backsight dataset --input-dir trajectories --messages published --json";
+
+#[derive(Debug, ClapArgs)]
+pub(super) struct DatasetArgs {
+    /// Directory with scored episodes: episode_*/ directories, or .json and .jsonl files
+    #[arg(long, value_name = "DIR", default_value = "trajectories")]
+    pub(super) input_dir: PathBuf,
+    /// Files with episodes, instead of a directory
+    #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with = "input_dir")]
+    pub(super) episodes: Vec<PathBuf>,
+    /// The run directory that `credit` used, where the scores of episodes in files are [default: .backsight beside the episodes]
+    #[arg(long, value_name = "DIR")]
+    pub(super) run: Option<PathBuf>,
+    /// Where the dataset goes
+    #[arg(long, value_name = "DIR", default_value = "datasets")]
+    pub(super) output_dir: PathBuf,
+    /// Leave out episodes with less reward
+    #[arg(long, value_name = "REWARD", default_value_t = 0.2, value_parser = finite, allow_negative_numbers = true)]
+    pub(super) min_reward: f64,
+    /// How much a step's own credit counts beside its episode's reward
+    #[arg(long, value_name = "WEIGHT", default_value_t = 1.0, value_parser = finite, allow_negative_numbers = true)]
+    pub(super) omega: f64,
+    /// Take each step's credit as it was before smoothing
+    #[arg(long)]
+    pub(super) no_smooth: bool,
+    /// Which episodes are compared with each other
+    #[arg(long, value_enum, default_value_t = NormaliseName::Global)]
+    pub(super) normalise: NormaliseName,
+    /// How messages are written
+    #[arg(long, value_enum, default_value_t = MessagesName::Full)]
+    pub(super) messages: MessagesName,
+    /// Print what was made and lost as JSON
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum NormaliseName {
+    /// All of them
+    Global,
+    /// Those of the same task
+    Task,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum MessagesName {
+    /// With thinking and uncut results, tool arguments as JSON strings
+    Full,
+    /// Exactly as the published loader converts session files: stripped, results cut at 4000 characters
+    Published,
+}
+
+/// A number that can be computed with.
+pub(super) fn finite(text: &str) -> Result<f64, String> {
+    let number: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
+    if number.is_finite() { Ok(number) } else { Err("not a finite number".to_owned()) }
 }
 
 const QUICKSTART_EXAMPLES: &str = "\

@@ -6,6 +6,8 @@
 
 mod args;
 mod chat;
+mod credit;
+mod dataset;
 mod failure;
 mod model;
 mod now;
@@ -43,6 +45,8 @@ fn dispatch(command: Command) -> Result<(), Failure> {
         Command::Quickstart(args) => quickstart::run(&args),
         Command::Probe(args) => probe::run(&args),
         Command::Score(args) => score::run(&args),
+        Command::Credit(args) => credit::run(&args),
+        Command::Dataset(args) => dataset::run(&args),
         Command::Model(ModelCommand::Pull { name }) => model::pull(name.as_deref()),
         Command::Model(ModelCommand::List) => model::list(),
         Command::Model(ModelCommand::Serve(args)) => serve::run(&args),

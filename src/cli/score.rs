@@ -15,14 +15,13 @@ use super::server::model_failure;
 use super::{block_on, output};
 use crate::model::budget::{Allowance, Meter, ModelRole, Spent};
 use crate::model::notice::Notices;
-use crate::model::open::Opened;
 use crate::model::planned::{Planned, score_planned};
 use crate::model::probe::require_scores;
 use crate::model::{Error, Limits, Model};
+use crate::pipeline::paid::Paid;
 use crate::score::{ScoreJob, SpanScore};
-use crate::store::ledger::{Recognition, RunPlace};
 use crate::store::spool::Spool;
-use crate::store::{Ledger, RunLock, keep};
+use crate::store::{Ledger, RunLock};
 use crate::wire::score_jobs;
 
 /// One line of the jobs file.
@@ -41,7 +40,7 @@ struct Rows {
 }
 
 /// What was paid, by this command and by all that worked on the same answers.
-struct Paid {
+struct Cost {
     role: ModelRole,
     now: Spent,
     in_all: Spent,
@@ -60,13 +59,16 @@ pub(super) fn run(args: &ScoreArgs) -> Result<(), Failure> {
         tell(&notices, None);
         require_scores(&opened).await.map_err(model_failure)?;
         let lines = lines.into_iter().map(|line| line.capped(opened.model.limits(), &notices)).collect();
-        let ledger = Ledger::open(Arc::new(lock)).map_err(model_failure)?;
         let allowance = Allowance { max_requests: args.max_requests, max_tokens: args.max_tokens };
         let meter = Meter::new(ModelRole::Teacher, allowance);
-        let model = kept(&opened, &ledger, &meter).await?;
+        let paid = Paid::open(&opened, lock, meter.clone(), "score").await.map_err(model_failure)?;
+        if let Some(notice) = paid.notice() {
+            output::talk(&format!("note: {notice}"));
+        }
+        let model: Arc<dyn Model> = paid.model.clone();
         let done = score(args, lines, &model, &notices).await?;
-        let paid = Paid::read(&ledger, &meter).await?;
-        summarise(args, &done, &paid, &notices)
+        let cost = Cost::read(&paid.ledger, &meter).await?;
+        summarise(args, &done, &cost, &notices)
     })?
 }
 
@@ -75,18 +77,6 @@ struct Done {
     n: usize,
     n_failed: usize,
     planned: Planned,
-}
-
-/// The model behind its budget and the ledger of the run directory.
-async fn kept(opened: &Opened, ledger: &Arc<Ledger>, meter: &Arc<Meter>) -> Result<Arc<dyn Model>, Failure> {
-    let place = RunPlace { run: "score".to_owned(), seed: 0 };
-    let kept = keep(opened, Arc::clone(ledger), Arc::clone(meter), place).await;
-    let (model, recognition) = kept.map_err(model_failure)?;
-    if let Recognition::Changed(difference) = recognition {
-        let by = difference.map(|it| format!(" (logprobs differ by {it:.2} on average)")).unwrap_or_default();
-        output::talk(&format!("note: the model is another than last time{by}; old answers are not used"));
-    }
-    Ok(Arc::new(model))
 }
 
 /// Scores every job that can be and writes all rows; a failure is its own job's.
@@ -219,7 +209,7 @@ fn run_dir(out: &Path) -> PathBuf {
     out.with_file_name(name)
 }
 
-impl Paid {
+impl Cost {
     async fn read(ledger: &Ledger, meter: &Meter) -> Result<Self, Failure> {
         let role = meter.role();
         let in_all = ledger.paid().await.map_err(model_failure)?;
@@ -252,7 +242,7 @@ impl Paid {
 }
 
 /// What was made, what was lost and why, what was paid and what the plan saved.
-fn summarise(args: &ScoreArgs, done: &Done, paid: &Paid, notices: &Notices) -> Result<(), Failure> {
+fn summarise(args: &ScoreArgs, done: &Done, paid: &Cost, notices: &Notices) -> Result<(), Failure> {
     let Done { n, n_failed, planned } = done;
     if args.json {
         let summary = json!({

@@ -252,7 +252,8 @@ fn template_drops(opened: &Opened) -> Option<Vec<&'static str>> {
     Some(drops(&template, templates.special_tokens(), Some(Now::utc(0))).names())
 }
 
-/// Asks the server to tokenise the probe text; a model in this process has no other tokenizer than ours.
+/// Whether the server's tokenizer gives the probe text the ids ours gives; `None` where it cannot be asked, as for a
+/// model in this process, which has no other tokenizer than ours.
 async fn tokenizer_agrees(opened: &Opened, notes: &mut Vec<String>) -> Option<bool> {
     let transport = opened.transport.as_ref()?.briefly();
     if !matches!(opened.info.kind, Kind::Vllm | Kind::Sglang) {

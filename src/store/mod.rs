@@ -15,6 +15,7 @@ pub mod ledger;
 pub mod lock;
 mod record;
 pub mod spool;
+pub mod summary;
 
 pub use self::fingerprint::{Fingerprint, Identity};
 pub use self::kept::keep;

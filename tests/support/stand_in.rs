@@ -81,6 +81,8 @@ pub struct Asked {
 }
 
 type Choose = dyn Fn(&Asked) -> Option<Fault> + Send + Sync;
+/// Turns text into ids, as a server's own tokenizer does.
+pub type Encode = dyn Fn(&str) -> Vec<u32> + Send + Sync;
 
 /// How a stand-in is set up.
 pub struct Setup {
@@ -95,6 +97,10 @@ pub struct Setup {
     pub scores: bool,
     /// Keeps every request for inspection; off for benchmarks.
     pub keeps_requests: bool,
+    /// Ids from here on are unknown.
+    pub vocab_size: u64,
+    /// For prompts that come as text; without it there are none.
+    pub encode: Option<Box<Encode>>,
 }
 
 impl Setup {
@@ -110,6 +116,8 @@ impl Setup {
             tokenizes: None,
             scores: true,
             keeps_requests: true,
+            vocab_size: VOCAB,
+            encode: None,
         }
     }
 
@@ -133,6 +141,7 @@ struct State {
     seen: Mutex<HashMap<u64, usize>>,
     asked: Mutex<Vec<Asked>>,
     bytes_written: Mutex<u64>,
+    routes: Mutex<HashMap<String, u64>>,
     dead: AtomicBool,
 }
 
@@ -159,6 +168,7 @@ impl StandIn {
             seen: Mutex::default(),
             asked: Mutex::default(),
             bytes_written: Mutex::default(),
+            routes: Mutex::default(),
             dead: AtomicBool::new(false),
         });
         let accepting = tokio::spawn(accept(listener, Arc::clone(&state)));
@@ -173,6 +183,11 @@ impl StandIn {
         *self.state.work.lock().unwrap()
     }
 
+    /// How many requests came in on a route.
+    pub fn requests_on(&self, route: &str) -> u64 {
+        self.state.routes.lock().unwrap().get(route).copied().unwrap_or(0)
+    }
+
     /// Every request so far, in the order of arrival.
     pub fn asked(&self) -> Vec<Asked> {
         self.state.asked.lock().unwrap().clone()
@@ -182,6 +197,7 @@ impl StandIn {
     pub fn forget(&self) {
         *self.state.work.lock().unwrap() = Work::default();
         *self.state.cache.lock().unwrap() = PrefixCache::default();
+        self.state.routes.lock().unwrap().clear();
         self.state.asked.lock().unwrap().clear();
     }
 
@@ -337,6 +353,7 @@ impl State {
         let ids = prompts.first().cloned().unwrap_or_default();
         let asked = Asked { route, ids, prompts, times_before: *times - 1, head, body };
         self.work.lock().unwrap().requests += 1;
+        *self.routes.lock().unwrap().entry(asked.route.clone()).or_default() += 1;
         if self.setup.keeps_requests {
             self.asked.lock().unwrap().push(asked.clone());
         }
@@ -464,9 +481,13 @@ impl State {
     }
 
     fn generate(&self, body: &Value, faults: &[Option<Fault>]) -> (u16, String) {
-        let prompts = prompts(&body["input_ids"]);
+        let text = body["text"].as_str().filter(|_| body["input_ids"].is_null());
+        let prompts = match (text, &self.setup.encode) {
+            (Some(text), Some(encode)) => vec![encode(text)],
+            _ => prompts(&body["input_ids"]),
+        };
         // An unknown id takes the real server down for good.
-        if prompts.iter().flatten().any(|&id| u64::from(id) >= VOCAB) {
+        if prompts.iter().flatten().any(|&id| u64::from(id) >= self.setup.vocab_size) {
             self.dead.store(true, Ordering::Relaxed);
         }
         if let Some(why) = self.unfit(&prompts) {
@@ -552,7 +573,7 @@ impl State {
                 self.setup.context_length
             ));
         }
-        let stranger = prompts.iter().flatten().find(|&&id| u64::from(id) >= VOCAB)?;
+        let stranger = prompts.iter().flatten().find(|&&id| u64::from(id) >= self.setup.vocab_size)?;
         Some(format!("Token id {stranger} is out of vocabulary"))
     }
 
