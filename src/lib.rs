@@ -24,6 +24,7 @@ pub mod store;
 pub mod tasks;
 
 pub mod agent;
+pub mod config;
 pub mod quickstart;
 
 pub mod cli;
