@@ -5,7 +5,9 @@
 
 use std::path::Path;
 
+use backsight::model::budget::{ModelRole, Spent};
 use backsight::store::episodes::{find, load};
+use backsight::store::summary::Summary;
 use backsight::wire::record;
 use serde_json::{Value, json};
 
@@ -58,6 +60,11 @@ fn is_type(name: &str, value: &Value) -> bool {
     }
 }
 
+fn check_summary(value: &Value) -> Option<String> {
+    let schema: Value = serde_json::from_str(include_str!("../docs/summary.schema.json")).unwrap();
+    differs(&schema, value, &schema, "")
+}
+
 fn check(value: &Value) -> Option<String> {
     let schema: Value = serde_json::from_str(include_str!("../docs/episode.schema.json")).unwrap();
     differs(&schema, value, &schema, "")
@@ -105,5 +112,27 @@ fn what_is_no_record_is_found_out() {
         let mut changed = record.clone();
         *changed.pointer_mut(pointer).unwrap() = wrong;
         assert!(check(&changed).is_some(), "{pointer}");
+    }
+}
+
+#[test]
+fn summaries_are_as_their_schema_says() {
+    let spent = Spent { requests: 2, prompt_tokens: 90, cached_tokens: 10, completion_tokens: 4 };
+    let mut summary = Summary {
+        command: "collect".to_owned(),
+        made: 7,
+        lost: [("the server is gone".to_owned(), 1)].into(),
+        seconds: 0.25,
+        paid: vec![(ModelRole::Student, spent)],
+        ..Summary::default()
+    };
+    assert_eq!(check_summary(&summary.to_json()), None);
+    summary.stopped_by = Some("the limit of 2 requests is reached".to_owned());
+    let json = summary.to_json();
+    assert_eq!(check_summary(&json), None);
+    for pointer in ["/made", "/lost", "/tokens/computed", "/paid/student/sent", "/seconds", "/stopped_by"] {
+        let mut changed = json.clone();
+        *changed.pointer_mut(pointer).unwrap() = json!(-1);
+        assert!(check_summary(&changed).is_some(), "{pointer}");
     }
 }

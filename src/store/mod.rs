@@ -9,10 +9,12 @@ mod disk;
 pub mod episodes;
 pub mod fingerprint;
 pub mod hindsight;
+pub mod journal;
 pub mod key;
 pub mod ledger;
 pub mod lock;
 mod record;
+pub mod summary;
 
 pub use self::fingerprint::{Fingerprint, Identity};
 pub use self::key::seed_for;
