@@ -14,6 +14,7 @@ pub mod key;
 pub mod ledger;
 pub mod lock;
 mod record;
+pub mod run;
 pub mod summary;
 
 pub use self::fingerprint::{Fingerprint, Identity};
