@@ -25,6 +25,9 @@ pub mod tasks;
 
 pub mod agent;
 pub mod config;
+pub mod event;
+pub mod metrics;
+pub mod pipeline;
 pub mod quickstart;
 
 pub mod cli;

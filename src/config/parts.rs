@@ -8,7 +8,8 @@ use std::time::Duration;
 use serde::Deserialize;
 
 use super::ConfigError;
-use crate::agent::reward::RewardWeights;
+use crate::agent::options::{ForcedCalls, LoopOptions};
+use crate::agent::reward::{CustomReward, RewardRule, RewardWeights};
 use crate::agent::sandbox::{DockerConfig, Limits, SandboxConfig, SandboxKind};
 use crate::agent::tools::ToolLimits;
 use crate::tasks::dataset::DatasetOptions;
@@ -44,6 +45,8 @@ pub struct TaskPart {
     dataset_split: String,
     prompt_field: String,
     show_tests: bool,
+    /// What the tasks must be.
+    pub tasks_sha256: Option<String>,
     /// Tasks held out at least, and evaluated at most.
     pub eval_size: usize,
     eval_split_ratio: f64,
@@ -79,30 +82,50 @@ impl TaskPart {
 }
 
 /// What an episode may do and take.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct AgentPart {
-    /// Steps at most.
-    pub max_agent_turns: usize,
+    max_agent_turns: usize,
     /// Tokens of one action at most.
-    pub max_token_length: usize,
-    /// Tokens of the whole at most.
-    pub max_context_tokens: Option<usize>,
-    /// Candidates kept at each sampled token.
-    pub student_topk: usize,
+    pub max_turn_tokens: usize,
+    context_budget: Option<usize>,
+    student_topk: usize,
     episode_seconds: u64,
+    verifier_seconds: u64,
+    forced_calls: Option<usize>,
+    forced_text: usize,
+    seed: u64,
     /// File with other instructions.
     pub system_prompt: Option<PathBuf>,
+    /// File with another chat template.
+    pub template: Option<PathBuf>,
+    /// `auto` or `hermes`.
+    pub tool_text: String,
     /// The format of tool calls.
     pub tool_call_parser: Option<String>,
     terminal_timeout: u64,
     tool_output_chars: usize,
     tool_result_chars: usize,
+    turn_output_chars: usize,
 }
 
 impl AgentPart {
-    /// How long an episode may take.
-    pub fn wall(&self) -> Duration {
-        Duration::from_secs(self.episode_seconds)
+    /// What the loop is allowed, with the instructions that `system_prompt` names where it names any.
+    pub fn options(&self, agent_temperature: f64, system_prompt: Option<String>) -> LoopOptions {
+        let forced = |turns| ForcedCalls { turns, max_text: self.forced_text };
+        let default = LoopOptions::default();
+        LoopOptions {
+            max_agent_turns: self.max_agent_turns,
+            agent_temperature,
+            student_topk: self.student_topk,
+            max_turn_tokens: self.max_turn_tokens,
+            context_budget: self.context_budget,
+            turn_output_chars: self.turn_output_chars,
+            episode_time: Duration::from_secs(self.episode_seconds),
+            verifier_time: Duration::from_secs(self.verifier_seconds),
+            forced_calls: self.forced_calls.map(forced),
+            system_prompt: system_prompt.or(default.system_prompt),
+            seed: self.seed,
+        }
     }
 
     /// What tools may take and say.
@@ -124,30 +147,21 @@ pub struct RewardPart {
     correctness_weight: f64,
     efficiency_weight: f64,
     tool_usage_weight: f64,
-    test_seconds: u64,
-    /// The user's own command, if there is one.
-    pub reward_command: Option<String>,
+    reward_command: Option<String>,
     reward_seconds: u64,
 }
 
 impl RewardPart {
-    /// The weights of the parts.
-    pub fn weights(&self) -> RewardWeights {
-        RewardWeights {
+    /// The weights, and the user's own command if there is one.
+    pub fn rule(&self) -> RewardRule {
+        let timeout = Duration::from_secs(self.reward_seconds);
+        let weights = RewardWeights {
             correctness: self.correctness_weight,
             efficiency: self.efficiency_weight,
             tool_usage: self.tool_usage_weight,
-        }
-    }
-
-    /// How long the hidden tests may take.
-    pub fn test_timeout(&self) -> Duration {
-        Duration::from_secs(self.test_seconds)
-    }
-
-    /// How long the user's command may take.
-    pub fn command_timeout(&self) -> Duration {
-        Duration::from_secs(self.reward_seconds)
+        };
+        let custom = |command| CustomReward { command, timeout };
+        RewardRule { weights, custom: self.reward_command.clone().map(custom) }
     }
 }
 
@@ -251,7 +265,8 @@ mod tests {
         for command in ["collect", "evaluate"] {
             assert_eq!(read::<SandboxPart>(command, &[]).sandbox(), SandboxConfig::default());
             assert_eq!(read::<AgentPart>(command, &[]).tools(), ToolLimits::default());
-            assert_eq!(read::<RewardPart>(command, &[]).weights(), RewardWeights::default());
+            assert_eq!(read::<RewardPart>(command, &[]).rule(), RewardRule::default());
+            assert_eq!(read::<AgentPart>(command, &[]).options(1.0, None), LoopOptions::default());
             assert_eq!(read::<TaskPart>(command, &[]).split(), SplitOptions::default());
             assert_eq!(read::<TaskPart>(command, &[]).options(), DatasetOptions::default());
             assert_eq!(read::<RunPart>(command, &[]).seed, 0);

@@ -141,6 +141,11 @@ impl RunDir {
         loaded.ok().map(|it| it.episode).filter(|episode| episode.id == id)
     }
 
+    /// Whether there is an episode of that id with an outcome.
+    pub fn has_outcome(&self, id: &str) -> bool {
+        self.episode(id).is_some_and(|episode| episode.outcome.is_ok())
+    }
+
     /// Records an episode, in place of an earlier one of the same id.
     pub fn keep_episode(&self, episode: &Episode) -> Result<(), RunError> {
         let name = format!("{EPISODES}/{}", file_name(&episode.id));
