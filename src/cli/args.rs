@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 
 use super::credit::CreditArgs;
+use super::keys::{Collect, Evaluate, KeyArgs};
 use super::server::ServerArgs;
 
 /// Turns LLM-agent trajectories into dense training signal.
@@ -21,6 +22,14 @@ pub(super) enum Command {
     /// See the whole thing work: a model, a recorded episode, and what its outcome changes
     #[command(after_help = QUICKSTART_EXAMPLES)]
     Quickstart(QuickstartArgs),
+    /// Run an agent on tasks, in groups of attempts, and record every token of it
+    #[command(after_help = COLLECT_EXAMPLES)]
+    Collect(CollectArgs),
+    /// Measure a model on tasks that were held out
+    #[command(after_help = EVALUATE_EXAMPLES)]
+    Evaluate(EvaluateArgs),
+    /// List every configuration key: default, meaning, and the commands that use it
+    Config(ConfigArgs),
     /// See what a model really sees: render conversations, parse tool calls
     #[command(subcommand)]
     Chat(ChatCommand),
@@ -122,6 +131,62 @@ pub(super) struct QuickstartArgs {
     /// Where the results go
     #[arg(long, value_name = "DIR", default_value = "runs/quickstart")]
     pub(super) out: PathBuf,
+}
+
+const COLLECT_EXAMPLES: &str = "\
+Every flag above with a section is a key of a configuration file too, with underscores for dashes. What is made is in
+the run directory: config.toml, episodes/, metrics.jsonl, events.jsonl, summary.json, and the ledger of every paid
+call. The same command continues where it stopped.
+
+Examples:
+  backsight collect --url http://localhost:8000 --tasks builtin
+  backsight collect --url http://localhost:8000 --tasks my_tasks.jsonl --groups 100 --group-size 8 --run runs/first
+  backsight collect --kind embedded --tasks fizzbuzz --group-size 2 --forced-calls 4
+  backsight collect --config collect.toml --seed 7 --run runs/seed7";
+
+#[derive(Debug, ClapArgs)]
+pub(super) struct CollectArgs {
+    #[command(flatten)]
+    pub(super) keys: KeyArgs<Collect>,
+    /// Where everything that is made is kept
+    #[arg(long, value_name = "DIR", default_value = "runs/collect")]
+    pub(super) run: PathBuf,
+    /// Print the summary as JSON, and tell of events as JSON
+    #[arg(long)]
+    pub(super) json: bool,
+    /// Tell only what goes wrong
+    #[arg(short, long)]
+    pub(super) quiet: bool,
+}
+
+const EVALUATE_EXAMPLES: &str = "\
+The tasks are those `collect` with the same seed holds out. Writes metrics.json and samples.jsonl beside what
+`collect` writes. An attempt that failed has no numbers and is in no mean.
+
+Examples:
+  backsight evaluate --url http://localhost:8000 --tasks builtin
+  backsight evaluate --url http://localhost:8000 --tasks test.jsonl --eval-tasks all --attempts 8 --eval-temperature 0.8";
+
+#[derive(Debug, ClapArgs)]
+pub(super) struct EvaluateArgs {
+    #[command(flatten)]
+    pub(super) keys: KeyArgs<Evaluate>,
+    /// Where everything that is made is kept
+    #[arg(long, value_name = "DIR", default_value = "runs/evaluate")]
+    pub(super) run: PathBuf,
+    /// Print the summary as JSON, and tell of events as JSON
+    #[arg(long)]
+    pub(super) json: bool,
+    /// Tell only what goes wrong
+    #[arg(short, long)]
+    pub(super) quiet: bool,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(super) struct ConfigArgs {
+    /// Print the keys as JSON
+    #[arg(long)]
+    pub(super) json: bool,
 }
 
 const PROBE_EXAMPLES: &str = "\

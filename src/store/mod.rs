@@ -9,11 +9,13 @@ mod disk;
 pub mod episodes;
 pub mod fingerprint;
 pub mod hindsight;
+pub mod journal;
 pub mod kept;
 pub mod key;
 pub mod ledger;
 pub mod lock;
 mod record;
+pub mod run;
 pub mod spool;
 pub mod summary;
 

@@ -4,8 +4,11 @@
 //! that contains less than it should, fails the tests.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
+mod episode;
 mod redteam;
 mod sandbox;
+#[path = "../student/mod.rs"]
+mod student;
 mod tools;
 mod verifier;
 

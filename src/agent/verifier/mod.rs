@@ -28,7 +28,7 @@ use crate::agent::sandbox::{
     Command, FileError, Output, Sandbox, SandboxError, Sandboxes, Streams, Workspace,
 };
 
-pub use report::{Assertion, TestReport};
+pub use report::TestReport;
 
 const CANDIDATE: &str = concat!(include_str!("codec.py"), include_str!("candidate.py"));
 const EXAMINER: &str = concat!(include_str!("codec.py"), include_str!("examiner.py"));
