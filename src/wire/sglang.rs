@@ -257,6 +257,8 @@ impl<'a, 'job> Reader<'a, 'job> {
     fn field(&mut self, scanner: &mut Scanner<'a>, key: &'a [u8]) -> Result<(), String> {
         match key {
             b"input_token_logprobs" => self.own = Some(self.own_list(scanner)?),
+            // Whatever stands there when no rows were asked for, nobody needs it.
+            b"input_top_logprobs" if self.job.top_k() == 0 => scanner.skip()?,
             b"input_top_logprobs" => self.nested = Some(self.rows(scanner, "input_top_logprobs")?),
             b"input_token_ids_logprobs" => {
                 self.chosen = Some(self.rows(scanner, "input_token_ids_logprobs")?);

@@ -211,7 +211,7 @@ async fn the_summary_is_as_its_schema_says() {
         );
         assert_eq!(
             summary["made"],
-            json!({"episodes": 2, "steps": 19, "partial_episodes": 0, "kept_episodes": 0, "skipped_episodes": 1, "unfinished_episodes": 0})
+            json!({"episodes": 2, "steps": 19, "partial_episodes": 0, "kept_episodes": 0, "skipped_episodes": 1})
         );
     }
     assert!(schema::check(text, &json!({"format": "backsight.summary"})).is_some());

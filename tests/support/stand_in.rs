@@ -404,7 +404,9 @@ impl State {
     }
 
     fn completions(&self, body: &Value, fault: Option<&Fault>) -> (u16, String) {
-        let k = body["prompt_logprobs"].as_u64().filter(|_| self.setup.scores).map(|k| k as usize);
+        // -1 wants the whole vocabulary.
+        let k = body["prompt_logprobs"].as_i64().filter(|_| self.setup.scores);
+        let k = k.map(|k| usize::try_from(k).unwrap_or(VOCAB as usize));
         if k.is_some_and(|k| k > self.setup.max_logprobs) {
             let k = k.unwrap_or_default();
             let message = format!(
