@@ -14,9 +14,7 @@ use backsight::chat::template::Now;
 use backsight::episode::{Content, Episode, Message, Role, Stop, TokenSource, ToolText};
 use backsight::model::embedded::model::Embedded;
 use backsight::model::scripted::{Asked, Scripted};
-use backsight::model::{
-    ChatAnswer, ChatRequest, Error, GenerateRequest, Generated, Limits, Model, Scored,
-};
+use backsight::model::{ChatAnswer, ChatRequest, Error, GenerateRequest, Generated, Limits, Model, Scored};
 use backsight::score::ScoreJob;
 use backsight::tokens::TokenId;
 use backsight::wire::record;
@@ -118,14 +116,22 @@ async fn a_solved_task_is_recorded_to_the_token() {
         setting.speech = Speech::Exact(format(template, tool_text));
         let episode = run(&setting).await;
         assert_eq!((episode.stop, episode.token_source), (Some(Stop::Answered), TokenSource::Exact));
-        assert_eq!((episode.outcome.as_ref().unwrap().reward, components(&episode)), (1.0, vec![1.0, 1.0, 1.0]));
+        assert_eq!(
+            (episode.outcome.as_ref().unwrap().reward, components(&episode)),
+            (1.0, vec![1.0, 1.0, 1.0])
+        );
         assert_eq!((episode.tool_text, episode.temperature), (tool_text, Some(1.0)));
         let found = episode.verification.as_ref().unwrap();
         assert_eq!((found.n_passed, found.n_failed, found.error.as_deref()), (2, 0, None));
         let steps = episode.steps();
         assert_eq!(steps.len(), 3);
         let last = steps[2].tokens.as_ref().unwrap().span;
-        assert_eq!(episode.sequences[0][..last.start()], canonical(&setting, &episode), "{}", shown(&episode));
+        assert_eq!(
+            episode.sequences[0][..last.start()],
+            canonical(&setting, &episode),
+            "{}",
+            shown(&episode)
+        );
         for step in steps {
             let tokens = step.tokens.as_ref().unwrap();
             assert!(tokens.logprobs.iter().all(Option::is_some));
@@ -209,7 +215,11 @@ async fn a_full_context_ends_an_episode() {
         setting.options.context_budget = Some(budget);
         let episode = run(&setting).await;
         let found: Vec<_> = episode.steps().iter().map(|it| it.tokens.as_ref().unwrap().span).collect();
-        assert_eq!((episode.stop, found.len()), (Some(Stop::ContextFull), n_steps), "{budget} {spans:?} {found:?}");
+        assert_eq!(
+            (episode.stop, found.len()),
+            (Some(Stop::ContextFull), n_steps),
+            "{budget} {spans:?} {found:?}"
+        );
         assert!(episode.outcome.is_ok() && episode.verification.is_some());
         let last = episode.steps().last().unwrap().tokens.as_ref().unwrap().span;
         assert_eq!(episode.sequences[0].len(), last.end(), "nothing stands behind the last action");
@@ -315,7 +325,10 @@ async fn a_server_that_goes_away_leaves_what_happened() {
         (matches!(asked, Asked::Generate(_)) && nth == 1).then_some(error)
     };
     let episode = run(&setting(texts(&solving()).failing(gone))).await;
-    assert_eq!((episode.stop, episode.steps().len(), episode.verification.is_none()), (Some(Stop::Failed), 1, true));
+    assert_eq!(
+        (episode.stop, episode.steps().len(), episode.verification.is_none()),
+        (Some(Stop::Failed), 1, true)
+    );
     let why = episode.outcome.clone().unwrap_err();
     assert!(why.starts_with("turn 2: http://there cannot be reached: connection refused\nhelp: "), "{why}");
     assert_eq!(talk(&episode)[1], r#"tool: {"path":"solution.py","bytes_written":32}"#);
@@ -385,7 +398,10 @@ async fn thinking_is_kept_apart_and_never_called() {
     let episode = run(&setting).await;
     let thought = episode.messages[2].reasoning.clone().unwrap();
     assert!(thought.starts_with("Perhaps <tool_call>") && thought.ends_with('?'), "{thought}");
-    assert_eq!((text(&episode.messages[2]), episode.messages[2].tool_calls.len()), ("I write.".to_owned(), 1));
+    assert_eq!(
+        (text(&episode.messages[2]), episode.messages[2].tool_calls.len()),
+        ("I write.".to_owned(), 1)
+    );
     assert_eq!(talk(&episode)[3], r#"tool: {"output":"solution.py\n","exit_code":0,"error":null}"#);
     // The template forgets the thought in later prompts; what the student saw still holds it.
     let last = episode.steps()[3].tokens.as_ref().unwrap().span.start();
@@ -419,7 +435,10 @@ async fn calls_are_forced_in_the_first_turns() {
     setting.student = Arc::new(Noting(student, Arc::clone(&patterns)));
     setting.options.forced_calls = Some(ForcedCalls { turns: 1, max_text: 20 });
     let episode = run(&setting).await;
-    assert_eq!((episode.stop, patterns.lock().unwrap().as_slice()), (Some(Stop::Answered), &[true, false][..]));
+    assert_eq!(
+        (episode.stop, patterns.lock().unwrap().as_slice()),
+        (Some(Stop::Answered), &[true, false][..])
+    );
     setting.speech = Speech::Chat(None);
     let error = setting.checked().err().unwrap().to_string();
     assert!(error.starts_with("forced_calls is 1, but must be absent for a server"), "{error}");
