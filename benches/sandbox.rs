@@ -2,7 +2,11 @@
 //!
 //! Both are measured by turns, so that a busy machine disturbs both alike. Prints the median and the least of each
 //! and the ratio of the medians; with `--check` a ratio above 5 fails.
-#![expect(clippy::print_stdout, clippy::unwrap_used, reason = "a benchmark prints its figures and may fail by panicking")]
+#![expect(
+    clippy::print_stdout,
+    clippy::unwrap_used,
+    reason = "a benchmark prints its figures and may fail by panicking"
+)]
 
 use std::path::PathBuf;
 use std::process::{Command as Plain, ExitCode};
@@ -56,7 +60,11 @@ async fn main() -> ExitCode {
     let of_plain = plain.median();
     let line = |name: &str, times: &mut Times| {
         let median = times.median();
-        println!("{name:34} median {median:7.2} ms  least {:7.2} ms  {:5.2} x", times.least(), median / of_plain);
+        println!(
+            "{name:34} median {median:7.2} ms  least {:7.2} ms  {:5.2} x",
+            times.least(),
+            median / of_plain
+        );
     };
     println!("{ROUNDS} rounds");
     line("sh -c true", &mut plain);
