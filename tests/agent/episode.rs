@@ -224,10 +224,37 @@ async fn a_full_context_ends_an_episode() {
         let last = episode.steps().last().unwrap().tokens.as_ref().unwrap().span;
         assert_eq!(episode.sequences[0].len(), last.end(), "nothing stands behind the last action");
     }
+}
+
+#[tokio::test]
+async fn a_task_that_does_not_fit_is_not_the_students_failure() {
     let mut setting = setting(saying(&["Done."]));
     setting.options.context_budget = Some(5);
+    let episode = run_episode(&setting, &task(), place()).await;
+    check_record(&episode);
+    assert_eq!((episode.stop, episode.steps().len()), (Some(Stop::Failed), 0));
+    let why = episode.outcome.unwrap_err();
+    assert!(
+        why.starts_with(
+            "turn 1: the task with its tools has 2413 tokens and leaves no room in a context of 5"
+        ),
+        "{why}"
+    );
+}
+
+/// A tool that takes its own sandbox away ends the episode without a reward: nothing could be learned from the rest.
+#[tokio::test]
+async fn a_sandbox_that_dies_fails_the_episode() {
+    let look = call("terminal", r#"{"command": "ls"}"#);
+    let wait = call("terminal", r#"{"command": "sleep 20"}"#);
+    let mut setting = setting(saying(&[&look, &wait, &look, "Done."]));
+    let init = Some(PathBuf::from(env!("CARGO_BIN_EXE_backsight")));
+    let limits = backsight::agent::sandbox::Limits { wall_seconds: 2, ..Default::default() };
+    setting.sandboxes = Arc::new(Sandboxes::new(SandboxConfig { init, limits, ..SandboxConfig::default() }));
     let episode = run(&setting).await;
-    assert_eq!((episode.stop, episode.steps().len()), (Some(Stop::ContextFull), 0));
+    assert_eq!((episode.stop, episode.steps().len()), (Some(Stop::Failed), 3), "{:?}", talk(&episode));
+    let why = episode.outcome.unwrap_err();
+    assert!(why.starts_with("turn 3: the sandbox has ended"), "{why}");
 }
 
 #[tokio::test]
