@@ -352,9 +352,10 @@ async fn steered(real: &Real, turns: &[String], figures: &mut Figures) -> (Episo
 }
 
 /// Lets the server sample calls in a forced form, so that also a model that cannot call tools does.
-async fn forced(real: &Real, seed: u64, figures: &mut Figures) -> (Episode, Vec<Compared>) {
+async fn forced(real: &Real, temperature: f64, figures: &mut Figures) -> (Episode, Vec<Compared>) {
     let forced_calls = Some(ForcedCalls { turns: 3, max_text: 16 });
-    let setting = real.setting(Arc::clone(&real.model), LoopOptions { forced_calls, seed, ..options() });
+    let options = LoopOptions { forced_calls, agent_temperature: temperature, ..options() };
+    let setting = real.setting(Arc::clone(&real.model), options);
     let episode = run_episode(&setting, &task(), place()).await;
     assert!(episode.outcome.is_ok(), "{:?}", episode.outcome);
     let n_calls: Vec<usize> =
@@ -381,10 +382,10 @@ async fn check_model(real: &Real) -> Figures {
     let (episode, compared) = steered(real, &solving(), &mut figures).await;
     assert_eq!((episode.stop, episode.outcome.as_ref().unwrap().reward), (Some(Stop::Answered), 0.97));
     assert!(compared.iter().all(|it| *it == Compared::Equal), "{compared:?}");
-    for seed in 0..2 {
-        let (episode, compared) = forced(real, seed, &mut figures).await;
+    for temperature in [0.0, 1.0] {
+        let (episode, compared) = forced(real, temperature, &mut figures).await;
         for (turn, compared) in compared.iter().enumerate() {
-            eprintln!("  sampled, seed {seed}, turn {turn}: {compared:?}");
+            eprintln!("  sampled at {temperature}, turn {turn}: {compared:?}");
         }
         assert_eq!(compared[0], Compared::Equal);
         assert!(episode.steps().len() >= 3);
