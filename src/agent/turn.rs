@@ -109,9 +109,9 @@ impl Asking<'_> {
         let (messages, tools) = (&talk.episode().messages, &talk.episode().tools);
         let Some(action_idx) = talk.last_action().filter(|_| turn > 0) else {
             let opening = format.opening(messages, tools, now)?;
-            let fits = opening.ids.len() < self.budget();
+            self.check_opening(opening.ids.len())?;
             talk.open(opening);
-            return Ok(fits);
+            return Ok(true);
         };
         let between = format.between(messages, action_idx, tools, now)?;
         // A turn that was cut never ended; the template's end is put there for it, unsampled.
@@ -123,6 +123,18 @@ impl Asking<'_> {
             talk.extend(&ids, between.opens_thought);
         }
         Ok(fits)
+    }
+
+    /// A student that cannot even read its task has done nothing wrong.
+    fn check_opening(&self, n_tokens: usize) -> Result<(), Failure> {
+        let budget = self.budget();
+        if n_tokens < budget {
+            return Ok(());
+        }
+        Err(Failure::new(format!(
+            "the task with its tools has {n_tokens} tokens and leaves no room in a context of {budget}\n\
+             help: raise --context-budget, or serve the model with a longer context"
+        )))
     }
 
     /// Asks over a chat route; nothing if the server says that the context is full.
@@ -184,7 +196,9 @@ impl Asking<'_> {
                 "calls in the format `{name}` cannot be forced\nhelp: leave out --forced-calls"
             ))
         };
-        Ok(Some(Constraint::Regex(pattern.ok_or_else(none)?)))
+        // A thought that the prompt has opened must be closed before a call counts.
+        let close = if talk.opens_thought { "</think>\\n\\n" } else { "" };
+        Ok(Some(Constraint::Regex(format!("{close}{}", pattern.ok_or_else(none)?))))
     }
 
     /// Waits for an answer as long as the episode lasts.

@@ -7,8 +7,12 @@
 mod episode;
 mod redteam;
 mod sandbox;
+#[path = "../support/schema.rs"]
+mod schema;
 #[path = "../student/mod.rs"]
 mod student;
+#[path = "../tiny/mod.rs"]
+mod tiny;
 mod tools;
 mod verifier;
 
