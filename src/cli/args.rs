@@ -116,8 +116,9 @@ pub(super) fn finite(text: &str) -> Result<f64, String> {
 }
 
 const QUICKSTART_EXAMPLES: &str = "\
-Needs no server and no GPU: the default model is pulled once (about 100 MB as a package, 270 MB
-from the hub) and runs in this process. Everything shown is computed now, by that model.
+Needs no server and no GPU: the default model is pulled once (about 100 MB as a package, 270 MB from the hub) and
+runs in this process. Everything shown is computed by that model; what an earlier run in the same directory computed is
+used again.
 
 Examples:
   backsight quickstart
