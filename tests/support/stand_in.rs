@@ -504,14 +504,14 @@ impl State {
             .collect();
         Ok(format!(
             "{{\"text\":\"\",\"output_ids\":{},\"meta_info\":{{\"id\":\"1\",\"finish_reason\":{{\"type\":\"length\",\"length\":{}}},\
-             \"prompt_tokens\":{},\"weight_version\":\"w{}\",\"input_token_logprobs\":[{}],\"input_top_logprobs\":[{}],\
+             \"prompt_tokens\":{},\"weight_version\":\"w{}\",\"input_token_logprobs\":[{}],{}\
              \"output_token_logprobs\":{},\"completion_tokens\":{},\"cached_tokens\":{cached}}}}}",
             json!(sampled),
             sampled.len(),
             ids.len(),
             self.setup.toy.weights,
             own.join(","),
-            top.join(","),
+            if k == 0 { String::new() } else { format!("\"input_top_logprobs\":[{}],", top.join(",")) },
             Value::Array(drawn),
             sampled.len(),
         ))
