@@ -740,6 +740,18 @@ mod tests {
     }
 
     #[test]
+    fn candidates_nobody_asked_for_are_passed_over() {
+        let job = job(&[(2, 4)], 0);
+        let window = Window::of(&job).unwrap();
+        for rows in [json!([]), json!([null, [], []]), json!([null, [[-0.25, 5, null]]]), Value::Null] {
+            let body =
+                json!({"text": "", "meta_info": meta(json!({"input_top_logprobs": rows}))}).to_string();
+            let found = scores(body.as_bytes(), &job, window).unwrap();
+            assert_eq!(show(&found.spans), "-2.5 []; -0.5 []");
+        }
+    }
+
+    #[test]
     fn every_form_of_rows_is_read() {
         let b64 = |bytes: Vec<u8>| STANDARD.encode(bytes);
         let values = b64([-0.25_f32, -0.5].iter().flat_map(|it| it.to_le_bytes()).collect());
