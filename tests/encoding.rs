@@ -101,6 +101,11 @@ fn check_histories(dir: &Path, cases: u32) {
             text.push_str(&more);
             let whole = tokenizer.encode(&text).unwrap().ids;
             prop_assert_eq!(incremental.encode(&text).unwrap(), &whole, "{:?}", text);
+            let (at, added) = (keep.map_or(0, |keep| keep.index(text.len() + 1)), more.repeat(2));
+            let at = (0..=at).rev().find(|&at| text.is_char_boundary(at)).unwrap();
+            let edited = format!("{}{added}{}", &text[..at], &text[at..]);
+            let whole = tokenizer.encode(&edited).unwrap().ids;
+            prop_assert_eq!(incremental.edited(&edited).unwrap(), whole, "{:?}", edited);
         }
         Ok(())
     });

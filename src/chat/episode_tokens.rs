@@ -5,13 +5,12 @@
 
 use serde_json::{Map, Value};
 
-use super::render::render_conversation;
-use super::spans::{SpanError, turns};
-use super::template::{Now, RenderInput, Template, TemplateError};
+use super::reread::{Manner, Shown};
+use super::spans::SpanError;
+use super::template::{Now, Template, TemplateError};
 use super::tokenizer::Tokenizer;
-use crate::episode::{ActionTokens, Episode, Role, TokenSource};
+use crate::episode::{ActionTokens, Episode, TokenSource};
 use crate::tokens::TokenId;
-use crate::wire::messages::{ArgumentForm, to_json_with};
 
 /// Token sequences and, for each step, where its action is in them.
 #[derive(Clone, Debug, PartialEq)]
@@ -50,22 +49,15 @@ fn rendered(
     vars: &Map<String, Value>,
     tokenizer: &Tokenizer,
 ) -> Result<EpisodeTokens, SpanError<TemplateError>> {
-    let refused = |why| SpanError::Template { n_messages: episode.messages.len(), why };
-    let messages: Vec<Value> =
-        episode.messages.iter().map(|message| to_json_with(message, ArgumentForm::Object)).collect();
-    let tools = Some(episode.tools.as_slice()).filter(|tools| !tools.is_empty());
     let now = episode.started_at.map(Now::utc);
-    let input = RenderInput { messages: &messages, tools, add_generation_prompt: false, vars, now };
-    let rendering = render_conversation(template, &input, episode.tool_text).map_err(refused)?;
-    let tools = tools.filter(|_| episode.tool_text.is_none());
-    let growing =
-        template.growing(&RenderInput { messages: &rendering.messages, tools, ..input }).map_err(refused)?;
-    let role = |message: &Value| message.get("role").and_then(Value::as_str).and_then(Role::from_name);
-    let roles: Vec<Role> = rendering.messages.iter().map(|it| role(it).unwrap_or(Role::User)).collect();
-    let mut render = |n, generation| growing.render(n, generation).map(|rendered| rendered.text);
-    let turns = turns(&roles, &mut render, tokenizer)?;
-    let actions = turns.turns.iter().map(|turn| turn.action_tokens()).collect();
-    Ok(EpisodeTokens { sequences: turns.sequences, actions, source: TokenSource::Rendered })
+    let manner = Manner { template, vars, tools: &episode.tools, tool_text: episode.tool_text, now };
+    let refused = |why| SpanError::Template { n_messages: episode.messages.len(), why };
+    let shown = Shown::new(manner, &episode.messages).map_err(refused)?;
+    let wanted: Vec<_> = episode.steps().iter().map(|step| (step.message_idx, None)).collect();
+    let found = shown.reread(&wanted, tokenizer);
+    let turns = found.turns.into_iter().map(|turn| turn.map(|(turn, _)| turn.action_tokens()));
+    let actions = turns.collect::<Result<_, _>>()?;
+    Ok(EpisodeTokens { sequences: found.sequences, actions, source: TokenSource::Rendered })
 }
 
 #[cfg(test)]
@@ -74,7 +66,7 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::episode::{Message, Task, steps_of};
+    use crate::episode::{Message, Role, Task, steps_of};
     use crate::tokens::TokenSpan;
 
     const TEMPLATE: &str = "{{ strftime_now('%Y') }}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";

@@ -1,9 +1,9 @@
 //! Encoding a text that grows, at the cost of what is new.
 //!
 //! Owns [`Incremental`]: the ids of one text after another, each the same as encoding it whole, while
-//! only what lies behind the last safe cut in the common prefix is encoded again. A cut is safe before
-//! a special token that the tokenizer takes out of the raw text first; where a text has none, it is
-//! encoded whole.
+//! only what lies behind the last safe cut in the common prefix is encoded again; of a text that differs
+//! in one place, only what lies between the cuts around that place. A cut is safe before a special token
+//! that the tokenizer takes out of the raw text first; where a text has none, it is encoded whole.
 
 use std::collections::HashMap;
 
@@ -17,6 +17,8 @@ pub struct Incremental<'t> {
     ids: Vec<TokenId>,
     cuts: Vec<Cut>,
     seams: HashMap<TokenId, bool>,
+    /// The last piece that was put into another text: steps with the same lens in the same message share it.
+    piece: (String, Vec<TokenId>),
     encoded_bytes: u64,
 }
 
@@ -40,6 +42,7 @@ impl<'t> Incremental<'t> {
             ids: Vec::new(),
             cuts: Vec::new(),
             seams: HashMap::new(),
+            piece: (String::new(), Vec::new()),
             encoded_bytes: 0,
         }
     }
@@ -55,6 +58,29 @@ impl<'t> Incremental<'t> {
         self.encoded_bytes += (text.len() - from.byte) as u64;
         self.take(text, from, &fresh);
         Ok(&self.ids)
+    }
+
+    /// The ids of a text that differs in one place from the one encoded last, which stays the one encoded last.
+    pub fn edited(&mut self, text: &str) -> Result<Vec<TokenId>, TokenizerError> {
+        let same = common_prefix(&self.text, text);
+        let rest = common_suffix(&self.text[same..], &text[same..]);
+        let n_before = self.cuts.partition_point(|cut| cut.end <= same);
+        let from = n_before.checked_sub(1).map(|idx| self.cuts[idx]).unwrap_or_default();
+        let behind = self.cuts.partition_point(|cut| cut.byte < self.text.len() - rest);
+        let to = self.cuts.get(behind).copied();
+        let end = to.map_or(text.len(), |cut| text.len() - (self.text.len() - cut.byte));
+        let tail = to.map_or(self.ids.len(), |cut| cut.token);
+        self.encode_piece(&text[from.byte..end])?;
+        Ok([&self.ids[..from.token], &self.piece.1, &self.ids[tail..]].concat())
+    }
+
+    fn encode_piece(&mut self, piece: &str) -> Result<(), TokenizerError> {
+        if self.piece.0 != piece {
+            let ids = self.tokenizer.encode(piece)?.ids;
+            self.encoded_bytes += piece.len() as u64;
+            self.piece = (piece.to_owned(), ids);
+        }
+        Ok(())
     }
 
     /// The ids of the text encoded last.
@@ -103,4 +129,11 @@ pub(super) fn common_prefix(a: &str, b: &str) -> usize {
         len -= 1;
     }
     len
+}
+
+/// The length in bytes of what two texts end with, on a character's border in both.
+pub(super) fn common_suffix(a: &str, b: &str) -> usize {
+    let same = a.bytes().rev().zip(b.bytes().rev()).take_while(|(x, y)| x == y).count();
+    let is_border = |len: &usize| a.is_char_boundary(a.len() - len) && b.is_char_boundary(b.len() - len);
+    (0..=same).rev().find(is_border).unwrap_or(0)
 }

@@ -1,7 +1,8 @@
 //! Where each action is among the tokens of a rendered conversation.
 //!
-//! Owns [`turns`], which renders and encodes every step as the student saw it, and [`messages`], which
-//! finds each message in one rendering. The prefix property is checked at every step: where a template
+//! Owns [`turns`], which renders and encodes every step as the student saw it, [`reread`], which does the
+//! same for chosen steps and under another prompt too, and [`messages`], which finds each message in one
+//! rendering. The prefix property is checked at every step: where a template
 //! rewrites history, the step gets a token sequence of its own; where the tokenizer would merge the
 //! prompt's last token with the action's first, the two are encoded apart, as they were sampled.
 //! Everything here is made from text and so is `rendered`; recorded ids need none of it.
@@ -13,6 +14,9 @@ use crate::tokens::{TokenId, TokenSpan};
 
 /// Renders the first messages of a conversation, with or without the generation prompt behind them.
 pub type Render<'r, E> = dyn FnMut(usize, bool) -> Result<String, E> + 'r;
+
+/// Renders another prompt for the action at a message: the same context with something added to it.
+pub type Other<'r, E> = dyn FnMut(usize) -> Result<Option<String>, E> + 'r;
 
 /// Why a conversation has no spans.
 #[derive(Debug, thiserror::Error)]
@@ -96,16 +100,43 @@ pub fn turns<E>(
     render: &mut Render<'_, E>,
     tokenizer: &Tokenizer,
 ) -> Result<Turns, SpanError<E>> {
-    let mut encoder = Incremental::new(tokenizer);
-    let mut found = Turns::default();
     let assistants = roles.iter().enumerate().filter(|(_, role)| **role == Role::Assistant);
-    for (message_idx, _) in assistants {
-        let Step { ids, span, border, ended } = step(message_idx, render, tokenizer, &mut encoder)?;
-        let sequence = chain(&mut found.sequences, ids);
-        found.turns.push(Turn { message_idx, sequence, span, border, ended });
+    let actions: Vec<usize> = assistants.map(|(message_idx, _)| message_idx).collect();
+    let Reread { sequences, turns, encoded_bytes } = reread(&actions, render, &mut |_| Ok(None), tokenizer);
+    let turns = turns.into_iter().map(|turn| turn.map(|(turn, _)| turn)).collect::<Result<_, _>>()?;
+    Ok(Turns { sequences, turns, encoded_bytes })
+}
+
+/// A turn, and the tokens before its action under the other prompt, where there is one.
+pub type RereadTurn = (Turn, Option<Vec<TokenId>>);
+
+/// Turns under two prompts. What cannot be found fails alone.
+pub struct Reread<E> {
+    /// The sequences as the student saw them.
+    pub sequences: Vec<Vec<TokenId>>,
+    /// One for each action that was asked for.
+    pub turns: Vec<Result<RereadTurn, SpanError<E>>>,
+    /// How many bytes went through the tokenizer.
+    pub encoded_bytes: u64,
+}
+
+/// Finds the turns of the assistant messages `actions`, in order, and encodes what `other` renders for each of them.
+pub fn reread<E>(
+    actions: &[usize],
+    render: &mut Render<'_, E>,
+    other: &mut Other<'_, E>,
+    tokenizer: &Tokenizer,
+) -> Reread<E> {
+    let mut encoder = Incremental::new(tokenizer);
+    let (mut sequences, mut turns) = (Vec::new(), Vec::new());
+    for &message_idx in actions {
+        let found = step(message_idx, render, other, tokenizer, &mut encoder);
+        turns.push(found.map(|Step { ids, span, border, ended, other }| {
+            let sequence = chain(&mut sequences, ids);
+            (Turn { message_idx, sequence, span, border, ended }, other)
+        }));
     }
-    found.encoded_bytes = encoder.encoded_bytes();
-    Ok(found)
+    Reread { sequences, turns, encoded_bytes: encoder.encoded_bytes() }
 }
 
 /// One step's sequence, from the first token of its context to the last of its action.
@@ -114,6 +145,8 @@ struct Step {
     span: TokenSpan,
     border: Border,
     ended: bool,
+    /// The context under the other prompt.
+    other: Option<Vec<TokenId>>,
 }
 
 /// Where an action starts in a sequence that may go on behind it.
@@ -136,15 +169,18 @@ fn chain(sequences: &mut Vec<Vec<TokenId>>, ids: Vec<TokenId>) -> usize {
 fn step<E>(
     message_idx: usize,
     render: &mut Render<'_, E>,
+    other: &mut Other<'_, E>,
     tokenizer: &Tokenizer,
     encoder: &mut Incremental<'_>,
 ) -> Result<Step, SpanError<E>> {
+    let other = other(message_idx).map_err(|why| SpanError::Template { n_messages: message_idx, why })?;
     let mut render = |n_messages, add_generation_prompt| {
         render(n_messages, add_generation_prompt).map_err(|why| SpanError::Template { n_messages, why })
     };
     let prompt = render(message_idx, true)?;
     let full = render(message_idx + 1, false)?;
     let prompt_ids = encoder.encode(&prompt)?.to_vec();
+    let other = other.map(|text| encoder.edited(&text)).transpose()?;
     let start = if full.starts_with(&prompt) {
         behind_prompt(&prompt_ids, &full[prompt.len()..], encoder.encode(&full)?, tokenizer)?
     } else {
@@ -163,7 +199,16 @@ fn step<E>(
         return Err(SpanError::EmptyAction { message_idx });
     }
     ids.truncate(end);
-    Ok(Step { ids, span: TokenSpan::at(at, end - at), border, ended })
+    let other = other.map(|ids| without_tail(ids, &prompt_ids[at.min(prompt_ids.len())..]));
+    let other = other.map(|ids| ids.ok_or(SpanError::Lost { message_idx })).transpose()?;
+    Ok(Step { ids, span: TokenSpan::at(at, end - at), border, ended, other })
+}
+
+/// The other prompt without what the action does not repeat of the generation prompt.
+fn without_tail(mut ids: Vec<TokenId>, tail: &[TokenId]) -> Option<Vec<TokenId>> {
+    let kept = ids.len().checked_sub(tail.len()).filter(|kept| ids[*kept..] == *tail)?;
+    ids.truncate(kept);
+    Some(ids)
 }
 
 /// The action's text stands right behind the prompt's: take the ids of both together if they keep the prompt's.

@@ -204,6 +204,7 @@ impl Template {
 }
 
 /// A conversation to be rendered up to one message after another.
+#[derive(Clone)]
 pub struct Growing<'t> {
     template: &'t Template,
     messages: Vec<minijinja::Value>,
@@ -212,7 +213,18 @@ pub struct Growing<'t> {
     now: Option<Now>,
 }
 
-impl Growing<'_> {
+impl<'t> Growing<'t> {
+    /// The same conversation with another message at `message_idx`.
+    pub fn with(&self, message_idx: usize, message: &Value) -> Result<Growing<'t>, TemplateError> {
+        let failed = |error: minijinja::Error| self.template.error(&error);
+        let message = jinja::from_json(&with_reasoning((message_idx, message))?).map_err(failed)?;
+        let mut messages = self.messages.clone();
+        if let Some(place) = messages.get_mut(message_idx) {
+            *place = message;
+        }
+        Ok(Growing { template: self.template, messages, variables: self.variables.clone(), now: self.now })
+    }
+
     /// Renders the first `n_messages`, with or without the generation prompt behind them.
     pub fn render(&self, n_messages: usize, add_generation_prompt: bool) -> Result<Rendered, TemplateError> {
         let messages = &self.messages[..n_messages.min(self.messages.len())];

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 
+use super::credit::CreditArgs;
 use super::keys::{Collect, Evaluate, KeyArgs};
 use super::server::ServerArgs;
 
@@ -38,6 +39,9 @@ pub(super) enum Command {
     /// Score spans of given tokens: the primitive under everything else
     #[command(after_help = SCORE_EXAMPLES)]
     Score(ScoreArgs),
+    /// Credit every step of recorded episodes in hindsight of their outcome (HCAPO)
+    #[command(after_help = super::credit::EXAMPLES)]
+    Credit(Box<CreditArgs>),
     /// Get and find the models that run inside Backsight
     #[command(subcommand)]
     Model(ModelCommand),

@@ -66,10 +66,7 @@ impl Job {
         }
         let (template, mut vars) = read_template(args, tools.is_some())?;
         vars.extend(args.vars.iter().map(|var| parse_var(var)).collect::<Result<Vec<_>, _>>()?);
-        let tool_text = args.tool_text.map(|name| match name {
-            ToolTextName::Hermes => ToolText::Hermes,
-            ToolTextName::Flatten => ToolText::Flatten,
-        });
+        let tool_text = args.tool_text.map(tool_text_of);
         let now = args.now.as_deref().map(now::parse).transpose()?;
         Ok(Self { template, messages, roles, tools, vars, tool_text, now })
     }
@@ -218,7 +215,15 @@ fn tokenizer(args: &RenderArgs) -> Result<Tokenizer, Failure> {
     Tokenizer::open(dir).map_err(tokenizer_failure)
 }
 
-fn parse_var(typed: &str) -> Result<(String, Value), Failure> {
+/// The rendering that was named.
+pub(super) fn tool_text_of(name: ToolTextName) -> ToolText {
+    match name {
+        ToolTextName::Hermes => ToolText::Hermes,
+        ToolTextName::Flatten => ToolText::Flatten,
+    }
+}
+
+pub(super) fn parse_var(typed: &str) -> Result<(String, Value), Failure> {
     let (name, value) = typed.split_once('=').filter(|(name, _)| !name.is_empty()).ok_or_else(|| {
         Failure::input(format!("--var {typed}: no `=`"), "write it like --var enable_thinking=false")
     })?;
@@ -253,7 +258,7 @@ fn print_json(value: &Value) -> Result<(), Failure> {
     output::data(format!("{value}\n").as_bytes())
 }
 
-fn source_failure(error: SourceError) -> Failure {
+pub(super) fn source_failure(error: SourceError) -> Failure {
     Failure::input(&error, error.help())
 }
 
@@ -261,7 +266,7 @@ fn template_failure(error: TemplateError) -> Failure {
     Failure::input(&error, error.help())
 }
 
-fn tokenizer_failure(error: TokenizerError) -> Failure {
+pub(super) fn tokenizer_failure(error: TokenizerError) -> Failure {
     Failure::input(&error, error.help())
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::args::CollectArgs;
 use super::episodes::{self, Ask, Finished, part};
@@ -31,7 +31,7 @@ fn collect(args: &CollectArgs) -> Result<(), Failure> {
     let mut finished = block_on(episodes::run(ask, &choose))??;
     finished.summary.more.extend(metrics::train(finished.digests.iter().flatten()));
     finished.run.keep_summary(&finished.summary).map_err(episodes::run_failure)?;
-    let text = if args.json { format!("{}\n", finished.summary.to_json()) } else { table(&finished) };
+    let text = if args.json { episodes::as_json(&finished) } else { table(&finished) };
     output::data(text.as_bytes())?;
     episodes::verdict(&finished)
 }
@@ -49,20 +49,20 @@ fn choose(
 }
 
 fn table(finished: &Finished) -> String {
-    let more = &finished.summary.to_json();
-    let shown = |key: &str| more[key].as_f64().map_or_else(|| "-".to_owned(), |it| format!("{it:.3}"));
-    let rendered = match more["recorded"]["rendered"].as_u64() {
-        Some(n) if n > 0 => format!("tokens     {n} episodes have no sampled ids (rendered)\n"),
-        _ => String::new(),
+    let more = &finished.summary.more;
+    let shown = |key: &str| {
+        let number = more.get(key).and_then(Value::as_f64);
+        number.map_or_else(|| "-".to_owned(), |it| format!("{it:.3}"))
     };
+    let made = finished.summary.made;
     format!(
-        "{}reward     mean {} (correctness {}, efficiency {}, tool usage {})\nsolved     {} of {}\n{rendered}",
+        "{}reward     mean {} (correctness {}, efficiency {}, tool usage {})\nsolved     {} of {}\n",
         episodes::table(finished),
         shown("train/mean_reward"),
         shown("train/mean_correctness"),
         shown("train/mean_efficiency"),
         shown("train/mean_tool_usage"),
-        more.get("solved").unwrap_or(&Value::Null),
-        json!(finished.summary.made),
+        made.solved_episodes,
+        made.episodes,
     )
 }

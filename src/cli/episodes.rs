@@ -10,7 +10,6 @@ use std::time::Instant;
 
 use clap::ValueEnum;
 use serde::de::DeserializeOwned;
-use serde_json::{Map, json};
 use sha2::{Digest as _, Sha256};
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -25,18 +24,19 @@ use crate::config::Config;
 use crate::config::parts::{AgentPart, ModelPart, RewardPart, RunPart, SandboxPart, TaskPart};
 use crate::event::Event;
 use crate::metrics::Digest;
-use crate::model::budget::{Allowance, Budgeted, Meter, ModelRole};
+use crate::model::Model;
+use crate::model::budget::{Allowance, Meter, ModelRole};
 use crate::model::notice::Notices;
 use crate::model::open::Opened;
-use crate::model::probe::{Report, probe, probe_ids};
+use crate::model::probe::{Report, probe};
 use crate::pipeline::batch::{self, Batch, Done, Stopped};
+use crate::pipeline::paid::Paid;
 use crate::pipeline::slots::Slot;
 use crate::pipeline::student;
 use crate::pipeline::watch::Watched;
 use crate::store::ledger::{Recognition, RunPlace};
 use crate::store::run::{RunDir, RunError};
-use crate::store::summary::Summary;
-use crate::store::{Fingerprint, Identity, Ledger, Ledgered};
+use crate::store::summary::{MadeEpisodes, Summary};
 use crate::tasks::hub::{HubError, HubSettings};
 use crate::tasks::source::{Loaded, TaskSource, load_all};
 use crate::tasks::{CodingTask, TaskError};
@@ -69,7 +69,7 @@ pub(super) struct Finished {
     pub(super) slots: Vec<Slot>,
     pub(super) digests: Vec<Option<Digest>>,
     pub(super) stopped: Option<Stopped>,
-    pub(super) summary: Summary,
+    pub(super) summary: Summary<MadeEpisodes>,
 }
 
 /// Runs what is missing of the episodes that `choose` chooses.
@@ -84,16 +84,17 @@ pub(super) async fn run(mut ask: Ask<'_>, choose: Choose<'_>) -> Result<Finished
     ask.config.set("model", opened.info.model.clone());
     run.keep_config(&ask.config).map_err(run_failure)?;
     let sandboxes = sandboxes(&ask).await?;
-    let ledger = Ledger::open(run.lock()).map_err(model_failure)?;
-    let watched = student(&ask, &opened, &ledger, &teller).await?;
+    let paid = student(&ask, &opened, &run, &teller).await?;
+    let watched = Watched::new(Arc::clone(&paid.model) as Arc<dyn Model>);
     let setting = setting(&ask, &opened, speech, Arc::clone(&watched), sandboxes, &teller)?;
     let concurrency = concurrency(&ask.config, &opened)?;
     let batch = Batch { setting, watched, run: Arc::clone(&run), concurrency, started_at };
     let done = work(&ask, &batch, &slots, &teller, &opened).await?;
     let mut summary = summary(ask.command, &done);
-    summary.paid = ledger.paid().await.map_err(model_failure)?;
+    summary.pay(&paid.ledger.paid().await.map_err(model_failure)?);
+    summary.found_in_ledger = paid.model.lookups().found;
     summary.seconds = (began.elapsed().as_secs_f64() * 1000.0).round() / 1000.0;
-    summary.more.insert("notices".to_owned(), json!(teller.notices.all()));
+    summary.notices = teller.notices.all();
     teller.ended(&summary);
     let Done { digests, stopped } = done;
     Ok(Finished { run, model: opened.info.model, slots, digests, stopped, summary })
@@ -187,13 +188,13 @@ impl Teller {
         self.notices.take().into_iter().for_each(|notice| self.say(&Event::Note(notice)));
     }
 
-    fn ended(&self, summary: &Summary) {
+    fn ended(&self, summary: &Summary<MadeEpisodes>) {
         self.news();
-        if let Some(why) = &summary.stopped_by {
+        if let Some(why) = &summary.stopped {
             self.say(&Event::Stopped(why.clone()));
         }
-        let Summary { made, left, seconds, .. } = *summary;
-        self.say(&Event::Ended { made, lost: summary.n_lost(), left, seconds });
+        let MadeEpisodes { episodes: made, unfinished_episodes: left, .. } = summary.made;
+        self.say(&Event::Ended { made, lost: summary.n_lost(), left, seconds: summary.seconds });
     }
 }
 
@@ -237,6 +238,7 @@ fn server_args(model: &ModelPart) -> Result<ServerArgs, Failure> {
         api_key_file: model.api_key_file.clone(),
         // Episodes bound the requests: each asks one thing at a time.
         concurrency: None,
+        api_key: None,
     })
 }
 
@@ -253,49 +255,25 @@ async fn sandboxes(ask: &Ask<'_>) -> Result<Arc<Sandboxes>, Failure> {
     Ok(sandboxes)
 }
 
-/// The model behind its budget, the ledger, and the one who watches it.
-async fn student(
-    ask: &Ask<'_>,
-    opened: &Opened,
-    ledger: &Arc<Ledger>,
-    teller: &Teller,
-) -> Result<Arc<Watched>, Failure> {
-    let info = &opened.info;
-    let identity = Identity {
-        kind: info.kind.name().to_owned(),
-        version: info.version.clone(),
-        model: info.model.clone(),
-        weights: info.weight_version.clone(),
-    };
-    let measured = Fingerprint::measure(&*opened.model, identity, &probe_ids(opened)).await;
-    let (id, recognition) =
-        ledger.identify(&measured.map_err(model_failure)?).await.map_err(model_failure)?;
-    check_recognition(recognition, &info.model, teller)?;
-    let run: RunPart = part(&ask.config)?;
-    let allowance = Allowance { max_requests: run.max_requests, max_tokens: run.max_tokens };
-    let budgeted = Budgeted::new(Arc::clone(&opened.model), Meter::new(ModelRole::Student, allowance));
-    let place = RunPlace { run: ask.command.to_owned(), seed: run.seed };
-    let ledgered = Ledgered::new(Arc::clone(ledger), Arc::new(budgeted), id, ModelRole::Student, place);
-    Ok(Watched::new(Arc::new(ledgered)))
+/// The model behind its budget and the ledger of the run directory.
+async fn student(ask: &Ask<'_>, opened: &Opened, run: &RunDir, teller: &Teller) -> Result<Paid, Failure> {
+    let part: RunPart = part(&ask.config)?;
+    let allowance = Allowance { max_requests: part.max_requests, max_tokens: part.max_tokens };
+    let meter = Meter::new(ModelRole::Student, allowance);
+    let place = RunPlace { run: ask.command.to_owned(), seed: part.seed };
+    let paid = Paid::open_at(opened, run.lock(), meter, place).await.map_err(model_failure)?;
+    check_recognition(&paid, &opened.info.model)?;
+    paid.notice().into_iter().for_each(|notice| teller.notices.add(notice));
+    Ok(paid)
 }
 
 /// Episodes of two students are no group.
-fn check_recognition(recognition: Recognition, model: &str, teller: &Teller) -> Result<(), Failure> {
-    match recognition {
-        Recognition::New | Recognition::Known => Ok(()),
-        Recognition::Changed(None) => {
-            teller
-                .notices
-                .add(format!("the server of {model} is another than last time; old answers are not used"));
-            Ok(())
-        }
-        Recognition::Changed(Some(by)) => Err(Failure::input(
-            format!(
-                "{model} is not the model this run began with: its logprobs differ by {by:.2} on average"
-            ),
-            "choose another directory with --run",
-        )),
-    }
+fn check_recognition(paid: &Paid, model: &str) -> Result<(), Failure> {
+    let Recognition::Changed(Some(by)) = paid.recognition else { return Ok(()) };
+    Err(Failure::input(
+        format!("{model} is not the model this run began with: its logprobs differ by {by:.2} on average"),
+        "choose another directory with --run",
+    ))
 }
 
 fn setting(
@@ -363,50 +341,52 @@ fn interrupted() -> Result<impl Future<Output = u8>, Failure> {
 }
 
 /// What was made and what was lost.
-fn summary(command: &str, done: &Done) -> Summary {
+fn summary(command: &'static str, done: &Done) -> Summary<MadeEpisodes> {
     let ended = || done.digests.iter().flatten();
     let mut lost = BTreeMap::new();
     for why in ended().filter_map(Digest::loss) {
         *lost.entry(why).or_default() += 1;
     }
     let made: Vec<&Digest> = ended().filter(|it| it.outcome.is_ok()).collect();
-    let n_exact = made.iter().filter(|it| it.is_exact).count();
-    let more = [
-        ("asked", json!(done.digests.len())),
-        ("solved", json!(made.iter().filter(|it| it.is_solved()).count())),
-        ("recorded", json!({"exact": n_exact, "rendered": made.len() - n_exact})),
-    ];
-    Summary {
-        command: command.to_owned(),
-        made: made.len() as u64,
-        lost,
-        left: done.digests.iter().filter(|it| it.is_none()).count() as u64,
-        stopped_by: done.stopped.as_ref().map(Stopped::to_string),
-        more: more.map(|(key, value)| (key.to_owned(), value)).into_iter().collect::<Map<_, _>>(),
-        ..Summary::default()
-    }
+    let count = |is: &dyn Fn(&Digest) -> bool| made.iter().filter(|it| is(it)).count() as u64;
+    let mut summary = Summary::<MadeEpisodes>::new(command);
+    summary.made = MadeEpisodes {
+        episodes: made.len() as u64,
+        solved_episodes: count(&Digest::is_solved),
+        rendered_episodes: count(&|it| !it.is_exact),
+        unfinished_episodes: done.digests.iter().filter(|it| it.is_none()).count() as u64,
+    };
+    summary.lost.episodes = lost;
+    summary.stopped = done.stopped.as_ref().map(Stopped::to_string);
+    summary
 }
 
 /// The table's lines that both commands share.
 pub(super) fn table(finished: &Finished) -> String {
     let summary = &finished.summary;
-    let mut text =
-        format!("episodes   {} made, {} lost, {} left\n", summary.made, summary.n_lost(), summary.left);
-    for (why, n) in &summary.lost {
+    let MadeEpisodes { episodes, rendered_episodes, unfinished_episodes, .. } = summary.made;
+    let n_lost = summary.n_lost();
+    let mut text = format!("episodes   {episodes} made, {n_lost} lost, {unfinished_episodes} left\n");
+    for (why, n) in &summary.lost.episodes {
         text.push_str(&format!("{:<10} {n} lost: {}\n", "", super::failure::one_line(why)));
     }
-    for (role, spent) in &summary.paid {
+    if rendered_episodes > 0 {
+        text.push_str(&format!("tokens     {rendered_episodes} episodes have no sampled ids (rendered)\n"));
+    }
+    for (role, paid) in &summary.roles {
         text.push_str(&format!(
-            "paid       {}: {} requests, {} tokens sent ({} of them cached), {} sampled\n",
-            role.name(),
-            spent.requests,
-            spent.prompt_tokens,
-            spent.cached_tokens,
-            spent.completion_tokens
+            "paid       {role}: {} requests, {} tokens sent ({} of them cached), {} sampled\n",
+            paid.requests, paid.prompt_tokens, paid.cached_tokens, paid.completion_tokens
         ));
     }
     text.push_str(&format!("run        {}, {:.1} s\n", finished.run.dir().display(), summary.seconds));
     text
+}
+
+/// The summary on one line.
+pub(super) fn as_json(finished: &Finished) -> String {
+    // Numbers and texts always serialise.
+    format!("{}\n", serde_json::to_string(&finished.summary).unwrap_or_default())
 }
 
 /// How the command ends: stopped, with losses, or well.

@@ -7,6 +7,7 @@
 mod args;
 mod chat;
 mod collect;
+mod credit;
 mod episodes;
 mod evaluate;
 mod failure;
@@ -51,6 +52,7 @@ fn dispatch(command: Command) -> Result<(), Failure> {
         Command::Quickstart(args) => quickstart::run(&args),
         Command::Probe(args) => probe::run(&args),
         Command::Score(args) => score::run(&args),
+        Command::Credit(args) => credit::run(&args),
         Command::Model(ModelCommand::Pull { name }) => model::pull(name.as_deref()),
         Command::Model(ModelCommand::List) => model::list(),
         Command::Model(ModelCommand::Serve(args)) => serve::run(&args),

@@ -14,14 +14,13 @@ use super::args::ScoreArgs;
 use super::failure::Failure;
 use super::server::model_failure;
 use super::{block_on, output};
-use crate::model::budget::{Allowance, Budgeted, Meter, ModelRole};
+use crate::model::budget::{Allowance, Meter, ModelRole};
 use crate::model::notice::Notices;
 use crate::model::open::Opened;
-use crate::model::probe::probe_ids;
 use crate::model::{Error, Model};
+use crate::pipeline::paid::Paid;
 use crate::score::ScoreJob;
-use crate::store::ledger::{Recognition, RunPlace};
-use crate::store::{Fingerprint, Identity, Ledger, Ledgered, RunLock};
+use crate::store::{Ledgered, RunLock};
 use crate::wire::score_jobs;
 
 /// Jobs that wait for a permit cost memory for nothing; more than this many are never under way.
@@ -71,42 +70,23 @@ pub(super) fn run(args: &ScoreArgs) -> Result<(), Failure> {
         let meter = Meter::new(ModelRole::Teacher, allowance);
         let lines =
             lines.into_iter().map(|line| line.capped(opened.model.limits().max_top_k, &notices)).collect();
-        let model = ledgered(&opened, lock, meter.clone()).await?;
-        Ok((score_all(lines, model, &notices).await, meter))
+        let paid = Paid::open(&opened, lock, meter.clone(), "score").await.map_err(model_failure)?;
+        if let Some(notice) = paid.notice() {
+            output::talk(&format!("note: {notice}"));
+        }
+        Ok((score_all(lines, paid.model, &notices).await, meter))
     })??;
     write_rows(&args.out, &outcome.rows)?;
     summarise(args, &outcome, &meter, &notices)
 }
 
-fn refuse_without_scores(opened: &Opened) -> Result<(), Failure> {
+pub(super) fn refuse_without_scores(opened: &Opened) -> Result<(), Failure> {
     if opened.model.limits().scores {
         return Ok(());
     }
     let name = opened.info.kind.name();
     let what = format!("a server of kind {name} as it stands cannot score prompts");
     Err(Failure::stopped(what, "use vLLM or SGLang, and name the tokenizer with --tokenizer"))
-}
-
-/// The model behind its budget and the ledger of the run directory.
-async fn ledgered(opened: &Opened, lock: RunLock, meter: Arc<Meter>) -> Result<Arc<Ledgered>, Failure> {
-    let ledger = Ledger::open(Arc::new(lock)).map_err(model_failure)?;
-    let info = &opened.info;
-    let identity = Identity {
-        kind: info.kind.name().to_owned(),
-        version: info.version.clone(),
-        model: info.model.clone(),
-        weights: info.weight_version.clone(),
-    };
-    let fingerprint =
-        Fingerprint::measure(&*opened.model, identity, &probe_ids(opened)).await.map_err(model_failure)?;
-    let (id, recognition) = ledger.identify(&fingerprint).await.map_err(model_failure)?;
-    if let Recognition::Changed(difference) = recognition {
-        let by = difference.map(|it| format!(" (logprobs differ by {it:.2} on average)")).unwrap_or_default();
-        output::talk(&format!("note: the model is another than last time{by}; old answers are not used"));
-    }
-    let budgeted = Arc::new(Budgeted::new(opened.model.clone(), meter));
-    let place = RunPlace { run: "score".to_owned(), seed: 0 };
-    Ok(Arc::new(Ledgered::new(ledger, budgeted, id, ModelRole::Teacher, place)))
 }
 
 /// Scores every job that can be, several at a time; a failure is its own job's.

@@ -15,7 +15,7 @@ use crate::model::secret::Secret;
 use crate::model::transport::{Auth, Notice, Settings, Transport, Watch};
 
 /// What every command that asks a server takes.
-#[derive(Debug, ClapArgs)]
+#[derive(Clone, Debug, ClapArgs)]
 pub(super) struct ServerArgs {
     /// What the server is
     #[arg(long, value_enum, default_value_t = KindName::Auto)]
@@ -35,6 +35,9 @@ pub(super) struct ServerArgs {
     /// At most this many requests at once
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(super) concurrency: Option<u64>,
+    /// The key itself, for the one command that takes it as a flag.
+    #[arg(skip)]
+    pub(super) api_key: Option<Secret>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -85,10 +88,11 @@ impl ServerArgs {
     }
 
     fn auth(&self) -> Result<Option<Auth>, Failure> {
-        let secret = match (&self.api_key_env, &self.api_key_file) {
-            (Some(name), _) => Secret::from_env(name).map_err(model_failure)?,
-            (None, Some(path)) => Secret::from_file(path).map_err(model_failure)?,
-            (None, None) => return Ok(None),
+        let secret = match (&self.api_key_env, &self.api_key_file, &self.api_key) {
+            (Some(name), _, _) => Secret::from_env(name).map_err(model_failure)?,
+            (None, Some(path), _) => Secret::from_file(path).map_err(model_failure)?,
+            (None, None, Some(key)) => key.clone(),
+            (None, None, None) => return Ok(None),
         };
         Ok(Some(match self.kind {
             KindName::Anthropic => Auth::Header("x-api-key", secret),

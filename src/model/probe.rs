@@ -192,8 +192,12 @@ fn template_drops(opened: &Opened) -> Option<Vec<&'static str>> {
     Some(drops(&template, templates.special_tokens(), Some(Now::utc(0))).names())
 }
 
-/// Asks the server to tokenise the probe text.
-async fn tokenizer_agrees(opened: &Opened, transport: &Transport, notes: &mut Vec<String>) -> Option<bool> {
+/// Whether the server's tokenizer gives the probe text the ids ours gives; `None` where it cannot be asked.
+pub async fn tokenizer_agrees(
+    opened: &Opened,
+    transport: &Transport,
+    notes: &mut Vec<String>,
+) -> Option<bool> {
     if !matches!(opened.info.kind, Kind::Vllm | Kind::Sglang) {
         return None;
     }

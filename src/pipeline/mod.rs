@@ -3,11 +3,28 @@
 //! `collect` and `evaluate` are the same work on different tasks: [`student`] says how a model is spoken
 //! to, [`slots`] which episodes there are to run, [`batch`] runs those that are missing, several at a
 //! time, and [`watch`] notices when there is no point in going on. What was made is in the run directory
-//! before anybody is told of it, so a run can be killed at any moment and continued. Deliberately
-//! absent: printing, and reading configurations.
+//! before anybody is told of it, so a run can be killed at any moment and continued.
+//!
+//! [`credit`] takes episodes and a lens, and gives scored steps and their credit. An episode is outlined
+//! and read (`outline`, `read`: which sequences hold its actions), asked for (`ask`: a plan's requests,
+//! each after the one it builds upon), and what came back is put together with what an earlier run left
+//! (`resume`). Deliberately absent: printing, and where the settings come from.
 
+mod ask;
 pub mod batch;
+pub mod credit;
 pub mod evaluation;
+mod exact;
+mod loss;
+pub mod outline;
+pub mod paid;
+pub mod read;
+mod rendered;
+pub mod resume;
+mod shorten;
 pub mod slots;
 pub mod student;
 pub mod watch;
+
+pub use self::ask::EMBEDDED;
+pub use self::loss::{Loss, Reason};

@@ -9,9 +9,10 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Number};
+use sha2::{Digest, Sha256};
 
 use super::atomic;
-use super::episodes::Loaded;
+use super::episodes::{Loaded, natural};
 use crate::credit::hcapo::{Credit, Params, Ratio, StepScore, credit, mean_logprob};
 use crate::credit::subtasks::Place;
 use crate::episode::TokenSource;
@@ -100,6 +101,55 @@ pub enum CannotRecompute {
     NoPlain,
 }
 
+/// Where an episode's files are: in its own directory, or below the run directory where it is one of many in a file.
+pub fn directory_of(loaded: &Loaded, run_dir: &Path) -> PathBuf {
+    if loaded.line.is_none() && loaded.path.is_dir() {
+        return loaded.path.clone();
+    }
+    run_dir.join("episodes").join(file_name(&loaded.episode.id))
+}
+
+/// The directories with scores below an input directory and in a run directory, in natural order of their names.
+pub fn find(input: &Path, run_dir: &Path) -> io::Result<Vec<PathBuf>> {
+    let has_scores = |directory: &PathBuf| directory.join(SCORES).is_file();
+    if has_scores(&input.to_owned()) {
+        return Ok(vec![input.to_owned()]);
+    }
+    let mut found = Vec::new();
+    for (parent, prefix) in [(input.to_owned(), "episode_"), (run_dir.join("episodes"), "")] {
+        let entries = match std::fs::read_dir(&parent) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound && parent != input => continue,
+            entries => entries?,
+        };
+        let names = entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()));
+        let mut names = names.collect::<io::Result<Vec<String>>>()?;
+        names.sort_by(|a, b| natural(a, b));
+        let directories = names.iter().filter(|name| name.starts_with(prefix)).map(|name| parent.join(name));
+        found.extend(directories.filter(has_scores));
+    }
+    Ok(found)
+}
+
+/// An id as a file's name: other characters than letters, digits and `-_` are written as `%` and their bytes.
+pub fn file_name(id: &str) -> String {
+    const LONGEST: usize = 200;
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
+    let name: String = id
+        .bytes()
+        .map(|byte| if is_plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") })
+        .collect();
+    match name.len() {
+        0 => "%".to_owned(),
+        1..=LONGEST => name,
+        // What a name loses in length it gets back as a hash, so that no two episodes meet.
+        _ => format!("{}%{}", &name[..LONGEST - 65], sha256_of(id)),
+    }
+}
+
+fn sha256_of(text: &str) -> String {
+    Sha256::digest(text.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 /// Both files of an episode.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Hindsight {
@@ -130,6 +180,8 @@ fn read_file<T>(path: &Path, parse: impl Fn(&str) -> Result<T, Fault>) -> Result
 
 /// Writes the files, each atomically, the sidecar first: scores are complete only with what they rest on.
 pub fn write(directory: &Path, hindsight: &Hindsight) -> Result<(), HindsightError> {
+    let failed = |source| HindsightError::Io { path: directory.to_owned(), source };
+    std::fs::create_dir_all(directory).map_err(failed)?;
     if let Some(tokens) = &hindsight.tokens {
         write_file(directory.join(TOKENS), tokens.to_text())?;
     }

@@ -9,6 +9,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use serde::Serialize;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use toml::Table;
@@ -17,7 +18,7 @@ use super::atomic;
 use super::episodes::{LoadError, Source, load};
 use super::journal::Journal;
 use super::lock::{LockError, RunLock};
-use super::summary::Summary;
+use super::summary::{SUMMARY, Summary};
 use crate::config::{Config, ConfigError, Difference, File, parse_toml};
 use crate::episode::Episode;
 use crate::wire::record;
@@ -173,8 +174,8 @@ impl RunDir {
     }
 
     /// Records what became of the run.
-    pub fn keep_summary(&self, summary: &Summary) -> Result<(), RunError> {
-        self.write("summary.json", format!("{:#}\n", summary.to_json()).as_bytes())
+    pub fn keep_summary<M: Default + Serialize>(&self, summary: &Summary<M>) -> Result<(), RunError> {
+        summary.write(self.dir()).map_err(|error| self.failed(SUMMARY, error))
     }
 
     /// Writes a file of the run, whole or not at all.

@@ -1,107 +1,188 @@
-//! `summary.json`: what a run made, what it lost and why, what it cost.
+//! `summary.json`: what a run made, what it lost and why, and what it cost.
 //!
-//! Owns the shape that all commands with a run directory share; `docs/summary.schema.json` is its JSON
-//! Schema. What only one command tells stands behind the shared keys, under names of its own.
+//! Owns the file's shape, which `docs/summary.schema.json` describes. What is made differs from command
+//! to command; everything else is the same for all of them.
 
 use std::collections::BTreeMap;
+use std::io;
+use std::path::Path;
 
-use serde_json::{Map, Value, json};
+use serde::Serialize;
+use serde_json::{Map, Value};
 
+use super::atomic;
 use crate::model::budget::{ModelRole, Spent};
+use crate::plan::Figures;
 
-/// What `format` says.
-pub const FORMAT: &str = "backsight.summary";
-/// The version this writes.
-pub const VERSION: u64 = 1;
+/// The file in a run directory.
+pub const SUMMARY: &str = "summary.json";
 
-/// Tokens of all requests of a run.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Tokens {
-    /// What would have been sent with one request for each thing that was asked, each with its whole context.
-    pub naive: u64,
-    /// What was sent.
-    pub sent: u64,
-    /// Of those, found in a server's cache, as far as servers told.
-    pub cached: u64,
-    /// What was sampled.
-    pub sampled: u64,
-}
-
-impl Tokens {
-    /// What servers had to compute of what was sent.
-    pub fn computed(&self) -> u64 {
-        self.sent.saturating_sub(self.cached)
-    }
-}
-
-/// What became of a run.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Summary {
-    /// The command.
-    pub command: String,
-    /// How many episodes (or what else the command makes) there are.
-    pub made: u64,
-    /// How many were lost, by reason.
-    pub lost: BTreeMap<String, u64>,
-    /// How many were not come to, because the run was stopped.
-    pub left: u64,
-    /// What stopped it.
-    pub stopped_by: Option<String>,
-    /// How long the last process worked on it.
+/// What a run came to; `M` is what its command makes.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Summary<M = Made> {
+    /// `backsight.summary`.
+    pub format: &'static str,
+    /// 1.
+    pub version: u64,
+    /// Which command.
+    pub command: &'static str,
+    /// This program's version.
+    pub backsight: &'static str,
+    /// What was made.
+    pub made: M,
+    /// What was lost, by reason.
+    pub lost: Lost,
+    /// Tokens of this run.
+    pub tokens: Tokens,
+    /// Requests that were sent.
+    pub requests: u64,
+    /// Requests that were answered from the ledger.
+    pub found_in_ledger: u64,
+    /// How long it took.
     pub seconds: f64,
-    /// What each role has paid in this run directory, however many processes it took.
-    pub paid: Vec<(ModelRole, Spent)>,
-    /// What it would have cost without a plan, where there is one; what was sent otherwise.
-    pub naive_tokens: Option<u64>,
-    /// What only this command tells.
+    /// Why it ended early, if it did.
+    pub stopped: Option<String>,
+    /// All that was ever paid in this run directory.
+    pub paid: Paid,
+    /// The same for each role, where a command has several or says which it has.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub roles: BTreeMap<&'static str, Paid>,
+    /// What should be known.
+    pub notices: Vec<String>,
+    /// What only this command tells, under names of its own.
+    #[serde(flatten)]
     pub more: Map<String, Value>,
 }
 
-impl Summary {
-    /// How many were lost in all.
-    pub fn n_lost(&self) -> u64 {
-        self.lost.values().sum()
-    }
+/// What `collect` and `evaluate` make.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct MadeEpisodes {
+    /// Episodes with an outcome.
+    pub episodes: u64,
+    /// Of those, the ones whose hidden tests passed.
+    pub solved_episodes: u64,
+    /// Of those, the ones whose tokens are not the sampled ones.
+    pub rendered_episodes: u64,
+    /// Episodes the run did not come to.
+    pub unfinished_episodes: u64,
+}
 
-    /// Tokens of all roles together.
-    pub fn tokens(&self) -> Tokens {
-        let add = |mut sum: Tokens, (_, spent): &(ModelRole, Spent)| {
-            sum.sent += spent.prompt_tokens;
-            sum.cached += spent.cached_tokens;
-            sum.sampled += spent.completion_tokens;
-            sum
-        };
-        let sum = self.paid.iter().fold(Tokens::default(), add);
-        Tokens { naive: self.naive_tokens.unwrap_or(sum.sent), ..sum }
-    }
+/// What was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Made {
+    /// Episodes all of whose steps have credit now.
+    pub episodes: u64,
+    /// Steps that have credit now, those of partial episodes included.
+    pub steps: u64,
+    /// Episodes some of whose steps have none.
+    pub partial_episodes: u64,
+    /// Episodes that were complete and left alone.
+    pub kept_episodes: u64,
+    /// Episodes that were not wanted.
+    pub skipped_episodes: u64,
+    /// Episodes the run did not come to the end of.
+    pub unfinished_episodes: u64,
+}
 
-    /// As the file has it.
-    pub fn to_json(&self) -> Value {
-        let tokens = self.tokens();
-        let requests: u64 = self.paid.iter().map(|(_, spent)| spent.requests).sum();
-        let paid: Map<String, Value> =
-            self.paid.iter().map(|(role, spent)| (role.name().to_owned(), paid_json(spent))).collect();
-        let mut json = json!({
-            "format": FORMAT, "version": VERSION, "command": self.command,
-            "made": self.made, "lost": self.lost, "left": self.left, "stopped_by": self.stopped_by,
-            "tokens": {"naive": tokens.naive, "sent": tokens.sent, "cached": tokens.cached,
-                       "computed": tokens.computed(), "sampled": tokens.sampled},
-            "requests": requests, "seconds": self.seconds, "paid": paid,
-        });
-        if let Value::Object(keys) = &mut json {
-            keys.extend(self.more.clone());
+/// What was lost, by reason.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Lost {
+    /// Whole episodes.
+    pub episodes: BTreeMap<String, u64>,
+    /// Steps of partial episodes.
+    pub steps: BTreeMap<String, u64>,
+}
+
+/// Tokens: what each step alone would have taken, and what was really sent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Tokens {
+    /// Every step sent alone, without a cache.
+    pub naive: u64,
+    /// Requests that would have taken.
+    pub naive_requests: u64,
+    /// Sent.
+    pub sent: u64,
+    /// Of those, found in the server's cache, as far as it told.
+    pub cached: u64,
+    /// Computed by the server.
+    pub computed: u64,
+}
+
+impl Tokens {
+    /// The plans' naive figures beside what was paid.
+    pub fn new(planned: &Figures, spent: &Spent) -> Self {
+        Self {
+            naive: planned.naive_tokens,
+            naive_requests: planned.naive_requests,
+            sent: spent.prompt_tokens,
+            cached: spent.cached_tokens,
+            computed: spent.prompt_tokens.saturating_sub(spent.cached_tokens),
         }
-        json
     }
 }
 
-fn paid_json(spent: &Spent) -> Value {
-    let Spent { requests, prompt_tokens, cached_tokens, completion_tokens } = *spent;
-    json!({"requests": requests, "sent": prompt_tokens, "cached": cached_tokens, "sampled": completion_tokens})
+/// What was paid.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Paid {
+    /// Calls.
+    pub requests: u64,
+    /// Tokens sent.
+    pub prompt_tokens: u64,
+    /// Of those, found in a cache.
+    pub cached_tokens: u64,
+    /// Tokens sampled.
+    pub completion_tokens: u64,
+}
+
+impl From<Spent> for Paid {
+    fn from(spent: Spent) -> Self {
+        let Spent { requests, prompt_tokens, cached_tokens, completion_tokens } = spent;
+        Self { requests, prompt_tokens, cached_tokens, completion_tokens }
+    }
+}
+
+impl<M: Default + Serialize> Summary<M> {
+    /// An empty summary of a command.
+    pub fn new(command: &'static str) -> Self {
+        let (format, version) = ("backsight.summary", 1);
+        Self { format, version, command, backsight: env!("CARGO_PKG_VERSION"), ..Self::default() }
+    }
+
+    /// Says what each role has paid in this run directory, however many processes it took. Without a plan,
+    /// what was sent is what would have been sent without one.
+    pub fn pay(&mut self, paid: &[(ModelRole, Spent)]) {
+        let mut sum = Spent::default();
+        for (role, spent) in paid {
+            self.roles.insert(role.name(), (*spent).into());
+            sum.requests += spent.requests;
+            sum.prompt_tokens += spent.prompt_tokens;
+            sum.cached_tokens += spent.cached_tokens;
+            sum.completion_tokens += spent.completion_tokens;
+        }
+        let unplanned =
+            Figures { naive_tokens: sum.prompt_tokens, naive_requests: sum.requests, ..Figures::default() };
+        self.tokens = Tokens::new(&unplanned, &sum);
+        self.requests = sum.requests;
+        self.paid = sum.into();
+    }
+
+    /// How many episodes were lost.
+    pub fn n_lost(&self) -> u64 {
+        self.lost.episodes.values().sum()
+    }
+
+    /// Writes it into a run directory.
+    pub fn write(&self, run_dir: &Path) -> io::Result<()> {
+        let text = serde_json::to_string_pretty(self).map_err(io::Error::from)?;
+        atomic::write(&run_dir.join(SUMMARY), format!("{text}\n").as_bytes())
+    }
 }
 
 #[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]
@@ -112,23 +193,19 @@ mod tests {
             cached_tokens,
             completion_tokens,
         };
-        let summary = Summary {
-            command: "run".to_owned(),
-            made: 3,
-            lost: [("timeout".to_owned(), 2), ("server gone".to_owned(), 1)].into(),
-            seconds: 1.5,
-            paid: vec![(ModelRole::Student, spent(2, 100, 60, 9)), (ModelRole::Judge, spent(3, 50, 0, 1))],
-            more: [("mean_reward".to_owned(), json!(0.5))].into_iter().collect(),
-            ..Summary::default()
-        };
-        assert_eq!(summary.n_lost(), 3);
-        let json = summary.to_json();
-        let tokens = json!({"naive": 150, "sent": 150, "cached": 60, "computed": 90, "sampled": 10});
+        let mut summary = Summary::<MadeEpisodes>::new("collect");
+        summary.pay(&[(ModelRole::Student, spent(2, 100, 60, 9)), (ModelRole::Judge, spent(3, 50, 0, 1))]);
+        summary.lost.episodes = [("timeout".to_owned(), 2), ("server gone".to_owned(), 1)].into();
+        summary.more.insert("train/mean_reward".to_owned(), json!(0.5));
+        let json = serde_json::to_value(&summary).unwrap();
+        let tokens = json!({"naive": 150, "naive_requests": 5, "sent": 150, "cached": 60, "computed": 90});
+        assert_eq!((&json["tokens"], &json["requests"], summary.n_lost()), (&tokens, &json!(5), 3));
+        assert_eq!(json["roles"]["judge"]["prompt_tokens"], json!(50));
         assert_eq!(
-            (&json["tokens"], &json["requests"], &json["mean_reward"]),
-            (&tokens, &json!(5), &json!(0.5))
+            (&json["paid"]["completion_tokens"], &json["train/mean_reward"]),
+            (&json!(10), &json!(0.5))
         );
-        assert_eq!(json["paid"]["judge"], json!({"requests": 3, "sent": 50, "cached": 0, "sampled": 1}));
-        assert_eq!(Summary { naive_tokens: Some(400), ..summary }.tokens().naive, 400);
+        let credit = serde_json::to_value(Summary::<Made>::new("credit")).unwrap();
+        assert_eq!(credit.get("roles"), None);
     }
 }

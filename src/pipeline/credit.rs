@@ -1,0 +1,482 @@
+//! Hindsight credit for recorded episodes, end to end: load, read, plan, ask, compute, write.
+//!
+//! Owns the order of things. One thread loads and reads episodes ahead of the model; several episodes
+//! are asked for at once; each is written as soon as it is complete. Whatever goes wrong with a step
+//! or an episode is its own loss; what makes going on pointless stops the run, and nothing is written that a
+//! stop cut short: the answers are in the ledger.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+
+use super::ask::{Answers, Asking, Which, ask, backend};
+use super::outline::{Framing, OutcomeLens, Outline, outline};
+use super::read::{ReadEpisode, ReadStep, Reader, Texts};
+use super::resume::{Asked, Differences, OldScores, Standing, reusable, standing};
+use super::{Loss, Reason};
+use crate::credit::hcapo::Ratio;
+use crate::credit::subtasks::Place;
+use crate::episode::TokenSource;
+use crate::lens::Window;
+use crate::model::{Error, Model, Scored};
+use crate::plan::{Backend, Figures};
+use crate::score::SpanScore;
+use crate::store::episodes::{Loaded, Source, load};
+use crate::store::hindsight::{
+    Hindsight, HindsightError, Measured, MeasuredStep, assemble, directory_of, write,
+};
+use crate::tokens::Logprob;
+use crate::wire::hindsight::Provenance;
+
+/// So many requests that failed in a row, without an answer in between, are a server that is gone.
+const GONE_AFTER: u32 = 3;
+
+/// What is asked for.
+pub struct Options {
+    /// What conversations lack.
+    pub framing: Framing,
+    /// The lens.
+    pub lens: OutcomeLens,
+    /// Hyper-parameters, and where the numbers come from as far as it is the same for all episodes.
+    pub asked: Asked,
+    /// Also score without the lens although no ratio needs it.
+    pub with_plain: bool,
+    /// Episodes below this reward are skipped.
+    pub min_reward: f64,
+    /// Whether what is there is made again.
+    pub overwrite: bool,
+    /// The most tokens a sequence may have.
+    pub limit: Option<usize>,
+    /// At most this many requests of one episode at once.
+    pub requests_at_once: usize,
+    /// At most this many episodes at once.
+    pub episodes_at_once: usize,
+    /// Where files go that have no directory of their own.
+    pub run_dir: PathBuf,
+}
+
+impl Options {
+    /// Whether actions are read without the lens too.
+    pub fn needs_plain(&self) -> bool {
+        self.with_plain || self.asked.settings.params.ratio == Ratio::Lift
+    }
+}
+
+/// Who re-reads the episodes.
+pub struct Teacher {
+    /// The model.
+    pub model: Arc<dyn Model>,
+    /// Its tokenizer and template.
+    pub texts: Texts,
+    /// Whether it runs in this process.
+    pub is_embedded: bool,
+}
+
+impl Teacher {
+    /// What it does with requests for scores.
+    pub fn backend(&self) -> Backend {
+        backend(self.model.limits(), self.is_embedded)
+    }
+}
+
+/// What scoring an episode would cost.
+pub fn planned(read: &ReadEpisode, n_tokens: usize, backend: &Backend) -> Figures {
+    Asking::new(read, n_tokens, backend).plan.figures
+}
+
+/// What happens on the way.
+#[derive(Clone, Debug)]
+pub enum Event {
+    /// An episode is about to be asked for: so many requests, so many tokens.
+    Begun {
+        /// The episode.
+        id: String,
+        /// Requests to send.
+        requests: u64,
+        /// Tokens in them.
+        tokens: u64,
+    },
+    /// A request of so many tokens was answered.
+    Answered {
+        /// The episode.
+        id: String,
+        /// Tokens in the request.
+        tokens: u64,
+    },
+    /// Nothing more will be done for an episode.
+    Finished(Report),
+}
+
+/// What became of an episode.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Fate {
+    /// Every step has credit.
+    Made,
+    /// Some steps have none.
+    Partial,
+    /// It was complete already.
+    Kept(Differences),
+    /// Its reward is below what was asked for.
+    Skipped,
+    /// It could not be done.
+    Lost(Loss),
+    /// The run was stopped before it was done.
+    Unfinished,
+}
+
+/// An episode's end.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Report {
+    /// The episode.
+    pub id: String,
+    /// Its reward.
+    pub reward: Option<f64>,
+    /// What became of it.
+    pub fate: Fate,
+    /// Its steps.
+    pub n_steps: usize,
+    /// Those with credit.
+    pub n_credited: usize,
+    /// Why the others have none, one for each.
+    pub lost_steps: Vec<Loss>,
+    /// What its plan costs.
+    pub figures: Figures,
+    /// Steps of which some context was left out.
+    pub n_shortened: usize,
+    /// What else should be known.
+    pub notes: Vec<String>,
+    /// Where its files are.
+    pub directory: Option<PathBuf>,
+}
+
+impl Report {
+    fn new(id: &str, reward: Option<f64>, fate: Fate) -> Self {
+        Self {
+            id: id.to_owned(),
+            reward,
+            fate,
+            n_steps: 0,
+            n_credited: 0,
+            lost_steps: Vec::new(),
+            figures: Figures::default(),
+            n_shortened: 0,
+            notes: Vec::new(),
+            directory: None,
+        }
+    }
+}
+
+/// Why a run ended early.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Stop {
+    /// The model cannot go on.
+    Model(Error),
+    /// The disk cannot take the files.
+    Disk(String),
+}
+
+/// Who is told of events.
+pub type Watch = Arc<dyn Fn(Event) + Send + Sync>;
+
+/// Scores the episodes in `sources` and writes their credit; every episode ends with an [`Event::Finished`].
+pub async fn run(sources: Vec<Source>, teacher: Teacher, options: Options, watch: Watch) -> Option<Stop> {
+    let (sender, mut works) = mpsc::channel(1);
+    let shared = Arc::new(Shared { teacher, options, watch, brake: Brake::default() });
+    let producer = {
+        let shared = Arc::clone(&shared);
+        tokio::task::spawn_blocking(move || shared.produce(sources, &sender))
+    };
+    let mut tasks = JoinSet::new();
+    while let Some(work) = works.recv().await {
+        let shared_too = Arc::clone(&shared);
+        tasks.spawn(async move { shared_too.score(work).await });
+        while tasks.len() >= shared.options.episodes_at_once.max(1) {
+            tasks.join_next().await;
+        }
+    }
+    while tasks.join_next().await.is_some() {}
+    // A producer that panicked has told the test or the log; what it had handed over is done.
+    let _ = producer.await;
+    shared.brake.stop()
+}
+
+/// An episode ready to be asked for.
+struct Work {
+    loaded: Loaded,
+    directory: PathBuf,
+    places: Vec<Place>,
+    read: ReadEpisode,
+    asking: Asking,
+    old: Vec<OldScores>,
+    notes: Vec<String>,
+}
+
+struct Shared {
+    teacher: Teacher,
+    options: Options,
+    watch: Watch,
+    brake: Brake,
+}
+
+impl Shared {
+    fn finish(&self, report: Report) {
+        (self.watch)(Event::Finished(report));
+    }
+
+    /// Loads and reads episodes until there are no more or the run is stopped.
+    fn produce(&self, sources: Vec<Source>, works: &mpsc::Sender<Box<Work>>) {
+        for loaded in load(sources) {
+            if self.brake.is_stopped() {
+                return;
+            }
+            let ready = match loaded {
+                Ok(loaded) => self.prepare(loaded),
+                Err(error) => {
+                    let name = error.path.display().to_string();
+                    Err(Report::new(&name, None, Fate::Lost(Loss::new(Reason::Unreadable, error))))
+                }
+            };
+            match ready {
+                Err(report) => self.finish(report),
+                // Nobody listens once the run has ended.
+                Ok(work) => drop(works.blocking_send(Box::new(work))),
+            }
+        }
+    }
+
+    /// Everything up to the first request, or how the episode ends without one.
+    fn prepare(&self, loaded: Loaded) -> Result<Work, Report> {
+        let options = &self.options;
+        let reward = loaded.episode.outcome.as_ref().ok().map(|outcome| outcome.reward);
+        let directory = directory_of(&loaded, &options.run_dir);
+        let ended = |fate| Report {
+            directory: Some(directory.clone()),
+            ..Report::new(&loaded.episode.id, reward, fate)
+        };
+        if reward.is_some_and(|reward| reward < options.min_reward) {
+            return Err(ended(Fate::Skipped));
+        }
+        let lost = |loss| ended(Fate::Lost(loss));
+        let left =
+            if options.overwrite { Ok(Standing::Nothing) } else { standing(&directory, &options.asked) };
+        let old = match left.map_err(lost)? {
+            Standing::Complete(differences) => return Err(ended(Fate::Kept(differences))),
+            Standing::Partial(old) => Some(old),
+            Standing::Nothing => None,
+        };
+        let outline = outline(&loaded.episode, &options.framing, &options.lens).map_err(lost)?;
+        Ok(self.read(loaded, directory, outline, old))
+    }
+
+    fn read(
+        &self,
+        loaded: Loaded,
+        directory: PathBuf,
+        outline: Outline,
+        old: Option<Box<Hindsight>>,
+    ) -> Work {
+        let options = &self.options;
+        let reader = Reader {
+            texts: &self.teacher.texts,
+            framing: &options.framing,
+            lens: &options.lens,
+            limit: options.limit,
+            with_plain: options.needs_plain(),
+        };
+        let read = reader.read(&loaded.episode, &outline);
+        let n_tokens = options.asked.settings.max_logprob_tokens;
+        let asking = Asking::new(&read, n_tokens, &self.teacher.backend());
+        let mut notes = loaded.notes.clone();
+        let nothing = || vec![OldScores::default(); read.steps.len()];
+        let old = old.map_or_else(nothing, |old| {
+            let reused = reusable(&old, &read, &options.asked);
+            notes.extend(nothing_reused(&old, &reused));
+            reused
+        });
+        Work { loaded, directory, places: outline.places, read, asking, old, notes }
+    }
+
+    /// Asks for what is missing, and writes what follows from it.
+    async fn score(self: Arc<Self>, work: Box<Work>) {
+        let id = work.loaded.episode.id.clone();
+        let needed = work.asking.requests_for(work.missing(self.options.needs_plain()));
+        let requests = &work.asking.plan.requests;
+        let tokens = needed.iter().map(|idx| requests[*idx].n_tokens() as u64).sum();
+        (self.watch)(Event::Begun { id: id.clone(), requests: needed.len() as u64, tokens });
+        let done = |idx: usize, answer: &Result<Scored, Error>| {
+            (self.watch)(Event::Answered { id: id.clone(), tokens: requests[idx].n_tokens() as u64 });
+            self.brake.heed(answer)
+        };
+        let model = &self.teacher.model;
+        let answers = ask(model, &work.asking.plan, &needed, self.options.requests_at_once, done).await;
+        if self.brake.is_stopped() && answers.is_cut_short(&needed) {
+            let reward = work.loaded.episode.outcome.as_ref().ok().map(|outcome| outcome.reward);
+            return self.finish(Report::new(&id, reward, Fate::Unfinished));
+        }
+        let (shared, lost) = (Arc::clone(&self), id.clone());
+        let written = tokio::task::spawn_blocking(move || shared.write(*work, &answers)).await;
+        let gone = || Report::new(&lost, None, Fate::Unfinished);
+        self.finish(written.unwrap_or_else(|_| gone()));
+    }
+
+    fn write(&self, work: Work, answers: &Answers) -> Report {
+        let reward = work.loaded.episode.outcome.as_ref().ok().map(|outcome| outcome.reward);
+        let mut report = Report {
+            n_steps: work.read.steps.len(),
+            figures: work.asking.plan.figures,
+            n_shortened: work.n_shortened(),
+            notes: work.notes.clone(),
+            directory: Some(work.directory.clone()),
+            ..Report::new(&work.loaded.episode.id, reward, Fate::Made)
+        };
+        let measured = work.measured(answers, self.options.needs_plain(), &self.options.asked.provenance);
+        let made = assemble(&work.loaded, &work.places, measured, &self.options.asked.settings);
+        let made = match made {
+            Ok(made) => made,
+            Err(error) => {
+                report.fate = Fate::Lost(Loss::new(Reason::Credit, error));
+                return report;
+            }
+        };
+        report.lost_steps = work.lost_steps(&made, answers);
+        report.n_credited = report.n_steps - report.lost_steps.len();
+        if !report.lost_steps.is_empty() {
+            report.fate = Fate::Partial;
+        }
+        if let Err(error) = write(&work.directory, &made) {
+            report.fate = Fate::Unfinished;
+            self.brake.pull(Stop::Disk(disk_error(&error)));
+        }
+        report
+    }
+}
+
+fn disk_error(error: &HindsightError) -> String {
+    error.to_string()
+}
+
+/// What to say when nothing of a partial file could be used.
+fn nothing_reused(old: &Hindsight, reused: &[OldScores]) -> Option<String> {
+    let had_scores = old.scores.steps.iter().any(|step| step.mean_logprob.is_some() && step.error.is_none());
+    let is_used = reused.iter().any(|it| it.lens.is_some() || it.plain.is_some());
+    (had_scores && !is_used)
+        .then(|| "its partial scores were measured otherwise; all steps are scored again".to_owned())
+}
+
+impl Work {
+    /// The scores that no earlier run left.
+    fn missing(&self, with_plain: bool) -> Vec<(usize, Which)> {
+        let of_step = |(step, old): (usize, &OldScores)| {
+            let lens = old.lens.is_none().then_some((step, Which::Lens));
+            let plain = (with_plain && old.plain.is_none()).then_some((step, Which::Plain));
+            [lens, plain]
+        };
+        self.old.iter().enumerate().flat_map(of_step).flatten().collect()
+    }
+
+    fn n_shortened(&self) -> usize {
+        let steps = self.read.steps.iter().flatten();
+        steps.filter(|step| !step.window.dropped.is_empty()).count()
+    }
+
+    fn measured(&self, answers: &Answers, with_plain: bool, provenance: &Provenance) -> Measured {
+        let steps = self.read.steps.iter().enumerate();
+        let steps = steps.map(|(idx, step)| self.measured_step(idx, step, answers, with_plain)).collect();
+        let source = match self.read.source {
+            TokenSource::Exact => "exact",
+            TokenSource::Rendered => "rendered",
+        };
+        let provenance = Provenance {
+            tokens: Some(source.to_owned()),
+            plan: Some(self.asking.plan.figures.into()),
+            ..provenance.clone()
+        };
+        Measured { sequences: self.read.sequences.clone(), token_source: self.read.source, steps, provenance }
+    }
+
+    fn measured_step(
+        &self,
+        idx: usize,
+        step: &Result<ReadStep, Loss>,
+        answers: &Answers,
+        with_plain: bool,
+    ) -> MeasuredStep {
+        let Ok(step) = step else {
+            let lens = Err(step.as_ref().err().map(Loss::to_string).unwrap_or_default());
+            return MeasuredStep { place: None, n_context: 0, lens, plain: None, window: Window::default() };
+        };
+        let asked = |which| self.asking.score(idx, which, answers).map(|score| logprobs(&score));
+        let old = &self.old[idx];
+        MeasuredStep {
+            place: Some(step.place),
+            n_context: step.lens.n_context,
+            lens: old.lens.clone().map_or_else(|| asked(Which::Lens), Ok),
+            plain: old.plain.clone().or_else(|| with_plain.then(|| asked(Which::Plain).ok()).flatten()),
+            window: step.window.clone(),
+        }
+    }
+
+    /// Why each step without credit has none.
+    fn lost_steps(&self, made: &Hindsight, answers: &Answers) -> Vec<Loss> {
+        let of_step = |(idx, step): (usize, &Result<ReadStep, Loss>)| {
+            let error = made.scores.steps.get(idx)?.error.clone()?;
+            let reason = match step {
+                Err(loss) => loss.reason,
+                Ok(_) if self.old[idx].lens.is_some() => Reason::Credit,
+                Ok(_) => match self.asking.score(idx, Which::Lens, answers) {
+                    Err(_) => Reason::Server,
+                    Ok(score) if score.absent().next().is_some() => Reason::Logprob,
+                    Ok(_) => Reason::Credit,
+                },
+            };
+            Some(Loss { reason, why: error })
+        };
+        self.read.steps.iter().enumerate().filter_map(of_step).collect()
+    }
+}
+
+fn logprobs(score: &SpanScore) -> Vec<Option<Logprob>> {
+    score.logprobs().collect()
+}
+
+/// Stops the run when going on is pointless.
+#[derive(Default)]
+struct Brake {
+    is_stopped: AtomicBool,
+    failures: AtomicU32,
+    why: Mutex<Option<Stop>>,
+}
+
+impl Brake {
+    fn is_stopped(&self) -> bool {
+        self.is_stopped.load(Ordering::Relaxed)
+    }
+
+    fn stop(&self) -> Option<Stop> {
+        self.why.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn pull(&self, why: Stop) {
+        self.why.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(why);
+        self.is_stopped.store(true, Ordering::Relaxed);
+    }
+
+    /// Looks at an answer; says whether to go on. A server that does not answer at all has been tried for minutes.
+    fn heed<T>(&self, answer: &Result<T, Error>) -> bool {
+        match answer {
+            Ok(_) => self.failures.store(0, Ordering::Relaxed),
+            Err(error) => {
+                let in_a_row = 1 + self.failures.fetch_add(1, Ordering::Relaxed);
+                let is_gone = matches!(error, Error::Unreachable { .. })
+                    || (error.may_pass() && in_a_row >= GONE_AFTER);
+                if error.stops_the_run() || is_gone {
+                    self.pull(Stop::Model(error.clone()));
+                }
+            }
+        }
+        !self.is_stopped()
+    }
+}

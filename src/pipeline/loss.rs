@@ -1,0 +1,71 @@
+//! Why a step or an episode was lost: a reason that can be counted, and the words that name the case.
+
+use std::fmt;
+
+/// What kind of thing went wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Reason {
+    /// The episode's files cannot be read.
+    Unreadable,
+    /// The episode has no reward, so there is no outcome to tell.
+    NoReward,
+    /// The lens has no text for it.
+    Lens,
+    /// The template or the tokenizer refuses it.
+    Rendering,
+    /// No message stands before the action that a lens could be written into.
+    NoPlace,
+    /// The lens cannot be written into the recorded tokens.
+    Recorded,
+    /// It does not fit the model's context.
+    Context,
+    /// The server gave no answer.
+    Server,
+    /// The server gave no logprob for a token of it.
+    Logprob,
+    /// No credit follows from its scores.
+    Credit,
+    /// What an earlier run left cannot be used.
+    Left,
+}
+
+impl Reason {
+    /// The name in summaries.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Unreadable => "unreadable",
+            Self::NoReward => "no reward",
+            Self::Lens => "no lens text",
+            Self::Rendering => "not rendered",
+            Self::NoPlace => "no place for the lens",
+            Self::Recorded => "recorded tokens unclear",
+            Self::Context => "context too small",
+            Self::Server => "not answered",
+            Self::Logprob => "no logprob",
+            Self::Credit => "no credit",
+            Self::Left => "old scores unusable",
+        }
+    }
+}
+
+/// Something that was lost.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Loss {
+    /// What kind of thing went wrong.
+    pub reason: Reason,
+    /// What exactly.
+    pub why: String,
+}
+
+impl Loss {
+    /// A loss in words.
+    pub fn new(reason: Reason, why: impl fmt::Display) -> Self {
+        Self { reason, why: why.to_string() }
+    }
+}
+
+impl fmt::Display for Loss {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.why)
+    }
+}

@@ -1,0 +1,112 @@
+//! An episode outlined: where its steps stand, what the lens says about each, and the conversations they were taken in.
+//!
+//! Owns everything about an episode that needs no tokens, and the number of requests that follows from it.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use serde_json::{Map, Value};
+
+use super::{Loss, Reason};
+use crate::credit::subtasks::{Place, Places, places};
+use crate::episode::{Conversation, Episode, Role, ToolText};
+use crate::lens::{self, OutcomeFacts, Placement, Template};
+use crate::plan::{Backend, plan};
+use crate::score::ScoreJob;
+use crate::tokens::{TokenId, TokenSpan};
+
+/// What recorded conversations lack or have too much of.
+#[derive(Clone, Debug, Default)]
+pub struct Framing {
+    /// The system prompt, for conversations without one.
+    pub system: Option<String>,
+    /// The tools' schemas, for episodes without any.
+    pub tools: Vec<Value>,
+    /// What the chat template is given beside the conversation.
+    pub vars: Map<String, Value>,
+    /// How tools are written, if not by the template.
+    pub tool_text: Option<ToolText>,
+    /// Tools' results are cut to so many characters.
+    pub tool_result_chars: Option<usize>,
+}
+
+/// The outcome lens: what it says, and where.
+#[derive(Clone, Debug)]
+pub struct OutcomeLens {
+    /// What it says.
+    pub template: Template,
+    /// Where it is written.
+    pub placement: Placement,
+}
+
+/// An episode without tokens.
+#[derive(Clone, Debug)]
+pub struct Outline {
+    /// Where each step stands.
+    pub places: Vec<Place>,
+    /// What the lens says about each step.
+    pub texts: Vec<String>,
+    /// The conversations as they are rendered.
+    pub conversations: Vec<Conversation>,
+}
+
+/// Outlines an episode.
+pub fn outline(episode: &Episode, framing: &Framing, lens: &OutcomeLens) -> Result<Outline, Loss> {
+    let outcome = episode.outcome.as_ref().map_err(|why| Loss::new(Reason::NoReward, why))?;
+    let Places { steps: by_message, completed } =
+        places(&episode.messages, &episode.failed_results, &episode.progress);
+    let actions = episode.messages.iter().enumerate().filter(|(_, it)| it.role == Role::Assistant);
+    let mut by_message: HashMap<usize, Place> = actions.map(|(idx, _)| idx).zip(by_message).collect();
+    let places: Option<Vec<Place>> =
+        episode.steps().iter().map(|step| by_message.remove(&step.message_idx)).collect();
+    let places = places.ok_or_else(|| Loss::new(Reason::Unreadable, "a step is no assistant message"))?;
+    let text = |place| {
+        let facts = OutcomeFacts::new(outcome.reward, &episode.progress, completed, place);
+        lens.template.render(&facts).map_err(|error| Loss::new(Reason::Lens, error))
+    };
+    let texts = places.iter().map(text).collect::<Result<_, _>>()?;
+    let conversations = episode.conversations().into_iter().map(|it| framed(it, framing)).collect();
+    Ok(Outline { places, texts, conversations })
+}
+
+fn framed(mut conversation: Conversation, framing: &Framing) -> Conversation {
+    if let Some(system) = &framing.system {
+        conversation = conversation.with_system(system);
+    }
+    match framing.tool_result_chars {
+        Some(max_chars) => conversation.with_results_cut(max_chars),
+        None => conversation,
+    }
+}
+
+impl Outline {
+    /// How many requests a plan has if every message were a token: exact while history only grows and everything fits.
+    pub fn n_requests(&self, placement: Placement, with_plain: bool) -> usize {
+        let mut texts = HashMap::new();
+        let mut jobs = Vec::new();
+        for (nth, conversation) in self.conversations.iter().enumerate() {
+            for &(step, action) in &conversation.steps {
+                let n_texts = texts.len();
+                let text = *texts.entry(self.texts[step].as_str()).or_insert(n_texts);
+                let target = lens::target(&conversation.messages[..action], placement);
+                jobs.extend(target.and_then(|target| message_job(nth, action, Some((target, text)))));
+                jobs.extend(with_plain.then(|| message_job(nth, action, None)).flatten());
+            }
+        }
+        plan(&jobs, &Backend::SGLANG).requests.len()
+    }
+}
+
+/// A job in which the conversation's number, every message and the lens behind its target are a token each.
+fn message_job(conversation: usize, action: usize, lens: Option<(usize, usize)>) -> Option<ScoreJob> {
+    let id = |kind: usize, number: usize| TokenId::try_from(3 * number + kind).ok();
+    let mut tokens = vec![id(0, conversation)?];
+    for message in 0..=action {
+        tokens.push(id(1, message)?);
+        if let Some((_, text)) = lens.filter(|(target, _)| *target == message) {
+            tokens.push(id(2, text)?);
+        }
+    }
+    let span = TokenSpan::at(tokens.len() - 1, 1);
+    ScoreJob::new(Arc::from(tokens), vec![span], 0).ok()
+}

@@ -1,0 +1,250 @@
+//! From an episode to the token sequences its actions are scored in.
+//!
+//! Owns [`Texts`], a model's tokenizer and template, and [`Reader`], which reads an episode with them:
+//! recorded ids where there are any, everything else rendered; each action under the lens and, where
+//! asked for, without; each within the model's context. Deliberately absent: which requests follow.
+
+use std::io::Cursor;
+use std::path::Path;
+use std::sync::Arc;
+
+use serde_json::{Map, Value};
+
+use super::exact::Exact;
+use super::outline::{Framing, OutcomeLens, Outline};
+use super::rendered::Rendered;
+use super::shorten::{Contexts, Fitted, fitted};
+use super::{Loss, Reason};
+use crate::chat::drops::drops;
+use crate::chat::reread::Manner;
+use crate::chat::source::{ChatTemplates, SourceError};
+use crate::chat::template::{Now, Template};
+use crate::chat::tokenizer::Tokenizer;
+use crate::episode::{Conversation, Episode, TokenSource};
+use crate::hf::sha256;
+use crate::lens::Window;
+use crate::tokens::{TokenId, TokenSpan};
+
+/// How a model's conversations become tokens.
+pub struct Texts {
+    /// The tokenizer.
+    pub tokenizer: Arc<Tokenizer>,
+    plain: Template,
+    with_tools: Template,
+    vars: Map<String, Value>,
+}
+
+impl Texts {
+    /// The templates of the model at `path`, or the one in the file `template`; `vars` win over the model's special tokens.
+    pub fn open(
+        path: &Path,
+        tokenizer: Arc<Tokenizer>,
+        template: Option<&Path>,
+        vars: &Map<String, Value>,
+    ) -> Result<Self, SourceError> {
+        let own = match (ChatTemplates::open(path), template) {
+            // A directory without a template still tells its special tokens, if one is given apart.
+            (Err(SourceError::NoTemplate { .. }), Some(_)) => None,
+            (own, _) => Some(own?),
+        };
+        let vars = own.as_ref().map_or_else(|| vars.clone(), |own| own.variables(vars));
+        let named = template.map(ChatTemplates::from_file).transpose()?;
+        let Some(templates) = named.or(own) else {
+            return Err(SourceError::NoTemplate { path: path.to_owned(), looked_for: "a chat template" });
+        };
+        let (plain, with_tools) = (templates.select(false)?, templates.select(true)?);
+        Ok(Self { tokenizer, plain, with_tools, vars })
+    }
+
+    /// The template for conversations with tools or without.
+    pub fn template(&self, has_tools: bool) -> &Template {
+        if has_tools { &self.with_tools } else { &self.plain }
+    }
+
+    /// SHA-256 of the templates' text.
+    pub fn template_sha256(&self) -> String {
+        let sources = [self.plain.source(), self.with_tools.source()];
+        let distinct = if sources[0] == sources[1] { &sources[..1] } else { &sources };
+        hash(&distinct.concat())
+    }
+
+    /// What the template leaves out whatever the conversation, in words.
+    pub fn ignored(&self, has_tools: bool) -> Vec<&'static str> {
+        drops(self.template(has_tools), &self.vars, Some(Now::utc(0))).names()
+    }
+}
+
+/// The SHA-256 of a text, in hexadecimal.
+pub fn hash(text: &str) -> String {
+    // Reading from memory cannot fail.
+    sha256(&mut Cursor::new(text.as_bytes())).unwrap_or_default()
+}
+
+/// A sequence and where the action in it begins.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Seen {
+    /// Context and action.
+    pub tokens: Arc<[TokenId]>,
+    /// How many of them are context.
+    pub n_context: usize,
+}
+
+impl Seen {
+    fn new(context: &[TokenId], action: &[TokenId]) -> Self {
+        Self { tokens: Arc::from([context, action].concat()), n_context: context.len() }
+    }
+
+    /// Its action's last `n` tokens; all of them for 0.
+    pub fn action(&self, n: usize) -> TokenSpan {
+        let whole = TokenSpan::at(self.n_context, self.tokens.len() - self.n_context);
+        if n == 0 { whole } else { whole.last(n) }
+    }
+}
+
+/// One step's sequences.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ReadStep {
+    /// The conversation's sequence its action is in, and where.
+    pub place: (usize, TokenSpan),
+    /// Its context with the lens, and its action.
+    pub lens: Seen,
+    /// The same without the lens, where asked for.
+    pub plain: Option<Seen>,
+    /// What of the episode's messages was left out.
+    pub window: Window,
+}
+
+/// An episode as tokens.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ReadEpisode {
+    /// The conversation without a lens.
+    pub sequences: Vec<Vec<TokenId>>,
+    /// Exact if every action's ids were recorded.
+    pub source: TokenSource,
+    /// One for each step.
+    pub steps: Vec<Result<ReadStep, Loss>>,
+}
+
+/// Reads episodes.
+#[derive(Clone, Copy)]
+pub struct Reader<'a> {
+    /// How conversations become tokens.
+    pub texts: &'a Texts,
+    /// What conversations lack.
+    pub framing: &'a Framing,
+    /// The lens.
+    pub lens: &'a OutcomeLens,
+    /// The most tokens a sequence may have.
+    pub limit: Option<usize>,
+    /// Whether each action is also read without the lens.
+    pub with_plain: bool,
+}
+
+impl<'a> Reader<'a> {
+    /// Reads an episode; what cannot be read is lost alone.
+    pub fn read(&self, episode: &Episode, outline: &Outline) -> ReadEpisode {
+        let is_exact = |step: usize| is_exact(episode, step);
+        let n_steps = episode.steps().len();
+        let unread = || Err(Loss::new(Reason::Unreadable, "the step is in no conversation"));
+        let mut all = ReadEpisode {
+            sequences: episode.sequences.clone(),
+            source: TokenSource::Exact,
+            steps: (0..n_steps).map(|_| unread()).collect(),
+        };
+        for conversation in &episode.conversations() {
+            let wanted = steps_where(conversation, &is_exact);
+            let contexts = Exact::new(*self, episode, conversation, wanted.clone(), &outline.texts);
+            self.take(&mut all, episode, &wanted, &contexts, 0);
+        }
+        if (0..n_steps).all(is_exact) {
+            return all;
+        }
+        all.source = TokenSource::Rendered;
+        if !(0..n_steps).any(is_exact) {
+            all.sequences.clear();
+        }
+        for conversation in &outline.conversations {
+            let wanted = steps_where(conversation, &|step| !is_exact(step));
+            self.take_rendered(&mut all, episode, conversation, wanted, outline);
+        }
+        all
+    }
+
+    fn take_rendered(
+        &self,
+        all: &mut ReadEpisode,
+        episode: &Episode,
+        conversation: &Conversation,
+        wanted: Vec<(usize, usize)>,
+        outline: &Outline,
+    ) {
+        if wanted.is_empty() {
+            return;
+        }
+        let tools = if episode.tools.is_empty() { &self.framing.tools } else { &episode.tools };
+        let manner = self.manner(episode, tools);
+        match Rendered::new(*self, manner, conversation, wanted.clone(), &outline.texts) {
+            Err(loss) => wanted.iter().for_each(|(step, _)| all.steps[*step] = Err(loss.clone())),
+            Ok(contexts) => {
+                let before = all.sequences.len();
+                all.sequences.extend_from_slice(contexts.sequences());
+                self.take(all, episode, &wanted, &contexts, before);
+            }
+        }
+    }
+
+    /// Takes what fits of one conversation; its sequences begin at `first_sequence`.
+    fn take(
+        &self,
+        all: &mut ReadEpisode,
+        episode: &Episode,
+        wanted: &[(usize, usize)],
+        contexts: &dyn Contexts,
+        first_sequence: usize,
+    ) {
+        for ((nth, (step, action)), found) in wanted.iter().enumerate().zip(fitted(contexts, self.limit)) {
+            let message_idx = episode.steps()[*step].message_idx;
+            all.steps[*step] = found.and_then(|Fitted { context, window }| {
+                let (sequence, span) = contexts.place(nth)?;
+                let action_ids = contexts.action(nth);
+                Ok(ReadStep {
+                    place: (first_sequence + sequence, span),
+                    lens: Seen::new(&context.lens, action_ids),
+                    plain: context.plain.map(|plain| Seen::new(&plain, action_ids)),
+                    window: shifted(window, message_idx, *action),
+                })
+            });
+        }
+    }
+
+    /// How an episode's conversations are rendered, with these tools.
+    pub(super) fn manner<'m>(&self, episode: &'m Episode, tools: &'m [Value]) -> Manner<'m>
+    where
+        'a: 'm,
+    {
+        Manner {
+            template: self.texts.template(!tools.is_empty()),
+            vars: &self.texts.vars,
+            tools,
+            tool_text: self.framing.tool_text.or(episode.tool_text),
+            now: episode.started_at.map(Now::utc),
+        }
+    }
+}
+
+fn is_exact(episode: &Episode, step: usize) -> bool {
+    episode.token_source == TokenSource::Exact && episode.steps()[step].tokens.is_some()
+}
+
+fn steps_where(conversation: &Conversation, holds: &dyn Fn(usize) -> bool) -> Vec<(usize, usize)> {
+    conversation.steps.iter().filter(|(step, _)| holds(*step)).copied().collect()
+}
+
+/// The window in the episode's own counting of messages: conversations may have others in front.
+fn shifted(window: Window, message_idx: usize, action: usize) -> Window {
+    let shift = |idx: usize| (idx + message_idx).saturating_sub(action);
+    match window.dropped.is_empty() {
+        true => Window::default(),
+        false => Window { dropped: shift(window.dropped.start)..shift(window.dropped.end), ..window },
+    }
+}

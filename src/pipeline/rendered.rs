@@ -1,0 +1,153 @@
+//! The contexts of actions that are rendered from text.
+
+use std::ops::Range;
+
+use super::read::Reader;
+use super::shorten::{Context, Contexts};
+use super::{Loss, Reason};
+use crate::chat::reread::{Lens, Manner, Shown};
+use crate::chat::spans::{RereadTurn, SpanError, Turn};
+use crate::chat::template::TemplateError;
+use crate::episode::{Conversation, Message};
+use crate::lens::target;
+use crate::tokens::{TokenId, TokenSpan};
+
+/// A rendered conversation.
+pub(super) struct Rendered<'a> {
+    reader: Reader<'a>,
+    manner: Manner<'a>,
+    messages: &'a [Message],
+    /// Each step and its message.
+    wanted: Vec<(usize, usize)>,
+    /// What the lens says, by step.
+    texts: &'a [String],
+    read: Read,
+}
+
+/// What came of rendering.
+struct Read {
+    sequences: Vec<Vec<TokenId>>,
+    turns: Vec<Result<(Turn, Vec<TokenId>), Loss>>,
+}
+
+impl Read {
+    fn action(&self, turn: &Turn) -> &[TokenId] {
+        &self.sequences[turn.sequence][turn.span.range()]
+    }
+
+    fn before(&self, turn: &Turn) -> &[TokenId] {
+        &self.sequences[turn.sequence][..turn.span.start()]
+    }
+}
+
+impl<'a> Rendered<'a> {
+    /// Renders a conversation; an error is one of all its steps.
+    pub(super) fn new(
+        reader: Reader<'a>,
+        manner: Manner<'a>,
+        conversation: &'a Conversation,
+        wanted: Vec<(usize, usize)>,
+        texts: &'a [String],
+    ) -> Result<Self, Loss> {
+        let messages = &conversation.messages;
+        let read = Read { sequences: Vec::new(), turns: Vec::new() };
+        let mut all = Self { reader, manner, messages, wanted, texts, read };
+        all.read = all.read(messages, &all.wanted)?;
+        Ok(all)
+    }
+
+    /// The conversation's sequences.
+    pub(super) fn sequences(&self) -> &[Vec<TokenId>] {
+        &self.read.sequences
+    }
+
+    fn read(&self, messages: &[Message], wanted: &[(usize, usize)]) -> Result<Read, Loss> {
+        let shown = Shown::new(self.manner, messages).map_err(|error| rendering(&error))?;
+        let lens = |(step, action): &(usize, usize)| {
+            let target = target(&messages[..*action], self.reader.lens.placement)?;
+            Some(Lens { target, text: &self.texts[*step] })
+        };
+        let asked: Vec<_> = wanted.iter().map(|it| (it.1, lens(it))).collect();
+        let found = shown.reread(&asked, &self.reader.texts.tokenizer);
+        let mut read = Read { sequences: found.sequences, turns: Vec::new() };
+        let turns = found.turns.into_iter().map(|turn| seen(&read, turn));
+        read.turns = turns.collect();
+        Ok(read)
+    }
+
+    /// The conversation without some messages, and where the chosen actions are in it.
+    fn without(&self, dropped: &Range<usize>, nths: &[usize]) -> (Vec<Message>, Vec<(usize, usize)>) {
+        let kept = [&self.messages[..dropped.start], &self.messages[dropped.end..]].concat();
+        let wanted = nths.iter().map(|nth| (self.wanted[*nth].0, self.wanted[*nth].1 - dropped.len()));
+        (kept, wanted.collect())
+    }
+
+    fn context(&self, read: &Read, turn: &Turn, lens: &[TokenId], dropped: &Range<usize>) -> Context {
+        let plain = self.reader.with_plain.then(|| read.before(turn).to_vec());
+        Context { lens: lens.to_vec(), plain, dropped: dropped.clone() }
+    }
+}
+
+impl Contexts for Rendered<'_> {
+    fn messages(&self) -> &[Message] {
+        self.messages
+    }
+
+    fn actions(&self) -> Vec<usize> {
+        self.wanted.iter().map(|(_, action)| *action).collect()
+    }
+
+    fn place(&self, nth: usize) -> Result<(usize, TokenSpan), Loss> {
+        self.read.turns[nth].as_ref().map(|(turn, _)| (turn.sequence, turn.span)).map_err(Loss::clone)
+    }
+
+    fn action(&self, nth: usize) -> &[TokenId] {
+        self.read.turns[nth].as_ref().map_or(&[], |(turn, _)| self.read.action(turn))
+    }
+
+    fn contexts(&self, dropped: &Range<usize>, nths: &[usize]) -> Vec<Result<Context, Loss>> {
+        if dropped.is_empty() {
+            let whole = |nth: &usize| {
+                let (turn, lens) = self.read.turns[*nth].as_ref().map_err(Loss::clone)?;
+                Ok(self.context(&self.read, turn, lens, dropped))
+            };
+            return nths.iter().map(whole).collect();
+        }
+        let (messages, wanted) = self.without(dropped, nths);
+        let read = match self.read(&messages, &wanted) {
+            Ok(read) => read,
+            Err(loss) => return nths.iter().map(|_| Err(loss.clone())).collect(),
+        };
+        let context = |(nth, turn): (&usize, &Result<(Turn, Vec<TokenId>), Loss>)| {
+            let (turn, lens) = turn.as_ref().map_err(Loss::clone)?;
+            match read.action(turn) == self.action(*nth) {
+                true => Ok(self.context(&read, turn, lens, dropped)),
+                false => Err(Loss::new(Reason::Rendering, "the action reads otherwise in a shorter context")),
+            }
+        };
+        nths.iter().zip(&read.turns).map(context).collect()
+    }
+}
+
+/// A turn whose lens is there to be seen.
+fn seen(
+    read: &Read,
+    turn: Result<RereadTurn, SpanError<TemplateError>>,
+) -> Result<(Turn, Vec<TokenId>), Loss> {
+    let (turn, lens) = turn.map_err(|error| Loss::new(Reason::Rendering, error))?;
+    let lens = lens.ok_or_else(no_place)?;
+    if lens == read.before(&turn) {
+        let why = "the template does not show the message the lens is written into";
+        return Err(Loss::new(Reason::NoPlace, why));
+    }
+    Ok((turn, lens))
+}
+
+/// Nothing stands before the action.
+pub(super) fn no_place() -> Loss {
+    Loss::new(Reason::NoPlace, "no message stands before the action that the lens could be written into")
+}
+
+fn rendering(error: &TemplateError) -> Loss {
+    Loss::new(Reason::Rendering, format!("{error}; help: {}", error.help()))
+}

@@ -1,0 +1,161 @@
+//! What an earlier run left beside an episode, and what of it can be used.
+//!
+//! Owns the comparison of settings, by key, and of tokens. A complete file is left alone; of a partial one
+//! every score is used that was measured in the same way on the same tokens. Numbers that were measured
+//! differently are never mixed.
+
+use std::path::Path;
+
+use super::read::{ReadEpisode, ReadStep};
+use super::{Loss, Reason};
+use crate::credit::hcapo::{Params, Ratio};
+use crate::store::hindsight::{Hindsight, Settings, read};
+use crate::tokens::Logprob;
+use crate::wire::hindsight::{HindsightScores, Provenance, ScoredStep, StepTokens};
+
+/// What a file is asked to be made with.
+#[derive(Clone, Debug)]
+pub struct Asked {
+    /// The hyper-parameters.
+    pub settings: Settings,
+    /// Model, tokenizer, lens and the rest.
+    pub provenance: Provenance,
+}
+
+/// The keys in which a file differs from what is asked.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Differences {
+    /// Credit can be computed again with them.
+    pub computed: Vec<&'static str>,
+    /// The model would have to be asked again.
+    pub measured: Vec<&'static str>,
+}
+
+impl Differences {
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.computed.is_empty() && self.measured.is_empty()
+    }
+
+    /// All keys.
+    pub fn names(&self) -> String {
+        let all: Vec<&str> = self.computed.iter().chain(&self.measured).copied().collect();
+        all.join(", ")
+    }
+}
+
+/// What is there already.
+pub enum Standing {
+    /// Nothing.
+    Nothing,
+    /// Credit for every step.
+    Complete(Differences),
+    /// Credit for some steps, or for none.
+    Partial(Box<Hindsight>),
+}
+
+/// Looks at the files in an episode's directory.
+pub fn standing(directory: &Path, asked: &Asked) -> Result<Standing, Loss> {
+    let unusable = |error| Loss::new(Reason::Left, format!("{error}; help: score it again with --overwrite"));
+    let Some(old) = read(directory).map_err(unusable)? else { return Ok(Standing::Nothing) };
+    if old.scores.is_complete() {
+        return Ok(Standing::Complete(differences(&old.scores, asked)));
+    }
+    Ok(Standing::Partial(Box::new(old)))
+}
+
+/// The keys in which scores differ from what is asked. Published files do not say how they were measured.
+pub fn differences(scores: &HindsightScores, asked: &Asked) -> Differences {
+    let recorded = Settings::recorded(&scores.hyperparams);
+    let mut computed = differing_params(&recorded.params, &asked.settings.params);
+    let mut measured =
+        scores.provenance.as_ref().map(|it| differing_measures(it, &asked.provenance)).unwrap_or_default();
+    if recorded.params.ratio != asked.settings.params.ratio {
+        let has_plain = scores.steps.iter().all(|step| step.plain_mean_logprob.is_some());
+        let is_there = asked.settings.params.ratio == Ratio::Mean || has_plain;
+        (if is_there { &mut computed } else { &mut measured }).push("ratio");
+    }
+    let (old, new) = (recorded.max_logprob_tokens, asked.settings.max_logprob_tokens);
+    if old != new {
+        let is_there = scores.provenance.is_some() && (old == 0 || (new != 0 && new < old));
+        (if is_there { &mut computed } else { &mut measured }).push("max_logprob_tokens");
+    }
+    Differences { computed, measured }
+}
+
+fn differing_params(old: &Params, new: &Params) -> Vec<&'static str> {
+    let pairs = [
+        ("t_temp", old.t_temp == new.t_temp),
+        ("gamma", old.gamma == new.gamma),
+        ("c_min", old.c_min == new.c_min),
+        ("c_max", old.c_max == new.c_max),
+        ("alpha", old.alpha == new.alpha),
+        ("smoothing", old.smoothing == new.smoothing),
+        ("smooth_within_subtasks", old.within_subtasks == new.within_subtasks),
+        ("dense_rewards", old.dense_rewards == new.dense_rewards),
+    ];
+    pairs.into_iter().filter(|(_, same)| !same).map(|(key, _)| key).collect()
+}
+
+fn differing_measures(old: &Provenance, new: &Provenance) -> Vec<&'static str> {
+    let other = |key: &str| old.other.get(key) == new.other.get(key);
+    let pairs = [
+        ("model", old.model == new.model),
+        ("tokenizer", old.tokenizer_sha256 == new.tokenizer_sha256),
+        ("template", old.template_sha256 == new.template_sha256),
+        ("system", old.system_sha256 == new.system_sha256),
+        ("tools", old.tools_sha256 == new.tools_sha256),
+        ("hindsight_template", old.lens_sha256 == new.lens_sha256),
+        ("placement", old.placement == new.placement),
+        ("tool_result_chars", old.tool_result_chars == new.tool_result_chars),
+        ("tool_text", other("tool_text")),
+        ("var", other("vars_sha256")),
+    ];
+    pairs.into_iter().filter(|(_, same)| !same).map(|(key, _)| key).collect()
+}
+
+/// The scores of a step that an earlier run measured.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct OldScores {
+    /// Under the lens.
+    pub lens: Option<Vec<Option<Logprob>>>,
+    /// Without it.
+    pub plain: Option<Vec<Option<Logprob>>>,
+}
+
+/// What can be used of a partial file: for each step the scores of the very tokens it has now, measured as is asked.
+pub fn reusable(old: &Hindsight, episode: &ReadEpisode, asked: &Asked) -> Vec<OldScores> {
+    let nothing = || vec![OldScores::default(); episode.steps.len()];
+    let (Some(tokens), Some(provenance)) = (&old.tokens, &old.scores.provenance) else { return nothing() };
+    if !differing_measures(provenance, &asked.provenance).is_empty() {
+        return nothing();
+    }
+    let n_tokens = asked.settings.max_logprob_tokens;
+    let of_step = |(idx, step): (usize, &Result<ReadStep, Loss>)| {
+        let step = step.as_ref().ok()?;
+        let scored = old.scores.steps.iter().find(|it| it.step_index == idx)?;
+        let tokens_of = tokens.steps.iter().find(|it| it.step_index == idx)?;
+        let (sequence, [_, end]) = (tokens.sequences.get(tokens_of.sequence?)?, tokens_of.span?);
+        let now = &episode.sequences[step.place.0][..step.place.1.end()];
+        let is_same = sequence.get(..end) == Some(now) && same_window(scored, step);
+        is_same.then(|| old_scores(tokens_of, step, n_tokens))
+    };
+    episode.steps.iter().enumerate().map(|it| of_step(it).unwrap_or_default()).collect()
+}
+
+fn same_window(old: &ScoredStep, new: &ReadStep) -> bool {
+    let dropped = &new.window.dropped;
+    old.dropped_messages == (!dropped.is_empty()).then_some([dropped.start, dropped.end])
+}
+
+/// What is whole of a step's old scores: one missing logprob is reason to ask again.
+fn old_scores(old: &StepTokens, step: &ReadStep, n_tokens: usize) -> OldScores {
+    let wanted = step.lens.action(n_tokens).len();
+    let whole = |logprobs: &Option<Vec<Option<f64>>>| {
+        let logprobs = logprobs.as_ref().filter(|it| it.len() >= wanted)?;
+        let known = logprobs.iter().map(|it| it.and_then(|it| Logprob::new(it).ok()));
+        let known: Vec<Option<Logprob>> = known.collect();
+        known.iter().rev().take(wanted).all(Option::is_some).then_some(known)
+    };
+    OldScores { lens: whole(&old.logprobs), plain: whole(&old.plain_logprobs) }
+}

@@ -1,0 +1,140 @@
+//! Contexts that fit the model's: whole messages are left out of those that are too long.
+//!
+//! Owns the choice of what is left out, made from estimated lengths and checked against the real ones. How
+//! a context is made without some messages is the business of whoever has the tokens.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use super::{Loss, Reason};
+use crate::episode::Message;
+use crate::lens::{Room, TooLong, Window, windows};
+use crate::tokens::{TokenId, TokenSpan};
+
+/// How often a choice that turned out too long is made again with less room.
+const ATTEMPTS: usize = 6;
+
+/// What stands before an action.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Context {
+    /// With the lens.
+    pub(super) lens: Vec<TokenId>,
+    /// Without it, where asked for.
+    pub(super) plain: Option<Vec<TokenId>>,
+    /// The messages that are really left out.
+    pub(super) dropped: Range<usize>,
+}
+
+/// The actions of one conversation, in order, and what stands before them.
+pub(super) trait Contexts {
+    /// The conversation.
+    fn messages(&self) -> &[Message];
+    /// The assistant messages that are its actions.
+    fn actions(&self) -> Vec<usize>;
+    /// The sequence and the span of the `nth` action, nothing left out.
+    fn place(&self, nth: usize) -> Result<(usize, TokenSpan), Loss>;
+    /// The tokens of the `nth` action.
+    fn action(&self, nth: usize) -> &[TokenId];
+    /// The contexts of some actions when these messages are left out.
+    fn contexts(&self, dropped: &Range<usize>, nths: &[usize]) -> Vec<Result<Context, Loss>>;
+}
+
+/// A context that fits, and what was left out for that.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Fitted {
+    /// The context.
+    pub(super) context: Context,
+    /// What was left out.
+    pub(super) window: Window,
+}
+
+/// The contexts of all actions, those that are longer than `limit` together with their action shortened.
+pub(super) fn fitted(of: &dyn Contexts, limit: Option<usize>) -> Vec<Result<Fitted, Loss>> {
+    let limit = limit.unwrap_or(usize::MAX);
+    let mut found = of.contexts(&(0..0), &(0..of.actions().len()).collect::<Vec<_>>());
+    let whole: Vec<usize> = found.iter().map(|it| it.as_ref().map_or(0, |it| it.lens.len())).collect();
+    if overflow(of, &found, limit) > 0 {
+        found = shortened(of, found, limit);
+    }
+    let fit = |(nth, found): (usize, Result<Context, Loss>)| {
+        let context = found?;
+        let needed = context.lens.len() + of.action(nth).len();
+        if needed > limit {
+            return Err(Loss::new(Reason::Context, TooLong { needed, limit }));
+        }
+        let n_dropped_tokens = whole[nth].saturating_sub(context.lens.len());
+        Ok(Fitted { window: Window { dropped: context.dropped.clone(), n_dropped_tokens }, context })
+    };
+    found.into_iter().enumerate().map(fit).collect()
+}
+
+/// By how many tokens the longest is too long.
+fn overflow(of: &dyn Contexts, found: &[Result<Context, Loss>], limit: usize) -> usize {
+    let size = |(nth, found): (usize, &Result<Context, Loss>)| {
+        Some(found.as_ref().ok()?.lens.len() + of.action(nth).len())
+    };
+    found.iter().enumerate().filter_map(size).max().unwrap_or(0).saturating_sub(limit)
+}
+
+/// Leaves messages out until everything fits that can; lengths are estimates, so the room shrinks where they were short.
+fn shortened(
+    of: &dyn Contexts,
+    whole: Vec<Result<Context, Loss>>,
+    limit: usize,
+) -> Vec<Result<Context, Loss>> {
+    let mut reserved = lens_size(of, &whole);
+    let mut found = windowed(of, &whole, Room { limit, reserved });
+    for _ in 1..ATTEMPTS {
+        match overflow(of, &found, limit) {
+            0 => break,
+            more => reserved += more,
+        }
+        found = windowed(of, &whole, Room { limit, reserved });
+    }
+    found
+}
+
+/// The most tokens the lens adds.
+fn lens_size(of: &dyn Contexts, whole: &[Result<Context, Loss>]) -> usize {
+    let sizes = whole.iter().enumerate().filter_map(|(nth, context)| {
+        let (_, span) = of.place(nth).ok()?;
+        Some(context.as_ref().ok()?.lens.len().saturating_sub(span.start()))
+    });
+    sizes.max().unwrap_or(0)
+}
+
+fn windowed(of: &dyn Contexts, whole: &[Result<Context, Loss>], room: Room) -> Vec<Result<Context, Loss>> {
+    let chosen = windows(of.messages(), &lengths(of), &of.actions(), room);
+    let mut found = whole.to_vec();
+    let mut by_window: BTreeMap<(usize, usize), Vec<usize>> = BTreeMap::new();
+    for (nth, window) in chosen.into_iter().enumerate() {
+        match window {
+            _ if found[nth].is_err() => {}
+            Err(too_long) => found[nth] = Err(Loss::new(Reason::Context, too_long)),
+            Ok(window) if window.dropped.is_empty() => {}
+            Ok(Window { dropped, .. }) => {
+                by_window.entry((dropped.start, dropped.end)).or_default().push(nth)
+            }
+        }
+    }
+    for ((start, end), nths) in by_window {
+        for (nth, context) in nths.iter().zip(of.contexts(&(start..end), &nths)) {
+            found[*nth] = context;
+        }
+    }
+    found
+}
+
+/// The tokens of each message, as far as the actions' places tell: what stands between two actions
+/// is counted with the first message there.
+fn lengths(of: &dyn Contexts) -> Vec<usize> {
+    let mut lengths = vec![0; of.messages().len()];
+    let (mut message, mut end) = (0, 0);
+    for (nth, action) in of.actions().into_iter().enumerate() {
+        let Ok((_, span)) = of.place(nth) else { continue };
+        lengths[message] += span.start().saturating_sub(end);
+        lengths[action] += span.len();
+        (message, end) = ((action + 1).min(lengths.len() - 1), span.end());
+    }
+    lengths
+}
