@@ -23,17 +23,25 @@ fn collect(args: &CollectArgs) -> Result<(), Failure> {
     let config = args.keys.resolve()?;
     let collect: CollectPart = part(&config)?;
     let talk = Arc::new(Talk::new(args.json, args.quiet));
-    let ask =
-        Ask { command: "collect", config, dir: &args.run, talk, temperature: collect.agent_temperature };
-    let choose = |part: &TaskPart, sources: &[TaskSource], tasks: Vec<CodingTask>| {
-        choose(&collect, part, sources, tasks)
-    };
-    let mut finished = block_on(episodes::run(ask, &choose))??;
-    finished.summary.more.extend(metrics::train(finished.digests.iter().flatten()));
-    finished.run.keep_summary(&finished.summary).map_err(episodes::run_failure)?;
+    let ask = Ask { command: "collect", config, dir: &args.run, talk, temperature: collect.agent_temperature };
+    let mut finished = block_on(episodes::run(ask, &choosing(&collect)))??;
+    keep(&mut finished)?;
     let text = if args.json { episodes::as_json(&finished) } else { table(&finished) };
     output::data(text.as_bytes())?;
     episodes::verdict(&finished)
+}
+
+/// Adds the metrics to the summary, and writes it.
+pub(super) fn keep(finished: &mut Finished) -> Result<(), Failure> {
+    finished.summary.more.extend(metrics::train(finished.digests.iter().flatten()));
+    finished.run.keep_summary(&finished.summary).map_err(episodes::run_failure)
+}
+
+/// How episodes are chosen.
+pub(super) fn choosing(
+    collect: &CollectPart,
+) -> impl Fn(&TaskPart, &[TaskSource], Vec<CodingTask>) -> Result<Vec<Slot>, Failure> {
+    move |part, sources, tasks| choose(collect, part, sources, tasks)
 }
 
 /// One group for each training task, or as many as were asked for.

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::args::QuickstartArgs;
 use super::failure::{Failure, one_line};
 use super::server::model_failure;
-use super::{block_on, model, output};
+use super::{block_on, live, model, output};
 use crate::model::embedded::model::Embedded;
 use crate::quickstart::{
     Recorded, Step, Tokenised, bundled, check_same_actions, mean, score, steps, tool_text_name,
@@ -34,13 +34,21 @@ pub(super) fn run(args: &QuickstartArgs) -> Result<(), Failure> {
     let episode = bundled().map_err(model_failure)?;
     let (name, path) = model::find_or_pull(args.model.as_deref())?;
     output::talk(&format!("loading {name}"));
+    let live_dir = args.out.join("live");
+    let live = live::run(&path, &live_dir);
     let embedded = Embedded::load(&path, None).map_err(model_failure)?;
     let lenses = render(&episode, &embedded)?;
     let steps = score_both(&episode, &lenses, &embedded)?;
     let files = write(&args.out, &episode, &lenses, &steps)?;
     let seconds = began.elapsed().as_secs_f64();
     let report = Report { name: &name, path: &path, episode: &episode, lenses: &lenses, steps: &steps };
-    output::data(report.text(&args.out, &files, seconds).as_bytes())
+    if let Ok(live) = &live {
+        output::data(format!("{}\n", live::text(live)).as_bytes())?;
+    }
+    output::data(report.text(&args.out, &files, seconds).as_bytes())?;
+    let again = live::command(&path.display().to_string(), &live_dir);
+    // What the machine does not allow is said last, so that it is not overlooked.
+    live.map(|_| output::data(format!("  {again}\n").as_bytes()))?
 }
 
 fn render(episode: &Recorded, embedded: &Embedded) -> Result<Lenses, Failure> {
