@@ -25,15 +25,24 @@ fn collect(args: &CollectArgs) -> Result<(), Failure> {
     let talk = Arc::new(Talk::new(args.json, args.quiet));
     let ask =
         Ask { command: "collect", config, dir: &args.run, talk, temperature: collect.agent_temperature };
-    let choose = |part: &TaskPart, sources: &[TaskSource], tasks: Vec<CodingTask>| {
-        choose(&collect, part, sources, tasks)
-    };
-    let mut finished = block_on(episodes::run(ask, &choose))??;
-    finished.summary.more.extend(metrics::train(finished.digests.iter().flatten()));
-    finished.run.keep_summary(&finished.summary).map_err(episodes::run_failure)?;
-    let text = if args.json { format!("{}\n", finished.summary.to_json()) } else { table(&finished) };
+    let mut finished = block_on(episodes::run(ask, &choosing(&collect)))??;
+    keep(&mut finished)?;
+    let text = if args.json { episodes::as_json(&finished) } else { table(&finished) };
     output::data(text.as_bytes())?;
     episodes::verdict(&finished)
+}
+
+/// Adds the metrics to the summary, and writes it.
+pub(super) fn keep(finished: &mut Finished) -> Result<(), Failure> {
+    finished.summary.more.extend(metrics::train(finished.digests.iter().flatten()));
+    finished.run.keep_summary(&finished.summary).map_err(episodes::run_failure)
+}
+
+/// How episodes are chosen.
+pub(super) fn choosing(
+    collect: &CollectPart,
+) -> impl Fn(&TaskPart, &[TaskSource], Vec<CodingTask>) -> Result<Vec<Slot>, Failure> {
+    move |part, sources, tasks| choose(collect, part, sources, tasks)
 }
 
 /// One group for each training task, or as many as were asked for.
@@ -49,20 +58,19 @@ fn choose(
 }
 
 fn table(finished: &Finished) -> String {
-    let more = &finished.summary.to_json();
-    let shown = |key: &str| more[key].as_f64().map_or_else(|| "-".to_owned(), |it| format!("{it:.3}"));
-    let rendered = match more["recorded"]["rendered"].as_u64() {
-        Some(n) if n > 0 => format!("tokens     {n} episodes have no sampled ids (rendered)\n"),
-        _ => String::new(),
+    let more = &finished.summary.more;
+    let shown = |key: &str| {
+        let number = more.get(key).and_then(Value::as_f64);
+        number.map_or_else(|| "-".to_owned(), |it| format!("{it:.3}"))
     };
     format!(
-        "{}reward     mean {} (correctness {}, efficiency {}, tool usage {})\nsolved     {} of {}\n{rendered}",
+        "{}reward     mean {} (correctness {}, efficiency {}, tool usage {})\nsolved     {} of {}\n",
         episodes::table(finished),
         shown("train/mean_reward"),
         shown("train/mean_correctness"),
         shown("train/mean_efficiency"),
         shown("train/mean_tool_usage"),
-        more.get("solved").unwrap_or(&Value::Null),
+        finished.summary.made("solved_episodes"),
         finished.summary.made("episodes"),
     )
 }

@@ -10,7 +10,6 @@ use std::time::Instant;
 
 use clap::ValueEnum;
 use serde::de::DeserializeOwned;
-use serde_json::{Map, json};
 use sha2::{Digest as _, Sha256};
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -25,18 +24,19 @@ use crate::config::Config;
 use crate::config::parts::{AgentPart, ModelPart, RewardPart, RunPart, SandboxPart, TaskPart};
 use crate::event::Event;
 use crate::metrics::Digest;
+use crate::model::Model;
 use crate::model::budget::{Allowance, Meter, ModelRole};
 use crate::model::notice::Notices;
 use crate::model::open::Opened;
 use crate::model::probe::{Report, probe};
 use crate::pipeline::batch::{self, Batch, Done, Stopped};
+use crate::pipeline::paid::Paid;
 use crate::pipeline::slots::Slot;
 use crate::pipeline::student;
 use crate::pipeline::watch::Watched;
 use crate::store::ledger::{Recognition, RunPlace};
 use crate::store::run::{RunDir, RunError};
 use crate::store::summary::Summary;
-use crate::store::{Ledger, keep};
 use crate::tasks::hub::{HubError, HubSettings};
 use crate::tasks::source::{Loaded, TaskSource, load_all};
 use crate::tasks::{CodingTask, TaskError};
@@ -84,15 +84,16 @@ pub(super) async fn run(mut ask: Ask<'_>, choose: Choose<'_>) -> Result<Finished
     ask.config.set("model", opened.info.model.clone());
     run.keep_config(&ask.config).map_err(run_failure)?;
     let sandboxes = sandboxes(&ask).await?;
-    let ledger = Ledger::open(run.lock()).map_err(model_failure)?;
     let meter = meter(&ask.config)?;
-    let watched = student(&ask, &opened, &ledger, Arc::clone(&meter), &teller).await?;
+    let paid = student(&ask, &opened, &run, Arc::clone(&meter), &teller).await?;
+    let watched = Watched::new(Arc::clone(&paid.model) as Arc<dyn Model>);
     let setting = setting(&ask, &opened, speech, Arc::clone(&watched), sandboxes, &teller)?;
     let concurrency = concurrency(&ask.config, &opened)?;
     let batch = Batch { setting, watched, run: Arc::clone(&run), concurrency, started_at };
     let done = work(&ask, &batch, &slots, &teller, &opened).await?;
     let mut summary = summary(ask.command, &done);
-    summary.paid = ledger.paid().await.map_err(model_failure)?;
+    summary.paid = paid.ledger.paid().await.map_err(model_failure)?;
+    summary.more.insert("found_in_ledger".to_owned(), paid.model.lookups().found.into());
     summary.seconds = (began.elapsed().as_secs_f64() * 1000.0).round() / 1000.0;
     summary.notices = teller.notices.all();
     summary.spent = meter.spent();
@@ -256,44 +257,34 @@ async fn sandboxes(ask: &Ask<'_>) -> Result<Arc<Sandboxes>, Failure> {
 
 /// What the student may cost.
 fn meter(config: &Config) -> Result<Arc<Meter>, Failure> {
-    let run: RunPart = part(config)?;
-    let allowance = Allowance { max_requests: run.max_requests, max_tokens: run.max_tokens };
+    let part: RunPart = part(config)?;
+    let allowance = Allowance { max_requests: part.max_requests, max_tokens: part.max_tokens };
     Ok(Meter::new(ModelRole::Student, allowance))
 }
 
-/// The model behind its budget, the ledger, and the one who watches it.
+/// The model behind its budget and the ledger of the run directory.
 async fn student(
     ask: &Ask<'_>,
     opened: &Opened,
-    ledger: &Arc<Ledger>,
+    run: &RunDir,
     meter: Arc<Meter>,
     teller: &Teller,
-) -> Result<Arc<Watched>, Failure> {
-    let run: RunPart = part(&ask.config)?;
-    let place = RunPlace { run: ask.command.to_owned(), seed: run.seed };
-    let kept = keep(opened, Arc::clone(ledger), meter, place).await;
-    let (ledgered, recognition) = kept.map_err(model_failure)?;
-    check_recognition(recognition, &opened.info.model, teller)?;
-    Ok(Watched::new(Arc::new(ledgered)))
+) -> Result<Paid, Failure> {
+    let part: RunPart = part(&ask.config)?;
+    let place = RunPlace { run: ask.command.to_owned(), seed: part.seed };
+    let paid = Paid::open_at(opened, run.lock(), meter, place).await.map_err(model_failure)?;
+    check_recognition(&paid, &opened.info.model)?;
+    paid.notice().into_iter().for_each(|notice| teller.notices.add(notice));
+    Ok(paid)
 }
 
 /// Episodes of two students are no group.
-fn check_recognition(recognition: Recognition, model: &str, teller: &Teller) -> Result<(), Failure> {
-    match recognition {
-        Recognition::New | Recognition::Known => Ok(()),
-        Recognition::Changed(None) => {
-            teller
-                .notices
-                .add(format!("the server of {model} is another than last time; old answers are not used"));
-            Ok(())
-        }
-        Recognition::Changed(Some(by)) => Err(Failure::input(
-            format!(
-                "{model} is not the model this run began with: its logprobs differ by {by:.2} on average"
-            ),
-            "choose another directory with --run",
-        )),
-    }
+fn check_recognition(paid: &Paid, model: &str) -> Result<(), Failure> {
+    let Recognition::Changed(Some(by)) = paid.recognition else { return Ok(()) };
+    Err(Failure::input(
+        format!("{model} is not the model this run began with: its logprobs differ by {by:.2} on average"),
+        "choose another directory with --run",
+    ))
 }
 
 fn setting(
@@ -364,18 +355,17 @@ fn interrupted() -> Result<impl Future<Output = u8>, Failure> {
 fn summary(command: &'static str, done: &Done) -> Summary {
     let ended = || done.digests.iter().flatten();
     let made: Vec<&Digest> = ended().filter(|it| it.outcome.is_ok()).collect();
-    let n_exact = made.iter().filter(|it| it.is_exact).count();
-    let more = [
-        ("asked", json!(done.digests.len())),
-        ("solved", json!(made.iter().filter(|it| it.is_solved()).count())),
-        ("recorded", json!({"exact": n_exact, "rendered": made.len() - n_exact})),
+    let count = |is: &dyn Fn(&Digest) -> bool| made.iter().filter(|it| is(it)).count() as u64;
+    let counts = [
+        ("episodes", made.len() as u64),
+        ("solved_episodes", count(&Digest::is_solved)),
+        ("rendered_episodes", count(&|it| !it.is_exact)),
     ];
     let mut summary = Summary {
         command,
-        made: [("episodes", made.len() as u64)].into(),
+        made: counts.into(),
         left: done.digests.iter().filter(|it| it.is_none()).count() as u64,
         stopped_by: done.stopped.as_ref().map(Stopped::to_string),
-        more: more.map(|(key, value)| (key.to_owned(), value)).into_iter().collect::<Map<_, _>>(),
         ..Summary::default()
     };
     ended().filter_map(Digest::loss).for_each(|why| summary.lose("episodes", &why));
@@ -386,22 +376,31 @@ fn summary(command: &'static str, done: &Done) -> Summary {
 pub(super) fn table(finished: &Finished) -> String {
     let summary = &finished.summary;
     let (made, lost) = (summary.made("episodes"), summary.lost("episodes"));
+    let rendered_episodes = summary.made("rendered_episodes");
     let mut text = format!("episodes   {made} made, {lost} lost, {} left\n", summary.left);
     for (why, n) in summary.lost.values().flatten() {
         text.push_str(&format!("{:<10} {n} lost: {}\n", "", super::failure::one_line(why)));
     }
-    for (role, spent) in &summary.paid {
+    if rendered_episodes > 0 {
+        text.push_str(&format!("tokens     {rendered_episodes} episodes have no sampled ids (rendered)\n"));
+    }
+    for (role, paid) in &summary.paid {
         text.push_str(&format!(
             "paid       {}: {} requests, {} tokens sent ({} of them cached), {} sampled\n",
             role.name(),
-            spent.requests,
-            spent.prompt_tokens,
-            spent.cached_tokens,
-            spent.completion_tokens
+            paid.requests,
+            paid.prompt_tokens,
+            paid.cached_tokens,
+            paid.completion_tokens
         ));
     }
     text.push_str(&format!("run        {}, {:.1} s\n", finished.run.dir().display(), summary.seconds));
     text
+}
+
+/// The summary on one line.
+pub(super) fn as_json(finished: &Finished) -> String {
+    format!("{}\n", finished.summary.to_json())
 }
 
 /// How the command ends: stopped, with losses, or well.

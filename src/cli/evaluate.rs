@@ -35,7 +35,7 @@ fn evaluate(args: &EvaluateArgs) -> Result<(), Failure> {
     let seconds = finished.summary.seconds;
     let max_new_tokens = agent.max_turn_tokens;
     keep(&mut finished, |model| Setting { model, max_new_tokens, temperature, seconds })?;
-    let text = if args.json { format!("{}\n", finished.summary.to_json()) } else { table(&finished) };
+    let text = if args.json { episodes::as_json(&finished) } else { table(&finished) };
     output::data(text.as_bytes())?;
     episodes::verdict(&finished)
 }

@@ -13,6 +13,7 @@ mod episodes;
 mod evaluate;
 mod failure;
 mod keys;
+mod live;
 mod model;
 mod now;
 mod output;

@@ -12,7 +12,7 @@ use super::args::QuickstartArgs;
 use super::chat::source_failure;
 use super::failure::{Failure, one_line};
 use super::server::model_failure;
-use super::{block_on, model, output};
+use super::{block_on, live, model, output};
 use crate::chat::tool_text;
 use crate::episode::Episode;
 use crate::model::budget::{Allowance, Meter, ModelRole};
@@ -37,10 +37,23 @@ const EPISODE_FILE: &str = "episode.jsonl";
 
 pub(super) fn run(args: &QuickstartArgs) -> Result<(), Failure> {
     let began = Instant::now();
-    let episode = bundled().map_err(model_failure)?;
     let (name, path) = model::find_or_pull(args.model.as_deref())?;
     output::talk(&format!("loading {name}"));
-    let opened = open_embedded(&name, &path, None).map_err(model_failure)?;
+    let live_dir = args.out.join("live");
+    let live = live::run(&path, &live_dir);
+    if let Ok(live) = &live {
+        output::data(format!("{}\n", live::text(live)).as_bytes())?;
+    }
+    credit(args, &name, &path, began)?;
+    let again = live::command(&path.display().to_string(), &live_dir);
+    // What the machine does not allow is said last, so that it is not overlooked.
+    live.map(|_| output::data(format!("  {again}\n").as_bytes()))?
+}
+
+/// The recorded part: an episode's steps are re-read knowing its outcome, and get their credit.
+fn credit(args: &QuickstartArgs, name: &str, path: &Path, began: Instant) -> Result<(), Failure> {
+    let episode = bundled().map_err(model_failure)?;
+    let opened = open_embedded(name, path, None).map_err(model_failure)?;
     let texts = texts(&opened)?;
     let options = options(&episode, &opened, &texts, &args.out).map_err(model_failure)?;
     check_fits(longest(&episode, &texts, &options), &opened)?;
@@ -52,8 +65,8 @@ pub(super) fn run(args: &QuickstartArgs) -> Result<(), Failure> {
     let hindsight = made(&ended)?;
     let steps = steps(&episode, &hindsight, &tokenizer).map_err(model_failure)?;
     let report = Report {
-        name: &name,
-        path: &path,
+        name,
+        path,
         episode: &episode,
         tool_text,
         steps: &steps,

@@ -28,8 +28,18 @@ impl Paid {
         meter: Arc<Meter>,
         command: &str,
     ) -> Result<Self, Error> {
-        let ledger = Ledger::open(Arc::new(lock))?;
         let place = RunPlace { run: command.to_owned(), seed: 0 };
+        Self::open_at(opened, Arc::new(lock), meter, place).await
+    }
+
+    /// The same for draws that depend on a seed.
+    pub async fn open_at(
+        opened: &Opened,
+        lock: Arc<RunLock>,
+        meter: Arc<Meter>,
+        place: RunPlace,
+    ) -> Result<Self, Error> {
+        let ledger = Ledger::open(lock)?;
         let (model, recognition) = keep(opened, Arc::clone(&ledger), meter, place).await?;
         let model = Arc::new(model);
         Ok(Self { model, ledger, recognition })

@@ -83,6 +83,8 @@ pub struct Asked {
 type Choose = dyn Fn(&Asked) -> Option<Fault> + Send + Sync;
 /// Turns text into ids, as a server's own tokenizer does.
 pub type Encode = dyn Fn(&str) -> Vec<u32> + Send + Sync;
+type Say = dyn Fn(&[u32], u64) -> Option<Vec<u32>> + Send + Sync;
+type Talk = dyn Fn(&Value) -> Option<Value> + Send + Sync;
 
 /// How a stand-in is set up.
 pub struct Setup {
@@ -101,6 +103,10 @@ pub struct Setup {
     pub vocab_size: u64,
     /// For prompts that come as text; without it there are none.
     pub encode: Option<Box<Encode>>,
+    /// What it samples after a prompt with a seed, where it is not left to the toy.
+    pub says: Box<Say>,
+    /// The message it answers to a chat request, where it is not left to the toy.
+    pub talks: Box<Talk>,
 }
 
 impl Setup {
@@ -118,7 +124,19 @@ impl Setup {
             keeps_requests: true,
             vocab_size: VOCAB,
             encode: None,
+            says: Box::new(|_, _| None),
+            talks: Box::new(|_| None),
         }
+    }
+
+    pub fn says(mut self, say: impl Fn(&[u32], u64) -> Option<Vec<u32>> + Send + Sync + 'static) -> Self {
+        self.says = Box::new(say);
+        self
+    }
+
+    pub fn talks(mut self, talk: impl Fn(&Value) -> Option<Value> + Send + Sync + 'static) -> Self {
+        self.talks = Box::new(talk);
+        self
     }
 
     pub fn faults(mut self, choose: impl Fn(&Asked) -> Option<Fault> + Send + Sync + 'static) -> Self {
@@ -428,7 +446,8 @@ impl State {
             let cached = self.reuse(&contexts, ids.len(), most) / 16 * 16;
             let sampled = self.sampled(ids, body, "max_tokens", 16);
             let rows = k.map(|k| vllm_rows(ids, &contexts, k, fault));
-            choices.push(self.vllm_choice(index, ids, &sampled, rows, body));
+            let finish = finish(&sampled, body, "max_tokens", 16);
+            choices.push(self.vllm_choice(index, ids, &sampled, finish, rows, body));
             (n_prompt, n_cached, n_sampled) =
                 (n_prompt + ids.len(), n_cached + cached, n_sampled + sampled.len());
         }
@@ -452,6 +471,7 @@ impl State {
         index: usize,
         ids: &[u32],
         sampled: &[u32],
+        finish: &str,
         rows: Option<Vec<String>>,
         body: &Value,
     ) -> String {
@@ -461,7 +481,7 @@ impl State {
         let logprobs =
             body["logprobs"].as_u64().map_or(Value::Null, |k| self.vllm_sampled(ids, sampled, k as usize));
         format!(
-            "{{\"index\":{index},\"text\":\"\",\"logprobs\":{logprobs},\"finish_reason\":\"length\",\"stop_reason\":null,\
+            "{{\"index\":{index},\"text\":\"\",\"logprobs\":{logprobs},\"finish_reason\":\"{finish}\",\"stop_reason\":null,\
              \"token_ids\":{},\"prompt_logprobs\":{rows},\"prompt_token_ids\":{}}}",
             list(sampled),
             list(ids),
@@ -527,6 +547,7 @@ impl State {
         // What is before the first wanted logprob may come from the cache; one id is always computed.
         let cached = self.reuse(&contexts, ids.len(), start.min(ids.len() - 1));
         let sampled = self.sampled(ids, &body["sampling_params"], "max_new_tokens", 128);
+        let finish = finish(&sampled, &body["sampling_params"], "max_new_tokens", 128);
         let (own, top) = sglang_rows(ids, &contexts, start, k, fault);
         let all: Vec<u32> = ids.iter().chain(&sampled).copied().collect();
         let drawn = self.setup.toy.contexts(&all);
@@ -536,7 +557,7 @@ impl State {
             .map(|(&id, it)| json!([it.logprob(id), id, null]))
             .collect();
         Ok(format!(
-            "{{\"text\":\"\",\"output_ids\":{},\"meta_info\":{{\"id\":\"1\",\"finish_reason\":{{\"type\":\"length\",\"length\":{}}},\
+            "{{\"text\":\"\",\"output_ids\":{},\"meta_info\":{{\"id\":\"1\",\"finish_reason\":{{\"type\":\"{finish}\",\"length\":{}}},\
              \"prompt_tokens\":{},\"weight_version\":\"w{}\",\"input_token_logprobs\":[{}],{}\
              \"output_token_logprobs\":{},\"completion_tokens\":{},\"cached_tokens\":{cached}}}}}",
             json!(sampled),
@@ -557,8 +578,8 @@ impl State {
         let hash = text.bytes().fold(mix(seed), |hash, byte| mix(hash ^ u64::from(byte)));
         let (n_prompt, n_sampled) = (text.len() / 4, 8);
         self.pay(n_prompt, 0, n_sampled);
-        let message =
-            json!({"role": "assistant", "content": format!("answer {hash:016x}"), "tool_calls": null});
+        let toy = json!({"role": "assistant", "content": format!("answer {hash:016x}"), "tool_calls": null});
+        let message = (self.setup.talks)(body).unwrap_or(toy);
         let choice = json!({"index": 0, "message": message, "finish_reason": "stop"});
         let usage = json!({"prompt_tokens": n_prompt, "completion_tokens": n_sampled, "total_tokens": n_prompt + n_sampled});
         (200, json!({"id": "chatcmpl-1", "object": "chat.completion", "model": "toy", "choices": [choice], "usage": usage}).to_string())
@@ -583,7 +604,9 @@ impl State {
     fn sampled(&self, ids: &[u32], sampling: &Value, limit: &str, default: u64) -> Vec<u32> {
         let n = sampling[limit].as_u64().unwrap_or(default) as usize;
         let seed = sampling["seed"].as_u64().or(sampling["sampling_seed"].as_u64()).unwrap_or(0);
-        let sampled = self.setup.toy.sample(ids, seed, n);
+        let said = (self.setup.says)(ids, seed);
+        let sampled =
+            said.map_or_else(|| self.setup.toy.sample(ids, seed, n), |ids| ids.into_iter().take(n).collect());
         self.work.lock().unwrap().sampled += sampled.len() as u64;
         sampled
     }
@@ -601,6 +624,12 @@ impl State {
         work.computed += (sent - cached) as u64;
         work.sampled += sampled as u64;
     }
+}
+
+/// Why sampling ended: a script ends by itself, the toy only at its limit.
+fn finish(sampled: &[u32], sampling: &Value, limit: &str, default: u64) -> &'static str {
+    let most = sampling[limit].as_u64().unwrap_or(default) as usize;
+    if sampled.len() < most { "stop" } else { "length" }
 }
 
 fn all_prompts(body: &[u8]) -> Vec<Vec<u32>> {
