@@ -118,10 +118,8 @@ impl Tokenised {
         let role = |message: &Value| message.get("role").and_then(Value::as_str).and_then(Role::from_name);
         let roles: Option<Vec<Role>> = input.messages.iter().map(role).collect();
         let roles = roles.ok_or_else(|| broken(&"a message has no role"))?;
-        let mut render = |n: usize, add_generation_prompt: bool| {
-            let input = RenderInput { messages: &input.messages[..n], add_generation_prompt, ..*input };
-            template.render(&input).map(|rendered| rendered.text)
-        };
+        let growing = template.growing(input).map_err(|error| invalid(&error, error.help()))?;
+        let mut render = |view: spans::View<'_>| growing.view(view);
         let found = spans::turns(&roles, &mut render, tokenizer)
             .map_err(|error| invalid(&error, "use a model with another chat template".to_owned()))?;
         let actions = found.turns.iter().map(|turn| (turn.message_idx, turn.sequence, turn.span)).collect();

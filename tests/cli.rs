@@ -112,6 +112,13 @@ fn a_rewritten_turn_is_shown_as_the_student_saw_it() {
     assert_eq!(report["messages"][1]["action"], Value::Null);
     assert!(report["messages"][1]["as_seen"]["action"].is_array());
     assert!(report["messages"][3]["action"].is_array());
+    // The border behind the turn that was rewritten is not known, those around it are.
+    let borders =
+        |idx: usize| (report["messages"][idx]["start"].as_u64(), report["messages"][idx]["end"].as_u64());
+    let [first, second, third, last] = [0, 1, 2, 3].map(borders);
+    assert_eq!((first.0, second, third.0), (Some(0), (first.1, None), None));
+    assert_eq!((third.1, last.1), (last.0, report["n_tokens"].as_u64()));
+    assert!(first.1 < third.1 && third.1 < last.1);
 }
 
 #[test]

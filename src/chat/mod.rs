@@ -5,6 +5,7 @@
 pub mod arguments;
 pub mod drops;
 pub mod episode_tokens;
+mod header;
 pub mod incremental;
 mod jinja;
 pub mod parse;

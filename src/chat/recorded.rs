@@ -177,7 +177,8 @@ mod tests {
         // Letter by letter, as no tokenizer would write it.
         let letters: Vec<TokenId> = "return".chars().flat_map(|c| encode(&c.to_string())).collect();
         assert_ne!(letters, encode("return"));
-        let context = [encode(PLAIN), letters.clone(), encode("<|im_end|>\n<|im_start|>user\nmore<|im_end|>")].concat();
+        let context =
+            [encode(PLAIN), letters.clone(), encode("<|im_end|>\n<|im_start|>user\nmore<|im_end|>")].concat();
         let action = TokenSpan::at(encode(PLAIN).len(), letters.len());
         let insertion = |content| Insertion { rendered: None, content, addition: "\n\nLENS" };
         let first = insert(&tokenizer, &context, &[action], &insertion("sort it")).unwrap();

@@ -7,7 +7,7 @@
 use serde_json::{Map, Value};
 
 use super::render::render_conversation;
-use super::spans::{self, Reread};
+use super::spans::{self, Reread, View};
 use super::template::{Growing, Now, RenderInput, Template, TemplateError};
 use super::tokenizer::Tokenizer;
 use super::tool_text;
@@ -82,8 +82,9 @@ impl<'a> Shown<'a> {
             let idx = actions.iter().position(|action| *action == place)?;
             wanted[idx].1.map(|lens| (wanted[idx].0, lens))
         };
-        let mut render = |n, generation| self.growing.render(n, generation).map(|rendered| rendered.text);
-        let mut other = |place| lens_at(place).map(|(action, lens)| self.prompt(action, Some(lens))).transpose();
+        let mut render = |view: View<'_>| self.growing.view(view);
+        let mut other =
+            |place| lens_at(place).map(|(action, lens)| self.prompt(action, Some(lens))).transpose();
         spans::reread(&actions, &mut render, &mut other, tokenizer)
     }
 

@@ -12,11 +12,11 @@ use crate::chat::drops::{Loss, drops};
 use crate::chat::parse::Parser;
 use crate::chat::render::{Rendering, render_conversation};
 use crate::chat::source::{ChatTemplates, SourceError};
-use crate::chat::spans::{self, Border, SpanError, Turn, Turns};
+use crate::chat::spans::{self, Border, SpanError, Turn, Turns, View};
 use crate::chat::template::{Now, RenderInput, Template, TemplateError};
 use crate::chat::tokenizer::{Tokenizer, TokenizerError};
 use crate::episode::{Role, ToolText};
-use crate::tokens::{TokenId, TokenSpan};
+use crate::tokens::TokenId;
 use crate::wire::messages;
 
 pub(super) fn parse(args: &ParseArgs) -> Result<(), Failure> {
@@ -114,25 +114,24 @@ impl Job {
         let tools = self.tools.as_deref().filter(|_| self.tool_text.is_none());
         let input = RenderInput { messages: &rendering.messages, tools, ..self.input(generation) };
         let growing = self.template.growing(&input).map_err(template_failure)?;
-        let mut render = |n, generation| growing.render(n, generation).map(|rendered| rendered.text);
+        let mut render = |view: View<'_>| growing.view(view);
         let ids = tokenizer.encode(&rendering.rendered.text).map_err(tokenizer_failure)?.ids;
         let turns = spans::turns(&roles, &mut render, tokenizer).map_err(span_failure)?;
-        let places = spans::messages(roles.len(), &ids, &mut render, tokenizer).map_err(tokenizer_failure)?;
-        let rows = roles.iter().zip(&places).enumerate();
+        let borders = spans::borders(&roles, &ids, &mut render, tokenizer).map_err(tokenizer_failure)?;
+        let rows = roles.iter().zip(borders.windows(2)).enumerate();
         let rows: Vec<Value> =
-            rows.map(|(idx, (role, place))| message_row(idx, *role, *place, &ids, &turns)).collect();
+            rows.map(|(idx, (role, place))| message_row(idx, *role, place, &ids, &turns)).collect();
         let mut report = json!({"tokens": "rendered", "n_tokens": ids.len(), "ids": ids, "messages": rows});
-        if generation && let Some(Some(last)) = places.last() {
-            report["generation_prompt"] = json!([last.end(), ids.len()]);
+        if generation && let Some(Some(last)) = borders.last() {
+            report["generation_prompt"] = json!([last, ids.len()]);
         }
         Ok(report)
     }
 }
 
-/// One message: role, place, and for an assistant's its action, in this rendering or as the student saw it.
-fn message_row(idx: usize, role: Role, place: Option<TokenSpan>, ids: &[TokenId], turns: &Turns) -> Value {
-    let (start, end) = (place.map(TokenSpan::start), place.map(TokenSpan::end));
-    let mut row = json!({"role": role.name(), "start": start, "end": end});
+/// One message: role, borders as far as they are known, and for an assistant's its action, in this rendering or as the student saw it.
+fn message_row(idx: usize, role: Role, place: &[Option<usize>], ids: &[TokenId], turns: &Turns) -> Value {
+    let mut row = json!({"role": role.name(), "start": place[0], "end": place[1]});
     if let Some(turn) = turns.turns.iter().find(|turn| turn.message_idx == idx) {
         add_action(&mut row, turn, &turns.sequences[turn.sequence], ids);
     }
@@ -161,6 +160,7 @@ fn border_name(border: Border) -> &'static str {
         Border::Merged => "merged",
         Border::Parted => "parted",
         Border::Rewritten => "rewritten",
+        Border::Unprompted => "unprompted",
     }
 }
 

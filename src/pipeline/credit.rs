@@ -13,7 +13,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 use super::ask::{Answers, Asking, Which, ask, backend};
-use super::outline::{Framing, Outline, OutcomeLens, outline};
+use super::outline::{Framing, OutcomeLens, Outline, outline};
 use super::read::{ReadEpisode, ReadStep, Reader, Texts};
 use super::resume::{Asked, Differences, OldScores, Standing, reusable, standing};
 use super::{Loss, Reason};
@@ -255,7 +255,8 @@ impl Shared {
             return Err(ended(Fate::Skipped));
         }
         let lost = |loss| ended(Fate::Lost(loss));
-        let left = if options.overwrite { Ok(Standing::Nothing) } else { standing(&directory, &options.asked) };
+        let left =
+            if options.overwrite { Ok(Standing::Nothing) } else { standing(&directory, &options.asked) };
         let old = match left.map_err(lost)? {
             Standing::Complete(differences) => return Err(ended(Fate::Kept(differences))),
             Standing::Partial(old) => Some(old),
@@ -265,7 +266,13 @@ impl Shared {
         Ok(self.read(loaded, directory, outline, old))
     }
 
-    fn read(&self, loaded: Loaded, directory: PathBuf, outline: Outline, old: Option<Box<Hindsight>>) -> Work {
+    fn read(
+        &self,
+        loaded: Loaded,
+        directory: PathBuf,
+        outline: Outline,
+        old: Option<Box<Hindsight>>,
+    ) -> Work {
         let options = &self.options;
         let reader = Reader {
             texts: &self.teacher.texts,
@@ -382,12 +389,7 @@ impl Work {
             plan: Some(self.asking.plan.figures.into()),
             ..provenance.clone()
         };
-        Measured {
-            sequences: self.read.sequences.clone(),
-            token_source: self.read.source,
-            steps,
-            provenance,
-        }
+        Measured { sequences: self.read.sequences.clone(), token_source: self.read.source, steps, provenance }
     }
 
     fn measured_step(

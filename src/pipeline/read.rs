@@ -11,7 +11,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 
 use super::exact::Exact;
-use super::outline::{Framing, Outline, OutcomeLens};
+use super::outline::{Framing, OutcomeLens, Outline};
 use super::rendered::Rendered;
 use super::shorten::{Contexts, Fitted, fitted};
 use super::{Loss, Reason};
@@ -202,9 +202,7 @@ impl<'a> Reader<'a> {
         contexts: &dyn Contexts,
         first_sequence: usize,
     ) {
-        for ((nth, (step, action)), found) in
-            wanted.iter().enumerate().zip(fitted(contexts, self.limit))
-        {
+        for ((nth, (step, action)), found) in wanted.iter().enumerate().zip(fitted(contexts, self.limit)) {
             let message_idx = episode.steps()[*step].message_idx;
             all.steps[*step] = found.and_then(|Fitted { context, window }| {
                 let (sequence, span) = contexts.place(nth)?;

@@ -77,7 +77,11 @@ fn overflow(of: &dyn Contexts, found: &[Result<Context, Loss>], limit: usize) ->
 }
 
 /// Leaves messages out until everything fits that can; lengths are estimates, so the room shrinks where they were short.
-fn shortened(of: &dyn Contexts, whole: Vec<Result<Context, Loss>>, limit: usize) -> Vec<Result<Context, Loss>> {
+fn shortened(
+    of: &dyn Contexts,
+    whole: Vec<Result<Context, Loss>>,
+    limit: usize,
+) -> Vec<Result<Context, Loss>> {
     let mut reserved = lens_size(of, &whole);
     let mut found = windowed(of, &whole, Room { limit, reserved });
     for _ in 1..ATTEMPTS {
