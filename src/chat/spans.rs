@@ -128,9 +128,8 @@ pub fn turns<E>(
     render: &mut Render<'_, E>,
     tokenizer: &Tokenizer,
 ) -> Result<Turns, SpanError<E>> {
-    let assistants = roles.iter().enumerate().filter(|(_, role)| **role == Role::Assistant);
-    let actions: Vec<usize> = assistants.map(|(message_idx, _)| message_idx).collect();
-    let Reread { sequences, turns, encoded_bytes } = reread(&actions, render, &mut |_| Ok(None), tokenizer);
+    let Reread { sequences, turns, encoded_bytes } =
+        reread(&assistants(roles), render, &mut |_| Ok(None), tokenizer);
     let turns = turns.into_iter().map(|turn| turn.map(|(turn, _)| turn)).collect::<Result<_, _>>()?;
     Ok(Turns { sequences, turns, encoded_bytes })
 }
@@ -155,16 +154,86 @@ pub fn reread<E>(
     other: &mut Other<'_, E>,
     tokenizer: &Tokenizer,
 ) -> Reread<E> {
+    let mut sequences = Vec::new();
+    let (turns, encoded_bytes) = walk(actions, render, other, tokenizer, &mut |ids| sequences.push(ids));
+    Reread { sequences, turns, encoded_bytes }
+}
+
+/// What a sequence has beyond a rendering it begins like.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Beyond {
+    /// How many tokens are the rendering's first.
+    pub shared: usize,
+    /// Those that follow.
+    pub ids: Vec<TokenId>,
+}
+
+/// All turns of a conversation beside one rendering of it, in memory that grows with the text and not with its square.
+pub fn turns_beside<E>(
+    ids: &[TokenId],
+    roles: &[Role],
+    render: &mut Render<'_, E>,
+    tokenizer: &Tokenizer,
+) -> Result<(Vec<Turn>, Vec<Beyond>), SpanError<E>> {
+    let mut sequences = Vec::new();
+    let mut keep = |sequence: Vec<TokenId>| {
+        let shared = sequence.iter().zip(ids).take_while(|(a, b)| a == b).count();
+        sequences.push(Beyond { shared, ids: sequence[shared..].to_vec() });
+    };
+    let (turns, _) = walk(&assistants(roles), render, &mut |_| Ok(None), tokenizer, &mut keep);
+    let turns = turns.into_iter().map(|turn| turn.map(|(turn, _)| turn)).collect::<Result<_, _>>()?;
+    Ok((turns, sequences))
+}
+
+fn assistants(roles: &[Role]) -> Vec<usize> {
+    (0..roles.len()).filter(|idx| roles[*idx] == Role::Assistant).collect()
+}
+
+/// Goes through the actions, hands every sequence to `done` when it is complete, and says how many bytes were encoded.
+fn walk<E>(
+    actions: &[usize],
+    render: &mut Render<'_, E>,
+    other: &mut Other<'_, E>,
+    tokenizer: &Tokenizer,
+    done: &mut dyn FnMut(Vec<TokenId>),
+) -> (Vec<Result<RereadTurn, SpanError<E>>>, u64) {
     let mut encoder = Incremental::new(tokenizer);
-    let (mut sequences, mut turns) = (Vec::new(), Vec::new());
+    let mut chain = Chain { last: Vec::new(), n_done: 0, done };
+    let mut turns = Vec::new();
     for &message_idx in actions {
         let found = step(message_idx, render, other, tokenizer, &mut encoder);
         turns.push(found.map(|Step { ids, span, border, ended, other }| {
-            let sequence = chain(&mut sequences, ids);
+            let sequence = chain.add(ids);
             (Turn { message_idx, sequence, span, border, ended }, other)
         }));
     }
-    Reread { sequences, turns, encoded_bytes: encoder.encoded_bytes() }
+    chain.finish();
+    (turns, encoder.encoded_bytes())
+}
+
+/// The sequence that steps continue.
+struct Chain<'d> {
+    last: Vec<TokenId>,
+    n_done: usize,
+    done: &'d mut dyn FnMut(Vec<TokenId>),
+}
+
+impl Chain<'_> {
+    /// Continues the sequence if `ids` do, otherwise begins another; gives the index of the one that holds `ids`.
+    fn add(&mut self, ids: Vec<TokenId>) -> usize {
+        if !ids.starts_with(&self.last) {
+            self.finish();
+        }
+        self.last = ids;
+        self.n_done
+    }
+
+    fn finish(&mut self) {
+        if !self.last.is_empty() {
+            (self.done)(std::mem::take(&mut self.last));
+            self.n_done += 1;
+        }
+    }
 }
 
 /// One step's sequence, from the first token of its context to the last of its action.
@@ -175,15 +244,6 @@ struct Step {
     ended: bool,
     /// The context under the other prompt.
     other: Option<Vec<TokenId>>,
-}
-
-/// Continues the last sequence if `ids` do, otherwise begins another; gives the index of the one that holds `ids`.
-fn chain(sequences: &mut Vec<Vec<TokenId>>, ids: Vec<TokenId>) -> usize {
-    match sequences.last_mut() {
-        Some(last) if ids.starts_with(last) => *last = ids,
-        _ => sequences.push(ids),
-    }
-    sequences.len() - 1
 }
 
 /// A step as text.

@@ -1,5 +1,6 @@
 //! Chat templates: a conversation in, the very text transformers' `apply_chat_template` gives out.
 //!
+//! Compared with transformers 5.22.2; what is said of transformers in this folder is said of that version.
 //! Owns [`Template`], its input and its errors. Where templates come from is left to `source`, what
 //! they silently leave out to `drops`, the template language to `jinja`. Nothing here falls back to
 //! another rendering: a template that fails is an error.
@@ -15,9 +16,7 @@ use serde_json::{Map, Value};
 pub use super::jinja::Now;
 use super::jinja::{self, NeedsTime, Raised};
 use super::spans::View;
-
-/// The names under which a message may carry its reasoning, the standard one first.
-const REASONING_FIELDS: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
+use crate::wire::messages::REASONING_FIELDS;
 
 /// Why a conversation could not be rendered.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -88,6 +87,30 @@ pub enum TemplateError {
         /// What is missing: `the name`, `the arguments` or both.
         what: &'static str,
     },
+    /// What somebody says is not in the rendered text.
+    #[error("{origin}: the template leaves out the text of message {message_idx}, {role}'s{}", if *.beside_call { " beside a tool call" } else { "" })]
+    DroppedText {
+        /// The template's file.
+        origin: String,
+        /// Which message.
+        message_idx: usize,
+        /// Who says it.
+        role: String,
+        /// Whether a tool call stands beside it.
+        beside_call: bool,
+    },
+    /// A number of a tool call's arguments that no rendering could show as it is.
+    #[error(
+        "message {message_idx}: the arguments of call {call_idx} hold the integer {number}, which is too large to be passed on exactly"
+    )]
+    InexactNumber {
+        /// Which message.
+        message_idx: usize,
+        /// Which of its calls.
+        call_idx: usize,
+        /// The number as it is written.
+        number: String,
+    },
 }
 
 fn at_line(line: &Option<usize>) -> String {
@@ -108,6 +131,15 @@ impl TemplateError {
             Self::NotAMessage { .. } => "give a JSON array of objects with `role` and `content`".to_owned(),
             Self::DroppedToolCall { .. } => {
                 "choose how tool calls are written with --tool-text hermes or --tool-text flatten".to_owned()
+            }
+            Self::DroppedText { beside_call: true, .. } => {
+                "write calls as text behind it with --tool-text hermes or --tool-text flatten".to_owned()
+            }
+            Self::DroppedText { .. } => {
+                "give each message's content as one string, or another template with --template FILE".to_owned()
+            }
+            Self::InexactNumber { .. } => {
+                "give the number as a string, or write calls as text with --tool-text hermes".to_owned()
             }
         }
     }
