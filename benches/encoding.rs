@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use backsight::chat::spans::{self, Turns};
+use backsight::chat::spans::{self, Turns, View};
 use backsight::chat::template::{RenderInput, Template};
 use backsight::chat::tokenizer::Tokenizer;
 use backsight::episode::Role;
@@ -65,7 +65,7 @@ fn incremental(template: &Template, tokenizer: &Tokenizer, messages: &[Value]) -
     let vars = Map::new();
     let input = RenderInput { messages, tools: None, add_generation_prompt: false, vars: &vars, now: None };
     let growing = template.growing(&input).unwrap();
-    let mut rendering = |n, generation| growing.render(n, generation).map(|rendered| rendered.text);
+    let mut rendering = |view: View<'_>| growing.view(view);
     spans::turns(&roles, &mut rendering, tokenizer).unwrap()
 }
 
