@@ -3,8 +3,10 @@
 //! Owns chat templates, tokenizers, action spans and tool-call parsers.
 
 pub mod arguments;
+pub mod detect;
 pub mod drops;
 pub mod episode_tokens;
+pub mod format;
 pub mod incremental;
 mod jinja;
 pub mod parse;

@@ -6,9 +6,13 @@
 
 mod args;
 mod chat;
+mod collect;
 mod credit;
 mod dataset;
+mod episodes;
+mod evaluate;
 mod failure;
+mod keys;
 mod model;
 mod now;
 mod output;
@@ -17,6 +21,7 @@ mod quickstart;
 mod score;
 mod serve;
 mod server;
+mod talk;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -42,6 +47,9 @@ fn dispatch(command: Command) -> Result<(), Failure> {
     match command {
         Command::Chat(ChatCommand::Render(args)) => chat::render(&args),
         Command::Chat(ChatCommand::Parse(args)) => chat::parse(&args),
+        Command::Collect(args) => collect::run(&args),
+        Command::Evaluate(args) => evaluate::run(&args),
+        Command::Config(args) => keys::list(&args),
         Command::Quickstart(args) => quickstart::run(&args),
         Command::Probe(args) => probe::run(&args),
         Command::Score(args) => score::run(&args),

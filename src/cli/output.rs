@@ -18,6 +18,11 @@ pub(super) fn data(bytes: &[u8]) -> Result<(), Failure> {
     }
 }
 
+/// So many of something: `1 job`, `2 jobs`.
+pub(super) fn count(n: u64, what: &str) -> String {
+    if n == 1 { format!("1 {what}") } else { format!("{n} {what}s") }
+}
+
 /// Writes one line of talk.
 pub(super) fn talk(line: &str) {
     // Nobody can be told that stderr is gone.

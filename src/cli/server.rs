@@ -12,7 +12,7 @@ use crate::model::notice::Notices;
 use crate::model::open::{Opened, open, open_embedded};
 use crate::model::remote::{Kind, OpenOptions};
 use crate::model::secret::Secret;
-use crate::model::transport::{Auth, Notice, Settings, Transport};
+use crate::model::transport::{Auth, Notice, Settings, Transport, Watch};
 
 /// What every command that asks a server takes.
 #[derive(Clone, Debug, ClapArgs)]
@@ -72,8 +72,12 @@ impl KindName {
 impl ServerArgs {
     /// A way to the servers at `urls`; retries and endpoints that come and go are told on stderr.
     pub(super) fn transport(&self, urls: &[String]) -> Result<Transport, Failure> {
-        let mut settings =
-            Settings { auth: self.auth()?, watch: Some(Arc::new(tell)), ..Settings::default() };
+        self.transport_told(urls, Arc::new(|notice| output::talk(&format!("note: {}", notice_text(&notice)))))
+    }
+
+    /// The same, with somebody else being told.
+    pub(super) fn transport_told(&self, urls: &[String], watch: Watch) -> Result<Transport, Failure> {
+        let mut settings = Settings { auth: self.auth()?, watch: Some(watch), ..Settings::default() };
         if self.kind == KindName::Anthropic {
             settings.headers.push(("anthropic-version", "2023-06-01".to_owned()));
         }
@@ -106,7 +110,7 @@ impl ServerArgs {
             (KindName::Embedded, []) => Ok(()),
             (_, []) => Err(Failure::input(
                 "no server was named",
-                "give its address (--url http://HOST:PORT), or use --kind embedded",
+                "give its address like http://HOST:PORT (`score` takes it as --url), or use --kind embedded",
             )),
             _ => Ok(()),
         }
@@ -134,18 +138,13 @@ impl ServerArgs {
     }
 }
 
-fn tell(notice: Notice) {
+/// What happened between us and a server, for people.
+pub(super) fn notice_text(notice: &Notice) -> String {
     match notice {
-        Notice::Retry { wait, error, .. } if wait.is_zero() => {
-            output::talk(&format!("note: {error}; trying another server"))
-        }
-        Notice::Retry { wait, error, .. } => {
-            output::talk(&format!("note: {error}; trying again in {:.1} s", wait.as_secs_f64()));
-        }
-        Notice::Down { server } => {
-            output::talk(&format!("note: {server} keeps failing and is left alone for a while"))
-        }
-        Notice::Back { server } => output::talk(&format!("note: {server} answers again")),
+        Notice::Retry { wait, error, .. } if wait.is_zero() => format!("{error}; trying another server"),
+        Notice::Retry { wait, error, .. } => format!("{error}; trying again in {:.1} s", wait.as_secs_f64()),
+        Notice::Down { server } => format!("{server} keeps failing and is left alone for a while"),
+        Notice::Back { server } => format!("{server} answers again"),
     }
 }
 

@@ -257,7 +257,7 @@ impl<'a, 'job> Reader<'a, 'job> {
     fn field(&mut self, scanner: &mut Scanner<'a>, key: &'a [u8]) -> Result<(), String> {
         match key {
             b"input_token_logprobs" => self.own = Some(self.own_list(scanner)?),
-            // Nobody asked for candidates, so it does not matter which of nothing's forms the server chose.
+            // Whatever stands there when no rows were asked for, nobody needs it.
             b"input_top_logprobs" if self.job.top_k() == 0 => scanner.skip()?,
             b"input_top_logprobs" => self.nested = Some(self.rows(scanner, "input_top_logprobs")?),
             b"input_token_ids_logprobs" => {

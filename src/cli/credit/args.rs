@@ -103,6 +103,9 @@ pub(super) struct LensArgs {
     /// Write tools as text, for templates that ignore them
     #[arg(long, value_enum, value_name = "NAME")]
     pub(super) tool_text: Option<ToolTextName>,
+    /// When episodes began that do not say so, for templates that print the date: like 2026-01-31T12:00:00Z
+    #[arg(long, value_name = "TIME")]
+    pub(super) now: Option<String>,
     /// Cut every tool's result to this many characters [default: uncut]
     #[arg(long, value_name = "N")]
     pub(super) tool_result_chars: Option<usize>,

@@ -1,0 +1,68 @@
+//! `collect`: groups of episodes, an agent on a task each.
+
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use super::args::CollectArgs;
+use super::episodes::{self, Ask, Finished, part};
+use super::failure::Failure;
+use super::talk::Talk;
+use super::{block_on, output};
+use crate::config::parts::{CollectPart, TaskPart};
+use crate::metrics;
+use crate::pipeline::slots::{Slot, groups};
+use crate::tasks::CodingTask;
+use crate::tasks::source::{TaskSource, split_all};
+
+pub(super) fn run(args: &CollectArgs) -> Result<(), Failure> {
+    collect(args).map_err(|failure| failure.in_json(args.json))
+}
+
+fn collect(args: &CollectArgs) -> Result<(), Failure> {
+    let config = args.keys.resolve()?;
+    let collect: CollectPart = part(&config)?;
+    let talk = Arc::new(Talk::new(args.json, args.quiet));
+    let ask =
+        Ask { command: "collect", config, dir: &args.run, talk, temperature: collect.agent_temperature };
+    let choose = |part: &TaskPart, sources: &[TaskSource], tasks: Vec<CodingTask>| {
+        choose(&collect, part, sources, tasks)
+    };
+    let mut finished = block_on(episodes::run(ask, &choose))??;
+    finished.summary.more.extend(metrics::train(finished.digests.iter().flatten()));
+    finished.run.keep_summary(&finished.summary).map_err(episodes::run_failure)?;
+    let text = if args.json { format!("{}\n", finished.summary.to_json()) } else { table(&finished) };
+    output::data(text.as_bytes())?;
+    episodes::verdict(&finished)
+}
+
+/// One group for each training task, or as many as were asked for.
+fn choose(
+    collect: &CollectPart,
+    part: &TaskPart,
+    sources: &[TaskSource],
+    tasks: Vec<CodingTask>,
+) -> Result<Vec<Slot>, Failure> {
+    let train = split_all(sources, tasks, &part.split()).map_err(episodes::task_failure)?.train;
+    let train: Vec<Arc<CodingTask>> = train.into_iter().map(Arc::new).collect();
+    Ok(groups(&train, collect.groups.unwrap_or(train.len()), collect.group_size))
+}
+
+fn table(finished: &Finished) -> String {
+    let more = &finished.summary.to_json();
+    let shown = |key: &str| more[key].as_f64().map_or_else(|| "-".to_owned(), |it| format!("{it:.3}"));
+    let rendered = match more["recorded"]["rendered"].as_u64() {
+        Some(n) if n > 0 => format!("tokens     {n} episodes have no sampled ids (rendered)\n"),
+        _ => String::new(),
+    };
+    format!(
+        "{}reward     mean {} (correctness {}, efficiency {}, tool usage {})\nsolved     {} of {}\n{rendered}",
+        episodes::table(finished),
+        shown("train/mean_reward"),
+        shown("train/mean_correctness"),
+        shown("train/mean_efficiency"),
+        shown("train/mean_tool_usage"),
+        more.get("solved").unwrap_or(&Value::Null),
+        finished.summary.made("episodes"),
+    )
+}
