@@ -40,8 +40,8 @@ impl View<'static> {
 /// Renders a part of a conversation.
 pub type Render<'r, E> = dyn FnMut(View<'_>) -> Result<String, E> + 'r;
 
-/// Renders another prompt for the action at a message: the same context with something added to it.
-pub type Other<'r, E> = dyn FnMut(usize) -> Result<Option<String>, E> + 'r;
+/// Renders another prompt for the action at a message, whose own prompt is given: the same context with something added.
+pub type Other<'r, E> = dyn FnMut(usize, &str) -> Result<Option<String>, E> + 'r;
 
 /// Why a conversation has no spans.
 #[derive(Debug, thiserror::Error)]
@@ -129,7 +129,7 @@ pub fn turns<E>(
     tokenizer: &Tokenizer,
 ) -> Result<Turns, SpanError<E>> {
     let Reread { sequences, turns, encoded_bytes } =
-        reread(&assistants(roles), render, &mut |_| Ok(None), tokenizer);
+        reread(&assistants(roles), render, &mut |_, _| Ok(None), tokenizer);
     let turns = turns.into_iter().map(|turn| turn.map(|(turn, _)| turn)).collect::<Result<_, _>>()?;
     Ok(Turns { sequences, turns, encoded_bytes })
 }
@@ -180,7 +180,7 @@ pub fn turns_beside<E>(
         let shared = sequence.iter().zip(ids).take_while(|(a, b)| a == b).count();
         sequences.push(Beyond { shared, ids: sequence[shared..].to_vec() });
     };
-    let (turns, _) = walk(&assistants(roles), render, &mut |_| Ok(None), tokenizer, &mut keep);
+    let (turns, _) = walk(&assistants(roles), render, &mut |_, _| Ok(None), tokenizer, &mut keep);
     let turns = turns.into_iter().map(|turn| turn.map(|(turn, _)| turn)).collect::<Result<_, _>>()?;
     Ok((turns, sequences))
 }
@@ -291,9 +291,10 @@ fn step<E>(
     tokenizer: &Tokenizer,
     encoder: &mut Incremental<'_>,
 ) -> Result<Step, SpanError<E>> {
-    let other = other(message_idx).map_err(|why| SpanError::Template { n_messages: message_idx, why })?;
     let text = text(message_idx, render, tokenizer)?;
     let prompt_ids = encoder.encode(&text.prompt)?.to_vec();
+    let other = other(message_idx, &text.prompt);
+    let other = other.map_err(|why| SpanError::Template { n_messages: message_idx, why })?;
     let other = other.map(|text| encoder.edited(&text)).transpose()?;
     let at = prompt_ids.len();
     let (mut ids, border) = behind_prompt(&prompt_ids, &text, tokenizer, encoder)?;

@@ -183,7 +183,7 @@ async fn bad_episodes_fail_alone_with_their_reasons() {
     let summary = ran.json();
     assert_eq!(summary["lost"]["episodes"], json!({"unreadable": 3}), "{}", ran.stderr);
     assert_eq!((&summary["made"]["episodes"], &summary["made"]["steps"]), (&json!(2), &json!(11)));
-    for words in ["pi_session.jsonl line 25: not JSON", "plan_score", "pi_session.jsonl: the file is missing"]
+    for words in ["pi_session.jsonl line 21: not JSON", "plan_score", "pi_session.jsonl: the file is missing"]
     {
         assert!(ran.stderr.contains(words), "{words}: {}", ran.stderr);
     }
