@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use crate::chat::render::{render_conversation, tool_text_for_actions};
+use crate::chat::render::{needed_tool_text, render_conversation};
 use crate::chat::source::ChatTemplates;
 use crate::chat::spans;
 use crate::chat::template::{Now, RenderInput, Template};
@@ -102,7 +102,7 @@ impl Tokenised {
             vars: templates.special_tokens(),
             now: Some(Now::utc(0)),
         };
-        let tool_text = tool_text_for_actions(&template, &input);
+        let tool_text = needed_tool_text(&template, &input);
         let rendering = render_conversation(&template, &input, tool_text);
         let shown = rendering.map_err(|error| invalid(&error, error.help()))?.messages;
         let tools = input.tools.filter(|_| tool_text.is_none());
