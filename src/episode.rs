@@ -179,6 +179,87 @@ pub struct Outcome {
     pub components: Vec<(String, f64)>,
 }
 
+/// Why an episode that was run here came to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Stop {
+    /// The student answered without calling a tool.
+    Answered,
+    /// It had as many turns as it may have.
+    TurnLimit,
+    /// A turn reached its limit of tokens before it called a tool.
+    TurnCut,
+    /// The context has no room for what comes next.
+    ContextFull,
+    /// Its time was over.
+    WallClock,
+    /// Something broke that is not the student's doing.
+    Failed,
+}
+
+impl Stop {
+    /// All of them.
+    pub const ALL: [Self; 6] =
+        [Self::Answered, Self::TurnLimit, Self::TurnCut, Self::ContextFull, Self::WallClock, Self::Failed];
+
+    /// The name used in records and reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Answered => "answered",
+            Self::TurnLimit => "turn_limit",
+            Self::TurnCut => "turn_cut",
+            Self::ContextFull => "context_full",
+            Self::WallClock => "wall_clock",
+            Self::Failed => "failed",
+        }
+    }
+
+    /// The reason of that name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|stop| stop.name() == name)
+    }
+}
+
+/// One assertion of a task's tests.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Assertion {
+    /// The line of the tests, from 1; 0 where there is none of its own.
+    pub line: u64,
+    /// What it says.
+    pub text: String,
+    /// Whether it held.
+    pub passed: bool,
+    /// Why not.
+    pub detail: String,
+}
+
+/// What a task's tests found in what an episode left behind.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Verification {
+    /// How many assertions held.
+    pub n_passed: u64,
+    /// How many did not.
+    pub n_failed: u64,
+    /// Why the tests did not come to their end; absent when they did.
+    pub error: Option<String>,
+    /// The first assertions one by one.
+    pub assertions: Vec<Assertion>,
+    /// What was printed.
+    pub output: String,
+    /// How long it took.
+    pub seconds: f64,
+}
+
+/// A sequence as a trainer takes it: which tokens are the student's own, and what it thought of them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TrainedSequence<'a> {
+    /// The ids.
+    pub ids: &'a [TokenId],
+    /// For each id whether the student sampled it.
+    pub trained: Vec<bool>,
+    /// For each id the student's logprob, where it sampled the token and the logprob is known.
+    pub logprobs: Vec<Option<Logprob>>,
+}
+
 /// One part of a plan the student made for itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Subtask {
@@ -252,6 +333,14 @@ pub struct Episode {
     pub progress: Progress,
     /// The messages in which a tool reports a failure that its text need not show, in order.
     pub failed_results: Vec<usize>,
+    /// The whole text of results of which the student saw the beginning and the end, by message.
+    pub whole_results: Vec<(usize, String)>,
+    /// Why it ended, if it was run here.
+    pub stop: Option<Stop>,
+    /// The temperature it was sampled with, where known.
+    pub temperature: Option<f64>,
+    /// What the task's tests found, if they ran.
+    pub verification: Option<Verification>,
     compactions: Vec<Compaction>,
     steps: Vec<Step>,
 }
@@ -314,6 +403,10 @@ impl Episode {
             outcome: Err("the episode has not ended".to_owned()),
             progress: Progress::default(),
             failed_results: Vec::new(),
+            whole_results: Vec::new(),
+            stop: None,
+            temperature: None,
+            verification: None,
             compactions: Vec::new(),
             steps: Vec::new(),
         }
@@ -334,6 +427,22 @@ impl Episode {
         }
         self.steps = steps;
         Ok(())
+    }
+
+    /// The recorded sequences as a trainer takes them; a token is trained where it lies in an action.
+    pub fn trained_sequences(&self) -> Vec<TrainedSequence<'_>> {
+        let blank = |ids: &'_ Vec<TokenId>| (vec![false; ids.len()], vec![None; ids.len()]);
+        let mut rows: Vec<_> = self.sequences.iter().map(blank).collect();
+        for action in self.steps.iter().filter_map(|step| step.tokens.as_ref()) {
+            let Some((trained, logprobs)) = rows.get_mut(action.sequence) else { continue };
+            let values = action.logprobs.iter().copied().chain(std::iter::repeat(None));
+            for (position, logprob) in action.span.range().zip(values) {
+                trained[position] = true;
+                logprobs[position] = logprob;
+            }
+        }
+        let row = |(ids, (trained, logprobs))| TrainedSequence { ids, trained, logprobs };
+        self.sequences.iter().map(Vec::as_slice).zip(rows).map(row).collect()
     }
 
     /// The places where history was replaced, in order.
@@ -528,6 +637,29 @@ mod tests {
         episode.set_steps(steps_of(&episode.messages)).unwrap();
         let cut = episode.conversations().remove(0).with_results_cut(1);
         assert_eq!(texts(&cut), ["x", "x", "l\n... [truncated, 4 chars total]", "x"]);
+    }
+
+    #[test]
+    fn what_was_sampled_is_trained() {
+        let mut episode = episode();
+        let half = Logprob::new(-0.5).ok();
+        let mut step = with_tokens(TokenSpan::at(2, 2), 0);
+        step.tokens.as_mut().unwrap().logprobs = vec![half, None];
+        let last = ActionTokens { sequence: 0, span: TokenSpan::at(7, 1), logprobs: vec![], top: vec![] };
+        let last = Step { message_idx: 3, next_state: 4..4, tokens: Some(last) };
+        episode.set_steps(vec![step, last]).unwrap();
+        let rows = episode.trained_sequences();
+        let trained: Vec<usize> = (0..10).filter(|&it| rows[0].trained[it]).collect();
+        let known: Vec<usize> = (0..10).filter(|&it| rows[0].logprobs[it].is_some()).collect();
+        assert_eq!((trained, known, rows[0].logprobs[2]), (vec![2, 3, 7], vec![2], half));
+    }
+
+    #[test]
+    fn reasons_to_stop_are_read_by_name() {
+        for stop in Stop::ALL {
+            assert_eq!(Stop::from_name(stop.name()), Some(stop));
+        }
+        assert_eq!(Stop::from_name("bored"), None);
     }
 
     #[test]

@@ -24,6 +24,9 @@ pub mod store;
 pub mod tasks;
 
 pub mod agent;
+pub mod config;
+pub mod event;
+pub mod metrics;
 pub mod pipeline;
 pub mod quickstart;
 

@@ -1,66 +1,23 @@
 //! What we write is what our JSON Schemas say.
-//!
-//! The small checker below knows the keywords our schemas use and refuses any other, so a schema cannot outgrow it unseen.
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
+
+#[path = "support/schema.rs"]
+mod schema;
 
 use std::path::Path;
 
+use backsight::model::budget::{ModelRole, Spent};
 use backsight::store::episodes::{find, load};
+use backsight::store::summary::Summary;
 use backsight::wire::record;
 use serde_json::{Value, json};
 
-/// Checks a value; gives where it differs from the schema and how.
-fn differs(schema: &Value, value: &Value, root: &Value, at: &str) -> Option<String> {
-    schema.as_object().unwrap().iter().find_map(|(keyword, rule)| violates(keyword, rule, value, root, at))
-}
-
-fn violates(keyword: &str, rule: &Value, value: &Value, root: &Value, at: &str) -> Option<String> {
-    let inside =
-        |schema: &Value, value: &Value, key: &str| differs(schema, value, root, &format!("{at}/{key}"));
-    let unless = |holds: bool| (!holds).then(|| format!("{at}: {keyword} {rule}, found {value}"));
-    let items = value.as_array().map(Vec::as_slice).unwrap_or_default();
-    match keyword {
-        "$schema" | "title" | "$defs" => None,
-        "$ref" => {
-            differs(root.pointer(rule.as_str().unwrap().trim_start_matches('#')).unwrap(), value, root, at)
-        }
-        "type" => unless(is_type(rule.as_str().unwrap(), value)),
-        "const" => unless(rule == value),
-        "enum" => unless(rule.as_array().unwrap().contains(value)),
-        "minimum" => unless(value.as_f64().is_none_or(|it| it >= rule.as_f64().unwrap())),
-        "maximum" => unless(value.as_f64().is_none_or(|it| it <= rule.as_f64().unwrap())),
-        "minItems" => unless(items.len() as u64 >= rule.as_u64().unwrap()),
-        "maxItems" => unless(items.len() as u64 <= rule.as_u64().unwrap()),
-        "required" => {
-            unless(rule.as_array().unwrap().iter().all(|key| value.get(key.as_str().unwrap()).is_some()))
-        }
-        "items" => items.iter().enumerate().find_map(|(idx, it)| inside(rule, it, &idx.to_string())),
-        "properties" => {
-            rule.as_object().unwrap().iter().find_map(|(key, rule)| inside(rule, value.get(key)?, key))
-        }
-        "additionalProperties" => value.as_object()?.iter().find_map(|(key, it)| inside(rule, it, key)),
-        "oneOf" => unless(
-            rule.as_array().unwrap().iter().filter(|it| differs(it, value, root, at).is_none()).count() == 1,
-        ),
-        other => Some(format!("the checker does not know `{other}`")),
-    }
-}
-
-fn is_type(name: &str, value: &Value) -> bool {
-    match name {
-        "object" => value.is_object(),
-        "array" => value.is_array(),
-        "string" => value.is_string(),
-        "integer" => value.is_i64() || value.is_u64(),
-        "number" => value.is_number(),
-        "null" => value.is_null(),
-        other => unreachable!("{other}"),
-    }
+fn check_summary(value: &Value) -> Option<String> {
+    schema::check(include_str!("../docs/summary.schema.json"), value)
 }
 
 fn check(value: &Value) -> Option<String> {
-    let schema: Value = serde_json::from_str(include_str!("../docs/episode.schema.json")).unwrap();
-    differs(&schema, value, &schema, "")
+    schema::check(include_str!("../docs/episode.schema.json"), value)
 }
 
 #[test]
@@ -105,5 +62,34 @@ fn what_is_no_record_is_found_out() {
         let mut changed = record.clone();
         *changed.pointer_mut(pointer).unwrap() = wrong;
         assert!(check(&changed).is_some(), "{pointer}");
+    }
+}
+
+#[test]
+fn summaries_are_as_their_schema_says() {
+    let spent = Spent { requests: 2, prompt_tokens: 90, cached_tokens: 10, completion_tokens: 4 };
+    let mut summary = Summary {
+        command: "collect",
+        made: [("episodes", 7)].into(),
+        lost: [("episodes", [("the server is gone".to_owned(), 1)].into())].into(),
+        seconds: 0.25,
+        paid: vec![(ModelRole::Student, spent)],
+        ..Summary::default()
+    };
+    assert_eq!(check_summary(&summary.to_json()), None);
+    summary.stopped_by = Some("the limit of 2 requests is reached".to_owned());
+    let json = summary.to_json();
+    assert_eq!(check_summary(&json), None);
+    for pointer in [
+        "/made/episodes",
+        "/lost/episodes",
+        "/tokens/computed",
+        "/paid/student/sent",
+        "/seconds",
+        "/stopped_by",
+    ] {
+        let mut changed = json.clone();
+        *changed.pointer_mut(pointer).unwrap() = json!(-1);
+        assert!(check_summary(&changed).is_some(), "{pointer}");
     }
 }

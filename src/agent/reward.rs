@@ -31,6 +31,24 @@ impl Default for RewardWeights {
     }
 }
 
+/// A command that gives the reward instead of the levels.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CustomReward {
+    /// A line for the shell.
+    pub command: String,
+    /// How long it may take.
+    pub timeout: Duration,
+}
+
+/// How an episode is rewarded.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RewardRule {
+    /// What each part counts.
+    pub weights: RewardWeights,
+    /// The command that has the last word, if there is one; the parts are recorded all the same.
+    pub custom: Option<CustomReward>,
+}
+
 /// Correctness as published: by the exit status and the words of a test run.
 pub fn published_correctness(exit_code: i32, output: &str) -> f64 {
     let output = output.to_lowercase();

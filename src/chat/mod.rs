@@ -3,8 +3,9 @@
 //! Owns chat templates, tokenizers, action spans and tool-call parsers.
 
 pub mod arguments;
+pub mod detect;
 pub mod drops;
-pub mod episode_tokens;
+pub mod format;
 mod header;
 pub mod incremental;
 mod jinja;

@@ -130,6 +130,12 @@ impl<'a> Shown<'a> {
     }
 }
 
+/// A message as a template is given it. A call without text has an empty one: so servers show it, and many
+/// templates fail on null.
 fn json(message: &Message) -> Value {
-    to_json_with(message, ArgumentForm::Object)
+    let mut json = to_json_with(message, ArgumentForm::Object);
+    if json["content"].is_null() {
+        json["content"] = Value::String(String::new());
+    }
+    json
 }

@@ -12,6 +12,7 @@ use serde_json::Value;
 use tokenizers::AddedToken;
 
 use super::vocabulary::Vocabulary;
+use crate::hf::sha256;
 use crate::tokens::TokenId;
 use crate::wire::gguf::Gguf;
 
@@ -116,6 +117,17 @@ impl Tokenizer {
             Gguf::read(std::io::BufReader::new(file)).map_err(|error| unreadable(error.to_string()))?;
         let tokenizer = Vocabulary::from_gguf(&gguf).tokenizer();
         tokenizer.map_err(|error| TokenizerError::Broken { path: path.to_owned(), why: error.to_string() })
+    }
+
+    /// The SHA-256 of the tokenizer at `path`: of its file, or of what a GGUF file says about it.
+    pub fn sha256(path: &Path) -> Result<String, TokenizerError> {
+        let failed = |why: std::io::Error| TokenizerError::Failed(why.to_string());
+        if path.extension().is_some_and(|it| it == "gguf") {
+            let json = Self::from_gguf(path)?.inner.to_string(false).map_err(self::failed)?;
+            return sha256(&mut json.as_bytes()).map_err(failed);
+        }
+        let file = if path.is_dir() { path.join("tokenizer.json") } else { path.to_owned() };
+        sha256(&mut read(&file)?.as_slice()).map_err(failed)
     }
 
     /// From the bytes of a `tokenizer.json`, without knowledge of the model around it.

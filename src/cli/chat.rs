@@ -11,7 +11,7 @@ use super::{now, output};
 use crate::chat::drops::{Loss, Part, drops, lost_answer};
 use crate::chat::parse::Parser;
 use crate::chat::render::{Rendering, render_conversation};
-use crate::chat::source::{self, ChatTemplates, SourceError};
+use crate::chat::source::{ChatTemplates, SourceError};
 use crate::chat::spans::{self, Beyond, Border, SpanError, Turn, View};
 use crate::chat::template::{Now, RenderInput, Template, TemplateError};
 use crate::chat::tokenizer::{Tokenizer, TokenizerError};
@@ -66,10 +66,7 @@ impl Job {
         }
         let (template, mut vars) = read_template(args, tools.is_some())?;
         vars.extend(args.vars.iter().map(|var| parse_var(var)).collect::<Result<Vec<_>, _>>()?);
-        let tool_text = args.tool_text.map(|name| match name {
-            ToolTextName::Hermes => ToolText::Hermes,
-            ToolTextName::Flatten => ToolText::Flatten,
-        });
+        let tool_text = args.tool_text.map(tool_text_of);
         let now = args.now.as_deref().map(now::parse).transpose()?;
         Ok(Self { template, messages, roles, tools, vars, tool_text, now })
     }
@@ -228,18 +225,16 @@ fn read_tools(path: &Path) -> Result<Vec<Value>, Failure> {
 
 /// The template that was asked for, and the special tokens it may print.
 fn read_template(args: &RenderArgs, has_tools: bool) -> Result<(Template, Map<String, Value>), Failure> {
-    let templates = match (&args.template, &args.tokenizer) {
-        (Some(file), _) => ChatTemplates::from_file(file),
-        (None, Some(model)) => ChatTemplates::open(model),
+    let templates = match (&args.tokenizer, &args.template) {
+        (Some(model), template) => ChatTemplates::open_with(model, template.as_deref()),
+        (None, Some(file)) => ChatTemplates::from_file(file),
         (None, None) => {
             let help = "give --tokenizer DIR, the model directory, or --template FILE";
             return Err(Failure::input("no template is named", help));
         }
     };
-    let template = templates.and_then(|templates| templates.select(has_tools)).map_err(source_failure)?;
-    // A template in a file of its own is given the tokens of the model it is used with.
-    let special_tokens = args.tokenizer.as_deref().map(source::special_tokens).transpose();
-    Ok((template, special_tokens.map_err(source_failure)?.unwrap_or_default()))
+    let templates = templates.map_err(source_failure)?;
+    Ok((templates.select(has_tools).map_err(source_failure)?, templates.special_tokens().clone()))
 }
 
 fn tokenizer(args: &RenderArgs) -> Result<Tokenizer, Failure> {
@@ -249,7 +244,15 @@ fn tokenizer(args: &RenderArgs) -> Result<Tokenizer, Failure> {
     Tokenizer::open(dir).map_err(tokenizer_failure)
 }
 
-fn parse_var(typed: &str) -> Result<(String, Value), Failure> {
+/// The rendering that was named.
+pub(super) fn tool_text_of(name: ToolTextName) -> ToolText {
+    match name {
+        ToolTextName::Hermes => ToolText::Hermes,
+        ToolTextName::Flatten => ToolText::Flatten,
+    }
+}
+
+pub(super) fn parse_var(typed: &str) -> Result<(String, Value), Failure> {
     let (name, value) = typed.split_once('=').filter(|(name, _)| !name.is_empty()).ok_or_else(|| {
         Failure::input(format!("--var {typed}: no `=`"), "write it like --var enable_thinking=false")
     })?;
@@ -295,7 +298,7 @@ fn print_json(value: &Value) -> Result<(), Failure> {
     output::data(format!("{value}\n").as_bytes())
 }
 
-fn source_failure(error: SourceError) -> Failure {
+pub(super) fn source_failure(error: SourceError) -> Failure {
     Failure::input(&error, error.help())
 }
 
@@ -303,7 +306,7 @@ fn template_failure(error: TemplateError) -> Failure {
     Failure::input(&error, error.help())
 }
 
-fn tokenizer_failure(error: TokenizerError) -> Failure {
+pub(super) fn tokenizer_failure(error: TokenizerError) -> Failure {
     Failure::input(&error, error.help())
 }
 

@@ -11,12 +11,13 @@ pub(super) struct Failure {
     message: String,
     help: Option<String>,
     code: u8,
+    as_json: bool,
 }
 
 impl Failure {
     /// Wrong usage, configuration or input; nothing was paid for.
     pub(super) fn input(message: impl Display, help: impl Display) -> Self {
-        Self { message: message.to_string(), help: Some(help.to_string()), code: 2 }
+        Self { message: message.to_string(), help: Some(help.to_string()), code: 2, as_json: false }
     }
 
     /// Finished, but some of what was asked for is missing.
@@ -29,8 +30,34 @@ impl Failure {
         Self { code: 3, ..Self::input(message, help) }
     }
 
-    /// Prints `error:` and `help:` lines and gives the exit code.
+    /// Ended by a signal of this number.
+    pub(super) fn signal(number: u8, message: impl Display, help: impl Display) -> Self {
+        Self { code: 128u8.saturating_add(number), ..Self::input(message, help) }
+    }
+
+    /// From a text whose last line may say `help:`.
+    pub(super) fn from_text(text: &impl Display, is_usage: bool) -> Self {
+        let text = text.to_string();
+        let (message, help) = text.split_once("\nhelp: ").unwrap_or((&text, ""));
+        let help = Some(help.to_owned()).filter(|it| !it.is_empty());
+        Self { message: message.to_owned(), help, code: if is_usage { 2 } else { 3 }, as_json: false }
+    }
+
+    /// To be reported as an event, if `as_json`.
+    pub(super) fn in_json(self, as_json: bool) -> Self {
+        Self { as_json, ..self }
+    }
+
+    /// Prints `error:` and `help:` lines, or an event, and gives the exit code.
     pub(super) fn report(&self) -> ExitCode {
+        if self.as_json {
+            let event = serde_json::json!({
+                "time": crate::pipeline::batch::now(), "event": "error", "message": self.message,
+                "help": self.help, "code": self.code,
+            });
+            output::talk(&event.to_string());
+            return ExitCode::from(self.code);
+        }
         output::talk(&format!("error: {}", one_line(&self.message)));
         if let Some(help) = &self.help {
             output::talk(&format!("help: {}", one_line(help)));

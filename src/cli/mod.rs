@@ -6,7 +6,14 @@
 
 mod args;
 mod chat;
+mod collect;
+mod credit;
+mod dataset;
+mod episodes;
+mod evaluate;
 mod failure;
+mod keys;
+mod live;
 mod model;
 mod now;
 mod output;
@@ -15,6 +22,7 @@ mod quickstart;
 mod score;
 mod serve;
 mod server;
+mod talk;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -40,9 +48,14 @@ fn dispatch(command: Command) -> Result<(), Failure> {
     match command {
         Command::Chat(ChatCommand::Render(args)) => chat::render(&args),
         Command::Chat(ChatCommand::Parse(args)) => chat::parse(&args),
+        Command::Collect(args) => collect::run(&args),
+        Command::Evaluate(args) => evaluate::run(&args),
+        Command::Config(args) => keys::list(&args),
         Command::Quickstart(args) => quickstart::run(&args),
         Command::Probe(args) => probe::run(&args),
         Command::Score(args) => score::run(&args),
+        Command::Credit(args) => credit::run(&args),
+        Command::Dataset(args) => dataset::run(&args),
         Command::Model(ModelCommand::Pull { name }) => model::pull(name.as_deref()),
         Command::Model(ModelCommand::List) => model::list(),
         Command::Model(ModelCommand::Serve(args)) => serve::run(&args),

@@ -12,10 +12,10 @@ use crate::model::notice::Notices;
 use crate::model::open::{Opened, open, open_embedded};
 use crate::model::remote::{Kind, OpenOptions};
 use crate::model::secret::Secret;
-use crate::model::transport::{Auth, Notice, Settings, Transport};
+use crate::model::transport::{Auth, Notice, Settings, Transport, Watch};
 
 /// What every command that asks a server takes.
-#[derive(Debug, ClapArgs)]
+#[derive(Clone, Debug, ClapArgs)]
 pub(super) struct ServerArgs {
     /// What the server is
     #[arg(long, value_enum, default_value_t = KindName::Auto)]
@@ -35,6 +35,9 @@ pub(super) struct ServerArgs {
     /// At most this many requests at once
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(super) concurrency: Option<u64>,
+    /// The key itself, for the one command that takes it as a flag.
+    #[arg(skip)]
+    pub(super) api_key: Option<Secret>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -69,8 +72,12 @@ impl KindName {
 impl ServerArgs {
     /// A way to the servers at `urls`; retries and endpoints that come and go are told on stderr.
     pub(super) fn transport(&self, urls: &[String]) -> Result<Transport, Failure> {
-        let mut settings =
-            Settings { auth: self.auth()?, watch: Some(Arc::new(tell)), ..Settings::default() };
+        self.transport_told(urls, Arc::new(|notice| output::talk(&format!("note: {}", notice_text(&notice)))))
+    }
+
+    /// The same, with somebody else being told.
+    pub(super) fn transport_told(&self, urls: &[String], watch: Watch) -> Result<Transport, Failure> {
+        let mut settings = Settings { auth: self.auth()?, watch: Some(watch), ..Settings::default() };
         if self.kind == KindName::Anthropic {
             settings.headers.push(("anthropic-version", "2023-06-01".to_owned()));
         }
@@ -81,10 +88,11 @@ impl ServerArgs {
     }
 
     fn auth(&self) -> Result<Option<Auth>, Failure> {
-        let secret = match (&self.api_key_env, &self.api_key_file) {
-            (Some(name), _) => Secret::from_env(name).map_err(model_failure)?,
-            (None, Some(path)) => Secret::from_file(path).map_err(model_failure)?,
-            (None, None) => return Ok(None),
+        let secret = match (&self.api_key_env, &self.api_key_file, &self.api_key) {
+            (Some(name), _, _) => Secret::from_env(name).map_err(model_failure)?,
+            (None, Some(path), _) => Secret::from_file(path).map_err(model_failure)?,
+            (None, None, Some(key)) => key.clone(),
+            (None, None, None) => return Ok(None),
         };
         Ok(Some(match self.kind {
             KindName::Anthropic => Auth::Header("x-api-key", secret),
@@ -102,7 +110,7 @@ impl ServerArgs {
             (KindName::Embedded, []) => Ok(()),
             (_, []) => Err(Failure::input(
                 "no server was named",
-                "give its address (--url http://HOST:PORT), or use --kind embedded",
+                "give its address like http://HOST:PORT (`score` takes it as --url), or use --kind embedded",
             )),
             _ => Ok(()),
         }
@@ -130,18 +138,13 @@ impl ServerArgs {
     }
 }
 
-fn tell(notice: Notice) {
+/// What happened between us and a server, for people.
+pub(super) fn notice_text(notice: &Notice) -> String {
     match notice {
-        Notice::Retry { wait, error, .. } if wait.is_zero() => {
-            output::talk(&format!("note: {error}; trying another server"))
-        }
-        Notice::Retry { wait, error, .. } => {
-            output::talk(&format!("note: {error}; trying again in {:.1} s", wait.as_secs_f64()));
-        }
-        Notice::Down { server } => {
-            output::talk(&format!("note: {server} keeps failing and is left alone for a while"))
-        }
-        Notice::Back { server } => output::talk(&format!("note: {server} answers again")),
+        Notice::Retry { wait, error, .. } if wait.is_zero() => format!("{error}; trying another server"),
+        Notice::Retry { wait, error, .. } => format!("{error}; trying again in {:.1} s", wait.as_secs_f64()),
+        Notice::Down { server } => format!("{server} keeps failing and is left alone for a while"),
+        Notice::Back { server } => format!("{server} answers again"),
     }
 }
 

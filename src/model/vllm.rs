@@ -39,10 +39,11 @@ pub struct Vllm {
 impl Vllm {
     /// Asks the server what it is, and takes one of its models.
     pub async fn open(transport: Transport, options: OpenOptions) -> Result<Self, Error> {
-        let version = remote::ask_if_known(&transport, "/version", wire::version).await?;
-        let listed = remote::listed(&transport).await?;
+        let brief = transport.briefly();
+        let version = remote::ask_if_known(&brief, "/version", wire::version).await?;
+        let listed = remote::listed(&brief).await?;
         let model = remote::choose(&transport.server(), &listed, options.model.as_deref())?;
-        let limit = ask_limit(&transport, &model.id).await?;
+        let limit = ask_limit(&brief, &model.id).await?;
         let limits = Limits {
             context_length: model.context_length,
             vocab_size: options.vocab_size.or(limit.and_then(|limit| limit.vocab_size)),
@@ -51,6 +52,7 @@ impl Vllm {
             scores: true,
             start_index: false,
             cached_scores: false,
+            batches: false,
         };
         let info = ServerInfo {
             kind: Kind::Vllm,
@@ -62,6 +64,12 @@ impl Vllm {
             weight_version: None,
         };
         Ok(Self::new(transport, info, limits, options))
+    }
+
+    /// With the vocabulary's size, where the server did not tell it; ids at or above it are never sent.
+    pub fn with_vocab_size(mut self, vocab_size: usize) -> Self {
+        self.limits.vocab_size.get_or_insert(vocab_size);
+        self
     }
 
     /// A client that asks nothing beforehand.

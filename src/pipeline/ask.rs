@@ -17,13 +17,13 @@ use crate::score::{ScoreJob, SpanScore};
 /// The embedded engine is asked in passes over so many scored positions, so that progress can be told.
 const EMBEDDED_PASS: usize = 512;
 
+/// The embedded engine, as episodes are asked of it.
+pub const EMBEDDED: Backend = Backend { max_scored: Some(EMBEDDED_PASS), ..Backend::EMBEDDED };
+
 /// What a model does with requests for scores, as far as its cost goes.
 pub(super) fn backend(limits: &Limits, is_embedded: bool) -> Backend {
-    Backend {
-        caches_scores: limits.cached_scores,
-        start_index: limits.start_index,
-        max_scored: is_embedded.then_some(EMBEDDED_PASS),
-    }
+    let max_scored = EMBEDDED.max_scored.filter(|_| is_embedded);
+    Backend { caches_scores: limits.cached_scores, start_index: limits.start_index, max_scored }
 }
 
 /// An episode's jobs, and the plan that serves them.

@@ -42,16 +42,8 @@ impl Texts {
         template: Option<&Path>,
         vars: &Map<String, Value>,
     ) -> Result<Self, SourceError> {
-        let own = match (ChatTemplates::open(path), template) {
-            // A directory without a template still tells its special tokens, if one is given apart.
-            (Err(SourceError::NoTemplate { .. }), Some(_)) => None,
-            (own, _) => Some(own?),
-        };
-        let vars = own.as_ref().map_or_else(|| vars.clone(), |own| own.variables(vars));
-        let named = template.map(ChatTemplates::from_file).transpose()?;
-        let Some(templates) = named.or(own) else {
-            return Err(SourceError::NoTemplate { path: path.to_owned(), looked_for: "a chat template" });
-        };
+        let templates = ChatTemplates::open_with(path, template)?;
+        let vars = templates.variables(vars);
         let (plain, with_tools) = (templates.select(false)?, templates.select(true)?);
         Ok(Self { tokenizer, plain, with_tools, vars })
     }
@@ -59,6 +51,11 @@ impl Texts {
     /// The template for conversations with tools or without.
     pub fn template(&self, has_tools: bool) -> &Template {
         if has_tools { &self.with_tools } else { &self.plain }
+    }
+
+    /// What templates are given beside the conversation.
+    pub fn vars(&self) -> &Map<String, Value> {
+        &self.vars
     }
 
     /// SHA-256 of the templates' text.
@@ -227,7 +224,7 @@ impl<'a> Reader<'a> {
             vars: &self.texts.vars,
             tools,
             tool_text: self.framing.tool_text.or(episode.tool_text),
-            now: episode.started_at.map(Now::utc),
+            now: episode.started_at.map(Now::utc).or(self.framing.now),
         }
     }
 }

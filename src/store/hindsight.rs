@@ -12,7 +12,7 @@ use serde_json::{Map, Number};
 use sha2::{Digest, Sha256};
 
 use super::atomic;
-use super::episodes::Loaded;
+use super::episodes::{Loaded, natural};
 use crate::credit::hcapo::{Credit, Params, Ratio, StepScore, credit, mean_logprob};
 use crate::credit::subtasks::Place;
 use crate::episode::TokenSource;
@@ -107,6 +107,28 @@ pub fn directory_of(loaded: &Loaded, run_dir: &Path) -> PathBuf {
         return loaded.path.clone();
     }
     run_dir.join("episodes").join(file_name(&loaded.episode.id))
+}
+
+/// The directories with scores below an input directory and in a run directory, in natural order of their names.
+pub fn find(input: &Path, run_dir: &Path) -> io::Result<Vec<PathBuf>> {
+    let has_scores = |directory: &PathBuf| directory.join(SCORES).is_file();
+    if has_scores(&input.to_owned()) {
+        return Ok(vec![input.to_owned()]);
+    }
+    let mut found = Vec::new();
+    let beside = (!input.is_file()).then_some((input.to_owned(), "episode_"));
+    for (parent, prefix) in beside.into_iter().chain([(run_dir.join("episodes"), "")]) {
+        let entries = match std::fs::read_dir(&parent) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound && parent != input => continue,
+            entries => entries?,
+        };
+        let names = entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()));
+        let mut names = names.collect::<io::Result<Vec<String>>>()?;
+        names.sort_by(|a, b| natural(a, b));
+        let directories = names.iter().filter(|name| name.starts_with(prefix)).map(|name| parent.join(name));
+        found.extend(directories.filter(has_scores));
+    }
+    Ok(found)
 }
 
 /// An id as a file's name: other characters than letters, digits and `-_` are written as `%` and their bytes.

@@ -1,12 +1,13 @@
 //! Where tasks come from, and loading them from there.
 
+use std::collections::HashSet;
 use std::path::PathBuf;
 
 use super::builtin::builtin;
-use super::dataset::{Dataset, DatasetOptions, read_jsonl};
+use super::dataset::{Dataset, DatasetOptions, Skipped, read_jsonl};
 use super::hub::{Hub, HubError, HubName, HubSettings};
 use super::parquet::read_parquet;
-use super::split::{Split, SplitOptions, split_builtin, split_dataset};
+use super::split::{Split, SplitOptions, shuffle, split_builtin, split_dataset};
 use super::{CodingTask, TaskError};
 
 /// Where tasks come from.
@@ -55,12 +56,76 @@ impl TaskSource {
             }
         }
     }
+}
 
-    /// Splits its tasks into those for training and those held out.
-    pub fn split(&self, tasks: Vec<CodingTask>, options: &SplitOptions) -> Result<Split, TaskError> {
+/// The tasks of several sources together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Loaded {
+    /// The tasks in the order of their sources, no two with the same id.
+    pub tasks: Vec<CodingTask>,
+    /// The rows that are none, each with the source it is in.
+    pub skipped: Vec<(TaskSource, Skipped)>,
+}
+
+/// Loads all sources; at least one task, or an error.
+pub async fn load_all(
+    sources: &[TaskSource],
+    options: &DatasetOptions,
+    hub: &HubSettings,
+) -> Result<Loaded, TaskError> {
+    let mut loaded = Loaded { tasks: Vec::new(), skipped: Vec::new() };
+    for source in sources {
+        let Dataset { tasks, skipped } = source.load(options, hub).await?;
+        loaded.tasks.extend(tasks);
+        loaded.skipped.extend(skipped.into_iter().map(|it| (source.clone(), it)));
+    }
+    make_ids_unique(&mut loaded.tasks);
+    Ok(loaded)
+}
+
+/// Splits the tasks of `sources` into those for training and those held out.
+///
+/// Of tasks that were named one by one none is held out: whoever names a task wants it.
+pub fn split_all(
+    sources: &[TaskSource],
+    mut tasks: Vec<CodingTask>,
+    options: &SplitOptions,
+) -> Result<Split, TaskError> {
+    if are_named(sources) && !tasks.is_empty() {
+        shuffle(&mut tasks, options.seed);
+        return Ok(Split { train: tasks, eval: Vec::new() });
+    }
+    match sources {
+        [TaskSource::Builtin] => split_builtin(tasks, options),
+        _ => split_dataset(tasks, options),
+    }
+}
+
+/// Whether every task was named by itself.
+pub fn are_named(sources: &[TaskSource]) -> bool {
+    sources.iter().all(|source| matches!(source, TaskSource::BuiltinNamed(_)))
+}
+
+/// Episodes are known by their task's id, so of equal ones the later get a number.
+fn make_ids_unique(tasks: &mut [CodingTask]) {
+    let mut seen: HashSet<String> = HashSet::new();
+    for task in tasks {
+        let id = &mut task.task.id;
+        let numbered = |n: usize| format!("{id}~{n}");
+        let free = (2..).map(numbered).find(|it| !seen.contains(it));
+        if seen.contains(id) {
+            *id = free.unwrap_or_default();
+        }
+        seen.insert(id.clone());
+    }
+}
+
+impl std::fmt::Display for TaskSource {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Builtin | Self::BuiltinNamed(_) => split_builtin(tasks, options),
-            Self::File(_) | Self::Hub { .. } => split_dataset(tasks, options),
+            Self::Builtin => f.write_str("builtin"),
+            Self::BuiltinNamed(name) | Self::Hub { name, .. } => f.write_str(name),
+            Self::File(path) => path.display().fmt(f),
         }
     }
 }
@@ -106,10 +171,36 @@ mod tests {
         assert!(error.unwrap_err().to_string().starts_with("\"../etc\" is no name of a dataset"));
     }
 
-    #[test]
-    fn one_built_in_task_can_be_trained_on() {
-        let source = TaskSource::parse("flatten");
-        let split = source.split(named("flatten").unwrap(), &SplitOptions::default()).unwrap();
-        assert_eq!((split.train.len(), split.eval.len()), (1, 0));
+    async fn split(texts: &[&str], options: &SplitOptions) -> Result<(usize, usize), String> {
+        let sources: Vec<TaskSource> = texts.iter().map(|text| TaskSource::parse(text)).collect();
+        let hub = HubSettings::from_variables(|_| None);
+        let loaded = load_all(&sources, &DatasetOptions::default(), &hub).await.unwrap();
+        let split = split_all(&sources, loaded.tasks, options).map_err(|error| error.to_string())?;
+        Ok((split.train.len(), split.eval.len()))
+    }
+
+    #[tokio::test]
+    async fn named_tasks_are_all_trained_on_and_files_are_split() {
+        let options = SplitOptions::default();
+        assert_eq!(split(&["flatten"], &options).await, Ok((1, 0)));
+        assert_eq!(split(&["flatten", "two_sum"], &options).await, Ok((2, 0)));
+        assert_eq!(split(&["builtin"], &options).await, Ok((6, 2)));
+        let parquet = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/datasets/tasks.zstd.parquet");
+        let two = SplitOptions { eval_size: 2, ..SplitOptions::default() };
+        assert_eq!(split(&[parquet, "flatten"], &two).await, Ok((1, 2)));
+        let none_left = split(&[parquet], &options).await.unwrap_err();
+        assert!(none_left.starts_with("2 tasks with 10 held out leave none to train on"), "{none_left}");
+    }
+
+    #[tokio::test]
+    async fn tasks_of_several_files_keep_apart() {
+        let parquet = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/datasets/tasks.zstd.parquet");
+        let sources = [parquet, parquet, parquet].map(TaskSource::parse);
+        let hub = HubSettings::from_variables(|_| None);
+        let loaded = load_all(&sources, &DatasetOptions::default(), &hub).await.unwrap();
+        let ids: Vec<&str> = loaded.tasks.iter().map(|it| it.task.id.as_str()).collect();
+        assert_eq!(ids, ["7", "9", "7~2", "9~2", "7~3", "9~3"]);
+        assert_eq!(loaded.skipped.len(), 3);
+        assert_eq!(loaded.skipped[0].0.to_string(), parquet);
     }
 }

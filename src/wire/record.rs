@@ -10,7 +10,8 @@ use serde_json::{Map, Value, json};
 use super::fault::Fault;
 use super::messages::{self, ArgumentForm, list_from_json, to_json_with};
 use crate::episode::{
-    ActionTokens, Compaction, Episode, Message, Outcome, Progress, Step, Subtask, Task, TokenSource, ToolText,
+    ActionTokens, Assertion, Compaction, Episode, Message, Outcome, Progress, Step, Stop, Subtask, Task,
+    TokenSource, ToolText, Verification,
 };
 use crate::tokens::{Logprob, TokenId, TokenSpan, TopK};
 
@@ -35,11 +36,19 @@ struct Record {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     failed_results: Vec<usize>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    whole_results: Vec<WholeResultRecord>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     compactions: Vec<CompactionRecord>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    temperature: Option<f64>,
     tokens: TokensName,
     #[serde(default)]
     sequences: Vec<Vec<TokenId>>,
     steps: Vec<StepRecord>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    stop: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    verification: Option<VerificationRecord>,
     outcome: OutcomeRecord,
     #[serde(default)]
     progress: ProgressRecord,
@@ -65,6 +74,34 @@ enum ToolTextName {
 enum TokensName {
     Exact,
     Rendered,
+}
+
+#[derive(Serialize, Deserialize)]
+struct WholeResultRecord {
+    message_idx: usize,
+    text: String,
+}
+
+#[derive(Serialize, Deserialize)]
+struct VerificationRecord {
+    passed: u64,
+    failed: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+    #[serde(default)]
+    assertions: Vec<AssertionRecord>,
+    #[serde(default)]
+    output: String,
+    seconds: f64,
+}
+
+#[derive(Serialize, Deserialize)]
+struct AssertionRecord {
+    line: u64,
+    text: String,
+    passed: bool,
+    #[serde(default)]
+    detail: String,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -154,10 +191,14 @@ pub fn to_json(episode: &Episode) -> Result<Value, serde_json::Error> {
         tool_text: episode.tool_text.map(tool_text_name),
         messages: episode.messages.iter().map(message).collect(),
         failed_results: episode.failed_results.clone(),
+        whole_results: episode.whole_results.iter().cloned().map(whole_result_record).collect(),
         compactions: episode.compactions().iter().map(compaction).collect(),
+        temperature: episode.temperature,
         tokens: tokens_name(episode.token_source),
         sequences: episode.sequences.clone(),
         steps: episode.steps().iter().map(step_record).collect(),
+        stop: episode.stop.map(|stop| stop.name().to_owned()),
+        verification: episode.verification.clone().map(verification_record),
         outcome: outcome_record(&episode.outcome),
         progress: progress_record(&episode.progress),
     })
@@ -184,6 +225,10 @@ fn episode(record: Record) -> Result<Episode, Fault> {
     episode.tools = record.tools;
     episode.tool_text = record.tool_text.map(tool_text);
     episode.failed_results = record.failed_results;
+    episode.whole_results = record.whole_results.into_iter().map(|it| (it.message_idx, it.text)).collect();
+    episode.temperature = record.temperature;
+    episode.stop = record.stop.as_deref().map(stop).transpose()?;
+    episode.verification = record.verification.map(verification);
     episode.token_source = match record.tokens {
         TokensName::Exact => TokenSource::Exact,
         TokensName::Rendered => TokenSource::Rendered,
@@ -201,6 +246,31 @@ fn episode(record: Record) -> Result<Episode, Fault> {
 fn task_record(task: &Task) -> TaskRecord {
     let Task { id, prompt, difficulty } = task.clone();
     TaskRecord { id, prompt, difficulty }
+}
+
+fn whole_result_record((message_idx, text): (usize, String)) -> WholeResultRecord {
+    WholeResultRecord { message_idx, text }
+}
+
+fn stop(name: &str) -> Result<Stop, Fault> {
+    let known = Stop::ALL.map(Stop::name).join(", ");
+    let unknown = || Fault::new(format_args!("`stop` is {name:?}; known are {known}"));
+    Stop::from_name(name).ok_or_else(unknown)
+}
+
+fn verification_record(found: Verification) -> VerificationRecord {
+    let Verification { n_passed: passed, n_failed: failed, error, assertions, output, seconds } = found;
+    let assertion = |Assertion { line, text, passed, detail }| AssertionRecord { line, text, passed, detail };
+    let assertions = assertions.into_iter().map(assertion).collect();
+    VerificationRecord { passed, failed, error, assertions, output, seconds }
+}
+
+fn verification(record: VerificationRecord) -> Verification {
+    let VerificationRecord { passed: n_passed, failed: n_failed, error, assertions, output, seconds } =
+        record;
+    let assertion = |AssertionRecord { line, text, passed, detail }| Assertion { line, text, passed, detail };
+    let assertions = assertions.into_iter().map(assertion).collect();
+    Verification { n_passed, n_failed, error, assertions, output, seconds }
 }
 
 fn tool_text_name(tool_text: ToolText) -> ToolTextName {
@@ -326,6 +396,18 @@ mod tests {
         episode.tools = vec![json!({"type": "function"})];
         episode.tool_text = Some(ToolText::Hermes);
         episode.failed_results = vec![3];
+        episode.whole_results = vec![(3, "xyz".into())];
+        episode.temperature = Some(0.7);
+        episode.stop = Some(Stop::WallClock);
+        let assertion = Assertion { line: 2, text: "a == b".into(), passed: false, detail: "1 != 2".into() };
+        episode.verification = Some(Verification {
+            n_passed: 3,
+            n_failed: 1,
+            error: None,
+            assertions: vec![assertion],
+            output: "out".into(),
+            seconds: 0.25,
+        });
         episode.sequences = vec![vec![1, 2, 3, 4], vec![9]];
         episode.token_source = TokenSource::Exact;
         let components = vec![("tests".to_owned(), 0.5), ("a".to_owned(), 0.0)];
@@ -370,6 +452,9 @@ mod tests {
             assert_eq!(from_json(&json).unwrap_err().to_string(), expected);
         };
         check("/version", json!(2), "the record has version 2, this program reads up to 1; use a newer one");
+        let bored =
+            "`stop` is \"bored\"; known are answered, turn_limit, turn_cut, context_full, wall_clock, failed";
+        check("/stop", json!("bored"), bored);
         check("/steps/0/action/span", json!([3, 1]), "step 0: span [3, 1) ends before it starts");
         let positive = "step 0: 0.5 is positive, so it is not the logarithm of a probability";
         check("/steps/0/action/logprobs/0", json!(0.5), positive);

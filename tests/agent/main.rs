@@ -4,8 +4,15 @@
 //! that contains less than it should, fails the tests.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
+mod episode;
 mod redteam;
 mod sandbox;
+#[path = "../support/schema.rs"]
+mod schema;
+#[path = "../student/mod.rs"]
+mod student;
+#[path = "../tiny/mod.rs"]
+mod tiny;
 mod tools;
 mod verifier;
 

@@ -69,8 +69,10 @@ pub enum Fault {
 #[derive(Clone, Debug)]
 pub struct Asked {
     pub route: String,
-    /// The (first) prompt.
+    /// The prompt; of a batch the first one, or the one whose fault is being chosen.
     pub ids: Vec<u32>,
+    /// All prompts of a batch.
+    pub prompts: Vec<Vec<u32>>,
     /// How often this very body was asked before.
     pub times_before: usize,
     /// The raw request head, for tests that look at headers.
@@ -79,6 +81,10 @@ pub struct Asked {
 }
 
 type Choose = dyn Fn(&Asked) -> Option<Fault> + Send + Sync;
+/// Turns text into ids, as a server's own tokenizer does.
+pub type Encode = dyn Fn(&str) -> Vec<u32> + Send + Sync;
+type Say = dyn Fn(&[u32], u64) -> Option<Vec<u32>> + Send + Sync;
+type Talk = dyn Fn(&Value) -> Option<Value> + Send + Sync;
 
 /// How a stand-in is set up.
 pub struct Setup {
@@ -87,15 +93,50 @@ pub struct Setup {
     pub max_logprobs: usize,
     pub context_length: usize,
     pub faults: Box<Choose>,
+    /// What `/tokenize` answers; without it there is no such route.
+    pub tokenizes: Option<Vec<u32>>,
+    /// Whether prompts are scored; otherwise the wish is ignored, as by servers that do not know it.
+    pub scores: bool,
     /// Keeps every request for inspection; off for benchmarks.
     pub keeps_requests: bool,
+    /// Ids from here on are unknown.
+    pub vocab_size: u64,
+    /// For prompts that come as text; without it there are none.
+    pub encode: Option<Box<Encode>>,
+    /// What it samples after a prompt with a seed, where it is not left to the toy.
+    pub says: Box<Say>,
+    /// The message it answers to a chat request, where it is not left to the toy.
+    pub talks: Box<Talk>,
 }
 
 impl Setup {
     pub fn new(dialect: Dialect) -> Self {
         let toy = Toy { weights: 1 };
         let (max_logprobs, context_length) = (20, 131_072);
-        Self { dialect, toy, max_logprobs, context_length, faults: Box::new(|_| None), keeps_requests: true }
+        Self {
+            dialect,
+            toy,
+            max_logprobs,
+            context_length,
+            faults: Box::new(|_| None),
+            tokenizes: None,
+            scores: true,
+            keeps_requests: true,
+            vocab_size: VOCAB,
+            encode: None,
+            says: Box::new(|_, _| None),
+            talks: Box::new(|_| None),
+        }
+    }
+
+    pub fn says(mut self, say: impl Fn(&[u32], u64) -> Option<Vec<u32>> + Send + Sync + 'static) -> Self {
+        self.says = Box::new(say);
+        self
+    }
+
+    pub fn talks(mut self, talk: impl Fn(&Value) -> Option<Value> + Send + Sync + 'static) -> Self {
+        self.talks = Box::new(talk);
+        self
     }
 
     pub fn faults(mut self, choose: impl Fn(&Asked) -> Option<Fault> + Send + Sync + 'static) -> Self {
@@ -118,6 +159,7 @@ struct State {
     seen: Mutex<HashMap<u64, usize>>,
     asked: Mutex<Vec<Asked>>,
     bytes_written: Mutex<u64>,
+    routes: Mutex<HashMap<String, u64>>,
     dead: AtomicBool,
 }
 
@@ -144,6 +186,7 @@ impl StandIn {
             seen: Mutex::default(),
             asked: Mutex::default(),
             bytes_written: Mutex::default(),
+            routes: Mutex::default(),
             dead: AtomicBool::new(false),
         });
         let accepting = tokio::spawn(accept(listener, Arc::clone(&state)));
@@ -158,6 +201,11 @@ impl StandIn {
         *self.state.work.lock().unwrap()
     }
 
+    /// How many requests came in on a route.
+    pub fn requests_on(&self, route: &str) -> u64 {
+        self.state.routes.lock().unwrap().get(route).copied().unwrap_or(0)
+    }
+
     /// Every request so far, in the order of arrival.
     pub fn asked(&self) -> Vec<Asked> {
         self.state.asked.lock().unwrap().clone()
@@ -167,6 +215,7 @@ impl StandIn {
     pub fn forget(&self) {
         *self.state.work.lock().unwrap() = Work::default();
         *self.state.cache.lock().unwrap() = PrefixCache::default();
+        self.state.routes.lock().unwrap().clear();
         self.state.asked.lock().unwrap().clear();
     }
 
@@ -195,8 +244,9 @@ async fn serve(stream: TcpStream, state: Arc<State>) {
     let mut stream = BufReader::new(stream);
     while let Some((head, body)) = read_request(&mut stream).await {
         let asked = state.record(head, body);
-        let fault = (state.setup.faults)(&asked);
-        let answer = state.answer(&asked, fault.as_ref());
+        let faults = state.faults(&asked);
+        let fault = faults.iter().flatten().next().cloned();
+        let answer = state.answer(&asked, fault.as_ref(), &faults);
         if state.dead.load(Ordering::Relaxed) {
             return;
         }
@@ -317,15 +367,27 @@ impl State {
         let mut seen = self.seen.lock().unwrap();
         let times = seen.entry(hash).or_default();
         *times += 1;
-        let asked = Asked { route, ids: first_prompt(&body), times_before: *times - 1, head, body };
+        let prompts = all_prompts(&body);
+        let ids = prompts.first().cloned().unwrap_or_default();
+        let asked = Asked { route, ids, prompts, times_before: *times - 1, head, body };
         self.work.lock().unwrap().requests += 1;
+        *self.routes.lock().unwrap().entry(asked.route.clone()).or_default() += 1;
         if self.setup.keeps_requests {
             self.asked.lock().unwrap().push(asked.clone());
         }
         asked
     }
 
-    fn answer(&self, asked: &Asked, fault: Option<&Fault>) -> (u16, String) {
+    /// The fault of each prompt.
+    fn faults(&self, asked: &Asked) -> Vec<Option<Fault>> {
+        let of = |ids: &Vec<u32>| (self.setup.faults)(&Asked { ids: ids.clone(), ..asked.clone() });
+        match asked.prompts.len() {
+            0 | 1 => vec![(self.setup.faults)(asked)],
+            _ => asked.prompts.iter().map(of).collect(),
+        }
+    }
+
+    fn answer(&self, asked: &Asked, fault: Option<&Fault>, faults: &[Option<Fault>]) -> (u16, String) {
         if fault == Some(&Fault::ErrorIn200) {
             return (200, json!({"error": {"message": "the engine is dead", "code": 500}}).to_string());
         }
@@ -339,7 +401,10 @@ impl State {
             (Dialect::Sglang, "/get_server_info" | "/server_info") => {
                 (200, json!({"version": "0.5.23", "context_length": self.setup.context_length}).to_string())
             }
-            (Dialect::Sglang, "/generate") => self.generate(&body, fault),
+            (Dialect::Sglang, "/generate") => self.generate(&body, faults),
+            (_, "/tokenize") if self.setup.tokenizes.is_some() => {
+                (200, json!({"tokens": self.setup.tokenizes}).to_string())
+            }
             (_, "/v1/chat/completions") => self.chat(&body),
             _ => (404, json!({"detail": "Not Found"}).to_string()),
         }
@@ -357,7 +422,9 @@ impl State {
     }
 
     fn completions(&self, body: &Value, fault: Option<&Fault>) -> (u16, String) {
-        let k = body["prompt_logprobs"].as_u64().map(|k| k as usize);
+        // -1 wants the whole vocabulary.
+        let k = body["prompt_logprobs"].as_i64().filter(|_| self.setup.scores);
+        let k = k.map(|k| usize::try_from(k).unwrap_or(VOCAB as usize));
         if k.is_some_and(|k| k > self.setup.max_logprobs) {
             let k = k.unwrap_or_default();
             let message = format!(
@@ -379,7 +446,8 @@ impl State {
             let cached = self.reuse(&contexts, ids.len(), most) / 16 * 16;
             let sampled = self.sampled(ids, body, "max_tokens", 16);
             let rows = k.map(|k| vllm_rows(ids, &contexts, k, fault));
-            choices.push(self.vllm_choice(index, ids, &sampled, rows, body));
+            let finish = finish(&sampled, body, "max_tokens", 16);
+            choices.push(self.vllm_choice(index, ids, &sampled, finish, rows, body));
             (n_prompt, n_cached, n_sampled) =
                 (n_prompt + ids.len(), n_cached + cached, n_sampled + sampled.len());
         }
@@ -403,6 +471,7 @@ impl State {
         index: usize,
         ids: &[u32],
         sampled: &[u32],
+        finish: &str,
         rows: Option<Vec<String>>,
         body: &Value,
     ) -> String {
@@ -412,7 +481,7 @@ impl State {
         let logprobs =
             body["logprobs"].as_u64().map_or(Value::Null, |k| self.vllm_sampled(ids, sampled, k as usize));
         format!(
-            "{{\"index\":{index},\"text\":\"\",\"logprobs\":{logprobs},\"finish_reason\":\"length\",\"stop_reason\":null,\
+            "{{\"index\":{index},\"text\":\"\",\"logprobs\":{logprobs},\"finish_reason\":\"{finish}\",\"stop_reason\":null,\
              \"token_ids\":{},\"prompt_logprobs\":{rows},\"prompt_token_ids\":{}}}",
             list(sampled),
             list(ids),
@@ -433,10 +502,14 @@ impl State {
         json!({"text_offset": vec![0; sampled.len()], "token_logprobs": own, "tokens": names, "top_logprobs": tops})
     }
 
-    fn generate(&self, body: &Value, fault: Option<&Fault>) -> (u16, String) {
-        let prompts = prompts(&body["input_ids"]);
+    fn generate(&self, body: &Value, faults: &[Option<Fault>]) -> (u16, String) {
+        let text = body["text"].as_str().filter(|_| body["input_ids"].is_null());
+        let prompts = match (text, &self.setup.encode) {
+            (Some(text), Some(encode)) => vec![encode(text)],
+            _ => prompts(&body["input_ids"]),
+        };
         // An unknown id takes the real server down for good.
-        if prompts.iter().flatten().any(|&id| u64::from(id) >= VOCAB) {
+        if prompts.iter().flatten().any(|&id| u64::from(id) >= self.setup.vocab_size) {
             self.dead.store(true, Ordering::Relaxed);
         }
         if let Some(why) = self.unfit(&prompts) {
@@ -444,8 +517,8 @@ impl State {
         }
         let is_batch = body["input_ids"][0].is_array();
         let mut answers = Vec::new();
-        for ids in &prompts {
-            match self.sglang_answer(ids, body, fault) {
+        for (index, ids) in prompts.iter().enumerate() {
+            match self.sglang_answer(ids, index, body, faults[index].as_ref()) {
                 Ok(answer) => answers.push(answer),
                 Err(why) => return sglang_error(&why),
             }
@@ -454,10 +527,18 @@ impl State {
         (200, if is_batch { format!("[{answers}]") } else { answers })
     }
 
-    fn sglang_answer(&self, ids: &[u32], body: &Value, fault: Option<&Fault>) -> Result<String, String> {
-        let k = body["top_logprobs_num"].as_u64().unwrap_or(0) as usize;
+    fn sglang_answer(
+        &self,
+        ids: &[u32],
+        index: usize,
+        body: &Value,
+        fault: Option<&Fault>,
+    ) -> Result<String, String> {
+        // A batch has one value for all, or one for each.
+        let of_prompt = |key: &str| body[key].get(index).unwrap_or(&body[key]).clone();
+        let k = of_prompt("top_logprobs_num").as_u64().unwrap_or(0) as usize;
         let scores = body["return_logprob"] == true;
-        let start = body["logprob_start_len"].as_i64().filter(|&start| scores && start >= 0);
+        let start = of_prompt("logprob_start_len").as_i64().filter(|&start| scores && start >= 0);
         let start = start.map_or(ids.len(), |start| start as usize);
         if start > ids.len() {
             return Err(format!("req.logprob_start_len={start} is higher than the number of input tokens"));
@@ -466,6 +547,7 @@ impl State {
         // What is before the first wanted logprob may come from the cache; one id is always computed.
         let cached = self.reuse(&contexts, ids.len(), start.min(ids.len() - 1));
         let sampled = self.sampled(ids, &body["sampling_params"], "max_new_tokens", 128);
+        let finish = finish(&sampled, &body["sampling_params"], "max_new_tokens", 128);
         let (own, top) = sglang_rows(ids, &contexts, start, k, fault);
         let all: Vec<u32> = ids.iter().chain(&sampled).copied().collect();
         let drawn = self.setup.toy.contexts(&all);
@@ -475,15 +557,16 @@ impl State {
             .map(|(&id, it)| json!([it.logprob(id), id, null]))
             .collect();
         Ok(format!(
-            "{{\"text\":\"\",\"output_ids\":{},\"meta_info\":{{\"id\":\"1\",\"finish_reason\":{{\"type\":\"length\",\"length\":{}}},\
-             \"prompt_tokens\":{},\"weight_version\":\"w{}\",\"input_token_logprobs\":[{}],\"input_top_logprobs\":[{}],\
+            "{{\"text\":\"\",\"output_ids\":{},\"meta_info\":{{\"id\":\"1\",\"finish_reason\":{{\"type\":\"{finish}\",\"length\":{}}},\
+             \"prompt_tokens\":{},\"weight_version\":\"w{}\",\"input_token_logprobs\":[{}],{}\
              \"output_token_logprobs\":{},\"completion_tokens\":{},\"cached_tokens\":{cached}}}}}",
             json!(sampled),
             sampled.len(),
             ids.len(),
             self.setup.toy.weights,
             own.join(","),
-            top.join(","),
+            // Without candidates to tell there is no such key.
+            if k > 0 { format!("\"input_top_logprobs\":[{}],", top.join(",")) } else { String::new() },
             Value::Array(drawn),
             sampled.len(),
         ))
@@ -495,8 +578,8 @@ impl State {
         let hash = text.bytes().fold(mix(seed), |hash, byte| mix(hash ^ u64::from(byte)));
         let (n_prompt, n_sampled) = (text.len() / 4, 8);
         self.pay(n_prompt, 0, n_sampled);
-        let message =
-            json!({"role": "assistant", "content": format!("answer {hash:016x}"), "tool_calls": null});
+        let toy = json!({"role": "assistant", "content": format!("answer {hash:016x}"), "tool_calls": null});
+        let message = (self.setup.talks)(body).unwrap_or(toy);
         let choice = json!({"index": 0, "message": message, "finish_reason": "stop"});
         let usage = json!({"prompt_tokens": n_prompt, "completion_tokens": n_sampled, "total_tokens": n_prompt + n_sampled});
         (200, json!({"id": "chatcmpl-1", "object": "chat.completion", "model": "toy", "choices": [choice], "usage": usage}).to_string())
@@ -514,14 +597,16 @@ impl State {
                 self.setup.context_length
             ));
         }
-        let stranger = prompts.iter().flatten().find(|&&id| u64::from(id) >= VOCAB)?;
+        let stranger = prompts.iter().flatten().find(|&&id| u64::from(id) >= self.setup.vocab_size)?;
         Some(format!("Token id {stranger} is out of vocabulary"))
     }
 
     fn sampled(&self, ids: &[u32], sampling: &Value, limit: &str, default: u64) -> Vec<u32> {
         let n = sampling[limit].as_u64().unwrap_or(default) as usize;
         let seed = sampling["seed"].as_u64().or(sampling["sampling_seed"].as_u64()).unwrap_or(0);
-        let sampled = self.setup.toy.sample(ids, seed, n);
+        let said = (self.setup.says)(ids, seed);
+        let sampled =
+            said.map_or_else(|| self.setup.toy.sample(ids, seed, n), |ids| ids.into_iter().take(n).collect());
         self.work.lock().unwrap().sampled += sampled.len() as u64;
         sampled
     }
@@ -541,10 +626,16 @@ impl State {
     }
 }
 
-fn first_prompt(body: &[u8]) -> Vec<u32> {
+/// Why sampling ended: a script ends by itself, the toy only at its limit.
+fn finish(sampled: &[u32], sampling: &Value, limit: &str, default: u64) -> &'static str {
+    let most = sampling[limit].as_u64().unwrap_or(default) as usize;
+    if sampled.len() < most { "stop" } else { "length" }
+}
+
+fn all_prompts(body: &[u8]) -> Vec<Vec<u32>> {
     let body: Value = serde_json::from_slice(body).unwrap_or(Value::Null);
     let field = if body["prompt"].is_array() { &body["prompt"] } else { &body["input_ids"] };
-    prompts(field).into_iter().next().unwrap_or_default()
+    if field.is_array() { prompts(field) } else { Vec::new() }
 }
 
 /// One prompt or several.

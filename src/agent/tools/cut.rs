@@ -17,6 +17,22 @@ pub fn cut_middle(text: &str, max: usize) -> Option<String> {
     Some(format!("{head}\n\n... [{n_omitted} of {n_chars} characters omitted] ...\n\n{tail}"))
 }
 
+/// The longest that texts of these lengths may stay so that all of them together are at most `max`:
+/// the longest ones give way first.
+pub fn shared_limit(lengths: &[usize], max: usize) -> usize {
+    let mut sorted = lengths.to_vec();
+    sorted.sort_unstable();
+    let mut left = max;
+    for (idx, &length) in sorted.iter().enumerate() {
+        let share = left / (sorted.len() - idx);
+        if length > share {
+            return share;
+        }
+        left -= length;
+    }
+    usize::MAX
+}
+
 fn char_offset(text: &str, n_chars: usize) -> usize {
     text.char_indices().nth(n_chars).map_or(text.len(), |(offset, _)| offset)
 }
@@ -68,6 +84,14 @@ mod tests {
         check_cut("0123456789", 10, None);
         check_cut("0123456789a", 10, Some("0123\n\n... [1 of 11 characters omitted] ...\n\n56789a"));
         check_cut("éàüöñçßøåæœ", 5, Some("éà\n\n... [6 of 11 characters omitted] ...\n\nåæœ"));
+    }
+
+    #[test]
+    fn the_longest_give_way() {
+        assert_eq!(shared_limit(&[3, 4], 7), usize::MAX);
+        assert_eq!(shared_limit(&[3, 100, 50], 63), 30);
+        assert_eq!(shared_limit(&[3, 100, 20], 63), 40);
+        assert_eq!(shared_limit(&[], 0), usize::MAX);
     }
 
     #[test]

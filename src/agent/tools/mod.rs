@@ -56,6 +56,24 @@ pub struct ToolResult {
     pub full: Option<String>,
     /// Whether the call failed, as opposed to having told of a failure.
     pub is_error: bool,
+    /// Why no further call can succeed, if the sandbox is gone.
+    pub broken: Option<String>,
+}
+
+impl ToolResult {
+    /// An answer that says why a call failed.
+    pub fn error(reason: &str) -> Self {
+        let content = json!({ "error": reason }).to_string();
+        Self { content, full: None, is_error: true, broken: None }
+    }
+
+    /// Keeps at most `max` characters, from the beginning and the end; the whole text stays beside them.
+    pub fn shorten(&mut self, max: usize) {
+        if let Some(cut) = cut::cut_middle(&self.content, max) {
+            let whole = std::mem::replace(&mut self.content, cut);
+            self.full.get_or_insert(whole);
+        }
+    }
 }
 
 /// Why a call failed; said to the student.
@@ -117,12 +135,12 @@ impl<'a> Toolbox<'a> {
     pub async fn call(&self, name: &str, arguments: &episode::Arguments) -> ToolResult {
         let arguments = match read_arguments(name, arguments) {
             Ok(arguments) => arguments,
-            Err(reason) => return failure(&reason),
+            Err(reason) => return ToolResult::error(&reason),
         };
         match self.dispatch(name, Arguments(&arguments)).await {
             Ok(answer) => self.finish(answer),
-            Err(ToolError::Call(reason)) => failure(&reason),
-            Err(ToolError::Sandbox(error)) => failure(&format!("Tool execution failed: {error}")),
+            Err(ToolError::Call(reason)) => ToolResult::error(&reason),
+            Err(ToolError::Sandbox(error)) => sandbox_error(&error),
         }
     }
 
@@ -138,13 +156,10 @@ impl<'a> Toolbox<'a> {
     }
 
     fn finish(&self, answer: Answer) -> ToolResult {
-        let content = answer.json.to_string();
-        match cut::cut_middle(&content, self.limits.result_chars) {
-            Some(cut) => {
-                ToolResult { content: cut, full: Some(answer.full.unwrap_or(content)), is_error: false }
-            }
-            None => ToolResult { content, full: answer.full, is_error: false },
-        }
+        let Answer { json, full } = answer;
+        let mut result = ToolResult { content: json.to_string(), full, is_error: false, broken: None };
+        result.shorten(self.limits.result_chars);
+        result
     }
 }
 
@@ -167,8 +182,9 @@ fn invalid(reason: &str) -> String {
     format!("Invalid JSON in tool arguments: {reason}. Please retry with valid JSON.")
 }
 
-fn failure(reason: &str) -> ToolResult {
-    ToolResult { content: json!({ "error": reason }).to_string(), full: None, is_error: true }
+fn sandbox_error(error: &SandboxError) -> ToolResult {
+    let broken = matches!(error, SandboxError::Ended | SandboxError::Io(_)).then(|| error.to_string());
+    ToolResult { broken, ..ToolResult::error(&format!("Tool execution failed: {error}")) }
 }
 
 #[cfg(test)]

@@ -4,18 +4,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-/// One assertion of the tests.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Assertion {
-    /// The line of the tests, from 1; 0 where there is none of its own.
-    pub line: u64,
-    /// What it says.
-    pub text: String,
-    /// Whether it held.
-    pub passed: bool,
-    /// Why not.
-    pub detail: String,
-}
+use crate::episode::{Assertion, Verification};
 
 /// What the hidden tests found.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -72,6 +61,18 @@ impl TestReport {
             assertions: assertions.collect(),
             output: before.trim_end_matches('\n').to_owned(),
             duration,
+        }
+    }
+
+    /// As an episode keeps it.
+    pub fn verification(&self) -> Verification {
+        Verification {
+            n_passed: self.n_passed,
+            n_failed: self.n_failed,
+            error: self.error.clone(),
+            assertions: self.assertions.clone(),
+            output: self.output.clone(),
+            seconds: self.duration.as_secs_f64(),
         }
     }
 

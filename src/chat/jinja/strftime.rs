@@ -31,6 +31,11 @@ impl Now {
         Self { unix_seconds, offset_seconds: 0 }
     }
 
+    /// Seconds since 1970.
+    pub fn unix_seconds(self) -> i64 {
+        self.unix_seconds
+    }
+
     /// The same time, shown that many seconds east of UTC.
     pub fn at_offset(self, offset_seconds: i32) -> Self {
         Self { offset_seconds, ..self }

@@ -1,0 +1,222 @@
+//! One episode from the first message to the reward: the student speaks, its calls are run, the tests decide.
+//!
+//! Owns [`run_episode`], which never fails: what goes wrong is in the episode with its reason. A turn
+//! without a call ends an episode; so do its limits, each under a name of its own. Then every process of
+//! the episode is dead before hidden tests decide. What is sampled, and what it costs, is up to the model
+//! that is handed in; many episodes at once, and where they are kept, to the caller.
+
+use std::sync::Arc;
+
+use tokio::time::Instant;
+
+use crate::chat::format::ChatFormat;
+use crate::chat::parse::Parser;
+use crate::episode::{Episode, Stop, ToolCall};
+use crate::model::Model;
+use crate::tasks::CodingTask;
+use crate::wire::record;
+
+use super::options::{BadOption, LoopOptions};
+use super::reward::{self, RewardRule};
+use super::sandbox::{Sandbox, Sandboxes};
+use super::tools::{ToolLimits, ToolResult, Toolbox, cut, schema};
+use super::transcript::Transcript;
+use super::turn::{Asking, Failure, Said};
+use super::verifier::{TestReport, Verifier};
+
+/// How many calls of one turn are run.
+const MAX_CALLS: usize = 64;
+
+/// How a student is spoken to.
+#[derive(Clone)]
+pub enum Speech {
+    /// In its own tokens: what it saw and sampled is recorded to the id.
+    Exact(Arc<ChatFormat>),
+    /// Over a chat route, where ids are not to be had; calls that the server leaves in the text are read by the parser.
+    Chat(Option<Parser>),
+}
+
+/// Everything episodes of one student have in common.
+#[derive(Clone)]
+pub struct AgentSetting {
+    /// The student, already counted and recorded.
+    pub student: Arc<dyn Model>,
+    /// How it is spoken to.
+    pub speech: Speech,
+    /// Where its tools run.
+    pub sandboxes: Arc<Sandboxes>,
+    /// What its tools may take and say.
+    pub tool_limits: ToolLimits,
+    /// How its work is rewarded.
+    pub reward: RewardRule,
+    /// What the loop is allowed.
+    pub options: LoopOptions,
+}
+
+impl AgentSetting {
+    /// The setting, if its parts make sense together.
+    pub fn checked(mut self) -> Result<Self, BadOption> {
+        self.options = self.options.checked()?;
+        match (&self.speech, self.options.forced_calls) {
+            (Speech::Chat(_), Some(forced)) => Err(BadOption {
+                name: "forced_calls",
+                value: forced.turns.to_string(),
+                must: "absent for a server that takes no token ids",
+            }),
+            _ => Ok(self),
+        }
+    }
+}
+
+/// Which episode this is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EpisodePlace {
+    /// Which attempt at the task, from 0. With the task's id it names every draw.
+    pub episode: usize,
+    /// Seconds since 1970; templates that print the date are given this.
+    pub started_at: i64,
+}
+
+/// Runs one episode. It never fails: what goes wrong is recorded in it.
+pub async fn run_episode(setting: &AgentSetting, task: &CodingTask, place: EpisodePlace) -> Episode {
+    let id = format!("{}-{}", task.task.id, place.episode);
+    let system = setting.options.system_prompt.as_deref();
+    let mut talk = Transcript::new(id, &task.task, system, schema::schemas());
+    let begun = talk.episode_mut();
+    begun.started_at = Some(place.started_at);
+    begun.temperature = Some(setting.options.agent_temperature);
+    if let Speech::Exact(format) = &setting.speech {
+        begun.tool_text = format.tool_text();
+    }
+    let sandbox = match setting.sandboxes.start().await {
+        Ok(sandbox) => sandbox,
+        Err(error) => return failed(talk.into_episode(), error.into()),
+    };
+    let deadline = Instant::now() + setting.options.episode_time;
+    let asking = Asking { setting, task: &task.task.id, place: &place, deadline };
+    let stop = converse(&asking, &mut talk, &sandbox).await;
+    sandbox.stop().await;
+    match stop {
+        Ok(stop) => settle(setting, task, talk, &sandbox, stop).await,
+        Err(failure) => failed(talk.into_episode(), failure),
+    }
+}
+
+fn failed(mut episode: Episode, Failure { stop, why }: Failure) -> Episode {
+    episode.stop = Some(stop);
+    episode.outcome = Err(why);
+    episode
+}
+
+/// Lets the student work until it answers without a call, or a limit is reached.
+async fn converse(asking: &Asking<'_>, talk: &mut Transcript, sandbox: &Sandbox) -> Result<Stop, Failure> {
+    let setting = asking.setting;
+    let tools = Toolbox::new(sandbox, setting.tool_limits.clone());
+    for turn in 0..setting.options.max_agent_turns {
+        if Instant::now() >= asking.deadline {
+            return Ok(Stop::WallClock);
+        }
+        let said = match &setting.speech {
+            Speech::Exact(format) => asking.exact(format, talk, turn).await,
+            Speech::Chat(parser) => asking.chat(*parser, talk, turn).await,
+        };
+        let Some(Said { message, malformed, cut }) = said.map_err(|failure| at_turn(turn, failure))? else {
+            return Ok(Stop::ContextFull);
+        };
+        let calls = talk.acted(message);
+        match (calls.is_empty(), cut, malformed.is_empty()) {
+            (true, Some(limit), _) => return Ok(limit),
+            (true, None, true) => return Ok(Stop::Answered),
+            (true, None, false) => talk.corrected(ToolResult::error(&unreadable(&malformed))),
+            (false, ..) => {
+                let answered = answer(asking, talk, &tools, &calls, &malformed).await;
+                answered.map_err(|why| at_turn(turn, Failure::new(why)))?;
+            }
+        }
+    }
+    Ok(Stop::TurnLimit)
+}
+
+fn at_turn(turn: usize, Failure { stop, why }: Failure) -> Failure {
+    Failure { stop, why: format!("turn {}: {why}", turn + 1) }
+}
+
+/// Runs the calls of a turn in order, since later ones may need what earlier ones did; an error if the sandbox is gone.
+async fn answer(
+    asking: &Asking<'_>,
+    talk: &mut Transcript,
+    tools: &Toolbox<'_>,
+    calls: &[ToolCall],
+    malformed: &[String],
+) -> Result<(), String> {
+    let mut results = Vec::with_capacity(calls.len());
+    for (idx, call) in calls.iter().enumerate() {
+        let result = match idx < MAX_CALLS {
+            true => tokio::time::timeout_at(asking.deadline, tools.call(&call.name, &call.arguments)).await,
+            false => Ok(ToolResult::error(&format!("Only the first {MAX_CALLS} calls of a turn are run."))),
+        };
+        results.push(result.unwrap_or_else(|_| ToolResult::error("The time for this task is over.")));
+    }
+    fit(&mut results, asking.setting.options.turn_output_chars);
+    if let Some(last) = results.last_mut().filter(|_| !malformed.is_empty()) {
+        last.content = format!("{}\n{}", last.content, ToolResult::error(&unreadable(malformed)).content);
+    }
+    let broken = results.iter().find_map(|result| result.broken.clone());
+    calls.iter().zip(results).for_each(|(call, result)| talk.answered(call, result));
+    broken.map_or(Ok(()), Err)
+}
+
+/// Cuts the longest results until all of them together have at most `max` characters.
+fn fit(results: &mut [ToolResult], max: usize) {
+    let lengths: Vec<usize> = results.iter().map(|result| result.content.chars().count()).collect();
+    let limit = cut::shared_limit(&lengths, max);
+    results.iter_mut().for_each(|result| result.shorten(limit));
+}
+
+/// What a student is told about calls that could not be read.
+fn unreadable(malformed: &[String]) -> String {
+    format!("Invalid JSON in tool call: {}. Please retry with valid JSON.", malformed.join("; "))
+}
+
+/// Verifies and rewards what an episode left behind.
+async fn settle(
+    setting: &AgentSetting,
+    task: &CodingTask,
+    talk: Transcript,
+    sandbox: &Sandbox,
+    stop: Stop,
+) -> Episode {
+    let verifier = Verifier::new(&setting.sandboxes, setting.options.verifier_time);
+    let report = verifier.verify(sandbox, &task.test_code).await;
+    let n_turns = talk.n_turns();
+    let tool_usage = reward::tool_usage(talk.tools_called());
+    let efficiency = reward::efficiency(n_turns, setting.options.max_agent_turns);
+    let mut episode = talk.into_episode();
+    episode.stop = Some(stop);
+    let report: TestReport = match report {
+        Ok(report) => report,
+        Err(error) => return failed(episode, error.into()),
+    };
+    episode.verification = Some(report.verification());
+    let weights = &setting.reward.weights;
+    episode.outcome = Ok(reward::reward(report.correctness(), efficiency, tool_usage, weights));
+    match ask_custom(&setting.reward, &episode).await {
+        Ok(None) => {}
+        Ok(Some(number)) => {
+            if let Ok(outcome) = &mut episode.outcome {
+                outcome.components.push(("published".to_owned(), outcome.reward));
+                outcome.reward = number;
+            }
+        }
+        Err(why) => episode = failed(episode, Failure::new(why)),
+    }
+    episode
+}
+
+/// The reward of the user's own command, if there is one.
+async fn ask_custom(rule: &RewardRule, episode: &Episode) -> Result<Option<f64>, String> {
+    let Some(custom) = &rule.custom else { return Ok(None) };
+    let json = record::to_json(episode).map_err(|error| error.to_string())?;
+    let number = reward::custom_reward(&custom.command, &json, custom.timeout).await;
+    number.map(Some).map_err(|error| error.to_string())
+}

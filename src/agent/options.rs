@@ -1,0 +1,130 @@
+//! What the agent's loop is allowed: turns, tokens, time, and how it samples. Validated once.
+//!
+//! Owns [`LoopOptions`] and its checks. What a tool may take and say is in `tools`, what a sandbox may
+//! use in `sandbox`.
+
+use std::time::Duration;
+
+/// What the student is told about its work.
+pub const SYSTEM_PROMPT: &str = include_str!("../../prompts/agent_system.txt");
+
+/// How calls are forced out of a student that would not write well-formed ones by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ForcedCalls {
+    /// In how many turns, from the first on; later ones are free.
+    pub turns: usize,
+    /// How many characters a text among the arguments may have.
+    pub max_text: usize,
+}
+
+/// What the loop is allowed.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LoopOptions {
+    /// How often the student may speak.
+    pub max_agent_turns: usize,
+    /// The temperature it is sampled with.
+    pub agent_temperature: f64,
+    /// How many alternatives are kept at each sampled token.
+    pub student_topk: usize,
+    /// How many tokens one turn may have.
+    pub max_turn_tokens: usize,
+    /// How many tokens the whole sequence may have; the model's own limit where absent or larger.
+    pub context_budget: Option<usize>,
+    /// How many characters the answers to one turn may have together.
+    pub turn_output_chars: usize,
+    /// How long an episode may take, without its verification.
+    pub episode_time: Duration,
+    /// How long the hidden tests may take.
+    pub verifier_time: Duration,
+    /// Whether calls are forced through structured output. Logprobs under it are not the student's own and stay absent.
+    pub forced_calls: Option<ForcedCalls>,
+    /// What the student is told first; nothing where absent.
+    pub system_prompt: Option<String>,
+    /// Determines every draw, together with its place.
+    pub seed: u64,
+}
+
+impl Default for LoopOptions {
+    fn default() -> Self {
+        Self {
+            max_agent_turns: 15,
+            agent_temperature: 1.0,
+            student_topk: 5,
+            max_turn_tokens: 2048,
+            context_budget: None,
+            turn_output_chars: 200_000,
+            episode_time: Duration::from_secs(1800),
+            verifier_time: Duration::from_secs(60),
+            forced_calls: None,
+            system_prompt: Some(SYSTEM_PROMPT.trim_end().to_owned()),
+            seed: 0,
+        }
+    }
+}
+
+/// An option that makes no sense.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{name} is {value}, but must be {must}\nhelp: change --{}", name.replace('_', "-"))]
+pub struct BadOption {
+    /// Which one.
+    pub name: &'static str,
+    /// What it is.
+    pub value: String,
+    /// What it must be.
+    pub must: &'static str,
+}
+
+impl LoopOptions {
+    /// The options, if they make sense.
+    pub fn checked(self) -> Result<Self, BadOption> {
+        let temperature = self.agent_temperature;
+        if !(temperature.is_finite() && temperature >= 0.0) {
+            return Err(bad("agent_temperature", temperature, "a finite number, 0 or more"));
+        }
+        let counts = [
+            ("max_agent_turns", self.max_agent_turns),
+            ("max_turn_tokens", self.max_turn_tokens),
+            ("context_budget", self.context_budget.unwrap_or(1)),
+            ("turn_output_chars", self.turn_output_chars),
+            ("forced_calls", self.forced_calls.map_or(1, |it| it.turns)),
+            ("forced_text", self.forced_calls.map_or(1, |it| it.max_text)),
+        ];
+        if let Some((name, value)) = counts.into_iter().find(|(_, value)| *value == 0) {
+            return Err(bad(name, value, "1 or more"));
+        }
+        let times = [("episode_seconds", self.episode_time), ("verifier_seconds", self.verifier_time)];
+        if let Some((name, _)) = times.into_iter().find(|(_, time)| time.is_zero()) {
+            return Err(bad(name, 0, "more than 0"));
+        }
+        Ok(self)
+    }
+}
+
+fn bad(name: &'static str, value: impl ToString, must: &'static str) -> BadOption {
+    BadOption { name, value: value.to_string(), must }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(change: impl Fn(&mut LoopOptions), expected: Option<&str>) {
+        let mut options = LoopOptions::default();
+        change(&mut options);
+        let found = options.checked().err().map(|error| error.to_string());
+        assert_eq!(found.as_deref().map(|it| it.lines().next().unwrap_or_default()), expected);
+    }
+
+    #[test]
+    fn options_without_sense_are_refused() {
+        check(|_| {}, None);
+        check(|it| it.agent_temperature = 0.0, None);
+        let temperature = "agent_temperature is NaN, but must be a finite number, 0 or more";
+        check(|it| it.agent_temperature = f64::NAN, Some(temperature));
+        check(|it| it.max_agent_turns = 0, Some("max_agent_turns is 0, but must be 1 or more"));
+        check(|it| it.context_budget = Some(0), Some("context_budget is 0, but must be 1 or more"));
+        check(|it| it.episode_time = Duration::ZERO, Some("episode_seconds is 0, but must be more than 0"));
+        let forced = ForcedCalls { turns: 1, max_text: 0 };
+        check(|it| it.forced_calls = Some(forced), Some("forced_text is 0, but must be 1 or more"));
+    }
+}

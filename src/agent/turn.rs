@@ -1,0 +1,254 @@
+//! One turn of a student: asked in its own tokens, or over a chat route, and read.
+//!
+//! Owns both ways of asking and what can go wrong with them. In its own tokens a student is asked with
+//! exactly the ids that are recorded. Over a chat route the server renders; the episode says so.
+//! Deliberately absent: calling tools, and ending an episode.
+
+use tokio::time::Instant;
+
+use crate::agent::force::call_pattern;
+use crate::chat::format::{ChatFormat, FormatError, ReadAction};
+use crate::chat::parse::Parser;
+use crate::chat::template::Now;
+use crate::episode::{Content, Message, Role, Stop};
+use crate::model::{self, ChatRequest, Constraint, Finish, GenerateRequest, Place, Sampling};
+use crate::store::key::seed_for;
+
+use super::episode_loop::{AgentSetting, EpisodePlace};
+use super::sandbox::SandboxError;
+use super::transcript::Transcript;
+
+/// Why an episode cannot go on, other than by the student's doing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Failure {
+    pub stop: Stop,
+    pub why: String,
+}
+
+impl Failure {
+    pub fn new(why: impl Into<String>) -> Self {
+        Self { stop: Stop::Failed, why: why.into() }
+    }
+}
+
+impl From<model::Error> for Failure {
+    fn from(error: model::Error) -> Self {
+        let help = error.help().map(|help| format!("\nhelp: {help}")).unwrap_or_default();
+        Self::new(format!("{error}{help}"))
+    }
+}
+
+impl From<FormatError> for Failure {
+    fn from(error: FormatError) -> Self {
+        Self::new(format!("{error}\nhelp: {}", error.help()))
+    }
+}
+
+impl From<SandboxError> for Failure {
+    fn from(error: SandboxError) -> Self {
+        Self::new(error.to_string())
+    }
+}
+
+/// What a student said in a turn.
+pub(super) struct Said {
+    /// Its message.
+    pub message: Message,
+    /// Why pieces that looked like calls are none.
+    pub malformed: Vec<String>,
+    /// Which limit cut it short, if one did.
+    pub cut: Option<Stop>,
+}
+
+/// One episode's way of asking its student.
+pub(super) struct Asking<'a> {
+    pub setting: &'a AgentSetting,
+    pub task: &'a str,
+    pub place: &'a EpisodePlace,
+    pub deadline: Instant,
+}
+
+impl Asking<'_> {
+    /// Asks in the student's own tokens; nothing if the context has no room.
+    pub async fn exact(
+        &self,
+        format: &ChatFormat,
+        talk: &mut Transcript,
+        turn: usize,
+    ) -> Result<Option<Said>, Failure> {
+        if !self.grow(format, talk, turn)? {
+            return Ok(None);
+        }
+        let room = self.budget() - talk.ids().len();
+        let max_tokens = room.min(self.setting.options.max_turn_tokens);
+        let request = GenerateRequest {
+            prompt: talk.ids().to_vec(),
+            sampling: self.sampling(turn, max_tokens, self.constraint(format, talk, turn)?),
+            stop_ids: format.tokenizer().end_ids().to_vec(),
+            top_k: self.setting.options.student_topk,
+            place: self.draw(turn),
+        };
+        let generated = self.in_time(self.setting.student.generate(&request)).await?;
+        if generated.tokens.is_empty() {
+            return Err(Failure::new("the student's server sampled no token at all"));
+        }
+        let ids: Vec<_> = generated.tokens.iter().map(|token| token.id).collect();
+        let opened_thought = talk.opens_thought;
+        talk.sampled(generated.tokens);
+        let ReadAction { message, malformed } =
+            format.read(&ids, opened_thought).map_err(FormatError::from)?;
+        let is_full = max_tokens < self.setting.options.max_turn_tokens;
+        let limit = if is_full { Stop::ContextFull } else { Stop::TurnCut };
+        let cut = (generated.finish == Finish::Length).then_some(limit);
+        Ok(Some(Said { message, malformed, cut }))
+    }
+
+    /// Puts what comes before the turn behind the ids so far; false if there is no room for it and one token more.
+    fn grow(&self, format: &ChatFormat, talk: &mut Transcript, turn: usize) -> Result<bool, Failure> {
+        let now = Now::utc(self.place.started_at);
+        let (messages, tools) = (&talk.episode().messages, &talk.episode().tools);
+        let Some(action_idx) = talk.last_action().filter(|_| turn > 0) else {
+            let opening = format.opening(messages, tools, now)?;
+            self.check_opening(opening.ids.len())?;
+            talk.open(opening);
+            return Ok(true);
+        };
+        let between = format.between(messages, action_idx, tools, now)?;
+        // A turn that was cut never ended; the template's end is put there for it, unsampled.
+        let has_ended = talk.ids().last().is_some_and(|id| format.is_end(*id));
+        let end = between.end.filter(|_| !has_ended);
+        let ids: Vec<_> = end.into_iter().chain(between.ids).collect();
+        let fits = talk.ids().len() + ids.len() < self.budget();
+        if fits {
+            talk.extend(&ids, between.opens_thought);
+        }
+        Ok(fits)
+    }
+
+    /// A student that cannot even read its task has done nothing wrong.
+    fn check_opening(&self, n_tokens: usize) -> Result<(), Failure> {
+        let budget = self.budget();
+        if n_tokens < budget {
+            return Ok(());
+        }
+        Err(Failure::new(format!(
+            "the task with its tools has {n_tokens} tokens and leaves no room in a context of {budget}\n\
+             help: raise --context-budget, or serve the model with a longer context"
+        )))
+    }
+
+    /// Asks over a chat route; nothing if the server says that the context is full.
+    pub async fn chat(
+        &self,
+        parser: Option<Parser>,
+        talk: &Transcript,
+        turn: usize,
+    ) -> Result<Option<Said>, Failure> {
+        let request = ChatRequest {
+            messages: talk.episode().messages.clone(),
+            tools: talk.episode().tools.clone(),
+            sampling: self.sampling(turn, self.setting.options.max_turn_tokens, None),
+            place: self.draw(turn),
+        };
+        let answer = match self.in_time(self.setting.student.chat(&request)).await {
+            Err(Asked::Failed(error)) if turn > 0 && is_context_full(&error) => return Ok(None),
+            answer => answer?,
+        };
+        let cut = (answer.finish == Finish::Length).then_some(Stop::TurnCut);
+        let message = Message { role: Role::Assistant, ..answer.message };
+        Ok(Some(read_chat(message, parser, cut)))
+    }
+
+    /// How many tokens a sequence may have.
+    fn budget(&self) -> usize {
+        let own = self.setting.options.context_budget.unwrap_or(usize::MAX);
+        own.min(self.setting.student.limits().context_length.unwrap_or(usize::MAX))
+    }
+
+    fn draw(&self, turn: usize) -> Place {
+        Place { task: self.task.to_owned(), episode: self.place.episode, step: turn, vote: 0 }
+    }
+
+    fn sampling(&self, turn: usize, max_tokens: usize, constraint: Option<Constraint>) -> Sampling {
+        Sampling {
+            temperature: self.setting.options.agent_temperature,
+            top_p: 1.0,
+            top_k: None,
+            seed: Some(seed_for(self.setting.options.seed, &self.draw(turn))),
+            max_tokens,
+            constraint,
+        }
+    }
+
+    fn constraint(
+        &self,
+        format: &ChatFormat,
+        talk: &Transcript,
+        turn: usize,
+    ) -> Result<Option<Constraint>, Failure> {
+        let Some(forced) = self.setting.options.forced_calls.filter(|it| turn < it.turns) else {
+            return Ok(None);
+        };
+        let pattern = call_pattern(format.parser(), &talk.episode().tools, forced.max_text);
+        let none = || {
+            let name = format.parser().name();
+            Failure::new(format!(
+                "calls in the format `{name}` cannot be forced\nhelp: leave out --forced-calls"
+            ))
+        };
+        // A thought that the prompt has opened must be closed before a call counts.
+        let close = if talk.opens_thought { "</think>\\n\\n" } else { "" };
+        Ok(Some(Constraint::Regex(format!("{close}{}", pattern.ok_or_else(none)?))))
+    }
+
+    /// Waits for an answer as long as the episode lasts.
+    async fn in_time<T>(&self, answer: impl Future<Output = Result<T, model::Error>>) -> Result<T, Asked> {
+        match tokio::time::timeout_at(self.deadline, answer).await {
+            Ok(answer) => answer.map_err(Asked::Failed),
+            Err(_) => Err(Asked::TooLate(self.setting.options.episode_time.as_secs())),
+        }
+    }
+}
+
+/// Why there is no answer.
+enum Asked {
+    Failed(model::Error),
+    TooLate(u64),
+}
+
+impl From<Asked> for Failure {
+    fn from(asked: Asked) -> Self {
+        match asked {
+            Asked::Failed(error) => error.into(),
+            Asked::TooLate(seconds) => Self {
+                stop: Stop::WallClock,
+                why: format!(
+                    "the episode's {seconds} seconds were over before the student had answered\nhelp: raise --episode-seconds, or see why the server is slow"
+                ),
+            },
+        }
+    }
+}
+
+/// What a chat route answered; calls are read out of the text only where the server did not.
+fn read_chat(mut message: Message, parser: Option<Parser>, cut: Option<Stop>) -> Said {
+    let text = message.content.as_ref().map(Content::text).unwrap_or_default();
+    let Some(parser) = parser.filter(|_| message.tool_calls.is_empty()) else {
+        return Said { message, malformed: Vec::new(), cut };
+    };
+    let parsed = parser.parse(&text);
+    if !parsed.calls.is_empty() {
+        message.tool_calls = parsed.calls.iter().map(|call| call.to_tool_call()).collect();
+        message.content = parsed.content.map(Content::Text);
+    }
+    Said { message, malformed: parsed.malformed, cut }
+}
+
+/// Whether a server refuses a conversation because it is too long for it.
+fn is_context_full(error: &model::Error) -> bool {
+    let model::Error::Refused { status: 400 | 413, message, .. } = error else { return false };
+    let message = message.to_lowercase();
+    ["context length", "context_length", "context window", "maximum context", "too long"]
+        .iter()
+        .any(|words| message.contains(words))
+}

@@ -1,0 +1,76 @@
+//! `collect`: groups of episodes, an agent on a task each.
+
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use super::args::CollectArgs;
+use super::episodes::{self, Ask, Finished, part};
+use super::failure::Failure;
+use super::talk::Talk;
+use super::{block_on, output};
+use crate::config::parts::{CollectPart, TaskPart};
+use crate::metrics;
+use crate::pipeline::slots::{Slot, groups};
+use crate::tasks::CodingTask;
+use crate::tasks::source::{TaskSource, split_all};
+
+pub(super) fn run(args: &CollectArgs) -> Result<(), Failure> {
+    collect(args).map_err(|failure| failure.in_json(args.json))
+}
+
+fn collect(args: &CollectArgs) -> Result<(), Failure> {
+    let config = args.keys.resolve()?;
+    let collect: CollectPart = part(&config)?;
+    let talk = Arc::new(Talk::new(args.json, args.quiet));
+    let ask =
+        Ask { command: "collect", config, dir: &args.run, talk, temperature: collect.agent_temperature };
+    let mut finished = block_on(episodes::run(ask, &choosing(&collect)))??;
+    keep(&mut finished)?;
+    let text = if args.json { episodes::as_json(&finished) } else { table(&finished) };
+    output::data(text.as_bytes())?;
+    episodes::verdict(&finished)
+}
+
+/// Adds the metrics to the summary, and writes it.
+pub(super) fn keep(finished: &mut Finished) -> Result<(), Failure> {
+    finished.summary.more.extend(metrics::train(finished.digests.iter().flatten()));
+    finished.run.keep_summary(&finished.summary).map_err(episodes::run_failure)
+}
+
+/// How episodes are chosen.
+pub(super) fn choosing(
+    collect: &CollectPart,
+) -> impl Fn(&TaskPart, &[TaskSource], Vec<CodingTask>) -> Result<Vec<Slot>, Failure> {
+    move |part, sources, tasks| choose(collect, part, sources, tasks)
+}
+
+/// One group for each training task, or as many as were asked for.
+fn choose(
+    collect: &CollectPart,
+    part: &TaskPart,
+    sources: &[TaskSource],
+    tasks: Vec<CodingTask>,
+) -> Result<Vec<Slot>, Failure> {
+    let train = split_all(sources, tasks, &part.split()).map_err(episodes::task_failure)?.train;
+    let train: Vec<Arc<CodingTask>> = train.into_iter().map(Arc::new).collect();
+    Ok(groups(&train, collect.groups.unwrap_or(train.len()), collect.group_size))
+}
+
+fn table(finished: &Finished) -> String {
+    let more = &finished.summary.more;
+    let shown = |key: &str| {
+        let number = more.get(key).and_then(Value::as_f64);
+        number.map_or_else(|| "-".to_owned(), |it| format!("{it:.3}"))
+    };
+    format!(
+        "{}reward     mean {} (correctness {}, efficiency {}, tool usage {})\nsolved     {} of {}\n",
+        episodes::table(finished),
+        shown("train/mean_reward"),
+        shown("train/mean_correctness"),
+        shown("train/mean_efficiency"),
+        shown("train/mean_tool_usage"),
+        finished.summary.made("solved_episodes"),
+        finished.summary.made("episodes"),
+    )
+}

@@ -1,0 +1,188 @@
+//! `credit`: hindsight credit for recorded episodes.
+
+mod args;
+mod dry;
+mod progress;
+mod recompute;
+mod setup;
+mod table;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+use serde_json::{Map, Value, json};
+
+pub(super) use self::args::{CreditArgs, EXAMPLES};
+use self::progress::Progress;
+use self::setup::{Ready, Shown};
+use super::failure::Failure;
+use super::server::{KindName, model_failure};
+use super::{block_on, output};
+use crate::model::budget::{Allowance, Meter, ModelRole};
+use crate::model::notice::Notices;
+use crate::pipeline::credit::{Options, Report, Stop, Teacher, run as score};
+use crate::pipeline::paid::Paid;
+use crate::pipeline::resume::Asked;
+use crate::store::RunLock;
+use crate::store::atomic;
+use crate::store::episodes::Source;
+use crate::store::summary::{Naive, SUMMARY, Summary};
+use crate::wire::hindsight::Provenance;
+
+/// Episodes asked for at once: enough to keep a server busy while others are read and written.
+const EPISODES_AT_ONCE: usize = 8;
+
+pub(super) fn run(args: &CreditArgs) -> Result<(), Failure> {
+    let args = args.with_env(|name| std::env::var(name).ok());
+    if args.recompute {
+        return recompute::run(&args);
+    }
+    let shown = Shown::read(&args)?;
+    let sources = setup::sources(&args)?;
+    if args.dry_run {
+        return dry::run(&args, &shown, sources);
+    }
+    args.server.check(&args.url)?;
+    let lock = RunLock::acquire(&args.run_dir()).map_err(|error| Failure::stopped(&error, error.help()))?;
+    let (summary, ended) = block_on(scored(&args, shown, sources, lock))??;
+    atomic::write(&args.run_dir().join(SUMMARY), format!("{:#}\n", summary.to_json()).as_bytes())
+        .map_err(|error| disk_failure(&args.run_dir().display(), &error))?;
+    if args.json {
+        let text = summary.to_json().to_string();
+        output::data(format!("{text}\n").as_bytes())?;
+    } else {
+        output::data(table::episodes(&ended.reports).as_bytes())?;
+        output::data(table::totals(&summary).as_bytes())?;
+    }
+    verdict(&summary, ended.stop)
+}
+
+/// How a run ended.
+struct Ended {
+    reports: Vec<Report>,
+    stop: Option<Stop>,
+}
+
+async fn scored(
+    args: &CreditArgs,
+    shown: Shown,
+    sources: Vec<Source>,
+    lock: RunLock,
+) -> Result<(Summary, Ended), Failure> {
+    let began = Instant::now();
+    let notices = Notices::default();
+    let ready = setup::open(args, &shown, &notices).await?;
+    let allowance = Allowance { max_requests: args.max_requests, max_tokens: args.max_tokens };
+    let meter = Meter::new(ModelRole::Teacher, allowance);
+    let paid = Paid::open(&ready.opened, lock, meter.clone(), "credit").await.map_err(model_failure)?;
+    paid.notice().into_iter().for_each(|notice| notices.add(notice));
+    let progress = Arc::new(Progress::new(&sources, args.json, meter.clone(), notices.clone()));
+    let options = options(args, shown, &ready);
+    write_config(args, &options)?;
+    tell_absences(args, &ready, &progress);
+    let teacher = Teacher {
+        model: paid.model.clone(),
+        is_embedded: args.server.kind == KindName::Embedded,
+        texts: ready.texts,
+    };
+    let watched = Arc::clone(&progress);
+    let stop = score(sources, teacher, options, Arc::new(move |event| watched.tell(event))).await;
+    let reports = progress.finish();
+    let mut summary = progress::summarise(&reports, &notices);
+    let planned = table::planned(&reports);
+    summary.naive = Some(Naive { tokens: planned.naive_tokens, requests: planned.naive_requests });
+    summary.spent = meter.spent();
+    summary.more.insert("found_in_ledger".to_owned(), paid.model.lookups().found.into());
+    summary.seconds = began.elapsed().as_secs_f64();
+    summary.paid = paid.ledger.paid().await.map_err(model_failure)?;
+    summary.stopped_by = stop.as_ref().map(|stop| match stop {
+        Stop::Model(error) => error.to_string(),
+        Stop::Disk(why) => why.clone(),
+    });
+    Ok((summary, Ended { reports, stop }))
+}
+
+fn options(args: &CreditArgs, shown: Shown, ready: &Ready) -> Options {
+    let is_embedded = args.server.kind == KindName::Embedded;
+    let provenance = Provenance {
+        model: Some(ready.opened.info.model.clone()),
+        server: Some(setup::server_name(&ready.opened)),
+        tokenizer_sha256: Some(ready.tokenizer_sha256.clone()),
+        template_sha256: Some(ready.texts.template_sha256()),
+        ..shown.provenance
+    };
+    let most = args.server.concurrency.map_or(usize::MAX, |it| usize::try_from(it).unwrap_or(usize::MAX));
+    Options {
+        framing: shown.framing,
+        lens: shown.lens,
+        asked: Asked { settings: args.settings(), provenance },
+        with_plain: false,
+        min_reward: args.min_reward,
+        overwrite: args.overwrite,
+        limit: args.limit(ready.opened.model.limits().context_length),
+        // One engine computes one thing at a time, best in the plan's order.
+        requests_at_once: if is_embedded { 1 } else { args.requests_at_once() },
+        episodes_at_once: if is_embedded { 1 } else { EPISODES_AT_ONCE.min(most) },
+        run_dir: args.run_dir(),
+    }
+}
+
+/// What recorded sessions lack and nobody supplied, and what the template ignores.
+fn tell_absences(args: &CreditArgs, ready: &Ready, progress: &Progress) {
+    let ignored = ready.texts.ignored(args.lens.tools.is_some()).join(", ");
+    if !ignored.is_empty() && args.lens.tool_text.is_none() {
+        let origin = ready.texts.template(args.lens.tools.is_some()).origin();
+        progress.note(&format!("{origin} ignores {ignored}"));
+    }
+    if args.server.kind != KindName::Embedded && ready.opened.model.limits().context_length.is_none() {
+        progress
+            .note("the server does not tell its context; nothing is shortened unless --max-context says so");
+    }
+    progress.expect_framing(args.lens.system.is_some(), args.lens.tools.is_some());
+}
+
+/// The resolved settings, for people and for comparing runs; no secrets among them.
+fn write_config(args: &CreditArgs, options: &Options) -> Result<(), Failure> {
+    let Asked { settings, provenance } = &options.asked;
+    let hyperparams = crate::wire::hindsight::Hyperparams::new(&settings.params, settings.max_logprob_tokens);
+    let mut config = Map::new();
+    config.insert("input".to_owned(), json!(args.inputs()));
+    config.insert("min_reward".to_owned(), json!(options.min_reward));
+    config.extend(options.limit.map(|limit| ("max_context".to_owned(), json!(limit))));
+    for part in [serde_json::to_value(hyperparams), serde_json::to_value(provenance)] {
+        config.extend(part.ok().and_then(|part| part.as_object().cloned()).into_iter().flatten());
+    }
+    let path = options.run_dir.join("config.toml");
+    let text = toml::to_string(&Value::Object(config)).unwrap_or_default();
+    atomic::write(&path, text.as_bytes()).map_err(|error| disk_failure(&path.display(), &error))
+}
+
+fn disk_failure(what: &dyn std::fmt::Display, error: &std::io::Error) -> Failure {
+    let help = "free some space, or choose another directory with --run; the same command continues";
+    Failure::stopped(format!("{what}: {error}"), help)
+}
+
+/// The exit code and its words.
+fn verdict(summary: &Summary, stop: Option<Stop>) -> Result<(), Failure> {
+    match stop {
+        Some(Stop::Model(error)) => return Err(model_failure(error)),
+        Some(Stop::Disk(why)) => {
+            return Err(Failure::stopped(why, "make room or give write access; the same command continues"));
+        }
+        None => {}
+    }
+    let (n_lost, n_steps) = (summary.lost("episodes"), summary.lost("steps"));
+    if n_lost + n_steps == 0 {
+        return Ok(());
+    }
+    Err(Failure::losses(
+        format!("{n_lost} episodes and {n_steps} steps of others have no credit; each says why"),
+        "mend the causes; the same command asks only for what is missing",
+    ))
+}
+
+/// A path as people write it.
+fn shown_path(path: &Path) -> String {
+    path.display().to_string()
+}

@@ -1,0 +1,288 @@
+//! What is told while episodes are scored: a line for each, a bar for all, or JSON for machines.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io::{BufRead, BufReader, IsTerminal};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde_json::{Value, json};
+
+use crate::cli::failure::one_line;
+use crate::cli::output;
+use crate::model::budget::Meter;
+use crate::model::notice::Notices;
+use crate::pipeline::credit::{Event, Fate, Report};
+use crate::pipeline::resume::Differences;
+use crate::store::episodes::{SESSION, Source};
+use crate::store::summary::Summary;
+
+/// Without a terminal the total is told this often.
+const EVERY: Duration = Duration::from_secs(10);
+
+/// Tells people or machines how far it is.
+pub(super) struct Progress {
+    bar: ProgressBar,
+    as_json: bool,
+    n_episodes: u64,
+    meter: Arc<Meter>,
+    notices: Notices,
+    began: Instant,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    reports: Vec<Report>,
+    /// Requests still out, by episode.
+    open: BTreeMap<String, u64>,
+    n_begun: u64,
+    tokens_begun: u64,
+    tokens_done: u64,
+    last_told: Option<Instant>,
+    /// Whether recorded sessions are read without a system prompt or tools.
+    lacks: Vec<&'static str>,
+}
+
+impl Progress {
+    pub(super) fn new(sources: &[Source], as_json: bool, meter: Arc<Meter>, notices: Notices) -> Self {
+        let n_episodes = sources.iter().map(count).sum();
+        let target = if as_json { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() };
+        let bar = ProgressBar::with_draw_target(Some(n_episodes), target).with_style(style());
+        Self { bar, as_json, n_episodes, meter, notices, began: Instant::now(), state: Mutex::default() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// One line of talk, or the same as JSON.
+    fn say(&self, name: &str, fields: Value, text: &str) {
+        if !self.as_json {
+            return self.bar.suspend(|| output::talk(&one_line(text)));
+        }
+        let time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |it| it.as_secs_f64());
+        let mut event = json!({"time": time, "event": name});
+        if let (Some(event), Value::Object(fields)) = (event.as_object_mut(), fields) {
+            event.extend(fields);
+        }
+        output::talk(&event.to_string());
+    }
+
+    /// Something a person should know.
+    pub(super) fn note(&self, text: &str) {
+        self.notices.add(text);
+        self.tell_notices();
+    }
+
+    fn tell_notices(&self) {
+        for notice in self.notices.take() {
+            self.say("notice", json!({"text": notice}), &format!("note: {notice}"));
+        }
+    }
+
+    /// Says once that recorded sessions have neither system prompt nor tools, if there are such and none were given.
+    pub(super) fn expect_framing(&self, has_system: bool, has_tools: bool) {
+        let lacks = [(has_system, "system prompt (--system)"), (has_tools, "tool schemas (--tools)")];
+        self.lock().lacks = lacks.iter().filter(|(given, _)| !given).map(|(_, name)| *name).collect();
+    }
+
+    /// Takes note of what happened.
+    pub(super) fn tell(&self, event: Event) {
+        match event {
+            Event::Begun { id, requests, tokens } => {
+                let mut state = self.lock();
+                state.n_begun += 1;
+                state.tokens_begun += tokens;
+                state.open.insert(id.clone(), requests);
+                drop(state);
+                if self.as_json {
+                    self.say("begun", json!({"episode": id, "requests": requests, "tokens": tokens}), "");
+                }
+            }
+            Event::Answered { id, tokens } => {
+                let mut state = self.lock();
+                state.tokens_done += tokens;
+                state.open.entry(id).and_modify(|open| *open = open.saturating_sub(1));
+            }
+            Event::Finished(report) => self.finished(report),
+        }
+        self.tell_notices();
+        self.update();
+    }
+
+    fn finished(&self, report: Report) {
+        let is_session = report.directory.as_ref().is_some_and(|directory| directory.join(SESSION).exists());
+        let mut state = self.lock();
+        let lacks = if is_session { std::mem::take(&mut state.lacks) } else { Vec::new() };
+        state.open.remove(&report.id);
+        state.reports.push(report.clone());
+        drop(state);
+        if !lacks.is_empty() {
+            self.notices.add(format!(
+                "session files hold neither system prompt nor tool schemas, and no {} was given: actions are \
+                 re-read without",
+                lacks.join(" and no ")
+            ));
+        }
+        self.bar.inc(1);
+        self.say("episode", as_json(&report), &line(&report));
+    }
+
+    /// Shows the total; without a terminal only now and then.
+    fn update(&self) {
+        if self.as_json {
+            return;
+        }
+        let mut state = self.lock();
+        let message = self.message(&state);
+        if std::io::stderr().is_terminal() {
+            return self.bar.set_message(message);
+        }
+        if state.last_told.is_none_or(|last| last.elapsed() >= EVERY) && self.began.elapsed() >= EVERY {
+            state.last_told = Some(Instant::now());
+            output::talk(&format!("{} of {} episodes, {message}", state.reports.len(), self.n_episodes));
+        }
+    }
+
+    /// Speed, cache, time left, and what is being worked on.
+    fn message(&self, state: &State) -> String {
+        let (spent, seconds) = (self.meter.spent(), self.began.elapsed().as_secs_f64().max(1e-3));
+        let speed = spent.prompt_tokens as f64 / seconds;
+        let hits = 100.0 * spent.cached_tokens as f64 / (spent.prompt_tokens.max(1)) as f64;
+        let left = self.seconds_left(state).map(|it| format!(", {} left", duration(it))).unwrap_or_default();
+        let open = state.open.iter().next().map(|(id, n)| format!(", {} ({n} requests)", one_line(id)));
+        format!("{speed:.0} tokens/s, {hits:.0}% cached{left}{}", open.unwrap_or_default())
+    }
+
+    /// From the tokens of the episodes seen so far; the others are taken to be like them.
+    fn seconds_left(&self, state: &State) -> Option<f64> {
+        let idle = (state.reports.len() as u64 + state.open.len() as u64).saturating_sub(state.n_begun);
+        let unseen = self.n_episodes.saturating_sub(state.n_begun + idle);
+        let per_episode = state.tokens_begun as f64 / (state.n_begun.max(1)) as f64;
+        let to_do = state.tokens_begun.saturating_sub(state.tokens_done) as f64 + unseen as f64 * per_episode;
+        let speed = state.tokens_done as f64 / self.began.elapsed().as_secs_f64().max(1e-3);
+        (speed > 0.0).then(|| to_do / speed)
+    }
+
+    /// Ends the bar; gives the reports in the order of their names.
+    pub(super) fn finish(&self) -> Vec<Report> {
+        let mut reports = std::mem::take(&mut self.lock().reports);
+        self.bar.finish_and_clear();
+        for notice in kept_notices(&reports) {
+            self.note(&notice);
+        }
+        self.tell_notices();
+        reports.sort_by(|a, b| crate::store::episodes::natural(&a.id, &b.id));
+        reports
+    }
+}
+
+/// How many episodes a source probably has.
+fn count(source: &Source) -> u64 {
+    let Source::Lines(path) = source else { return 1 };
+    let lines = File::open(path).map(|file| BufReader::new(file).split(b'\n').map_while(Result::ok).count());
+    lines.unwrap_or(1) as u64
+}
+
+/// What to say about episodes that were left alone although they were scored otherwise.
+fn kept_notices(reports: &[Report]) -> Vec<String> {
+    let mut by_keys: BTreeMap<&Differences, u64> = BTreeMap::new();
+    for report in reports {
+        if let Fate::Kept(differences) = &report.fate {
+            *by_keys.entry(differences).or_default() += 1;
+        }
+    }
+    let differing = by_keys.into_iter().filter(|(differences, _)| !differences.is_empty());
+    let notice = |(differences, n): (&Differences, u64)| {
+        let how = if differences.measured.is_empty() { "--recompute" } else { "--overwrite" };
+        format!(
+            "{n} complete episodes were scored with other settings ({}) and are left alone; help: {how} makes them anew",
+            differences.names()
+        )
+    };
+    differing.map(notice).collect()
+}
+
+fn style() -> ProgressStyle {
+    let style = ProgressStyle::with_template("{bar:30} {pos} of {len} episodes  {msg}");
+    style.unwrap_or_else(|_| ProgressStyle::default_bar())
+}
+
+fn duration(seconds: f64) -> String {
+    let seconds = seconds.round().min(1e9) as u64;
+    match (seconds / 3600, seconds / 60 % 60, seconds % 60) {
+        (0, 0, s) => format!("{s}s"),
+        (0, m, s) => format!("{m}m{s:02}s"),
+        (h, m, _) => format!("{h}h{m:02}m"),
+    }
+}
+
+/// An episode's end in a line.
+fn line(report: &Report) -> String {
+    let Report { id, n_steps, n_credited, figures, .. } = report;
+    let ended = match &report.fate {
+        Fate::Made | Fate::Partial => {
+            format!("{n_credited} of {n_steps} steps, {} requests{}", figures.requests, whys(report))
+        }
+        Fate::Kept(_) => "complete already, left alone".to_owned(),
+        Fate::Skipped => "skipped: its reward is too small".to_owned(),
+        Fate::Lost(loss) => format!("lost: {loss}"),
+        Fate::Unfinished => "not finished".to_owned(),
+    };
+    let shortened = match report.n_shortened {
+        0 => String::new(),
+        n => format!("; {n} steps read without some of their context, which is too long"),
+    };
+    let notes: String = report.notes.iter().map(|note| format!("; {note}")).collect();
+    format!("{id}: {ended}{shortened}{notes}")
+}
+
+/// The distinct reasons for lost steps.
+fn whys(report: &Report) -> String {
+    let whys: BTreeSet<&str> = report.lost_steps.iter().map(|loss| loss.why.as_str()).collect();
+    let all: Vec<&str> = whys.into_iter().take(3).collect();
+    if all.is_empty() { String::new() } else { format!("; lost: {}", all.join("; ")) }
+}
+
+fn as_json(report: &Report) -> Value {
+    let (fate, why) = match &report.fate {
+        Fate::Made => ("made", None),
+        Fate::Partial => ("partial", None),
+        Fate::Kept(_) => ("kept", None),
+        Fate::Skipped => ("skipped", None),
+        Fate::Lost(loss) => ("lost", Some(loss.to_string())),
+        Fate::Unfinished => ("unfinished", None),
+    };
+    let lost: Vec<&str> = report.lost_steps.iter().map(|loss| loss.why.as_str()).collect();
+    json!({
+        "episode": report.id, "fate": fate, "why": why, "reward": report.reward, "steps": report.n_steps,
+        "credited": report.n_credited, "lost": lost, "shortened": report.n_shortened, "notes": report.notes,
+        "requests": report.figures.requests, "naive_tokens": report.figures.naive_tokens,
+    })
+}
+
+/// The run in numbers, as far as its reports tell.
+pub(super) fn summarise(reports: &[Report], notices: &Notices) -> Summary {
+    let made =
+        ["episodes", "steps", "partial_episodes", "kept_episodes", "skipped_episodes"].map(|it| (it, 0));
+    let mut summary =
+        Summary { command: "credit", made: made.into(), notices: notices.all(), ..Summary::default() };
+    for report in reports {
+        let mut count = |what, n: usize| *summary.made.entry(what).or_default() += n as u64;
+        match &report.fate {
+            Fate::Made => count("episodes", 1),
+            Fate::Partial => count("partial_episodes", 1),
+            Fate::Kept(_) => count("kept_episodes", 1),
+            Fate::Skipped => count("skipped_episodes", 1),
+            Fate::Unfinished => summary.left += 1,
+            Fate::Lost(loss) => summary.lose("episodes", loss.reason.name()),
+        }
+        if matches!(report.fate, Fate::Made | Fate::Partial) {
+            *summary.made.entry("steps").or_default() += report.n_credited as u64;
+        }
+        report.lost_steps.iter().for_each(|loss| summary.lose("steps", loss.reason.name()));
+    }
+    summary
+}

@@ -1,0 +1,165 @@
+//! From what was typed to what the pipeline needs: files read, a model opened, both checked before anything is paid.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+use serde_json::{Map, Value};
+
+use super::args::CreditArgs;
+use crate::chat::tokenizer::Tokenizer;
+use crate::chat::tool_text;
+use crate::cli::chat::{parse_var, source_failure, tokenizer_failure, tool_text_of};
+use crate::cli::failure::Failure;
+use crate::cli::now;
+use crate::cli::server::{KindName, model_failure};
+use crate::lens::{OUTCOME_TEMPLATE, OutcomeFacts, Template};
+use crate::model::notice::Notices;
+use crate::model::open::Opened;
+use crate::model::probe::require_scores;
+use crate::pipeline::outline::{Framing, OutcomeLens};
+use crate::pipeline::read::{Texts, hash};
+use crate::store::episodes::{Source, find};
+use crate::wire::hindsight::Provenance;
+
+/// What was typed about conversations and the lens, with the files it names.
+pub(super) struct Shown {
+    pub(super) framing: Framing,
+    pub(super) lens: OutcomeLens,
+    /// The hashes of all of it.
+    pub(super) provenance: Provenance,
+}
+
+/// Finds the episodes.
+pub(super) fn sources(args: &CreditArgs) -> Result<Vec<Source>, Failure> {
+    let mut all = Vec::new();
+    for input in args.inputs() {
+        let help = "name the directory of the episodes with --input-dir, or files with --episodes";
+        all.extend(find(&input).map_err(|error| Failure::input(error, help))?);
+    }
+    Ok(all)
+}
+
+impl Shown {
+    /// Reads the files that were named.
+    pub(super) fn read(args: &CreditArgs) -> Result<Self, Failure> {
+        let typed = &args.lens;
+        let words = typed.hindsight_template.as_deref().map(read_text).transpose()?;
+        let words = words.unwrap_or_else(|| OUTCOME_TEMPLATE.to_owned());
+        let template = lens_template(&words, typed.hindsight_template.as_deref())?;
+        let system = typed.system.as_deref().map(read_text).transpose()?;
+        let tools = typed.tools.as_deref().map(read_tools).transpose()?;
+        let vars = typed.vars.iter().map(|var| parse_var(var)).collect::<Result<Map<_, _>, _>>()?;
+        let tool_text = typed.tool_text.map(tool_text_of);
+        let now = typed.now.as_deref().map(now::parse).transpose()?;
+        let mut other = Map::new();
+        other.extend(tool_text.map(|it| ("tool_text".to_owned(), tool_text::name(it).into())));
+        other.extend(typed.now.as_ref().map(|now| ("now".to_owned(), now.as_str().into())));
+        other.extend((!vars.is_empty()).then(|| ("vars_sha256".to_owned(), hash(&sorted(&vars)).into())));
+        let provenance = Provenance {
+            backsight: env!("CARGO_PKG_VERSION").to_owned(),
+            system_sha256: system.as_deref().map(hash),
+            tools_sha256: tools.as_ref().map(|tools| hash(&Value::Array(tools.clone()).to_string())),
+            lens_sha256: Some(hash(&words)),
+            placement: Some(typed.placement().name().to_owned()),
+            tool_result_chars: typed.tool_result_chars,
+            other,
+            ..Provenance::default()
+        };
+        let tool_result_chars = typed.tool_result_chars;
+        let framing =
+            Framing { system, tools: tools.unwrap_or_default(), vars, tool_text, tool_result_chars, now };
+        Ok(Self { framing, lens: OutcomeLens { template, placement: typed.placement() }, provenance })
+    }
+}
+
+/// Variables by name, so that the order in which they were typed does not matter.
+fn sorted(vars: &Map<String, Value>) -> String {
+    let by_name: BTreeMap<&String, &Value> = vars.iter().collect();
+    format!("{by_name:?}")
+}
+
+/// A template that has rendered once: what it names and does not get is found before anything is paid.
+fn lens_template(words: &str, path: Option<&Path>) -> Result<Template, Failure> {
+    let nothing = OutcomeFacts {
+        reward: 0.0,
+        progress: Default::default(),
+        completed: 0,
+        current_subtask: "planning".to_owned(),
+        current_score: None,
+    };
+    let parsed = Template::parse(words).and_then(|template| template.render(&nothing).map(|_| template));
+    parsed.map_err(|error| {
+        let name = path.map_or("the outcome template".to_owned(), |path| path.display().to_string());
+        Failure::input(
+            format!("{name}: {error}"),
+            "mend the template; prompts/outcome.jinja shows what there is",
+        )
+    })
+}
+
+fn read_text(path: &Path) -> Result<String, Failure> {
+    fs::read_to_string(path)
+        .map_err(|error| Failure::input(format!("{}: {error}", path.display()), "check the file"))
+}
+
+fn read_tools(path: &Path) -> Result<Vec<Value>, Failure> {
+    let help = "give a JSON list of tool schemas";
+    let wrong = |why: String| Failure::input(format!("{}: {why}", path.display()), help);
+    match serde_json::from_str(&read_text(path)?).map_err(|error| wrong(format!("not JSON: {error}")))? {
+        Value::Array(tools) => Ok(tools),
+        _ => Err(wrong("not a list".to_owned())),
+    }
+}
+
+/// An opened model with its tokenizer and template.
+pub(super) struct Ready {
+    pub(super) opened: Opened,
+    pub(super) texts: Texts,
+    pub(super) tokenizer_sha256: String,
+}
+
+/// Opens the model and refuses one that cannot score, that has no text, or whose tokenizer is another than ours.
+pub(super) async fn open(args: &CreditArgs, shown: &Shown, notices: &Notices) -> Result<Ready, Failure> {
+    let mut server = args.server.clone();
+    if server.kind != KindName::Embedded {
+        server.tokenizer = args.text_path();
+    }
+    let opened = server.open_any(&args.url, notices).await?;
+    require_scores(&opened).await.map_err(model_failure)?;
+    let Some((path, tokenizer)) = opened.tokenizer.clone() else {
+        let help = "name the model's directory with --tokenizer";
+        return Err(Failure::input(
+            "no tokenizer was named, and the server's own is not on this machine",
+            help,
+        ));
+    };
+    let texts = texts(args, &path, tokenizer, shown)?;
+    let tokenizer_sha256 = Tokenizer::sha256(&path).map_err(tokenizer_failure)?;
+    Ok(Ready { opened, texts, tokenizer_sha256 })
+}
+
+/// The texts of the model at `path`.
+pub(super) fn texts(
+    args: &CreditArgs,
+    path: &Path,
+    tokenizer: Arc<Tokenizer>,
+    shown: &Shown,
+) -> Result<Texts, Failure> {
+    let template = args.lens.template.as_deref();
+    Texts::open(path, tokenizer, template, &shown.framing.vars).map_err(source_failure)
+}
+
+/// The tokenizer that was named, for those who ask no server.
+pub(super) fn named_texts(args: &CreditArgs, shown: &Shown) -> Result<Option<Texts>, Failure> {
+    let Some(path) = args.text_path() else { return Ok(None) };
+    let tokenizer = Tokenizer::open(&path).map_err(tokenizer_failure)?;
+    texts(args, &path, Arc::new(tokenizer), shown).map(Some)
+}
+
+/// What the server is, in a word or two.
+pub(super) fn server_name(opened: &Opened) -> String {
+    let version = opened.info.version.as_deref().map(|it| format!(" {it}")).unwrap_or_default();
+    format!("{}{version}", opened.info.kind.name())
+}

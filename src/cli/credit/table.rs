@@ -1,0 +1,114 @@
+//! Tables for people: what became of each episode, and what it all cost.
+
+use crate::cli::failure::one_line;
+use crate::pipeline::credit::{Fate, Report};
+use crate::plan::Figures;
+use crate::store::summary::{Summary, computed};
+
+use serde_json::Value;
+
+/// The widest name that is shown whole.
+const WIDTH: usize = 40;
+
+/// A line for each episode.
+pub(super) fn episodes(reports: &[Report]) -> String {
+    let names: Vec<String> = reports.iter().map(|report| clipped(&report.id)).collect();
+    let width = names.iter().map(|name| name.chars().count()).max().unwrap_or(0).max("episode".len());
+    let mut text = format!(
+        "{:<width$} {:>8} {:>9} {:>9} {:>12} {:>12}  {}\n",
+        "episode", "reward", "credit", "requests", "tokens", "naive", "result"
+    );
+    for (report, name) in reports.iter().zip(names) {
+        let reward = report.reward.map_or_else(|| "-".to_owned(), |reward| format!("{reward:.4}"));
+        let credit = format!("{}/{}", report.n_credited, report.n_steps);
+        let Figures { requests, naive_tokens, .. } = report.figures;
+        let computed = report.figures.computed_tokens();
+        text.push_str(&format!(
+            "{name:<width$} {reward:>8} {credit:>9} {requests:>9} {computed:>12} {naive_tokens:>12}  {}\n",
+            result(report)
+        ));
+    }
+    text
+}
+
+fn result(report: &Report) -> String {
+    match &report.fate {
+        Fate::Made => "made".to_owned(),
+        Fate::Partial => "partial".to_owned(),
+        Fate::Kept(_) => "kept".to_owned(),
+        Fate::Skipped => "skipped".to_owned(),
+        Fate::Lost(loss) => format!("lost: {}", loss.reason.name()),
+        Fate::Unfinished => "not finished".to_owned(),
+    }
+}
+
+/// What was made and what it cost.
+pub(super) fn totals(summary: &Summary) -> String {
+    let (spent, naive) = (&summary.spent, summary.naive());
+    let mut text = format!(
+        "\nmade {} episodes, {} steps; {} partial, {} kept, {} skipped, {} lost",
+        summary.made("episodes"),
+        summary.made("steps"),
+        summary.made("partial_episodes"),
+        summary.made("kept_episodes"),
+        summary.made("skipped_episodes"),
+        summary.lost("episodes")
+    );
+    if summary.left > 0 {
+        text.push_str(&format!(", {} not finished", summary.left));
+    }
+    text.push_str(&format!(
+        "\n{} requests in {:.1} s: {} tokens sent, {} of them cached, {} computed",
+        spent.requests,
+        summary.seconds,
+        spent.prompt_tokens,
+        spent.cached_tokens,
+        computed(spent)
+    ));
+    if let Some(found) =
+        summary.more.get("found_in_ledger").and_then(Value::as_u64).filter(|found| *found > 0)
+    {
+        text.push_str(&format!("; {found} answers were in the ledger"));
+    }
+    text.push_str(&format!(
+        "\neach step alone: {} requests, {} tokens{}\n",
+        naive.requests,
+        naive.tokens,
+        gain(naive.tokens, computed(spent))
+    ));
+    for (what, lost) in &summary.lost {
+        for (reason, n) in lost {
+            text.push_str(&format!("lost {n} {what}: {reason}\n"));
+        }
+    }
+    text
+}
+
+/// How many times less was computed.
+pub(super) fn gain(naive: u64, computed: u64) -> String {
+    match computed {
+        0 => String::new(),
+        computed => format!(", {:.1} times as many", naive as f64 / computed as f64),
+    }
+}
+
+/// What all plans together cost.
+pub(super) fn planned(reports: &[Report]) -> Figures {
+    let mut all = Figures::default();
+    for report in reports {
+        all += report.figures;
+    }
+    all
+}
+
+/// A name on one line, not too long.
+pub(super) fn clipped(name: &str) -> String {
+    let name = one_line(name);
+    match name.char_indices().nth(WIDTH) {
+        Some(_) => {
+            let tail: Vec<char> = name.chars().rev().take(WIDTH - 1).collect();
+            std::iter::once('…').chain(tail.into_iter().rev()).collect()
+        }
+        None => name,
+    }
+}

@@ -1,0 +1,421 @@
+//! What `collect` and `evaluate` share: from a configuration to episodes in a run directory.
+//!
+//! Everything that can be refused is refused before anything is paid for: the configuration, the tasks,
+//! the run directory, the server, the sandbox, in that order.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+use clap::ValueEnum;
+use serde::de::DeserializeOwned;
+use sha2::{Digest as _, Sha256};
+use tokio::signal::unix::{SignalKind, signal};
+
+use super::failure::Failure;
+use super::keys::config_failure;
+use super::now;
+use super::server::{KindName, ServerArgs, model_failure, notice_text};
+use super::talk::Talk;
+use crate::agent::episode_loop::{AgentSetting, Speech};
+use crate::agent::sandbox::Sandboxes;
+use crate::config::Config;
+use crate::config::parts::{AgentPart, ModelPart, RewardPart, RunPart, SandboxPart, TaskPart};
+use crate::event::Event;
+use crate::metrics::Digest;
+use crate::model::Model;
+use crate::model::budget::{Allowance, Meter, ModelRole};
+use crate::model::notice::Notices;
+use crate::model::open::Opened;
+use crate::model::probe::{Report, probe};
+use crate::pipeline::batch::{self, Batch, Done, Stopped};
+use crate::pipeline::paid::Paid;
+use crate::pipeline::slots::Slot;
+use crate::pipeline::student;
+use crate::pipeline::watch::Watched;
+use crate::store::ledger::{Recognition, RunPlace};
+use crate::store::run::{RunDir, RunError};
+use crate::store::summary::Summary;
+use crate::tasks::hub::{HubError, HubSettings};
+use crate::tasks::source::{Loaded, TaskSource, load_all};
+use crate::tasks::{CodingTask, TaskError};
+
+/// Episodes at once where nothing else is said: for servers, and for a model on this machine's own cores.
+const CONCURRENCY: (usize, usize) = (16, 4);
+
+/// What is to be run.
+pub(super) struct Ask<'a> {
+    /// The command.
+    pub(super) command: &'static str,
+    /// Its configuration.
+    pub(super) config: Config,
+    /// The run directory.
+    pub(super) dir: &'a Path,
+    /// Who is told.
+    pub(super) talk: Arc<Talk>,
+    /// The sampling temperature.
+    pub(super) temperature: f64,
+}
+
+/// Chooses the episodes there are to be, of the tasks there are.
+pub(super) type Choose<'a> =
+    &'a dyn Fn(&TaskPart, &[TaskSource], Vec<CodingTask>) -> Result<Vec<Slot>, Failure>;
+
+/// What became of it.
+pub(super) struct Finished {
+    pub(super) run: Arc<RunDir>,
+    pub(super) model: String,
+    pub(super) slots: Vec<Slot>,
+    pub(super) digests: Vec<Option<Digest>>,
+    pub(super) stopped: Option<Stopped>,
+    pub(super) summary: Summary,
+}
+
+/// Runs what is missing of the episodes that `choose` chooses.
+pub(super) async fn run(mut ask: Ask<'_>, choose: Choose<'_>) -> Result<Finished, Failure> {
+    let began = Instant::now();
+    let slots = slots(&mut ask, choose).await?;
+    let run = Arc::new(RunDir::open(ask.dir).map_err(run_failure)?);
+    let started_at = started_at(&mut ask.config, &run)?;
+    let teller = Teller { run: Arc::clone(&run), talk: Arc::clone(&ask.talk), notices: Notices::default() };
+    let (opened, speech) = open_student(&ask, &teller).await?;
+    ask.config.set("kind", opened.info.kind.name());
+    ask.config.set("model", opened.info.model.clone());
+    run.keep_config(&ask.config).map_err(run_failure)?;
+    let sandboxes = sandboxes(&ask).await?;
+    let meter = meter(&ask.config)?;
+    let paid = student(&ask, &opened, &run, Arc::clone(&meter), &teller).await?;
+    let watched = Watched::new(Arc::clone(&paid.model) as Arc<dyn Model>);
+    let setting = setting(&ask, &opened, speech, Arc::clone(&watched), sandboxes, &teller)?;
+    let concurrency = concurrency(&ask.config, &opened)?;
+    let batch = Batch { setting, watched, run: Arc::clone(&run), concurrency, started_at };
+    let done = work(&ask, &batch, &slots, &teller, &opened).await?;
+    let mut summary = summary(ask.command, &done);
+    summary.paid = paid.ledger.paid().await.map_err(model_failure)?;
+    summary.more.insert("found_in_ledger".to_owned(), paid.model.lookups().found.into());
+    summary.seconds = (began.elapsed().as_secs_f64() * 1000.0).round() / 1000.0;
+    summary.notices = teller.notices.all();
+    summary.spent = meter.spent();
+    teller.ended(&summary);
+    let Done { digests, stopped } = done;
+    Ok(Finished { run, model: opened.info.model, slots, digests, stopped, summary })
+}
+
+/// One part of the configuration.
+pub(super) fn part<T: DeserializeOwned>(config: &Config) -> Result<T, Failure> {
+    config.read().map_err(config_failure)
+}
+
+/// The tasks, and the episodes there are to be of them.
+async fn slots(ask: &mut Ask<'_>, choose: Choose<'_>) -> Result<Vec<Slot>, Failure> {
+    let tasks: TaskPart = part(&ask.config)?;
+    let sources = tasks.sources().map_err(config_failure)?;
+    let loaded = load_all(&sources, &tasks.options(), &HubSettings::from_environment()).await;
+    let loaded = loaded.map_err(task_failure)?;
+    tell_skipped(&loaded, &ask.talk);
+    let sum = sum_of(&loaded.tasks);
+    if let Some(wanted) = tasks.tasks_sha256.as_ref().filter(|wanted| **wanted != sum) {
+        let what =
+            format!("the tasks are others than tasks_sha256 says (they have {sum}, wanted is {wanted})");
+        return Err(Failure::input(what, "give back the tasks as they were, or leave out --tasks-sha256"));
+    }
+    ask.config.set("tasks_sha256", sum);
+    choose(&tasks, &sources, loaded.tasks)
+}
+
+/// The rows that are no tasks, by source, with the first of them.
+fn tell_skipped(loaded: &Loaded, talk: &Talk) {
+    let mut by_source: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for (source, row) in &loaded.skipped {
+        by_source.entry(source.to_string()).or_default().push(format!("row {}: {}", row.line, row.reason));
+    }
+    for (source, rows) in by_source {
+        talk.note(format!("{source}: {} rows are no tasks ({})", rows.len(), rows[0]));
+    }
+}
+
+/// A sum over everything in the tasks, in their order.
+fn sum_of(tasks: &[CodingTask]) -> String {
+    let mut sum = Sha256::new();
+    for CodingTask { task, test_code } in tasks {
+        for text in [&task.id, &task.prompt, test_code] {
+            sum.update((text.len() as u64).to_le_bytes());
+            sum.update(text.as_bytes());
+        }
+    }
+    sum.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// A hub that does not answer is bad luck, everything else about tasks the user's to mend.
+pub(super) fn task_failure(error: TaskError) -> Failure {
+    let is_luck = matches!(error, TaskError::Hub(HubError::Unreachable { .. } | HubError::Cache { .. }));
+    Failure::from_text(&error, !is_luck)
+}
+
+pub(super) fn run_failure(error: RunError) -> Failure {
+    let help = error.help();
+    if error.is_usage() { Failure::input(error, help) } else { Failure::stopped(error, help) }
+}
+
+/// The time templates are told: what was typed, else when the run began, else now.
+fn started_at(config: &mut Config, run: &RunDir) -> Result<i64, Failure> {
+    let part: RunPart = part(config)?;
+    let stored = run.stored_config().map_err(run_failure)?;
+    let stored = stored.as_ref().and_then(|it| it.get("now")).and_then(|it| it.as_str().map(str::to_owned));
+    let seconds = match part.now.or(stored) {
+        Some(text) => now::parse(&text)?.unix_seconds(),
+        None => batch::now() as i64,
+    };
+    config.set("now", seconds.to_string());
+    Ok(seconds)
+}
+
+/// Tells people and the run directory alike.
+struct Teller {
+    run: Arc<RunDir>,
+    talk: Arc<Talk>,
+    notices: Notices,
+}
+
+impl Teller {
+    fn say(&self, event: &Event) {
+        // A journal that cannot be written stops the run where episodes are kept; here nothing is lost.
+        let _ = self.run.add_event(&event.to_json(batch::now()));
+        self.talk.tell(event);
+    }
+
+    /// Tells what came up since the last time.
+    fn news(&self) {
+        self.notices.take().into_iter().for_each(|notice| self.say(&Event::Note(notice)));
+    }
+
+    fn ended(&self, summary: &Summary) {
+        self.news();
+        if let Some(why) = &summary.stopped_by {
+            self.say(&Event::Stopped(why.clone()));
+        }
+        let (made, lost) = (summary.made("episodes"), summary.lost("episodes"));
+        self.say(&Event::Ended { made, lost, left: summary.left, seconds: summary.seconds });
+    }
+}
+
+/// Opens the model, looks at it, and finds out how to speak to it.
+async fn open_student(ask: &Ask<'_>, teller: &Teller) -> Result<(Opened, Speech), Failure> {
+    let model: ModelPart = part(&ask.config)?;
+    let server = server_args(&model)?;
+    server.check(&model.url)?;
+    let (opened, report) = look(&server, &model.url, teller).await?;
+    student::check_server(&opened, &report, &teller.notices).map_err(model_failure)?;
+    let speech = student::speech(&opened, &part(&ask.config)?).map_err(model_failure)?;
+    teller.news();
+    Ok((opened, speech))
+}
+
+async fn look(server: &ServerArgs, urls: &[String], teller: &Teller) -> Result<(Opened, Report), Failure> {
+    let opened = if server.kind == KindName::Embedded {
+        server.open_embedded()?
+    } else {
+        let talk = Arc::clone(&teller.talk);
+        let watch = Arc::new(move |notice| talk.note(notice_text(&notice)));
+        server.open(server.transport_told(urls, watch)?, &teller.notices).await?
+    };
+    let report = probe(&opened).await;
+    Ok((opened, report))
+}
+
+fn server_args(model: &ModelPart) -> Result<ServerArgs, Failure> {
+    if let (Some(name), Some(path)) = (&model.api_key_env, &model.api_key_file) {
+        let what = format!("the API key is said to be in {name} and in {}", path.display());
+        return Err(Failure::input(what, "give --api-key-env or --api-key-file, not both"));
+    }
+    let kind = KindName::from_str(&model.kind, false).unwrap_or(KindName::Auto);
+    Ok(ServerArgs {
+        kind,
+        model: model.model.clone(),
+        tokenizer: model.tokenizer.clone(),
+        api_key_env: model.api_key_env.clone(),
+        api_key_file: model.api_key_file.clone(),
+        // Episodes bound the requests: each asks one thing at a time.
+        concurrency: None,
+        api_key: None,
+    })
+}
+
+/// The sandboxes, one of which was made to see that they can be.
+async fn sandboxes(ask: &Ask<'_>) -> Result<Arc<Sandboxes>, Failure> {
+    let part: SandboxPart = part(&ask.config)?;
+    let config = part.sandbox();
+    if let Some(warning) = config.kind.warning() {
+        ask.talk.note(warning.replace('\n', " "));
+    }
+    let sandboxes = Arc::new(Sandboxes::new(config));
+    let trial = sandboxes.start().await.map_err(|error| Failure::from_text(&error, false))?;
+    trial.stop().await;
+    Ok(sandboxes)
+}
+
+/// What the student may cost.
+fn meter(config: &Config) -> Result<Arc<Meter>, Failure> {
+    let part: RunPart = part(config)?;
+    let allowance = Allowance { max_requests: part.max_requests, max_tokens: part.max_tokens };
+    Ok(Meter::new(ModelRole::Student, allowance))
+}
+
+/// The model behind its budget and the ledger of the run directory.
+async fn student(
+    ask: &Ask<'_>,
+    opened: &Opened,
+    run: &RunDir,
+    meter: Arc<Meter>,
+    teller: &Teller,
+) -> Result<Paid, Failure> {
+    let part: RunPart = part(&ask.config)?;
+    let place = RunPlace { run: ask.command.to_owned(), seed: part.seed };
+    let paid = Paid::open_at(opened, run.lock(), meter, place).await.map_err(model_failure)?;
+    check_recognition(&paid, &opened.info.model)?;
+    paid.notice().into_iter().for_each(|notice| teller.notices.add(notice));
+    Ok(paid)
+}
+
+/// Episodes of two students are no group.
+fn check_recognition(paid: &Paid, model: &str) -> Result<(), Failure> {
+    let Recognition::Changed(Some(by)) = paid.recognition else { return Ok(()) };
+    Err(Failure::input(
+        format!("{model} is not the model this run began with: its logprobs differ by {by:.2} on average"),
+        "choose another directory with --run",
+    ))
+}
+
+fn setting(
+    ask: &Ask<'_>,
+    opened: &Opened,
+    speech: Speech,
+    student: Arc<Watched>,
+    sandboxes: Arc<Sandboxes>,
+    teller: &Teller,
+) -> Result<AgentSetting, Failure> {
+    let agent: AgentPart = part(&ask.config)?;
+    let instructions = student::instructions(&agent).map_err(model_failure)?;
+    let mut options = agent.options(ask.temperature, instructions);
+    if let Some(most) = opened.model.limits().max_top_k.filter(|most| *most < options.student_topk) {
+        teller.notices.add(format!(
+            "the server gives at most {most} candidates for a token, not {}",
+            options.student_topk
+        ));
+        options.student_topk = most;
+    }
+    let reward: RewardPart = part(&ask.config)?;
+    let (tool_limits, reward) = (agent.tools(), reward.rule());
+    let setting = AgentSetting { student, speech, sandboxes, tool_limits, reward, options };
+    setting.checked().map_err(|error| Failure::from_text(&error, true))
+}
+
+fn concurrency(config: &Config, opened: &Opened) -> Result<usize, Failure> {
+    let run: RunPart = part(config)?;
+    let is_embedded = opened.info.kind == crate::model::remote::Kind::Embedded;
+    Ok(run.concurrency.unwrap_or(if is_embedded { CONCURRENCY.1 } else { CONCURRENCY.0 }))
+}
+
+async fn work(
+    ask: &Ask<'_>,
+    batch: &Batch,
+    slots: &[Slot],
+    teller: &Teller,
+    opened: &Opened,
+) -> Result<Done, Failure> {
+    let found = slots.iter().filter(|slot| batch.run.has_outcome(&slot.id())).count();
+    let model = format!("{} ({})", opened.info.model, opened.info.kind.name());
+    teller.say(&Event::Began { command: ask.command.to_owned(), model, asked: slots.len(), found });
+    let tell = |event: &Event| {
+        teller.talk.tell(event);
+        teller.news();
+    };
+    let interrupted = interrupted()?;
+    Ok(batch::run(batch, slots, &tell, interrupted).await)
+}
+
+/// Ends with the number of the signal that asks us to.
+fn interrupted() -> Result<impl Future<Output = u8>, Failure> {
+    let listen = |kind| {
+        signal(kind).map_err(|error| {
+            Failure::stopped(format!("signals cannot be listened for: {error}"), "try again")
+        })
+    };
+    let (mut interrupt, mut terminate) = (listen(SignalKind::interrupt())?, listen(SignalKind::terminate())?);
+    Ok(async move {
+        tokio::select! {
+            _ = interrupt.recv() => 2,
+            _ = terminate.recv() => 15,
+        }
+    })
+}
+
+/// What was made and what was lost.
+fn summary(command: &'static str, done: &Done) -> Summary {
+    let ended = || done.digests.iter().flatten();
+    let made: Vec<&Digest> = ended().filter(|it| it.outcome.is_ok()).collect();
+    let count = |is: &dyn Fn(&Digest) -> bool| made.iter().filter(|it| is(it)).count() as u64;
+    let counts = [
+        ("episodes", made.len() as u64),
+        ("solved_episodes", count(&Digest::is_solved)),
+        ("rendered_episodes", count(&|it| !it.is_exact)),
+    ];
+    let mut summary = Summary {
+        command,
+        made: counts.into(),
+        left: done.digests.iter().filter(|it| it.is_none()).count() as u64,
+        stopped_by: done.stopped.as_ref().map(Stopped::to_string),
+        ..Summary::default()
+    };
+    ended().filter_map(Digest::loss).for_each(|why| summary.lose("episodes", &why));
+    summary
+}
+
+/// The table's lines that both commands share.
+pub(super) fn table(finished: &Finished) -> String {
+    let summary = &finished.summary;
+    let (made, lost) = (summary.made("episodes"), summary.lost("episodes"));
+    let rendered_episodes = summary.made("rendered_episodes");
+    let mut text = format!("episodes   {made} made, {lost} lost, {} left\n", summary.left);
+    for (why, n) in summary.lost.values().flatten() {
+        text.push_str(&format!("{:<10} {n} lost: {}\n", "", super::failure::one_line(why)));
+    }
+    if rendered_episodes > 0 {
+        text.push_str(&format!("tokens     {rendered_episodes} episodes have no sampled ids (rendered)\n"));
+    }
+    for (role, paid) in &summary.paid {
+        text.push_str(&format!(
+            "paid       {}: {} requests, {} tokens sent ({} of them cached), {} sampled\n",
+            role.name(),
+            paid.requests,
+            paid.prompt_tokens,
+            paid.cached_tokens,
+            paid.completion_tokens
+        ));
+    }
+    text.push_str(&format!("run        {}, {:.1} s\n", finished.run.dir().display(), summary.seconds));
+    text
+}
+
+/// The summary on one line.
+pub(super) fn as_json(finished: &Finished) -> String {
+    format!("{}\n", finished.summary.to_json())
+}
+
+/// How the command ends: stopped, with losses, or well.
+pub(super) fn verdict(finished: &Finished) -> Result<(), Failure> {
+    let continues = "the same command continues";
+    match &finished.stopped {
+        Some(Stopped::Signal(number)) => Err(Failure::signal(*number, "interrupted", continues)),
+        Some(Stopped::Run(error)) => Err(Failure::stopped(error, error.help())),
+        Some(Stopped::Model(error)) => Err(Failure::stopped(error, error.help().unwrap_or(continues))),
+        None => match finished.summary.lost("episodes") {
+            0 => Ok(()),
+            n => Err(Failure::losses(
+                format!("{n} of {} episodes failed; their records say why", finished.slots.len()),
+                "mend the cause; the same command runs them again",
+            )),
+        },
+    }
+}

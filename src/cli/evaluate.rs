@@ -1,0 +1,89 @@
+//! `evaluate`: how well a model does on tasks that were held out.
+
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use super::args::EvaluateArgs;
+use super::episodes::{self, Ask, Finished, part};
+use super::failure::Failure;
+use super::talk::Talk;
+use super::{block_on, output};
+use crate::config::parts::{AgentPart, EvaluatePart, TaskPart};
+use crate::pipeline::evaluation::{self, Setting};
+use crate::pipeline::slots::{Slot, groups};
+use crate::tasks::CodingTask;
+use crate::tasks::source::{TaskSource, are_named, split_all};
+
+pub(super) fn run(args: &EvaluateArgs) -> Result<(), Failure> {
+    evaluate(args).map_err(|failure| failure.in_json(args.json))
+}
+
+fn evaluate(args: &EvaluateArgs) -> Result<(), Failure> {
+    let config = args.keys.resolve()?;
+    let (evaluate, agent): (EvaluatePart, AgentPart) = (part(&config)?, part(&config)?);
+    let talk = Arc::new(Talk::new(args.json, args.quiet));
+    let temperature = evaluate.eval_temperature;
+    if evaluate.attempts > 1 && temperature == 0.0 {
+        talk.note("at temperature 0 all attempts at a task are the same; give --eval-temperature");
+    }
+    let ask = Ask { command: "evaluate", config, dir: &args.run, talk, temperature };
+    let choose = |part: &TaskPart, sources: &[TaskSource], tasks: Vec<CodingTask>| {
+        choose(&evaluate, part, sources, tasks)
+    };
+    let mut finished = block_on(episodes::run(ask, &choose))??;
+    let seconds = finished.summary.seconds;
+    let max_new_tokens = agent.max_turn_tokens;
+    keep(&mut finished, |model| Setting { model, max_new_tokens, temperature, seconds })?;
+    let text = if args.json { episodes::as_json(&finished) } else { table(&finished) };
+    output::data(text.as_bytes())?;
+    episodes::verdict(&finished)
+}
+
+/// The tasks held out, as many as are to be evaluated; every task where that was asked for, or where each was named.
+fn choose(
+    evaluate: &EvaluatePart,
+    part: &TaskPart,
+    sources: &[TaskSource],
+    tasks: Vec<CodingTask>,
+) -> Result<Vec<Slot>, Failure> {
+    let tasks = if evaluate.eval_tasks == "all" || are_named(sources) {
+        tasks
+    } else {
+        let held_out = split_all(sources, tasks, &part.split()).map_err(episodes::task_failure)?.eval;
+        held_out.into_iter().take(part.eval_size).collect()
+    };
+    if tasks.is_empty() {
+        let help = "raise --eval-size or --eval-split-ratio, or evaluate every task with --eval-tasks all";
+        return Err(Failure::input("no task is held out", help));
+    }
+    let tasks: Vec<Arc<CodingTask>> = tasks.into_iter().map(Arc::new).collect();
+    Ok(groups(&tasks, tasks.len(), evaluate.attempts))
+}
+
+/// Writes `metrics.json`, `samples.jsonl` and `summary.json`.
+fn keep(finished: &mut Finished, setting: impl Fn(String) -> Setting) -> Result<(), Failure> {
+    let metrics = evaluation::metrics(&finished.slots, &finished.digests);
+    let file = evaluation::metrics_file(&setting(finished.model.clone()), &metrics);
+    finished.summary.more.extend(metrics);
+    let samples = evaluation::samples_file(&finished.digests);
+    let run = &finished.run;
+    let written = run
+        .write("metrics.json", format!("{file:#}\n").as_bytes())
+        .and_then(|()| run.write("samples.jsonl", samples.as_bytes()))
+        .and_then(|()| run.keep_summary(&finished.summary));
+    written.map_err(episodes::run_failure)
+}
+
+fn table(finished: &Finished) -> String {
+    let mut text = episodes::table(finished);
+    for (key, value) in finished.summary.more.iter().filter(|(key, _)| key.starts_with("eval/")) {
+        let shown = match value {
+            Value::Number(number) if number.is_f64() => format!("{:.3}", number.as_f64().unwrap_or_default()),
+            Value::Null => "-".to_owned(),
+            other => other.to_string(),
+        };
+        text.push_str(&format!("{key:<22} {shown}\n"));
+    }
+    text
+}

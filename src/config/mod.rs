@@ -1,0 +1,304 @@
+//! Configuration: what was typed in a file and in flags, checked key by key, and what follows from it.
+//!
+//! Owns [`Config`], the values of every key a command uses: flags win over the file, the file over the
+//! defaults of [`keys::KEYS`]. Pure: reading files and printing are left to the command line. What one
+//! part of a command needs is read from here into a structure of its own (see [`parts`]).
+
+pub mod keys;
+pub mod parts;
+
+use std::collections::BTreeMap;
+
+use serde::de::DeserializeOwned;
+use toml::{Table, Value};
+
+use self::keys::{Effect, KEYS, Key};
+
+/// What is wrong with a configuration.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ConfigError {
+    /// The file is no TOML.
+    #[error("{file}{}: {why}", line.map(|line| format!(" line {line}")).unwrap_or_default())]
+    NoToml {
+        /// Which file.
+        file: String,
+        /// Where, if that is known.
+        line: Option<usize>,
+        /// What the parser says.
+        why: String,
+    },
+    /// No command has such a key.
+    #[error("{file}: there is no key `{name}`")]
+    Unknown {
+        /// Which file.
+        file: String,
+        /// The key.
+        name: String,
+    },
+    /// A value its key cannot have.
+    #[error("{place} is {value}, which is not {wanted}")]
+    Wrong {
+        /// The flag, or the key with its file.
+        place: String,
+        /// What was given.
+        value: String,
+        /// What would do.
+        wanted: String,
+    },
+    /// Values that are right alone and wrong together.
+    #[error("{what}")]
+    Conflict {
+        /// What does not go together.
+        what: String,
+        /// What to do about it.
+        help: String,
+    },
+}
+
+impl ConfigError {
+    /// What the user can do about it.
+    pub fn help(&self) -> String {
+        match self {
+            Self::NoToml { .. } => "write one `key = value` a line".to_owned(),
+            Self::Unknown { .. } => "`backsight config` lists every key".to_owned(),
+            Self::Wrong { .. } => "`backsight config` says what each key means".to_owned(),
+            Self::Conflict { help, .. } => help.clone(),
+        }
+    }
+}
+
+/// A configuration file as text, under the name errors call it by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct File<'a> {
+    /// Its path.
+    pub name: &'a str,
+    /// Its content.
+    pub text: &'a str,
+}
+
+/// Flags as typed: the key's name, and every value that was given for it.
+pub type Typed = BTreeMap<&'static str, Vec<String>>;
+
+/// The values of every key a command uses, valid each for itself. A key without a value is absent.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Config {
+    values: Table,
+}
+
+/// A key whose value is another than it was.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Difference {
+    /// The key.
+    pub key: String,
+    /// What it was; absent where it had no value.
+    pub before: Option<String>,
+    /// What it is; absent where it has no value.
+    pub now: Option<String>,
+}
+
+impl std::fmt::Display for Difference {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let shown = |value: &Option<String>| value.clone().unwrap_or_else(|| "not set".to_owned());
+        write!(f, "{} (was {}, now {})", self.key, shown(&self.before), shown(&self.now))
+    }
+}
+
+impl Config {
+    /// Puts defaults, file and flags together for `command`.
+    pub fn resolve(command: &str, file: Option<File<'_>>, typed: &Typed) -> Result<Self, ConfigError> {
+        let from_file = file.map(read_file).transpose()?.unwrap_or_default();
+        let mut values = Table::new();
+        for key in KEYS.iter().filter(|key| key.is_used_by(command)) {
+            let default = key.default.map(|text| key.parse(&[text.to_owned()]));
+            let value = match typed.get(key.name) {
+                Some(words) => Some(key.parse(words)),
+                None => from_file.get(key.name).cloned().map(Ok).or(default),
+            };
+            if let Some(value) = value.transpose()? {
+                values.insert(key.name.to_owned(), value);
+            }
+        }
+        Ok(Self { values })
+    }
+
+    /// The part of the configuration that `T` names.
+    pub fn read<T: DeserializeOwned>(&self) -> Result<T, ConfigError> {
+        let bad = |error: toml::de::Error| ConfigError::Conflict {
+            what: error.message().to_owned(),
+            help: "`backsight config` says what each key means".to_owned(),
+        };
+        T::deserialize(Value::Table(self.values.clone())).map_err(bad)
+    }
+
+    /// Sets a key to what was found out to be its value.
+    pub fn set(&mut self, key: &str, value: impl Into<Value>) {
+        self.values.insert(key.to_owned(), value.into());
+    }
+
+    /// As a file: every key that has a value, by name, without secrets.
+    pub fn to_toml(&self) -> String {
+        let shown = self.values.iter().map(|(key, value)| (key.clone(), without_logins(value)));
+        shown.collect::<Table>().to_string()
+    }
+
+    /// The keys in which a run made with the configuration in `before` would come out otherwise.
+    pub fn differences(&self, before: &Table) -> Vec<Difference> {
+        let decides = |name: &&String| keys::find(name).is_none_or(|key| key.effect == Effect::Result);
+        let names: std::collections::BTreeSet<&String> =
+            self.values.keys().chain(before.keys()).filter(decides).collect();
+        let of = |name: &str| {
+            let now = self.values.get(name).map(without_logins);
+            let (before, now) = (before.get(name).map(shown), now.as_ref().map(shown));
+            (before != now).then(|| Difference { key: name.to_owned(), before, now })
+        };
+        names.into_iter().filter_map(|name| of(name)).collect()
+    }
+}
+
+/// The known keys of a file, checked; keys of other commands are checked too, so that a file can serve several.
+fn read_file(file: File<'_>) -> Result<Table, ConfigError> {
+    let table = parse_toml(file)?;
+    let mut checked = Table::new();
+    for (name, value) in table {
+        let unknown = || ConfigError::Unknown { file: file.name.to_owned(), name: name.clone() };
+        let key = keys::find(&name).ok_or_else(unknown)?;
+        checked.insert(name, key.check(value, &format!("{} in {}", key.name, file.name))?);
+    }
+    Ok(checked)
+}
+
+/// Reads TOML; what is wrong with it is named by its line.
+pub fn parse_toml(file: File<'_>) -> Result<Table, ConfigError> {
+    file.text.parse::<Table>().map_err(|error| {
+        let before = |end: usize| file.text.bytes().take(end).filter(|byte| *byte == b'\n').count();
+        let line = error.span().map(|span| before(span.start) + 1);
+        ConfigError::NoToml { file: file.name.to_owned(), line, why: error.message().to_owned() }
+    })
+}
+
+fn shown(value: &Value) -> String {
+    value.to_string()
+}
+
+/// Addresses may carry a user and a password, which are nobody else's business.
+fn without_logins(value: &Value) -> Value {
+    match value {
+        Value::String(text) => Value::String(without_login(text)),
+        Value::Array(items) => Value::Array(items.iter().map(without_logins).collect()),
+        other => other.clone(),
+    }
+}
+
+fn without_login(text: &str) -> String {
+    let Some((scheme, rest)) = text.split_once("://") else { return text.to_owned() };
+    let end = rest.find('/').unwrap_or(rest.len());
+    match rest[..end].rfind('@') {
+        Some(at) => format!("{scheme}://{}", &rest[at + 1..]),
+        None => text.to_owned(),
+    }
+}
+
+impl Key {
+    /// The value that was typed.
+    fn parse(&self, words: &[String]) -> Result<Value, ConfigError> {
+        let value = match self.shape.from_words(words) {
+            Some(value) => value,
+            None => Value::String(words.join(" ")),
+        };
+        self.check(value, &format!("--{}", self.flag()))
+    }
+
+    /// The value, if it has the key's shape.
+    fn check(&self, value: Value, place: &str) -> Result<Value, ConfigError> {
+        self.shape.fit(value).map_err(|value| ConfigError::Wrong {
+            place: place.to_owned(),
+            value: value.to_string(),
+            wanted: self.shape.wanted(),
+        })
+    }
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "tests fail by panicking")]
+mod tests {
+    use super::*;
+
+    fn typed(pairs: &[(&'static str, &[&str])]) -> Typed {
+        pairs.iter().map(|(key, words)| (*key, words.iter().map(|it| (*it).to_owned()).collect())).collect()
+    }
+
+    fn resolve(file: &str, flags: &[(&'static str, &[&str])]) -> Result<Config, String> {
+        let file = File { name: "c.toml", text: file };
+        Config::resolve("collect", Some(file), &typed(flags)).map_err(|error| error.to_string())
+    }
+
+    fn value(file: &str, flags: &[(&'static str, &[&str])], key: &str) -> Result<Option<String>, String> {
+        resolve(file, flags).map(|config| config.values.get(key).map(shown))
+    }
+
+    #[test]
+    fn flags_win_over_the_file_and_the_file_over_defaults() {
+        assert_eq!(value("", &[], "group_size"), Ok(Some("4".into())));
+        assert_eq!(value("group_size = 8", &[], "group_size"), Ok(Some("8".into())));
+        assert_eq!(value("group_size = 8", &[("group_size", &["2"])], "group_size"), Ok(Some("2".into())));
+        assert_eq!(value("", &[], "model"), Ok(None));
+        assert_eq!(value("agent_temperature = 1", &[], "agent_temperature"), Ok(Some("1.0".into())));
+        assert_eq!(value("tasks = 'fizzbuzz'", &[], "tasks"), Ok(Some("[\"fizzbuzz\"]".into())));
+        assert_eq!(value("", &[("tasks", &["a", "b"])], "tasks"), Ok(Some("[\"a\", \"b\"]".into())));
+    }
+
+    #[test]
+    fn a_file_may_hold_keys_of_other_commands() {
+        assert_eq!(value("eval_temperature = 0.5", &[], "eval_temperature"), Ok(None));
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        let check = |file: &str, flags: &[(&'static str, &[&str])], expected: &str| {
+            assert_eq!(resolve(file, flags).unwrap_err(), expected);
+        };
+        check("seed = 1\ngroups = = 2", &[], "c.toml line 2: extra `=`, expected nothing");
+        check("group_sice = 2", &[], "c.toml: there is no key `group_sice`");
+        check("group_size = 0", &[], "group_size in c.toml is 0, which is not a whole number from 1 up");
+        check(
+            "",
+            &[("group_size", &["four"])],
+            "--group-size is \"four\", which is not a whole number from 1 up",
+        );
+        check(
+            "",
+            &[("agent_temperature", &["-1"])],
+            "--agent-temperature is -1.0, which is not a number from 0 to 10",
+        );
+        check("show_tests = 'maybe'", &[], "show_tests in c.toml is \"maybe\", which is not true or false");
+        check(
+            "",
+            &[("kind", &["tgi"])],
+            "--kind is \"tgi\", which is not one of auto, vllm, sglang, openai, anthropic, embedded",
+        );
+    }
+
+    #[test]
+    fn only_keys_that_decide_the_result_tell_runs_apart() {
+        let before = resolve("", &[("url", &["http://a"])]).unwrap().to_toml().parse::<Table>().unwrap();
+        let now = resolve(
+            "",
+            &[("url", &["http://b"]), ("seed", &["7"]), ("model", &["m"]), ("max_tokens", &["9"])],
+        );
+        let differences: Vec<String> =
+            now.unwrap().differences(&before).iter().map(Difference::to_string).collect();
+        assert_eq!(differences, ["model (was not set, now \"m\")", "seed (was 0, now 7)"]);
+    }
+
+    #[test]
+    fn what_is_written_can_be_read_and_keeps_no_secret() {
+        let flags: &[(&'static str, &[&str])] =
+            &[("url", &["http://me:secret@host:8000/v1"]), ("tasks", &["my tasks.jsonl"])];
+        let config = resolve("", flags).unwrap();
+        let text = config.to_toml();
+        assert!(text.contains("\"http://host:8000/v1\"") && !text.contains("secret"), "{text}");
+        let again = Config::resolve("collect", Some(File { name: "f", text: &text }), &Typed::new()).unwrap();
+        assert_eq!(again.differences(&text.parse().unwrap()), []);
+        assert_eq!(again.to_toml(), text);
+    }
+}

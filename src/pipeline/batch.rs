@@ -1,0 +1,220 @@
+//! Runs the episodes of a run that are not there yet, several at a time.
+//!
+//! Owns [`run`]. An episode is in the run directory before anything is said about it, and one that is
+//! there with an outcome is not run again. One that failed is: what it paid is in the ledger, so only
+//! what is missing is asked for. A failure is its own episode's; only what ends all of them (a budget, a
+//! server that is gone, a full disk, a signal) stops the work, and then nothing new is begun.
+
+use std::collections::{BTreeSet, HashSet, VecDeque};
+use std::sync::Arc;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use serde_json::{Value, json};
+use tokio::task::{JoinError, JoinSet};
+
+use super::slots::Slot;
+use super::watch::Watched;
+use crate::agent::episode_loop::{AgentSetting, EpisodePlace, run_episode};
+use crate::episode::Episode;
+use crate::event::Event;
+use crate::metrics::{self, Digest};
+use crate::model::Error;
+use crate::store::run::{RunDir, RunError};
+
+/// What a batch of episodes is run with.
+pub struct Batch {
+    /// How each is run. Its student is `watched`.
+    pub setting: AgentSetting,
+    /// The student, as the one who knows whether there is a point in going on.
+    pub watched: Arc<Watched>,
+    /// Where they are kept.
+    pub run: Arc<RunDir>,
+    /// How many at once.
+    pub concurrency: usize,
+    /// Seconds since 1970 that templates are told.
+    pub started_at: i64,
+}
+
+/// What stopped a batch.
+#[derive(Debug)]
+pub enum Stopped {
+    /// The model cannot be asked any more.
+    Model(Error),
+    /// The run directory cannot be written to.
+    Run(RunError),
+    /// A signal of this number.
+    Signal(u8),
+}
+
+impl std::fmt::Display for Stopped {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Model(error) => error.fmt(f),
+            Self::Run(error) => error.fmt(f),
+            Self::Signal(number) => write!(f, "signal {number}"),
+        }
+    }
+}
+
+/// What became of the slots.
+#[derive(Debug)]
+pub struct Done {
+    /// What is there of each; none where it was not come to.
+    pub digests: Vec<Option<Digest>>,
+    /// What stopped the work before its end.
+    pub stopped: Option<Stopped>,
+}
+
+/// Who is told of events.
+pub type Tell<'a> = &'a (dyn Fn(&Event) + Sync);
+
+/// Runs every slot that is not there yet; `interrupted` ends the work with the number of a signal.
+pub async fn run(
+    batch: &Batch,
+    slots: &[Slot],
+    tell: Tell<'_>,
+    interrupted: impl Future<Output = u8>,
+) -> Done {
+    let mut work = Work::new(batch, slots, tell);
+    let mut interrupted = std::pin::pin!(interrupted);
+    loop {
+        work.fill();
+        let ended = tokio::select! {
+            ended = work.under_way.join_next() => ended,
+            signal = &mut interrupted => {
+                work.stopped = Some(Stopped::Signal(signal));
+                work.under_way.shutdown().await;
+                None
+            }
+        };
+        match ended {
+            Some(ended) => work.take(ended),
+            None => break,
+        }
+        if work.stopped.is_some() {
+            work.under_way.shutdown().await;
+        }
+    }
+    let stopped = work.stopped.take().or_else(|| batch.watched.ended_by().map(Stopped::Model));
+    Done { digests: work.digests, stopped }
+}
+
+/// An episode that ended, and how long it took.
+struct Ran {
+    idx: usize,
+    episode: Episode,
+    seconds: f64,
+}
+
+/// The state of a batch under way.
+struct Work<'a> {
+    batch: &'a Batch,
+    slots: &'a [Slot],
+    tell: Tell<'a>,
+    waiting: VecDeque<usize>,
+    under_way: JoinSet<Ran>,
+    digests: Vec<Option<Digest>>,
+    n_ended: usize,
+    stopped: Option<Stopped>,
+}
+
+impl<'a> Work<'a> {
+    fn new(batch: &'a Batch, slots: &'a [Slot], tell: Tell<'a>) -> Self {
+        let digests: Vec<Option<Digest>> = slots.iter().map(|slot| found(&batch.run, slot)).collect();
+        let waiting: VecDeque<usize> = (0..slots.len()).filter(|idx| digests[*idx].is_none()).collect();
+        let n_ended = slots.len() - waiting.len();
+        let under_way = JoinSet::new();
+        let mut work = Self { batch, slots, tell, waiting, under_way, digests, n_ended, stopped: None };
+        work.note_missing_groups();
+        work
+    }
+
+    /// Begins episodes while there is room and a point in it.
+    fn fill(&mut self) {
+        while self.under_way.len() < self.batch.concurrency {
+            if self.stopped.is_some() || self.batch.watched.stopped_by().is_some() {
+                return;
+            }
+            let Some(idx) = self.waiting.pop_front() else { return };
+            let (setting, task) = (self.batch.setting.clone(), Arc::clone(&self.slots[idx].task));
+            let place = EpisodePlace { episode: self.slots[idx].episode, started_at: self.batch.started_at };
+            self.under_way.spawn(async move {
+                let began = Instant::now();
+                let episode = run_episode(&setting, &task, place).await;
+                Ran { idx, episode, seconds: began.elapsed().as_secs_f64() }
+            });
+        }
+    }
+
+    fn take(&mut self, ended: Result<Ran, JoinError>) {
+        // A task that was aborted has nothing to tell; the episode stays waiting for another time.
+        let Ok(Ran { idx, episode, seconds }) = ended else { return };
+        if let Err(error) = self.batch.run.keep_episode(&episode) {
+            self.stopped.get_or_insert(Stopped::Run(error));
+            return;
+        }
+        let digest = Digest::of(&episode);
+        self.digests[idx] = Some(digest.clone());
+        self.n_ended += 1;
+        self.say(Event::Episode {
+            id: digest.id.clone(),
+            nth: self.n_ended,
+            asked: self.slots.len(),
+            solved: digest.is_solved(),
+            reward: digest.outcome.map(|it| it.reward),
+            stop: digest.stop,
+            steps: digest.steps,
+            seconds,
+        });
+        self.note_group(self.slots[idx].group);
+    }
+
+    /// Writes the metrics of groups that were complete when a process was killed before it could.
+    fn note_missing_groups(&mut self) {
+        let row_of = |row: &Value| row["group"].as_u64().filter(|_| row["lost"] == json!(0));
+        let noted: HashSet<u64> = self.batch.run.metrics().iter().filter_map(row_of).collect();
+        let groups: BTreeSet<usize> = self.slots.iter().map(|slot| slot.group).collect();
+        for group in groups.into_iter().filter(|group| !noted.contains(&(*group as u64))) {
+            self.note_group(group);
+        }
+    }
+
+    /// Writes the metrics of a group whose episodes have all ended.
+    fn note_group(&mut self, group: usize) {
+        let Some(row) = self.group_row(group) else { return };
+        if let Err(error) = self.batch.run.add_metrics(&row) {
+            self.stopped.get_or_insert(Stopped::Run(error));
+        }
+    }
+
+    fn group_row(&self, group: usize) -> Option<Value> {
+        let begin = self.slots.partition_point(|slot| slot.group < group);
+        let end = self.slots.partition_point(|slot| slot.group <= group);
+        let members: Vec<&Digest> =
+            self.digests[begin..end].iter().map(Option::as_ref).collect::<Option<_>>()?;
+        let n_lost = members.iter().filter(|it| it.outcome.is_err()).count();
+        let mut row = json!({"time": now(), "group": group, "task": members.first()?.task, "lost": n_lost});
+        if let Value::Object(keys) = &mut row {
+            keys.extend(metrics::train(members));
+        }
+        Some(row)
+    }
+
+    fn say(&mut self, event: Event) {
+        if let Err(error) = self.batch.run.add_event(&event.to_json(now())) {
+            self.stopped.get_or_insert(Stopped::Run(error));
+        }
+        (self.tell)(&event);
+    }
+}
+
+/// The episode of a slot, if it is there and need not be run again.
+fn found(run: &RunDir, slot: &Slot) -> Option<Digest> {
+    let episode = run.episode(&slot.id())?;
+    episode.outcome.is_ok().then(|| Digest::of(&episode))
+}
+
+/// Seconds since 1970.
+pub fn now() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |it| it.as_secs_f64())
+}

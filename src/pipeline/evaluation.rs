@@ -1,0 +1,126 @@
+//! What an evaluation came to, in the published layout: `metrics.json` and `samples.jsonl`.
+//!
+//! Pure. Owns both files' shape. An attempt that failed has no numbers: its line says why, and it is in
+//! no mean, where the published environment counts it as wrong.
+
+use serde_json::{Map, Value, json};
+
+use super::slots::Slot;
+use crate::metrics::{self, Digest};
+
+/// The name the published environment gives to its evaluation.
+const NAME: &str = "atropos|agentic-opd_eval|0";
+/// How much of a prompt a sample shows.
+const PROMPT_CHARS: usize = 200;
+
+/// How an evaluation was made.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Setting {
+    /// The model.
+    pub model: String,
+    /// Tokens of one action at most.
+    pub max_new_tokens: usize,
+    /// The sampling temperature.
+    pub temperature: f64,
+    /// How long it took.
+    pub seconds: f64,
+}
+
+/// The attempts at each task, in order.
+fn by_task<'a>(slots: &[Slot], digests: &'a [Option<Digest>]) -> Vec<Vec<&'a Digest>> {
+    let mut tasks: Vec<Vec<&Digest>> = Vec::new();
+    for (slot, digest) in slots.iter().zip(digests) {
+        if tasks.len() <= slot.group {
+            tasks.resize(slot.group + 1, Vec::new());
+        }
+        tasks[slot.group].extend(digest);
+    }
+    tasks
+}
+
+/// The metrics by their published names.
+pub fn metrics(slots: &[Slot], digests: &[Option<Digest>]) -> Map<String, Value> {
+    metrics::eval(&by_task(slots, digests))
+}
+
+/// `metrics.json`.
+pub fn metrics_file(setting: &Setting, metrics: &Map<String, Value>) -> Value {
+    json!({
+        "config_general": {
+            "model_name": setting.model,
+            "total_evaluation_time_seconds": setting.seconds.to_string(),
+            "generation_parameters": {"max_new_tokens": setting.max_new_tokens, "temperature": setting.temperature},
+        },
+        "results": {NAME: metrics, "all": metrics},
+    })
+}
+
+/// `samples.jsonl`.
+pub fn samples_file(digests: &[Option<Digest>]) -> String {
+    digests.iter().flatten().map(|digest| format!("{}\n", sample(digest))).collect()
+}
+
+fn sample(digest: &Digest) -> Value {
+    let prompt: String = digest.prompt.chars().take(PROMPT_CHARS).collect();
+    let reward = digest.outcome.as_ref().ok().map(|it| it.reward);
+    let mut sample = json!({
+        "prompt": prompt, "response": digest.response, "correctness": digest.correctness(), "reward": reward,
+        "turns": digest.steps, "id": digest.id, "task": digest.task, "stop": digest.stop,
+    });
+    if let Err(why) = &digest.outcome {
+        sample["error"] = json!(why);
+    }
+    sample
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::episode::Task;
+    use crate::metrics::Numbers;
+    use crate::pipeline::slots::groups;
+    use crate::tasks::CodingTask;
+
+    fn digest(id: &str, correctness: Option<f64>) -> Option<Digest> {
+        let numbers =
+            |it: f64| Numbers { reward: it * 0.7, components: vec![("correctness".to_owned(), it)] };
+        Some(Digest {
+            id: id.to_owned(),
+            task: "t".to_owned(),
+            prompt: "p".repeat(300),
+            outcome: correctness.map(numbers).ok_or_else(|| "gone".to_owned()),
+            stop: Some("answered"),
+            steps: 3,
+            response: "Done.".to_owned(),
+            is_exact: true,
+        })
+    }
+
+    #[test]
+    fn the_files_have_the_published_keys() {
+        let task = |id: &str| {
+            let task = Task { id: id.to_owned(), prompt: String::new(), difficulty: None };
+            Arc::new(CodingTask { task, test_code: String::new() })
+        };
+        let slots = groups(&[task("a"), task("b")], 2, 2);
+        let digests = [
+            digest("a-0", Some(1.0)),
+            digest("a-1", Some(0.2)),
+            digest("b-0", Some(0.2)),
+            digest("b-1", None),
+        ];
+        let found = metrics(&slots, &digests);
+        assert_eq!((&found["eval/n_items"], &found["eval/pass@1"]), (&json!(3), &json!(0.25)));
+        let setting = Setting { model: "m".to_owned(), max_new_tokens: 2048, temperature: 0.0, seconds: 1.5 };
+        let file = metrics_file(&setting, &found);
+        assert_eq!(file["config_general"]["total_evaluation_time_seconds"], json!("1.5"));
+        assert_eq!(file["results"]["all"], file["results"]["atropos|agentic-opd_eval|0"]);
+        let samples = samples_file(&digests);
+        let rows: Vec<Value> = samples.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+        assert_eq!(rows.len(), 4);
+        assert_eq!(rows[0]["prompt"].as_str().map(str::len), Some(200));
+        assert_eq!((&rows[3]["correctness"], &rows[3]["error"]), (&Value::Null, &json!("gone")));
+    }
+}

@@ -1,0 +1,117 @@
+//! How a student is spoken to, and that its server can do what is needed of it.
+//!
+//! Owns the choice between exact tokens and a chat route, the choice of template and tool-call format,
+//! and the refusal of servers whose answers could not be trusted. Opening a model is `model`'s business.
+
+use std::fs;
+use std::sync::Arc;
+
+use crate::agent::episode_loop::Speech;
+use crate::agent::tools::schema;
+use crate::chat::detect::find_parser;
+use crate::chat::format::ChatFormat;
+use crate::chat::parse::Parser;
+use crate::chat::render::needed_tool_text;
+use crate::chat::source::ChatTemplates;
+use crate::chat::template::{Now, RenderInput, Template};
+use crate::config::parts::AgentPart;
+use crate::episode::ToolText;
+use crate::model::Error;
+use crate::model::notice::Notices;
+use crate::model::open::Opened;
+use crate::model::probe::Report;
+
+/// Checks what was found out about a server; what a person should know goes to `notices`.
+pub fn check_server(opened: &Opened, report: &Report, notices: &Notices) -> Result<(), Error> {
+    let server = &opened.info.model;
+    let notes = || report.notes.first().map(|note| format!(": {note}")).unwrap_or_default();
+    if !report.limits.token_ids {
+        let what = "takes no token ids, so episodes are recorded as rendered text";
+        notices.add(format!("{server} behind {} {what}", opened.info.kind.name()));
+        // A server that cannot be talked to at all shows it in the notes.
+        return match (report.deterministic, report.notes.is_empty()) {
+            (None, false) => Err(unsupported(server, format!("be talked to{}", notes()))),
+            _ => Ok(()),
+        };
+    }
+    if !report.ids_in || !report.ids_out {
+        return Err(unsupported(server, format!("sample from token ids{}", notes())));
+    }
+    if report.tokenizer_agrees == Some(false) {
+        return Err(invalid(
+            format!("the tokenizer here gives other ids than the server's for {server}"),
+            "name the model's own with --tokenizer DIR",
+        ));
+    }
+    if report.self_test_ok() == Some(false) {
+        notices.add(format!(
+            "{server} gives other logprobs for a token as sample than as prompt; see `backsight probe`"
+        ));
+    }
+    Ok(())
+}
+
+/// How the student is spoken to.
+pub fn speech(opened: &Opened, part: &AgentPart) -> Result<Speech, Error> {
+    let parser = part.tool_call_parser.as_deref().map(Parser::from_name).transpose();
+    let parser =
+        parser.map_err(|error| invalid(error.to_string(), "choose one of those with --tool-call-parser"))?;
+    if !opened.model.limits().token_ids {
+        return Ok(Speech::Chat(parser));
+    }
+    let Some((path, tokenizer)) = &opened.tokenizer else {
+        let what = format!("the tokenizer of {} is not on this machine", opened.info.model);
+        return Err(invalid(
+            what,
+            "name a directory with its tokenizer.json and chat template with --tokenizer",
+        ));
+    };
+    let source = |error: crate::chat::source::SourceError| invalid(error.to_string(), error.help());
+    let templates = ChatTemplates::open_with(path, part.template.as_deref()).map_err(source)?;
+    let (template, vars) = (templates.select(true).map_err(source)?, templates.special_tokens().clone());
+    let tool_text = choose_tool_text(&template, &vars, part);
+    let found = match tool_text {
+        Some(_) => Some(Parser::Hermes),
+        None => find_parser(&template, &vars),
+    };
+    let parser = parser.or(found).ok_or_else(|| unknown_format(&template))?;
+    Ok(Speech::Exact(Arc::new(ChatFormat::new(template, vars, Arc::clone(tokenizer), parser, tool_text))))
+}
+
+fn choose_tool_text(
+    template: &Template,
+    vars: &serde_json::Map<String, serde_json::Value>,
+    part: &AgentPart,
+) -> Option<ToolText> {
+    if part.tool_text == "hermes" {
+        return Some(ToolText::Hermes);
+    }
+    let tools = schema::schemas();
+    let messages = [serde_json::json!({"role": "user", "content": "."})];
+    let now = Some(Now::utc(0));
+    let input =
+        RenderInput { messages: &messages, tools: Some(&tools), add_generation_prompt: true, vars, now };
+    needed_tool_text(template, &input)
+}
+
+fn unknown_format(template: &Template) -> Error {
+    let what = format!("{} writes tool calls in a format that is not known", template.origin());
+    invalid(what, "name one with --tool-call-parser, or write tools as text with --tool-text hermes")
+}
+
+/// Other instructions for the agent, where a file with them is named.
+pub fn instructions(part: &AgentPart) -> Result<Option<String>, Error> {
+    let Some(path) = &part.system_prompt else { return Ok(None) };
+    let unreadable = |error| invalid(format!("{}: {error}", path.display()), "check --system-prompt");
+    fs::read_to_string(path).map(|text| Some(text.trim_end().to_owned())).map_err(unreadable)
+}
+
+fn invalid(what: String, help: impl Into<String>) -> Error {
+    Error::Invalid { what, help: help.into() }
+}
+
+fn unsupported(server: &str, what: String) -> Error {
+    let help =
+        "look at it with `backsight probe`; use vLLM, SGLang, an OpenAI-style server or --kind embedded";
+    Error::Unsupported { server: server.to_owned(), what, help: help.to_owned() }
+}

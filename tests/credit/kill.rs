@@ -1,0 +1,156 @@
+//! Killed at random moments, over and over, against a server that fails now and then: nothing is lost, and no
+//! answer that was stored is ever asked for again.
+//!
+//! What "paid twice" means: a request is sent although the ledger on the disk has its answer. An answer that was under
+//! way or not yet committed when the process died is asked for again; there can be no more of those
+//! than requests in flight at a kill, and they are counted too.
+
+use std::collections::{HashMap, HashSet};
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use backsight::lens::{OUTCOME_TEMPLATE, Placement, Template};
+use backsight::pipeline::outline::{Framing, OutcomeLens, outline};
+use backsight::pipeline::read::{ReadEpisode, Reader, Texts};
+use backsight::plan::{Backend, plan};
+use backsight::score::ScoreJob;
+use backsight::store::episodes::load_directory;
+use backsight::store::key::{Key, ModelId};
+use serde_json::Map;
+
+use crate::place::{KEEPS, Place, sglang};
+use crate::support::stand_in::{Asked, Dialect, Fault, Setup, StandIn};
+use crate::support::toy::mix;
+
+const N_EPISODES: usize = 50;
+const N_STEPS: usize = 3;
+/// Requests in flight at most.
+const IN_FLIGHT: usize = 4;
+
+fn place() -> Place {
+    let place = Place::empty(KEEPS);
+    for n in 0..N_EPISODES {
+        place.write_talk(&format!("episode_{n:03}"), N_STEPS);
+    }
+    place
+}
+
+/// The ledger's key of every request of the run, by the ids that are sent.
+fn keys(place: &Place) -> HashMap<Vec<u32>, Vec<u8>> {
+    let texts = Texts::open(&place.path("model"), Arc::new(place.tokenizer()), None, &Map::new()).unwrap();
+    let lens =
+        OutcomeLens { template: Template::parse(OUTCOME_TEMPLATE).unwrap(), placement: Placement::Last };
+    let framing = Framing::default();
+    let reader = Reader { texts: &texts, framing: &framing, lens: &lens, limit: None, with_plain: false };
+    let mut keys = HashMap::new();
+    for n in 0..N_EPISODES {
+        let episode = load_directory(&place.path(&format!("episodes/episode_{n:03}"))).unwrap().episode;
+        let ReadEpisode { steps, .. } = reader.read(&episode, &outline(&episode, &framing, &lens).unwrap());
+        let job = |seen: &backsight::pipeline::read::Seen| {
+            ScoreJob::new(Arc::clone(&seen.tokens), vec![seen.action(0)], 0).unwrap()
+        };
+        let jobs: Vec<ScoreJob> = steps.iter().map(|step| job(&step.as_ref().unwrap().lens)).collect();
+        for request in plan(&jobs, &Backend::SGLANG).requests {
+            keys.insert(
+                request.ask.tokens().to_vec(),
+                Key::of_score(ModelId(1), &request.ask).bytes().to_vec(),
+            );
+        }
+    }
+    keys
+}
+
+/// What is stored in a ledger that nobody has open.
+fn stored(ledger: &Path) -> HashSet<Vec<u8>> {
+    let Ok(connection) = rusqlite::Connection::open(ledger) else { return HashSet::new() };
+    let Ok(mut select) = connection.prepare("SELECT key FROM answers") else { return HashSet::new() };
+    select.query_map([], |row| row.get(0)).unwrap().map(Result::unwrap).collect()
+}
+
+/// Slow by a few milliseconds, and one request in twelve fails the first time.
+fn flaky(asked: &Asked) -> Option<Fault> {
+    let hash = asked.ids.iter().fold(7, |hash, id| mix(hash ^ u64::from(*id)));
+    match (hash % 12, asked.times_before) {
+        (0, 0) => Some(Fault::Reset),
+        (1, 0) => Some(Fault::Status(503, "retry-after: 0\r\n".into(), "{}".into())),
+        (2, 0) => Some(Fault::CutHonestly),
+        (n, _) => Some(Fault::Slow(Duration::from_millis(2 + n))),
+    }
+}
+
+struct Tally {
+    keys: HashMap<Vec<u32>, Vec<u8>>,
+    /// What was stored when the run that is going on began.
+    stored: HashSet<Vec<u8>>,
+    n_paid_twice: usize,
+}
+
+async fn flaky_server(tally: Arc<Mutex<Tally>>) -> StandIn {
+    let setup = Setup::new(Dialect::Sglang).faults(move |asked| {
+        let mut tally = tally.lock().unwrap();
+        let again = tally.keys.get(&asked.ids).is_some_and(|key| tally.stored.contains(key));
+        tally.n_paid_twice += usize::from(again);
+        if asked.ids.is_empty() { None } else { flaky(asked) }
+    });
+    StandIn::start(setup).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn killed_in_a_loop_it_ends_as_if_undisturbed_and_pays_for_nothing_twice() {
+    let (place, calm) = (place(), sglang().await);
+    let last = ["--placement", "last"];
+    place.credit(&calm, &last).await.expect(0);
+    let expected = place.made();
+    assert_eq!(expected.len(), 2 * N_EPISODES);
+
+    let place = self::place();
+    let keys = keys(&place);
+    let n_requests = keys.len();
+    assert_eq!(n_requests, place.asked(&calm).len(), "the test knows every request");
+    let tally = Arc::new(Mutex::new(Tally { keys, stored: HashSet::new(), n_paid_twice: 0 }));
+    let server = flaky_server(Arc::clone(&tally)).await;
+    let url = server.url();
+    let concurrency = IN_FLIGHT.to_string();
+    let own =
+        ["--input-dir", "episodes", "--url", &url, "--tokenizer", "model", "--concurrency", &concurrency];
+    let (began, mut n_kills, mut n_stored) = (Instant::now(), 0_u64, Vec::new());
+    let code = loop {
+        let mut child = place.command(&[&own[..], &last].concat()).spawn().unwrap();
+        let wait = Duration::from_millis(60 + mix(n_kills) % 500);
+        let ended = tokio::task::spawn_blocking(move || {
+            let until = Instant::now() + wait;
+            while Instant::now() < until {
+                if let Some(status) = child.try_wait().unwrap() {
+                    return Some(status);
+                }
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            // SIGKILL: no handler, no goodbye.
+            child.kill().unwrap();
+            child.wait().unwrap();
+            None
+        });
+        if let Some(status) = ended.await.unwrap() {
+            break status.code();
+        }
+        n_kills += 1;
+        let stored = stored(&place.path("episodes/.backsight/ledger.sqlite"));
+        n_stored.push(stored.len());
+        tally.lock().unwrap().stored = stored;
+        assert!(began.elapsed() < Duration::from_secs(120), "{n_kills} kills, {n_stored:?} stored");
+    };
+    assert_eq!(code, Some(0));
+    assert_eq!(place.made(), expected, "to the last byte");
+    assert!(n_kills >= 5 && n_stored.iter().any(|n| (1..n_requests).contains(n)), "{n_stored:?}");
+    assert_eq!(tally.lock().unwrap().n_paid_twice, 0);
+    let asked = place.asked(&server);
+    let distinct: HashSet<&Vec<u32>> = asked.iter().map(|it| &it.ids).collect();
+    assert_eq!(distinct.len(), n_requests);
+    let n_faults = distinct.iter().filter(|ids| {
+        let hash = ids.iter().fold(7, |hash, id| mix(hash ^ u64::from(*id)));
+        hash % 12 < 3
+    });
+    let n_lost_in_flight = asked.len() - n_requests - n_faults.count();
+    assert!(n_lost_in_flight <= IN_FLIGHT * n_kills as usize, "{n_lost_in_flight} for {n_kills} kills");
+}

@@ -1,0 +1,16 @@
+//! `backsight credit` as a user runs it: against servers that answer like SGLang and vLLM, and on the embedded model.
+#![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
+
+#[path = "../support/mod.rs"]
+mod support;
+#[path = "../tiny/mod.rs"]
+mod tiny;
+
+mod embedded;
+mod exact;
+mod flags;
+mod kill;
+mod numbers;
+mod place;
+mod plans;
+mod resume;
