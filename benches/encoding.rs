@@ -54,6 +54,7 @@ fn main() {
         work.1,
         work.1 as f64 / work.0 as f64
     );
+    assert!(work.1 >= 20 * work.0, "every step prompt must cost a twentieth of encoding each whole");
     println!("CPU seconds          {ours:.3} incrementally, {whole:.3} whole: {:.1}x less", whole / ours);
     throughput(&tokenizer_dir, &tokenizer, &render(&template, &messages, messages.len(), false));
 }

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
-use crate::chat::render::tool_text_for_actions;
+use crate::chat::render::needed_tool_text;
 use crate::chat::template::{Now, RenderInput};
 use crate::chat::tokenizer::Tokenizer;
 use crate::credit::hcapo::Params;
@@ -52,7 +52,7 @@ pub fn options(episode: &Episode, opened: &Opened, texts: &Texts, run_dir: &Path
         vars: texts.vars(),
         now,
     };
-    let tool_text = tool_text_for_actions(texts.template(true), &input);
+    let tool_text = needed_tool_text(texts.template(true), &input);
     let provenance = Provenance {
         backsight: env!("CARGO_PKG_VERSION").to_owned(),
         model: Some(opened.info.model.clone()),

@@ -5,7 +5,6 @@
 pub mod arguments;
 pub mod detect;
 pub mod drops;
-pub mod episode_tokens;
 pub mod format;
 mod header;
 pub mod incremental;

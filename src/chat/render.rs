@@ -54,20 +54,17 @@ pub fn render_conversation(
     Ok(Rendering { rendered, messages, conversions, losses })
 }
 
-/// The named rendering a conversation needs because its template leaves its tools or their calls out; `None` where the template serves.
+/// The named rendering a conversation needs because its template leaves out its tools, their calls, or what stands beside a call; `None` where the template serves.
 pub fn needed_tool_text(template: &Template, input: &RenderInput<'_>) -> Option<ToolText> {
     let has_tools = input.tools.is_some_and(|tools| !tools.is_empty());
     let has_calls = input.messages.iter().any(|message| !calls(message).is_empty());
     let dropped = drops(template, input.vars, input.now);
-    let lost = (has_tools && dropped.tools) || (has_calls && dropped.tool_calls);
-    lost.then_some(ToolText::Hermes)
+    let loses_tools = (has_tools && dropped.tools) || (has_calls && dropped.tool_calls);
+    (loses_tools || (has_calls && loses_text(template, input))).then_some(ToolText::Hermes)
 }
 
-/// The named rendering in which every action is whole: as [`needed_tool_text`], and also where the template leaves out what stands beside a call.
-pub fn tool_text_for_actions(template: &Template, input: &RenderInput<'_>) -> Option<ToolText> {
-    needed_tool_text(template, input).or_else(|| {
-        let rendering = render_conversation(template, input, None).ok()?;
-        let loses_text = rendering.losses.parts.iter().any(|loss| loss.part == Part::Text);
-        loses_text.then_some(ToolText::Hermes)
-    })
+/// Whether a message of this conversation is not shown with its text.
+fn loses_text(template: &Template, input: &RenderInput<'_>) -> bool {
+    let rendering = render_conversation(template, input, None);
+    rendering.is_ok_and(|it| it.losses.parts.iter().any(|loss| loss.part == Part::Text))
 }

@@ -112,6 +112,14 @@ impl ChatTemplates {
         }
     }
 
+    /// The template in the file `template`, if one is given, with the special tokens of the model at `path`; else that model's own templates.
+    pub fn open_with(path: &Path, template: Option<&Path>) -> Result<Self, SourceError> {
+        match template {
+            Some(file) => Ok(Self { special_tokens: special_tokens(path)?, ..Self::from_file(file)? }),
+            None => Self::open(path),
+        }
+    }
+
     /// The templates of a model's directory. Files of their own win over `tokenizer_config.json`.
     pub fn from_dir(dir: &Path) -> Result<Self, SourceError> {
         if !dir.is_dir() {
@@ -192,7 +200,7 @@ impl ChatTemplates {
 }
 
 /// The special tokens of the model `path` names, which need no template beside them.
-pub fn special_tokens(path: &Path) -> Result<Map<String, Value>, SourceError> {
+fn special_tokens(path: &Path) -> Result<Map<String, Value>, SourceError> {
     match Place::of(path)? {
         Place::Dir(dir) => config_tokens(dir, &read_json(&dir.join("tokenizer_config.json"))?),
         Place::Gguf => Ok(gguf_special_tokens(&read_gguf(path)?)),

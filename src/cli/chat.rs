@@ -11,7 +11,7 @@ use super::{now, output};
 use crate::chat::drops::{Loss, Part, drops, lost_answer};
 use crate::chat::parse::Parser;
 use crate::chat::render::{Rendering, render_conversation};
-use crate::chat::source::{self, ChatTemplates, SourceError};
+use crate::chat::source::{ChatTemplates, SourceError};
 use crate::chat::spans::{self, Beyond, Border, SpanError, Turn, View};
 use crate::chat::template::{Now, RenderInput, Template, TemplateError};
 use crate::chat::tokenizer::{Tokenizer, TokenizerError};
@@ -225,18 +225,16 @@ fn read_tools(path: &Path) -> Result<Vec<Value>, Failure> {
 
 /// The template that was asked for, and the special tokens it may print.
 fn read_template(args: &RenderArgs, has_tools: bool) -> Result<(Template, Map<String, Value>), Failure> {
-    let templates = match (&args.template, &args.tokenizer) {
-        (Some(file), _) => ChatTemplates::from_file(file),
-        (None, Some(model)) => ChatTemplates::open(model),
+    let templates = match (&args.tokenizer, &args.template) {
+        (Some(model), template) => ChatTemplates::open_with(model, template.as_deref()),
+        (None, Some(file)) => ChatTemplates::from_file(file),
         (None, None) => {
             let help = "give --tokenizer DIR, the model directory, or --template FILE";
             return Err(Failure::input("no template is named", help));
         }
     };
-    let template = templates.and_then(|templates| templates.select(has_tools)).map_err(source_failure)?;
-    // A template in a file of its own is given the tokens of the model it is used with.
-    let special_tokens = args.tokenizer.as_deref().map(source::special_tokens).transpose();
-    Ok((template, special_tokens.map_err(source_failure)?.unwrap_or_default()))
+    let templates = templates.map_err(source_failure)?;
+    Ok((templates.select(has_tools).map_err(source_failure)?, templates.special_tokens().clone()))
 }
 
 fn tokenizer(args: &RenderArgs) -> Result<Tokenizer, Failure> {
