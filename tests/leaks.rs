@@ -1,8 +1,10 @@
-//! Many sandboxes at once, and what they leave behind: nothing, also when we are killed.
+//! Many sandboxes and whole episodes at once, and what they leave behind: nothing, also when we are killed.
 //!
 //! One test at a time in a process of its own, because it counts what this process has.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 #![expect(clippy::print_stdout, reason = "measured times are for people")]
+
+mod student;
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
@@ -11,7 +13,14 @@ use std::process::Stdio;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use async_trait::async_trait;
+use backsight::agent::episode_loop::{AgentSetting, EpisodePlace, run_episode};
 use backsight::agent::sandbox::{Command, Exit, SandboxConfig, Sandboxes};
+use backsight::episode::Stop;
+use backsight::model::{
+    ChatAnswer, ChatRequest, Error, GenerateRequest, Generated, Limits, Model, Scored, scripted::Scripted,
+};
+use backsight::score::ScoreJob;
 use tokio::sync::Barrier;
 
 const N_SANDBOXES: usize = 200;
@@ -120,9 +129,9 @@ async fn rest() -> Held {
     last
 }
 
-/// One episode as an agent would have it: files, commands, a background process left running. All
+/// One sandbox as an agent would use it: files, commands, a background process left running. All
 /// meet at the barrier before the first ends.
-async fn episode(sandboxes: Arc<Sandboxes>, idx: usize, meeting: Arc<Barrier>) {
+async fn use_sandbox(sandboxes: Arc<Sandboxes>, idx: usize, meeting: Arc<Barrier>) {
     let sandbox = sandboxes.start().await.unwrap_or_else(|error| panic!("{error}"));
     let workspace = sandbox.workspace();
     workspace.blocking(move |it| it.write("solution.py", format!("print({idx})").as_bytes())).await.unwrap();
@@ -144,18 +153,18 @@ async fn two_hundred_sandboxes_leave_nothing_behind() {
     let _alone = ALONE.lock().await;
     let sandboxes = Arc::new(sandboxes());
     // What is made once, the launcher and the runtime's own threads and pipes, is no leak.
-    episode(Arc::clone(&sandboxes), 0, Arc::new(Barrier::new(1))).await;
+    use_sandbox(Arc::clone(&sandboxes), 0, Arc::new(Barrier::new(1))).await;
     let before = rest().await;
     assert_eq!((before.processes, before.groups), (1, 0), "only the launcher is left: {before:?}");
     let began = Instant::now();
     let (mut episodes, meeting) = (tokio::task::JoinSet::new(), Arc::new(Barrier::new(N_SANDBOXES)));
     for idx in 0..N_SANDBOXES {
-        episodes.spawn(episode(Arc::clone(&sandboxes), idx, Arc::clone(&meeting)));
+        episodes.spawn(use_sandbox(Arc::clone(&sandboxes), idx, Arc::clone(&meeting)));
     }
     while let Some(done) = episodes.join_next().await {
         done.unwrap();
     }
-    println!("{N_SANDBOXES} concurrent episodes in {:?}", began.elapsed());
+    println!("{N_SANDBOXES} concurrent sandboxes in {:?}", began.elapsed());
     let after = settle(&before).await;
     println!("before {before:?}\nafter  {after:?}");
     assert_eq!(after, before);
@@ -163,6 +172,76 @@ async fn two_hundred_sandboxes_leave_nothing_behind() {
     let none = rest().await;
     println!("without the launcher {none:?}");
     assert_eq!((none.processes, none.groups, none.mounts), (0, 0, before.mounts));
+}
+
+/// A student whose episodes meet before their last turn, so that all of them are under way at once.
+struct Meeting {
+    inner: Scripted,
+    barrier: Barrier,
+}
+
+#[async_trait]
+impl Model for Meeting {
+    async fn generate(&self, request: &GenerateRequest) -> Result<Generated, Error> {
+        if request.place.step == 2 {
+            if self.barrier.wait().await.is_leader() {
+                println!("all at once: {:?}", Held::now());
+            }
+            self.barrier.wait().await;
+        }
+        self.inner.generate(request).await
+    }
+
+    async fn score(&self, job: &ScoreJob) -> Result<Scored, Error> {
+        self.inner.score(job).await
+    }
+
+    async fn chat(&self, request: &ChatRequest) -> Result<ChatAnswer, Error> {
+        self.inner.chat(request).await
+    }
+
+    fn limits(&self) -> &Limits {
+        self.inner.limits()
+    }
+}
+
+/// Runs that many episodes at once; each is solved.
+async fn solve_all(setting: &AgentSetting, n_episodes: usize) {
+    let test = student::call(
+        "terminal",
+        r#"{"command": "python3 -c 'from solution import add; print(add(1, 2))'"}"#,
+    );
+    let server = student::call("terminal", r#"{"command": "setsid sleep 1000", "background": true}"#);
+    let leaves_one = format!("{test}\n{server}");
+    let inner = student::saying(&[&student::write_solution(), &leaves_one, "Done."]);
+    let student = Arc::new(Meeting { inner, barrier: Barrier::new(n_episodes) });
+    let setting = Arc::new(AgentSetting { student, ..setting.clone() });
+    let mut episodes = tokio::task::JoinSet::new();
+    for episode in 0..n_episodes {
+        let setting = Arc::clone(&setting);
+        let place = EpisodePlace { episode, ..student::place() };
+        episodes.spawn(async move { run_episode(&setting, &student::task(), place).await });
+    }
+    while let Some(done) = episodes.join_next().await {
+        let episode = done.unwrap();
+        let outcome = episode.outcome.as_ref().map(|it| it.reward);
+        assert_eq!((episode.stop, outcome), (Some(Stop::Answered), Ok(1.0)), "{:?}", episode.messages);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_hundred_episodes_leave_nothing_behind() {
+    let _alone = ALONE.lock().await;
+    let setting = student::setting(student::saying(&[]));
+    solve_all(&setting, 1).await;
+    let before = rest().await;
+    assert_eq!((before.processes, before.groups), (1, 0), "only the launcher is left: {before:?}");
+    let began = Instant::now();
+    solve_all(&setting, N_SANDBOXES).await;
+    println!("{N_SANDBOXES} concurrent episodes, solved and verified, in {:?}", began.elapsed());
+    let after = settle(&before).await;
+    println!("before {before:?}\nafter  {after:?}");
+    assert_eq!(after, before);
 }
 
 /// Prints how long things take; for people, because times on a shared machine prove nothing.

@@ -128,7 +128,10 @@ async fn converse(asking: &Asking<'_>, talk: &mut Transcript, sandbox: &Sandbox)
             (true, Some(limit), _) => return Ok(limit),
             (true, None, true) => return Ok(Stop::Answered),
             (true, None, false) => talk.corrected(ToolResult::error(&unreadable(&malformed))),
-            (false, ..) => answer(asking, talk, &tools, &calls, &malformed).await.map_err(Failure::new)?,
+            (false, ..) => {
+                let answered = answer(asking, talk, &tools, &calls, &malformed).await;
+                answered.map_err(|why| at_turn(turn, Failure::new(why)))?;
+            }
         }
     }
     Ok(Stop::TurnLimit)

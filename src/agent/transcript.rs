@@ -80,9 +80,8 @@ impl Transcript {
             // Nine letters and digits, because some templates insist on that.
             call.id.get_or_insert_with(|| format!("c{:04}{:04}", turn % 10_000, idx % 10_000));
         }
-        if message.content.is_none() && message.tool_calls.is_empty() && message.reasoning.is_none() {
-            message.content = Some(Content::Text(String::new()));
-        }
+        // Many templates cannot join a text that is missing; servers put an empty one there too.
+        message.content.get_or_insert_with(|| Content::Text(String::new()));
         let calls = message.tool_calls.clone();
         self.episode.messages.push(message);
         calls

@@ -12,9 +12,8 @@ use serde_json::{Map, Value};
 
 use super::arguments::prepare_messages;
 use super::drops::drops;
-use super::incremental::common_prefix;
 use super::parse::{ParsedCall, Parser};
-use super::probe::{mark, marked};
+use super::probe::{calls, for_each_call, mark, marked_arguments};
 use super::render::render_conversation;
 use super::template::{Now, RenderInput, Template, TemplateError};
 use super::tokenizer::{Tokenizer, TokenizerError};
@@ -25,8 +24,8 @@ use crate::wire::messages::{ArgumentForm, to_json_with};
 
 const THINK: &str = "<think>";
 const END_THINK: &str = "</think>";
-/// What names a call in its message, where marks are put.
-const CALL_MARKS: [&str; 3] = ["name", "key", "value"];
+/// What is marked in a call. Its name is not: some templates repeat it with the result.
+const CALL_MARKS: [&str; 2] = ["key", "value"];
 
 /// Why a student cannot be spoken to.
 #[derive(Debug, thiserror::Error)]
@@ -158,12 +157,30 @@ impl ChatFormat {
         tools: &[Value],
         now: Now,
     ) -> Result<Between, FormatError> {
-        let no_tail = |why| self.no_tail(action_idx, why);
         let skeleton = skeleton(messages, action_idx);
+        let found = self.tail(&skeleton, action_idx, tools, now);
+        match found {
+            // Some templates refuse several calls at once; what follows the last one is the same without the others.
+            Err(FormatError::Template(_)) if messages.iter().any(|it| it.tool_calls.len() > 1) => {
+                let single: Vec<Value> = skeleton.into_iter().enumerate().map(with_last_call).collect();
+                self.tail(&single, action_idx, tools, now)
+            }
+            found => found,
+        }
+    }
+
+    fn tail(
+        &self,
+        skeleton: &[Value],
+        action_idx: usize,
+        tools: &[Value],
+        now: Now,
+    ) -> Result<Between, FormatError> {
+        let no_tail = |why| self.no_tail(action_idx, why);
         let masked: Vec<Value> = skeleton.iter().enumerate().map(masked_after(action_idx)).collect();
         let (text, masked) =
-            (self.render(&skeleton, tools, true, now)?, self.render(&masked, tools, true, now)?);
-        let action_end = last_mark(&masked, &messages[action_idx], action_idx)
+            (self.render(skeleton, tools, true, now)?, self.render(&masked, tools, true, now)?);
+        let action_end = last_mark(&masked, &skeleton[action_idx], action_idx)
             .ok_or_else(|| no_tail("it leaves the action out"))?;
         let n_closing = masked[action_end..].find(&mark("result", action_idx + 1, 0));
         let closing =
@@ -172,7 +189,8 @@ impl ChatFormat {
             Some((end, offset)) => (Some(end), action_end + offset),
             None => {
                 let alone = self.render(&skeleton[..=action_idx], tools, false, now)?;
-                (None, common_prefix(&alone, &masked).max(action_end))
+                let alone = alone.get(action_end..).ok_or_else(|| no_tail("it needs the answer"))?;
+                (None, action_end + self.common(alone, closing)?)
             }
         };
         if !text.is_char_boundary(tail_start) || text[..tail_start] != masked[..tail_start] {
@@ -198,6 +216,13 @@ impl ChatFormat {
         let encoded = self.tokenizer.encode(closing)?;
         let mut tokens = encoded.ids.iter().zip(&encoded.offsets);
         Ok(tokens.find(|(id, _)| self.is_end(**id)).map(|(id, offset)| (*id, offset.start)))
+    }
+
+    /// How many bytes the tokens take up with which both texts begin.
+    fn common(&self, a: &str, b: &str) -> Result<usize, TokenizerError> {
+        let (a, b) = (self.tokenizer.encode(a)?, self.tokenizer.encode(b)?);
+        let n_same = a.ids.iter().zip(&b.ids).take_while(|(a, b)| a == b).count();
+        Ok(n_same.checked_sub(1).map_or(0, |last| b.offsets[last].end))
     }
 
     fn input<'a>(
@@ -243,35 +268,55 @@ fn opens_thought(text: &str) -> bool {
 fn skeleton(messages: &[Message], action_idx: usize) -> Vec<Value> {
     let shape = |(idx, message): (usize, &Message)| match message.role {
         Role::Assistant => marked_action(idx, message),
-        Role::Tool if idx < action_idx => marked(idx, &to_json(message)),
+        Role::Tool if idx < action_idx => with_content(to_json(message), mark("result", idx, 0)),
         _ => to_json(message),
     };
     messages.iter().enumerate().map(shape).collect()
 }
 
 fn marked_action(idx: usize, message: &Message) -> Value {
-    let mut json = marked(idx, &to_json(message));
-    // Templates that join texts fail on a missing one; an empty one says the same.
-    let is_empty = message.content.is_none() && !message.tool_calls.is_empty();
-    json["content"] = if is_empty { String::new() } else { mark("content", idx, 0) }.into();
-    json
+    let mut json = to_json(message);
+    if message.reasoning.is_some() {
+        json["reasoning_content"] = mark("reasoning", idx, 0).into();
+    }
+    mark_calls(idx, &mut json);
+    // What follows calls does not depend on the prose before them, and some templates put that behind the results.
+    let has_calls = !message.tool_calls.is_empty();
+    with_content(json, if has_calls { String::new() } else { mark("content", idx, 0) })
+}
+
+/// The message with no call but the last.
+fn with_last_call((idx, mut message): (usize, Value)) -> Value {
+    if let Some(calls) = message.get_mut("tool_calls").and_then(Value::as_array_mut) {
+        calls.drain(..calls.len().saturating_sub(1));
+    }
+    mark_calls(idx, &mut message);
+    message
+}
+
+fn mark_calls(idx: usize, message: &mut Value) {
+    for_each_call(message, |call_idx, function| {
+        function.insert("arguments".to_owned(), marked_arguments(idx, call_idx));
+    });
+}
+
+fn with_content(mut message: Value, text: String) -> Value {
+    message["content"] = Value::String(text);
+    message
 }
 
 /// Replaces the texts behind an action by marks.
 fn masked_after(action_idx: usize) -> impl Fn((usize, &Value)) -> Value {
-    move |(idx, message)| {
-        let mut message = message.clone();
-        if idx > action_idx {
-            message["content"] = mark("result", idx, 0).into();
-        }
-        message
+    move |(idx, message)| match idx > action_idx {
+        true => with_content(message.clone(), mark("result", idx, 0)),
+        false => message.clone(),
     }
 }
 
 /// Where the last mark of an action ends in a rendering.
-fn last_mark(text: &str, action: &Message, idx: usize) -> Option<usize> {
+fn last_mark(text: &str, action: &Value, idx: usize) -> Option<usize> {
     let calls =
-        (0..action.tool_calls.len()).flat_map(|call_idx| CALL_MARKS.map(|what| mark(what, idx, call_idx)));
+        (0..calls(action).len()).flat_map(|call_idx| CALL_MARKS.map(|what| mark(what, idx, call_idx)));
     let marks = ["content", "reasoning"].map(|what| mark(what, idx, 0)).into_iter().chain(calls);
     marks.filter_map(|mark| text.rfind(&mark).map(|at| at + mark.len())).max()
 }

@@ -104,7 +104,7 @@ impl Scripted {
         self
     }
 
-    /// Says these ids where the script gives any.
+    /// Says these ids where the script gives any, as many as are asked for.
     pub fn on_generate(
         mut self,
         script: impl Fn(&GenerateRequest) -> Option<Vec<TokenId>> + Send + Sync + 'static,
@@ -237,7 +237,8 @@ impl Model for Scripted {
         if scripted.is_none() && request.sampling.constraint.is_some() {
             self.check(false, "keep to a constraint without a script", &[])?;
         }
-        let ids = scripted.unwrap_or_else(|| self.continued(request));
+        let mut ids = scripted.unwrap_or_else(|| self.continued(request));
+        ids.truncate(request.sampling.max_tokens);
         let finish = if ends(&ids, request) { Finish::Stop } else { Finish::Length };
         let tokens = self.sampled(request, &ids);
         Ok(Generated { tokens, finish, usage: self.usage(request.prompt.len(), ids.len()) })

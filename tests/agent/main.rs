@@ -7,8 +7,12 @@
 mod episode;
 mod redteam;
 mod sandbox;
+#[path = "../schema_check/mod.rs"]
+mod schema_check;
 #[path = "../student/mod.rs"]
 mod student;
+#[path = "../tiny/mod.rs"]
+mod tiny;
 mod tools;
 mod verifier;
 

@@ -22,18 +22,24 @@ use serde_json::Map;
 pub const PLAIN: &str = "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
 
 /// A template that shows tools, calls and results, keeps thinking of the last turns and forgets older thinking.
-pub const TOOLS: &str = "\
-{%- if tools %}<|im_start|>system\n{% if messages[0].role == 'system' %}{{ messages[0].content }}\n\n{% endif %}<tools>{% for tool in tools %}\n{{ tool | tojson }}{% endfor %}\n</tools><|im_end|>\n{% endif %}\
-{%- for message in messages %}\
-{%- if message.role == 'assistant' %}<|im_start|>assistant\n\
-{%- if message.reasoning_content and loop.index0 + 3 > messages | length %}<think>\n{{ message.reasoning_content }}\n</think>\n\n{% endif %}\
-{{- message.content or '' }}{% for call in message.tool_calls or [] %}\n<tool_call>\n{\"name\": \"{{ call.function.name }}\", \"arguments\": {{ call.function.arguments | tojson }}}\n</tool_call>{% endfor %}<|im_end|>\n\
-{%- elif message.role == 'tool' %}\
-{%- if loop.first or messages[loop.index0 - 1].role != 'tool' %}<|im_start|>user{% endif %}\n<tool_response>\n{{ message.content }}\n</tool_response>\
-{%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}<|im_end|>\n{% endif %}\
-{%- elif message.role == 'user' or not tools %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endif %}\
-{%- endfor %}\
-{%- if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+pub const TOOLS: &str = r#"{%- if tools %}{{ '<|im_start|>system\n' }}{% if messages[0].role == 'system' %}{{ messages[0].content + '\n\n' }}{% endif %}
+    {{- '<tools>' }}{% for tool in tools %}{{ '\n' + tool | tojson }}{% endfor %}{{ '\n</tools><|im_end|>\n' }}{% endif %}
+{%- for message in messages %}
+    {%- if message.role == 'assistant' %}{{ '<|im_start|>assistant\n' }}
+        {%- if message.reasoning_content and loop.index0 + 3 > messages | length %}{{ '<think>\n' + message.reasoning_content + '\n</think>\n\n' }}{% endif %}
+        {{- message.content }}
+        {%- for call in message.tool_calls or [] %}
+            {%- if message.content or not loop.first %}{{ '\n' }}{% endif %}
+            {{- '<tool_call>\n{"name": "' + call.function.name + '", "arguments": ' + call.function.arguments | tojson + '}\n</tool_call>' }}
+        {%- endfor %}{{ '<|im_end|>\n' }}
+    {%- elif message.role == 'tool' %}
+        {%- if messages[loop.index0 - 1].role != 'tool' %}{{ '<|im_start|>user' }}{% endif %}
+        {{- '\n<tool_response>\n' + message.content + '\n</tool_response>' }}
+        {%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}{{ '<|im_end|>\n' }}{% endif %}
+    {%- elif message.role == 'user' or not tools %}{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"#;
 
 pub fn tokenizer() -> Arc<Tokenizer> {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tokenizers/chatml");

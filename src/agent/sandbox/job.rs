@@ -86,19 +86,26 @@ async fn pump(
             }
         }
     };
-    let mut n_taken = 0;
-    while let Taken::Bytes(n) = take(&receiver, &capture, &mut buffer)
-        && n_taken < MAX_AFTER_EXIT
-    {
-        n_taken += n;
-    }
+    take_rest(&receiver, &capture, &mut buffer);
     // Nobody may be waiting any more.
     let _ = sender.send(Some((end, started.elapsed())));
 }
 
+/// Takes what a program that has ended left in its pipe. The kernel is asked itself: the runtime may not
+/// have heard yet that there is something to read, and would say that there is nothing.
+fn take_rest(receiver: &Receiver, capture: &Mutex<Capture>, buffer: &mut [u8]) {
+    let mut n_taken = 0;
+    while n_taken < MAX_AFTER_EXIT
+        && let Ok(n_bytes @ 1..) = rustix::io::retry_on_intr(|| rustix::io::read(receiver, &mut *buffer))
+    {
+        lock(capture).push(&buffer[..n_bytes]);
+        n_taken += n_bytes;
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Taken {
-    Bytes(usize),
+    Bytes,
     Nothing,
     End,
 }
@@ -108,7 +115,7 @@ fn take(receiver: &Receiver, capture: &Mutex<Capture>, buffer: &mut [u8]) -> Tak
         Ok(0) => Taken::End,
         Ok(n_bytes) => {
             lock(capture).push(&buffer[..n_bytes]);
-            Taken::Bytes(n_bytes)
+            Taken::Bytes
         }
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => Taken::Nothing,
         Err(_) => Taken::End,
@@ -117,4 +124,27 @@ fn take(receiver: &Receiver, capture: &Mutex<Capture>, buffer: &mut [u8]) -> Tak
 
 fn lock(capture: &Mutex<Capture>) -> std::sync::MutexGuard<'_, Capture> {
     capture.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "tests fail by panicking")]
+mod tests {
+    use std::io::Write as _;
+
+    use super::*;
+
+    /// A program may have ended before its pipe is known to the runtime.
+    #[tokio::test]
+    async fn what_was_printed_before_anybody_watched_is_taken() {
+        for n_bytes in [1, 60_000] {
+            let (reader, mut writer) = io::pipe().unwrap();
+            let (sender, ended) = oneshot::channel();
+            writer.write_all(&vec![b'x'; n_bytes]).unwrap();
+            drop(writer);
+            sender.send(Ok(Exit::Code(0))).unwrap();
+            let job = Job::watch("x".to_owned(), reader.into(), 1 << 20, ended).unwrap();
+            assert_eq!(job.wait().await.0, Ok(Exit::Code(0)));
+            assert_eq!(job.output().text().len(), n_bytes);
+        }
+    }
 }

@@ -18,11 +18,14 @@ mod report;
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::OwnedFd;
+use std::sync::LazyLock;
+use std::thread::available_parallelism;
 use std::time::{Duration, Instant};
 
 use serde_json::json;
 use tokio::io::AsyncWriteExt;
 use tokio::net::unix::pipe;
+use tokio::sync::Semaphore;
 
 use crate::agent::sandbox::{
     Command, FileError, Output, Sandbox, SandboxError, Sandboxes, Streams, Workspace,
@@ -37,6 +40,11 @@ const EXAMINER: &str = concat!(include_str!("codec.py"), include_str!("examiner.
 const OUTPUT_BYTES: usize = 1 << 20;
 /// What is copied for the candidate at most.
 const MAX_COPY: u64 = 64 << 20;
+
+/// Tests have little time, so no more of them run at once than there are processors: how many episodes end
+/// together must not decide whether one of them is solved.
+static PROCESSORS: LazyLock<Semaphore> =
+    LazyLock::new(|| Semaphore::new(available_parallelism().map_or(1, usize::from)));
 
 /// Runs hidden tests.
 #[derive(Debug)]
@@ -55,6 +63,8 @@ impl<'a> Verifier<'a> {
     /// about the solution, because a sandbox could not be made.
     pub async fn verify(&self, episode: &Sandbox, test_code: &str) -> Result<TestReport, SandboxError> {
         episode.stop().await;
+        // It is never closed.
+        let _processor = PROCESSORS.acquire().await.ok();
         let started = Instant::now();
         let (candidate, examiner) = tokio::try_join!(self.sandboxes.start(), self.sandboxes.start())?;
         let modules = match copy_solution(episode.workspace(), candidate.workspace()).await {
