@@ -2,8 +2,14 @@
 //!
 //! `cargo bench --bench embedded -- --gguf SmolLM2-135M-Instruct.Q4_1.gguf [--rounds 3] [--threads 2]
 //! [--llama PYTHON] [--only score|decode] [--branches]`. With `--llama`, PYTHON runs `benches/llama_baseline.py`, and rounds of both
-//! alternate; medians are printed. Our time includes the log-softmax, llama.cpp's does not. `--branches` also
-//! counts what the KV tree saves on thirty branches along a trunk of 6,000 tokens.
+//! alternate; medians are printed. Both sides do the same work: the logprob of the given token at every position, or of
+//! the token taken at every step. llama.cpp only gives logits, so its log-softmax is numpy's, on as many threads; the
+//! ratio is also given without it. Ours can not be told apart from the head, which never stores logits. The share of
+//! peak compares with multiply-adds on registers alone, measured in the same run. `--branches` also counts what the KV
+//! tree saves on thirty branches along a trunk of 6,000 tokens.
+//!
+//! PYTHON is made by `python3 -m venv v && v/bin/pip install --no-binary llama-cpp-python llama-cpp-python gguf numpy`, which
+//! needs a C++ compiler and takes about twenty minutes; then `--llama v/bin/python`.
 #![expect(
     clippy::unwrap_used,
     clippy::panic,
@@ -112,13 +118,25 @@ fn flops(engine: &Engine, n: usize) -> f64 {
     2.0 * n as f64 * (linear + attention) as f64
 }
 
-fn score(engine: &mut Engine, n: usize) -> f64 {
-    // One token more than is read: the last one is only predicted.
-    let job = ScoreJob::new(Arc::from(tokens(n + 1, 0)), vec![TokenSpan::at(1, n)], 0).unwrap();
-    timed(|| drop(engine.score(&job).unwrap()))
+/// What one round took, and the sum of the logprobs it gave.
+#[derive(Clone, Copy)]
+struct Round {
+    seconds: f64,
+    /// Of those, the log-softmax, where it can be told apart.
+    softmax: f64,
+    sum: f64,
 }
 
-fn decode(engine: &mut Engine, n_sequences: usize) -> f64 {
+fn score(engine: &mut Engine, n: usize) -> Round {
+    // One token more than is read: the last one is only predicted.
+    let job = ScoreJob::new(Arc::from(tokens(n + 1, 0)), vec![TokenSpan::at(1, n)], 0).unwrap();
+    let mut scored = None;
+    let seconds = timed(|| scored = engine.score(&job).ok());
+    let sum = scored.unwrap().spans[0].logprobs().map(|it| it.unwrap().get()).sum();
+    Round { seconds, softmax: 0.0, sum }
+}
+
+fn decode(engine: &mut Engine, n_sequences: usize) -> Round {
     let sampling = Sampling {
         temperature: 0.0,
         top_p: 1.0,
@@ -138,7 +156,11 @@ fn decode(engine: &mut Engine, n_sequences: usize) -> f64 {
         (0..n_sequences).map(|salt| engine.admit(&request(salt)).unwrap()).collect();
     let mut all: Vec<&mut Sequence> = sequences.iter_mut().collect();
     engine.step(&mut all);
-    timed(|| (0..STEPS).for_each(|_| engine.step(&mut all)))
+    let seconds = timed(|| (0..STEPS).for_each(|_| engine.step(&mut all)));
+    drop(all);
+    let generated = sequences.into_iter().map(|it| it.into_generated().unwrap());
+    let logprobs = generated.flat_map(|it| it.tokens.into_iter().skip(1).map(|it| it.logprob.unwrap().get()));
+    Round { seconds, softmax: 0.0, sum: logprobs.sum() }
 }
 
 /// llama.cpp in a process of its own, asked one question at a time.
@@ -166,9 +188,11 @@ impl Llama {
         line.trim().to_owned()
     }
 
-    fn ask(&mut self, question: &str) -> f64 {
+    fn ask(&mut self, question: &str) -> Round {
         writeln!(self.stdin, "{question}").unwrap();
-        self.line().parse().unwrap()
+        let line = self.line();
+        let numbers: Vec<f64> = line.split(' ').map(|it| it.parse().unwrap()).collect();
+        Round { seconds: numbers[0], softmax: numbers[1], sum: numbers[2] }
     }
 }
 
@@ -179,26 +203,38 @@ impl Drop for Llama {
     }
 }
 
-/// Rounds of ours and theirs in turn; medians of both.
+/// Rounds of ours and theirs in turn.
 fn compare(
     rounds: usize,
-    mut ours: impl FnMut() -> f64,
-    mut theirs: Option<impl FnMut() -> f64>,
-) -> (f64, Option<f64>) {
+    mut ours: impl FnMut() -> Round,
+    mut theirs: Option<impl FnMut() -> Round>,
+) -> (Vec<Round>, Vec<Round>) {
     let (mut a, mut b) = (Vec::new(), Vec::new());
     for _ in 0..rounds {
         a.push(ours());
         b.extend(theirs.as_mut().map(|theirs| theirs()));
     }
-    (median(a), (!b.is_empty()).then(|| median(b)))
+    (a, b)
 }
 
-fn print_row(name: &str, n_tokens: usize, ours: f64, theirs: Option<f64>, share: Option<f64>) {
+/// Medians of both, their ratio with and without llama.cpp's log-softmax, and how far the logprobs are apart.
+fn print_row(name: &str, n_tokens: usize, ours: &[Round], theirs: &[Round], share: Option<f64>) {
+    let seconds = |rounds: &[Round], of: fn(&Round) -> f64| median(rounds.iter().map(of).collect());
     let rate = |seconds: f64| n_tokens as f64 / seconds;
-    let theirs =
-        theirs.map_or(String::new(), |it| format!("  llama.cpp {:7.1}  ratio {:.2}", rate(it), it / ours));
-    let share = share.map_or(String::new(), |it| format!("  {:.0} % of peak", it * 100.0));
-    println!("{name:<22} {:7.1} tokens/s{theirs}{share}", rate(ours));
+    let own = seconds(ours, |it| it.seconds);
+    print!("{name:<26} {:7.1} tokens/s", rate(own));
+    if let Some(last) = theirs.last() {
+        let (all, bare) = (seconds(theirs, |it| it.seconds), seconds(theirs, |it| it.seconds - it.softmax));
+        let apart = (ours[0].sum - last.sum).abs() / n_tokens as f64;
+        print!(
+            "  llama.cpp {:7.1}  ratio {:.2} ({:.2} without its log-softmax)",
+            rate(all),
+            all / own,
+            bare / own
+        );
+        print!("  mean logprobs {apart:.0e} apart");
+    }
+    println!("{}", share.map_or(String::new(), |it| format!("  {:.0} % of peak", it * 100.0)));
 }
 
 fn branches(engine: &mut Engine, alone: &mut Engine) {
@@ -250,13 +286,13 @@ fn main() {
         let theirs = llama.as_mut().map(|llama| || llama.ask(&format!("score {n}")));
         let (ours, theirs) = compare(arguments.rounds, || score(&mut engine, n), theirs);
         let peak = median((0..3).map(|_| peak(arguments.threads)).collect());
-        let share = flops(&engine, n) / ours / 1e9 / peak;
-        print_row(&format!("score {n} ({peak:.0} GFLOP/s)"), n, ours, theirs, Some(share));
+        let share = flops(&engine, n) / median(ours.iter().map(|it| it.seconds).collect()) / 1e9 / peak;
+        print_row(&format!("score {n} (peak {peak:.0} GFLOP/s)"), n, &ours, &theirs, Some(share));
     }
     for n in BATCHES.into_iter().filter(|_| wanted("decode")) {
         let theirs = llama.as_mut().map(|llama| || llama.ask(&format!("decode {n} {CONTEXT} {STEPS}")));
         let (ours, theirs) = compare(arguments.rounds, || decode(&mut engine, n), theirs);
-        print_row(&format!("decode, batch {n}"), n * STEPS, ours, theirs, None);
+        print_row(&format!("decode, batch {n}"), n * STEPS, &ours, &theirs, None);
     }
     if arguments.branches {
         branches(&mut load(2 << 30), &mut engine);

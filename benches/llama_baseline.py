@@ -1,19 +1,24 @@
 #!/usr/bin/env python3
 """llama_baseline.py GGUF THREADS: llama.cpp as a yardstick for the embedded engine.
 
-Writes an F32 copy of GGUF beside it (once), loads it with llama.cpp through `pip install llama-cpp-python gguf`
-(built from source, so that it uses what the processor has), and answers lines on stdin with seconds on stdout:
-  score N          logits of all positions of an N-token prompt (the log-softmax is not done and not counted)
-  decode B C S     S greedy steps of B sequences after a context of C tokens, the context not counted
+Writes an F32 copy of GGUF beside it (once) and loads it with llama.cpp. Needs
+`pip install --no-binary llama-cpp-python llama-cpp-python gguf numpy`, built from source so that it uses what the processor has.
+Answers each line on stdin with one on stdout: seconds, seconds of them spent on the log-softmax, sum of the logprobs.
+  score N          the logprob of each following token at all positions of an N-token prompt
+  decode B C S     S greedy steps of B sequences after a context of C tokens, the context not counted, and the logprobs
+                   of the tokens taken
+llama.cpp gives logits; the log-softmax is done here with numpy, on as many threads, in pieces that stay in the cache.
 """
 import ctypes
 import os
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
 CHUNK = 512
+SOFTMAX_ROWS = 4
 
 
 def write_f32(source, target):
@@ -38,6 +43,19 @@ def write_f32(source, target):
     os.replace(target + ".part", target)
 
 
+def logprobs(rows, given):
+    """The logprob of the given token of each row of logits."""
+    found = np.empty(len(rows), np.float32)
+    work = np.empty((SOFTMAX_ROWS, rows.shape[1]), np.float32)
+    for start in range(0, len(rows), SOFTMAX_ROWS):
+        piece = rows[start : start + SOFTMAX_ROWS]
+        largest = piece.max(axis=1, keepdims=True)
+        part = np.subtract(piece, largest, out=work[: len(piece)])
+        own = part[np.arange(len(piece)), given[start : start + SOFTMAX_ROWS]].copy()
+        found[start : start + SOFTMAX_ROWS] = own - np.log(np.exp(part, out=part).sum(axis=1))
+    return found
+
+
 def main():
     path = sys.argv[1].removesuffix(".gguf") + ".f32.gguf"
     if not os.path.exists(path):
@@ -52,7 +70,9 @@ def main():
     params = llama.llama_context_default_params()
     params.n_ctx, params.n_batch, params.n_ubatch, params.n_seq_max = 8192, CHUNK, CHUNK, 4
     params.kv_unified = True
-    params.n_threads = params.n_threads_batch = int(sys.argv[2])
+    threads = int(sys.argv[2])
+    params.n_threads = params.n_threads_batch = threads
+    pool = ThreadPoolExecutor(threads)
     context = llama.llama_init_from_model(model, params)
     batch = llama.llama_batch_init(CHUNK, 0, 1)
 
@@ -67,38 +87,57 @@ def main():
     def tokens(n, salt=0):
         return [(i * 7919 + salt * 31) % (vocab - 100) + 50 for i in range(n)]
 
-    def read(prompt, sequence, wanted):
+    def logits(n):
+        return np.ctypeslib.as_array(llama.llama_get_logits(context), (n, vocab))
+
+    def timed_logprobs(n, given):
+        """Seconds and the sum; waits for the logits first, which are not the log-softmax's."""
+        rows = logits(n)
+        began = time.perf_counter()
+        size = -(-n // threads)
+        parts = [pool.submit(logprobs, rows[at : at + size], given[at : at + size]) for at in range(0, n, size)]
+        total = sum(float(part.result().sum(dtype=np.float64)) for part in parts)
+        return np.array([time.perf_counter() - began, total])
+
+    def read(prompt, sequence, following=None):
+        spent = np.zeros(2)
         for start in range(0, len(prompt), CHUNK):
-            decode([(token, start + i, sequence, wanted) for i, token in enumerate(prompt[start : start + CHUNK])])
-            if wanted:
-                llama.llama_get_logits_ith(context, 0)
+            chunk = prompt[start : start + CHUNK]
+            decode([(token, start + i, sequence, following is not None) for i, token in enumerate(chunk)])
+            if following is not None:
+                spent += timed_logprobs(len(chunk), following[start : start + CHUNK])
+        return spent
 
     def clear():
         llama.llama_memory_clear(llama.llama_get_memory(context), True)
 
     def score(n):
         clear()
-        prompt = tokens(n)
+        prompt = tokens(n + 1)
         began = time.perf_counter()
-        read(prompt, 0, True)
-        return time.perf_counter() - began
+        spent = read(prompt[:n], 0, prompt[1:])
+        return time.perf_counter() - began, *spent
 
     def generate(n_sequences, n_context, steps):
         clear()
+        last = []
         for sequence in range(n_sequences):
-            read(tokens(n_context, sequence), sequence, False)
-        last = [tokens(n_context + 1, sequence)[-1] for sequence in range(n_sequences)]
+            prompt = tokens(n_context, sequence)
+            read(prompt[:-1], sequence)
+            decode([(prompt[-1], n_context - 1, sequence, True)])
+            last.append(int(logits(1)[0].argmax()))
+        spent = np.zeros(2)
         began = time.perf_counter()
         for step in range(steps):
             decode([(token, n_context + step, sequence, True) for sequence, token in enumerate(last)])
-            rows = [np.ctypeslib.as_array(llama.llama_get_logits_ith(context, i), (vocab,)) for i in range(n_sequences)]
-            last = [int(row.argmax()) for row in rows]
-        return time.perf_counter() - began
+            last = logits(n_sequences).argmax(axis=1).tolist()
+            spent += timed_logprobs(n_sequences, last)
+        return time.perf_counter() - began, *spent
 
     print(llama.llama_print_system_info().decode(), flush=True)
     for line in sys.stdin:
         kind, *numbers = line.split()
-        print({"score": score, "decode": generate}[kind](*map(int, numbers)), flush=True)
+        print(*{"score": score, "decode": generate}[kind](*map(int, numbers)), flush=True)
 
 
 main()

@@ -1,4 +1,6 @@
 //! Writes made-up episodes to measure with: `cargo run --example synthetic_episode -- DIR [N_EPISODES] [SUBTASKS] [STEPS_PER_SUBTASK]`.
+//!
+//! `--small` anywhere makes short ones: 30 steps that fit a context of 4,096 tokens.
 #![expect(clippy::print_stdout, reason = "an example talks on stdout")]
 
 #[path = "../benches/support/synthetic.rs"]
@@ -7,10 +9,11 @@ mod synthetic;
 use std::path::PathBuf;
 
 fn main() -> std::io::Result<()> {
-    let mut arguments = std::env::args().skip(1);
+    let (flags, arguments): (Vec<_>, Vec<_>) = std::env::args().skip(1).partition(|it| it == "--small");
+    let mut arguments = arguments.into_iter();
     let directory = PathBuf::from(arguments.next().unwrap_or_else(|| "trajectories".to_owned()));
     let mut number = |default: usize| arguments.next().and_then(|it| it.parse().ok()).unwrap_or(default);
-    let shape = synthetic::Shape::default();
+    let shape = if flags.is_empty() { synthetic::Shape::default() } else { synthetic::Shape::SMALL };
     let n_episodes = number(1);
     let (subtasks, steps_per_subtask) = (number(shape.subtasks), number(shape.steps_per_subtask));
     for idx in 1..=n_episodes {

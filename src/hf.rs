@@ -128,9 +128,14 @@ impl HubError {
         }
     }
 
-    /// Whether the hub itself could not be used, so that another source may be tried.
+    /// Whether the hub itself could not be used.
     pub fn is_unreachable(&self) -> bool {
         matches!(self, Self::Offline { .. } | Self::Unreachable { .. })
+    }
+
+    /// Whether it is this machine's fault, so that no other source would help.
+    pub fn is_local(&self) -> bool {
+        matches!(self, Self::Disk { .. })
     }
 }
 

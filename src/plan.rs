@@ -11,7 +11,7 @@
 //! Deliberately absent: sending requests, and hoping; the cached tokens told here are expected under
 //! the backend's rule, what a server really found is in its answer.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -229,13 +229,15 @@ const ROOT: usize = 0;
 struct Tree<'j> {
     jobs: &'j [ScoreJob],
     nodes: Vec<Node>,
+    /// The child of a node that begins with a token: a root may have as many as there are tokens.
+    child_by_token: HashMap<(usize, TokenId), usize>,
     /// The node each job ends in; none for a job that needs nothing.
     ends: Vec<Option<usize>>,
 }
 
 impl<'j> Tree<'j> {
     fn new(jobs: &'j [ScoreJob]) -> Self {
-        let mut tree = Self { jobs, nodes: Vec::new(), ends: Vec::new() };
+        let mut tree = Self { jobs, nodes: Vec::new(), child_by_token: HashMap::new(), ends: Vec::new() };
         tree.add(0, 0, 0, ROOT);
         for (idx, job) in jobs.iter().enumerate() {
             let end = job.first_needed().map(|_| tree.insert(idx));
@@ -272,28 +274,31 @@ impl<'j> Tree<'j> {
         let tokens = &self.jobs[job].tokens()[..self.jobs[job].end_needed()];
         let (mut node, mut depth) = (ROOT, 0);
         while depth < tokens.len() {
-            let next = |child: &usize| self.tokens(&self.nodes[*child])[0] == tokens[depth];
-            let Some(slot) = self.nodes[node].children.iter().position(next) else {
+            let Some(&child) = self.child_by_token.get(&(node, tokens[depth])) else {
                 let leaf = self.add(job, depth, tokens.len(), node);
                 self.nodes[node].children.push(leaf);
+                self.child_by_token.insert((node, tokens[depth]), leaf);
                 return leaf;
             };
-            let child = self.nodes[node].children[slot];
             let shared = common_prefix(self.tokens(&self.nodes[child]), &tokens[depth..]);
             depth += shared;
-            node = if depth == self.nodes[child].end { child } else { self.split(node, slot, depth) };
+            node = if depth == self.nodes[child].end { child } else { self.split(child, depth) };
         }
         node
     }
 
-    /// Splits a child so that its upper part ends at `depth`; gives that part.
-    fn split(&mut self, parent: usize, slot: usize, depth: usize) -> usize {
-        let child = self.nodes[parent].children[slot];
-        let upper = self.add(self.nodes[child].source, self.nodes[child].begin, depth, parent);
+    /// Splits a node so that its upper part ends at `depth`; gives that part.
+    fn split(&mut self, child: usize, depth: usize) -> usize {
+        let Node { source, begin, parent, .. } = self.nodes[child];
+        let upper = self.add(source, begin, depth, parent);
+        let tokens = self.jobs[source].tokens();
         self.nodes[upper].children.push(child);
         self.nodes[child].begin = depth;
         self.nodes[child].parent = upper;
-        self.nodes[parent].children[slot] = upper;
+        let slot = self.nodes[parent].children.iter_mut().find(|it| **it == child);
+        slot.into_iter().for_each(|it| *it = upper);
+        self.child_by_token.insert((parent, tokens[begin]), upper);
+        self.child_by_token.insert((upper, tokens[depth]), child);
         upper
     }
 

@@ -4,16 +4,18 @@
 
 mod support;
 
+use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use backsight::model::endpoint::{BreakerRules, PoolRules};
+use backsight::model::planned::{Planned, score_planned};
 use backsight::model::retry::Policy;
 use backsight::model::secret::Secret;
 use backsight::model::transport::{Auth, Call, Method, Notice, Settings, Transport};
-use backsight::model::{Error, Scored};
-use backsight::score::ScoreJob;
+use backsight::model::{Error, Model, Scored};
+use backsight::score::{ScoreJob, SpanScore};
 use backsight::tokens::{Logprob, TokenSpan};
 
 use support::plain;
@@ -36,6 +38,7 @@ fn settings() -> Settings {
         first_wait: ms(4),
         longest_wait: ms(20),
         longest_retry_after: Duration::from_secs(3),
+        only_when_busy: false,
     };
     Settings {
         timeout: ms(400),
@@ -53,21 +56,21 @@ fn job(n: u32) -> ScoreJob {
 
 /// Compares with the arithmetic itself, bit for bit, candidates included.
 fn assert_right(job: &ScoreJob, scored: &Scored) {
-    assert_eq!(assert_nothing_wrong(job, scored), 0, "positions have no logprob");
+    assert_eq!(assert_nothing_wrong(job, &scored.spans), 0, "positions have no logprob");
 }
 
 /// Like [`assert_right`], but a position may also be absent, with its reason; says how many are.
-fn assert_nothing_wrong(job: &ScoreJob, scored: &Scored) -> usize {
+fn assert_nothing_wrong(job: &ScoreJob, scored: &[SpanScore]) -> usize {
     let toy = Toy { weights: 1 };
     let contexts = toy.contexts(job.tokens());
-    let spans: Vec<TokenSpan> = scored.spans.iter().map(|span| span.span()).collect();
+    let spans: Vec<TokenSpan> = scored.iter().map(SpanScore::span).collect();
     assert_eq!(spans, job.spans());
-    for span in &scored.spans {
+    for span in scored {
         for (position, score) in span.span().range().zip(span.scores()) {
             let Ok(logprob) = score.logprob else { continue };
             let id = job.tokens()[position];
             assert_eq!(logprob.get(), contexts[position].logprob(id), "at {position}");
-            for (id, logprob) in contexts[position].top(3) {
+            for (id, logprob) in contexts[position].top(job.top_k()) {
                 assert_eq!(
                     score.top.get(id).map(Logprob::get),
                     Some(logprob),
@@ -77,7 +80,7 @@ fn assert_nothing_wrong(job: &ScoreJob, scored: &Scored) -> usize {
             assert!(score.top.get(id).is_some());
         }
     }
-    scored.spans.iter().map(|span| span.absent().count()).sum()
+    scored.iter().map(|span| span.absent().count()).sum()
 }
 
 /// What the marked job comes to.
@@ -107,18 +110,55 @@ async fn check(dialect: Dialect, fault: Fault, times: usize, expect: &Expect) ->
         .collect();
     for (n, task) in (0..N_JOBS).zip(tasks) {
         let outcome = task.await.unwrap();
-        match (&outcome, expect) {
-            (Ok(scored), _) if n != MARKED => assert_right(&job(n), scored),
-            (Ok(scored), Expect::Right) => assert_right(&job(n), scored),
-            (Ok(scored), Expect::Absence) => assert_eq!(assert_nothing_wrong(&job(n), scored), 1, "{what}"),
-            (Err(Error::Garbled { .. }), Expect::Absence) if n == MARKED => {}
-            (Err(error), Expect::Error(words)) if n == MARKED => {
-                assert!(error.to_string().contains(words), "{what}: {error}");
-            }
-            _ => panic!("{what}: job {n} came to {outcome:?}"),
-        }
+        let expect = if n == MARKED { expect } else { &Expect::Right };
+        assert_came_to(&what, &job(n), &outcome.map(|scored| scored.spans), expect);
     }
     asked_for(&server, MARKED)
+}
+
+fn assert_came_to(what: &str, job: &ScoreJob, outcome: &Result<Vec<SpanScore>, Error>, expect: &Expect) {
+    match (outcome, expect) {
+        (Ok(spans), Expect::Right) => assert_eq!(assert_nothing_wrong(job, spans), 0, "{what}"),
+        (Ok(spans), Expect::Absence) => assert_eq!(assert_nothing_wrong(job, spans), 1, "{what}"),
+        (Err(Error::Garbled { .. }), Expect::Absence) => {}
+        (Err(error), Expect::Error(words)) => assert!(error.to_string().contains(words), "{what}: {error}"),
+        _ => panic!("{what}: a job came to {outcome:?}"),
+    }
+}
+
+/// A job that rides along in the request of `job(n)`.
+fn rider(n: u32) -> ScoreJob {
+    ScoreJob::new(job(n).tokens()[..30].into(), vec![TokenSpan::at(20, 8)], 1).unwrap()
+}
+
+async fn planned(model: &Arc<dyn Model>, jobs: &[ScoreJob]) -> (Vec<Result<Vec<SpanScore>, Error>>, Planned) {
+    let mut outcomes: Vec<Option<_>> = jobs.iter().map(|_| None).collect();
+    let mut settle = |job: usize, scored| {
+        assert!(outcomes[job].replace(scored).is_none(), "job {job} was settled twice");
+        ControlFlow::Continue(())
+    };
+    let planned = score_planned(model, jobs, &mut settle).await;
+    (outcomes.into_iter().map(Option::unwrap).collect(), planned)
+}
+
+/// As [`check`], but through a plan in which every job has a rider; on SGLang requests are sent together too.
+async fn check_planned(dialect: Dialect, fault: Fault, times: usize, expect: &Expect) {
+    let what = format!("planned {dialect:?} {fault:?} x {times}");
+    let setup = Setup::new(dialect).faults(move |asked| {
+        let is_marked = asked.ids.get(3) == Some(&MARKED) && asked.ids.len() == 40;
+        (is_marked && asked.times_before < times).then(|| fault.clone())
+    });
+    let server = StandIn::start(setup).await;
+    let model = plain::open(dialect, &[server.url()], settings());
+    let jobs: Vec<ScoreJob> = (0..N_JOBS).flat_map(|n| [rider(n), job(n)]).collect();
+    let (outcomes, planned) = planned(&model, &jobs).await;
+    for (idx, (job, outcome)) in jobs.iter().zip(&outcomes).enumerate() {
+        let is_marked = idx == 2 * MARKED as usize + 1;
+        assert_came_to(&what, job, outcome, if is_marked { expect } else { &Expect::Right });
+    }
+    assert_eq!((planned.figures.requests, planned.stopped_by), (u64::from(N_JOBS), None), "{what}");
+    let largest = server.asked().iter().map(|asked| asked.prompts.len()).max();
+    assert_eq!(largest > Some(1), dialect == Dialect::Sglang, "{what}");
 }
 
 fn asked_for(server: &StandIn, n: u32) -> usize {
@@ -161,6 +201,7 @@ async fn what_passes_is_waited_out() {
     for dialect in DIALECTS {
         for (fault, times, n_asked) in passing.clone() {
             assert_eq!(check(dialect, fault.clone(), times, &Expect::Right).await, n_asked, "{fault:?}");
+            check_planned(dialect, fault, times, &Expect::Right).await;
         }
     }
 }
@@ -192,6 +233,7 @@ async fn what_stays_is_a_precise_error() {
                 n_asked,
                 "{fault:?}"
             );
+            check_planned(dialect, fault, FOR_EVER, &Expect::Error(words)).await;
         }
     }
 }
@@ -201,26 +243,30 @@ async fn what_is_no_number_never_becomes_one() {
     for dialect in DIALECTS {
         let n_asked = check(dialect, Fault::NotANumber, FOR_EVER, &Expect::Absence).await;
         assert!((2..=3).contains(&n_asked), "asked {n_asked} times");
+        check_planned(dialect, Fault::NotANumber, FOR_EVER, &Expect::Absence).await;
     }
 }
 
 #[tokio::test]
 async fn what_is_refused_is_asked_once() {
-    for code in [400, 401, 403, 404, 409, 413, 422] {
-        let words = Expect::Error("refused the request: HTTP 4");
-        assert_eq!(check(Dialect::Vllm, status(code, ""), FOR_EVER, &words).await, 1, "{code}");
+    for dialect in DIALECTS {
+        for code in [400, 401, 403, 404, 409, 413, 422] {
+            let words = Expect::Error("refused the request: HTTP 4");
+            assert_eq!(check(dialect, status(code, ""), FOR_EVER, &words).await, 1, "{code}");
+            check_planned(dialect, status(code, ""), FOR_EVER, &words).await;
+        }
+        let redirect = status(307, "location: http://elsewhere.example/login\r\n");
+        let words = Expect::Error("HTTP 307: it redirects to http://elsewhere.example/login");
+        assert_eq!(check(dialect, redirect, FOR_EVER, &words).await, 1);
     }
-    let redirect = status(307, "location: http://elsewhere.example/login\r\n");
-    let words = Expect::Error("HTTP 307: it redirects to http://elsewhere.example/login");
-    assert_eq!(check(Dialect::Vllm, redirect, FOR_EVER, &words).await, 1);
 }
 
 #[tokio::test]
 async fn two_hundred_megabytes_are_not_read() {
-    for told in [true, false] {
-        let setup = Setup::new(Dialect::Vllm).faults(move |_| Some(Fault::Huge(200_000_000, told)));
+    for (dialect, told) in DIALECTS.into_iter().flat_map(|it| [(it, true), (it, false)]) {
+        let setup = Setup::new(dialect).faults(move |_| Some(Fault::Huge(200_000_000, told)));
         let server = StandIn::start(setup).await;
-        let model = plain::open(Dialect::Vllm, &[server.url()], settings());
+        let model = plain::open(dialect, &[server.url()], settings());
         let error = model.score(&job(0)).await.unwrap_err();
         assert!(error.to_string().contains("the answer is longer than "), "{error}");
         // Three attempts of a few megabytes each, and what the sockets hold.
@@ -231,14 +277,20 @@ async fn two_hundred_megabytes_are_not_read() {
 
 #[tokio::test]
 async fn retry_after_is_honoured_and_holds_up_nobody() {
-    let setup = Setup::new(Dialect::Vllm).faults(|asked| {
+    for dialect in DIALECTS {
+        check_retry_after(dialect).await;
+    }
+}
+
+async fn check_retry_after(dialect: Dialect) {
+    let setup = Setup::new(dialect).faults(|asked| {
         let hit = asked.ids.get(3) == Some(&MARKED) && asked.times_before == 0;
         hit.then(|| status(429, "retry-after: 1\r\n"))
     });
     let server = StandIn::start(setup).await;
     let mut settings = settings();
     settings.pool.concurrency = 1;
-    let model = plain::open(Dialect::Vllm, &[server.url()], settings);
+    let model = plain::open(dialect, &[server.url()], settings);
     let begun = Instant::now();
     let marked = tokio::spawn({
         let model = Arc::clone(&model);
@@ -374,6 +426,23 @@ async fn a_restart_in_the_middle_is_ordinary() {
     }
 }
 
+/// A server that is gone ends a plan after a few requests, not after all of them.
+#[tokio::test]
+async fn a_plan_ends_when_its_server_is_gone() {
+    for dialect in DIALECTS {
+        let gone = StandIn::start(Setup::new(dialect)).await.url();
+        let mut settings = settings();
+        settings.pool.concurrency = 2;
+        let model = plain::open(dialect, &[gone], settings);
+        let jobs: Vec<ScoreJob> = (0..2000).map(job).collect();
+        let (outcomes, planned) = planned(&model, &jobs).await;
+        assert!(matches!(planned.stopped_by, Some(Error::Unreachable { .. })), "{planned:?}");
+        for outcome in outcomes {
+            assert!(outcome.unwrap_err().to_string().contains("Connection refused"));
+        }
+    }
+}
+
 async fn futures_of<T>(tasks: Vec<tokio::task::JoinHandle<T>>) -> Vec<T> {
     let mut outcomes = Vec::new();
     for task in tasks {
@@ -396,7 +465,7 @@ async fn a_server_that_is_gone_fails_every_job_in_bounded_time() {
     for outcome in futures_of(tasks).await {
         let error = outcome.unwrap_err();
         assert!(error.to_string().contains("Connection refused"), "{error}");
-        assert!(error.help().unwrap().contains("see that the server runs"));
+        assert!(error.help().unwrap().contains("see that the server runs and the address is right"));
     }
     assert!(begun.elapsed() < Duration::from_secs(6), "{:?}", begun.elapsed());
 }

@@ -238,9 +238,24 @@ fn commands_without_a_server_say_how_to_name_one() {
 
 #[test]
 fn help_has_examples_for_every_command() {
-    for command in [&["chat", "render"][..], &["chat", "parse"], &["probe"], &["score"], &["model", "pull"]] {
-        let ran = run(&[command, &["--help"]].concat(), "");
-        assert_eq!(ran.code, 0);
-        assert!(ran.stdout.contains("Examples:"), "{command:?}");
-    }
+    let n_commands = check_help(&[]);
+    assert!(n_commands >= 9, "only {n_commands} commands were found");
+}
+
+/// Looks at the help of a command and of all below it; gives how many there are that do something.
+fn check_help(command: &[&str]) -> usize {
+    let ran = run(&[command, &["--help"]].concat(), "");
+    assert_eq!((ran.code, ran.stderr.as_str()), (0, ""), "{command:?}");
+    let Some((_, below)) = ran.stdout.split_once("Commands:\n") else {
+        assert!(ran.stdout.contains("Examples:\n  "), "{command:?} has no examples");
+        let example = format!("backsight {}", command.join(" "));
+        assert!(ran.stdout.contains(&example), "{command:?} shows no `{example}`");
+        return 1;
+    };
+    let lines = below.lines().take_while(|line| !line.is_empty());
+    let names = lines.filter_map(|line| line.strip_prefix("  ")?.split(' ').next());
+    names
+        .filter(|name| !name.is_empty() && *name != "help")
+        .map(|name| check_help(&[command, &[name]].concat()))
+        .sum()
 }

@@ -295,7 +295,7 @@ async fn sglang_is_never_sent_an_id_it_may_not_know() {
     let model = model.with_vocab_size(10);
     let outside = job(&[1, 10], (1, 2), 0);
     assert!(matches!(model.score(&outside).await, Err(Error::Invalid { .. })));
-    assert!(matches!(model.score_batch(&[outside]).await[0], Err(Error::Invalid { .. })));
+    assert!(matches!(model.score_many(&[outside]).await[0], Err(Error::Invalid { .. })));
     assert!(matches!(model.score_chosen(&job(&[1, 2], (1, 2), 0), &[10]).await, Err(Error::Invalid { .. })));
     let stop = GenerateRequest { stop_ids: vec![10], ..generate(1.0, 0) };
     assert!(matches!(model.generate(&stop).await, Err(Error::Invalid { .. })));
@@ -328,7 +328,7 @@ async fn sglang_batches_leave_each_job_its_own_fate() {
         job(&[4], (0, 1), 0),
         job(&[5, 6, 7, 8], (2, 4), 0),
     ];
-    let all = model.score_batch(&jobs).await;
+    let all = model.score_many(&jobs).await;
     let logprobs = |index: usize| {
         let span = &all[index].as_ref().unwrap().spans[0];
         span.logprobs().map(|it| it.map(Logprob::get)).collect::<Vec<_>>()
@@ -340,7 +340,7 @@ async fn sglang_batches_leave_each_job_its_own_fate() {
     let seen = stub.take();
     assert_eq!(seen.len(), 1);
     assert_eq!(seen[0].body["logprob_start_len"], json!([0, 1]));
-    let all = model.score_batch(&[jobs[0].clone(), job(&[66, 2], (1, 2), 0), jobs[3].clone()]).await;
+    let all = model.score_many(&[jobs[0].clone(), job(&[66, 2], (1, 2), 0), jobs[3].clone()]).await;
     assert!(all[0].is_ok() && matches!(all[1], Err(Error::Refused { .. })) && all[2].is_ok());
     assert_eq!(stub.take().len(), 4);
 }

@@ -178,6 +178,48 @@ fn results_do_not_depend_on_threads_chunks_or_company() {
     }
 }
 
+/// The head is the dearest part of a small model: it works for the positions of the spans and for no other.
+#[test]
+fn logits_are_computed_only_where_a_span_needs_them() {
+    let tokens: Vec<TokenId> = (0..900).map(|i| (i * i + 7 * i) % 131).collect();
+    let mut engine = engine("tiny-llama", Options::default());
+    let mut check = |spans: &[(usize, usize)], expected: u64| {
+        let before = engine.counters().predicted;
+        engine.score(&job(&tokens, spans, 3)).unwrap();
+        assert_eq!(engine.counters().predicted - before, expected, "{spans:?}");
+    };
+    check(&[(890, 900)], 10);
+    check(&[(0, 1)], 0);
+    check(&[(0, 3), (100, 110), (105, 120), (50, 50)], 2 + 20);
+    check(&[(1, 900)], 899);
+}
+
+/// Bit for bit, on the real model: a branch over a remembered trunk, the same without memory, read in company.
+#[test]
+fn reuse_changes_no_bit_of_smollm2() {
+    let Ok(path) = std::env::var("BACKSIGHT_SMOLLM2_GGUF") else {
+        println!("skipped: BACKSIGHT_SMOLLM2_GGUF does not name the model");
+        return;
+    };
+    let load = |cache_bytes: usize| {
+        Engine::load_with(Path::new(&path), &Options { cache_bytes, ..Options::default() }).unwrap()
+    };
+    let trunk: Vec<TokenId> = (0..700).map(|i| (i * 7919 + 31) % 49_000).collect();
+    let branch = |at: usize| {
+        let tail = (0..20).map(|j| ((at * 37 + j * 11) % 49_000) as TokenId);
+        let tokens: Vec<_> = trunk[..at].iter().copied().chain(tail).collect();
+        job(&tokens, &[(at - 3, at + 20)], 4)
+    };
+    let jobs: Vec<_> = [100, 137, 300, 301, 512, 650].map(branch).into();
+    let (mut with, mut without) = (load(1 << 30), load(0));
+    with.score(&job(&trunk, &[(699, 700)], 0)).unwrap();
+    let reused = with.counters().reused;
+    for (job, scored) in jobs.iter().zip(with.score_many(&jobs)) {
+        assert_eq!(scored.unwrap().spans, without.score(job).unwrap().spans);
+    }
+    assert!(with.counters().reused - reused > 1900 && without.counters().reused == 0);
+}
+
 #[test]
 fn thirty_branches_along_a_trunk_compute_the_trunk_once() {
     let trunk: Vec<TokenId> = (0..6000).map(|i| (i * i + 3 * i) % 131).collect();

@@ -12,9 +12,26 @@ use backsight::score::ScoreJob;
 use backsight::tokens::TokenSpan;
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use tiny::{backsight, fixture, write_model};
+use tiny::{backsight, fixture, write_enormous, write_model};
 
 const JOB: &str = r#"{"id": "a", "tokens": [5, 6, 7, 8, 9], "spans": [[2, 5]], "top_k": 2}"#;
+const PROBE_KEYS: [&str; 15] = [
+    "kind",
+    "version",
+    "model",
+    "models",
+    "context_length",
+    "ids_in",
+    "ids_out",
+    "prompt_logprobs",
+    "max_top_k",
+    "start_index",
+    "prefix_cache_with_logprobs",
+    "tokenizer_agrees",
+    "template_drops",
+    "deterministic",
+    "self_test",
+];
 const SCORE: [&str; 5] = ["score", "--jobs", "jobs.jsonl", "--out", "out.jsonl"];
 
 /// Runs `score` on the model in `dir/model`; gives the exit code and what was said.
@@ -45,6 +62,8 @@ fn probe_finds_the_embedded_model_sound() {
     let output = backsight(dir.path(), &["probe", "--kind", "embedded", "--model", ".", "--json"]);
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!((&report["kind"], &report["self_test"]["ok"]), (&json!("embedded"), &json!(true)), "{report}");
+    let keys: Vec<&String> = report.as_object().unwrap().keys().collect();
+    assert_eq!(keys, PROBE_KEYS);
     assert_eq!(report["prefix_cache_with_logprobs"], true);
 }
 
@@ -56,27 +75,102 @@ fn check_refused(dir: &Path, more: &[&str], expected: &str) {
     assert!(!dir.join("out.jsonl").exists());
 }
 
+/// The model at `dir/model` is refused by every command that would load it, at once and in the same words.
+fn check_unusable(dir: &Path, expected: &str) {
+    let commands: [&[&str]; 4] = [
+        &["score", "--jobs", "jobs.jsonl", "--out", "out.jsonl", "--kind", "embedded", "--model", "model"],
+        &["probe", "--kind", "embedded", "--model", "model"],
+        &["model", "serve", "--port", "0", "--model", "model"],
+        &["quickstart", "--model", "model"],
+    ];
+    fs::write(dir.join("jobs.jsonl"), JOB).unwrap();
+    for command in commands {
+        let output = backsight(dir, command);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!((output.status.code(), &output.stdout[..]), (Some(2), &b""[..]), "{command:?}: {said}");
+        let error = said.lines().find(|line| line.starts_with("error: ")).unwrap();
+        assert!(error.contains(expected), "{command:?}: {said}");
+        assert!(said.lines().last().unwrap().starts_with("help: "), "{command:?}: {said}");
+    }
+    assert!(!dir.join("out.jsonl").exists() && !dir.join("runs").exists());
+}
+
 #[test]
 fn models_that_cannot_be_used_are_refused() {
     let dir = TempDir::new().unwrap();
     let (dir, model) = (dir.path(), dir.path().join("model"));
-    let embedded = ["--kind", "embedded", "--model", "model"];
     write_model(&model, json!({"model_type": "mamba", "architectures": ["MambaForCausalLM"]}));
-    check_refused(dir, &embedded, "amba");
+    check_unusable(dir, "the architecture MambaForCausalLM is not supported");
     write_model(&model, json!({"num_hidden_layers": 3}));
-    check_refused(dir, &embedded, "the tensor model.layers.2.");
+    check_unusable(dir, "the tensor model.layers.2.");
     write_model(&model, json!({"intermediate_size": 64}));
-    check_refused(dir, &embedded, "has the shape");
+    check_unusable(
+        dir,
+        "the tensor model.layers.0.mlp.gate_proj.weight has the shape [48, 32] instead of [64, 32]",
+    );
+    write_model(&model, json!({"vocab_size": 700}));
+    check_unusable(dir, "[720, 32] instead of [700, 32]");
     write_model(&model, json!({}));
     let whole = fs::read(model.join("model.safetensors")).unwrap();
     fs::write(model.join("model.safetensors"), &whole[..whole.len() / 2]).unwrap();
-    check_refused(dir, &embedded, "cut");
+    check_unusable(dir, "the file is cut: ");
     write_model(&model, json!({}));
     fs::write(model.join("tokenizer.json"), "{").unwrap();
-    check_refused(dir, &embedded, "tokenizer.json");
-    fs::remove_file(model.join("tokenizer.json")).unwrap();
-    let (code, said) = score(dir, &embedded);
-    assert_eq!(code, Some(0), "without a tokenizer ids can still be scored: {said}");
+    check_unusable(dir, "tokenizer.json");
+    fs::remove_dir_all(&model).unwrap();
+    write_enormous(&model);
+    check_unusable(dir, " MiB of memory, ");
+    fs::remove_dir_all(&model).unwrap();
+    fs::create_dir(&model).unwrap();
+    check_unusable(dir, "model/config.json: No such file or directory");
+    fs::remove_dir(&model).unwrap();
+    fs::write(&model, "no model").unwrap();
+    check_unusable(dir, "it does not begin with `GGUF`");
+    fs::remove_file(&model).unwrap();
+    check_unusable(dir, "no model `model`: it is neither a known name nor a path that exists");
+}
+
+#[test]
+fn ids_can_be_scored_without_a_tokenizer() {
+    let dir = TempDir::new().unwrap();
+    write_model(&dir.path().join("model"), json!({}));
+    fs::remove_file(dir.path().join("model/tokenizer.json")).unwrap();
+    let (code, said) = score(dir.path(), &["--kind", "embedded", "--model", "model"]);
+    assert_eq!(code, Some(0), "{said}");
+}
+
+/// A prompt longer than the context, an id outside the vocabulary: the job's own loss, before anything is computed.
+#[test]
+fn a_job_that_does_not_fit_is_its_own_loss() {
+    let dir = TempDir::new().unwrap();
+    write_model(&dir.path().join("model"), json!({}));
+    let job = |id: u32, tokens: Vec<u32>| {
+        let n = tokens.len();
+        format!("{}\n", json!({"id": id, "tokens": tokens, "spans": [[n - 2, n]]}))
+    };
+    let jobs =
+        [job(0, vec![7; 513]), job(1, vec![7; 512]), job(2, vec![7, 8, 720]), job(3, vec![7, 8, 9])].concat();
+    fs::write(dir.path().join("jobs.jsonl"), jobs).unwrap();
+    let output = backsight(dir.path(), &[&SCORE[..], &["--kind", "embedded", "--model", "model"]].concat());
+    assert_eq!(output.status.code(), Some(1), "{}", String::from_utf8_lossy(&output.stderr));
+    let rows = fs::read_to_string(dir.path().join("out.jsonl")).unwrap();
+    let rows: Vec<Value> = rows.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(rows[0]["error"], "513 tokens do not fit into the model's context of 512");
+    assert_eq!(rows[2]["error"], "token 720 at position 2 is outside the vocabulary of 720");
+    assert!(rows[1].get("error").is_none() && rows[3].get("error").is_none(), "{rows:?}");
+}
+
+#[test]
+fn an_episode_longer_than_the_context_is_refused_before_it_is_read() {
+    let dir = TempDir::new().unwrap();
+    write_model(&dir.path().join("model"), json!({}));
+    let output = backsight(dir.path(), &["quickstart", "--model", "model"]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(
+        said.contains(" tokens do not fit into the model's context of 512") && said.contains("help: "),
+        "{said}"
+    );
 }
 
 #[test]

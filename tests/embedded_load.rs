@@ -1,6 +1,8 @@
 //! Models that cannot be loaded, and what is said about them. Nothing may be computed before it is said.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
+mod tiny;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -118,38 +120,11 @@ fn an_index_cannot_lead_outside_its_directory() {
     check(dir.path(), "../model-00001-of-00002.safetensors is no plain file name");
 }
 
-/// A well-formed model of a quarter of a terabyte, in a sparse file whose tensors all lie at its beginning.
-fn enormous() -> TempDir {
-    let (hidden, vocab, dir) = (1u64 << 16, 1u64 << 20, tempfile::tempdir().unwrap());
-    let config = serde_json::json!({
-        "architectures": ["LlamaForCausalLM"], "vocab_size": vocab, "hidden_size": hidden, "intermediate_size": 16,
-        "num_hidden_layers": 1, "num_attention_heads": 1, "head_dim": 16, "max_position_embeddings": 64,
-        "rms_norm_eps": 1e-5, "tie_word_embeddings": true,
-    });
-    fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
-    let layer = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj"];
-    let layer = layer.map(|it| (format!("layers.0.{it}"), vec![16, hidden]));
-    let down = ["self_attn.o_proj", "mlp.down_proj"].map(|it| (format!("layers.0.{it}"), vec![hidden, 16]));
-    let norms = ["layers.0.input_layernorm", "layers.0.post_attention_layernorm", "norm"];
-    let norms = norms.map(|it| (it.to_owned(), vec![hidden]));
-    let embedding = ("embed_tokens".to_owned(), vec![vocab, hidden]);
-    let tensors = layer.into_iter().chain(down).chain(norms).chain([embedding]);
-    let header = tensors.map(|(name, shape)| {
-        let end = shape.iter().product::<u64>() * 2;
-        let info = serde_json::json!({"dtype": "F16", "shape": shape, "data_offsets": [0, end]});
-        (format!("model.{name}.weight"), info)
-    });
-    let header = serde_json::to_vec(&header.collect::<serde_json::Map<_, _>>()).unwrap();
-    let path = dir.path().join("model.safetensors");
-    fs::write(&path, [&(header.len() as u64).to_le_bytes()[..], &header].concat()).unwrap();
-    let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
-    file.set_len(8 + header.len() as u64 + hidden * vocab * 2).unwrap();
-    dir
-}
-
 #[test]
 fn more_weights_than_memory_are_refused_before_they_are_read() {
-    let error = Engine::load(enormous().path()).unwrap_err().to_string();
+    let dir = tempfile::tempdir().unwrap();
+    tiny::write_enormous(dir.path());
+    let error = Engine::load(dir.path()).unwrap_err().to_string();
     let told = error.strip_prefix("the model needs ").and_then(|it| it.split_once(" MiB of memory, "));
     let needed: u64 = told.unwrap_or_else(|| panic!("{error}")).0.parse().unwrap();
     assert!(needed >= 1 << 18, "the embedding alone is {} MiB in f32: {error}", 1 << 18);

@@ -151,20 +151,20 @@ fn planned_cost(jobs: &[ScoreJob]) -> Figures {
     plan.figures
 }
 
-fn qwen3() -> Option<PathBuf> {
-    let found = std::env::var_os("BACKSIGHT_TOKENIZERS").map(|root| PathBuf::from(root).join("qwen3"));
+fn real_tokenizer(name: &str) -> Option<PathBuf> {
+    let found = std::env::var_os("BACKSIGHT_TOKENIZERS").map(|root| PathBuf::from(root).join(name));
     let found = found.filter(|path| path.join("tokenizer.json").exists());
     let required = std::env::var_os("BACKSIGHT_REQUIRE_REAL").is_some();
     assert!(
         found.is_some() || !required,
-        "BACKSIGHT_REQUIRE_REAL is set, but BACKSIGHT_TOKENIZERS has no qwen3"
+        "BACKSIGHT_REQUIRE_REAL is set, but BACKSIGHT_TOKENIZERS has no {name}"
     );
     found
 }
 
-fn synthetic_episode(root: &Path) -> (PathBuf, Episode) {
+fn synthetic_episode(root: &Path, shape: &synthetic::Shape) -> (PathBuf, Episode) {
     let directory = root.join("episode_001");
-    synthetic::write(&directory, &synthetic::Shape::default()).unwrap();
+    synthetic::write(&directory, shape).unwrap();
     let episode = load_directory(&directory).unwrap().episode;
     (directory, episode)
 }
@@ -172,7 +172,7 @@ fn synthetic_episode(root: &Path) -> (PathBuf, Episode) {
 #[test]
 fn the_synthetic_episode_has_its_shape_and_is_the_same_every_time() {
     let root = tempfile::tempdir().unwrap();
-    let (directory, episode) = synthetic_episode(root.path());
+    let (directory, episode) = synthetic_episode(root.path(), &synthetic::Shape::default());
     let Places { steps, completed } = places(&episode.messages, &[], &episode.progress);
     let groups: BTreeSet<_> = steps.iter().map(|place| place.subtask.clone()).collect();
     assert_eq!((steps.len(), groups.len(), completed), (101, 6, 5));
@@ -183,11 +183,30 @@ fn the_synthetic_episode_has_its_shape_and_is_the_same_every_time() {
 }
 
 #[test]
-fn a_long_episode_costs_a_fraction() {
-    let Some(path) = qwen3() else { return };
+fn the_small_episode_fits_a_small_context() {
+    let Some(path) = real_tokenizer("smollm2") else { return };
     let tokenizer = Tokenizer::open(&path).unwrap();
     let root = tempfile::tempdir().unwrap();
-    let (directory, episode) = synthetic_episode(root.path());
+    let (_, episode) = synthetic_episode(root.path(), &synthetic::Shape::SMALL);
+    let Places { steps, .. } = places(&episode.messages, &[], &episode.progress);
+    let groups: BTreeSet<_> = steps.iter().map(|place| place.subtask.clone()).collect();
+    assert_eq!((steps.len(), groups.len()), (30, 4));
+    for placement in [Placement::First, Placement::Last] {
+        let jobs = jobs(&episode, &tokenizer, placement);
+        let longest = jobs.iter().map(|job| job.tokens().len()).max().unwrap();
+        let n_action_tokens: usize = jobs.iter().map(|job| job.spans()[0].len()).sum();
+        println!("{placement:?}: longest {longest}, mean action {}", n_action_tokens / 30);
+        // Other renderings write calls in more words.
+        assert!((3_000..3_900).contains(&longest), "{longest}");
+    }
+}
+
+#[test]
+fn a_long_episode_costs_a_fraction() {
+    let Some(path) = real_tokenizer("qwen3") else { return };
+    let tokenizer = Tokenizer::open(&path).unwrap();
+    let root = tempfile::tempdir().unwrap();
+    let (directory, episode) = synthetic_episode(root.path(), &synthetic::Shape::default());
     let published = published_cost(&directory, &episode, &tokenizer);
     let last_jobs = jobs(&episode, &tokenizer, Placement::Last);
     let (first, last) =

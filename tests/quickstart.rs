@@ -16,8 +16,12 @@ fn finite(values: &Value) -> Vec<f64> {
     values
 }
 
+fn mean(values: &[f64]) -> f64 {
+    values.iter().sum::<f64>() / values.len() as f64
+}
+
 #[test]
-fn every_step_is_scored_under_both_lenses() {
+fn every_step_is_scored_under_both_lenses_and_has_credit() {
     let Ok(model) = std::env::var("BACKSIGHT_SMOLLM2_GGUF") else {
         println!("SKIPPED: set BACKSIGHT_SMOLLM2_GGUF to the path of SmolLM2-135M-Instruct.Q4_1.gguf");
         return;
@@ -25,33 +29,39 @@ fn every_step_is_scored_under_both_lenses() {
     let dir = TempDir::new().unwrap();
     let output = backsight(dir.path(), &["quickstart", "--model", &model]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let scores = fs::read_to_string(dir.path().join("runs/quickstart/scores.jsonl")).unwrap();
-    let rows: Vec<Value> = scores.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    assert_eq!(rows.len(), 24);
-    for row in &rows {
-        let (plain, outcome) = (finite(&row["logprobs"]["plain"]), finite(&row["logprobs"]["outcome"]));
-        assert_eq!((plain.len(), plain.len()), (outcome.len(), row["tokens"].as_array().unwrap().len()));
+    let read = |name: &str| -> Value {
+        let path = dir.path().join("runs/quickstart/episodes/fix_failing_test").join(name);
+        serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap()
+    };
+    let (scores, tokens) = (read("hindsight_scores.json"), read("hindsight_tokens.json"));
+    let steps = scores["steps"].as_array().unwrap();
+    assert_eq!((steps.len(), &scores["partial"]), (24, &Value::Bool(false)));
+    for (step, of_step) in steps.iter().zip(tokens["steps"].as_array().unwrap()) {
+        let (outcome, plain) = (finite(&of_step["logprobs"]), finite(&of_step["plain_logprobs"]));
         assert_ne!(plain, outcome, "the outcome must be seen");
-        let change = outcome.iter().sum::<f64>() / outcome.len() as f64
-            - plain.iter().sum::<f64>() / plain.len() as f64;
-        assert!((change - row["mean"]["change"].as_f64().unwrap()).abs() < 1e-9);
+        assert!((mean(&outcome) - step["mean_logprob"].as_f64().unwrap()).abs() < 1e-9);
+        assert!((mean(&plain) - step["plain_mean_logprob"].as_f64().unwrap()).abs() < 1e-9);
+        let rho = step["rho"].as_f64().unwrap();
+        assert!((0.8..=1.2).contains(&rho) && step["q_h"].as_f64().unwrap() > 0.0, "{step}");
     }
     let shown = String::from_utf8(output.stdout).unwrap();
-    assert!(shown.contains("24 steps") && shown.contains("backsight score --kind embedded"), "{shown}");
-    check_again(dir.path(), &model, &rows);
+    assert!(shown.contains("24 steps") && shown.contains("rho") && shown.contains("--recompute"), "{shown}");
+    check_again(dir.path());
 }
 
-/// The command it suggests gives the same numbers.
-fn check_again(dir: &std::path::Path, model: &str, rows: &[Value]) {
-    let jobs = ["--jobs", "runs/quickstart/jobs.jsonl", "--out", "again.jsonl"];
-    let output = backsight(dir, &[&["score", "--kind", "embedded", "--model", model][..], &jobs].concat());
+/// The command it suggests computes the credit anew, from the files alone.
+fn check_again(dir: &std::path::Path) {
+    let own = ["credit", "--episodes", "runs/quickstart/episode.jsonl", "--run", "runs/quickstart"];
+    let output =
+        backsight(dir, &[&own[..], &["--recompute", "--gamma", "0.9", "--smoothing", "paper"]].concat());
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let again = fs::read_to_string(dir.join("again.jsonl")).unwrap();
-    let again = again.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
-    let spans: Vec<Value> = again.flat_map(|row| row["spans"].as_array().unwrap().clone()).collect();
-    let lens = |name: &'static str| rows.iter().map(move |row| &row["logprobs"][name]);
-    let expected: Vec<&Value> = lens("plain").chain(lens("outcome")).collect();
-    assert_eq!(spans.iter().map(|span| &span["logprobs"]).collect::<Vec<_>>(), expected);
+    let path = dir.join("runs/quickstart/episodes/fix_failing_test/hindsight_scores.json");
+    let scores: Value = serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap();
+    assert_eq!(scores["hyperparams"]["gamma"], 0.9);
+    assert_eq!(
+        scores["steps"][22]["q_h"].as_f64().unwrap(),
+        scores["steps"][22]["rho"].as_f64().unwrap() * 0.9
+    );
 }
 
 #[test]

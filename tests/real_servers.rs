@@ -327,7 +327,7 @@ async fn sglang() {
 
 /// A batch gives what its jobs give alone.
 async fn check_batch(model: &Sglang, jobs: &[ScoreJob]) {
-    for (job, batched) in jobs.iter().zip(model.score_batch(jobs).await) {
+    for (job, batched) in jobs.iter().zip(model.score_many(jobs).await) {
         let alone = model.score(job).await.unwrap();
         for (alone, batched) in alone.spans.iter().zip(&batched.unwrap().spans) {
             let both = alone.logprobs().zip(batched.logprobs());

@@ -6,9 +6,15 @@ mod schema;
 
 use std::path::Path;
 
+use backsight::model::budget::{ModelRole, Spent};
 use backsight::store::episodes::{find, load};
+use backsight::store::summary::Summary;
 use backsight::wire::record;
 use serde_json::{Value, json};
+
+fn check_summary(value: &Value) -> Option<String> {
+    schema::check(include_str!("../docs/summary.schema.json"), value)
+}
 
 fn check(value: &Value) -> Option<String> {
     schema::check(include_str!("../docs/episode.schema.json"), value)
@@ -56,5 +62,34 @@ fn what_is_no_record_is_found_out() {
         let mut changed = record.clone();
         *changed.pointer_mut(pointer).unwrap() = wrong;
         assert!(check(&changed).is_some(), "{pointer}");
+    }
+}
+
+#[test]
+fn summaries_are_as_their_schema_says() {
+    let spent = Spent { requests: 2, prompt_tokens: 90, cached_tokens: 10, completion_tokens: 4 };
+    let mut summary = Summary {
+        command: "collect",
+        made: [("episodes", 7)].into(),
+        lost: [("episodes", [("the server is gone".to_owned(), 1)].into())].into(),
+        seconds: 0.25,
+        paid: vec![(ModelRole::Student, spent)],
+        ..Summary::default()
+    };
+    assert_eq!(check_summary(&summary.to_json()), None);
+    summary.stopped_by = Some("the limit of 2 requests is reached".to_owned());
+    let json = summary.to_json();
+    assert_eq!(check_summary(&json), None);
+    for pointer in [
+        "/made/episodes",
+        "/lost/episodes",
+        "/tokens/computed",
+        "/paid/student/sent",
+        "/seconds",
+        "/stopped_by",
+    ] {
+        let mut changed = json.clone();
+        *changed.pointer_mut(pointer).unwrap() = json!(-1);
+        assert!(check_summary(&changed).is_some(), "{pointer}");
     }
 }

@@ -154,7 +154,7 @@ fn check_probe(server: &Server, kind: &str) -> Value {
     for key in ["ids_in", "ids_out", "prompt_logprobs", "tokenizer_agrees", "deterministic"] {
         assert_eq!(report[key], true, "{key} in {report}");
     }
-    assert_eq!(report["notes"], json!([]));
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "", "nothing is left unmeasured");
     report
 }
 
@@ -181,9 +181,129 @@ async fn it_answers_as_sglang() {
         Sglang::open(server.transport(), OpenOptions::default()).await.unwrap().with_vocab_size(VOCAB);
     let mut engine = server.engine();
     let expected: Vec<Vec<SpanScore>> = jobs().iter().map(|job| engine.score(job).unwrap().spans).collect();
-    let found = client.score_batch(&jobs()).await;
+    let found = client.score_many(&jobs()).await;
     let found: Vec<Vec<SpanScore>> = found.into_iter().map(|it| it.unwrap().spans).collect();
     assert_eq!(found, expected);
+}
+
+async fn post(server: &Server, path: &str, body: impl Into<reqwest::Body>) -> (u16, Value) {
+    let request = reqwest::Client::new().post(format!("{}{path}", server.url)).body(body);
+    let answer = request.send().await.unwrap();
+    (answer.status().as_u16(), answer.json().await.unwrap())
+}
+
+async fn ask(server: &Server, path: &str, body: Value) -> Value {
+    let (status, answer) = post(server, path, body.to_string()).await;
+    assert_eq!(status, 200, "{answer}");
+    answer
+}
+
+fn ids_of(json: &Value) -> Vec<TokenId> {
+    json.as_array().unwrap().iter().map(|it| it.as_u64().unwrap() as TokenId).collect()
+}
+
+/// The ids of a rendered conversation and of the answer, which are those that are scored alike.
+#[tokio::test(flavor = "multi_thread")]
+async fn conversations_come_with_ids_and_logprobs() {
+    let messages = json!([{"role": "user", "content": "What now?"}]);
+    let wanted = json!({
+        "messages": messages, "max_tokens": 6, "temperature": 0, "logprobs": true, "top_logprobs": 2,
+        "return_token_ids": true, "return_prompt_token_ids": true, "return_tokens_as_token_ids": true,
+        "prompt_logprobs": 1,
+    });
+    for personality in ["vllm", "sglang"] {
+        let server = Server::start(personality);
+        let answer = ask(&server, "/v1/chat/completions", wanted.clone()).await;
+        let choice = &answer["choices"][0];
+        let (prompt, sampled) = match personality {
+            "vllm" => (&answer["prompt_token_ids"], &choice["token_ids"]),
+            _ => (&choice["prompt_token_ids"], &choice["response_token_ids"]),
+        };
+        let (prompt, sampled) = (ids_of(prompt), ids_of(sampled));
+        let embedded = Embedded::load(server.path(), None).unwrap();
+        let message = [Message::text(Role::User, "What now?")];
+        assert_eq!(prompt, embedded.prompt(&message, &[]).unwrap());
+        let all: Vec<TokenId> = prompt.iter().chain(&sampled).copied().collect();
+        let job =
+            ScoreJob::new(all.into(), vec![TokenSpan::at(1, prompt.len() + sampled.len() - 1)], 2).unwrap();
+        let scored = server.engine().score(&job).unwrap();
+        let expected = scored.spans[0].scores();
+        let rows = choice["logprobs"]["content"].as_array().unwrap();
+        assert_eq!(rows.len(), sampled.len());
+        for ((row, id), score) in rows.iter().zip(&sampled).zip(&expected[prompt.len() - 1..]) {
+            assert_eq!(row["token"], format!("token_id:{id}"));
+            assert_eq!(row["logprob"], score.logprob.clone().unwrap().get());
+            assert_eq!(row["top_logprobs"].as_array().unwrap().len(), 2);
+        }
+        if personality == "vllm" {
+            let rows = answer["prompt_logprobs"].as_array().unwrap();
+            assert_eq!((rows.len(), &rows[0]), (prompt.len(), &Value::Null));
+            for ((row, id), score) in rows[1..].iter().zip(&prompt[1..]).zip(expected) {
+                assert_eq!(row[id.to_string()]["logprob"], score.logprob.clone().unwrap().get());
+            }
+        }
+    }
+}
+
+/// Several prompts in one request give what each gives alone.
+#[tokio::test(flavor = "multi_thread")]
+async fn prompts_come_alone_or_together() {
+    let server = Server::start("vllm");
+    let body = |prompt: Value| json!({"prompt": prompt, "prompt_logprobs": 2, "max_tokens": 3, "temperature": 0, "return_token_ids": true});
+    let alone = [json!([5, 6, 7]), json!([8, 9]), json!("so it is")];
+    for together in [json!([[5, 6, 7], [8, 9]]), json!(["so it is", "so it is"])] {
+        let answer = ask(&server, "/v1/completions", body(together.clone())).await;
+        let choices = answer["choices"].as_array().unwrap();
+        assert_eq!(choices.len(), 2);
+        for (index, (choice, prompt)) in choices.iter().zip(together.as_array().unwrap()).enumerate() {
+            assert!(alone.contains(prompt));
+            let mut expected =
+                ask(&server, "/v1/completions", body(prompt.clone())).await["choices"][0].clone();
+            expected["index"] = json!(index);
+            assert_eq!(choice, &expected);
+        }
+    }
+}
+
+/// Whatever is sent, the answer is a refusal in JSON, and the next request is answered.
+#[tokio::test(flavor = "multi_thread")]
+async fn bad_requests_are_refused_and_harm_nobody() {
+    let bodies = [
+        &b""[..],
+        b"{",
+        b"null",
+        b"[]",
+        b"\xff\xfe\x00",
+        b"{\"prompt\": {}, \"input_ids\": {}, \"messages\": {}}",
+        b"{\"prompt\": [-1], \"input_ids\": [-1], \"messages\": [{}]}",
+        b"{\"prompt\": [4294967295], \"input_ids\": [4294967295], \"messages\": [{\"role\": \"user\"}]}",
+        b"{\"prompt\": [99999999999], \"input_ids\": [99999999999], \"messages\": 7}",
+        b"{\"prompt\": [1], \"input_ids\": [1], \"stream\": true, \"messages\": [{\"role\": \"user\", \"content\": \"x\"}]}",
+        b"{\"prompt\": [1], \"temperature\": -1, \"input_ids\": [1], \"sampling_params\": {\"temperature\": -1}, \"messages\": []}",
+        b"{\"prompt\": [1], \"top_p\": 7, \"input_ids\": [1], \"sampling_params\": {\"top_p\": 7}, \"messages\": []}",
+        b"{\"prompt\": [1], \"prompt_logprobs\": -2, \"input_ids\": [1], \"return_logprob\": true, \"logprob_start_len\": 9, \"messages\": []}",
+        b"{\"prompt\": [1], \"logprobs\": 18446744073709551615, \"input_ids\": [1], \"return_logprob\": true, \"top_logprobs_num\": 18446744073709551615, \"messages\": []}",
+        b"{\"prompt\": [1], \"structured_outputs\": {\"regex\": \"(\"}, \"input_ids\": [1], \"sampling_params\": {\"regex\": \"(\"}, \"messages\": []}",
+        b"{\"prompt\": [1], \"structured_outputs\": {\"json\": 7}, \"input_ids\": [1], \"sampling_params\": {\"json_schema\": \"{\"}, \"messages\": []}",
+    ];
+    let deep = format!("{{\"prompt\": {}1{}}}", "[".repeat(5000), "]".repeat(5000));
+    for (personality, score) in [("vllm", "/v1/completions"), ("sglang", "/generate")] {
+        let server = Server::start(personality);
+        for path in [score, "/v1/chat/completions", "/tokenize"] {
+            for body in bodies.iter().copied().chain([deep.as_bytes()]) {
+                let (status, answer) = post(&server, path, body.to_vec()).await;
+                let said = answer.pointer("/error/message").or(answer.get("message")).and_then(Value::as_str);
+                let shown = String::from_utf8_lossy(&body[..body.len().min(200)]).into_owned();
+                assert_eq!(status, 400, "{path} {shown}: {answer}");
+                assert!(said.is_some_and(|said| said.len() > 5), "{path} {shown}: {answer}");
+            }
+        }
+        let opened = server.open(if personality == "vllm" { Kind::Vllm } else { Kind::Sglang }).await;
+        assert_eq!(
+            opened.model.score(&jobs()[0]).await.unwrap().spans,
+            server.engine().score(&jobs()[0]).unwrap().spans
+        );
+    }
 }
 
 /// Many at once give what each gives alone.

@@ -21,6 +21,10 @@ pub struct Shape {
     pub subtasks: usize,
     /// Steps in each, the one that advances included.
     pub steps_per_subtask: usize,
+    /// Requirements in the task.
+    pub requirements: usize,
+    /// Whether actions begin with a thought, which the published loader drops.
+    pub thinking: bool,
     /// Lines of code in an action, on average.
     pub action_lines: usize,
     /// Lines of output in a result, on average.
@@ -35,10 +39,26 @@ impl Default for Shape {
             planning_steps: 6,
             subtasks: 5,
             steps_per_subtask: 19,
+            requirements: 40,
+            thinking: true,
             action_lines: 13,
             result_lines: 32,
         }
     }
+}
+
+impl Shape {
+    /// 30 steps; with the tokenizer of SmolLM2 about 3,500 tokens, so that they fit a context of 4,096.
+    pub const SMALL: Self = Self {
+        seed: 1,
+        planning_steps: 3,
+        subtasks: 3,
+        steps_per_subtask: 9,
+        requirements: 4,
+        thinking: false,
+        action_lines: 1,
+        result_lines: 1,
+    };
 }
 
 /// The two files of an episode.
@@ -115,7 +135,8 @@ fn plan(shape: &Shape) -> Vec<Value> {
 
 fn prompt(shape: &Shape) -> String {
     let mut random = Random(shape.seed ^ 0x5eed);
-    let requirements: String = (1..=40).map(|idx| format!("{idx}. {}\n", random.sentence())).collect();
+    let requirements: String =
+        (1..=shape.requirements).map(|idx| format!("{idx}. {}\n", random.sentence())).collect();
     format!(
         "# Storage engine\n\nYour workspace is `/app/storage`. Make the tests pass.\n\n{requirements}\n\
          Read the workspace, plan your approach, call submit_plan with your subtasks, then work through them."
@@ -146,9 +167,8 @@ impl Writer {
         let thinking = json!({"type": "thinking", "thinking": self.random.sentence()});
         let text = json!({"type": "text", "text": self.random.sentence()});
         let call = json!({"type": "toolCall", "id": call_id, "name": name, "arguments": arguments});
-        self.message(
-            json!({"role": "assistant", "content": [thinking, text, call], "stopReason": "toolUse"}),
-        );
+        let content = if self.shape.thinking { json!([thinking, text, call]) } else { json!([text, call]) };
+        self.message(json!({"role": "assistant", "content": content, "stopReason": "toolUse"}));
         let output = json!([{"type": "text", "text": output}]);
         self.message(json!({"role": "toolResult", "toolCallId": call_id, "toolName": name, "content": output, "isError": false}));
     }

@@ -1,11 +1,15 @@
 //! Conversations re-read: the context of each action as the student saw it, and with a lens written into it.
 //!
 //! Owns [`Manner`], how conversations become text, and [`Shown`], one conversation as its template is given
-//! it. A lens changes one message, so it is rendered by the template like everything else, and only
-//! what it changes is encoded again. Deliberately absent: what a lens says and where it is written.
+//! it. A lens changes one message, and the template renders that like everything else; where many steps
+//! share it, on the first and the last of them. Only what it changes is encoded again. Deliberately
+//! absent: what a lens says and where it is written.
+
+use std::collections::HashMap;
 
 use serde_json::{Map, Value};
 
+use super::incremental::{common_prefix, common_suffix};
 use super::render::render_conversation;
 use super::spans::{self, Reread};
 use super::template::{Growing, Now, RenderInput, Template, TemplateError};
@@ -82,10 +86,32 @@ impl<'a> Shown<'a> {
             let idx = actions.iter().position(|action| *action == place)?;
             wanted[idx].1.map(|lens| (wanted[idx].0, lens))
         };
+        let spliced = self.splices(wanted);
         let mut render = |n, generation| self.growing.render(n, generation).map(|rendered| rendered.text);
-        let mut other =
-            |place| lens_at(place).map(|(action, lens)| self.prompt(action, Some(lens))).transpose();
+        let mut other = |place, prompt: &str| {
+            let Some((action, lens)) = lens_at(place) else { return Ok(None) };
+            let known = spliced.get(&(lens.target, lens.text)).and_then(|splice| splice.apply(prompt));
+            known.map_or_else(|| self.prompt(action, Some(lens)), Ok).map(Some)
+        };
         spans::reread(&actions, &mut render, &mut other, tokenizer)
+    }
+
+    /// What the same lens in the same message does to the text of every step: found out on the first such
+    /// step, and kept only if it gives what the template renders for the last.
+    fn splices<'w>(&self, wanted: &[(usize, Option<Lens<'w>>)]) -> HashMap<(usize, &'w str), Splice> {
+        let mut ends: HashMap<(usize, &str), (usize, usize)> = HashMap::new();
+        for (action, lens) in wanted {
+            let Some(Lens { target, text }) = *lens else { continue };
+            ends.entry((target, text)).and_modify(|(_, last)| *last = *action).or_insert((*action, *action));
+        }
+        let shared = ends.into_iter().filter(|(_, (first, last))| first < last);
+        let found = shared.filter_map(|((target, text), (first, last))| {
+            let lens = Some(Lens { target, text });
+            let splice = Splice::between(&self.prompt(first, None).ok()?, &self.prompt(first, lens).ok()?);
+            let holds = splice.apply(&self.prompt(last, None).ok()?)? == self.prompt(last, lens).ok()?;
+            holds.then_some(((target, text), splice))
+        });
+        found.collect()
     }
 
     /// The text before the action at `action`, with a lens or without.
@@ -119,6 +145,31 @@ impl<'a> Shown<'a> {
     }
 }
 
+/// How a text with a lens differs from the same text without: in one place.
+struct Splice {
+    /// The text up to the end of what is replaced.
+    head: String,
+    /// Where what is replaced begins.
+    start: usize,
+    /// What stands there instead.
+    with: String,
+}
+
+impl Splice {
+    fn between(plain: &str, seen: &str) -> Self {
+        let start = common_prefix(plain, seen);
+        let rest = common_suffix(&plain[start..], &seen[start..]);
+        let head = plain[..plain.len() - rest].to_owned();
+        Self { head, start, with: seen[start..seen.len() - rest].to_owned() }
+    }
+
+    /// The same done to a text that begins alike.
+    fn apply(&self, plain: &str) -> Option<String> {
+        let tail = plain.strip_prefix(&self.head)?;
+        Some([&self.head[..self.start], &self.with, tail].concat())
+    }
+}
+
 /// A message as a template is given it. A call without text has an empty one: so servers show it, and many
 /// templates fail on null.
 fn json(message: &Message) -> Value {
@@ -127,4 +178,51 @@ fn json(message: &Message) -> Value {
         json["content"] = Value::String(String::new());
     }
     json
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "tests fail by panicking")]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::lens::{Placement, inject, target};
+
+    /// A plain template, and one that shows the first message otherwise once there are more than four.
+    const PLAIN: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+    const FICKLE: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if loop.first and messages | length > 4 %}{{ m.content | upper }}{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+
+    fn talk() -> Vec<Message> {
+        let role = |idx: usize| if idx.is_multiple_of(2) { Role::User } else { Role::Assistant };
+        (0..12).map(|idx| Message::text(role(idx), format!("words {idx}"))).collect()
+    }
+
+    /// Every context under the lens is what rendering and encoding it whole gives.
+    fn check(template: &str, placement: Placement) {
+        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tokenizers/chatml");
+        let tokenizer = Tokenizer::open(&dir).unwrap();
+        let template = Template::compile(template, "t").unwrap();
+        let (talk, vars) = (talk(), Map::new());
+        let manner = Manner { template: &template, vars: &vars, tools: &[], tool_text: None, now: None };
+        let actions: Vec<usize> = (0..talk.len()).filter(|idx| talk[*idx].role == Role::Assistant).collect();
+        // Two lenses by turns, so that steps that share one are not neighbours.
+        let text = |action: usize| if action % 4 == 1 { "it went well" } else { "it went badly" };
+        let lens =
+            |action: usize| Lens { target: target(&talk[..action], placement).unwrap(), text: text(action) };
+        let wanted: Vec<_> = actions.iter().map(|&action| (action, Some(lens(action)))).collect();
+        let found = Shown::new(manner, &talk).unwrap().reread(&wanted, &tokenizer);
+        for (&action, turn) in actions.iter().zip(found.turns) {
+            let seen = inject(&talk[..action], text(action), placement).unwrap();
+            let whole = Shown::new(manner, &seen).unwrap().growing.render(seen.len(), true).unwrap().text;
+            assert_eq!(turn.unwrap().1.unwrap(), tokenizer.encode(&whole).unwrap().ids, "{action}: {whole}");
+        }
+    }
+
+    #[test]
+    fn a_lens_is_rendered_as_the_template_has_it() {
+        for template in [PLAIN, FICKLE] {
+            check(template, Placement::First);
+            check(template, Placement::Last);
+        }
+    }
 }

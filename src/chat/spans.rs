@@ -15,8 +15,8 @@ use crate::tokens::{TokenId, TokenSpan};
 /// Renders the first messages of a conversation, with or without the generation prompt behind them.
 pub type Render<'r, E> = dyn FnMut(usize, bool) -> Result<String, E> + 'r;
 
-/// Renders another prompt for the action at a message: the same context with something added to it.
-pub type Other<'r, E> = dyn FnMut(usize) -> Result<Option<String>, E> + 'r;
+/// Renders another prompt for the action at a message, whose own prompt is given: the same context with something added.
+pub type Other<'r, E> = dyn FnMut(usize, &str) -> Result<Option<String>, E> + 'r;
 
 /// Why a conversation has no spans.
 #[derive(Debug, thiserror::Error)]
@@ -102,7 +102,8 @@ pub fn turns<E>(
 ) -> Result<Turns, SpanError<E>> {
     let assistants = roles.iter().enumerate().filter(|(_, role)| **role == Role::Assistant);
     let actions: Vec<usize> = assistants.map(|(message_idx, _)| message_idx).collect();
-    let Reread { sequences, turns, encoded_bytes } = reread(&actions, render, &mut |_| Ok(None), tokenizer);
+    let Reread { sequences, turns, encoded_bytes } =
+        reread(&actions, render, &mut |_, _| Ok(None), tokenizer);
     let turns = turns.into_iter().map(|turn| turn.map(|(turn, _)| turn)).collect::<Result<_, _>>()?;
     Ok(Turns { sequences, turns, encoded_bytes })
 }
@@ -173,13 +174,14 @@ fn step<E>(
     tokenizer: &Tokenizer,
     encoder: &mut Incremental<'_>,
 ) -> Result<Step, SpanError<E>> {
-    let other = other(message_idx).map_err(|why| SpanError::Template { n_messages: message_idx, why })?;
+    let refused = |why| SpanError::Template { n_messages: message_idx, why };
     let mut render = |n_messages, add_generation_prompt| {
         render(n_messages, add_generation_prompt).map_err(|why| SpanError::Template { n_messages, why })
     };
     let prompt = render(message_idx, true)?;
     let full = render(message_idx + 1, false)?;
     let prompt_ids = encoder.encode(&prompt)?.to_vec();
+    let other = other(message_idx, &prompt).map_err(refused)?;
     let other = other.map(|text| encoder.edited(&text)).transpose()?;
     let start = if full.starts_with(&prompt) {
         behind_prompt(&prompt_ids, &full[prompt.len()..], encoder.encode(&full)?, tokenizer)?

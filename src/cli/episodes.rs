@@ -36,7 +36,7 @@ use crate::pipeline::student;
 use crate::pipeline::watch::Watched;
 use crate::store::ledger::{Recognition, RunPlace};
 use crate::store::run::{RunDir, RunError};
-use crate::store::summary::{MadeEpisodes, Summary};
+use crate::store::summary::Summary;
 use crate::tasks::hub::{HubError, HubSettings};
 use crate::tasks::source::{Loaded, TaskSource, load_all};
 use crate::tasks::{CodingTask, TaskError};
@@ -69,7 +69,7 @@ pub(super) struct Finished {
     pub(super) slots: Vec<Slot>,
     pub(super) digests: Vec<Option<Digest>>,
     pub(super) stopped: Option<Stopped>,
-    pub(super) summary: Summary<MadeEpisodes>,
+    pub(super) summary: Summary,
 }
 
 /// Runs what is missing of the episodes that `choose` chooses.
@@ -84,17 +84,19 @@ pub(super) async fn run(mut ask: Ask<'_>, choose: Choose<'_>) -> Result<Finished
     ask.config.set("model", opened.info.model.clone());
     run.keep_config(&ask.config).map_err(run_failure)?;
     let sandboxes = sandboxes(&ask).await?;
-    let paid = student(&ask, &opened, &run, &teller).await?;
+    let meter = meter(&ask.config)?;
+    let paid = student(&ask, &opened, &run, Arc::clone(&meter), &teller).await?;
     let watched = Watched::new(Arc::clone(&paid.model) as Arc<dyn Model>);
     let setting = setting(&ask, &opened, speech, Arc::clone(&watched), sandboxes, &teller)?;
     let concurrency = concurrency(&ask.config, &opened)?;
     let batch = Batch { setting, watched, run: Arc::clone(&run), concurrency, started_at };
     let done = work(&ask, &batch, &slots, &teller, &opened).await?;
     let mut summary = summary(ask.command, &done);
-    summary.pay(&paid.ledger.paid().await.map_err(model_failure)?);
-    summary.found_in_ledger = paid.model.lookups().found;
+    summary.paid = paid.ledger.paid().await.map_err(model_failure)?;
+    summary.more.insert("found_in_ledger".to_owned(), paid.model.lookups().found.into());
     summary.seconds = (began.elapsed().as_secs_f64() * 1000.0).round() / 1000.0;
     summary.notices = teller.notices.all();
+    summary.spent = meter.spent();
     teller.ended(&summary);
     let Done { digests, stopped } = done;
     Ok(Finished { run, model: opened.info.model, slots, digests, stopped, summary })
@@ -188,13 +190,13 @@ impl Teller {
         self.notices.take().into_iter().for_each(|notice| self.say(&Event::Note(notice)));
     }
 
-    fn ended(&self, summary: &Summary<MadeEpisodes>) {
+    fn ended(&self, summary: &Summary) {
         self.news();
-        if let Some(why) = &summary.stopped {
+        if let Some(why) = &summary.stopped_by {
             self.say(&Event::Stopped(why.clone()));
         }
-        let MadeEpisodes { episodes: made, unfinished_episodes: left, .. } = summary.made;
-        self.say(&Event::Ended { made, lost: summary.n_lost(), left, seconds: summary.seconds });
+        let (made, lost) = (summary.made("episodes"), summary.lost("episodes"));
+        self.say(&Event::Ended { made, lost, left: summary.left, seconds: summary.seconds });
     }
 }
 
@@ -211,16 +213,14 @@ async fn open_student(ask: &Ask<'_>, teller: &Teller) -> Result<(Opened, Speech)
 }
 
 async fn look(server: &ServerArgs, urls: &[String], teller: &Teller) -> Result<(Opened, Report), Failure> {
-    if server.kind == KindName::Embedded {
-        let opened = server.open_embedded()?;
-        let report = probe(&opened, None).await;
-        return Ok((opened, report));
-    }
-    let talk = Arc::clone(&teller.talk);
-    let watch = Arc::new(move |notice| talk.note(notice_text(&notice)));
-    let transport = server.transport_told(urls, watch)?;
-    let opened = server.open(transport.clone(), &teller.notices).await?;
-    let report = probe(&opened, Some(&transport.briefly())).await;
+    let opened = if server.kind == KindName::Embedded {
+        server.open_embedded()?
+    } else {
+        let talk = Arc::clone(&teller.talk);
+        let watch = Arc::new(move |notice| talk.note(notice_text(&notice)));
+        server.open(server.transport_told(urls, watch)?, &teller.notices).await?
+    };
+    let report = probe(&opened).await;
     Ok((opened, report))
 }
 
@@ -255,11 +255,22 @@ async fn sandboxes(ask: &Ask<'_>) -> Result<Arc<Sandboxes>, Failure> {
     Ok(sandboxes)
 }
 
-/// The model behind its budget and the ledger of the run directory.
-async fn student(ask: &Ask<'_>, opened: &Opened, run: &RunDir, teller: &Teller) -> Result<Paid, Failure> {
-    let part: RunPart = part(&ask.config)?;
+/// What the student may cost.
+fn meter(config: &Config) -> Result<Arc<Meter>, Failure> {
+    let part: RunPart = part(config)?;
     let allowance = Allowance { max_requests: part.max_requests, max_tokens: part.max_tokens };
-    let meter = Meter::new(ModelRole::Student, allowance);
+    Ok(Meter::new(ModelRole::Student, allowance))
+}
+
+/// The model behind its budget and the ledger of the run directory.
+async fn student(
+    ask: &Ask<'_>,
+    opened: &Opened,
+    run: &RunDir,
+    meter: Arc<Meter>,
+    teller: &Teller,
+) -> Result<Paid, Failure> {
+    let part: RunPart = part(&ask.config)?;
     let place = RunPlace { run: ask.command.to_owned(), seed: part.seed };
     let paid = Paid::open_at(opened, run.lock(), meter, place).await.map_err(model_failure)?;
     check_recognition(&paid, &opened.info.model)?;
@@ -341,42 +352,46 @@ fn interrupted() -> Result<impl Future<Output = u8>, Failure> {
 }
 
 /// What was made and what was lost.
-fn summary(command: &'static str, done: &Done) -> Summary<MadeEpisodes> {
+fn summary(command: &'static str, done: &Done) -> Summary {
     let ended = || done.digests.iter().flatten();
-    let mut lost = BTreeMap::new();
-    for why in ended().filter_map(Digest::loss) {
-        *lost.entry(why).or_default() += 1;
-    }
     let made: Vec<&Digest> = ended().filter(|it| it.outcome.is_ok()).collect();
     let count = |is: &dyn Fn(&Digest) -> bool| made.iter().filter(|it| is(it)).count() as u64;
-    let mut summary = Summary::<MadeEpisodes>::new(command);
-    summary.made = MadeEpisodes {
-        episodes: made.len() as u64,
-        solved_episodes: count(&Digest::is_solved),
-        rendered_episodes: count(&|it| !it.is_exact),
-        unfinished_episodes: done.digests.iter().filter(|it| it.is_none()).count() as u64,
+    let counts = [
+        ("episodes", made.len() as u64),
+        ("solved_episodes", count(&Digest::is_solved)),
+        ("rendered_episodes", count(&|it| !it.is_exact)),
+    ];
+    let mut summary = Summary {
+        command,
+        made: counts.into(),
+        left: done.digests.iter().filter(|it| it.is_none()).count() as u64,
+        stopped_by: done.stopped.as_ref().map(Stopped::to_string),
+        ..Summary::default()
     };
-    summary.lost.episodes = lost;
-    summary.stopped = done.stopped.as_ref().map(Stopped::to_string);
+    ended().filter_map(Digest::loss).for_each(|why| summary.lose("episodes", &why));
     summary
 }
 
 /// The table's lines that both commands share.
 pub(super) fn table(finished: &Finished) -> String {
     let summary = &finished.summary;
-    let MadeEpisodes { episodes, rendered_episodes, unfinished_episodes, .. } = summary.made;
-    let n_lost = summary.n_lost();
-    let mut text = format!("episodes   {episodes} made, {n_lost} lost, {unfinished_episodes} left\n");
-    for (why, n) in &summary.lost.episodes {
+    let (made, lost) = (summary.made("episodes"), summary.lost("episodes"));
+    let rendered_episodes = summary.made("rendered_episodes");
+    let mut text = format!("episodes   {made} made, {lost} lost, {} left\n", summary.left);
+    for (why, n) in summary.lost.values().flatten() {
         text.push_str(&format!("{:<10} {n} lost: {}\n", "", super::failure::one_line(why)));
     }
     if rendered_episodes > 0 {
         text.push_str(&format!("tokens     {rendered_episodes} episodes have no sampled ids (rendered)\n"));
     }
-    for (role, paid) in &summary.roles {
+    for (role, paid) in &summary.paid {
         text.push_str(&format!(
-            "paid       {role}: {} requests, {} tokens sent ({} of them cached), {} sampled\n",
-            paid.requests, paid.prompt_tokens, paid.cached_tokens, paid.completion_tokens
+            "paid       {}: {} requests, {} tokens sent ({} of them cached), {} sampled\n",
+            role.name(),
+            paid.requests,
+            paid.prompt_tokens,
+            paid.cached_tokens,
+            paid.completion_tokens
         ));
     }
     text.push_str(&format!("run        {}, {:.1} s\n", finished.run.dir().display(), summary.seconds));
@@ -385,8 +400,7 @@ pub(super) fn table(finished: &Finished) -> String {
 
 /// The summary on one line.
 pub(super) fn as_json(finished: &Finished) -> String {
-    // Numbers and texts always serialise.
-    format!("{}\n", serde_json::to_string(&finished.summary).unwrap_or_default())
+    format!("{}\n", finished.summary.to_json())
 }
 
 /// How the command ends: stopped, with losses, or well.
@@ -396,7 +410,7 @@ pub(super) fn verdict(finished: &Finished) -> Result<(), Failure> {
         Some(Stopped::Signal(number)) => Err(Failure::signal(*number, "interrupted", continues)),
         Some(Stopped::Run(error)) => Err(Failure::stopped(error, error.help())),
         Some(Stopped::Model(error)) => Err(Failure::stopped(error, error.help().unwrap_or(continues))),
-        None => match finished.summary.n_lost() {
+        None => match finished.summary.lost("episodes") {
             0 => Ok(()),
             n => Err(Failure::losses(
                 format!("{n} of {} episodes failed; their records say why", finished.slots.len()),

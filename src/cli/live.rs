@@ -87,7 +87,8 @@ fn told(episode: &Episode) -> String {
         Ok(outcome) => format!("reward {:.3}, {}", outcome.reward, tests(episode)),
         Err(why) => format!("lost: {}", one_line(why)),
     };
-    let n_tokens: usize = episode.steps().iter().filter_map(|it| it.tokens.as_ref()).map(|it| it.span.len()).sum();
+    let n_tokens: usize =
+        episode.steps().iter().filter_map(|it| it.tokens.as_ref()).map(|it| it.span.len()).sum();
     let n_steps = episode.steps().len();
     let mut text = format!("\n{}  {ended}, {n_steps} steps, {n_tokens} sampled tokens\n", episode.id);
     for step in episode.steps() {

@@ -8,6 +8,7 @@ mod args;
 mod chat;
 mod collect;
 mod credit;
+mod dataset;
 mod episodes;
 mod evaluate;
 mod failure;
@@ -54,6 +55,7 @@ fn dispatch(command: Command) -> Result<(), Failure> {
         Command::Probe(args) => probe::run(&args),
         Command::Score(args) => score::run(&args),
         Command::Credit(args) => credit::run(&args),
+        Command::Dataset(args) => dataset::run(&args),
         Command::Model(ModelCommand::Pull { name }) => model::pull(name.as_deref()),
         Command::Model(ModelCommand::List) => model::list(),
         Command::Model(ModelCommand::Serve(args)) => serve::run(&args),

@@ -16,10 +16,12 @@ pub(super) fn pull(name: Option<&str>) -> Result<(), Failure> {
 
 fn bring(weights: &Weights, name: Option<&str>) -> Result<(&'static str, PathBuf), Failure> {
     let bar = ProgressBar::no_length().with_style(style());
-    let pulled = block_on(weights.pull(name, &|done, total| {
+    let progress = |done: u64, total: Option<u64>| {
         bar.set_length(total.unwrap_or(done));
         bar.set_position(done);
-    }))?;
+    };
+    let tell = |note: &str| bar.suspend(|| output::talk(&format!("note: {note}")));
+    let pulled = block_on(weights.pull(name, &progress, &tell))?;
     bar.finish_and_clear();
     pulled.map_err(failed)
 }

@@ -1,6 +1,9 @@
 //! Writing to the two streams: data to stdout, talk to stderr.
 
 use std::io::{self, Write};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde_json::{Value, json};
 
 use super::failure::Failure;
 
@@ -15,8 +18,23 @@ pub(super) fn data(bytes: &[u8]) -> Result<(), Failure> {
     }
 }
 
+/// So many of something: `1 job`, `2 jobs`.
+pub(super) fn count(n: u64, what: &str) -> String {
+    if n == 1 { format!("1 {what}") } else { format!("{n} {what}s") }
+}
+
 /// Writes one line of talk.
 pub(super) fn talk(line: &str) {
     // Nobody can be told that stderr is gone.
     let _ = writeln!(io::stderr().lock(), "{line}");
+}
+
+/// Writes one line of talk for machines.
+pub(super) fn event(name: &str, fields: Value) {
+    let time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |it| it.as_secs_f64());
+    let mut event = json!({"time": time, "event": name});
+    if let (Some(event), Value::Object(fields)) = (event.as_object_mut(), fields) {
+        event.extend(fields);
+    }
+    talk(&event.to_string());
 }

@@ -10,14 +10,20 @@ use crate::model::probe::{Report, probe};
 
 pub(super) fn run(args: &ProbeArgs) -> Result<(), Failure> {
     args.server.check(args.url.as_slice())?;
+    let notices = Notices::default();
     let report = block_on(async {
-        let Some(url) = &args.url else {
-            return Ok(probe(&args.server.open_embedded()?, None).await);
+        let opened = match &args.url {
+            None => args.server.open_embedded()?,
+            Some(url) => {
+                let transport = args.server.transport(std::slice::from_ref(url))?.briefly();
+                args.server.open(transport, &notices).await?
+            }
         };
-        let transport = args.server.transport(std::slice::from_ref(url))?.briefly();
-        let opened = args.server.open(transport.clone(), &Notices::default()).await?;
-        Ok(probe(&opened, Some(&transport)).await)
+        Ok(probe(&opened).await)
     })??;
+    for note in notices.take().iter().chain(&report.notes) {
+        output::talk(&format!("note: {note}"));
+    }
     let text = if args.json { format!("{}\n", report.to_json()) } else { table(&report) };
     output::data(text.as_bytes())
 }
@@ -25,20 +31,16 @@ pub(super) fn run(args: &ProbeArgs) -> Result<(), Failure> {
 /// One line per finding, unknown ones said to be so.
 fn table(report: &Report) -> String {
     let json = report.to_json();
-    let mut text = String::new();
-    for (key, value) in json.as_object().into_iter().flatten() {
+    let line = |(key, value): (&String, &Value)| {
         let shown = match (key.as_str(), value) {
-            ("notes", _) => continue,
             ("self_test", value) => self_test(value),
-            ("max_top_k", Value::Null) => "no limit".to_owned(),
+            ("max_top_k", Value::Null) if report.prompt_logprobs => "no limit".to_owned(),
+            ("max_top_k", Value::Null) => "none".to_owned(),
             (_, value) => plain(value),
         };
-        text.push_str(&format!("{:<28}{shown}\n", key.replace('_', " ")));
-    }
-    for note in &report.notes {
-        text.push_str(&format!("{:<28}{note}\n", "note"));
-    }
-    text
+        format!("{:<28}{shown}\n", key.replace('_', " "))
+    };
+    json.as_object().into_iter().flatten().map(line).collect()
 }
 
 fn self_test(value: &Value) -> String {

@@ -2,164 +2,211 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Instant;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use serde_json::{Value, json};
+use serde_json::Map;
 
 use super::args::QuickstartArgs;
+use super::chat::source_failure;
 use super::failure::{Failure, one_line};
 use super::server::model_failure;
 use super::{block_on, live, model, output};
-use crate::model::embedded::model::Embedded;
-use crate::quickstart::{
-    Recorded, Step, Tokenised, bundled, check_same_actions, mean, score, steps, tool_text_name,
-};
+use crate::chat::tool_text;
+use crate::episode::Episode;
+use crate::model::budget::{Allowance, Meter, ModelRole};
+use crate::model::open::{Opened, open_embedded};
+use crate::pipeline::credit::{Event, Fate, Options, Report as Ended, Stop, Teacher, run as score};
+use crate::pipeline::paid::Paid;
+use crate::pipeline::read::Texts;
+use crate::quickstart::{EPISODE, Step, bundled, conversation, longest, options, steps};
+use crate::store::RunLock;
+use crate::store::episodes::find;
+use crate::store::hindsight::{Hindsight, read};
 
 /// How many of the most changed steps are named.
 const N_CHANGED: usize = 5;
 /// How many tokens of one step are shown.
 const N_TOKENS: usize = 24;
 /// How much of an action's text fits into the table.
-const TITLE_WIDTH: usize = 56;
+const TITLE_WIDTH: usize = 48;
 
-/// An episode under both lenses, as tokens.
-struct Lenses {
-    plain: Tokenised,
-    outcome: Tokenised,
-}
+/// The recorded episode, in the directory of results.
+const EPISODE_FILE: &str = "episode.jsonl";
 
 pub(super) fn run(args: &QuickstartArgs) -> Result<(), Failure> {
     let began = Instant::now();
-    let episode = bundled().map_err(model_failure)?;
     let (name, path) = model::find_or_pull(args.model.as_deref())?;
     output::talk(&format!("loading {name}"));
     let live_dir = args.out.join("live");
     let live = live::run(&path, &live_dir);
-    let embedded = Embedded::load(&path, None).map_err(model_failure)?;
-    let lenses = render(&episode, &embedded)?;
-    let steps = score_both(&episode, &lenses, &embedded)?;
-    let files = write(&args.out, &episode, &lenses, &steps)?;
-    let seconds = began.elapsed().as_secs_f64();
-    let report = Report { name: &name, path: &path, episode: &episode, lenses: &lenses, steps: &steps };
     if let Ok(live) = &live {
         output::data(format!("{}\n", live::text(live)).as_bytes())?;
     }
-    output::data(report.text(&args.out, &files, seconds).as_bytes())?;
+    credit(args, &name, &path, began)?;
     let again = live::command(&path.display().to_string(), &live_dir);
     // What the machine does not allow is said last, so that it is not overlooked.
     live.map(|_| output::data(format!("  {again}\n").as_bytes()))?
 }
 
-fn render(episode: &Recorded, embedded: &Embedded) -> Result<Lenses, Failure> {
-    let templates = embedded.templates().map_err(model_failure)?;
-    let tokenizer = embedded.tokenizer().map_err(model_failure)?;
-    let plain = Tokenised::new(episode, templates, tokenizer).map_err(model_failure)?;
-    let outcome = Tokenised::new(&episode.with_outcome(), templates, tokenizer).map_err(model_failure)?;
-    check_same_actions(&plain, &outcome).map_err(model_failure)?;
-    Ok(Lenses { plain, outcome })
+/// The recorded part: an episode's steps are re-read knowing its outcome, and get their credit.
+fn credit(args: &QuickstartArgs, name: &str, path: &Path, began: Instant) -> Result<(), Failure> {
+    let episode = bundled().map_err(model_failure)?;
+    let opened = open_embedded(name, path, None).map_err(model_failure)?;
+    let texts = texts(&opened)?;
+    let options = options(&episode, &opened, &texts, &args.out).map_err(model_failure)?;
+    check_fits(longest(&episode, &texts, &options), &opened)?;
+    let tool_text = options.framing.tool_text.map_or("the template's own way", tool_text::name);
+    let lock = RunLock::acquire(&args.out).map_err(|error| Failure::stopped(&error, error.help()))?;
+    write(&args.out, &episode)?;
+    let tokenizer = Arc::clone(&texts.tokenizer);
+    let ended = scored(&args.out, &opened, texts, options, lock)?;
+    let hindsight = made(&ended)?;
+    let steps = steps(&episode, &hindsight, &tokenizer).map_err(model_failure)?;
+    let report = Report {
+        name,
+        path,
+        episode: &episode,
+        tool_text,
+        steps: &steps,
+        files: files(&args.out, &ended),
+        seconds: began.elapsed().as_secs_f64(),
+    };
+    output::data(report.text(&args.out).as_bytes())
 }
 
-fn score_both(episode: &Recorded, lenses: &Lenses, embedded: &Embedded) -> Result<Vec<Step>, Failure> {
-    let n_tokens = |tokens: &Tokenised| tokens.sequences.iter().map(Vec::len).sum::<usize>();
-    let n_plain = n_tokens(&lenses.plain);
-    let bar = ProgressBar::new((n_plain + n_tokens(&lenses.outcome)) as u64).with_style(style());
-    let scored = block_on(async {
-        bar.set_message("plain lens");
-        let plain = score(embedded, &lenses.plain, &|read| bar.set_position(read as u64)).await?;
-        bar.set_message("outcome lens");
-        let read = |read: usize| bar.set_position((n_plain + read) as u64);
-        Ok((plain, score(embedded, &lenses.outcome, &read).await?))
+/// The model's tokenizer and template; without them there is nothing to show.
+fn texts(opened: &Opened) -> Result<Texts, Failure> {
+    let Some((path, tokenizer)) = opened.tokenizer.clone() else {
+        let help = "use a model directory with tokenizer.json";
+        return Err(Failure::input(format!("{} has no tokenizer", opened.info.model), help));
+    };
+    Texts::open(&path, tokenizer, None, &Map::new()).map_err(source_failure)
+}
+
+/// Refuses an episode that the model cannot read, before the first token of it is computed.
+fn check_fits(longest: usize, opened: &Opened) -> Result<(), Failure> {
+    match opened.model.limits().context_length.filter(|&limit| longest >= limit) {
+        None => Ok(()),
+        Some(limit) => Err(Failure::input(
+            format!("the episode's {longest} tokens do not fit into the model's context of {limit}"),
+            "choose a model with a longer context with --model",
+        )),
+    }
+}
+
+/// The episode as `credit` and as `chat render` read it.
+fn write(out: &Path, episode: &Episode) -> Result<(), Failure> {
+    let talk = format!("{}\n", conversation(episode));
+    for (name, text) in [(EPISODE_FILE, EPISODE), ("conversation.json", &talk)] {
+        let path = out.join(name);
+        fs::write(&path, text).map_err(|error| {
+            let help = "free some space, or name another directory with --out";
+            Failure::stopped(format!("{}: {error}", path.display()), help)
+        })?;
+    }
+    Ok(())
+}
+
+/// Scores the episode through the same pipeline as every other.
+fn scored(
+    out: &Path,
+    opened: &Opened,
+    texts: Texts,
+    options: Options,
+    lock: RunLock,
+) -> Result<Ended, Failure> {
+    let help = "free some space, or name another directory with --out";
+    let sources = find(&out.join(EPISODE_FILE)).map_err(|error| Failure::stopped(error, help))?;
+    let meter = Meter::new(ModelRole::Teacher, Allowance::default());
+    let bar = ProgressBar::new(0).with_style(style());
+    let (shown, (told, ended)) = (bar.clone(), std::sync::mpsc::channel());
+    let watch = move |event: Event| match event {
+        Event::Begun { tokens, .. } => shown.set_length(tokens),
+        Event::Answered { tokens, .. } => shown.inc(tokens),
+        // Nobody listens any more when the command has failed otherwise.
+        Event::Finished(report) => drop(told.send(report)),
+    };
+    let stop = block_on(async {
+        let paid = Paid::open(opened, lock, meter, "quickstart").await?;
+        let teacher = Teacher { model: paid.model, texts, is_embedded: true };
+        Ok(score(sources, teacher, options, Arc::new(watch)).await)
     })?;
     bar.finish_and_clear();
-    let (plain, outcome) = scored.map_err(model_failure)?;
-    let tokenizer = embedded.tokenizer().map_err(model_failure)?;
-    steps(episode, &lenses.plain, tokenizer, &plain, &outcome).map_err(model_failure)
-}
-
-/// Writes the scores, and what the suggested commands need: the jobs and the conversation.
-fn write(
-    dir: &Path,
-    episode: &Recorded,
-    lenses: &Lenses,
-    steps: &[Step],
-) -> Result<Vec<(PathBuf, &'static str)>, Failure> {
-    let rows = steps.iter().enumerate().map(|(idx, step)| step.to_json(&episode.id, idx));
-    let jobs = job_rows(lenses).map_err(model_failure)?;
-    let files = [
-        ("scores.jsonl", "every action's tokens with their logprobs under both lenses", lines(rows)),
-        ("jobs.jsonl", "what the model was asked, as `backsight score` reads it", lines(jobs.into_iter())),
-        ("conversation.json", "the recorded episode", format!("{}\n", episode.conversation())),
-    ];
-    fs::create_dir_all(dir).map_err(|error| unwritable(dir, &error))?;
-    let mut written = Vec::new();
-    for (name, about, text) in files {
-        let path = dir.join(name);
-        fs::write(&path, text).map_err(|error| unwritable(&path, &error))?;
-        written.push((path, about));
+    match stop.map_err(model_failure)? {
+        Some(Stop::Model(error)) => Err(model_failure(error)),
+        Some(Stop::Disk(why)) => Err(Failure::stopped(why, help)),
+        None => ended.try_recv().map_err(|_| Failure::stopped("the episode was not scored", "try again")),
     }
-    Ok(written)
 }
 
-fn job_rows(lenses: &Lenses) -> Result<Vec<Value>, crate::model::Error> {
-    let mut rows = Vec::new();
-    for (lens, tokens) in [("plain", &lenses.plain), ("outcome", &lenses.outcome)] {
-        for (n, (job, _)) in tokens.jobs()?.iter().enumerate() {
-            let spans: Vec<_> = job.spans().iter().map(|span| [span.start(), span.end()]).collect();
-            rows.push(json!({"id": format!("{lens}-{n}"), "tokens": **job.tokens(), "spans": spans}));
-        }
+/// What was written, if every step has credit.
+fn made(ended: &Ended) -> Result<Hindsight, Failure> {
+    let help = "try another model with --model";
+    if let Fate::Lost(loss) = &ended.fate {
+        return Err(Failure::input(loss, help));
     }
-    Ok(rows)
+    if let Some(loss) = ended.lost_steps.first() {
+        return Err(Failure::losses(
+            format!("{} steps have no credit: {loss}", ended.lost_steps.len()),
+            help,
+        ));
+    }
+    let directory = ended.directory.clone().unwrap_or_default();
+    let found = read(&directory).map_err(|error| Failure::stopped(error, help))?;
+    found.ok_or_else(|| Failure::stopped(format!("{}: nothing was written", directory.display()), help))
 }
 
-fn lines(rows: impl Iterator<Item = Value>) -> String {
-    rows.map(|row| format!("{row}\n")).collect()
-}
-
-fn unwritable(path: &Path, error: &std::io::Error) -> Failure {
-    let help = "free some space, or name another directory with --out";
-    Failure::stopped(format!("{}: {error}", path.display()), help)
+fn files(out: &Path, ended: &Ended) -> Vec<(PathBuf, &'static str)> {
+    let scores = ended.directory.clone().unwrap_or_default();
+    vec![
+        (scores.join("hindsight_scores.json"), "every step's credit"),
+        (scores.join("hindsight_tokens.json"), "every action's tokens with their logprobs under both lenses"),
+        (out.join(EPISODE_FILE), "the recorded episode"),
+        (out.join("conversation.json"), "the same for `backsight chat render`"),
+    ]
 }
 
 /// What a newcomer is shown.
 struct Report<'a> {
     name: &'a str,
     path: &'a Path,
-    episode: &'a Recorded,
-    lenses: &'a Lenses,
+    episode: &'a Episode,
+    tool_text: &'static str,
     steps: &'a [Step],
+    files: Vec<(PathBuf, &'static str)>,
+    seconds: f64,
 }
 
 impl Report<'_> {
-    fn text(&self, out: &Path, files: &[(PathBuf, &'static str)], seconds: f64) -> String {
-        let made: String = files
-            .iter()
-            .map(|(path, about)| format!("  {:<36} {about}\n", path.display().to_string()))
-            .collect();
+    fn text(&self, out: &Path) -> String {
+        let line =
+            |(path, about): &(PathBuf, &str)| format!("  {:<36} {about}\n", path.display().to_string());
+        let made: String = self.files.iter().map(line).collect();
         [
             self.head(),
             table(self.steps),
             changed(self.steps),
             most_changed(self.steps).first().map(|&idx| tokens(idx, &self.steps[idx])).unwrap_or_default(),
-            format!("Made in {seconds:.1} s:\n{made}"),
+            format!("Made in {:.1} s:\n{made}", self.seconds),
             self.next(out),
         ]
         .join("\n")
     }
 
     fn head(&self) -> String {
-        let n_tokens: usize = self.steps.iter().map(|step| step.tokens.len()).sum();
-        let read: usize = self.lenses.plain.sequences.iter().map(Vec::len).sum();
+        let n_tokens: usize = self.steps.iter().map(|step| step.texts.len()).sum();
+        let reward = self.episode.outcome.as_ref().map_or(0.0, |outcome| outcome.reward);
         format!(
-            "Episode {}: {} steps, {n_tokens} action tokens in a conversation of {read}, reward {:.3}.\n\
+            "Episode {}: {} steps, {n_tokens} action tokens, reward {reward:.3}.\n\
              Scored by {} in this process; tools written in {}.\n\
-             plain: as the student saw it. outcome: the same, with the reward told in the first user message.\n\
-             change > 0: knowing the outcome makes the action likelier.\n",
+             plain: mean logprob of the action as the student saw it. outcome: the same, with the reward told in the first\n\
+             user message. change > 0: knowing the outcome makes the action likelier. rho and Q_H: its credit (HCAPO).\n",
             self.episode.id,
             self.steps.len(),
-            self.episode.reward,
             self.name,
-            tool_text_name(self.lenses.plain.tool_text),
+            self.tool_text,
         )
     }
 
@@ -167,7 +214,8 @@ impl Report<'_> {
         let (model, path, out) = (self.name, self.path.display(), out.display());
         format!(
             "What to try next:\n\
-             \x20 backsight score --kind embedded --model {model} --jobs {out}/jobs.jsonl --out {out}/again.jsonl --top-k 5\n\
+             \x20 backsight credit --episodes {out}/episode.jsonl --run {out} --recompute --gamma 0.9 --smoothing paper\n\
+             \x20 backsight credit --episodes {out}/episode.jsonl --kind embedded --model {model} --tool-text hermes --placement last\n\
              \x20 backsight chat render --tokenizer {path} --messages {out}/conversation.json --tool-text hermes\n\
              \x20 backsight probe --kind embedded --model {model}\n\
              \x20 backsight model serve --model {model}\n"
@@ -177,15 +225,16 @@ impl Report<'_> {
 
 fn table(steps: &[Step]) -> String {
     let mut text = format!(
-        "{:>4}  {:<TITLE_WIDTH$} {:>6} {:>8} {:>8} {:>8}\n",
-        "step", "action", "tokens", "plain", "outcome", "change"
+        "{:>4}  {:<TITLE_WIDTH$} {:>6} {:>8} {:>8} {:>8} {:>6} {:>6}\n",
+        "step", "action", "tokens", "plain", "outcome", "change", "rho", "Q_H"
     );
     for (idx, step) in steps.iter().enumerate() {
         let title = clipped(&step.title, TITLE_WIDTH);
-        let (plain, outcome) = (shown(mean(&step.plain)), shown(mean(&step.outcome)));
-        let (n, change) = (step.tokens.len(), signed(step.change()));
+        let (plain, outcome) = (shown(step.scored.plain_mean_logprob), shown(step.scored.mean_logprob));
+        let (n, change) = (step.texts.len(), signed(step.change()));
+        let (rho, q_h) = (shown(step.scored.rho), shown(step.scored.q_h_smoothed));
         text.push_str(&format!(
-            "{idx:>4}  {title:<TITLE_WIDTH$} {n:>6} {plain:>8} {outcome:>8} {change:>8}\n"
+            "{idx:>4}  {title:<TITLE_WIDTH$} {n:>6} {plain:>8} {outcome:>8} {change:>8} {rho:>6} {q_h:>6}\n"
         ));
     }
     text
@@ -214,12 +263,12 @@ fn most_changed(steps: &[Step]) -> Vec<usize> {
 
 /// The first tokens of a step with their logprobs.
 fn tokens(idx: usize, step: &Step) -> String {
-    let n = step.tokens.len();
+    let n = step.texts.len();
     let mut text = format!("Step {idx}, its first {} of {n} tokens:\n", n.min(N_TOKENS));
     text.push_str(&format!("  {:<20} {:>8} {:>8} {:>8}\n", "token", "plain", "outcome", "change"));
     let values = step.texts.iter().zip(&step.plain).zip(&step.outcome);
     for ((token, plain), outcome) in values.take(N_TOKENS) {
-        let (plain, outcome) = (plain.map(|it| it.get()), outcome.map(|it| it.get()));
+        let (plain, outcome) = (*plain, *outcome);
         let change = signed(plain.zip(outcome).map(|(plain, outcome)| outcome - plain));
         let token = clipped(&format!("{token:?}"), 20);
         text.push_str(&format!("  {token:<20} {:>8} {:>8} {change:>8}\n", shown(plain), shown(outcome)));
@@ -245,6 +294,6 @@ fn clipped(text: &str, width: usize) -> String {
 }
 
 fn style() -> ProgressStyle {
-    let style = ProgressStyle::with_template("{bar:30} {pos} of {len} tokens  {msg}  {eta} left");
+    let style = ProgressStyle::with_template("{bar:30} {pos} of {len} tokens  {eta} left");
     style.unwrap_or_else(|_| ProgressStyle::default_bar())
 }

@@ -110,7 +110,7 @@ impl ServerArgs {
             (KindName::Embedded, []) => Ok(()),
             (_, []) => Err(Failure::input(
                 "no server was named",
-                "give its address (--url http://HOST:PORT), or use --kind embedded",
+                "give its address like http://HOST:PORT (`score` takes it as --url), or use --kind embedded",
             )),
             _ => Ok(()),
         }

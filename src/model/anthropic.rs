@@ -30,12 +30,13 @@ impl Anthropic {
     /// Asks which models there are, and takes the named one. An alias is listed nowhere, so the
     /// server is asked whether it knows it.
     pub async fn open(transport: Transport, options: OpenOptions) -> Result<Self, Error> {
-        let listed = remote::ask_if_known(&transport, "/v1/models?limit=1000", openai::models).await?;
+        let brief = transport.briefly();
+        let listed = remote::ask_if_known(&brief, "/v1/models?limit=1000", openai::models).await?;
         let mut listed = listed.unwrap_or_default();
         let name = options.model.as_deref().map(wire::model_name);
         if let Some(name) = name.as_ref().filter(|name| listed.iter().all(|it| it.id != **name)) {
             let path = format!("/v1/models/{name}");
-            let known = remote::ask_if_known(&transport, &path, wire::model_id).await?;
+            let known = remote::ask_if_known(&brief, &path, wire::model_id).await?;
             listed.extend(known.map(|_| openai::Listed { id: name.clone(), ..Default::default() }));
         }
         let model = remote::choose(&transport.server(), &listed, name.as_deref())?;

@@ -157,6 +157,7 @@ pub fn limits(limits: &Limits) -> Value {
         "scores": limits.scores,
         "start_index": limits.start_index,
         "cached_scores": limits.cached_scores,
+        "batches": limits.batches,
     })
 }
 
@@ -173,6 +174,7 @@ pub fn to_limits(json: &Value) -> Option<Limits> {
         scores: flag("scores")?,
         start_index: flag("start_index")?,
         cached_scores: flag("cached_scores")?,
+        batches: flag("batches")?,
     })
 }
 

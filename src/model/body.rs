@@ -3,14 +3,11 @@
 //! Owns the bounded reading of bodies and the short, escaped excerpts that error messages show.
 //! What the bytes mean is the decoder's business.
 
-use serde_json::Value;
+use crate::wire::error;
+pub use crate::wire::error::shorten;
 
-/// Characters of a foreign text that a message repeats.
-const EXCERPT: usize = 160;
 /// Bytes of an error's body that are looked at.
 pub const ERROR_BODY: usize = 64 * 1024;
-/// Bytes of a body from which an excerpt is made.
-const QUOTABLE: usize = 8 * 1024;
 /// Memory is set aside for at most this much on a server's word alone.
 const TRUSTED_LENGTH: usize = 1 << 20;
 
@@ -58,20 +55,15 @@ pub async fn read_beginning(mut response: reqwest::Response, max: usize) -> Vec<
     body
 }
 
-/// What a failed connection said, cause by cause, without the address (which may hold credentials).
+/// What a failed connection said: the innermost cause, without the address (which may hold credentials). The causes
+/// around it only say that something could not be sent.
 pub fn reasons(error: reqwest::Error) -> String {
     let error = error.without_url();
-    let mut text = error.to_string();
-    let mut source = std::error::Error::source(&error);
-    while let Some(cause) = source {
-        let cause_text = cause.to_string();
-        // Wrappers often repeat what they wrap.
-        if !text.contains(&cause_text) {
-            text = format!("{text}: {cause_text}");
-        }
-        source = cause.source();
+    let mut cause: &dyn std::error::Error = &error;
+    while let Some(source) = cause.source() {
+        cause = source;
     }
-    text
+    cause.to_string()
 }
 
 /// Why `body` is unusable, with what it looks like. `scrub` removes what must not be repeated.
@@ -86,40 +78,13 @@ pub fn describe(reason: &str, body: &[u8], scrub: &dyn Fn(&str) -> String) -> St
     }
 }
 
-/// What an error's body says: the message in it, if it has the shape one of the servers uses, else its beginning.
+/// What an error's body says. Scrubbed before it is cut, because half a key is still half a key.
 pub fn message(body: &[u8], scrub: &dyn Fn(&str) -> String) -> String {
-    let json: Option<Value> = serde_json::from_slice(body).ok();
-    let said = json.as_ref().and_then(|json| {
-        let places = ["/error/message", "/message", "/error", "/detail/0/msg", "/detail"];
-        places.iter().find_map(|place| json.pointer(place)?.as_str())
-    });
-    match said {
-        Some(said) => shorten(&scrub(said)),
-        None if body.is_empty() => "(no further explanation)".to_owned(),
-        None => excerpt(body, scrub),
-    }
+    shorten(&scrub(&error::server_message(body)))
 }
 
-/// The beginning of `body` in quotes, control characters escaped. Scrubbed before it is cut, because
-/// half a key is still half a key.
 fn excerpt(body: &[u8], scrub: &dyn Fn(&str) -> String) -> String {
-    let beginning = &body[..body.len().min(QUOTABLE)];
-    format!("\"{}\"", shorten(&scrub(&String::from_utf8_lossy(beginning))))
-}
-
-/// At most [`EXCERPT`] characters of `text`, printable and on one line.
-pub fn shorten(text: &str) -> String {
-    let mut short: String = text.chars().take(EXCERPT).flat_map(printable).collect();
-    if text.chars().nth(EXCERPT).is_some() {
-        short.push('…');
-    }
-    short
-}
-
-fn printable(c: char) -> impl Iterator<Item = char> {
-    let escaped = c.is_control().then(|| c.escape_default());
-    let kept = escaped.is_none().then_some(c);
-    escaped.into_iter().flatten().chain(kept)
+    shorten(&scrub(&error::quoted(body)))
 }
 
 #[cfg(test)]
@@ -140,29 +105,15 @@ mod tests {
     #[test]
     fn excerpts_are_short() {
         let long = describe("not JSON", &[b'x'; 1_000_000], &str::to_owned);
-        assert!(long.len() < 300 && long.ends_with("…\""), "{long}");
+        assert!(long.len() < error::SHOWN + 50 && long.ends_with("…\""), "{long}");
     }
 
     #[test]
     fn a_key_is_masked_even_where_the_excerpt_ends() {
-        let body = format!("{}sk-secret-key", "x".repeat(EXCERPT - 6));
+        let body = format!("{}sk-secret-key", "x".repeat(error::SHOWN - 6));
         let scrub = |text: &str| text.replace("sk-secret-key", "***");
         for text in [describe("bad", body.as_bytes(), &scrub), message(body.as_bytes(), &scrub)] {
             assert!(text.contains("***") && !text.contains("sk-"), "{text}");
         }
-    }
-
-    #[test]
-    fn errors_are_read_in_every_shape_servers_use() {
-        let check =
-            |body: &str, expected: &str| assert_eq!(message(body.as_bytes(), &str::to_owned), expected);
-        check(r#"{"error":{"message":"too long","type":"BadRequestError"}}"#, "too long");
-        check(r#"{"object":"error","message":"no such model","code":404}"#, "no such model");
-        check(r#"{"error":"overloaded"}"#, "overloaded");
-        check(r#"{"detail":"Not Found"}"#, "Not Found");
-        check(r#"{"detail":[{"loc":["body"],"msg":"field required"}]}"#, "field required");
-        check(r#"{"error":{"message":"two\nlines"}}"#, "two\\nlines");
-        check("", "(no further explanation)");
-        check("Bad Gateway", "\"Bad Gateway\"");
     }
 }

@@ -117,6 +117,21 @@ impl Meter {
         }
     }
 
+    /// Room for the first of `jobs`, and for as many of the following as there is room for at once.
+    async fn reserve_some(self: &Arc<Self>, jobs: &[ScoreJob]) -> Result<Vec<Reservation>, Error> {
+        let (Some(first), rest) = (jobs.first(), jobs.iter().skip(1)) else { return Ok(Vec::new()) };
+        let mut rooms = vec![self.reserve(first.tokens().len() as u64).await?];
+        for tokens in rest.map(|job| job.tokens().len() as u64) {
+            match self.try_reserve(tokens) {
+                Ok(true) => {
+                    rooms.push(Reservation { meter: Arc::clone(self), tokens, usage: None, sent: true })
+                }
+                Ok(false) | Err(_) => break,
+            }
+        }
+        Ok(rooms)
+    }
+
     fn try_reserve(&self, tokens: u64) -> Result<bool, Error> {
         let mut state = self.lock();
         if let Some(limit) = self.allowance.max_requests.filter(|&limit| state.spent.requests >= limit) {
@@ -197,6 +212,23 @@ impl Model for Budgeted {
     async fn score(&self, job: &ScoreJob) -> Result<Scored, Error> {
         let room = self.meter.reserve(job.tokens().len() as u64).await?;
         room.settle(self.inner.score(job).await, |it| it.usage)
+    }
+
+    /// Sends as many together as the limits allow; each of them counts as a request.
+    async fn score_many(&self, jobs: &[ScoreJob]) -> Vec<Result<Scored, Error>> {
+        let mut answers = Vec::with_capacity(jobs.len());
+        while answers.len() < jobs.len() {
+            let rest = &jobs[answers.len()..];
+            match self.meter.reserve_some(rest).await {
+                Err(error) => answers.push(Err(error)),
+                Ok(rooms) => {
+                    let scored = self.inner.score_many(&rest[..rooms.len()]).await;
+                    let settled = rooms.into_iter().zip(scored);
+                    answers.extend(settled.map(|(room, scored)| room.settle(scored, |it| it.usage)));
+                }
+            }
+        }
+        answers
     }
 
     async fn chat(&self, request: &ChatRequest) -> Result<ChatAnswer, Error> {

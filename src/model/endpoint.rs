@@ -208,6 +208,11 @@ impl Pool {
         state.members.iter().enumerate().any(|(idx, member)| !tried.contains(&idx) && up(member))
     }
 
+    /// The endpoint that requests with this sticky value prefer.
+    pub fn home(&self, sticky: u64) -> usize {
+        self.order(sticky, &[]).first().copied().unwrap_or_default()
+    }
+
     /// The endpoints by preference. Each prefix ranks them by a hash of itself and the address
     /// (rendezvous hashing), so losing one endpoint moves only that endpoint's prefixes.
     fn order(&self, sticky: u64, tried: &[usize]) -> Vec<usize> {

@@ -93,9 +93,9 @@ impl Error {
                 Some(help)
             }
             Self::Budget { .. } => Some("raise the limit; the same command continues where this one stopped"),
-            Self::Unreachable { .. } | Self::Unavailable { .. } => {
-                Some("see that the server runs; the same command continues where this one stopped")
-            }
+            Self::Unreachable { .. } | Self::Unavailable { .. } => Some(
+                "see that the server runs and the address is right; the same command continues where this one stopped",
+            ),
             Self::Refused { .. } | Self::Garbled { .. } => None,
         }
     }

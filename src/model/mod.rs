@@ -15,6 +15,7 @@ pub mod error;
 pub mod notice;
 pub mod open;
 pub mod openai;
+pub mod planned;
 pub mod probe;
 pub mod record;
 pub mod remote;
@@ -30,6 +31,7 @@ pub mod weights;
 mod window;
 
 use async_trait::async_trait;
+use futures_util::future::join_all;
 use serde_json::Value;
 
 pub use self::error::Error;
@@ -45,6 +47,11 @@ pub trait Model: Send + Sync {
 
     /// Scores spans of given tokens.
     async fn score(&self, job: &ScoreJob) -> Result<Scored, Error>;
+
+    /// Scores several jobs at once; one job's failure is not another's.
+    async fn score_many(&self, jobs: &[ScoreJob]) -> Vec<Result<Scored, Error>> {
+        join_all(jobs.iter().map(|job| self.score(job))).await
+    }
 
     /// Answers a conversation; the server renders it.
     async fn chat(&self, request: &ChatRequest) -> Result<ChatAnswer, Error>;
@@ -203,4 +210,6 @@ pub struct Limits {
     pub start_index: bool,
     /// Whether scoring reuses the prefix cache.
     pub cached_scores: bool,
+    /// Whether short jobs are better sent together, by [`Model::score_many`], than one by one.
+    pub batches: bool,
 }

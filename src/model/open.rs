@@ -1,7 +1,8 @@
 //! Opening a model: finding out what kind of server it is, and what must be known before anything is sent.
 //!
 //! Owns [`open`] and [`open_embedded`], which every command that needs a model goes through. The size of the vocabulary comes
-//! from the tokenizer that was named, else from the directory the server names if it is readable here.
+//! from the tokenizer that was named, else from the directory the server names if it is readable here. Several servers
+//! are one model only if they say so and give the same logprobs. Questions are asked briefly, because a person waits.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -9,11 +10,12 @@ use std::sync::Arc;
 use super::anthropic::Anthropic;
 use super::embedded::model::Embedded;
 use super::openai::OpenAi;
+use super::probe::{SAME_WEIGHTS, mean_difference, probe_logprobs};
 use super::remote::{self, Kind, OpenOptions, ServerInfo};
 use super::sglang::Sglang;
 use super::transport::Transport;
 use super::vllm::Vllm;
-use super::{Error, Model};
+use super::{Error, Model, endpoint};
 use crate::chat::tokenizer::Tokenizer;
 use crate::wire;
 
@@ -25,10 +27,73 @@ pub struct Opened {
     pub info: ServerInfo,
     /// Its tokenizer, if one was named or found, and where.
     pub tokenizer: Option<(PathBuf, Arc<Tokenizer>)>,
+    /// The way to it; a model in this process has none.
+    pub transport: Option<Transport>,
 }
 
-/// Opens the server behind `transport`; `kind` is found out if it is not given.
+/// Opens the servers behind `transport`; `kind` is found out if it is not given.
 pub async fn open(
+    transport: Transport,
+    kind: Option<Kind>,
+    tokenizer: Option<&Path>,
+    options: OpenOptions,
+) -> Result<Opened, Error> {
+    let each = transport.each()?;
+    if each.len() == 1 {
+        return open_one(transport, kind, tokenizer, options).await;
+    }
+    let (mut up, mut opened, mut down) = (Vec::new(), Vec::new(), None);
+    for (idx, one) in each.into_iter().enumerate() {
+        match open_one(one, kind, tokenizer, options.clone()).await {
+            Ok(one) => {
+                up.push(idx);
+                opened.push(one);
+            }
+            Err(error @ (Error::Unreachable { .. } | Error::Unavailable { .. })) => {
+                options.notices.add(format!("{error}; going on without it"));
+                down.get_or_insert(error);
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    check_same_model(&opened).await?;
+    match (opened.first(), down) {
+        (Some(first), _) => open_one(transport.only(&up)?, Some(first.info.kind), tokenizer, options).await,
+        (None, down) => Err(down.unwrap_or_else(endpoint::no_endpoint)),
+    }
+}
+
+/// Refuses servers that say they serve different models, or whose logprobs of a probe text differ.
+async fn check_same_model(opened: &[Opened]) -> Result<(), Error> {
+    let Some((first, others)) = opened.split_first() else { return Ok(()) };
+    let name = |it: &Opened| it.transport.as_ref().map(Transport::server).unwrap_or_default();
+    let different = |what: String| {
+        let help = "name servers of one model, and that model with --model".to_owned();
+        Err(Error::Invalid { what, help })
+    };
+    let expected = probe_logprobs(first).await?;
+    for other in others {
+        let (a, b) = (&first.info, &other.info);
+        if (a.kind, &a.model) != (b.kind, &b.model) {
+            let says = |it: &ServerInfo| format!("`{}` ({})", it.model, it.kind.name());
+            return different(format!("{} serves {}, {} {}", name(first), says(a), name(other), says(b)));
+        }
+        match mean_difference(&expected, &probe_logprobs(other).await?) {
+            Some(difference) if difference > SAME_WEIGHTS => {
+                return different(format!(
+                    "{} has other weights than {}: the logprobs of a probe text differ by {difference:.2} on average",
+                    name(other),
+                    name(first)
+                ));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// Opens the one server behind `transport`, or several that are known to be the same.
+async fn open_one(
     transport: Transport,
     kind: Option<Kind>,
     tokenizer: Option<&Path>,
@@ -41,6 +106,7 @@ pub async fn open(
     let mut tokenizer = tokenizer.map(load).transpose()?;
     options.vocab_size =
         tokenizer.as_ref().map(|(_, tokenizer)| tokenizer.vocab_size()).or(options.vocab_size);
+    let way = Some(transport.clone());
     let (model, info): (Arc<dyn Model>, ServerInfo) = match kind {
         Kind::Vllm => {
             let client = Vllm::open(transport, options).await?;
@@ -74,7 +140,7 @@ pub async fn open(
             });
         }
     };
-    Ok(Opened { model, info, tokenizer })
+    Ok(Opened { model, info, tokenizer, transport: way })
 }
 
 /// Loads the model at `path` into this process; `name` is what it is called in reports and ledgers.
@@ -91,7 +157,7 @@ pub fn open_embedded(name: &str, path: &Path, tokenizer: Option<&Path>) -> Resul
         tokenizer_path: tokenizer.as_ref().map(|(path, _)| path.display().to_string()),
         weight_version: None,
     };
-    Ok(Opened { model: Arc::new(model), info, tokenizer })
+    Ok(Opened { model: Arc::new(model), info, tokenizer, transport: None })
 }
 
 /// SGLang tells of its model, vLLM its version; whatever else lists models speaks OpenAI's protocol.

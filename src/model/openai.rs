@@ -76,7 +76,7 @@ impl Parameter {
 impl OpenAi {
     /// Asks the server which models it has, and takes one.
     pub async fn open(transport: Transport, options: OpenOptions) -> Result<Self, Error> {
-        let listed = remote::listed(&transport).await?;
+        let listed = remote::listed(&transport.briefly()).await?;
         let model = remote::choose(&transport.server(), &listed, options.model.as_deref())?;
         let limits = Limits {
             context_length: model.context_length,

@@ -1,20 +1,22 @@
 //! Finding out what a server is and can do, by asking it rather than by believing its name.
 //!
-//! Owns [`probe`] and its [`Report`]. Every line is measured with a few short requests, or absent when
-//! it could not be. Showing the report is the business of the command line.
+//! Owns [`probe`] and its [`Report`], and [`require_scores`], with which a command makes sure of what it needs
+//! before anything is paid for. Every line is measured with a few short requests, or absent when it could not
+//! be. Showing the report is the business of the command line.
 
 use serde_json::{Value, json};
 
 use super::open::Opened;
 use super::remote::{Kind, ServerInfo};
-use super::transport::{Call, Method, Transport};
+use super::transport::{Answer, Call, Method, Transport};
 use super::{ChatRequest, Error, GenerateRequest, Generated, Limits, Model, Place, Sampling, Scored};
 use crate::chat::drops::drops;
 use crate::chat::source::ChatTemplates;
 use crate::chat::template::Now;
 use crate::episode::{Message, Role};
-use crate::score::ScoreJob;
-use crate::tokens::{TokenId, TokenSpan};
+use crate::score::{ScoreJob, SpanScore};
+use crate::tokens::{Logprob, TokenId, TokenSpan};
+use crate::wire::openai;
 
 /// Letters, digits, accents and another script, so that tokenizers that differ show it.
 pub const PROBE_TEXT: &str =
@@ -24,6 +26,8 @@ const PROBE_IDS: std::ops::Range<TokenId> = 40..64;
 /// Logprobs of the same tokens as prompt and as sample may differ by this much before the server is distrusted.
 const SELF_TEST_TOLERANCE: f64 = 0.05;
 const N_SAMPLED: usize = 12;
+/// Servers whose logprobs of the probe text differ by more than this on average have other weights.
+pub const SAME_WEIGHTS: f64 = 0.05;
 
 /// What was found out; `None` where it could not be.
 #[derive(Clone, Debug, PartialEq)]
@@ -58,7 +62,7 @@ impl Report {
         self.self_test.map(|difference| difference < SELF_TEST_TOLERANCE)
     }
 
-    /// The report as JSON.
+    /// The report as JSON; what could not be measured is null, and [`Report::notes`] say why.
     pub fn to_json(&self) -> Value {
         json!({
             "kind": self.info.kind.name(),
@@ -76,13 +80,71 @@ impl Report {
             "template_drops": self.template_drops,
             "deterministic": self.deterministic,
             "self_test": {"max_abs_diff": self.self_test, "ok": self.self_test_ok()},
-            "notes": self.notes,
         })
     }
 }
 
-/// Asks the model everything; one in this process has no transport.
-pub async fn probe(opened: &Opened, transport: Option<&Transport>) -> Report {
+/// Refuses a model that cannot score, or that is asked in the ids of another tokenizer.
+pub async fn require_scores(opened: &Opened) -> Result<(), Error> {
+    let server = server_name(opened);
+    if !opened.model.limits().scores {
+        return Err(cannot_score(opened, server));
+    }
+    if tokenizer_agrees(opened, &mut Vec::new()).await == Some(false) {
+        let path = opened.tokenizer.as_ref().map(|(path, _)| path.display().to_string()).unwrap_or_default();
+        return Err(Error::Invalid {
+            what: format!("the tokenizer at {path} gives other ids than that of {server} for the same text"),
+            help: "name the tokenizer of the served model with --tokenizer".to_owned(),
+        });
+    }
+    let help = "use vLLM or SGLang, or a model inside this process (--kind embedded)".to_owned();
+    let unsupported = |why: String| {
+        Err(Error::Unsupported { server: server.clone(), what: format!("score a prompt: {why}"), help })
+    };
+    match probe_logprobs(opened).await {
+        Err(Error::Garbled { why, .. }) => unsupported(why),
+        Err(Error::Refused { status, message, .. }) => unsupported(format!("HTTP {status}: {message}")),
+        Ok(logprobs) if logprobs.iter().all(Option::is_none) => {
+            unsupported("no logprob came back".to_owned())
+        }
+        Ok(_) => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+fn server_name(opened: &Opened) -> String {
+    opened.transport.as_ref().map_or_else(|| "the embedded model".to_owned(), Transport::server)
+}
+
+fn cannot_score(opened: &Opened, server: String) -> Error {
+    let (what, help) = match opened.info.kind {
+        Kind::Sglang => (
+            "be asked for scores while the size of its vocabulary is unknown: one id too large ends an SGLang server",
+            "name the model's tokenizer with --tokenizer",
+        ),
+        _ => ("score a prompt", "use vLLM or SGLang, or a model inside this process (--kind embedded)"),
+    };
+    Error::Unsupported { server, what: what.to_owned(), help: help.to_owned() }
+}
+
+/// The logprobs of the probe text but for its first token; none from a model that cannot score.
+pub async fn probe_logprobs(opened: &Opened) -> Result<Vec<Option<Logprob>>, Error> {
+    if !opened.model.limits().scores {
+        return Ok(Vec::new());
+    }
+    let scored = score(&*opened.model, &probe_ids(opened), 1).await?;
+    Ok(scored.spans.iter().flat_map(SpanScore::logprobs).collect())
+}
+
+/// The mean difference of logprobs of the same tokens; `None` when there is nothing to compare.
+pub fn mean_difference(a: &[Option<Logprob>], b: &[Option<Logprob>]) -> Option<f64> {
+    let both = a.iter().zip(b).filter_map(|(a, b)| Some((a.as_ref()?.get() - b.as_ref()?.get()).abs()));
+    let differences: Vec<f64> = both.collect();
+    (!differences.is_empty()).then(|| differences.iter().sum::<f64>() / differences.len() as f64)
+}
+
+/// Asks the model everything.
+pub async fn probe(opened: &Opened) -> Report {
     let mut report = Report {
         info: opened.info.clone(),
         limits: opened.model.limits().clone(),
@@ -96,9 +158,7 @@ pub async fn probe(opened: &Opened, transport: Option<&Transport>) -> Report {
         self_test: None,
         notes: Vec::new(),
     };
-    if let Some(transport) = transport {
-        report.tokenizer_agrees = tokenizer_agrees(opened, transport, &mut report.notes).await;
-    }
+    report.tokenizer_agrees = tokenizer_agrees(opened, &mut report.notes).await;
     if report.limits.token_ids {
         measure_ids(opened, &mut report).await;
     } else {
@@ -192,17 +252,16 @@ fn template_drops(opened: &Opened) -> Option<Vec<&'static str>> {
     Some(drops(&template, templates.special_tokens(), Some(Now::utc(0))).names())
 }
 
-/// Whether the server's tokenizer gives the probe text the ids ours gives; `None` where it cannot be asked.
-pub async fn tokenizer_agrees(
-    opened: &Opened,
-    transport: &Transport,
-    notes: &mut Vec<String>,
-) -> Option<bool> {
+/// Whether the server's tokenizer gives the probe text the ids ours gives; `None` where it cannot be asked, as for a
+/// model in this process, which has no other tokenizer than ours.
+async fn tokenizer_agrees(opened: &Opened, notes: &mut Vec<String>) -> Option<bool> {
+    let transport = opened.transport.as_ref()?.briefly();
     if !matches!(opened.info.kind, Kind::Vllm | Kind::Sglang) {
         return None;
     }
     let (_, tokenizer) = opened.tokenizer.as_ref()?;
-    let ours = tokenizer.encode(PROBE_TEXT).ok()?.ids;
+    // A server may add what its tokenizer adds to plain text, whatever it is asked.
+    let ours = [tokenizer.encode(PROBE_TEXT).ok()?.ids, tokenizer.encode_plain(PROBE_TEXT).ok()?.ids];
     let body = json!({"model": opened.info.model, "prompt": PROBE_TEXT, "add_special_tokens": false});
     let call = Call {
         method: Method::POST,
@@ -213,18 +272,8 @@ pub async fn tokenizer_agrees(
         max_answer: 1 << 20,
         timeout: None,
     };
-    let decode = |answer: &super::transport::Answer<'_>| {
-        let json: Value = serde_json::from_slice(answer.body).map_err(|error| error.to_string())?;
-        let tokens = json.get("tokens").and_then(Value::as_array).ok_or("no tokens")?;
-        let id = |token: &Value| token.as_u64().and_then(|id| TokenId::try_from(id).ok());
-        tokens
-            .iter()
-            .map(id)
-            .collect::<Option<Vec<TokenId>>>()
-            .ok_or_else(|| "a token that is no id".to_owned())
-    };
-    match transport.call(&call, &decode).await {
-        Ok(theirs) => Some(theirs == ours),
+    match transport.call(&call, &|answer: &Answer<'_>| openai::tokenized(answer.body)).await {
+        Ok(theirs) => Some(ours.contains(&theirs)),
         // SGLang behind a proxy and older servers have no such route.
         Err(Error::Refused { status: 404 | 405, .. }) => None,
         Err(error) => kept(Err(error), notes),

@@ -72,6 +72,13 @@ impl Model for Recorder {
         self.keep(SCORE, as_json::score_job(job), answer, as_json::scored)
     }
 
+    async fn score_many(&self, jobs: &[ScoreJob]) -> Vec<Result<Scored, Error>> {
+        let answers = jobs.iter().zip(self.inner.score_many(jobs).await);
+        answers
+            .map(|(job, answer)| self.keep(SCORE, as_json::score_job(job), answer, as_json::scored))
+            .collect()
+    }
+
     async fn chat(&self, request: &ChatRequest) -> Result<ChatAnswer, Error> {
         let answer = self.inner.chat(request).await;
         self.keep(CHAT, as_json::chat_request(request), answer, as_json::chat_answer)

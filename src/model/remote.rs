@@ -156,6 +156,15 @@ pub fn check_ids(ids: &[TokenId], vocab_size: Option<usize>) -> Result<(), Error
     })
 }
 
+/// Refuses more candidates than there are tokens: servers fall over it.
+pub fn check_top_k(top_k: usize, vocab_size: Option<usize>) -> Result<(), Error> {
+    let Some(size) = vocab_size.filter(|&size| top_k > size) else { return Ok(()) };
+    Err(Error::Invalid {
+        what: format!("{top_k} candidates per position are more than the vocabulary's {size} tokens"),
+        help: "ask for a smaller top_k".to_owned(),
+    })
+}
+
 /// Refuses a prompt that leaves no room for one more token, which every server wants.
 pub fn check_length(n_tokens: usize, context_length: Option<usize>) -> Result<(), Error> {
     let Some(context_length) = context_length.filter(|&length| n_tokens >= length) else { return Ok(()) };

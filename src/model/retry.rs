@@ -63,6 +63,8 @@ pub struct Policy {
     pub longest_wait: Duration,
     /// A `Retry-After` beyond this is not waited for: the call fails and says so.
     pub longest_retry_after: Duration,
+    /// Whether only a server that answers that it is busy is asked again.
+    pub only_when_busy: bool,
 }
 
 impl Default for Policy {
@@ -73,6 +75,7 @@ impl Default for Policy {
             first_wait: Duration::from_millis(500),
             longest_wait: Duration::from_secs(60),
             longest_retry_after: Duration::from_secs(900),
+            only_when_busy: false,
         }
     }
 }
@@ -86,7 +89,14 @@ impl Policy {
             first_wait: Duration::from_millis(200),
             longest_wait: Duration::from_secs(1),
             longest_retry_after: Duration::from_secs(5),
+            only_when_busy: false,
         }
+    }
+
+    /// Whether a failure is worth another try after `garbled` unusable answers.
+    pub fn tries_again(&self, failure: &Failure, garbled: u32) -> bool {
+        let is_busy = failure.kind == Kind::Pressed && matches!(failure.error, Error::Unavailable { .. });
+        failure.kind != Kind::Refused && garbled < self.garbled_attempts && (is_busy || !self.only_when_busy)
     }
 
     /// The wait after `round` failed rounds (from 1), or `None` when it is time to give up.

@@ -6,7 +6,10 @@
 //! behind that start when the beginning is cached. Deliberately absent: the formats, which are in
 //! `wire::sglang`.
 
+use std::collections::BTreeMap;
+
 use async_trait::async_trait;
+use futures_util::future::join_all;
 use tokio::sync::OnceCell;
 
 use super::openai::{self, Dialect};
@@ -34,8 +37,9 @@ pub struct Sglang {
 impl Sglang {
     /// Asks the server what it is. It accepts any name, so a name is checked against what it lists.
     pub async fn open(transport: Transport, options: OpenOptions) -> Result<Self, Error> {
-        let told = told(&transport).await?;
-        let listed = remote::listed(&transport).await?;
+        let brief = transport.briefly();
+        let told = told(&brief).await?;
+        let listed = remote::listed(&brief).await?;
         let model = remote::choose(&transport.server(), &listed, options.model.as_deref())?;
         let limits = Limits {
             context_length: model.context_length.or(told.context_length),
@@ -45,6 +49,7 @@ impl Sglang {
             scores: options.vocab_size.is_some(),
             start_index: true,
             cached_scores: told.disable_radix_cache != Some(true),
+            batches: true,
         };
         let info = ServerInfo {
             kind: Kind::Sglang,
@@ -95,11 +100,13 @@ impl Sglang {
     fn window(&self, job: &ScoreJob) -> Result<Option<Window>, Error> {
         let Some(window) = Window::of(job) else { return Ok(None) };
         self.check(&job.tokens()[..window.end])?;
+        remote::check_top_k(job.top_k(), self.limits.vocab_size)?;
         Ok(Some(window))
     }
 
     async fn post<T>(
         &self,
+        transport: &Transport,
         request: &wire::GenerateRequest<'_>,
         size: Size,
         decode: &(dyn Fn(&Answer<'_>) -> Result<T, String> + Send + Sync),
@@ -113,7 +120,7 @@ impl Sglang {
             max_answer: size.max_answer(),
             timeout: None,
         };
-        self.transport.call(&call, decode).await
+        transport.call(&call, decode).await
     }
 
     async fn score_window(&self, job: &ScoreJob, window: Window) -> Result<Scores, Error> {
@@ -123,57 +130,35 @@ impl Sglang {
             let scores = wire::scores(answer.body, job, window)?;
             chance.check(&scores.spans).map(|()| scores)
         };
-        self.post(&request, size(&[(job, window)], job.top_k()), &decode).await
+        self.post(&self.transport, &request, size(&[(job, window)], job.top_k()), &decode).await
     }
 
-    /// Scores several jobs in one request; one job's failure is not another's. When the server
-    /// refuses the batch as a whole, each job is asked for alone.
-    pub async fn score_batch(&self, jobs: &[ScoreJob]) -> Vec<Result<Scored, Error>> {
-        let windows: Vec<_> = jobs.iter().map(|job| self.window(job)).collect();
-        let sent: Vec<(&ScoreJob, Window)> = jobs
-            .iter()
-            .zip(&windows)
-            .filter_map(|(job, window)| Some((job, (*window.as_ref().ok()?)?)))
-            .collect();
-        let mut answers = self.score_sent(&sent).await.into_iter();
-        let mut all = Vec::with_capacity(jobs.len());
-        for (job, window) in jobs.iter().zip(windows) {
-            all.push(match window {
-                Err(error) => Err(error),
-                Ok(None) => remote::nothing_to_score(job),
-                Ok(Some(_)) => {
-                    answers.next().unwrap_or_else(|| Err(self.garbled("an answer is missing".into())))
+    /// Scores jobs in one request. Whatever goes wrong, but for a busy server, may be one job's fault: then each that
+    /// has no scores yet is asked for alone.
+    async fn score_together(&self, sent: &[(&ScoreJob, Window)]) -> Vec<Result<Scored, Error>> {
+        let together = if sent.len() > 1 { self.score_batch(sent).await } else { Vec::new() };
+        let all = sent.iter().enumerate().map(|(idx, &(job, window))| {
+            let found = together.get(idx).cloned().flatten();
+            async move {
+                match found {
+                    Some(scores) => Ok(scored(scores, window)),
+                    None => Ok(scored(self.score_window(job, window).await?, window)),
                 }
-            });
-        }
-        all
+            }
+        });
+        join_all(all).await
     }
 
-    async fn score_sent(&self, sent: &[(&ScoreJob, Window)]) -> Vec<Result<Scored, Error>> {
-        if sent.is_empty() {
-            return Vec::new();
-        }
+    /// One request for several jobs: the scores of those whose part of the answer is usable as it stands.
+    async fn score_batch(&self, sent: &[(&ScoreJob, Window)]) -> Vec<Option<Scores>> {
         let top_k = sent.iter().map(|(job, _)| job.top_k()).max().unwrap_or(0);
         let decode = |answer: &Answer<'_>| wire::batch_scores(answer.body, sent);
-        match self.post(&wire::batch_request(sent), size(sent, top_k), &decode).await {
-            Ok(all) => {
-                let each = all.into_iter().zip(sent);
-                each.map(|(it, (_, window))| {
-                    it.map(|it| scored(it, *window)).map_err(|why| self.garbled(why))
-                })
-                .collect()
-            }
-            Err(Error::Refused { .. }) if sent.len() > 1 => self.score_one_by_one(sent).await,
-            Err(error) => vec![Err(error); sent.len()],
-        }
-    }
-
-    async fn score_one_by_one(&self, sent: &[(&ScoreJob, Window)]) -> Vec<Result<Scored, Error>> {
-        let mut all = Vec::with_capacity(sent.len());
-        for &(job, window) in sent {
-            all.push(self.score_window(job, window).await.map(|it| scored(it, window)));
-        }
-        all
+        let transport = self.transport.only_when_busy();
+        let all = self.post(&transport, &wire::batch_request(sent), size(sent, top_k), &decode).await;
+        let usable = |scores: Result<Scores, String>| {
+            scores.ok().filter(|scores| SecondChance::default().check(&scores.spans).is_ok())
+        };
+        all.map_or_else(|_| Vec::new(), |all| all.into_iter().map(usable).collect())
     }
 
     /// The logprobs of chosen ids at every needed position of a job, in the order of the positions;
@@ -184,7 +169,9 @@ impl Sglang {
         let request =
             wire::GenerateRequest { token_ids_logprob: Some(ids), ..wire::score_request(job, window) };
         let decode = |answer: &Answer<'_>| wire::scores(answer.body, job, window);
-        let scores = self.post(&request, size(&[(job, window)], job.top_k() + ids.len()), &decode).await?;
+        let scores = self
+            .post(&self.transport, &request, size(&[(job, window)], job.top_k() + ids.len()), &decode)
+            .await?;
         if scores.chosen.iter().any(|row| row.entries().len() < ids.len()) || scores.chosen.is_empty() {
             return Err(self.garbled("not every chosen id has a logprob".to_owned()));
         }
@@ -209,7 +196,10 @@ impl Sglang {
             top_k: request.top_k,
             sticky: remote::sticky_episode(&request.place),
         };
-        self.post(&body, size, &|answer: &Answer<'_>| wire::drawn(answer.body, request.top_k)).await
+        self.post(&self.transport, &body, size, &|answer: &Answer<'_>| {
+            wire::drawn(answer.body, request.top_k)
+        })
+        .await
     }
 
     /// How many tokens may be sampled: SGLang refuses a limit beyond the context instead of clipping it.
@@ -265,6 +255,32 @@ impl Model for Sglang {
     async fn score(&self, job: &ScoreJob) -> Result<Scored, Error> {
         let Some(window) = self.window(job)? else { return remote::nothing_to_score(job) };
         Ok(scored(self.score_window(job, window).await?, window))
+    }
+
+    /// One request for each endpoint that knows the beginnings of some of the jobs.
+    async fn score_many(&self, jobs: &[ScoreJob]) -> Vec<Result<Scored, Error>> {
+        let windows: Vec<_> = jobs.iter().map(|job| self.window(job)).collect();
+        let mut homes: BTreeMap<usize, Vec<(usize, Window)>> = BTreeMap::new();
+        for (idx, window) in windows.iter().enumerate() {
+            if let Ok(Some(window)) = window {
+                let home = self.transport.home(remote::sticky_prompt(jobs[idx].tokens()));
+                homes.entry(home).or_default().push((idx, *window));
+            }
+        }
+        let asked = homes.values().map(|sent| async move {
+            let together: Vec<_> = sent.iter().map(|&(idx, window)| (&jobs[idx], window)).collect();
+            let scored = self.score_together(&together).await;
+            sent.iter().map(|it| it.0).zip(scored).collect::<Vec<_>>()
+        });
+        let mut answers: BTreeMap<usize, _> = join_all(asked).await.into_iter().flatten().collect();
+        let answer = |(idx, window): (usize, Result<Option<Window>, Error>)| match window {
+            Err(error) => Err(error),
+            Ok(None) => remote::nothing_to_score(&jobs[idx]),
+            Ok(Some(_)) => {
+                answers.remove(&idx).unwrap_or_else(|| Err(self.garbled("an answer is missing".to_owned())))
+            }
+        };
+        windows.into_iter().enumerate().map(answer).collect()
     }
 
     async fn chat(&self, request: &ChatRequest) -> Result<ChatAnswer, Error> {

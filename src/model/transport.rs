@@ -144,10 +144,12 @@ pub struct Counts {
     pub retries: u64,
 }
 
-/// A way to one model, over one or several endpoints. Clones share everything but their retry policy.
+/// A way to one model, over one or several endpoints. Clones share everything but their patience.
 #[derive(Clone)]
 pub struct Transport {
     policy: Policy,
+    /// No attempt takes longer.
+    longest: Duration,
     shared: Arc<Shared>,
 }
 
@@ -162,6 +164,8 @@ struct Shared {
     retries: AtomicU64,
 }
 
+/// How long a person waits for one attempt.
+const BRIEF: Duration = Duration::from_secs(60);
 /// Servers such as uvicorn close idle connections after five seconds; leaving first avoids sending into a closing one.
 const IDLE: Duration = Duration::from_secs(4);
 
@@ -190,12 +194,25 @@ impl Transport {
             retries: AtomicU64::new(0),
             settings,
         };
-        Ok(Self { policy: shared.settings.policy.clone(), shared: Arc::new(shared) })
+        let (policy, longest) = (shared.settings.policy.clone(), Duration::MAX);
+        Ok(Self { policy, longest, shared: Arc::new(shared) })
     }
 
     /// The same transport, giving up quickly: for questions a person waits for.
     pub fn briefly(&self) -> Self {
-        Self { policy: Policy::brief(), shared: Arc::clone(&self.shared) }
+        Self { policy: Policy::brief(), longest: BRIEF, shared: Arc::clone(&self.shared) }
+    }
+
+    /// The same transport, which tries again only where the server says that it is busy: for requests that can be
+    /// cut into smaller ones.
+    pub fn only_when_busy(&self) -> Self {
+        let policy = Policy { only_when_busy: true, ..self.policy.clone() };
+        Self { policy, ..self.clone() }
+    }
+
+    /// Which endpoint requests with this sticky value go to while it is up.
+    pub fn home(&self, sticky: u64) -> usize {
+        self.shared.pool.home(sticky)
     }
 
     /// One transport per endpoint, so that each server can be asked what it is.
@@ -203,6 +220,13 @@ impl Transport {
         let settings = &self.shared.settings;
         let endpoints = self.shared.pool.endpoints().iter();
         endpoints.map(|endpoint| Self::to(vec![endpoint.clone()], settings.clone())).collect()
+    }
+
+    /// A transport to some of the endpoints, by their places.
+    pub fn only(&self, places: &[usize]) -> Result<Self, Error> {
+        let endpoints = self.shared.pool.endpoints();
+        let kept = places.iter().filter_map(|&place| endpoints.get(place).cloned()).collect();
+        Self::to(kept, self.shared.settings.clone())
     }
 
     /// The addresses, for messages; never with credentials.
@@ -233,7 +257,8 @@ impl Transport {
             let lease = self.shared.pool.lease(call.sticky, call.tokens, &progress.tried).await?;
             progress.begin(lease.idx());
             self.shared.count(&progress);
-            match self.shared.attempt(lease, call, decode).await {
+            let limit = call.timeout.unwrap_or(self.shared.settings.timeout).min(self.longest);
+            match self.shared.attempt(lease, call, limit, decode).await {
                 Ok(answer) => return Ok(answer),
                 Err(failure) => self.pause(&mut progress, failure).await?,
             }
@@ -281,7 +306,7 @@ impl Progress {
     /// The wait before the next attempt: none if another endpoint is up, `None` when it is time to give up.
     fn wait(&mut self, failure: &Failure, policy: &Policy, shared: &Shared) -> Option<Duration> {
         self.garbled += u32::from(failure.kind == Kind::Garbled);
-        if failure.kind == Kind::Refused || self.garbled >= policy.garbled_attempts {
+        if !policy.tries_again(failure, self.garbled) {
             return None;
         }
         if shared.pool.has_other(&self.tried) {
@@ -304,10 +329,10 @@ impl Shared {
         &self,
         mut lease: Lease,
         call: &Call<'_>,
+        limit: Duration,
         decode: &(dyn Fn(&Answer<'_>) -> Result<T, String> + Send + Sync),
     ) -> Result<T, Failure> {
         let server = lease.endpoint().name().to_owned();
-        let limit = call.timeout.unwrap_or(self.settings.timeout);
         let received = tokio::time::timeout(limit, self.exchange(&lease, call)).await;
         let outcome = match received.unwrap_or_else(|_| Err(timed_out(&server, limit))) {
             Ok((status, body)) => {

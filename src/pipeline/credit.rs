@@ -90,20 +90,20 @@ pub fn planned(read: &ReadEpisode, n_tokens: usize, backend: &Backend) -> Figure
 /// What happens on the way.
 #[derive(Clone, Debug)]
 pub enum Event {
-    /// An episode is about to be asked for: so many requests, so many tokens.
+    /// An episode is about to be asked for.
     Begun {
         /// The episode.
         id: String,
         /// Requests to send.
         requests: u64,
-        /// Tokens in them.
+        /// Tokens they are expected to make the model compute.
         tokens: u64,
     },
-    /// A request of so many tokens was answered.
+    /// A request was answered.
     Answered {
         /// The episode.
         id: String,
-        /// Tokens in the request.
+        /// Tokens it was expected to make the model compute.
         tokens: u64,
     },
     /// Nothing more will be done for an episode.
@@ -304,10 +304,11 @@ impl Shared {
         let id = work.loaded.episode.id.clone();
         let needed = work.asking.requests_for(work.missing(self.options.needs_plain()));
         let requests = &work.asking.plan.requests;
-        let tokens = needed.iter().map(|idx| requests[*idx].n_tokens() as u64).sum();
+        let computed = |idx: usize| (requests[idx].n_tokens() - requests[idx].cached) as u64;
+        let tokens = needed.iter().map(|idx| computed(*idx)).sum();
         (self.watch)(Event::Begun { id: id.clone(), requests: needed.len() as u64, tokens });
         let done = |idx: usize, answer: &Result<Scored, Error>| {
-            (self.watch)(Event::Answered { id: id.clone(), tokens: requests[idx].n_tokens() as u64 });
+            (self.watch)(Event::Answered { id: id.clone(), tokens: computed(idx) });
             self.brake.heed(answer)
         };
         let model = &self.teacher.model;

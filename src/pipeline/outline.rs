@@ -8,6 +8,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 
 use super::{Loss, Reason};
+use crate::chat::template::Now;
 use crate::credit::subtasks::{Place, Places, places};
 use crate::episode::{Conversation, Episode, Role, ToolText};
 use crate::lens::{self, OutcomeFacts, Placement, Template};
@@ -28,6 +29,8 @@ pub struct Framing {
     pub tool_text: Option<ToolText>,
     /// Tools' results are cut to so many characters.
     pub tool_result_chars: Option<usize>,
+    /// When an episode began that does not say so, for templates that print the date.
+    pub now: Option<Now>,
 }
 
 /// The outcome lens: what it says, and where.

@@ -3,11 +3,10 @@
 use std::sync::Arc;
 
 use crate::model::Error;
-use crate::model::budget::{Budgeted, Meter};
+use crate::model::budget::Meter;
 use crate::model::open::Opened;
-use crate::model::probe::probe_ids;
 use crate::store::ledger::{Recognition, RunPlace};
-use crate::store::{Fingerprint, Identity, Ledger, Ledgered, RunLock};
+use crate::store::{Ledger, Ledgered, RunLock, keep};
 
 /// A model that pays for nothing twice.
 pub struct Paid {
@@ -41,18 +40,8 @@ impl Paid {
         place: RunPlace,
     ) -> Result<Self, Error> {
         let ledger = Ledger::open(lock)?;
-        let info = &opened.info;
-        let identity = Identity {
-            kind: info.kind.name().to_owned(),
-            version: info.version.clone(),
-            model: info.model.clone(),
-            weights: info.weight_version.clone(),
-        };
-        let fingerprint = Fingerprint::measure(&*opened.model, identity, &probe_ids(opened)).await?;
-        let (id, recognition) = ledger.identify(&fingerprint).await?;
-        let role = meter.role();
-        let budgeted = Arc::new(Budgeted::new(opened.model.clone(), meter));
-        let model = Arc::new(Ledgered::new(Arc::clone(&ledger), budgeted, id, role, place));
+        let (model, recognition) = keep(opened, Arc::clone(&ledger), meter, place).await?;
+        let model = Arc::new(model);
         Ok(Self { model, ledger, recognition })
     }
 

@@ -61,6 +61,11 @@ impl Texts {
         if has_tools { &self.with_tools } else { &self.plain }
     }
 
+    /// What templates are given beside the conversation.
+    pub fn vars(&self) -> &Map<String, Value> {
+        &self.vars
+    }
+
     /// SHA-256 of the templates' text.
     pub fn template_sha256(&self) -> String {
         let sources = [self.plain.source(), self.with_tools.source()];
@@ -227,7 +232,7 @@ impl<'a> Reader<'a> {
             vars: &self.texts.vars,
             tools,
             tool_text: self.framing.tool_text.or(episode.tool_text),
-            now: episode.started_at.map(Now::utc),
+            now: episode.started_at.map(Now::utc).or(self.framing.now),
         }
     }
 }

@@ -110,6 +110,7 @@ fn differing_measures(old: &Provenance, new: &Provenance) -> Vec<&'static str> {
         ("tool_result_chars", old.tool_result_chars == new.tool_result_chars),
         ("tool_text", other("tool_text")),
         ("var", other("vars_sha256")),
+        ("now", other("now")),
     ];
     pairs.into_iter().filter(|(_, same)| !same).map(|(key, _)| key).collect()
 }

@@ -5,24 +5,23 @@
 //! conversation's ids, a weight for each, and where every step stands in them. Deliberately absent:
 //! how advantages are computed, which is `credit::advantage`.
 
-use std::io;
+use std::io::{self, Write as _};
 use std::path::Path;
 
 use serde_json::{Map, Number, Value, json};
 
+use super::actions::{Action, Located, locate};
 use super::parquet::{self, ParquetError};
 use crate::credit::advantage::{
     EpisodeAdvantage, EpisodeCredit, Normalise, Options as AdvantageOptions, advantages,
 };
 use crate::credit::sum::mean;
 use crate::python::{JsonStyle, json_dumps};
-use crate::store::atomic;
-use crate::store::episodes::{LoadError, Loaded, SESSION};
+use crate::store::atomic::Pending;
+use crate::store::episodes::{LoadError, Loaded};
 use crate::store::hindsight::Hindsight;
 use crate::tokens::TokenId;
 use crate::wire::hindsight::HindsightTokens;
-use crate::wire::messages::to_json;
-use crate::wire::published;
 
 /// The rows' file.
 pub const TRAIN: &str = "hcapo_train.jsonl";
@@ -35,7 +34,7 @@ pub const SUMMARY: &str = "hcapo_summary.json";
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MessageForm {
     /// With thinking and uncut results, tool arguments as strings.
-    Faithful,
+    Full,
     /// As the published loader converts them.
     Published,
 }
@@ -62,21 +61,23 @@ impl Default for Options {
 /// A scored episode on its way into a row.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ScoredEpisode {
+    /// Its name among the episodes.
+    pub id: String,
     /// Its task's id.
     pub task: String,
     /// Its messages as rows have them.
     pub messages: Vec<Value>,
+    /// Which of them are actions, and which scored steps those are.
+    pub actions: Vec<Action>,
     /// Its scores.
     pub hindsight: Hindsight,
 }
 
-/// The conversation's tokens with their weights.
+/// The conversation's tokens and where the steps are in them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TokenRow {
     /// The ids of each sequence.
     pub ids: Vec<Vec<TokenId>>,
-    /// A weight for each id; zero for everything that is no action.
-    pub weights: Vec<Vec<f64>>,
     /// For each step its sequence, start and end; nothing where its tokens are not known.
     pub spans: Vec<Option<[usize; 3]>>,
 }
@@ -86,8 +87,8 @@ pub struct TokenRow {
 pub struct Row {
     /// The conversation.
     pub messages: Vec<Value>,
-    /// Each step's weight, to six decimals.
-    pub step_weights: Vec<f64>,
+    /// Each step's weight, to six decimals; none for a step without credit.
+    pub step_weights: Vec<Option<f64>>,
     /// Each step's message.
     pub step_messages: Vec<usize>,
     /// The episode's id.
@@ -100,6 +101,15 @@ pub struct Row {
     pub tokens: Option<TokenRow>,
 }
 
+/// Why an episode that could be used has no row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum LeftOut {
+    /// It is worth less than was asked for.
+    BelowMinReward,
+    /// No step of it is better than the average.
+    NoWeight,
+}
+
 /// A whole dataset.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Dataset {
@@ -107,8 +117,8 @@ pub struct Dataset {
     pub rows: Vec<Row>,
     /// What they are made of.
     pub summary: Value,
-    /// What the person should know.
-    pub notes: Vec<String>,
+    /// The episodes without a row, by name.
+    pub left_out: Vec<(String, LeftOut)>,
 }
 
 /// Why a dataset could not be written.
@@ -122,39 +132,40 @@ pub enum DatasetError {
     Parquet(#[from] ParquetError),
 }
 
-/// Takes a loaded and scored episode; the published form is made from its session file again.
+/// Puts a loaded episode and its scores together, with notes for the person; the published form is made from its
+/// session file again.
 pub fn scored_episode(
     loaded: &Loaded,
     hindsight: Hindsight,
     form: MessageForm,
-) -> Result<ScoredEpisode, LoadError> {
-    let session = loaded.path.join(SESSION);
-    let messages = match form {
-        MessageForm::Published if session.is_file() => published_messages(&session)?,
-        _ => loaded.episode.messages.iter().map(to_json).collect(),
-    };
-    Ok(ScoredEpisode { task: loaded.episode.task.id.clone(), messages, hindsight })
-}
-
-fn published_messages(session: &Path) -> Result<Vec<Value>, LoadError> {
-    let failed = |line, why| LoadError { path: session.to_owned(), line, why };
-    let text = std::fs::read_to_string(session).map_err(|error| failed(None, error.to_string()))?;
-    let messages = published::messages(&text, published::MAX_TOOL_RESULT_CHARS);
-    messages.map_err(|fault| failed(fault.line, fault.why))
+) -> Result<(ScoredEpisode, Vec<String>), LoadError> {
+    let Located { messages, actions, notes } = locate(loaded, &hindsight.scores.steps, form)?;
+    let (id, task) = (loaded.episode.id.clone(), loaded.episode.task.id.clone());
+    Ok((ScoredEpisode { id, task, messages, actions, hindsight }, notes))
 }
 
 /// Weighs the steps of all episodes and makes the rows.
-pub fn build(episodes: &[ScoredEpisode], options: &Options) -> Dataset {
+pub fn build(episodes: Vec<ScoredEpisode>, options: &Options) -> Dataset {
     let reward = |it: &ScoredEpisode| it.hindsight.scores.reward.as_f64();
-    let kept = episodes.iter().filter(|it| reward(it).is_some_and(|reward| reward >= options.min_reward));
-    let kept: Vec<&ScoredEpisode> = kept.collect();
+    let is_kept = |it: &ScoredEpisode| reward(it).is_some_and(|reward| reward >= options.min_reward);
+    let (kept, poor): (Vec<_>, Vec<_>) = episodes.into_iter().partition(is_kept);
+    let mut left_out: Vec<_> = poor.into_iter().map(|it| (it.id, LeftOut::BelowMinReward)).collect();
     let credits: Vec<_> = kept.iter().map(|it| episode_credit(it, options)).collect();
     let weighed = advantages(&credits, &advantage_options(options));
-    let mut notes = Vec::new();
-    let rows: Vec<Row> =
-        kept.iter().zip(&weighed).filter_map(|(it, weighed)| row(it, weighed, &mut notes)).collect();
-    let n_without_credit = credits.iter().flat_map(|it| &it.q).filter(|q| q.is_none()).count();
-    Dataset { summary: summary(kept.len(), n_without_credit, &rows, options), rows, notes }
+    let counts = Counts {
+        n_loaded: kept.len(),
+        n_without_credit: credits.iter().flat_map(|it| &it.q).filter(|q| q.is_none()).count(),
+        n_below_min_reward: left_out.len(),
+    };
+    let mut rows = Vec::new();
+    for (episode, weighed) in kept.into_iter().zip(&weighed) {
+        if weighed.weights.iter().any(|weight| *weight > 0.0) {
+            rows.push(row(episode, weighed));
+        } else {
+            left_out.push((episode.id, LeftOut::NoWeight));
+        }
+    }
+    Dataset { summary: summary(&counts, &rows, options), rows, left_out }
 }
 
 fn advantage_options(options: &Options) -> AdvantageOptions {
@@ -163,56 +174,56 @@ fn advantage_options(options: &Options) -> AdvantageOptions {
 
 fn episode_credit<'e>(episode: &'e ScoredEpisode, options: &Options) -> EpisodeCredit<'e> {
     let scores = &episode.hindsight.scores;
+    let credit = |action: &Action| scores.steps[action.step?].credit(options.smoothed);
     EpisodeCredit {
         task: &episode.task,
         reward: scores.reward.as_f64().unwrap_or(0.0),
-        q: scores.steps.iter().map(|step| step.credit(options.smoothed)).collect(),
+        q: episode.actions.iter().map(credit).collect(),
     }
 }
 
-/// The row of an episode; none when nothing of it has weight.
-fn row(episode: &ScoredEpisode, weighed: &EpisodeAdvantage, notes: &mut Vec<String>) -> Option<Row> {
-    let scores = &episode.hindsight.scores;
-    let is_action = |(_, message): &(usize, &Value)| message["role"] == "assistant";
-    let mut step_messages: Vec<usize> =
-        episode.messages.iter().enumerate().filter(is_action).map(|(idx, _)| idx).collect();
-    let (n_scored, n_actions) = (weighed.weights.len(), step_messages.len());
-    if n_scored != n_actions {
-        let id = &scores.episode_id;
-        notes.push(format!("episode {id} has {n_actions} assistant messages and {n_scored} scored steps; the rest is left out"));
-    }
-    let n_steps = n_scored.min(n_actions);
-    step_messages.truncate(n_steps);
-    let step_weights: Vec<f64> = weighed.weights[..n_steps].iter().map(|it| rounded(*it, 6)).collect();
-    weighed.weights[..n_steps].iter().any(|weight| *weight > 0.0).then(|| Row {
-        messages: episode.messages.clone(),
-        tokens: episode.hindsight.tokens.as_ref().map(|tokens| token_row(tokens, &step_weights)),
-        step_weights,
-        step_messages,
-        episode_id: scores.episode_id.clone(),
-        reward: scores.reward.clone(),
+fn row(episode: ScoredEpisode, weighed: &EpisodeAdvantage) -> Row {
+    let ScoredEpisode { messages, actions, hindsight: Hindsight { scores, tokens }, .. } = episode;
+    let weights = weighed.steps.iter().zip(&weighed.weights);
+    Row {
+        messages,
+        step_weights: weights.map(|(credit, weight)| credit.map(|_| rounded(*weight, 6))).collect(),
+        step_messages: actions.iter().map(|action| action.message).collect(),
+        episode_id: scores.episode_id,
+        reward: scores.reward,
         reward_advantage: rounded(weighed.reward_advantage, 6),
-    })
+        tokens: tokens.map(|tokens| token_row(tokens, &actions)),
+    }
 }
 
-fn token_row(tokens: &HindsightTokens, step_weights: &[f64]) -> TokenRow {
-    let mut weights: Vec<Vec<f64>> = tokens.sequences.iter().map(|ids| vec![0.0; ids.len()]).collect();
-    let mut spans = vec![None; step_weights.len()];
-    for step in &tokens.steps {
-        let place = step.sequence.zip(step.span);
-        let (Some((sequence, [start, end])), Some(weight)) = (place, step_weights.get(step.step_index))
-        else {
-            continue;
-        };
-        if let Some(own) = weights.get_mut(sequence).and_then(|all| all.get_mut(start..end)) {
-            own.fill(*weight);
-            spans[step.step_index] = Some([sequence, start, end]);
+fn token_row(tokens: HindsightTokens, actions: &[Action]) -> TokenRow {
+    let span = |action: &Action| {
+        let step = tokens.steps.iter().find(|step| Some(step.step_index) == action.step)?;
+        let (sequence, [start, end]) = step.sequence.zip(step.span)?;
+        Some([sequence, start, end])
+    };
+    TokenRow { spans: actions.iter().map(span).collect(), ids: tokens.sequences }
+}
+
+impl TokenRow {
+    /// A weight for each id: its step's, zero for everything that is no action.
+    pub fn weights(&self, step_weights: &[Option<f64>]) -> Vec<Vec<f64>> {
+        let mut weights: Vec<Vec<f64>> = self.ids.iter().map(|ids| vec![0.0; ids.len()]).collect();
+        for (span, weight) in self.spans.iter().zip(step_weights) {
+            let (Some([sequence, start, end]), Some(weight)) = (*span, weight) else { continue };
+            let own = weights.get_mut(sequence).and_then(|all| all.get_mut(start..end));
+            own.into_iter().for_each(|own| own.fill(*weight));
         }
+        weights
     }
-    TokenRow { ids: tokens.sequences.clone(), weights, spans }
 }
 
 impl Row {
+    /// Each step's weight as trainers multiply with it: nothing where there is no credit.
+    pub fn weights(&self) -> Vec<f64> {
+        self.step_weights.iter().map(|weight| weight.unwrap_or(0.0)).collect()
+    }
+
     /// The row as one line of JSON, as Python writes it.
     pub fn to_line(&self) -> String {
         json_dumps(&Value::Object(self.to_json()), &JsonStyle::transformers())
@@ -222,7 +233,7 @@ impl Row {
         let mut json = Map::new();
         let mut put = |key: &str, value: Value| json.insert(key.to_owned(), value);
         put("messages", self.messages.clone().into());
-        put("step_advantages", self.step_weights.clone().into());
+        put("step_advantages", self.weights().into());
         put("step_message_indices", self.step_messages.clone().into());
         put("_episode_id", self.episode_id.clone());
         put("_reward", self.reward.clone().into());
@@ -230,33 +241,43 @@ impl Row {
         put("_num_steps", self.step_weights.len().into());
         if let Some(tokens) = &self.tokens {
             put("token_ids", json!(tokens.ids));
-            put("token_weights", json!(tokens.weights));
+            put("token_weights", json!(tokens.weights(&self.step_weights)));
             put("step_spans", json!(tokens.spans));
         }
         json
     }
 }
 
-fn summary(n_loaded: usize, n_without_credit: usize, rows: &[Row], options: &Options) -> Value {
-    let all: Vec<f64> = rows.iter().flat_map(|row| row.step_weights.iter().copied()).collect();
-    let positive: Vec<f64> = all.iter().copied().filter(|weight| *weight > 0.0).collect();
+/// What the rows do not show.
+struct Counts {
+    n_loaded: usize,
+    n_without_credit: usize,
+    n_below_min_reward: usize,
+}
+
+fn summary(counts: &Counts, rows: &[Row], options: &Options) -> Value {
+    let n_steps: usize = rows.iter().map(|row| row.step_weights.len()).sum();
+    let known: Vec<f64> = rows.iter().flat_map(|row| row.step_weights.iter().copied().flatten()).collect();
+    let positive: Vec<f64> = known.iter().copied().filter(|weight| *weight > 0.0).collect();
     let number = |value: Option<f64>| value.map_or(Value::from(0), |value| rounded(value, 4).into());
-    let least = all.iter().copied().reduce(f64::min);
-    let largest = all.iter().copied().reduce(f64::max);
+    let least = known.iter().copied().reduce(f64::min);
+    let largest = known.iter().copied().reduce(f64::max);
     let normalise = if options.normalise == Normalise::Task { "task" } else { "global" };
     json!({
-        "total_episodes_loaded": n_loaded,
+        "total_episodes_loaded": counts.n_loaded,
         "episodes_in_dataset": rows.len(),
-        "total_steps": all.len(),
+        "total_steps": n_steps,
         "nonzero_steps": positive.len(),
         "advantage_stats": {
             "min": number(least),
             "max": number(largest),
-            "mean": number(mean(&all)),
+            "mean": number(mean(&known)),
             "nonzero_mean": number(mean(&positive)),
         },
         "config": {"omega": options.omega, "min_reward": options.min_reward, "use_smoothed": options.smoothed, "normalise": normalise},
-        "steps_without_credit": n_without_credit,
+        "steps_without_credit": counts.n_without_credit,
+        "episodes_below_min_reward": counts.n_below_min_reward,
+        "episodes_without_weight": counts.n_loaded - rows.len(),
     })
 }
 
@@ -265,13 +286,18 @@ fn rounded(value: f64, decimals: usize) -> f64 {
     format!("{value:.decimals$}").parse().unwrap_or(value)
 }
 
-/// Writes rows and summary into a directory, each file atomically.
+/// Writes rows and summary into a directory. All files are whole on the disk before the first takes its name.
 pub fn write(directory: &Path, dataset: &Dataset) -> Result<(), DatasetError> {
     std::fs::create_dir_all(directory)?;
-    let lines: String = dataset.rows.iter().map(|row| row.to_line() + "\n").collect();
-    atomic::write(&directory.join(TRAIN), lines.as_bytes())?;
-    atomic::write(&directory.join(TRAIN_PARQUET), &parquet::file(&dataset.rows)?)?;
-    let summary = json_dumps(&dataset.summary, &JsonStyle::default().indented("  "));
-    atomic::write(&directory.join(SUMMARY), summary.as_bytes())?;
+    let mut lines = Pending::create(&directory.join(TRAIN))?;
+    for row in &dataset.rows {
+        writeln!(lines, "{}", row.to_line())?;
+    }
+    let columns = parquet::write(&dataset.rows, Pending::create(&directory.join(TRAIN_PARQUET))?)?;
+    let mut summary = Pending::create(&directory.join(SUMMARY))?;
+    summary.write_all(json_dumps(&dataset.summary, &JsonStyle::default().indented("  ")).as_bytes())?;
+    for file in [lines, columns, summary] {
+        file.commit()?;
+    }
     Ok(())
 }

@@ -1,4 +1,5 @@
 //! Handing finished work on: training data and whatever else a trainer takes.
 
+pub mod actions;
 pub mod dataset;
 pub mod parquet;

@@ -1,27 +1,63 @@
 //! Writing files so that a reader, or the next run after a crash, sees the old content or the new and never a part.
 
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 /// Replaces the content of `path`: a temporary file beside it is written, synced and renamed over it.
 pub fn write(path: &Path, content: &[u8]) -> io::Result<()> {
-    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let temporary = temporary_beside(path)?;
-    let written = write_synced(&temporary, content).and_then(|()| fs::rename(&temporary, path));
-    if written.is_err() {
-        // The error that matters is the first one.
-        let _ = fs::remove_file(&temporary);
-    }
-    written?;
-    // The name is in the directory, which has to reach the disk too.
-    File::open(directory)?.sync_all()
+    let mut file = Pending::create(path)?;
+    file.write_all(content)?;
+    file.commit()
 }
 
-fn write_synced(path: &Path, content: &[u8]) -> io::Result<()> {
-    let mut file = File::create(path)?;
-    file.write_all(content)?;
-    file.sync_all()
+/// A file that is being written beside its final name; dropped before [`commit`](Self::commit) it leaves nothing behind.
+#[derive(Debug)]
+pub struct Pending {
+    path: PathBuf,
+    temporary: Temporary,
+    writer: BufWriter<File>,
+}
+
+/// A file that is gone when this is.
+#[derive(Debug)]
+struct Temporary(PathBuf);
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        // After a commit the name is free already; otherwise the error that matters came before.
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+impl Pending {
+    /// Begins the new content of `path`.
+    pub fn create(path: &Path) -> io::Result<Self> {
+        let temporary = Temporary(temporary_beside(path)?);
+        let writer = BufWriter::new(File::create(&temporary.0)?);
+        Ok(Self { path: path.to_owned(), temporary, writer })
+    }
+
+    /// Puts the content in place once it has reached the disk.
+    pub fn commit(self) -> io::Result<()> {
+        let Self { path, temporary, writer } = self;
+        writer.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()?;
+        fs::rename(&temporary.0, &path)?;
+        let directory =
+            path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        // The name is in the directory, which has to reach the disk too.
+        File::open(directory)?.sync_all()
+    }
+}
+
+impl Write for Pending {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.writer.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.writer.flush()
+    }
 }
 
 /// A name of this process's own, hidden, in the same directory, because a rename is atomic only within one file system.
@@ -43,6 +79,18 @@ mod tests {
         write(&path, b"old").unwrap();
         write(&path, b"new").unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"new");
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn content_that_is_never_committed_leaves_no_trace() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("a");
+        write(&path, b"old").unwrap();
+        let mut half = Pending::create(&path).unwrap();
+        half.write_all(b"half").unwrap();
+        drop(half);
+        assert_eq!(fs::read(&path).unwrap(), b"old");
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
     }
 

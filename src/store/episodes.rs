@@ -98,6 +98,12 @@ pub fn find(input: &Path) -> Result<Vec<Source>, LoadError> {
     if files.is_empty() { Err(LoadError::new(input, nothing)) } else { Ok(files) }
 }
 
+/// The run directory of an input for which none is named: inside its directory, or beside its file.
+pub fn run_dir_for(input: &Path) -> PathBuf {
+    let beside = input.parent().filter(|it| !it.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    if input.is_file() { beside } else { input }.join(".backsight")
+}
+
 /// Loads sources one after the other, an episode at a time.
 pub fn load(sources: Vec<Source>) -> impl Iterator<Item = Result<Loaded, LoadError>> {
     let mut seen: HashMap<String, String> = HashMap::new();

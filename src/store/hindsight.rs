@@ -116,7 +116,8 @@ pub fn find(input: &Path, run_dir: &Path) -> io::Result<Vec<PathBuf>> {
         return Ok(vec![input.to_owned()]);
     }
     let mut found = Vec::new();
-    for (parent, prefix) in [(input.to_owned(), "episode_"), (run_dir.join("episodes"), "")] {
+    let beside = (!input.is_file()).then_some((input.to_owned(), "episode_"));
+    for (parent, prefix) in beside.into_iter().chain([(run_dir.join("episodes"), "")]) {
         let entries = match std::fs::read_dir(&parent) {
             Err(error) if error.kind() == io::ErrorKind::NotFound && parent != input => continue,
             entries => entries?,

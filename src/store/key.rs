@@ -13,7 +13,7 @@ use crate::score::ScoreJob;
 use crate::tokens::TokenId;
 
 /// Stands for one call; equal exactly for calls that must not be paid twice.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key([u8; 32]);
 
 /// Which model, in the numbering of one ledger.

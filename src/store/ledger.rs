@@ -6,11 +6,12 @@
 //! when the process was killed, but whose answer was not yet committed, is asked again; the window is
 //! one commit long.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
+use futures_util::future::join_all;
 use rusqlite::{Connection, OptionalExtension, params};
 use sha2::{Digest, Sha256};
 use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard};
@@ -320,7 +321,40 @@ impl Ledgered {
             self.found.fetch_add(1, Ordering::Relaxed);
             return Ok(answer);
         }
-        let answer = ask.await?;
+        self.keep(model, key, ask.await).await
+    }
+
+    /// Scores jobs under distinct keys: what is stored, and for the rest what is answered now, stored.
+    async fn once_many(
+        &self,
+        model: ModelId,
+        jobs: &BTreeMap<Key, &ScoreJob>,
+    ) -> BTreeMap<Key, Result<Scored, Error>> {
+        let (mut answers, mut missing, mut flights) = (BTreeMap::new(), Vec::new(), Vec::new());
+        // Keys are entered in their order by everybody, so that no two callers wait for each other.
+        for (&key, &job) in jobs {
+            let flight = self.ledger.flights.enter(key).await;
+            match self.ledger.get(key).await.transpose() {
+                Some(answer) => {
+                    self.found.fetch_add(u64::from(answer.is_ok()), Ordering::Relaxed);
+                    answers.insert(key, answer);
+                }
+                None => {
+                    flights.push(flight);
+                    missing.push((key, job.clone()));
+                }
+            }
+        }
+        let (keys, jobs): (Vec<Key>, Vec<ScoreJob>) = missing.into_iter().unzip();
+        let scored = if jobs.is_empty() { Vec::new() } else { self.inner.score_many(&jobs).await };
+        let stored = keys.iter().zip(scored).map(|(&key, scored)| self.keep(model, key, scored));
+        answers.extend(keys.iter().copied().zip(join_all(stored).await));
+        answers
+    }
+
+    /// Stores an answer before it is handed on.
+    async fn keep<R: Record>(&self, model: ModelId, key: Key, answer: Result<R, Error>) -> Result<R, Error> {
+        let answer = answer?;
         self.ledger.put(key, model, self.role, &answer).await?;
         self.paid.fetch_add(1, Ordering::Relaxed);
         Ok(answer)
@@ -345,6 +379,14 @@ impl Model for Ledgered {
     async fn score(&self, job: &ScoreJob) -> Result<Scored, Error> {
         let model = self.model();
         self.once(model, Key::of_score(model, job), self.inner.score(job)).await
+    }
+
+    async fn score_many(&self, jobs: &[ScoreJob]) -> Vec<Result<Scored, Error>> {
+        let model = self.model();
+        let keys: Vec<Key> = jobs.iter().map(|job| Key::of_score(model, job)).collect();
+        let distinct: BTreeMap<Key, &ScoreJob> = keys.iter().copied().zip(jobs).collect();
+        let answers = self.once_many(model, &distinct).await;
+        keys.iter().map(|key| answers[key].clone()).collect()
     }
 
     async fn chat(&self, request: &ChatRequest) -> Result<ChatAnswer, Error> {

@@ -10,14 +10,17 @@ pub mod episodes;
 pub mod fingerprint;
 pub mod hindsight;
 pub mod journal;
+pub mod kept;
 pub mod key;
 pub mod ledger;
 pub mod lock;
 mod record;
 pub mod run;
+pub mod spool;
 pub mod summary;
 
 pub use self::fingerprint::{Fingerprint, Identity};
+pub use self::kept::keep;
 pub use self::key::seed_for;
 pub use self::ledger::{Ledger, Ledgered};
 pub use self::lock::{LockError, RunLock};

@@ -9,7 +9,6 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use serde::Serialize;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use toml::Table;
@@ -174,8 +173,8 @@ impl RunDir {
     }
 
     /// Records what became of the run.
-    pub fn keep_summary<M: Default + Serialize>(&self, summary: &Summary<M>) -> Result<(), RunError> {
-        summary.write(self.dir()).map_err(|error| self.failed(SUMMARY, error))
+    pub fn keep_summary(&self, summary: &Summary) -> Result<(), RunError> {
+        self.write(SUMMARY, format!("{:#}\n", summary.to_json()).as_bytes())
     }
 
     /// Writes a file of the run, whole or not at all.

@@ -14,6 +14,7 @@ use super::Counts;
 use super::error::server_message;
 use super::messages;
 use crate::episode::{Content, Message, Role};
+use crate::tokens::TokenId;
 
 /// The body of `POST /v1/chat/completions`.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -52,6 +53,17 @@ pub struct ChatRequest<'a> {
     /// SGLang's name for a regular expression the text must match.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub regex: Option<&'a str>,
+}
+
+/// Reads the answer of `POST /tokenize`, which vLLM and SGLang share.
+pub fn tokenized(body: &[u8]) -> Result<Vec<TokenId>, String> {
+    #[derive(Deserialize)]
+    struct Tokenized {
+        tokens: Vec<TokenId>,
+    }
+    let answer: Tokenized =
+        serde_json::from_slice(body).map_err(|why| format!("{why}: {}", server_message(body)))?;
+    Ok(answer.tokens)
 }
 
 /// The `response_format` that asks for a JSON schema.

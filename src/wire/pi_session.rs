@@ -26,6 +26,8 @@ const NO_RESULT: &str = "No result provided";
 pub struct Session {
     /// The messages on the way from the first entry to the leaf.
     pub messages: Vec<Message>,
+    /// The line each of them stands on; for a result that was made up, that of what followed it.
+    pub lines: Vec<usize>,
     /// Which of them are results that report a failure.
     pub failed_results: Vec<usize>,
     /// Where history was replaced by a summary.
@@ -43,6 +45,7 @@ pub fn parse(text: &str) -> Result<Session, Fault> {
     let mut talk = Talk::default();
     for entry in path {
         talk.read(entry, &entries).map_err(|fault| fault.on(entry.line))?;
+        talk.session.lines.resize(talk.session.messages.len(), entry.line);
     }
     Ok(talk.session)
 }

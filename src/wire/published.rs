@@ -17,6 +17,12 @@ pub const MAX_TOOL_RESULT_CHARS: usize = 4000;
 
 /// The messages of a session file, in the published order of keys.
 pub fn messages(session: &str, max_tool_result_chars: usize) -> Result<Vec<Value>, Fault> {
+    let messages = messages_by_line(session, max_tool_result_chars)?;
+    Ok(messages.into_iter().map(|(_, message)| message).collect())
+}
+
+/// The same, each with the line it stands on.
+pub fn messages_by_line(session: &str, max_tool_result_chars: usize) -> Result<Vec<(usize, Value)>, Fault> {
     let mut messages = Vec::new();
     for entry in entries(session)?.iter().filter(|entry| entry.kind() == "message") {
         let message = match entry.json.get("message") {
@@ -29,7 +35,8 @@ pub fn messages(session: &str, max_tool_result_chars: usize) -> Result<Vec<Value
             Some("toolResult") => tool_result(message, max_tool_result_chars).map(Some),
             _ => Ok(None),
         };
-        messages.extend(converted.map_err(|fault| fault.on(entry.line))?);
+        let converted = converted.map_err(|fault| fault.on(entry.line))?;
+        messages.extend(converted.map(|message| (entry.line, message)));
     }
     Ok(messages)
 }

@@ -22,8 +22,8 @@ struct Line {
 }
 
 /// Reads one line; a failure says why, with the job's id where it has one.
-pub fn read(line: &str, default_top_k: usize) -> (Value, Result<ScoreJob, String>) {
-    let value: Value = match serde_json::from_str(line) {
+pub fn read(line: &[u8], default_top_k: usize) -> (Value, Result<ScoreJob, String>) {
+    let value: Value = match serde_json::from_slice(line) {
         Ok(value) => value,
         Err(error) => return (Value::Null, Err(format!("not JSON: {error}"))),
     };
@@ -80,9 +80,10 @@ mod tests {
 
     #[test]
     fn jobs_are_read_or_refused_with_the_reason() {
-        let (id, job) = read(r#"{"id": "a", "tokens": [1, 2, 3], "spans": [[1, 3]]}"#, 5);
+        let (id, job) = read(br#"{"id": "a", "tokens": [1, 2, 3], "spans": [[1, 3]]}"#, 5);
         assert_eq!((id, job.unwrap().top_k()), (json!("a"), 5));
-        let refuse = |line: &str| read(line, 0).1.unwrap_err();
+        let refuse = |line: &str| read(line.as_bytes(), 0).1.unwrap_err();
+        assert!(read(b"\xff\xfe", 0).1.unwrap_err().starts_with("not JSON"));
         assert!(refuse("{").starts_with("not JSON"));
         assert_eq!(
             refuse(r#"{"id": 1, "tokens": [1], "spans": [[1, 0]]}"#),

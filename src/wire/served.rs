@@ -1,22 +1,27 @@
 //! What our own server is asked, in the words of vLLM, SGLang and OpenAI.
 //!
-//! Owns the requests that `model serve` reads, with the defaults those servers have. Fields that are not here
-//! are ignored, as those servers ignore them. Deliberately absent: the answers, which are written where
-//! the numbers are.
+//! Owns the requests that `model serve` reads, with the defaults those servers have. Fields that nobody knows
+//! are ignored, as those servers ignore them; fields that those servers follow and we do not are refused, unless they
+//! change nothing. Deliberately absent: the answers, which are written where the numbers are.
 
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use crate::tokens::TokenId;
 
-/// A context: text, or ids.
+/// A context, or several: text, or ids.
 #[derive(Clone, Debug, Deserialize, PartialEq)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "prompt must be a text, a list of token ids, or a list of either")]
 pub enum Prompt {
     /// To be tokenised.
     Text(String),
     /// As it is.
     Ids(Vec<TokenId>),
+    /// Several, to be tokenised.
+    Texts(Vec<String>),
+    /// Several, as they are.
+    Batch(Vec<Vec<TokenId>>),
 }
 
 /// One value for all prompts, or one for each.
@@ -105,6 +110,17 @@ pub struct Chat {
     /// How many alternatives at each.
     #[serde(default)]
     pub top_logprobs: usize,
+    /// How many candidates at each position of the rendered conversation; -1 wants all.
+    pub prompt_logprobs: Option<i64>,
+    /// Whether ids come back beside the text.
+    #[serde(default)]
+    pub return_token_ids: bool,
+    /// SGLang's wish for the ids of the rendered conversation.
+    #[serde(default)]
+    pub return_prompt_token_ids: bool,
+    /// Whether tokens are named `token_id:N`.
+    #[serde(default)]
+    pub return_tokens_as_token_ids: bool,
     /// How to draw.
     #[serde(flatten)]
     pub drawing: Drawing,
@@ -143,7 +159,7 @@ pub struct Generate {
 
 /// One context, or several.
 #[derive(Clone, Debug, Deserialize, PartialEq)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "input_ids must be a list of token ids, or a list of such lists")]
 pub enum InputIds {
     /// One.
     One(Vec<TokenId>),
@@ -188,9 +204,44 @@ impl Default for SamplingParams {
     }
 }
 
-/// Reads a request.
-pub fn read<'b, T: Deserialize<'b>>(body: &'b [u8]) -> Result<T, String> {
-    serde_json::from_slice(body).map_err(|why| why.to_string())
+/// What the played servers follow and we do not, each with the value that changes nothing.
+const NOT_FOLLOWED: [(&str, f64); 10] = [
+    ("stream", 0.0),
+    ("echo", 0.0),
+    ("n", 1.0),
+    ("best_of", 1.0),
+    ("min_p", 0.0),
+    ("min_tokens", 0.0),
+    ("min_new_tokens", 0.0),
+    ("presence_penalty", 0.0),
+    ("frequency_penalty", 0.0),
+    ("repetition_penalty", 1.0),
+];
+/// The same for lists, texts and objects, which change nothing when they are empty.
+const NOT_TAKEN: [&str; 4] = ["stop", "logit_bias", "bad_words", "custom_logit_processor"];
+
+/// Reads a request; one that asks for what we do not do is refused instead of being answered otherwise.
+pub fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, String> {
+    let json: Value = serde_json::from_slice(body).map_err(|why| format!("the body is not JSON: {why}"))?;
+    let parts = [Some(&json), json.get("sampling_params")];
+    if let Some(key) = parts.into_iter().flatten().find_map(not_followed) {
+        return Err(format!("{key} is not supported by this server"));
+    }
+    serde_json::from_value(json).map_err(|why| why.to_string())
+}
+
+fn not_followed(json: &Value) -> Option<&'static str> {
+    let changes = |&(key, neutral): &(&str, f64)| match json.get(key) {
+        None | Some(Value::Null) => false,
+        Some(Value::Bool(wanted)) => *wanted,
+        Some(value) => value.as_f64() != Some(neutral),
+    };
+    let is_given = |key: &str| match json.get(key) {
+        None | Some(Value::Null) => false,
+        Some(value) => value != &json!([]) && value != &json!({}) && value != "",
+    };
+    let number = NOT_FOLLOWED.iter().find(|it| changes(it)).map(|it| it.0);
+    number.or_else(|| NOT_TAKEN.into_iter().find(|key| is_given(key)))
 }
 
 /// One entry of the model list, as vLLM and SGLang write it.
@@ -222,6 +273,26 @@ mod tests {
         assert_eq!(asked.input_ids, Some(InputIds::Many(vec![vec![1], vec![2, 3]])));
         assert_eq!(asked.logprob_start_len.unwrap().get(1), Some(1));
         assert_eq!(asked.sampling_params.max_new_tokens, 128);
-        assert!(read::<Completion>(br#"{"prompt": -1}"#).is_err());
+        let many: Completion = read(br#"{"prompt": [[1], [2, 3]]}"#).unwrap();
+        assert_eq!(many.prompt, Prompt::Batch(vec![vec![1], vec![2, 3]]));
+    }
+
+    #[test]
+    fn what_cannot_be_done_is_refused_by_name() {
+        let check = |body: &str, expected: &str| {
+            let refused = read::<Completion>(body.as_bytes()).map(|_| ()).unwrap_err();
+            assert!(refused.contains(expected), "{refused}");
+        };
+        check("{", "the body is not JSON: EOF");
+        check("[]", "invalid type: sequence");
+        check(r#"{"prompt": -1}"#, "prompt must be a text, a list of token ids, or a list of either");
+        check(r#"{"prompt": [1], "stream": true}"#, "stream is not supported by this server");
+        check(r#"{"prompt": [1], "n": 2}"#, "n is not supported");
+        check(r#"{"prompt": [1], "presence_penalty": 0.5}"#, "presence_penalty is not supported");
+        check(r#"{"prompt": [1], "stop": ["a"]}"#, "stop is not supported");
+        let neutral = r#"{"prompt": [1], "stream": false, "n": 1, "min_p": 0.0, "repetition_penalty": 1.0, "stop": []}"#;
+        assert!(read::<Completion>(neutral.as_bytes()).is_ok());
+        let nested = br#"{"input_ids": [1], "sampling_params": {"n": 3}}"#;
+        assert_eq!(read::<Generate>(nested).map(|_| ()), Err("n is not supported by this server".to_owned()));
     }
 }

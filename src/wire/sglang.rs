@@ -257,6 +257,8 @@ impl<'a, 'job> Reader<'a, 'job> {
     fn field(&mut self, scanner: &mut Scanner<'a>, key: &'a [u8]) -> Result<(), String> {
         match key {
             b"input_token_logprobs" => self.own = Some(self.own_list(scanner)?),
+            // Whatever stands there when no rows were asked for, nobody needs it.
+            b"input_top_logprobs" if self.job.top_k() == 0 => scanner.skip()?,
             b"input_top_logprobs" => self.nested = Some(self.rows(scanner, "input_top_logprobs")?),
             b"input_token_ids_logprobs" => {
                 self.chosen = Some(self.rows(scanner, "input_token_ids_logprobs")?);
@@ -735,6 +737,18 @@ mod tests {
             meta(json!({"input_token_logprobs": own, "input_top_logprobs": rows})),
             expect!["-2.5 [(5, -0.25), (12, -2.5)]; -0.5 [(13, -0.5)]"],
         );
+    }
+
+    #[test]
+    fn candidates_nobody_asked_for_are_passed_over() {
+        let job = job(&[(2, 4)], 0);
+        let window = Window::of(&job).unwrap();
+        for rows in [json!([]), json!([null, [], []]), json!([null, [[-0.25, 5, null]]]), Value::Null] {
+            let body =
+                json!({"text": "", "meta_info": meta(json!({"input_top_logprobs": rows}))}).to_string();
+            let found = scores(body.as_bytes(), &job, window).unwrap();
+            assert_eq!(show(&found.spans), "-2.5 []; -0.5 []");
+        }
     }
 
     #[test]

@@ -482,7 +482,7 @@ mod tests {
         check("<html>busy</html>", expect!["error: expected an object at byte 0"]);
         check("", expect!["error: the JSON ends in the middle at byte 0"]);
         check(r#"{"error":{"message":"busy"}}"#, expect!["error: no choices in the answer: busy"]);
-        check(r#"{"choices":[]}"#, expect![[r#"error: no choices in the answer: {"choices":[]}"#]]);
+        check(r#"{"choices":[]}"#, expect![[r#"error: no choices in the answer: "{"choices":[]}""#]]);
         let body = answer(&format!("[null,{ROW_1},{ROW_2},{ROW_3}]"));
         check(
             &body.replace("decoded", "deco\0ed"),

@@ -23,7 +23,7 @@ use backsight::tokens::TokenId;
 use backsight::wire::record;
 use serde_json::json;
 
-use crate::schema_check;
+use crate::schema;
 use crate::student::{PLAIN, TOOLS, call, format, place, saying, setting, task, tokenizer, write_solution};
 use crate::tiny;
 
@@ -73,7 +73,7 @@ async fn run(setting: &AgentSetting) -> Episode {
 /// The record says everything, and is what its schema says.
 fn check_record(episode: &Episode) {
     let json = record::to_json(episode).unwrap();
-    assert_eq!(schema_check::check(&json), None);
+    assert_eq!(schema::check(include_str!("../../docs/episode.schema.json"), &json), None);
     let read = serde_json::from_str(&json.to_string()).unwrap();
     assert_eq!(record::from_json(&read).as_ref(), Ok(episode));
 }

@@ -7,8 +7,8 @@
 mod episode;
 mod redteam;
 mod sandbox;
-#[path = "../schema_check/mod.rs"]
-mod schema_check;
+#[path = "../support/schema.rs"]
+mod schema;
 #[path = "../student/mod.rs"]
 mod student;
 #[path = "../tiny/mod.rs"]

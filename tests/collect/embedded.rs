@@ -13,14 +13,19 @@ fn the_embedded_model_works_on_a_task() {
     };
     let place = Place::new();
     let model = ["--kind", "embedded", "--model", &model];
-    let agent = ["--tasks", "fizzbuzz", "--group-size", "2", "--max-agent-turns", "2", "--max-turn-tokens", "120"];
+    let agent =
+        ["--tasks", "fizzbuzz", "--group-size", "2", "--max-agent-turns", "2", "--max-turn-tokens", "120"];
     let forced = ["--forced-calls", "2", "--forced-text", "40", "--now", "0"];
     let arguments = [&["collect"][..], &model, &agent, &forced].concat();
     let ran = place.run(&arguments).expect(0);
     assert!(ran.stdout.contains("2 made, 0 lost, 0 left"), "{}", ran.stdout);
     let episodes = place.episodes("runs/collect");
     for (name, episode) in &episodes {
-        assert_eq!((&episode["tokens"], &episode["tool_text"]), (&json!("exact"), &json!("hermes")), "{name}");
+        assert_eq!(
+            (&episode["tokens"], &episode["tool_text"]),
+            (&json!("exact"), &json!("hermes")),
+            "{name}"
+        );
         assert_eq!(episode["steps"].as_array().unwrap().len(), 2);
         let calls = episode["messages"].as_array().unwrap().iter().filter(|it| it["tool_calls"].is_array());
         assert!(calls.count() >= 1, "{name}: forced calls are well formed: {episode}");

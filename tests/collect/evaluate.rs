@@ -21,7 +21,10 @@ fn held_out_tasks_are_measured_greedily() {
     assert_eq!(all, &metrics["results"]["atropos|agentic-opd_eval|0"]);
     assert_eq!((&all["eval/n_items"], all.get("eval/pass@1")), (&json!(2), None));
     let general = &metrics["config_general"];
-    assert_eq!((&general["model_name"], &general["generation_parameters"]["max_new_tokens"]), (&json!("toy"), &json!(2048)));
+    assert_eq!(
+        (&general["model_name"], &general["generation_parameters"]["max_new_tokens"]),
+        (&json!("toy"), &json!(2048))
+    );
     assert!(general["total_evaluation_time_seconds"].as_str().unwrap().parse::<f64>().unwrap() > 0.0);
     let samples = place.lines("runs/evaluate/samples.jsonl");
     let mean = |key: &str| samples.iter().map(|it| it[key].as_f64().unwrap()).sum::<f64>() / 2.0;
@@ -36,7 +39,10 @@ fn held_out_tasks_are_measured_greedily() {
         .iter()
         .filter_map(|it| serde_json::from_slice::<Value>(&it.body).ok()?.get("temperature").cloned())
         .collect();
-    assert!(!temperatures.is_empty() && temperatures.iter().all(|it| it.as_f64() == Some(0.0)), "{temperatures:?}");
+    assert!(
+        !temperatures.is_empty() && temperatures.iter().all(|it| it.as_f64() == Some(0.0)),
+        "{temperatures:?}"
+    );
     check_held_out_are_not_collected(&place, &server, &tasks);
 }
 
@@ -45,7 +51,9 @@ fn check_held_out_are_not_collected(place: &Place, server: &Server, tasks: &[&st
     let url = server.url();
     let all = ["collect", "--url", &url, "--kind", "vllm", "--tokenizer", "model", "--group-size", "1"];
     place.run(&[&all[..], tasks].concat()).expect(0);
-    let ids = |run: &str| -> Vec<Value> { place.episodes(run).values().map(|it| it["task"]["id"].clone()).collect() };
+    let ids = |run: &str| -> Vec<Value> {
+        place.episodes(run).values().map(|it| it["task"]["id"].clone()).collect()
+    };
     let (trained, held_out) = (ids("runs/collect"), ids("runs/evaluate"));
     assert_eq!((trained.len(), held_out.len()), (1, 2));
     assert!(!held_out.contains(&trained[0]));
@@ -54,7 +62,8 @@ fn check_held_out_are_not_collected(place: &Place, server: &Server, tasks: &[&st
 #[test]
 fn several_attempts_give_pass_at_k() {
     let (place, server) = (Place::new(), Server::start(scripted(Dialect::Vllm)));
-    let more = ["--tasks", "tasks.jsonl", "--eval-tasks", "all", "--attempts", "3", "--eval-temperature", "0.8"];
+    let more =
+        ["--tasks", "tasks.jsonl", "--eval-tasks", "all", "--attempts", "3", "--eval-temperature", "0.8"];
     let ran = evaluate(&place, &server, &[&more[..], &["--json"]].concat()).expect(0);
     let summary = ran.json();
     assert_eq!(summary["eval/n_items"], json!(9));
@@ -72,6 +81,7 @@ fn built_in_tasks_named_one_by_one_are_all_evaluated() {
     let (place, server) = (Place::new(), Server::start(scripted(Dialect::Vllm)));
     evaluate(&place, &server, &["--tasks", "flatten", "two_sum"]).expect(0);
     assert_eq!(place.json("runs/evaluate/metrics.json")["results"]["all"]["eval/n_items"], json!(2));
-    let none = evaluate(&place, &server, &["--tasks", "builtin", "--eval-size", "0", "--run", "other"]).expect(2);
+    let none =
+        evaluate(&place, &server, &["--tasks", "builtin", "--eval-size", "0", "--run", "other"]).expect(2);
     assert!(none.stderr.contains("error: no task is held out\nhelp: raise --eval-size"), "{}", none.stderr);
 }

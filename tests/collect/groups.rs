@@ -19,7 +19,11 @@ fn groups_of_exact_episodes_are_made_and_summed_up() {
     assert!(ran.stderr.contains("6 of 6  "), "a line for each episode: {}", ran.stderr);
     let episodes = place.episodes("runs/collect");
     assert_eq!(episodes.len(), 6);
-    assert!(["add-0.json", "add-1.json", "twice-0.json", "twice-1.json"].iter().all(|it| episodes.contains_key(*it)));
+    assert!(
+        ["add-0.json", "add-1.json", "twice-0.json", "twice-1.json"]
+            .iter()
+            .all(|it| episodes.contains_key(*it))
+    );
     for (name, episode) in &episodes {
         check_episode(name, episode);
     }
@@ -71,7 +75,8 @@ fn the_same_command_again_pays_nothing_and_changes_nothing() {
     place.collect(&server, &["--groups", "2", "--group-size", "2"]).expect(0);
     let (before, n_paid) = (place.episodes("runs/collect"), server.draws().len());
     // The server may have moved, and there may be more of everything that does not decide the result.
-    let more = ["--groups", "2", "--group-size", "2", "--concurrency", "7", "--max-requests", "1000", "--json"];
+    let more =
+        ["--groups", "2", "--group-size", "2", "--concurrency", "7", "--max-requests", "1000", "--json"];
     let ran = place.collect(&server, &more).expect(0);
     assert_eq!((place.episodes("runs/collect"), server.draws().len()), (before, n_paid));
     assert_eq!(ran.json()["made"]["episodes"], json!(4));
@@ -144,9 +149,15 @@ fn a_server_without_ids_gives_rendered_episodes_and_says_so() {
     };
     let (place, server) = (Place::new(), Server::start(Setup::new(Dialect::Vllm).talks(talks)));
     let url = server.url();
-    let arguments = ["collect", "--url", &url, "--kind", "openai", "--tasks", "tasks.jsonl", "--eval-size", "0"];
-    let ran = place.run(&[&arguments[..], &["--eval-split-ratio", "0", "--group-size", "1"]].concat()).expect(0);
-    assert!(ran.stderr.contains("takes no token ids, so episodes are recorded as rendered text"), "{}", ran.stderr);
+    let arguments =
+        ["collect", "--url", &url, "--kind", "openai", "--tasks", "tasks.jsonl", "--eval-size", "0"];
+    let ran =
+        place.run(&[&arguments[..], &["--eval-split-ratio", "0", "--group-size", "1"]].concat()).expect(0);
+    assert!(
+        ran.stderr.contains("takes no token ids, so episodes are recorded as rendered text"),
+        "{}",
+        ran.stderr
+    );
     assert!(ran.stdout.contains("3 episodes have no sampled ids (rendered)"), "{}", ran.stdout);
     let episodes = place.episodes("runs/collect");
     assert_eq!(episodes["add-0.json"]["tokens"], json!("rendered"));

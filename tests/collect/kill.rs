@@ -48,7 +48,9 @@ fn check_files(place: &Place) {
         let Ok(text) = std::fs::read_to_string(run.join(name)) else { continue };
         match (name, is_lines) {
             ("config.toml", _) => drop(text.parse::<toml::Table>().unwrap()),
-            (_, true) => text.lines().for_each(|line| drop(serde_json::from_str::<serde_json::Value>(line).unwrap())),
+            (_, true) => {
+                text.lines().for_each(|line| drop(serde_json::from_str::<serde_json::Value>(line).unwrap()))
+            }
             (_, false) => drop(serde_json::from_str::<serde_json::Value>(&text).unwrap()),
         }
     }
@@ -57,7 +59,11 @@ fn check_files(place: &Place) {
         for file in std::fs::read_dir(whole).unwrap().map(|it| it.unwrap().path()) {
             let is_temporary = file.file_name().unwrap().to_string_lossy().ends_with(".tmp");
             let text = std::fs::read_to_string(&file).unwrap();
-            assert!(is_temporary || serde_json::from_str::<serde_json::Value>(&text).is_ok(), "{}", file.display());
+            assert!(
+                is_temporary || serde_json::from_str::<serde_json::Value>(&text).is_ok(),
+                "{}",
+                file.display()
+            );
         }
     }
 }

@@ -68,7 +68,8 @@ impl Server {
     }
 
     pub fn start_at(address: &str, setup: Setup) -> Self {
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let stand_in = runtime.block_on(StandIn::start_at(address, setup));
         Self { stand_in, runtime: Some(runtime) }
     }
@@ -174,7 +175,8 @@ impl Place {
 
     /// The arguments that every run against a scripted server has, and `more`.
     pub fn arguments<'a>(url: &'a str, more: &[&'a str]) -> Vec<&'a str> {
-        let all = ["collect", "--url", url, "--kind", "vllm", "--tokenizer", "model", "--tasks", "tasks.jsonl"];
+        let all =
+            ["collect", "--url", url, "--kind", "vllm", "--tokenizer", "model", "--tasks", "tasks.jsonl"];
         let all = [&all[..], &["--eval-size", "0", "--eval-split-ratio", "0", "--now", "1700000000"], more];
         all.concat()
     }

@@ -22,7 +22,10 @@ fn bad_configurations() {
         (&["--config", "broken.toml"], &["broken.toml line "]),
         (&["--config", "missing.toml"], &["missing.toml: No such file"]),
         (&["--group-size", "0"], &["--group-size is 0, which is not a whole number from 1 up"]),
-        (&["--agent-temperature", "-1"], &["--agent-temperature is -1.0, which is not a number from 0 to 10"]),
+        (
+            &["--agent-temperature", "-1"],
+            &["--agent-temperature is -1.0, which is not a number from 0 to 10"],
+        ),
         (&["--dataset-name", "a/b"], &["give --tasks or --dataset-name, not both"]),
         (&["--tool-call-parser", "xml"], &["no tool-call parser is called `xml`", "--tool-call-parser"]),
         (&["--system-prompt", "none.txt"], &["none.txt: No such file", "check --system-prompt"]),
@@ -64,15 +67,24 @@ fn bad_tasks() {
         let all = ["collect", "--url", &url, "--kind", "vllm", "--tokenizer", "model"];
         place.run(&[&all[..], tasks].concat())
     };
-    refused(run(&["--tasks", "nowhere.jsonl"]), 2, &["tasks cannot be read from nowhere.jsonl", "check --tasks"]);
+    refused(
+        run(&["--tasks", "nowhere.jsonl"]),
+        2,
+        &["tasks cannot be read from nowhere.jsonl", "check --tasks"],
+    );
     refused(run(&["--tasks", "empty.jsonl"]), 2, &["empty holds no usable task"]);
     refused(run(&["--tasks", "no_tests.jsonl"]), 2, &["it has no `test_code` and no `tests`"]);
-    refused(run(&["--tasks", "tasks.jsonl"]), 2, &["3 tasks with 10 held out leave none to train on", "--eval-size"]);
+    refused(
+        run(&["--tasks", "tasks.jsonl"]),
+        2,
+        &["3 tasks with 10 held out leave none to train on", "--eval-size"],
+    );
     refused(run(&["--dataset-name", "no such"]), 2, &["is no name of a dataset"]);
     refused(run(&["--dataset-name", "a/b"]), 2, &["HF_HUB_OFFLINE is set"]);
     assert!(server.draws().is_empty());
     place.write("mixed.jsonl", &format!("{}{{\"task\": 7}}\nnot json\n", crate::place::TASKS));
-    let mixed = run(&["--tasks", "mixed.jsonl", "--eval-size", "0", "--groups", "1", "--group-size", "1"]).expect(0);
+    let mixed =
+        run(&["--tasks", "mixed.jsonl", "--eval-size", "0", "--groups", "1", "--group-size", "1"]).expect(0);
     assert!(mixed.stderr.contains("mixed.jsonl: 2 rows are no tasks (row 4: "), "{}", mixed.stderr);
 }
 
@@ -81,14 +93,24 @@ fn servers_that_cannot_be_used() {
     let place = Place::new();
     let none = place.run(&["collect", "--tasks", "tasks.jsonl", "--eval-size", "0"]);
     refused(none, 2, &["no server was named", "--kind embedded"]);
-    let gone = place.run(&Place::arguments("http://127.0.0.1:9", &[]).iter().map(|it| if *it == "vllm" { "auto" } else { it }).collect::<Vec<_>>());
+    let gone = place.run(
+        &Place::arguments("http://127.0.0.1:9", &[])
+            .iter()
+            .map(|it| if *it == "vllm" { "auto" } else { it })
+            .collect::<Vec<_>>(),
+    );
     refused(gone, 3, &["127.0.0.1:9 cannot be reached"]);
     let server = Server::start(scripted(Dialect::Vllm));
     let url = server.url();
-    let all = ["collect", "--url", &url, "--tasks", "tasks.jsonl", "--eval-size", "0", "--eval-split-ratio", "0"];
+    let all =
+        ["collect", "--url", &url, "--tasks", "tasks.jsonl", "--eval-size", "0", "--eval-split-ratio", "0"];
     refused(place.run(&all), 2, &["the tokenizer of toy is not on this machine", "--tokenizer"]);
     place.write("model/chat_template.jinja", "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}CALL {{ c.function.name }} {{ c.function.arguments | tojson }}{% endfor %}{% endfor %}{% for t in tools or [] %}{{ t | tojson }}{% endfor %}");
-    refused(place.collect(&server, &[]), 2, &["writes tool calls in a format that is not known", "--tool-call-parser"]);
+    refused(
+        place.collect(&server, &[]),
+        2,
+        &["writes tool calls in a format that is not known", "--tool-call-parser"],
+    );
     assert!(server.draws().is_empty());
 }
 
@@ -115,11 +137,15 @@ fn the_unprotected_sandbox_warns_loudly() {
 fn every_key_is_listed_and_is_a_flag() {
     let place = Place::new();
     let keys: serde_json::Value = place.run(&["config", "--json"]).expect(0).json();
-    let help = ["collect", "evaluate"].map(|command| (command, place.run(&[command, "--help"]).expect(0).stdout));
+    let help =
+        ["collect", "evaluate"].map(|command| (command, place.run(&[command, "--help"]).expect(0).stdout));
     for key in keys.as_array().unwrap() {
         for command in key["commands"].as_array().unwrap() {
             let (_, text) = help.iter().find(|(name, _)| *command == *name).unwrap();
-            assert!(text.contains(&format!("{} ", key["flag"].as_str().unwrap())), "{key} is no flag of {command}");
+            assert!(
+                text.contains(&format!("{} ", key["flag"].as_str().unwrap())),
+                "{key} is no flag of {command}"
+            );
         }
     }
     assert!(place.run(&["config"]).expect(0).stdout.contains("agent_temperature"));

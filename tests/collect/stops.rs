@@ -32,7 +32,11 @@ fn a_budget_stops_cleanly_and_a_larger_one_goes_on() {
     let (place, server) = (Place::new(), Server::start(scripted(Dialect::Vllm)));
     let more = ["--group-size", "2", "--concurrency", "2"];
     let ran = place.collect(&server, &[&more[..], &["--max-requests", "7"]].concat()).expect(3);
-    assert!(ran.stderr.contains("error: the limit of 7 requests for the student is reached"), "{}", ran.stderr);
+    assert!(
+        ran.stderr.contains("error: the limit of 7 requests for the student is reached"),
+        "{}",
+        ran.stderr
+    );
     assert!(ran.stderr.contains("help: raise the limit; the same command continues"), "{}", ran.stderr);
     assert_eq!(server.draws().len(), 7);
     let summary = place.json("runs/collect/summary.json");

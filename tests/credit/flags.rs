@@ -71,7 +71,7 @@ async fn what_cannot_work_is_refused_before_anything_is_paid() {
     let asks = [&here[..], &["--url", &url, "--tokenizer", "model"]].concat();
     refused(&place, &here, 2, "no server was named").await;
     refused(&place, &["--input-dir", "nowhere", "--url", &url], 2, "nowhere").await;
-    refused(&place, &[&here[..], &["--url", &url]].concat(), 3, "cannot score prompts").await;
+    refused(&place, &[&here[..], &["--url", &url]].concat(), 3, "cannot be asked for scores").await;
     place.write("bad.jinja", "{{ rewrad }}");
     refused(&place, &[&asks[..], &["--hindsight-template", "bad.jinja"]].concat(), 2, "bad.jinja").await;
     refused(&place, &[&asks[..], &["--system", "nowhere.txt"]].concat(), 2, "nowhere.txt").await;
@@ -80,7 +80,7 @@ async fn what_cannot_work_is_refused_before_anything_is_paid() {
     refused(&place, &[&asks[..], &["--model", "other"]].concat(), 2, "has no model `other`").await;
     let kind =
         [&here[..], &["--url", &url, "--kind", "openai", "--model", "toy", "--tokenizer", "model"]].concat();
-    refused(&place, &kind, 3, "cannot score prompts").await;
+    refused(&place, &kind, 3, "cannot score a prompt").await;
     assert!(place.asked(&server).is_empty());
     for bad in [["--t-temp", "nan"], ["--gamma", "x"], ["--concurrency", "0"], ["--batch-size", "-1"]] {
         assert_eq!(place.run(&[&asks[..], &bad].concat()).await.code, Some(2), "{bad:?}");
@@ -183,7 +183,7 @@ async fn bad_episodes_fail_alone_with_their_reasons() {
     let summary = ran.json();
     assert_eq!(summary["lost"]["episodes"], json!({"unreadable": 3}), "{}", ran.stderr);
     assert_eq!((&summary["made"]["episodes"], &summary["made"]["steps"]), (&json!(2), &json!(11)));
-    for words in ["pi_session.jsonl line 25: not JSON", "plan_score", "pi_session.jsonl: the file is missing"]
+    for words in ["pi_session.jsonl line 21: not JSON", "plan_score", "pi_session.jsonl: the file is missing"]
     {
         assert!(ran.stderr.contains(words), "{words}: {}", ran.stderr);
     }
@@ -211,7 +211,7 @@ async fn the_summary_is_as_its_schema_says() {
         );
         assert_eq!(
             summary["made"],
-            json!({"episodes": 2, "steps": 19, "partial_episodes": 0, "kept_episodes": 0, "skipped_episodes": 1, "unfinished_episodes": 0})
+            json!({"episodes": 2, "steps": 19, "partial_episodes": 0, "kept_episodes": 0, "skipped_episodes": 1})
         );
     }
     assert!(schema::check(text, &json!({"format": "backsight.summary"})).is_some());

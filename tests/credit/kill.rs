@@ -153,4 +153,9 @@ async fn killed_in_a_loop_it_ends_as_if_undisturbed_and_pays_for_nothing_twice()
     });
     let n_lost_in_flight = asked.len() - n_requests - n_faults.count();
     assert!(n_lost_in_flight <= IN_FLIGHT * n_kills as usize, "{n_lost_in_flight} for {n_kills} kills");
+    println!(
+        "{n_kills} kills, {n_requests} requests, {} sent, stored after each kill {n_stored:?}, paid twice 0, in flight at a \
+         kill and sent again {n_lost_in_flight}",
+        asked.len()
+    );
 }

@@ -1,5 +1,6 @@
 //! `backsight credit` as a user runs it: against servers that answer like SGLang and vLLM, and on the embedded model.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
+#![expect(clippy::print_stdout, reason = "counted figures are for people")]
 
 #[path = "../support/mod.rs"]
 mod support;

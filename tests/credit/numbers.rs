@@ -1,11 +1,13 @@
 //! Every number is the one that scoring each step alone gives, whatever the plan, the server and the template.
 
+use std::ops::Range;
+
 use backsight::chat::render::render_conversation;
 use backsight::chat::template::RenderInput;
 use backsight::chat::tokenizer::Tokenizer;
 use backsight::credit::hcapo::mean_logprob;
 use backsight::credit::subtasks::{Places, places};
-use backsight::episode::{Episode, Message};
+use backsight::episode::{Episode, Message, ToolText};
 use backsight::lens::{OUTCOME_TEMPLATE, OutcomeFacts, Placement, Template, inject};
 use backsight::store::episodes::load_directory;
 use backsight::tokens::{Logprob, TokenId};
@@ -33,12 +35,22 @@ impl Alone {
     }
 }
 
-fn rendered(place: &Place, messages: &[Message], add_generation_prompt: bool) -> String {
+fn rendered(
+    place: &Place,
+    messages: &[Message],
+    add_generation_prompt: bool,
+    tool_text: Option<ToolText>,
+) -> String {
     let templates = place.templates();
-    let messages: Vec<Value> = messages.iter().map(|it| to_json_with(it, ArgumentForm::Object)).collect();
+    let json = |message: &Message| {
+        let mut json = to_json_with(message, ArgumentForm::Object);
+        json["content"] = json["content"].as_str().unwrap_or("").into();
+        json
+    };
+    let messages: Vec<Value> = messages.iter().map(json).collect();
     let vars = templates.special_tokens();
     let input = RenderInput { messages: &messages, tools: None, add_generation_prompt, vars, now: None };
-    render_conversation(&templates.select(false).unwrap(), &input, None).unwrap().rendered.text
+    render_conversation(&templates.select(false).unwrap(), &input, tool_text).unwrap().rendered.text
 }
 
 /// The lens of each step of an episode, in our words or others.
@@ -51,19 +63,33 @@ pub fn lens_texts(episode: &Episode, words: &str) -> Vec<String> {
 
 /// Each step of an episode alone, with a lens or without.
 pub fn alone(place: &Place, name: &str, placement: Option<Placement>, words: &str) -> Vec<Alone> {
+    alone_without(place, name, placement, words, None, &|_| 0..0)
+}
+
+/// The same with some messages left out before a step.
+fn alone_without(
+    place: &Place,
+    name: &str,
+    placement: Option<Placement>,
+    words: &str,
+    tool_text: Option<ToolText>,
+    dropped: &dyn Fn(usize) -> Range<usize>,
+) -> Vec<Alone> {
     let tokenizer = place.tokenizer();
     let episode = load_directory(&place.path(&format!("episodes/{name}"))).unwrap().episode;
     let texts = lens_texts(&episode, words);
-    let step = |(step, text): (&backsight::episode::Step, &String)| {
+    let step = |(idx, step): (usize, &backsight::episode::Step)| {
         let (before, rest) = episode.messages.split_at(step.message_idx);
-        let seen = placement.map_or(before.to_vec(), |placement| inject(before, text, placement).unwrap());
+        let dropped = dropped(idx);
+        let before = [&before[..dropped.start], &before[dropped.end..]].concat();
+        let seen = placement.map_or(before.clone(), |it| inject(&before, &texts[idx], it).unwrap());
         let encode = |text: &str| tokenizer.encode(text).unwrap().ids;
-        let prompt = rendered(place, before, true);
-        let full = rendered(place, &[before, &rest[..1]].concat(), false);
+        let prompt = rendered(place, &before, true, tool_text);
+        let full = rendered(place, &[&before[..], &rest[..1]].concat(), false, tool_text);
         let action = full.strip_prefix(&prompt).unwrap().strip_suffix('\n').unwrap();
-        Alone { context: encode(&rendered(place, &seen, true)), action: encode(action) }
+        Alone { context: encode(&rendered(place, &seen, true, tool_text)), action: encode(action) }
     };
-    episode.steps().iter().zip(&texts).map(step).collect()
+    episode.steps().iter().enumerate().map(step).collect()
 }
 
 fn number(value: &Value) -> f64 {
@@ -100,9 +126,8 @@ async fn check(template: &str, server: StandIn, placement: Placement, ratio: &st
     let n_asked = place.asked(&server).len();
     let summary = place.summary();
     assert_eq!(summary["requests"], json!(n_asked));
-    let work = server.work();
-    let probe = place.tokenizer().encode(backsight::model::probe::PROBE_TEXT).unwrap().ids.len() as u64;
-    assert_eq!(summary["tokens"]["sent"], json!(work.sent - probe), "{summary}");
+    let sent: usize = place.asked(&server).iter().map(|it| it.ids.len()).sum();
+    assert_eq!(summary["tokens"]["sent"], json!(sent), "{summary}");
     (place, n_asked)
 }
 
@@ -155,6 +180,64 @@ async fn only_the_last_tokens_of_an_action_may_count() {
         assert_eq!(number(&step["mean_logprob"]), mean_logprob(tail).unwrap());
         assert_eq!(step["skipped_action_tokens"], json!(alone.action.len() - 5));
         assert_eq!(step["logprob_start_len"], json!(alone.tokens().len() - 6));
+    }
+}
+
+/// The means of an episode's steps are those of steps scored alone.
+fn check_alone(place: &Place, name: &str, alone: &[Alone]) {
+    let scores = place.scores(name);
+    for (step, alone) in scores["steps"].as_array().unwrap().iter().zip(alone) {
+        assert_eq!(number(&step["mean_logprob"]), alone.mean(Toy { weights: 1 }), "{name}: {step}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tools_written_as_text_change_nothing_about_that() {
+    let plain = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+    // A template that refuses the role of tools gets their results as a user's.
+    let strict = format!(
+        "{{% for m in messages %}}{{% if m.role == 'tool' %}}{{{{ raise_exception('no') }}}}{{% endif %}}{{% endfor %}}{plain}"
+    );
+    for (template, choice) in
+        [(plain, ToolText::Hermes), (plain, ToolText::Flatten), (&strict, ToolText::Hermes)]
+    {
+        for placement in [Placement::First, Placement::Last] {
+            let (place, server) = (Place::recorded(template), sglang().await);
+            let name = backsight::chat::tool_text::name(choice);
+            place.credit(&server, &["--tool-text", name, "--placement", placement.name()]).await.expect(0);
+            for name in ["episode_001", "episode_003"] {
+                let alone =
+                    alone_without(&place, name, Some(placement), OUTCOME_TEMPLATE, Some(choice), &|_| 0..0);
+                check_alone(&place, name, &alone);
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn shortened_steps_are_those_of_the_shortened_conversation() {
+    for (placement, limit) in [(Placement::First, "900"), (Placement::Last, "1100")] {
+        let (place, server) = (Place::recorded(KEEPS), sglang().await);
+        let ran = place.credit(&server, &["--max-context", limit, "--placement", placement.name()]).await;
+        assert!(ran.stderr.contains("read without some of their context"), "{}", ran.stderr);
+        let scores = place.scores("episode_002");
+        let steps = scores["steps"].as_array().unwrap();
+        let dropped = |idx: usize| match steps[idx].get("dropped_messages") {
+            Some(range) => number(&range[0]) as usize..number(&range[1]) as usize,
+            None => 0..0,
+        };
+        let alone = alone_without(&place, "episode_002", Some(placement), OUTCOME_TEMPLATE, None, &dropped);
+        let mut n_shortened = 0;
+        for (idx, (step, alone)) in steps.iter().zip(&alone).enumerate() {
+            let Some(mean) = step["mean_logprob"].as_f64() else {
+                assert!(step["error"].as_str().unwrap().contains("the context holds"), "{step}");
+                continue;
+            };
+            assert_eq!(mean, alone.mean(Toy { weights: 1 }), "{step}");
+            assert!(alone.tokens().len() <= limit.parse().unwrap());
+            n_shortened += usize::from(!dropped(idx).is_empty());
+        }
+        assert!(n_shortened > 0);
     }
 }
 

@@ -156,7 +156,8 @@ impl Place {
     pub fn asked(&self, server: &StandIn) -> Vec<Asked> {
         let probe = self.tokenizer().encode(PROBE_TEXT).unwrap().ids;
         let is_score = |it: &Asked| it.route == "/generate" || it.route == "/v1/completions";
-        server.asked().into_iter().filter(|it| is_score(it) && it.ids != probe).collect()
+        // A single id is sent to find out how many candidates a vLLM server gives.
+        server.asked().into_iter().filter(|it| is_score(it) && it.ids != probe && it.ids.len() > 1).collect()
     }
 }
 

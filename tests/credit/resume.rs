@@ -128,7 +128,7 @@ async fn a_limit_stops_the_run_and_the_same_command_continues() {
     let asked = place.asked(&server);
     assert_eq!(asked.len(), 9, "four were paid before");
     assert!(asked.iter().all(|it| it.times_before == 0));
-    assert_eq!(place.summary()["paid"]["requests"], 9);
+    assert_eq!(place.summary()["paid"]["teacher"]["requests"], 9);
     assert_eq!(place.made(), undisturbed(&[]).await);
 }
 

@@ -69,8 +69,10 @@ pub enum Fault {
 #[derive(Clone, Debug)]
 pub struct Asked {
     pub route: String,
-    /// The (first) prompt.
+    /// The prompt; of a batch the first one, or the one whose fault is being chosen.
     pub ids: Vec<u32>,
+    /// All prompts of a batch.
+    pub prompts: Vec<Vec<u32>>,
     /// How often this very body was asked before.
     pub times_before: usize,
     /// The raw request head, for tests that look at headers.
@@ -79,6 +81,8 @@ pub struct Asked {
 }
 
 type Choose = dyn Fn(&Asked) -> Option<Fault> + Send + Sync;
+/// Turns text into ids, as a server's own tokenizer does.
+pub type Encode = dyn Fn(&str) -> Vec<u32> + Send + Sync;
 type Say = dyn Fn(&[u32], u64) -> Option<Vec<u32>> + Send + Sync;
 type Talk = dyn Fn(&Value) -> Option<Value> + Send + Sync;
 
@@ -89,8 +93,16 @@ pub struct Setup {
     pub max_logprobs: usize,
     pub context_length: usize,
     pub faults: Box<Choose>,
+    /// What `/tokenize` answers; without it there is no such route.
+    pub tokenizes: Option<Vec<u32>>,
+    /// Whether prompts are scored; otherwise the wish is ignored, as by servers that do not know it.
+    pub scores: bool,
     /// Keeps every request for inspection; off for benchmarks.
     pub keeps_requests: bool,
+    /// Ids from here on are unknown.
+    pub vocab_size: u64,
+    /// For prompts that come as text; without it there are none.
+    pub encode: Option<Box<Encode>>,
     /// What it samples after a prompt with a seed, where it is not left to the toy.
     pub says: Box<Say>,
     /// The message it answers to a chat request, where it is not left to the toy.
@@ -107,7 +119,11 @@ impl Setup {
             max_logprobs,
             context_length,
             faults: Box::new(|_| None),
+            tokenizes: None,
+            scores: true,
             keeps_requests: true,
+            vocab_size: VOCAB,
+            encode: None,
             says: Box::new(|_, _| None),
             talks: Box::new(|_| None),
         }
@@ -143,6 +159,7 @@ struct State {
     seen: Mutex<HashMap<u64, usize>>,
     asked: Mutex<Vec<Asked>>,
     bytes_written: Mutex<u64>,
+    routes: Mutex<HashMap<String, u64>>,
     dead: AtomicBool,
 }
 
@@ -169,6 +186,7 @@ impl StandIn {
             seen: Mutex::default(),
             asked: Mutex::default(),
             bytes_written: Mutex::default(),
+            routes: Mutex::default(),
             dead: AtomicBool::new(false),
         });
         let accepting = tokio::spawn(accept(listener, Arc::clone(&state)));
@@ -183,6 +201,11 @@ impl StandIn {
         *self.state.work.lock().unwrap()
     }
 
+    /// How many requests came in on a route.
+    pub fn requests_on(&self, route: &str) -> u64 {
+        self.state.routes.lock().unwrap().get(route).copied().unwrap_or(0)
+    }
+
     /// Every request so far, in the order of arrival.
     pub fn asked(&self) -> Vec<Asked> {
         self.state.asked.lock().unwrap().clone()
@@ -192,6 +215,7 @@ impl StandIn {
     pub fn forget(&self) {
         *self.state.work.lock().unwrap() = Work::default();
         *self.state.cache.lock().unwrap() = PrefixCache::default();
+        self.state.routes.lock().unwrap().clear();
         self.state.asked.lock().unwrap().clear();
     }
 
@@ -220,8 +244,9 @@ async fn serve(stream: TcpStream, state: Arc<State>) {
     let mut stream = BufReader::new(stream);
     while let Some((head, body)) = read_request(&mut stream).await {
         let asked = state.record(head, body);
-        let fault = (state.setup.faults)(&asked);
-        let answer = state.answer(&asked, fault.as_ref());
+        let faults = state.faults(&asked);
+        let fault = faults.iter().flatten().next().cloned();
+        let answer = state.answer(&asked, fault.as_ref(), &faults);
         if state.dead.load(Ordering::Relaxed) {
             return;
         }
@@ -342,15 +367,27 @@ impl State {
         let mut seen = self.seen.lock().unwrap();
         let times = seen.entry(hash).or_default();
         *times += 1;
-        let asked = Asked { route, ids: first_prompt(&body), times_before: *times - 1, head, body };
+        let prompts = all_prompts(&body);
+        let ids = prompts.first().cloned().unwrap_or_default();
+        let asked = Asked { route, ids, prompts, times_before: *times - 1, head, body };
         self.work.lock().unwrap().requests += 1;
+        *self.routes.lock().unwrap().entry(asked.route.clone()).or_default() += 1;
         if self.setup.keeps_requests {
             self.asked.lock().unwrap().push(asked.clone());
         }
         asked
     }
 
-    fn answer(&self, asked: &Asked, fault: Option<&Fault>) -> (u16, String) {
+    /// The fault of each prompt.
+    fn faults(&self, asked: &Asked) -> Vec<Option<Fault>> {
+        let of = |ids: &Vec<u32>| (self.setup.faults)(&Asked { ids: ids.clone(), ..asked.clone() });
+        match asked.prompts.len() {
+            0 | 1 => vec![(self.setup.faults)(asked)],
+            _ => asked.prompts.iter().map(of).collect(),
+        }
+    }
+
+    fn answer(&self, asked: &Asked, fault: Option<&Fault>, faults: &[Option<Fault>]) -> (u16, String) {
         if fault == Some(&Fault::ErrorIn200) {
             return (200, json!({"error": {"message": "the engine is dead", "code": 500}}).to_string());
         }
@@ -364,7 +401,10 @@ impl State {
             (Dialect::Sglang, "/get_server_info" | "/server_info") => {
                 (200, json!({"version": "0.5.23", "context_length": self.setup.context_length}).to_string())
             }
-            (Dialect::Sglang, "/generate") => self.generate(&body, fault),
+            (Dialect::Sglang, "/generate") => self.generate(&body, faults),
+            (_, "/tokenize") if self.setup.tokenizes.is_some() => {
+                (200, json!({"tokens": self.setup.tokenizes}).to_string())
+            }
             (_, "/v1/chat/completions") => self.chat(&body),
             _ => (404, json!({"detail": "Not Found"}).to_string()),
         }
@@ -382,7 +422,9 @@ impl State {
     }
 
     fn completions(&self, body: &Value, fault: Option<&Fault>) -> (u16, String) {
-        let k = body["prompt_logprobs"].as_u64().map(|k| k as usize);
+        // -1 wants the whole vocabulary.
+        let k = body["prompt_logprobs"].as_i64().filter(|_| self.setup.scores);
+        let k = k.map(|k| usize::try_from(k).unwrap_or(VOCAB as usize));
         if k.is_some_and(|k| k > self.setup.max_logprobs) {
             let k = k.unwrap_or_default();
             let message = format!(
@@ -460,10 +502,14 @@ impl State {
         json!({"text_offset": vec![0; sampled.len()], "token_logprobs": own, "tokens": names, "top_logprobs": tops})
     }
 
-    fn generate(&self, body: &Value, fault: Option<&Fault>) -> (u16, String) {
-        let prompts = prompts(&body["input_ids"]);
+    fn generate(&self, body: &Value, faults: &[Option<Fault>]) -> (u16, String) {
+        let text = body["text"].as_str().filter(|_| body["input_ids"].is_null());
+        let prompts = match (text, &self.setup.encode) {
+            (Some(text), Some(encode)) => vec![encode(text)],
+            _ => prompts(&body["input_ids"]),
+        };
         // An unknown id takes the real server down for good.
-        if prompts.iter().flatten().any(|&id| u64::from(id) >= VOCAB) {
+        if prompts.iter().flatten().any(|&id| u64::from(id) >= self.setup.vocab_size) {
             self.dead.store(true, Ordering::Relaxed);
         }
         if let Some(why) = self.unfit(&prompts) {
@@ -471,8 +517,8 @@ impl State {
         }
         let is_batch = body["input_ids"][0].is_array();
         let mut answers = Vec::new();
-        for ids in &prompts {
-            match self.sglang_answer(ids, body, fault) {
+        for (index, ids) in prompts.iter().enumerate() {
+            match self.sglang_answer(ids, index, body, faults[index].as_ref()) {
                 Ok(answer) => answers.push(answer),
                 Err(why) => return sglang_error(&why),
             }
@@ -481,10 +527,18 @@ impl State {
         (200, if is_batch { format!("[{answers}]") } else { answers })
     }
 
-    fn sglang_answer(&self, ids: &[u32], body: &Value, fault: Option<&Fault>) -> Result<String, String> {
-        let k = body["top_logprobs_num"].as_u64().unwrap_or(0) as usize;
+    fn sglang_answer(
+        &self,
+        ids: &[u32],
+        index: usize,
+        body: &Value,
+        fault: Option<&Fault>,
+    ) -> Result<String, String> {
+        // A batch has one value for all, or one for each.
+        let of_prompt = |key: &str| body[key].get(index).unwrap_or(&body[key]).clone();
+        let k = of_prompt("top_logprobs_num").as_u64().unwrap_or(0) as usize;
         let scores = body["return_logprob"] == true;
-        let start = body["logprob_start_len"].as_i64().filter(|&start| scores && start >= 0);
+        let start = of_prompt("logprob_start_len").as_i64().filter(|&start| scores && start >= 0);
         let start = start.map_or(ids.len(), |start| start as usize);
         if start > ids.len() {
             return Err(format!("req.logprob_start_len={start} is higher than the number of input tokens"));
@@ -504,14 +558,15 @@ impl State {
             .collect();
         Ok(format!(
             "{{\"text\":\"\",\"output_ids\":{},\"meta_info\":{{\"id\":\"1\",\"finish_reason\":{{\"type\":\"{finish}\",\"length\":{}}},\
-             \"prompt_tokens\":{},\"weight_version\":\"w{}\",\"input_token_logprobs\":[{}],\"input_top_logprobs\":[{}],\
+             \"prompt_tokens\":{},\"weight_version\":\"w{}\",\"input_token_logprobs\":[{}],{}\
              \"output_token_logprobs\":{},\"completion_tokens\":{},\"cached_tokens\":{cached}}}}}",
             json!(sampled),
             sampled.len(),
             ids.len(),
             self.setup.toy.weights,
             own.join(","),
-            top.join(","),
+            // Without candidates to tell there is no such key.
+            if k > 0 { format!("\"input_top_logprobs\":[{}],", top.join(",")) } else { String::new() },
             Value::Array(drawn),
             sampled.len(),
         ))
@@ -542,7 +597,7 @@ impl State {
                 self.setup.context_length
             ));
         }
-        let stranger = prompts.iter().flatten().find(|&&id| u64::from(id) >= VOCAB)?;
+        let stranger = prompts.iter().flatten().find(|&&id| u64::from(id) >= self.setup.vocab_size)?;
         Some(format!("Token id {stranger} is out of vocabulary"))
     }
 
@@ -550,10 +605,8 @@ impl State {
         let n = sampling[limit].as_u64().unwrap_or(default) as usize;
         let seed = sampling["seed"].as_u64().or(sampling["sampling_seed"].as_u64()).unwrap_or(0);
         let said = (self.setup.says)(ids, seed);
-        let sampled = said.map_or_else(
-            || self.setup.toy.sample(ids, seed, n),
-            |ids| ids.into_iter().take(n).collect(),
-        );
+        let sampled =
+            said.map_or_else(|| self.setup.toy.sample(ids, seed, n), |ids| ids.into_iter().take(n).collect());
         self.work.lock().unwrap().sampled += sampled.len() as u64;
         sampled
     }
@@ -579,10 +632,10 @@ fn finish(sampled: &[u32], sampling: &Value, limit: &str, default: u64) -> &'sta
     if sampled.len() < most { "stop" } else { "length" }
 }
 
-fn first_prompt(body: &[u8]) -> Vec<u32> {
+fn all_prompts(body: &[u8]) -> Vec<Vec<u32>> {
     let body: Value = serde_json::from_slice(body).unwrap_or(Value::Null);
     let field = if body["prompt"].is_array() { &body["prompt"] } else { &body["input_ids"] };
-    prompts(field).into_iter().next().unwrap_or_default()
+    if field.is_array() { prompts(field) } else { Vec::new() }
 }
 
 /// One prompt or several.

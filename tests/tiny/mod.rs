@@ -81,6 +81,35 @@ fn weights() -> Vec<u8> {
     [&(header.len() as u64).to_le_bytes()[..], &header, &data].concat()
 }
 
+/// A well-formed model of a quarter of a terabyte, in a sparse file whose tensors all lie at its beginning.
+pub fn write_enormous(dir: &Path) {
+    let (hidden, vocab) = (1u64 << 16, 1u64 << 20);
+    fs::create_dir_all(dir).unwrap();
+    let config = json!({
+        "architectures": ["LlamaForCausalLM"], "vocab_size": vocab, "hidden_size": hidden, "intermediate_size": 16,
+        "num_hidden_layers": 1, "num_attention_heads": 1, "head_dim": 16, "max_position_embeddings": 64,
+        "rms_norm_eps": 1e-5, "tie_word_embeddings": true,
+    });
+    fs::write(dir.join("config.json"), config.to_string()).unwrap();
+    let layer = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj"];
+    let layer = layer.map(|it| (format!("layers.0.{it}"), vec![16, hidden]));
+    let down = ["self_attn.o_proj", "mlp.down_proj"].map(|it| (format!("layers.0.{it}"), vec![hidden, 16]));
+    let norms = ["layers.0.input_layernorm", "layers.0.post_attention_layernorm", "norm"];
+    let norms = norms.map(|it| (it.to_owned(), vec![hidden]));
+    let embedding = ("embed_tokens".to_owned(), vec![vocab, hidden]);
+    let tensors = layer.into_iter().chain(down).chain(norms).chain([embedding]);
+    let header = tensors.map(|(name, shape)| {
+        let end = shape.iter().product::<u64>() * 2;
+        let info = json!({"dtype": "F16", "shape": shape, "data_offsets": [0, end]});
+        (format!("model.{name}.weight"), info)
+    });
+    let header = serde_json::to_vec(&header.collect::<Map<_, _>>()).unwrap();
+    let path = dir.join("model.safetensors");
+    fs::write(&path, [&(header.len() as u64).to_le_bytes()[..], &header].concat()).unwrap();
+    let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
+    file.set_len(8 + header.len() as u64 + hidden * vocab * 2).unwrap();
+}
+
 /// Runs the program in `dir`.
 pub fn backsight(dir: &Path, arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_backsight")).current_dir(dir).args(arguments).output().unwrap()

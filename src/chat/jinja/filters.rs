@@ -8,7 +8,7 @@ use super::args::{Args, as_int, as_str};
 use super::ops::{self, int};
 use super::sequences::length_of;
 use super::text::{escape_html, to_str};
-use super::value::{Py, fail, like, py, to_json, type_name, undefined};
+use super::value::{Dict, Py, fail, like, py, to_json, type_name, undefined};
 use super::{Filter, format, room, strings};
 use crate::chat::python::{JsonStyle, json_dumps};
 
@@ -273,6 +273,12 @@ fn title(value: &Value, args: &Args) -> Result<Value, Error> {
 }
 
 fn to_json_text(value: &Value, args: &Args) -> Result<Value, Error> {
+    if args.positional().is_empty()
+        && args.keywords().is_empty()
+        && let Some(dict) = value.downcast_object_ref::<Dict>()
+    {
+        return dict_json(value, dict);
+    }
     let args = args.bind(["ensure_ascii", "indent", "separators", "sort_keys"])?;
     let mut style = JsonStyle { ensure_ascii: args.flag(0), ..JsonStyle::default() };
     if let Some(indent) = args.some(1) {
@@ -289,6 +295,16 @@ fn to_json_text(value: &Value, args: &Args) -> Result<Value, Error> {
     }
     style.sort_keys = args.flag(3);
     Ok(Value::from(json_dumps(&to_json(value)?, &style)))
+}
+
+/// A dict in the style of `tojson` without arguments, made once.
+fn dict_json(value: &Value, dict: &Dict) -> Result<Value, Error> {
+    if dict.json.get().is_none() {
+        let text = json_dumps(&to_json(value)?, &JsonStyle::transformers());
+        // Whoever was first made the same text.
+        let _ = dict.json.set(text);
+    }
+    Ok(Value::from(dict.json.get().map(String::as_str).unwrap_or_default()))
 }
 
 fn truncate(value: &Value, args: &Args) -> Result<Value, Error> {

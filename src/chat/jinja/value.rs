@@ -7,7 +7,7 @@
 
 use std::borrow::Cow;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use minijinja::value::{Enumerator, Object, ObjectRepr, ValueKind};
 use minijinja::{Error, ErrorKind, State, Value};
@@ -141,6 +141,9 @@ pub(super) struct Dict {
     pub(super) entries: Vec<(Value, Value)>,
     index: HashMap<Value, usize>,
     nesting: usize,
+    /// As JSON in Python's own style, once somebody asked: a conversation is rendered again for every step,
+    /// and nothing in a dict ever changes.
+    pub(super) json: OnceLock<String>,
 }
 
 impl Dict {
@@ -301,7 +304,7 @@ pub(super) fn dict(pairs: impl IntoIterator<Item = (Value, Value)>) -> Result<Va
         }
     }
     let nesting = nest(entries.iter().map(|(_, value)| value))?;
-    Ok(Value::from_object(Dict { entries, index, nesting }))
+    Ok(Value::from_object(Dict { entries, index, nesting, json: OnceLock::new() }))
 }
 
 /// The value by which a key is found: `True`, `1` and `1.0` are one key to Python.

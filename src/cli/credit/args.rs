@@ -1,14 +1,15 @@
 //! What can be typed after `backsight credit`, and what the environment fills in.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::{Args as ClapArgs, ValueEnum};
 
-use crate::cli::args::ToolTextName;
+use crate::cli::args::{ToolTextName, finite};
 use crate::cli::server::{KindName, ServerArgs};
 use crate::credit::hcapo::{Params, Ratio, Smoothing};
 use crate::lens::Placement;
 use crate::model::secret::Secret;
+use crate::store::episodes::run_dir_for;
 use crate::store::hindsight::Settings;
 
 pub(in crate::cli) const EXAMPLES: &str = "\
@@ -102,6 +103,9 @@ pub(super) struct LensArgs {
     /// Write tools as text, for templates that ignore them
     #[arg(long, value_enum, value_name = "NAME")]
     pub(super) tool_text: Option<ToolTextName>,
+    /// When episodes began that do not say so, for templates that print the date: like 2026-01-31T12:00:00Z
+    #[arg(long, value_name = "TIME")]
+    pub(super) now: Option<String>,
     /// Cut every tool's result to this many characters [default: uncut]
     #[arg(long, value_name = "N")]
     pub(super) tool_result_chars: Option<usize>,
@@ -240,12 +244,7 @@ impl CreditArgs {
 
     /// The run directory.
     pub(super) fn run_dir(&self) -> PathBuf {
-        self.run.clone().unwrap_or_else(|| {
-            let first = self.inputs().swap_remove(0);
-            let beside = first.parent().filter(|it| !it.as_os_str().is_empty()).unwrap_or(Path::new("."));
-            let home = if first.is_file() { beside } else { &first };
-            home.join(".backsight")
-        })
+        self.run.clone().unwrap_or_else(|| run_dir_for(&self.inputs()[0]))
     }
 
     /// Where the tokenizer is, if anything that was typed says so.
@@ -272,9 +271,4 @@ impl CreditArgs {
 
 fn secret(text: &str) -> Result<Secret, std::convert::Infallible> {
     Ok(Secret::new(text))
-}
-
-fn finite(text: &str) -> Result<f64, String> {
-    let number: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
-    if number.is_finite() { Ok(number) } else { Err("not a finite number".to_owned()) }
 }

@@ -27,7 +27,7 @@ use crate::pipeline::resume::Asked;
 use crate::store::RunLock;
 use crate::store::atomic;
 use crate::store::episodes::Source;
-use crate::store::summary::{Summary, Tokens};
+use crate::store::summary::{Naive, SUMMARY, Summary};
 use crate::wire::hindsight::Provenance;
 
 /// Episodes asked for at once: enough to keep a server busy while others are read and written.
@@ -46,9 +46,10 @@ pub(super) fn run(args: &CreditArgs) -> Result<(), Failure> {
     args.server.check(&args.url)?;
     let lock = RunLock::acquire(&args.run_dir()).map_err(|error| Failure::stopped(&error, error.help()))?;
     let (summary, ended) = block_on(scored(&args, shown, sources, lock))??;
-    summary.write(&args.run_dir()).map_err(|error| disk_failure(&args.run_dir().display(), &error))?;
+    atomic::write(&args.run_dir().join(SUMMARY), format!("{:#}\n", summary.to_json()).as_bytes())
+        .map_err(|error| disk_failure(&args.run_dir().display(), &error))?;
     if args.json {
-        let text = serde_json::to_string(&summary).unwrap_or_default();
+        let text = summary.to_json().to_string();
         output::data(format!("{text}\n").as_bytes())?;
     } else {
         output::data(table::episodes(&ended.reports).as_bytes())?;
@@ -89,14 +90,13 @@ async fn scored(
     let stop = score(sources, teacher, options, Arc::new(move |event| watched.tell(event))).await;
     let reports = progress.finish();
     let mut summary = progress::summarise(&reports, &notices);
-    summary.tokens = Tokens::new(&table::planned(&reports), &meter.spent());
-    summary.requests = meter.spent().requests;
-    summary.found_in_ledger = paid.model.lookups().found;
+    let planned = table::planned(&reports);
+    summary.naive = Some(Naive { tokens: planned.naive_tokens, requests: planned.naive_requests });
+    summary.spent = meter.spent();
+    summary.more.insert("found_in_ledger".to_owned(), paid.model.lookups().found.into());
     summary.seconds = began.elapsed().as_secs_f64();
-    let teachers = paid.ledger.paid().await.map_err(model_failure)?;
-    let paid = teachers.into_iter().find(|(role, _)| *role == ModelRole::Teacher);
-    summary.paid = paid.map(|(_, spent)| spent.into()).unwrap_or_default();
-    summary.stopped = stop.as_ref().map(|stop| match stop {
+    summary.paid = paid.ledger.paid().await.map_err(model_failure)?;
+    summary.stopped_by = stop.as_ref().map(|stop| match stop {
         Stop::Model(error) => error.to_string(),
         Stop::Disk(why) => why.clone(),
     });
@@ -172,8 +172,7 @@ fn verdict(summary: &Summary, stop: Option<Stop>) -> Result<(), Failure> {
         }
         None => {}
     }
-    let n_lost: u64 = summary.lost.episodes.values().sum();
-    let n_steps: u64 = summary.lost.steps.values().sum();
+    let (n_lost, n_steps) = (summary.lost("episodes"), summary.lost("steps"));
     if n_lost + n_steps == 0 {
         return Ok(());
     }

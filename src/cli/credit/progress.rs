@@ -265,23 +265,24 @@ fn as_json(report: &Report) -> Value {
 
 /// The run in numbers, as far as its reports tell.
 pub(super) fn summarise(reports: &[Report], notices: &Notices) -> Summary {
-    let mut summary: Summary = Summary { notices: notices.all(), ..Summary::new("credit") };
+    let made =
+        ["episodes", "steps", "partial_episodes", "kept_episodes", "skipped_episodes"].map(|it| (it, 0));
+    let mut summary =
+        Summary { command: "credit", made: made.into(), notices: notices.all(), ..Summary::default() };
     for report in reports {
-        let made = &mut summary.made;
+        let mut count = |what, n: usize| *summary.made.entry(what).or_default() += n as u64;
         match &report.fate {
-            Fate::Made => made.episodes += 1,
-            Fate::Partial => made.partial_episodes += 1,
-            Fate::Kept(_) => made.kept_episodes += 1,
-            Fate::Skipped => made.skipped_episodes += 1,
-            Fate::Unfinished => made.unfinished_episodes += 1,
-            Fate::Lost(loss) => *summary.lost.episodes.entry(loss.reason.name().to_owned()).or_default() += 1,
+            Fate::Made => count("episodes", 1),
+            Fate::Partial => count("partial_episodes", 1),
+            Fate::Kept(_) => count("kept_episodes", 1),
+            Fate::Skipped => count("skipped_episodes", 1),
+            Fate::Unfinished => summary.left += 1,
+            Fate::Lost(loss) => summary.lose("episodes", loss.reason.name()),
         }
         if matches!(report.fate, Fate::Made | Fate::Partial) {
-            made.steps += report.n_credited as u64;
+            *summary.made.entry("steps").or_default() += report.n_credited as u64;
         }
-        for loss in &report.lost_steps {
-            *summary.lost.steps.entry(loss.reason.name().to_owned()).or_default() += 1;
-        }
+        report.lost_steps.iter().for_each(|loss| summary.lose("steps", loss.reason.name()));
     }
     summary
 }

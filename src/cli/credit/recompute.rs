@@ -1,5 +1,6 @@
 //! `credit --recompute`: credit again from what was measured, with other hyper-parameters and without a model.
 
+use std::collections::HashSet;
 use std::path::Path;
 
 use serde_json::json;
@@ -19,6 +20,9 @@ pub(super) fn run(args: &CreditArgs) -> Result<(), Failure> {
         directories
             .extend(found.map_err(|error| Failure::input(format!("{}: {error}", input.display()), help))?);
     }
+    // Several files share one run directory.
+    let mut seen = HashSet::new();
+    directories.retain(|directory| seen.insert(directory.clone()));
     if directories.is_empty() {
         let input = args.inputs().swap_remove(0);
         return Err(Failure::input(format!("{}: no hindsight_scores.json here", input.display()), help));

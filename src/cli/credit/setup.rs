@@ -12,12 +12,12 @@ use crate::chat::tokenizer::Tokenizer;
 use crate::chat::tool_text;
 use crate::cli::chat::{parse_var, source_failure, tokenizer_failure, tool_text_of};
 use crate::cli::failure::Failure;
-use crate::cli::score::refuse_without_scores;
-use crate::cli::server::KindName;
+use crate::cli::now;
+use crate::cli::server::{KindName, model_failure};
 use crate::lens::{OUTCOME_TEMPLATE, OutcomeFacts, Template};
 use crate::model::notice::Notices;
 use crate::model::open::Opened;
-use crate::model::probe::tokenizer_agrees;
+use crate::model::probe::require_scores;
 use crate::pipeline::outline::{Framing, OutcomeLens};
 use crate::pipeline::read::{Texts, hash};
 use crate::store::episodes::{Source, find};
@@ -52,8 +52,10 @@ impl Shown {
         let tools = typed.tools.as_deref().map(read_tools).transpose()?;
         let vars = typed.vars.iter().map(|var| parse_var(var)).collect::<Result<Map<_, _>, _>>()?;
         let tool_text = typed.tool_text.map(tool_text_of);
+        let now = typed.now.as_deref().map(now::parse).transpose()?;
         let mut other = Map::new();
         other.extend(tool_text.map(|it| ("tool_text".to_owned(), tool_text::name(it).into())));
+        other.extend(typed.now.as_ref().map(|now| ("now".to_owned(), now.as_str().into())));
         other.extend((!vars.is_empty()).then(|| ("vars_sha256".to_owned(), hash(&sorted(&vars)).into())));
         let provenance = Provenance {
             backsight: env!("CARGO_PKG_VERSION").to_owned(),
@@ -67,7 +69,7 @@ impl Shown {
         };
         let tool_result_chars = typed.tool_result_chars;
         let framing =
-            Framing { system, tools: tools.unwrap_or_default(), vars, tool_text, tool_result_chars };
+            Framing { system, tools: tools.unwrap_or_default(), vars, tool_text, tool_result_chars, now };
         Ok(Self { framing, lens: OutcomeLens { template, placement: typed.placement() }, provenance })
     }
 }
@@ -121,20 +123,11 @@ pub(super) struct Ready {
 /// Opens the model and refuses one that cannot score, that has no text, or whose tokenizer is another than ours.
 pub(super) async fn open(args: &CreditArgs, shown: &Shown, notices: &Notices) -> Result<Ready, Failure> {
     let mut server = args.server.clone();
-    let opened = if server.kind == KindName::Embedded {
-        server.open_embedded()?
-    } else {
+    if server.kind != KindName::Embedded {
         server.tokenizer = args.text_path();
-        let transport = server.transport(&args.url)?;
-        let opened = server.open(transport.clone(), notices).await?;
-        refuse_without_scores(&opened)?;
-        if tokenizer_agrees(&opened, &transport.briefly(), &mut Vec::new()).await == Some(false) {
-            let help = "name the tokenizer of the model that is served with --tokenizer";
-            return Err(Failure::input("the server's tokenizer gives other ids than the one named", help));
-        }
-        opened
-    };
-    refuse_without_scores(&opened)?;
+    }
+    let opened = server.open_any(&args.url, notices).await?;
+    require_scores(&opened).await.map_err(model_failure)?;
     let Some((path, tokenizer)) = opened.tokenizer.clone() else {
         let help = "name the model's directory with --tokenizer";
         return Err(Failure::input(

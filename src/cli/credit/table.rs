@@ -3,7 +3,9 @@
 use crate::cli::failure::one_line;
 use crate::pipeline::credit::{Fate, Report};
 use crate::plan::Figures;
-use crate::store::summary::Summary;
+use crate::store::summary::{Summary, computed};
+
+use serde_json::Value;
 
 /// The widest name that is shown whole.
 const WIDTH: usize = 40;
@@ -42,33 +44,39 @@ fn result(report: &Report) -> String {
 
 /// What was made and what it cost.
 pub(super) fn totals(summary: &Summary) -> String {
-    let (made, tokens) = (&summary.made, &summary.tokens);
+    let (spent, naive) = (&summary.spent, summary.naive());
     let mut text = format!(
         "\nmade {} episodes, {} steps; {} partial, {} kept, {} skipped, {} lost",
-        made.episodes,
-        made.steps,
-        made.partial_episodes,
-        made.kept_episodes,
-        made.skipped_episodes,
-        summary.lost.episodes.values().sum::<u64>()
+        summary.made("episodes"),
+        summary.made("steps"),
+        summary.made("partial_episodes"),
+        summary.made("kept_episodes"),
+        summary.made("skipped_episodes"),
+        summary.lost("episodes")
     );
-    if made.unfinished_episodes > 0 {
-        text.push_str(&format!(", {} not finished", made.unfinished_episodes));
+    if summary.left > 0 {
+        text.push_str(&format!(", {} not finished", summary.left));
     }
     text.push_str(&format!(
         "\n{} requests in {:.1} s: {} tokens sent, {} of them cached, {} computed",
-        summary.requests, summary.seconds, tokens.sent, tokens.cached, tokens.computed
+        spent.requests,
+        summary.seconds,
+        spent.prompt_tokens,
+        spent.cached_tokens,
+        computed(spent)
     ));
-    if summary.found_in_ledger > 0 {
-        text.push_str(&format!("; {} answers were in the ledger", summary.found_in_ledger));
+    if let Some(found) =
+        summary.more.get("found_in_ledger").and_then(Value::as_u64).filter(|found| *found > 0)
+    {
+        text.push_str(&format!("; {found} answers were in the ledger"));
     }
     text.push_str(&format!(
         "\neach step alone: {} requests, {} tokens{}\n",
-        tokens.naive_requests,
-        tokens.naive,
-        gain(tokens.naive, tokens.computed)
+        naive.requests,
+        naive.tokens,
+        gain(naive.tokens, computed(spent))
     ));
-    for (what, lost) in [("episodes", &summary.lost.episodes), ("steps", &summary.lost.steps)] {
+    for (what, lost) in &summary.lost {
         for (reason, n) in lost {
             text.push_str(&format!("lost {n} {what}: {reason}\n"));
         }

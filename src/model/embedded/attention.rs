@@ -247,6 +247,17 @@ mod tests {
 
         /// The rows from position `start` on.
         fn attend(&self, isa: Isa, cache: &mut Cache, head: usize, start: usize) -> Vec<f32> {
+            self.attend_in(isa, cache, head, start, &mut Scratch::default())
+        }
+
+        fn attend_in(
+            &self,
+            isa: Isa,
+            cache: &mut Cache,
+            head: usize,
+            start: usize,
+            scratch: &mut Scratch,
+        ) -> Vec<f32> {
             let (queries, width) = (self.queries(), self.group * self.shape.padded());
             let n_positions = self.n - start;
             let mut out = vec![f32::NAN; n_positions * width];
@@ -258,7 +269,7 @@ mod tests {
                 group: self.group,
                 start,
                 n_positions,
-                scratch: &mut Scratch::default(),
+                scratch,
                 out: &mut out,
             });
             out
@@ -302,6 +313,18 @@ mod tests {
         check(24, 3, 300);
         check(64, 4, 530);
         check(6, 1, 100);
+    }
+
+    /// A longer sequence takes time, not room: no more than a block of scores ever exists.
+    #[test]
+    fn room_does_not_grow_with_the_sequence() {
+        for n in [20, 300, 3000] {
+            let case = Case { shape: KvShape { layers: 1, heads: 1, head_dim: 8 }, group: 3, n };
+            let mut scratch = Scratch::default();
+            case.attend_in(Isa::best(), &mut case.cache(), 0, 0, &mut scratch);
+            let rows = scratch.largest.capacity().max(scratch.total.capacity());
+            assert!(scratch.scores.capacity() <= ROWS * KEYS && rows <= ROWS, "{n} positions: {scratch:?}");
+        }
     }
 
     #[test]

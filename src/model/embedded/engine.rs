@@ -18,6 +18,7 @@ use super::load::{LoadError, Source, available_memory};
 use super::simd::Isa;
 use super::weights::Weights;
 use crate::chat::tokenizer::check_ids;
+use crate::model::remote::check_top_k;
 use crate::model::{Error, Limits, Scored, Usage};
 use crate::score::{Absence, ScoreJob, SpanScore, TokenScore};
 use crate::tokens::{Logprob, TokenId, TokenSpan, TopK};
@@ -52,6 +53,8 @@ pub struct Counters {
     pub computed: u64,
     /// Tokens whose keys and values were remembered instead.
     pub reused: u64,
+    /// Positions whose logits were computed for scores.
+    pub predicted: u64,
 }
 
 /// A loaded model.
@@ -115,6 +118,7 @@ impl Engine {
             scores: true,
             start_index: true,
             cached_scores: true,
+            batches: true,
         }
     }
 
@@ -151,6 +155,7 @@ impl Engine {
     }
 
     fn check_job(&self, job: &ScoreJob) -> Result<(), Error> {
+        check_top_k(job.top_k(), Some(self.config.vocab))?;
         self.check_tokens(&job.tokens()[..job.end_needed()], self.config.context)
     }
 
@@ -225,6 +230,7 @@ impl Engine {
                 asks.push(Ask { token: job.tokens()[position], top_k: job.top_k() });
             }
         }
+        self.counters.predicted += asks.len() as u64;
         let mut answers = self.with_machine(|machine| machine.answer(&rows, &asks)).into_iter();
         for reading in &readings {
             self.tree.insert(reading.tokens, &reading.cache);

@@ -10,6 +10,7 @@ use super::engine::{Engine, Reading, top_row};
 use super::head::{Ask, answer_from_logits};
 use super::kv::Cache;
 use super::sample::{Dice, draw};
+use crate::model::remote::check_top_k;
 use crate::model::{Error, Finish, GenerateRequest, Generated, SampledToken, Sampling, Usage};
 use crate::tokens::{Logprob, TokenId, TopK};
 
@@ -116,6 +117,7 @@ impl Engine {
             return Err(invalid("the prompt has no tokens", "send at least one token"));
         }
         self.check_tokens(&request.prompt, self.config.context - 1)?;
+        check_top_k(request.top_k, Some(self.config.vocab))?;
         let constraint = request.sampling.constraint.as_ref();
         let follower = constraint.map(|constraint| match &self.grammars {
             Some(grammars) => grammars.follow(constraint),

@@ -1,11 +1,13 @@
-//! OpenAI's chat route over the embedded model, the same for both servers.
+//! OpenAI's chat route over the embedded model, with what each of the two servers adds to it.
 //!
-//! Owns the answer's shape. Tool calls are read as `<tool_call>` text.
+//! Owns the answer's shape. Tool calls are read as `<tool_call>` text. vLLM gives the prompt's ids and logprobs beside
+//! the choices, SGLang its ids inside of them and under other names.
 
 use serde_json::{Value, json};
 
 use super::vllm::usage;
-use super::{Refusal, Served, finish_word, sampling};
+use super::{Personality, Refusal, Served, finish_word, sampling};
+use crate::model::embedded::model::Talked;
 use crate::model::{ChatRequest, Generated, Model as _};
 use crate::tokens::{Logprob, TokenId};
 use crate::wire::{messages, served};
@@ -17,34 +19,61 @@ impl Served {
         if asked.messages.as_array().is_some_and(Vec::is_empty) {
             return Err(Refusal::bad("messages cannot be empty"));
         }
+        let candidates = i64::try_from(asked.top_logprobs).unwrap_or(i64::MAX);
+        self.check_logprobs(Some(candidates), "top_logprobs")?;
+        let prompt_top_k = self.check_logprobs(asked.prompt_logprobs, "prompt_logprobs")?;
         // OpenAI's default is as many tokens as the context has room for.
         let room = self.model.limits().context_length.unwrap_or(usize::MAX);
         let request = ChatRequest {
             messages: messages::list_from_json(&asked.messages).map_err(Refusal::bad)?,
-            tools: asked.tools.unwrap_or_default(),
+            tools: asked.tools.clone().unwrap_or_default(),
             sampling: sampling(&asked.drawing, room)?,
             place: self.place(),
         };
         let talked = self.model.talk(&request, asked.top_logprobs).await?;
+        let mut answer = json!({
+            "id": "chatcmpl-backsight", "object": "chat.completion", "created": 0, "model": self.name,
+            "choices": [self.chat_choice(&asked, &talked)], "usage": usage(&talked.answer.usage),
+        });
+        if self.personality == Personality::Vllm {
+            let rows = match prompt_top_k {
+                Some(top_k) => Some(self.prompt_logprobs(&talked.prompt, top_k).await?.0),
+                None => None,
+            };
+            answer["prompt_logprobs"] = json!(rows);
+            answer["prompt_token_ids"] = json!(asked.return_token_ids.then_some(&talked.prompt));
+        }
+        Ok(answer)
+    }
+
+    fn chat_choice(&self, asked: &served::Chat, talked: &Talked) -> Value {
         let mut message = messages::to_json(&talked.answer.message);
         if message.get("content").is_none() {
             message["content"] = Value::Null;
         }
-        let logprobs = asked.logprobs.then(|| self.chat_logprobs(&talked.generated, asked.top_logprobs));
-        let choice = json!({
+        let as_ids = asked.return_tokens_as_token_ids;
+        let logprobs =
+            asked.logprobs.then(|| self.chat_logprobs(&talked.generated, asked.top_logprobs, as_ids));
+        let mut choice = json!({
             "index": 0, "message": message, "logprobs": logprobs,
             "finish_reason": finish_word(&talked.answer.finish),
         });
-        Ok(json!({
-            "id": "chatcmpl-backsight", "object": "chat.completion", "created": 0, "model": self.name,
-            "choices": [choice], "usage": usage(&talked.answer.usage),
-        }))
+        let ids: Vec<TokenId> = talked.generated.tokens.iter().map(|token| token.id).collect();
+        match self.personality {
+            Personality::Vllm => choice["token_ids"] = json!(asked.return_token_ids.then_some(ids)),
+            Personality::Sglang => {
+                choice["response_token_ids"] = json!(asked.return_token_ids.then_some(ids));
+                choice["prompt_token_ids"] = json!(asked.return_prompt_token_ids.then_some(&talked.prompt));
+            }
+        }
+        choice
     }
 
-    fn chat_logprobs(&self, generated: &Generated, top_k: usize) -> Value {
+    fn chat_logprobs(&self, generated: &Generated, top_k: usize, as_ids: bool) -> Value {
         let entry = |id: TokenId, logprob: Option<Logprob>| {
             let text = self.text(&[id]).unwrap_or_default();
-            json!({"token": text, "bytes": text.as_bytes(), "logprob": logprob.map(Logprob::get)})
+            let name = if as_ids { format!("token_id:{id}") } else { text.clone() };
+            json!({"token": name, "bytes": text.as_bytes(), "logprob": logprob.map(Logprob::get)})
         };
         let content = generated.tokens.iter().map(|token| {
             let mut row = entry(token.id, token.logprob);

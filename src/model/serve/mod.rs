@@ -1,8 +1,8 @@
 //! The embedded model as a server: the part of vLLM's and SGLang's protocols that our own clients use.
 //!
 //! Owns the routes, the shape of refusals and the HTTP loop. It plays one of the two servers at a time, because a
-//! client tells them apart by the routes they have. Deliberately absent: streaming, batching of text
-//! prompts, keys, and every parameter that only changes what is sampled in ways we never ask for.
+//! client tells them apart by the routes they have. Deliberately absent: streaming, keys, and every parameter that
+//! only changes what is sampled in ways we never ask for; those are refused.
 
 mod chat;
 mod sglang;

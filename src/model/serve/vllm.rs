@@ -5,7 +5,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{Refusal, Served, finish_word, sampling};
+use super::{Personality, Refusal, Served, finish_word, sampling};
 use crate::model::{GenerateRequest, Generated, Model as _, Usage};
 use crate::score::{ScoreJob, TokenScore};
 use crate::tokens::{TokenId, TokenSpan};
@@ -18,9 +18,31 @@ impl Served {
     pub(super) async fn completion(&self, body: &[u8]) -> Result<Value, Refusal> {
         let asked: Completion = served::read(body).map_err(Refusal::bad)?;
         self.check_model(asked.model.as_deref())?;
-        let prompt = self.prompt_ids(&asked.prompt)?;
+        let prompts = self.prompts_ids(&asked.prompt)?;
         self.check_logprobs(asked.logprobs.map(|it| it as i64), "logprobs")?;
         let prompt_top_k = self.check_logprobs(asked.prompt_logprobs, "prompt_logprobs")?;
+        let mut choices = Vec::with_capacity(prompts.len());
+        let mut total = Usage { cached_tokens: Some(0), ..Usage::default() };
+        for (index, prompt) in prompts.into_iter().enumerate() {
+            let (choice, usage) = self.complete(&asked, index, prompt, prompt_top_k).await?;
+            choices.push(choice);
+            total.prompt_tokens += usage.prompt_tokens;
+            total.completion_tokens += usage.completion_tokens;
+            total.cached_tokens = total.cached_tokens.zip(usage.cached_tokens).map(|(all, new)| all + new);
+        }
+        Ok(json!({
+            "id": "cmpl-backsight", "object": "text_completion", "created": 0, "model": self.name,
+            "choices": choices, "usage": usage(&total),
+        }))
+    }
+
+    async fn complete(
+        &self,
+        asked: &Completion,
+        index: usize,
+        prompt: Vec<TokenId>,
+        prompt_top_k: Option<usize>,
+    ) -> Result<(Value, Usage), Refusal> {
         let prompt_logprobs = match prompt_top_k {
             Some(top_k) => Some(self.prompt_logprobs(&prompt, top_k).await?),
             None => None,
@@ -38,15 +60,22 @@ impl Served {
             generated.usage.cached_tokens = *cached;
         }
         let prompt_logprobs = prompt_logprobs.map(|(rows, _)| rows);
-        Ok(self.completed(&asked, &request.prompt, prompt_logprobs, &generated))
+        let choice = self.completed(asked, index, &request.prompt, prompt_logprobs, &generated);
+        Ok((choice, generated.usage))
     }
 
-    fn prompt_ids(&self, prompt: &Prompt) -> Result<Vec<TokenId>, Refusal> {
-        let ids = match prompt {
-            Prompt::Ids(ids) => ids.clone(),
-            Prompt::Text(text) => self.model.tokenizer()?.encode_plain(text).map_err(Refusal::bad)?.ids,
+    fn prompts_ids(&self, prompt: &Prompt) -> Result<Vec<Vec<TokenId>>, Refusal> {
+        let encode = |text: &String| -> Result<Vec<TokenId>, Refusal> {
+            Ok(self.model.tokenizer()?.encode_plain(text).map_err(Refusal::bad)?.ids)
         };
-        if ids.is_empty() { Err(Refusal::bad("You must pass at least one prompt")) } else { Ok(ids) }
+        let prompts = match prompt {
+            Prompt::Ids(ids) => vec![ids.clone()],
+            Prompt::Text(text) => vec![encode(text)?],
+            Prompt::Texts(texts) => texts.iter().map(encode).collect::<Result<_, _>>()?,
+            Prompt::Batch(all) => all.clone(),
+        };
+        let is_empty = prompts.is_empty() || prompts.iter().any(Vec::is_empty);
+        if is_empty { Err(Refusal::bad("You must pass at least one prompt")) } else { Ok(prompts) }
     }
 
     /// Like vLLM, a text also ends where the model ends its turn.
@@ -56,14 +85,20 @@ impl Served {
     }
 
     /// K within the limit; -1 is the whole vocabulary.
-    fn check_logprobs(&self, asked: Option<i64>, param: &'static str) -> Result<Option<usize>, Refusal> {
+    pub(super) fn check_logprobs(
+        &self,
+        asked: Option<i64>,
+        param: &'static str,
+    ) -> Result<Option<usize>, Refusal> {
         let vocab = self.model.limits().vocab_size.unwrap_or(usize::MAX);
         let Some(asked) = asked else { return Ok(None) };
         let top_k = if asked == -1 { Some(vocab) } else { usize::try_from(asked).ok() };
+        // SGLang has no limit of its own.
+        let limit = if self.personality == Personality::Vllm { self.max_logprobs.min(vocab) } else { vocab };
         match top_k {
-            Some(top_k) if top_k <= self.max_logprobs => Ok(Some(top_k)),
+            Some(top_k) if top_k <= limit => Ok(Some(top_k)),
             Some(top_k) => {
-                let (limit, what) = (self.max_logprobs, param.replace('_', " "));
+                let what = param.replace('_', " ");
                 let message = format!(
                     "Requested {what} of {top_k}, which is greater than max allowed: {limit} \
                      (parameter={param}, value={top_k})"
@@ -78,7 +113,7 @@ impl Served {
     }
 
     /// One object per position of the prompt, the first null, and how many tokens were found in the cache.
-    async fn prompt_logprobs(
+    pub(super) async fn prompt_logprobs(
         &self,
         prompt: &[TokenId],
         top_k: usize,
@@ -111,22 +146,19 @@ impl Served {
     fn completed(
         &self,
         asked: &Completion,
+        index: usize,
         prompt: &[TokenId],
         prompt_logprobs: Option<Vec<Value>>,
         generated: &Generated,
     ) -> Value {
         let ids: Vec<TokenId> = generated.tokens.iter().map(|token| token.id).collect();
         let logprobs = asked.logprobs.map(|_| self.logprobs(generated, asked.return_tokens_as_token_ids));
-        let choice = json!({
-            "index": 0, "text": self.sampled_text(&ids, &generated.finish), "logprobs": logprobs,
+        json!({
+            "index": index, "text": self.sampled_text(&ids, &generated.finish), "logprobs": logprobs,
             "finish_reason": finish_word(&generated.finish), "stop_reason": null,
             "token_ids": asked.return_token_ids.then_some(&ids),
             "prompt_logprobs": prompt_logprobs,
             "prompt_token_ids": asked.return_token_ids.then_some(prompt),
-        });
-        json!({
-            "id": "cmpl-backsight", "object": "text_completion", "created": 0, "model": self.name,
-            "choices": [choice], "usage": usage(&generated.usage),
         })
     }
 

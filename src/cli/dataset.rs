@@ -1,0 +1,268 @@
+//! `dataset`: training rows from scored episodes, and an account of what was made and what was lost.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::slice;
+
+use serde_json::{Value, json};
+
+use super::args::{DatasetArgs, MessagesName, NormaliseName};
+use super::failure::{Failure, one_line};
+use super::output;
+use crate::credit::advantage::Normalise;
+use crate::ship::dataset::{
+    self, Dataset, LeftOut, MessageForm, Options, SUMMARY, ScoredEpisode, TRAIN, TRAIN_PARQUET, build,
+    scored_episode,
+};
+use crate::store::episodes::{LoadError, Loaded, RESULT, SESSION, find, load, run_dir_for};
+use crate::store::hindsight;
+
+/// An episode that could not be used.
+struct Lost {
+    episode: String,
+    why: String,
+}
+
+/// The episodes of an input, usable or not.
+#[derive(Default)]
+struct Input {
+    episodes: Vec<ScoredEpisode>,
+    lost: Vec<Lost>,
+    notes: Vec<String>,
+    best_reward: Option<f64>,
+}
+
+pub(super) fn run(args: &DatasetArgs) -> Result<(), Failure> {
+    let form = match args.messages {
+        MessagesName::Full => MessageForm::Full,
+        MessagesName::Published => MessageForm::Published,
+    };
+    let input = read(args, form)?;
+    let (lost, notes, best_reward) = (input.lost, input.notes, input.best_reward);
+    let dataset = build(input.episodes, &options(args));
+    let account = Account { args, dataset: &dataset, lost: &lost, notes: &notes, best_reward };
+    if !dataset.rows.is_empty() {
+        dataset::write(&args.output_dir, &dataset).map_err(|error| unwritable(&args.output_dir, &error))?;
+    }
+    account.tell()
+}
+
+fn options(args: &DatasetArgs) -> Options {
+    let normalise = match args.normalise {
+        NormaliseName::Global => Normalise::Global,
+        NormaliseName::Task => Normalise::Task,
+    };
+    Options { min_reward: args.min_reward, omega: args.omega, smoothed: !args.no_smooth, normalise }
+}
+
+fn unwritable(directory: &Path, error: &dataset::DatasetError) -> Failure {
+    let help = "free some space, or name another directory with --output-dir; nothing there was changed";
+    Failure::stopped(format!("{}: {error}", directory.display()), help)
+}
+
+/// Reads every episode with its scores; what is wrong with one is its own loss.
+fn read(args: &DatasetArgs, form: MessageForm) -> Result<Input, Failure> {
+    let inputs = if args.episodes.is_empty() { slice::from_ref(&args.input_dir) } else { &args.episodes };
+    let mut sources = Vec::new();
+    for input in inputs {
+        sources.extend(find(input).map_err(|error| {
+            let help = "name the directory of the episodes with --input-dir, or files with --episodes";
+            let (what, help) = split_help(&error.to_string(), help);
+            Failure::input(what, help)
+        })?);
+    }
+    let run_dir = args.run.clone().unwrap_or_else(|| run_dir_for(&inputs[0]));
+    let mut input = Input::default();
+    for loaded in load(sources) {
+        input.take(loaded, &run_dir, form);
+    }
+    Ok(input)
+}
+
+/// Errors of the library may carry their own advice.
+fn split_help(message: &str, help: &str) -> (String, String) {
+    let (what, own) = message.split_once("; help: ").unwrap_or((message, help));
+    (what.to_owned(), own.to_owned())
+}
+
+impl Input {
+    fn take(&mut self, loaded: Result<Loaded, LoadError>, run_dir: &Path, form: MessageForm) {
+        let loaded = match loaded {
+            Ok(loaded) => loaded,
+            Err(error) => return self.lose(name(&error), error.to_string()),
+        };
+        match with_scores(&loaded, run_dir, form) {
+            Ok((episode, notes)) => {
+                self.notes.extend(notes);
+                self.notes.extend(stale(&loaded, &episode));
+                let reward = episode.hindsight.scores.reward.as_f64();
+                self.best_reward = [self.best_reward, reward].into_iter().flatten().reduce(f64::max);
+                self.episodes.push(episode);
+            }
+            Err(why) => self.lose(loaded.episode.id, why),
+        }
+    }
+
+    fn lose(&mut self, episode: String, why: String) {
+        self.lost.push(Lost { episode, why });
+    }
+}
+
+/// What an episode that cannot be read is called: its directory, or its file and line.
+fn name(error: &LoadError) -> String {
+    let of = |path: &Path| path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
+    let file = of(&error.path);
+    match (error.path.parent(), error.line) {
+        (Some(directory), _) if file == RESULT || file == SESSION => of(directory),
+        (_, Some(line)) => format!("{file}:{line}"),
+        _ => file,
+    }
+}
+
+fn with_scores(
+    loaded: &Loaded,
+    run_dir: &Path,
+    form: MessageForm,
+) -> Result<(ScoredEpisode, Vec<String>), String> {
+    if let Err(why) = &loaded.episode.outcome {
+        return Err(format!("the episode failed: {why}"));
+    }
+    match hindsight::read(&hindsight::directory_of(loaded, run_dir)) {
+        Ok(Some(found)) => scored_episode(loaded, found, form).map_err(|error| error.to_string()),
+        Ok(None) => Err("not scored; help: run backsight credit first".to_owned()),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// Credit computed with another reward than the episode has now.
+fn stale(loaded: &Loaded, episode: &ScoredEpisode) -> Option<String> {
+    let scored = episode.hindsight.scores.reward.as_f64();
+    let now = loaded.file_reward.as_ref().and_then(serde_json::Number::as_f64);
+    let (scored, now) = scored.zip(now).filter(|(scored, now)| scored != now)?;
+    let id = &loaded.episode.id;
+    Some(format!("{id}: its reward is {now} now, but its credit was computed with {scored}, which is used"))
+}
+
+/// What became of everything.
+struct Account<'a> {
+    args: &'a DatasetArgs,
+    dataset: &'a Dataset,
+    lost: &'a [Lost],
+    notes: &'a [String],
+    best_reward: Option<f64>,
+}
+
+impl Account<'_> {
+    fn tell(&self) -> Result<(), Failure> {
+        for note in self.notes {
+            match self.args.json {
+                true => output::event("notice", json!({"text": note})),
+                false => output::talk(&format!("note: {}", one_line(note))),
+            }
+        }
+        let shown = if self.args.json { format!("{}\n", self.json()) } else { self.text() };
+        output::data(shown.as_bytes())?;
+        match (self.dataset.rows.is_empty(), self.lost.len()) {
+            (true, _) => Err(self.nothing()),
+            (false, 0) => Ok(()),
+            (false, n) => Err(Failure::losses(
+                format!("{n} of {} episodes could not be used", self.n_episodes()),
+                "mend what is said about each; the same command makes the dataset again",
+            )),
+        }
+    }
+
+    fn n_episodes(&self) -> usize {
+        self.dataset.rows.len() + self.dataset.left_out.len() + self.lost.len()
+    }
+
+    fn n_left_out(&self, why: LeftOut) -> usize {
+        self.dataset.left_out.iter().filter(|(_, it)| *it == why).count()
+    }
+
+    /// Why there is no dataset at all.
+    fn nothing(&self) -> Failure {
+        let (min, best) = (self.args.min_reward, self.best_reward);
+        let help = match best.filter(|best| *best < min) {
+            Some(best) => format!("lower --min-reward: the best reward is {best}"),
+            None if best.is_none() => "score the episodes with backsight credit first".to_owned(),
+            None => "give it episodes that differ: no step is better than the average".to_owned(),
+        };
+        Failure::losses("no episode has a row, so no dataset was written", help)
+    }
+
+    fn files(&self) -> Vec<PathBuf> {
+        let names = [TRAIN, TRAIN_PARQUET, SUMMARY].iter().filter(|_| !self.dataset.rows.is_empty());
+        names.map(|name| self.args.output_dir.join(name)).collect()
+    }
+
+    fn json(&self) -> Value {
+        let lost = self.lost.iter().map(|it| json!({"episode": it.episode, "why": it.why}));
+        let left_out = self.dataset.left_out.iter();
+        let left_out = left_out.map(|(id, why)| json!({"episode": id, "why": self.reason(*why)}));
+        json!({
+            "files": self.files(),
+            "summary": self.dataset.summary,
+            "left_out": left_out.collect::<Vec<_>>(),
+            "lost": lost.collect::<Vec<_>>(),
+            "notes": self.notes,
+        })
+    }
+
+    fn reason(&self, why: LeftOut) -> String {
+        match why {
+            LeftOut::BelowMinReward => format!("its reward is below {}", self.args.min_reward),
+            LeftOut::NoWeight => "no step of it is better than the average".to_owned(),
+        }
+    }
+
+    fn text(&self) -> String {
+        let count = |key: &str| self.dataset.summary[key].as_u64().unwrap_or(0);
+        let n_rows = self.dataset.rows.len();
+        let with_tokens = self.dataset.rows.iter().filter(|row| row.tokens.is_some()).count();
+        let mut text = line("episodes", self.n_episodes(), "");
+        text += &some("  in the dataset", n_rows, &format!("{with_tokens} with weights for each token"));
+        for why in [LeftOut::BelowMinReward, LeftOut::NoWeight] {
+            text += &some("  left out", self.n_left_out(why), &self.reason(why));
+        }
+        for (why, names) in self.losses() {
+            text += &line("  lost", names.len(), &format!("{}: {}", listed(&names), one_line(why)));
+        }
+        text += &some("steps", count("total_steps") as usize, "");
+        text += &some("  with weight", count("nonzero_steps") as usize, "mean 1");
+        let no_credit = count("steps_without_credit") as usize;
+        text += &some("  without credit", no_credit, "weight 0, in no mean");
+        text + &self.made()
+    }
+
+    /// The lost episodes by reason.
+    fn losses(&self) -> BTreeMap<&str, Vec<&str>> {
+        let mut losses: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+        for Lost { episode, why } in self.lost {
+            losses.entry(why).or_default().push(episode);
+        }
+        losses
+    }
+
+    fn made(&self) -> String {
+        self.files().iter().map(|path| format!("made {}\n", path.display())).collect()
+    }
+}
+
+/// How many episodes are named before the rest is only counted; `--json` names all.
+const N_NAMED: usize = 5;
+
+fn listed(names: &[&str]) -> String {
+    let more = names.len().saturating_sub(N_NAMED);
+    let named = one_line(&names[..names.len() - more].join(", "));
+    if more > 0 { format!("{named} and {more} more") } else { named }
+}
+
+fn line(what: &str, n: usize, about: &str) -> String {
+    format!("{what:<18}{n:>7}  {about}").trim_end().to_owned() + "\n"
+}
+
+/// The line, unless there is nothing to count.
+fn some(what: &str, n: usize, about: &str) -> String {
+    if n > 0 { line(what, n, about) } else { String::new() }
+}

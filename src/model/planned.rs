@@ -1,0 +1,347 @@
+//! Scoring many jobs through a plan: fewer requests, in an order that suits the backend's cache.
+//!
+//! Owns the execution of a [`Plan`] over a [`Model`]: what waits for what, how much is under way, short requests
+//! sent together, and answers put together job by job. A job whose request failed because of other jobs in it is
+//! asked for alone, so one bad job spoils no other. Deliberately absent: which requests there are, which is `plan`'s
+//! business, and what becomes of the scores.
+
+use std::collections::VecDeque;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use tokio::task::JoinSet;
+
+use super::{Error, Limits, Model, Scored, Usage};
+use crate::plan::{Backend, Figures, Plan, plan};
+use crate::score::{ScoreJob, SpanScore};
+
+/// Requests that wait for a permit cost memory for nothing; more than this many are never under way.
+const UNDER_WAY: usize = 256;
+/// As many requests are sent together at most.
+const BATCH_REQUESTS: usize = 32;
+/// Requests sent together compute about this many tokens at most; one that computes more goes alone.
+const BATCH_TOKENS: usize = 4096;
+
+/// So many requests in a row that reached nobody, each tried with all patience, are a server that is gone.
+const GONE_AFTER: usize = 3;
+
+/// What a plan came to.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Planned {
+    /// What was expected of it.
+    pub figures: Figures,
+    /// What the answers say they cost, those from a ledger included.
+    pub usage: Usage,
+    /// How many jobs were asked for alone after a request they shared had failed.
+    pub n_alone: usize,
+    /// Why the rest was not asked for, if so.
+    pub stopped_by: Option<Error>,
+}
+
+/// Is told what became of a job, by its index; once for each, in the order in which they are settled. After a break
+/// nothing more is asked for or told.
+pub type Settle<'a> = dyn FnMut(usize, Result<Vec<SpanScore>, Error>) -> ControlFlow<()> + Send + 'a;
+
+/// What scoring costs a model with these limits.
+pub fn backend(limits: &Limits) -> Backend {
+    Backend { caches_scores: limits.cached_scores, start_index: limits.start_index, max_scored: None }
+}
+
+/// Scores `jobs` through a plan. An error that stops the run settles every job that has no scores yet.
+pub async fn score_planned(model: &Arc<dyn Model>, jobs: &[ScoreJob], settle: &mut Settle<'_>) -> Planned {
+    let plan = plan(jobs, &backend(model.limits()));
+    let mut work = Work::new(model, jobs, &plan, settle);
+    work.begin();
+    while !work.is_stopped() && work.send() {
+        let finished = work.under_way.join_next().await;
+        work.take(finished);
+    }
+    while let Some(finished) = work.under_way.join_next().await {
+        work.take(Some(finished));
+    }
+    work.end()
+}
+
+/// What a task asked for.
+#[derive(Clone)]
+enum Asked {
+    /// Requests of the plan.
+    Planned(Vec<usize>),
+    /// A job for itself.
+    Alone(usize),
+}
+
+type Finished = (Asked, Vec<Result<Scored, Error>>);
+
+/// A request of the plan and what has come of it.
+struct Request {
+    /// The jobs it serves.
+    jobs: Vec<usize>,
+    /// The requests that wait for it.
+    next: Vec<usize>,
+    /// Its answer, until all its jobs are settled.
+    answer: Option<Vec<SpanScore>>,
+    /// How many of its jobs are not settled yet.
+    n_open: usize,
+}
+
+/// A job and what it still waits for.
+struct Job {
+    requests: Vec<usize>,
+    n_open: usize,
+    state: State,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// Its requests are to be answered.
+    Planned,
+    /// It is asked for alone.
+    Alone,
+    /// Its scores, or why there are none, are known.
+    Settled,
+}
+
+struct Work<'a, 's> {
+    model: &'a Arc<dyn Model>,
+    asks: &'a [ScoreJob],
+    plan: &'a Plan,
+    settle: &'a mut Settle<'s>,
+    requests: Vec<Request>,
+    jobs: Vec<Job>,
+    ready: VecDeque<usize>,
+    alone: VecDeque<usize>,
+    under_way: JoinSet<Finished>,
+    usage: Usage,
+    n_alone: usize,
+    stopped_by: Option<Error>,
+    /// Requests in a row that reached nobody.
+    n_unreached: usize,
+    /// Whether nobody wants to know any more.
+    is_over: bool,
+}
+
+impl<'a, 's> Work<'a, 's> {
+    fn new(
+        model: &'a Arc<dyn Model>,
+        asks: &'a [ScoreJob],
+        plan: &'a Plan,
+        settle: &'a mut Settle<'s>,
+    ) -> Self {
+        let request = |_| Request { jobs: Vec::new(), next: Vec::new(), answer: None, n_open: 0 };
+        let mut requests: Vec<Request> = plan.requests.iter().map(request).collect();
+        let mut jobs = Vec::with_capacity(asks.len());
+        for job in 0..asks.len() {
+            let needs: Vec<usize> = plan.requests_of(job).into_iter().collect();
+            for &it in &needs {
+                requests[it].jobs.push(job);
+                requests[it].n_open += 1;
+            }
+            jobs.push(Job { n_open: needs.len(), requests: needs, state: State::Planned });
+        }
+        let mut ready = VecDeque::new();
+        for (idx, request) in plan.requests.iter().enumerate() {
+            match request.after {
+                Some(after) => requests[after].next.push(idx),
+                None => ready.push_back(idx),
+            }
+        }
+        let (alone, under_way) = (VecDeque::new(), JoinSet::new());
+        let (usage, n_alone) = (Usage { cached_tokens: Some(0), ..Usage::default() }, 0);
+        Self {
+            model,
+            asks,
+            plan,
+            settle,
+            requests,
+            jobs,
+            ready,
+            alone,
+            under_way,
+            usage,
+            n_alone,
+            stopped_by: None,
+            n_unreached: 0,
+            is_over: false,
+        }
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.is_over || self.stopped_by.is_some()
+    }
+
+    /// Settles the jobs that need no request.
+    fn begin(&mut self) {
+        for job in 0..self.jobs.len() {
+            if self.jobs[job].n_open == 0 {
+                self.assemble(job);
+            }
+        }
+    }
+
+    /// Sends what may be sent; says whether there is anything to wait for.
+    fn send(&mut self) -> bool {
+        while self.under_way.len() < UNDER_WAY {
+            let asked = if let Some(job) = self.alone.pop_front() {
+                Asked::Alone(job)
+            } else if self.ready.is_empty() {
+                break;
+            } else {
+                Asked::Planned(self.next_batch())
+            };
+            self.spawn(asked);
+        }
+        !self.under_way.is_empty()
+    }
+
+    /// The next requests to send: several short ones where the model takes them together.
+    fn next_batch(&mut self) -> Vec<usize> {
+        let most = if self.model.limits().batches { BATCH_REQUESTS } else { 1 };
+        let (mut batch, mut tokens) = (Vec::new(), 0);
+        while let Some(&idx) = self.ready.front().filter(|_| batch.len() < most) {
+            let request = &self.plan.requests[idx];
+            tokens += request.n_tokens() - request.cached;
+            if !batch.is_empty() && tokens > BATCH_TOKENS {
+                break;
+            }
+            batch.extend(self.ready.pop_front());
+        }
+        batch
+    }
+
+    fn spawn(&mut self, asked: Asked) {
+        let jobs: Vec<ScoreJob> = match &asked {
+            Asked::Planned(requests) => {
+                requests.iter().map(|&idx| self.plan.requests[idx].ask.clone()).collect()
+            }
+            Asked::Alone(job) => vec![self.asks[*job].clone()],
+        };
+        let model = Arc::clone(self.model);
+        self.under_way.spawn(async move {
+            let scored = match &jobs[..] {
+                [only] => vec![model.score(only).await],
+                several => model.score_many(several).await,
+            };
+            (asked, scored)
+        });
+    }
+
+    fn take(&mut self, finished: Option<Result<Finished, tokio::task::JoinError>>) {
+        // A task that died leaves its jobs unsettled, which the end sees.
+        let Some(Ok((asked, scored))) = finished else { return };
+        scored.iter().for_each(|scored| self.watch(scored));
+        match asked {
+            Asked::Alone(job) => scored.into_iter().for_each(|scored| self.take_alone(job, scored)),
+            Asked::Planned(requests) => {
+                requests.into_iter().zip(scored).for_each(|(request, scored)| self.take_one(request, scored));
+            }
+        }
+    }
+
+    /// Stops the run when the server is gone.
+    fn watch(&mut self, scored: &Result<Scored, Error>) {
+        match scored {
+            Err(error @ Error::Unreachable { .. }) => {
+                self.n_unreached += 1;
+                if self.n_unreached >= GONE_AFTER {
+                    self.stopped_by.get_or_insert(error.clone());
+                }
+            }
+            _ => self.n_unreached = 0,
+        }
+    }
+
+    fn take_alone(&mut self, job: usize, scored: Result<Scored, Error>) {
+        match scored {
+            Ok(scored) => {
+                self.pay(scored.usage);
+                self.finish(job, Ok(scored.spans));
+            }
+            Err(error) => self.fail(job, error),
+        }
+    }
+
+    fn take_one(&mut self, request: usize, scored: Result<Scored, Error>) {
+        self.ready.extend(std::mem::take(&mut self.requests[request].next));
+        match scored {
+            Ok(scored) => {
+                self.pay(scored.usage);
+                self.requests[request].answer = Some(scored.spans);
+                for job in self.requests[request].jobs.clone() {
+                    self.jobs[job].n_open -= 1;
+                    if self.jobs[job].n_open == 0 && self.jobs[job].state == State::Planned {
+                        self.assemble(job);
+                    }
+                }
+            }
+            Err(error) => self.take_failure(request, &error),
+        }
+    }
+
+    /// The failure of a request is that of its job, if it has only one; else each is asked for alone.
+    fn take_failure(&mut self, request: usize, error: &Error) {
+        let jobs = self.requests[request].jobs.clone();
+        let is_own = jobs.len() == 1 && jobs.iter().all(|&job| self.jobs[job].requests.len() == 1);
+        for job in jobs {
+            match self.jobs[job].state {
+                State::Planned if is_own || error.stops_the_run() => self.fail(job, error.clone()),
+                State::Planned => {
+                    self.jobs[job].state = State::Alone;
+                    self.alone.push_back(job);
+                    self.n_alone += 1;
+                }
+                State::Alone | State::Settled => {}
+            }
+        }
+    }
+
+    fn assemble(&mut self, job: usize) {
+        let answer = |request: usize| self.requests[request].answer.as_deref();
+        let spans = self.plan.assemble(self.asks, job, answer);
+        self.finish(job, spans.map_err(|why| unusable(&why.to_string())));
+    }
+
+    fn fail(&mut self, job: usize, error: Error) {
+        if error.stops_the_run() {
+            self.stopped_by.get_or_insert(error.clone());
+        }
+        self.finish(job, Err(error));
+    }
+
+    /// Settles a job and forgets the answers that nobody needs any more.
+    fn finish(&mut self, job: usize, result: Result<Vec<SpanScore>, Error>) {
+        self.jobs[job].state = State::Settled;
+        for request in std::mem::take(&mut self.jobs[job].requests) {
+            self.requests[request].n_open -= 1;
+            if self.requests[request].n_open == 0 {
+                self.requests[request].answer = None;
+            }
+        }
+        if !self.is_over {
+            self.is_over = (self.settle)(job, result).is_break();
+        }
+    }
+
+    fn pay(&mut self, usage: Usage) {
+        self.usage.prompt_tokens += usage.prompt_tokens;
+        self.usage.completion_tokens += usage.completion_tokens;
+        let both = self.usage.cached_tokens.zip(usage.cached_tokens);
+        self.usage.cached_tokens = both.map(|(all, new)| all + new);
+    }
+
+    /// Settles what is left over when the run was stopped.
+    fn end(mut self) -> Planned {
+        let why = self.stopped_by.clone().unwrap_or_else(|| unusable("its request was lost"));
+        for job in 0..self.jobs.len() {
+            if self.jobs[job].state != State::Settled {
+                self.finish(job, Err(why.clone()));
+            }
+        }
+        let (figures, usage) = (self.plan.figures, self.usage);
+        Planned { figures, usage, n_alone: self.n_alone, stopped_by: self.stopped_by }
+    }
+}
+
+fn unusable(why: &str) -> Error {
+    Error::Garbled { server: "the model".to_owned(), why: why.to_owned() }
+}
