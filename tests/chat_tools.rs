@@ -147,7 +147,8 @@ fn what_somebody_says_is_looked_for_in_all_its_parts() {
     assert_eq!(lost(FORGETS_THOUGHT, assistant("<think>since</think>")), [Part::Reasoning]);
     assert_eq!(lost(STARTS_AND_ENDS, assistant("<r>x</r>")), [Part::Text]);
     assert_eq!(lost(STARTS_AND_ENDS, assistant("<r>x</r>.")), []);
-    assert_eq!(lost("", assistant(" \n")), [Part::Text][..0]);
+    const ONLY_USERS: &str = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}";
+    assert_eq!(lost(ONLY_USERS, assistant(" \n")), [Part::Text][..0]);
 }
 
 #[test]

@@ -17,7 +17,8 @@ fn run(arguments: &[&str], stdin: &str) -> Ran {
     let mut command = Command::new(env!("CARGO_BIN_EXE_backsight"));
     command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().unwrap();
-    child.stdin.take().unwrap().write_all(stdin.as_bytes()).unwrap();
+    // Who refuses its arguments does not read on.
+    let _ = child.stdin.take().unwrap().write_all(stdin.as_bytes());
     let output = child.wait_with_output().unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
     Ran { code: output.status.code().unwrap(), stdout: text(output.stdout), stderr: text(output.stderr) }
@@ -162,8 +163,9 @@ fn a_dropped_tool_call_is_an_error_until_a_rendering_is_chosen() {
 
 #[test]
 fn variables_are_json_or_text_and_override_special_tokens() {
-    let place =
-        Place::new("{{ eos_token }}|{{ flag is sameas false }}|{{ name }}|{{ strftime_now('%d %b %Y') }}");
+    let place = Place::new(
+        "{{ eos_token }}|{{ flag is sameas false }}|{{ name }}|{{ strftime_now('%d %b %Y') }}|{% for m in messages %}{{ m.content }}{% endfor %}",
+    );
     let vars = [
         "--var",
         "flag=false",
@@ -174,7 +176,8 @@ fn variables_are_json_or_text_and_override_special_tokens() {
         "--now",
         "2026-01-31T12:00:00Z",
     ];
-    assert_eq!(place.render(&talk(), &vars).stdout, "<e>|True|a=b|31 Jan 2026");
+    let ran = place.render(&talk(), &vars);
+    assert!(ran.stdout.starts_with("<e>|True|a=b|31 Jan 2026|"), "{}{}", ran.stdout, ran.stderr);
     let refused = place.render(&talk(), &["--var", "flag=false", "--var", "name=x"]);
     assert!(
         refused.stderr.contains("asks for the current time")

@@ -29,6 +29,7 @@ pub(super) enum Command {
     #[command(after_help = EVALUATE_EXAMPLES)]
     Evaluate(EvaluateArgs),
     /// List every configuration key: default, meaning, and the commands that use it
+    #[command(after_help = CONFIG_EXAMPLES)]
     Config(ConfigArgs),
     /// See what a model really sees: render conversations, parse tool calls
     #[command(subcommand)]
@@ -189,6 +190,11 @@ pub(super) struct ConfigArgs {
     #[arg(long)]
     pub(super) json: bool,
 }
+
+const CONFIG_EXAMPLES: &str = "\
+Examples:
+  backsight config
+  backsight config --json";
 
 const PROBE_EXAMPLES: &str = "\
 Examples:
