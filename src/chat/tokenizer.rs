@@ -9,7 +9,10 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
-use tokenizers::AddedToken;
+use tokenizers::models::bpe::BPE;
+use tokenizers::{
+    AddedToken, DecoderWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper, TokenizerImpl,
+};
 
 use super::vocabulary::Vocabulary;
 use crate::hf::sha256;
@@ -132,7 +135,11 @@ impl Tokenizer {
 
     /// From the bytes of a `tokenizer.json`, without knowledge of the model around it.
     pub fn from_json(json: &[u8]) -> Result<Self, TokenizerError> {
-        let inner = tokenizers::Tokenizer::from_bytes(json).map_err(failed)?;
+        // Nearly all are BPE. Read as such, the large tables are parsed once; read as any model, three times.
+        let inner = match serde_json::from_slice::<BpeTokenizer>(json) {
+            Ok(bpe) => bpe.into(),
+            Err(_) => tokenizers::Tokenizer::from_bytes(json).map_err(failed)?,
+        };
         Self::from_inner(inner)
     }
 
@@ -140,8 +147,7 @@ impl Tokenizer {
         // Some files ship with the limits of the training script; a conversation is never cut or padded here.
         inner.with_truncation(None).map_err(failed)?;
         inner.with_padding(None);
-        let highest = inner.get_vocab(true).into_values().max();
-        let vocab_size = highest.map_or(0, |id| id as usize + 1);
+        let vocab_size = vocab_size(&inner);
         let added = inner.get_added_tokens_decoder().into_iter().collect();
         Ok(Self { inner, added, vocab_size, end_ids: Vec::new() })
     }
@@ -234,6 +240,21 @@ impl Tokenizer {
         let as_written = !token.normalized || self.inner.get_normalizer().is_none();
         plain && as_written && !self.added.values().any(|other| reaches_into(&other.content, &token.content))
     }
+}
+
+/// A tokenizer whose model is known before it is read.
+type BpeTokenizer =
+    TokenizerImpl<BPE, NormalizerWrapper, PreTokenizerWrapper, PostProcessorWrapper, DecoderWrapper>;
+
+/// One more than the highest id. As many ids as there are tokens, without a gap, need no copy of the vocabulary.
+fn vocab_size(tokenizer: &tokenizers::Tokenizer) -> usize {
+    let n_tokens = tokenizer.get_vocab_size(true);
+    let is_there = |id: usize| TokenId::try_from(id).is_ok_and(|id| tokenizer.id_to_token(id).is_some());
+    if (0..n_tokens).all(is_there) {
+        return n_tokens;
+    }
+    let highest = tokenizer.get_vocab(true).into_values().max();
+    highest.map_or(0, |id| id as usize + 1)
 }
 
 /// How a vocabulary spells bytes.
