@@ -74,6 +74,22 @@ fn own() -> Vec<PathBuf> {
     ["chatml", "header", "metaspace"].map(|name| root.join(name)).into()
 }
 
+#[test]
+fn a_tokenizer_is_what_its_library_makes_of_the_file() {
+    let text = PIECES.concat();
+    for dir in own().into_iter().chain(real()) {
+        let ours = Tokenizer::open(&dir).unwrap();
+        let library = tokenizers::Tokenizer::from_file(dir.join("tokenizer.json")).unwrap();
+        let ids = library.encode(text.as_str(), false).unwrap().get_ids().to_vec();
+        assert_eq!(ours.encode(&text).unwrap().ids, ids, "{}", dir.display());
+        assert_eq!(ours.decode(&ids).unwrap(), library.decode(&ids, false).unwrap(), "{}", dir.display());
+        if !dir.join("config.json").exists() {
+            let highest = library.get_vocab(true).into_values().max().unwrap();
+            assert_eq!(ours.vocab_size(), highest as usize + 1, "{}", dir.display());
+        }
+    }
+}
+
 /// Directories with a `tokenizer.json` below `BACKSIGHT_TOKENIZERS`.
 fn real() -> Vec<PathBuf> {
     let Some(root) = std::env::var_os("BACKSIGHT_TOKENIZERS") else { return Vec::new() };
