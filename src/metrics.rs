@@ -12,6 +12,8 @@ use crate::episode::{Content, Episode, Role};
 pub const PASSES: f64 = 0.8;
 /// How much of an answer is kept.
 const RESPONSE_CHARS: usize = 500;
+/// How much of a reason is counted with; what servers say behind that differs from time to time.
+const LOSS_CHARS: usize = 200;
 
 /// What metrics and tables need of an episode.
 #[derive(Clone, Debug, PartialEq)]
@@ -83,7 +85,7 @@ impl Digest {
     pub fn loss(&self) -> Option<String> {
         let why = self.outcome.as_ref().err()?.lines().next().unwrap_or_default();
         let behind_turn = why.strip_prefix("turn ").and_then(|it| it.split_once(": ")).map(|it| it.1);
-        Some(behind_turn.unwrap_or(why).to_owned())
+        Some(behind_turn.unwrap_or(why).chars().take(LOSS_CHARS).collect())
     }
 }
 

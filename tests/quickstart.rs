@@ -46,7 +46,27 @@ fn every_step_is_scored_under_both_lenses_and_has_credit() {
     }
     let shown = String::from_utf8(output.stdout).unwrap();
     assert!(shown.contains("24 steps") && shown.contains("rho") && shown.contains("--recompute"), "{shown}");
+    check_live(dir.path(), &shown);
     check_again(dir.path());
+}
+
+/// Four episodes were run, each with well-formed calls, and are shown.
+fn check_live(dir: &std::path::Path, shown: &str) {
+    let records = fs::read_dir(dir.join("runs/quickstart/live/episodes")).unwrap();
+    let records: Vec<Value> = records
+        .map(|it| serde_json::from_str(&fs::read_to_string(it.unwrap().path()).unwrap()).unwrap())
+        .collect();
+    assert_eq!(records.len(), 4);
+    for record in &records {
+        let (id, steps) = (record["id"].as_str().unwrap(), record["steps"].as_array().unwrap());
+        assert!(shown.contains(&format!("\n{id}  reward ")), "{id} is not shown: {shown}");
+        assert!(
+            !steps.is_empty() && record["verification"].is_object() && record["tokens"] == "exact",
+            "{record}"
+        );
+        let first = &record["messages"][steps[0]["message_idx"].as_u64().unwrap() as usize];
+        assert!(first["tool_calls"].is_array(), "{first}");
+    }
 }
 
 /// The command it suggests computes the credit anew, from the files alone.

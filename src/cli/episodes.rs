@@ -89,8 +89,10 @@ pub(super) async fn run(mut ask: Ask<'_>, choose: Choose<'_>) -> Result<Finished
     let watched = Watched::new(Arc::clone(&paid.model) as Arc<dyn Model>);
     let setting = setting(&ask, &opened, speech, Arc::clone(&watched), sandboxes, &teller)?;
     let concurrency = concurrency(&ask.config, &opened)?;
-    let batch = Batch { setting, watched, run: Arc::clone(&run), concurrency, started_at };
-    let done = work(&ask, &batch, &slots, &teller, &opened).await?;
+    let model = format!("{} ({})", opened.info.model, opened.info.kind.name());
+    let (command, run_too) = (ask.command, Arc::clone(&run));
+    let batch = Batch { command, model, setting, watched, run: run_too, concurrency, started_at };
+    let done = work(&batch, &slots, &teller).await?;
     let mut summary = summary(ask.command, &done);
     summary.paid = paid.ledger.paid().await.map_err(model_failure)?;
     summary.more.insert("found_in_ledger".to_owned(), paid.model.lookups().found.into());
@@ -317,22 +319,12 @@ fn concurrency(config: &Config, opened: &Opened) -> Result<usize, Failure> {
     Ok(run.concurrency.unwrap_or(if is_embedded { CONCURRENCY.1 } else { CONCURRENCY.0 }))
 }
 
-async fn work(
-    ask: &Ask<'_>,
-    batch: &Batch,
-    slots: &[Slot],
-    teller: &Teller,
-    opened: &Opened,
-) -> Result<Done, Failure> {
-    let found = slots.iter().filter(|slot| batch.run.has_outcome(&slot.id())).count();
-    let model = format!("{} ({})", opened.info.model, opened.info.kind.name());
-    teller.say(&Event::Began { command: ask.command.to_owned(), model, asked: slots.len(), found });
+async fn work(batch: &Batch, slots: &[Slot], teller: &Teller) -> Result<Done, Failure> {
     let tell = |event: &Event| {
         teller.talk.tell(event);
         teller.news();
     };
-    let interrupted = interrupted()?;
-    Ok(batch::run(batch, slots, &tell, interrupted).await)
+    Ok(batch::run(batch, slots, &tell, interrupted()?).await)
 }
 
 /// Ends with the number of the signal that asks us to.

@@ -12,8 +12,8 @@ use super::{block_on, output};
 use crate::config::parts::{AgentPart, EvaluatePart, TaskPart};
 use crate::pipeline::evaluation::{self, Setting};
 use crate::pipeline::slots::{Slot, groups};
-use crate::tasks::CodingTask;
 use crate::tasks::source::{TaskSource, are_named, split_all};
+use crate::tasks::{CodingTask, TaskError};
 
 pub(super) fn run(args: &EvaluateArgs) -> Result<(), Failure> {
     evaluate(args).map_err(|failure| failure.in_json(args.json))
@@ -50,7 +50,7 @@ fn choose(
     let tasks = if evaluate.eval_tasks == "all" || are_named(sources) {
         tasks
     } else {
-        let held_out = split_all(sources, tasks, &part.split()).map_err(episodes::task_failure)?.eval;
+        let held_out = split_all(sources, tasks, &part.split()).map_err(none_held_out)?.eval;
         held_out.into_iter().take(part.eval_size).collect()
     };
     if tasks.is_empty() {
@@ -59,6 +59,17 @@ fn choose(
     }
     let tasks: Vec<Arc<CodingTask>> = tasks.into_iter().map(Arc::new).collect();
     Ok(groups(&tasks, tasks.len(), evaluate.attempts))
+}
+
+/// Too few tasks to hold some out may still be evaluated, all of them.
+fn none_held_out(error: TaskError) -> Failure {
+    match error {
+        TaskError::NothingToTrain { n_tasks, n_eval } => Failure::input(
+            format!("{n_tasks} tasks with {n_eval} held out leave none to train on"),
+            "lower --eval-size, or evaluate every task with --eval-tasks all",
+        ),
+        other => episodes::task_failure(other),
+    }
 }
 
 /// Writes `metrics.json`, `samples.jsonl` and `summary.json`.

@@ -14,6 +14,9 @@ use super::{block_on, collect};
 use crate::config::parts::CollectPart;
 use crate::config::{Config, Typed};
 use crate::episode::{Content, Episode, Message};
+use crate::store::RunLock;
+use crate::store::ledger::LEDGER_FILE;
+use crate::store::lock::LOCK_FILE;
 use crate::store::run::CONFIG_FILE;
 use crate::wire::messages;
 
@@ -53,9 +56,11 @@ pub(super) fn run(model: &Path, dir: &Path) -> Result<Finished, Failure> {
 
 /// Takes away what an earlier quickstart left, and nothing else.
 fn forget(dir: &Path) -> Result<(), Failure> {
-    if !dir.join(CONFIG_FILE).is_file() {
+    let is_ours = [CONFIG_FILE, LOCK_FILE, LEDGER_FILE].iter().all(|name| dir.join(name).is_file());
+    if !is_ours {
         return Ok(());
     }
+    let _lock = RunLock::acquire(dir).map_err(|error| Failure::stopped(&error, error.help()))?;
     std::fs::remove_dir_all(dir).map_err(|error| {
         Failure::stopped(format!("{}: {error}", dir.display()), "name another directory with --out")
     })

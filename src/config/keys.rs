@@ -152,8 +152,8 @@ pub const KEYS: &[Key] = &[
     result(RUN, BOTH, "seed", Whole(0), Some("0"), "What the order of tasks and every draw come from"),
     result(RUN, BOTH, "now", Text, None, "The time templates may print: seconds since 1970, or like 2026-01-31T12:00:00Z; without it when the run began"),
     manner(RUN, "concurrency", Whole(1), None, "Episodes at once; without it 16, or 4 for kind embedded"),
-    manner(RUN, "max_requests", Whole(0), None, "Stop after this many requests"),
-    manner(RUN, "max_tokens", Whole(0), None, "Stop after this many tokens, sent and sampled"),
+    manner(RUN, "max_requests", Whole(0), None, "Stop this process after so many requests"),
+    manner(RUN, "max_tokens", Whole(0), None, "Stop this process after so many tokens, sent and sampled"),
 ];
 
 /// The key of that name.

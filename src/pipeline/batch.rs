@@ -23,6 +23,10 @@ use crate::store::run::{RunDir, RunError};
 
 /// What a batch of episodes is run with.
 pub struct Batch {
+    /// The command that runs it.
+    pub command: &'static str,
+    /// What the student is called.
+    pub model: String,
     /// How each is run. Its student is `watched`.
     pub setting: AgentSetting,
     /// The student, as the one who knows whether there is a point in going on.
@@ -125,6 +129,8 @@ impl<'a> Work<'a> {
         let n_ended = slots.len() - waiting.len();
         let under_way = JoinSet::new();
         let mut work = Self { batch, slots, tell, waiting, under_way, digests, n_ended, stopped: None };
+        let (command, model) = (batch.command.to_owned(), batch.model.clone());
+        work.say(Event::Began { command, model, asked: slots.len(), found: n_ended });
         work.note_missing_groups();
         work
     }

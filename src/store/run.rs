@@ -10,11 +10,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use serde_json::Value;
-use sha2::{Digest, Sha256};
 use toml::Table;
 
 use super::atomic;
 use super::episodes::{LoadError, Source, load};
+use super::hindsight::file_name;
 use super::journal::Journal;
 use super::lock::{LockError, RunLock};
 use super::summary::{SUMMARY, Summary};
@@ -26,8 +26,6 @@ use crate::wire::record;
 pub const CONFIG_FILE: &str = "config.toml";
 /// Where episodes are.
 pub const EPISODES: &str = "episodes";
-/// Names longer than this are shortened, because file systems take no more than 255 bytes.
-const LONGEST_NAME: usize = 120;
 
 /// Why a run directory cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -136,19 +134,14 @@ impl RunDir {
 
     /// The recorded episode of that id; none if there is none, or it cannot be read.
     pub fn episode(&self, id: &str) -> Option<Episode> {
-        let path = self.dir().join(EPISODES).join(file_name(id));
+        let path = self.dir().join(EPISODES).join(format!("{}.json", file_name(id)));
         let loaded: Result<_, LoadError> = load(vec![Source::Record(path)]).next()?;
         loaded.ok().map(|it| it.episode).filter(|episode| episode.id == id)
     }
 
-    /// Whether there is an episode of that id with an outcome.
-    pub fn has_outcome(&self, id: &str) -> bool {
-        self.episode(id).is_some_and(|episode| episode.outcome.is_ok())
-    }
-
     /// Records an episode, in place of an earlier one of the same id.
     pub fn keep_episode(&self, episode: &Episode) -> Result<(), RunError> {
-        let name = format!("{EPISODES}/{}", file_name(&episode.id));
+        let name = format!("{EPISODES}/{}.json", file_name(&episode.id));
         let json = record::to_json(episode).map_err(|error| RunError::File {
             path: self.dir().join(&name),
             error: io::Error::other(error),
@@ -186,19 +179,6 @@ impl RunDir {
     fn failed(&self, name: &str, error: io::Error) -> RunError {
         RunError::File { path: self.dir().join(name), error }
     }
-}
-
-/// The name of an episode's file: its id where that can be a name, else a part of it and a sum over the whole.
-fn file_name(id: &str) -> String {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
-    let is_fine =
-        !id.is_empty() && !id.starts_with('.') && id.len() <= LONGEST_NAME && id.chars().all(is_plain);
-    if is_fine {
-        return format!("{id}.json");
-    }
-    let part: String = id.chars().take(60).map(|c| if is_plain(c) { c } else { '_' }).collect();
-    let sum: String = Sha256::digest(id.as_bytes())[..6].iter().map(|byte| format!("{byte:02x}")).collect();
-    format!("_{part}-{sum}.json")
 }
 
 #[cfg(test)]

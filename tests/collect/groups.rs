@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 
+use crate::hub_stand_in::{plain, stand_in};
 use crate::place::{Place, Server, scripted};
 use crate::student::tokenizer;
 use crate::support::schema;
@@ -163,6 +164,34 @@ fn a_server_without_ids_gives_rendered_episodes_and_says_so() {
     assert_eq!(episodes["add-0.json"]["tokens"], json!("rendered"));
     assert_eq!(episodes["add-0.json"]["outcome"]["components"]["correctness"], json!(1.0));
     assert_eq!(episodes["twice-0.json"]["outcome"]["components"]["correctness"], json!(0.1));
+}
+
+#[test]
+fn a_dataset_of_the_hub_is_fetched_once_and_kept() {
+    let (place, server) = (Place::new(), Server::start(scripted(Dialect::Vllm)));
+    let file = include_bytes!("../fixtures/datasets/tasks.zstd.parquet");
+    let index = br#"{"default": {"train": ["http://elsewhere/0.parquet"]}}"#;
+    let hub = stand_in(&[
+        ("/api/datasets/org/tasks/parquet", plain(index)),
+        ("/api/datasets/org/tasks/parquet/default/train/0.parquet", plain(file)),
+    ]);
+    let (url, home) = (server.url(), place.path("hf").display().to_string());
+    let tasks = ["--dataset-name", "org/tasks", "--eval-size", "1", "--group-size", "1"];
+    let arguments =
+        [&["collect", "--url", &url, "--kind", "vllm", "--tokenizer", "model"][..], &tasks].concat();
+    let variables = [("HF_ENDPOINT", hub.url.as_str()), ("HF_HOME", &home), ("HF_HUB_OFFLINE", "0")];
+    let ran = place.run_with(&variables, &arguments).expect(0);
+    assert!(ran.stderr.contains("org/tasks: 1 rows are no tasks (row 2: "), "{}", ran.stderr);
+    let episodes = place.episodes("runs/collect");
+    assert_eq!(episodes.len(), 1, "one of two tasks is held out");
+    // Without the hub the copy serves.
+    let offline = [("HF_HOME", home.as_str()), ("HF_HUB_OFFLINE", "1")];
+    place.run_with(&offline, &arguments).expect(0);
+    let missing = ["--dataset-name", "org/tasks", "--dataset-split", "test", "--run", "other"];
+    let missing =
+        [&["collect", "--url", &url, "--kind", "vllm", "--tokenizer", "model"][..], &missing].concat();
+    let refused = place.run_with(&variables, &missing).expect(2);
+    assert!(refused.stderr.contains("has no split \"test\"; it has default/train"), "{}", refused.stderr);
 }
 
 #[test]

@@ -2,6 +2,8 @@
 //! SGLang and says what a script says, and on the embedded model.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
+#[path = "../hub_stand_in/mod.rs"]
+mod hub_stand_in;
 #[path = "../student/mod.rs"]
 mod student;
 #[path = "../support/mod.rs"]

@@ -163,7 +163,12 @@ impl Place {
 
     /// Runs the program to its end.
     pub fn run(&self, arguments: &[&str]) -> Ran {
-        let output = self.command(arguments).output().unwrap();
+        self.run_with(&[], arguments)
+    }
+
+    /// Runs the program to its end, with these variables.
+    pub fn run_with(&self, variables: &[(&str, &str)], arguments: &[&str]) -> Ran {
+        let output = self.command(arguments).envs(variables.iter().copied()).output().unwrap();
         let text = |bytes| String::from_utf8(bytes).unwrap();
         Ran { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
     }

@@ -88,6 +88,53 @@ fn a_server_that_is_gone_for_good_ends_the_run_with_3() {
 }
 
 #[test]
+fn an_episode_that_fails_is_its_own_business() {
+    let place = Place::new();
+    let more = ["--group-size", "4", "--concurrency", "3"];
+    let refuses = |asked: &crate::support::stand_in::Asked| {
+        let body: serde_json::Value = serde_json::from_slice(&asked.body).ok()?;
+        let is_bad = body["seed"].as_u64()? % 4 == 1 && asked.ids.len() > 100;
+        let answer = r#"{"error": {"message": "no such luck", "code": 400}}"#;
+        is_bad.then(|| Fault::Status(400, String::new(), answer.to_owned()))
+    };
+    let server = Server::start(scripted(Dialect::Vllm).faults(refuses));
+    let ran = place.collect(&server, &more).expect(1);
+    assert!(
+        ran.stderr.contains("episodes failed; their records say why\nhelp: mend the cause"),
+        "{}",
+        ran.stderr
+    );
+    let summary = place.json("runs/collect/summary.json");
+    let lost: Vec<u64> =
+        summary["lost"]["episodes"].as_object().unwrap().values().map(|n| n.as_u64().unwrap()).collect();
+    let n_lost: u64 = lost.iter().sum();
+    assert!(lost.len() == 1 && n_lost > 0 && n_lost < 12, "{summary}");
+    let episodes = place.episodes("runs/collect");
+    assert_eq!(episodes.len(), 12, "failed ones are recorded too");
+    let failed = episodes
+        .values()
+        .filter(|it| it["outcome"]["error"].as_str().is_some_and(|why| why.contains("no such luck")));
+    assert_eq!(failed.count() as u64, n_lost);
+    place.collect(&Server::start(scripted(Dialect::Vllm)), &more).expect(0);
+    assert_eq!(place.episodes("runs/collect"), undisturbed(&more));
+}
+
+#[test]
+fn a_directory_that_cannot_be_written_ends_the_run_with_3() {
+    let (place, server) = (Place::new(), slow(60));
+    let url = server.url();
+    let arguments = Place::arguments(&url, &["--group-size", "2", "--concurrency", "2"]);
+    let child = place.start(&arguments);
+    wait_for(|| server.draws().len() >= 2);
+    std::fs::rename(place.path("runs/collect/episodes"), place.path("moved")).unwrap();
+    place.write("runs/collect/episodes", "in the way");
+    assert_eq!(wait(child).code(), Some(3));
+    std::fs::remove_file(place.path("runs/collect/episodes")).unwrap();
+    place.run(&arguments).expect(0);
+    assert_eq!(place.episodes("runs/collect"), undisturbed(&["--group-size", "2"]));
+}
+
+#[test]
 fn signals_end_a_run_with_their_number_and_leave_it_whole() {
     for (name, code) in [("INT", 130), ("TERM", 143)] {
         let (place, server) = (Place::new(), slow(60));
