@@ -116,6 +116,14 @@ mod tests {
     }
 
     #[test]
+    fn the_system_prompt_names_tools_that_exist() {
+        for name in ["write_file", "terminal"] {
+            assert!(SYSTEM_PROMPT.contains(name) && crate::agent::tools::NAMES.contains(&name));
+        }
+        assert!(SYSTEM_PROMPT.lines().all(|line| line == line.trim_end()));
+    }
+
+    #[test]
     fn options_without_sense_are_refused() {
         check(|_| {}, None);
         check(|it| it.agent_temperature = 0.0, None);

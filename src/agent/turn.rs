@@ -18,6 +18,9 @@ use super::episode_loop::{AgentSetting, EpisodePlace};
 use super::sandbox::SandboxError;
 use super::transcript::Transcript;
 
+/// What servers call the end of an answer that did not come to its end.
+const BROKEN_OFF: [&str; 5] = ["abort", "cancelled", "content_filter", "error", "refusal"];
+
 /// Why an episode cannot go on, other than by the student's doing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Failure {
@@ -89,6 +92,7 @@ impl Asking<'_> {
             place: self.draw(turn),
         };
         let generated = self.in_time(self.setting.student.generate(&request)).await?;
+        check_finish(&generated.finish)?;
         if generated.tokens.is_empty() {
             return Err(Failure::new("the student's server sampled no token at all"));
         }
@@ -154,6 +158,7 @@ impl Asking<'_> {
             Err(Asked::Failed(error)) if turn > 0 && is_context_full(&error) => return Ok(None),
             answer => answer?,
         };
+        check_finish(&answer.finish)?;
         let cut = (answer.finish == Finish::Length).then_some(Stop::TurnCut);
         let message = Message { role: Role::Assistant, ..answer.message };
         Ok(Some(read_chat(message, parser, cut)))
@@ -230,6 +235,16 @@ impl From<Asked> for Failure {
     }
 }
 
+/// An answer that the server broke off is no action of the student's.
+fn check_finish(finish: &Finish) -> Result<(), Failure> {
+    match finish {
+        Finish::Other(word) if BROKEN_OFF.contains(&word.as_str()) => {
+            Err(Failure::new(format!("the student's server broke its answer off: {word}")))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// What a chat route answered; calls are read out of the text only where the server did not.
 fn read_chat(mut message: Message, parser: Option<Parser>, cut: Option<Stop>) -> Said {
     let text = message.content.as_ref().map(Content::text).unwrap_or_default();
@@ -251,4 +266,33 @@ fn is_context_full(error: &model::Error) -> bool {
     ["context length", "context_length", "context window", "maximum context", "too long"]
         .iter()
         .any(|words| message.contains(words))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_that_were_broken_off_are_no_actions() {
+        let fails = |finish: Finish| check_finish(&finish).err().map(|failure| failure.why);
+        assert_eq!(fails(Finish::Stop), None);
+        assert_eq!(fails(Finish::Other("eos_token".into())), None);
+        let why = "the student's server broke its answer off: abort".to_owned();
+        assert_eq!(fails(Finish::Other("abort".into())), Some(why));
+    }
+
+    #[test]
+    fn a_full_context_is_told_from_other_refusals() {
+        let check = |status: u16, message: &str, expected: bool| {
+            let error = model::Error::Refused { server: "s".into(), status, message: message.into() };
+            assert_eq!(is_context_full(&error), expected, "{message}");
+        };
+        check(400, "This model's maximum context length is 4096 tokens. However, you requested 5000", true);
+        check(400, "error code: context_length_exceeded", true);
+        check(413, "prompt is too long: 210000 tokens > 200000 maximum", true);
+        check(400, "unknown model", false);
+        check(401, "context length", false);
+        let gone = model::Error::Unreachable { server: "s".into(), why: "context length".into() };
+        assert!(!is_context_full(&gone));
+    }
 }

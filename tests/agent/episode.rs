@@ -12,10 +12,13 @@ use backsight::agent::sandbox::{SandboxConfig, Sandboxes};
 use backsight::chat::parse::Parser;
 use backsight::chat::template::Now;
 use backsight::episode::{Content, Episode, Message, Role, Stop, TokenSource, ToolText};
+use backsight::model::budget::ModelRole;
 use backsight::model::embedded::model::Embedded;
 use backsight::model::scripted::{Asked, Scripted};
 use backsight::model::{ChatAnswer, ChatRequest, Error, GenerateRequest, Generated, Limits, Model, Scored};
 use backsight::score::ScoreJob;
+use backsight::store::ledger::RunPlace;
+use backsight::store::{Fingerprint, Identity, Ledger, Ledgered, RunLock};
 use backsight::tokens::TokenId;
 use backsight::wire::record;
 use serde_json::json;
@@ -504,6 +507,26 @@ async fn attempts_are_draws_of_their_own() {
     let (first, again, second) = (ids(0).await, ids(0).await, ids(1).await);
     assert_eq!(first, again);
     assert_ne!(first, second);
+}
+
+/// An episode that was interrupted, or is run once more, pays for nothing it has had already.
+#[tokio::test]
+async fn what_was_paid_is_not_paid_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let student = Arc::new(texts(&solving()));
+    let ledger = Ledger::open(Arc::new(RunLock::acquire(dir.path()).unwrap())).unwrap();
+    let fingerprint = Fingerprint::measure(&*student, Identity::default(), &[1, 2, 3]).await.unwrap();
+    let (id, _) = ledger.identify(&fingerprint).await.unwrap();
+    let run_place = RunPlace { run: "run".into(), seed: 0 };
+    let ledgered =
+        Ledgered::new(ledger, Arc::clone(&student) as Arc<dyn Model>, id, ModelRole::Student, run_place);
+    let mut setting = setting(saying(&[]));
+    setting.student = Arc::new(ledgered);
+    let first = run(&setting).await;
+    let mut second = run(&setting).await;
+    assert_eq!(student.calls().generate, 3);
+    second.verification.as_mut().unwrap().seconds = first.verification.as_ref().unwrap().seconds;
+    assert_eq!(first, second);
 }
 
 /// The embedded engine with random weights: free it babbles, forced it calls.

@@ -550,16 +550,17 @@ impl State {
         let finish = finish(&sampled, &body["sampling_params"], "max_new_tokens", 128);
         let (own, top) = sglang_rows(ids, &contexts, start, k, fault);
         let all: Vec<u32> = ids.iter().chain(&sampled).copied().collect();
-        let drawn = self.setup.toy.contexts(&all);
-        let drawn: Vec<Value> = sampled
-            .iter()
-            .zip(&drawn[ids.len()..])
-            .map(|(&id, it)| json!([it.logprob(id), id, null]))
-            .collect();
+        let contexts = &self.setup.toy.contexts(&all)[ids.len()..];
+        let drawn: Vec<Value> =
+            sampled.iter().zip(contexts).map(|(&id, it)| json!([it.logprob(id), id, null])).collect();
+        let row = |(_, it): (&u32, &Context)| -> Value {
+            it.top(k).into_iter().map(|(id, logprob)| json!([logprob, id, null])).collect()
+        };
+        let drawn_top: Vec<Value> = sampled.iter().zip(contexts).map(row).collect();
         Ok(format!(
             "{{\"text\":\"\",\"output_ids\":{},\"meta_info\":{{\"id\":\"1\",\"finish_reason\":{{\"type\":\"{finish}\",\"length\":{}}},\
              \"prompt_tokens\":{},\"weight_version\":\"w{}\",\"input_token_logprobs\":[{}],{}\
-             \"output_token_logprobs\":{},\"completion_tokens\":{},\"cached_tokens\":{cached}}}}}",
+             \"output_token_logprobs\":{},\"output_top_logprobs\":{},\"completion_tokens\":{},\"cached_tokens\":{cached}}}}}",
             json!(sampled),
             sampled.len(),
             ids.len(),
@@ -568,6 +569,7 @@ impl State {
             // Without candidates to tell there is no such key.
             if k > 0 { format!("\"input_top_logprobs\":[{}],", top.join(",")) } else { String::new() },
             Value::Array(drawn),
+            Value::Array(drawn_top),
             sampled.len(),
         ))
     }
