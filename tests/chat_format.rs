@@ -179,8 +179,9 @@ fn real_templates_with_their_tokenizers() {
         let name = dir.file_name().unwrap().to_string_lossy().into_owned();
         let expected = match name.as_str() {
             "qwen3" | "smollm2" => Grown::Exact,
-            // It writes calls with the ids it is given and without spaces, other than its students do.
-            "mistral_nemo" => Grown::Rewritten { n_times: 1 },
+            // It loses prose beside calls, so calls are written as text; and what it says first moves to the last
+            // message of a user, which a result written as text is.
+            "mistral_nemo" => Grown::Rewritten { n_times: 3 },
             "llama3_2" => Grown::Refused(
                 "real: line 72: the template refuses this conversation: This model only supports single tool-calls at once!"
                     .to_owned(),

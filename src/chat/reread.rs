@@ -201,7 +201,7 @@ mod tests {
 
     /// A plain template, and one that shows the first message otherwise once there are more than four.
     const PLAIN: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
-    const FICKLE: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if loop.first and messages | length > 4 %}{{ m.content | upper }}{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+    const FICKLE: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if loop.first and messages | length > 4 %}long ago: {{ m.content }}{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
 
     fn talk() -> Vec<Message> {
         let role = |idx: usize| if idx.is_multiple_of(2) { Role::User } else { Role::Assistant };
