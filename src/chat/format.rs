@@ -169,6 +169,7 @@ impl ChatFormat {
         }
     }
 
+    /// What follows the last mark of an action, rendered with and without what the world answered.
     fn tail(
         &self,
         skeleton: &[Value],
@@ -185,19 +186,24 @@ impl ChatFormat {
         let n_closing = masked[action_end..].find(&mark("result", action_idx + 1, 0));
         let closing =
             &masked[action_end..action_end + n_closing.ok_or_else(|| no_tail("it leaves the answer out"))?];
-        let (end, tail_start) = match self.end_in(closing)? {
-            Some((end, offset)) => (Some(end), action_end + offset),
+        let (end, n_more) = match self.end_in(closing)? {
+            Some((end, offset)) => (Some(end), offset),
             None => {
                 let alone = self.render(&skeleton[..=action_idx], tools, false, now)?;
                 let alone = alone.get(action_end..).ok_or_else(|| no_tail("it needs the answer"))?;
-                (None, action_end + self.common(alone, closing)?)
+                (None, self.common(alone, closing)?)
             }
         };
-        if !text.is_char_boundary(tail_start) || text[..tail_start] != masked[..tail_start] {
+        let start = action_end + n_more;
+        if !text.is_char_boundary(start) || text[..start] != masked[..start] {
             return Err(no_tail("the answer changes what stands before it"));
         }
-        let ids = self.tokenizer.encode(&text[tail_start..])?.ids;
-        let ids = ids[usize::from(end.is_some()).min(ids.len())..].to_vec();
+        let ids = self.tokenizer.encode(&text[start..])?.ids;
+        let ids = match (end, ids.split_first()) {
+            (None, _) => ids,
+            (Some(end), Some((first, rest))) if *first == end => rest.to_vec(),
+            (Some(_), _) => return Err(no_tail("its end merges with what follows")),
+        };
         Ok(Between { end, ids, opens_thought: opens_thought(&text) })
     }
 
