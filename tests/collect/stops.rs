@@ -41,9 +41,9 @@ fn a_budget_stops_cleanly_and_a_larger_one_goes_on() {
     assert_eq!(server.draws().len(), 7);
     let summary = place.json("runs/collect/summary.json");
     let made = summary["made"]["episodes"].as_u64().unwrap();
-    let left = summary["made"]["unfinished_episodes"].as_u64().unwrap();
+    let left = summary["left"].as_u64().unwrap();
     assert!(made >= 1 && left >= 1, "{summary}");
-    assert_eq!(summary["stopped"], json!("the limit of 7 requests for the student is reached"));
+    assert_eq!(summary["stopped_by"], json!("the limit of 7 requests for the student is reached"));
     place.collect(&server, &more).expect(0);
     assert_eq!(server.draws().len(), 18, "nothing is paid twice");
     assert_eq!(place.episodes("runs/collect"), undisturbed(&more));
@@ -79,7 +79,7 @@ fn a_server_that_is_gone_for_good_ends_the_run_with_3() {
     let ended = wait(child);
     assert_eq!(ended.code(), Some(3));
     let summary = place.json("runs/collect/summary.json");
-    assert!(summary["stopped"].as_str().unwrap().contains("cannot be reached"), "{summary}");
+    assert!(summary["stopped_by"].as_str().unwrap().contains("cannot be reached"), "{summary}");
     let lost = summary["lost"]["episodes"].as_object().unwrap();
     assert!(lost.keys().all(|why| why.contains("cannot be reached")), "{summary}");
     let server = Server::start(scripted(Dialect::Vllm));
@@ -145,7 +145,7 @@ fn signals_end_a_run_with_their_number_and_leave_it_whole() {
         Command::new("kill").args([format!("-{name}"), child.id().to_string()]).status().unwrap();
         assert_eq!(wait(child).code(), Some(code));
         let summary = place.json("runs/collect/summary.json");
-        assert!(summary["made"]["unfinished_episodes"].as_u64().unwrap() > 0, "{summary}");
+        assert!(summary["left"].as_u64().unwrap() > 0, "{summary}");
         place.collect(&server, &more).expect(0);
         assert_eq!(place.episodes("runs/collect"), undisturbed(&more));
     }
