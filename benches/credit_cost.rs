@@ -2,7 +2,7 @@
 //!
 //! `cargo bench --bench credit_cost -- --published-script DIR [--python PYTHON] [--tokenizer DIR] [--rounds N]`
 //!
-//! The episode is made up: 101 steps, planning and five subtasks, about 75k tokens of Qwen3. The server is a stand-in
+//! `--serve` starts the server alone. The episode is made up: 101 steps, planning and five subtasks, about 75k tokens of Qwen3. The server is a stand-in
 //! that answers at once, keeps SGLang's rule of what a cache may serve, and counts. CPU time is that of the whole
 //! client process, from start to end. The exit code is 1 when a promised ratio is missed.
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a benchmark prints, and fails by panicking")]
@@ -32,6 +32,9 @@ const MIN_CPU: f64 = 50.0;
 const MAX_REQUESTS: u64 = 10;
 
 fn main() -> ExitCode {
+    if std::env::args().any(|it| it == "--serve") {
+        return serve();
+    }
     let Some(script) = option("--published-script") else {
         println!(
             "credit_cost: nothing to compare with; name the published script's directory with --published-script"
@@ -52,6 +55,18 @@ fn main() -> ExitCode {
         sides[2].round(&server, |dir, log| measure(&mut ours(dir, &url, &tokenizer, "last"), log));
     }
     report(&sides)
+}
+
+/// Answers until it is stopped, for looking at one side alone.
+fn serve() -> ExitCode {
+    let tokenizer = option("--tokenizer").map_or_else(qwen3, PathBuf::from);
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let server = StandIn::start(setup(&tokenizer)).await;
+        println!("{}", server.url());
+        std::future::pending::<()>().await;
+    });
+    ExitCode::SUCCESS
 }
 
 fn qwen3() -> PathBuf {

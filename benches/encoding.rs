@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use backsight::chat::spans::{self, Turns};
+use backsight::chat::spans::{self, Turns, View};
 use backsight::chat::template::{RenderInput, Template};
 use backsight::chat::tokenizer::Tokenizer;
 use backsight::episode::Role;
@@ -54,6 +54,7 @@ fn main() {
         work.1,
         work.1 as f64 / work.0 as f64
     );
+    assert!(work.1 >= 20 * work.0, "every step prompt must cost a twentieth of encoding each whole");
     println!("CPU seconds          {ours:.3} incrementally, {whole:.3} whole: {:.1}x less", whole / ours);
     throughput(&tokenizer_dir, &tokenizer, &render(&template, &messages, messages.len(), false));
 }
@@ -65,7 +66,7 @@ fn incremental(template: &Template, tokenizer: &Tokenizer, messages: &[Value]) -
     let vars = Map::new();
     let input = RenderInput { messages, tools: None, add_generation_prompt: false, vars: &vars, now: None };
     let growing = template.growing(&input).unwrap();
-    let mut rendering = |n, generation| growing.render(n, generation).map(|rendered| rendered.text);
+    let mut rendering = |view: View<'_>| growing.view(view);
     spans::turns(&roles, &mut rendering, tokenizer).unwrap()
 }
 

@@ -82,7 +82,7 @@ impl Content {
 pub enum Arguments {
     /// A JSON object, keys in the order they were written.
     Object(Map<String, Value>),
-    /// Text that is no JSON object: what the student wrote, kept as it is.
+    /// Text that is no JSON object, or one with an integer beyond 64 bits: what the student wrote, kept as it is.
     Text(String),
 }
 

@@ -398,6 +398,17 @@ async fn equal_prefixes_go_to_one_server() {
     let cached: u64 = servers.iter().map(|server| server.work().cached).sum();
     assert!(cached >= 2 * 8 * 19, "{cached} tokens were cached");
     assert!(servers.iter().filter(|server| server.work().requests > 0).count() > 1, "they are spread");
+    // Sent together, each still goes where its beginning is known.
+    let before: Vec<u64> = servers.iter().map(|server| server.work().requests).collect();
+    let together: Vec<ScoreJob> = (0..8).map(job).collect();
+    for (job, scored) in together.iter().zip(model.score_many(&together).await) {
+        assert_right(job, &scored.unwrap());
+    }
+    let more: u64 = servers.iter().map(|server| server.work().cached).sum::<u64>() - cached;
+    assert_eq!(more, 8 * 19);
+    for (server, before) in servers.iter().zip(before) {
+        assert!(server.work().requests <= before + 1, "one request for each server");
+    }
 }
 
 #[tokio::test]

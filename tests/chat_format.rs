@@ -18,9 +18,11 @@ use backsight::chat::render::{needed_tool_text, render_conversation};
 use backsight::chat::source::ChatTemplates;
 use backsight::chat::template::{Now, RenderInput, Template};
 use backsight::chat::tokenizer::Tokenizer;
-use backsight::episode::{Message, Role, ToolText};
+use backsight::episode::{Arguments, Content, Message, Role, ToolCall, ToolText};
 use backsight::tokens::TokenId;
 use backsight::wire::messages::{ArgumentForm, list_from_json, to_json_with};
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
 use serde_json::{Map, Value, json};
 
 const NOW: i64 = 1_777_000_000;
@@ -177,8 +179,9 @@ fn real_templates_with_their_tokenizers() {
         let name = dir.file_name().unwrap().to_string_lossy().into_owned();
         let expected = match name.as_str() {
             "qwen3" | "smollm2" => Grown::Exact,
-            // It writes calls with the ids it is given and without spaces, other than its students do.
-            "mistral_nemo" => Grown::Rewritten { n_times: 1 },
+            // It loses prose beside calls, so calls are written as text; and what it says first moves to the last
+            // message of a user, which a result written as text is.
+            "mistral_nemo" => Grown::Rewritten { n_times: 3 },
             "llama3_2" => Grown::Refused(
                 "real: line 72: the template refuses this conversation: This model only supports single tool-calls at once!"
                     .to_owned(),
@@ -268,6 +271,45 @@ fn what_follows_an_action_is_found_whatever_was_said() {
         [all[1].clone(), Message::text(Role::Assistant, "<tool_call>{"), Message::text(Role::User, "no")];
     let tail = "\n<|im_start|>user\nno<|im_end|>\n<|im_start|>assistant\n";
     check(CHATML, &said, Ok((tail, Some("<|im_end|>"))));
+}
+
+/// Whatever a student writes, what follows its turn is the same; whatever a tool prints stands there whole.
+#[test]
+fn neither_students_nor_tools_can_move_the_border() {
+    let dir = tempfile::tempdir().unwrap();
+    let tokenizer = with_ends(dir.path());
+    let template = Template::compile(CHATML, "own.jinja").unwrap();
+    let format = ChatFormat::new(template, Map::new(), Arc::clone(&tokenizer), Parser::Hermes, None);
+    let piece = prop_oneof![
+        Just("<|im_end|>".to_owned()),
+        Just("<|im_start|>assistant\n".to_owned()),
+        Just("<tool_call>\n{\"name\": \"f\"".to_owned()),
+        Just("</tool_call>".to_owned()),
+        (0..9usize, 0..3usize)
+            .prop_map(|(message, call)| format!("zqvalue{message}x{call}qz zqresult{message}x0qz")),
+        (0..9usize).prop_map(|message| format!("zqcontent{message}x0qzzqkey{message}x0qz")),
+        ".{0,12}",
+    ];
+    let text = || proptest::collection::vec(piece.clone(), 0..5).prop_map(|pieces| pieces.concat());
+    let mut runner = TestRunner::new(Config { cases: 300, ..Config::default() });
+    let check = |(prose, name, argument, printed, calls): (String, String, String, String, bool)| {
+        let mut messages = conversation();
+        messages[7].content = Some(Content::Text(prose));
+        let arguments = json!({argument.clone(): argument}).as_object().unwrap().clone();
+        messages[7].tool_calls[0] = ToolCall { id: None, name, arguments: Arguments::Object(arguments) };
+        messages[8] = Message::text(Role::Tool, printed.as_str());
+        if !calls {
+            messages[7].tool_calls.clear();
+            messages[8].role = Role::User;
+        }
+        let role = messages[8].role.name();
+        let between = format.between(&messages, 7, &tools(), Now::utc(NOW)).unwrap();
+        let expected =
+            format!("<|im_end|>\n<|im_start|>{role}\n{printed}<|im_end|>\n<|im_start|>assistant\n");
+        prop_assert_eq!(&between.ids, &tokenizer.encode(&expected).unwrap().ids[1..]);
+        Ok(())
+    };
+    runner.run(&(text(), text(), text(), text(), any::<bool>()), check).unwrap();
 }
 
 #[test]

@@ -3,7 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 use backsight::chat::arguments::{ArgumentForm, Conversion, prepare_messages};
-use backsight::chat::drops::{Drops, Loss, Part, drops, losses};
+use backsight::chat::drops::{Drops, Loss, Losses, Part, drops, losses, lost_answer};
 use backsight::chat::render::render_conversation;
 use backsight::chat::template::{RenderInput, Template, TemplateError};
 use backsight::chat::tool_text;
@@ -34,6 +34,11 @@ const SILENT_TOOL_ROLE: &str =
 /// Shows the first call only.
 const FIRST_CALL: &str = "{% for m in messages %}{{ m.content }}{% if m.tool_calls %}{{ m.tool_calls[0].function|tojson }}\
     {% endif %}{% endfor %}";
+/// Shows a call or a text, never both, as the templates of Llama 3 do.
+const CALL_OR_TEXT: &str = "{% for m in messages %}<{{ m.role }}>{% if m.tool_calls %}{% for c in m.tool_calls %}\
+    {{ c.function|tojson }}{% endfor %}{% else %}{{ m.content }}{% endif %}{% endfor %}";
+/// Passes over text that is no string.
+const STRINGS_ONLY: &str = "{% for m in messages %}{{ m.content if m.content is string }}{% endfor %}";
 /// Keeps reasoning after the last question only.
 const FORGETS_REASONING: &str = "{% for m in messages %}{{ m.content }}{% if loop.last %}{{ m.reasoning_content }}{% endif %}{% endfor %}";
 
@@ -68,7 +73,16 @@ fn with_input<T>(messages: &[Value], tools: Option<&[Value]>, then: impl FnOnce(
 
 #[test]
 fn what_a_template_ignores_is_found_out() {
-    let all = Drops { tools: true, tool_calls: true, tool_results: true, reasoning: true, system: true };
+    let all = Drops {
+        tools: true,
+        tool_calls: true,
+        tool_results: true,
+        reasoning: true,
+        system: true,
+        prose: true,
+        parts: true,
+        text: true,
+    };
     let none = Drops::default();
     let cases = [
         (ROLE_AND_CONTENT, Drops { tools: true, tool_calls: true, reasoning: true, ..none }),
@@ -81,6 +95,8 @@ fn what_a_template_ignores_is_found_out() {
             SILENT_TOOL_ROLE,
             Drops { tools: true, tool_calls: true, tool_results: true, reasoning: true, ..none },
         ),
+        (CALL_OR_TEXT, Drops { tools: true, reasoning: true, prose: true, ..none }),
+        (STRINGS_ONLY, Drops { tools: true, tool_calls: true, reasoning: true, parts: true, ..none }),
         ("{{ messages|length }}", all),
         ("{{ raise_exception('never') }}", none),
     ];
@@ -98,14 +114,99 @@ fn what_a_conversation_loses_is_found_out() {
         |call_idx| [loss(2, Some(call_idx), Part::CallName), loss(2, Some(call_idx), Part::CallArguments)];
     let cases = [
         (EVERYTHING, vec![]),
+        (CALL_OR_TEXT, vec![loss(2, None, Part::Text)]),
         (ROLE_AND_CONTENT, [both(0), both(1)].concat()),
         (FIRST_CALL, both(1).to_vec()),
         (SILENT_TOOL_ROLE, [&[both(0), both(1)].concat()[..], &[loss(3, None, Part::ToolResult)]].concat()),
     ];
     for (source, expected) in cases {
         let found = with_input(&messages, None, |input| losses(&template(source), input).unwrap());
-        assert_eq!(found, expected, "{source}");
+        assert_eq!(found, Losses { parts: expected, schemas: vec![] }, "{source}");
     }
+}
+
+/// The parts of one message that a template loses.
+fn lost(source: &str, message: Value) -> Vec<Part> {
+    let messages = [json!({"role": "user", "content": "Why?"}), message];
+    let found = with_input(&messages, None, |input| losses(&template(source), input).unwrap());
+    found.parts.into_iter().map(|loss| loss.part).collect()
+}
+
+#[test]
+fn what_somebody_says_is_looked_for_in_all_its_parts() {
+    let parts = json!([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]);
+    let assistant = |content: &str| json!({"role": "assistant", "content": content});
+    const FIRST_PART: &str =
+        "{% for m in messages %}{{ m.content if m.content is string else m.content[0].text }}{% endfor %}";
+    const FORGETS_THOUGHT: &str = "{% for m in messages %}{{ m.content.split('</think>')[-1] }}{% endfor %}";
+    const STARTS_AND_ENDS: &str = "{% for m in messages %}{% if not (m.content.startswith('<r>') and m.content.endswith('</r>')) %}{{ m.content }}{% endif %}{% endfor %}";
+    assert_eq!(lost(FIRST_PART, json!({"role": "user", "content": parts})), [Part::Text]);
+    assert_eq!(lost(ROLE_AND_CONTENT, json!({"role": "user", "content": parts})), []);
+    assert_eq!(lost(FORGETS_THOUGHT, assistant("<think>\nsince\n</think>\n\nyes")), [Part::Reasoning]);
+    assert_eq!(lost(FORGETS_THOUGHT, assistant("<think>\n\n</think>\n\nyes")), []);
+    assert_eq!(lost(FORGETS_THOUGHT, assistant("<think>since</think>")), [Part::Reasoning]);
+    assert_eq!(lost(STARTS_AND_ENDS, assistant("<r>x</r>")), [Part::Text]);
+    assert_eq!(lost(STARTS_AND_ENDS, assistant("<r>x</r>.")), []);
+    const ONLY_USERS: &str = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}";
+    assert_eq!(lost(ONLY_USERS, assistant(" \n")), [Part::Text][..0]);
+}
+
+#[test]
+fn a_question_or_answer_that_is_lost_is_an_error_and_prose_beside_a_call_is_one_for_its_action() {
+    let render = |source: &str, messages: &[Value], choice| {
+        with_input(messages, None, |input| render_conversation(&template(source), input, choice))
+    };
+    let messages = conversation(&json!({"q": 1}));
+    let error = render("{{ messages|length }}", &messages[..2], None).unwrap_err();
+    assert_eq!(error.to_string(), "t.jinja: the template leaves out the text of message 1, user's");
+    let rendering = render(CALL_OR_TEXT, &messages, None).unwrap();
+    let lost = |idx| lost_answer(&template(CALL_OR_TEXT), &rendering.messages, &rendering.losses, idx);
+    let error = lost(2).unwrap();
+    assert_eq!(
+        error.to_string(),
+        "t.jinja: the template leaves out the text of message 2, assistant's beside a tool call"
+    );
+    assert!(error.help().contains("--tool-text hermes"), "{}", error.help());
+    assert_eq!(lost(5), None);
+    let rendering = render(CALL_OR_TEXT, &messages, Some(ToolText::Hermes)).unwrap();
+    assert_eq!(rendering.losses, Losses::default());
+}
+
+#[test]
+fn schemas_that_are_lost_are_named() {
+    let (messages, tools) = (conversation(&json!({"q": 1})), tools());
+    let lost = |source: &str, messages: &[Value], choice| {
+        let rendering = with_input(messages, Some(&tools), |input| {
+            render_conversation(&template(source), input, choice).unwrap()
+        });
+        rendering.losses.schemas
+    };
+    assert_eq!(lost(EVERYTHING, &messages, None), [""; 0]);
+    assert_eq!(lost(ROLE_AND_CONTENT, &messages[..2], None), ["search"]);
+    assert_eq!(lost(EVERYTHING, &messages, Some(ToolText::Flatten)), ["search"]);
+    assert_eq!(lost(ROLE_AND_CONTENT, &messages, Some(ToolText::Hermes)), [""; 0]);
+}
+
+#[test]
+fn an_integer_of_any_size_is_shown_as_it_is_or_refused() {
+    let large = "{\"n\": 123456789012345678901234567890, \"z\": -0}";
+    let messages = [json!({"role": "assistant", "content": "", "tool_calls": [call("f", json!(large))]})];
+    let render = |source: &str, choice| {
+        let rendering =
+            with_input(&messages, None, |input| render_conversation(&template(source), input, choice));
+        rendering.map(|rendering| rendering.rendered.text).map_err(|error| error.to_string())
+    };
+    let refused = "message 0: the arguments of call 0 hold the integer 123456789012345678901234567890, \
+                   which is too large to be passed on exactly";
+    assert_eq!(render(OBJECT_ARGUMENTS, None).unwrap_err(), refused);
+    assert_eq!(render(TEXT_ARGUMENTS, None).unwrap(), format!("[f]{large}"));
+    let hermes = render(ROLE_AND_CONTENT, Some(ToolText::Hermes)).unwrap();
+    assert!(hermes.contains("\"arguments\": {\"n\": 123456789012345678901234567890, \"z\": 0}}"), "{hermes}");
+    let zero = [json!({"role": "assistant", "content": "", "tool_calls": [call("f", json!("{\"z\": -0}"))]})];
+    let text = with_input(&zero, None, |input| {
+        render_conversation(&template(OBJECT_ARGUMENTS), input, None).unwrap().rendered.text
+    });
+    assert_eq!(text, "f<z>0");
 }
 
 #[test]
@@ -115,7 +216,7 @@ fn reasoning_that_is_forgotten_is_reported_and_no_error() {
     let rendering = with_input(&messages, None, |input| {
         render_conversation(&template(FORGETS_REASONING), input, None).unwrap()
     });
-    assert_eq!(rendering.losses, [Loss { message_idx: 1, call_idx: None, part: Part::Reasoning }]);
+    assert_eq!(rendering.losses.parts, [Loss { message_idx: 1, call_idx: None, part: Part::Reasoning }]);
     assert_eq!(rendering.rendered.text, "Why?ABsince");
 }
 
@@ -159,7 +260,8 @@ fn arguments_get_the_form_a_template_wants() {
     for (source, given, expected, conversions) in cases {
         let messages =
             [json!({"role": "assistant", "content": "", "tool_calls": [call("search", given.clone())]})];
-        let prepared = with_input(&messages, None, |input| prepare_messages(&template(source), input));
+        let prepared =
+            with_input(&messages, None, |input| prepare_messages(&template(source), input).unwrap());
         assert_eq!(
             prepared.messages[0]["tool_calls"][0]["function"]["arguments"], *expected,
             "{source} {given}"

@@ -17,7 +17,8 @@ fn run(arguments: &[&str], stdin: &str) -> Ran {
     let mut command = Command::new(env!("CARGO_BIN_EXE_backsight"));
     command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().unwrap();
-    child.stdin.take().unwrap().write_all(stdin.as_bytes()).unwrap();
+    // Who refuses its arguments does not read on.
+    let _ = child.stdin.take().unwrap().write_all(stdin.as_bytes());
     let output = child.wait_with_output().unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
     Ran { code: output.status.code().unwrap(), stdout: text(output.stdout), stderr: text(output.stderr) }
@@ -107,11 +108,33 @@ fn a_rewritten_turn_is_shown_as_the_student_saw_it() {
     let strips = "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content if loop.last else message.content.split('</think>')[-1] }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
     let messages = json!([{"role": "user", "content": "hi"}, {"role": "assistant", "content": "<think>x</think>yes"},
                           {"role": "user", "content": "so?"}, {"role": "assistant", "content": "<think>y</think>no"}]);
-    let ran = Place::new(strips).render(&messages, &["--format", "spans"]);
+    let place = Place::new(strips);
+    let ran = place.render(&messages, &["--format", "spans"]);
     let report: Value = serde_json::from_str(&ran.stdout).unwrap();
     assert_eq!(report["messages"][1]["action"], Value::Null);
-    assert!(report["messages"][1]["as_seen"]["action"].is_array());
+    let tokenizer = backsight::chat::tokenizer::Tokenizer::open(place.dir.path()).unwrap();
+    let ids = |ids: &Value| {
+        ids.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect::<Vec<_>>()
+    };
+    let seen = &report["messages"][1]["as_seen"];
+    let sequence = &report["sequences"][seen["sequence"].as_u64().unwrap() as usize];
+    let mut whole = ids(&report["ids"])[..sequence["shared"].as_u64().unwrap() as usize].to_vec();
+    whole.extend(ids(&sequence["ids"]));
+    let place_of = |idx: usize| seen["action"][idx].as_u64().unwrap() as usize;
+    let action = tokenizer.decode(&whole[place_of(0)..place_of(1)]).unwrap();
+    assert_eq!(action, "<think>x</think>yes<|im_end|>");
+    assert_eq!(
+        tokenizer.decode(&whole).unwrap(),
+        format!("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n{action}")
+    );
     assert!(report["messages"][3]["action"].is_array());
+    // The border behind the turn that was rewritten is not known, those around it are.
+    let borders =
+        |idx: usize| (report["messages"][idx]["start"].as_u64(), report["messages"][idx]["end"].as_u64());
+    let [first, second, third, last] = [0, 1, 2, 3].map(borders);
+    assert_eq!((first.0, second, third.0), (Some(0), (first.1, None), None));
+    assert_eq!((third.1, last.1), (last.0, report["n_tokens"].as_u64()));
+    assert!(first.1 < third.1 && third.1 < last.1);
 }
 
 #[test]
@@ -140,8 +163,9 @@ fn a_dropped_tool_call_is_an_error_until_a_rendering_is_chosen() {
 
 #[test]
 fn variables_are_json_or_text_and_override_special_tokens() {
-    let place =
-        Place::new("{{ eos_token }}|{{ flag is sameas false }}|{{ name }}|{{ strftime_now('%d %b %Y') }}");
+    let place = Place::new(
+        "{{ eos_token }}|{{ flag is sameas false }}|{{ name }}|{{ strftime_now('%d %b %Y') }}|{% for m in messages %}{{ m.content }}{% endfor %}",
+    );
     let vars = [
         "--var",
         "flag=false",
@@ -152,12 +176,80 @@ fn variables_are_json_or_text_and_override_special_tokens() {
         "--now",
         "2026-01-31T12:00:00Z",
     ];
-    assert_eq!(place.render(&talk(), &vars).stdout, "<e>|True|a=b|31 Jan 2026");
+    let ran = place.render(&talk(), &vars);
+    assert!(ran.stdout.starts_with("<e>|True|a=b|31 Jan 2026|"), "{}{}", ran.stdout, ran.stderr);
     let refused = place.render(&talk(), &["--var", "flag=false", "--var", "name=x"]);
     assert!(
         refused.stderr.contains("asks for the current time")
             && refused.stderr.contains("help: give the time with --now")
     );
+}
+
+#[test]
+fn a_template_in_a_file_of_its_own_is_given_the_models_special_tokens() {
+    let place = Place::new("unused");
+    let template = place.write("own.jinja", "{{ messages[0].content }}{{ eos_token }}");
+    std::fs::remove_file(place.path("chat_template.jinja")).unwrap();
+    let hi = json!([{"role": "user", "content": "hi"}]);
+    let expected = "hi<|im_end|>";
+    assert_eq!(place.render(&hi, &["--template", &template]).stdout, expected);
+    // A file of the model leads to its directory.
+    let messages = place.write("messages.json", &hi.to_string());
+    let file = place.path("tokenizer.json").to_str().unwrap().to_owned();
+    let ran =
+        run(&["chat", "render", "--tokenizer", &file, "--template", &template, "--messages", &messages], "");
+    assert_eq!(ran.stdout, expected, "{}", ran.stderr);
+    let ran = run(&["chat", "render", "--tokenizer", &template, "--messages", &messages], "");
+    check_refusal(&ran, "own.jinja: neither a model directory, nor its tokenizer.json, nor a GGUF file");
+    check_refusal(&run(&["chat", "render", "--messages", &messages], ""), "no template is named");
+}
+
+#[test]
+fn numbers_are_rendered_as_they_were_written_or_refused() {
+    let template = "{{ messages[0].content }}{{ tools | tojson }}";
+    let place = Place::new(template);
+    let render = |number: &str| {
+        let text =
+            format!("{{\"messages\": [{{\"role\": \"user\", \"content\": \"x\"}}], \"tools\": [{number}]}}");
+        let messages = place.write("numbers.json", &format!("\u{feff}{text}"));
+        run(
+            &["chat", "render", "--tokenizer", place.dir.path().to_str().unwrap(), "--messages", &messages],
+            "",
+        )
+    };
+    assert_eq!(render("-0, 18446744073709551615, 0.1").stdout, "x[0, 18446744073709551615, 0.1]");
+    check_refusal(
+        &render("123456789012345678901234567890"),
+        "the integer 123456789012345678901234567890 is too large",
+    );
+}
+
+#[test]
+fn what_is_said_is_not_lost_in_silence() {
+    let call_or_text = "{% for m in messages %}{% if m.tool_calls %}{{ m.tool_calls|tojson }}{% else %}{{ m.content }}{% endif %}<|im_end|>{% endfor %}";
+    let mut messages = talk_with_call();
+    messages[1]["content"] = "I look".into();
+    let place = Place::new(call_or_text);
+    let shown = place.render(&messages, &[]);
+    assert_eq!(shown.code, 0, "{}", shown.stderr);
+    assert!(
+        shown.stderr.contains("warning: message 1: the text is not in the rendered text"),
+        "{}",
+        shown.stderr
+    );
+    let refused = place.render(&messages, &["--format", "spans"]);
+    check_refusal_after_notes(&refused, "leaves out the text of message 1, assistant's beside a tool call");
+    assert_eq!(place.render(&messages, &["--format", "spans", "--tool-text", "hermes"]).code, 0);
+    let tools = place.write("tools.json", r#"[{"type": "function", "function": {"name": "ls"}}]"#);
+    let flat = place.render(&messages, &["--tool-text", "flatten", "--tools", &tools]);
+    assert!(
+        flat.stderr.contains("warning: the schemas of these tools are not in the rendered text: ls"),
+        "{}",
+        flat.stderr
+    );
+    check_refusal(&Place::new("").render(&talk(), &[]), "leaves out the text of message 0, user's");
+    let odd = json!({"messages": talk(), "tools": {"name": "ls"}});
+    check_refusal(&place.render(&odd, &[]), "messages.json: tools must be a list, not an object");
 }
 
 /// Every refusal: exit 2, nothing on stdout, one `error:` line with the reason, one `help:` line.
@@ -214,7 +306,11 @@ fn bad_input_gets_one_clear_line_and_help() {
 
 /// As above, but the template was looked at before the tokenizer failed.
 fn check_refusal_after_notes(ran: &Ran, reason: &str) {
-    let kept: Vec<&str> = ran.stderr.lines().filter(|line| !line.starts_with("note: ")).collect();
+    let kept: Vec<&str> = ran
+        .stderr
+        .lines()
+        .filter(|line| !line.starts_with("note: ") && !line.starts_with("warning: "))
+        .collect();
     check_refusal(&Ran { code: ran.code, stdout: ran.stdout.clone(), stderr: kept.join("\n") }, reason);
 }
 

@@ -12,8 +12,10 @@
 use std::path::{Path, PathBuf};
 
 use backsight::chat::incremental::Incremental;
+use backsight::chat::spans::{self, View};
 use backsight::chat::tokenizer::{Tokenizer, check_ids};
 use backsight::chat::vocabulary::Vocabulary;
+use backsight::episode::Role;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use serde_json::Value;
@@ -70,6 +72,22 @@ const PIECES: &[&str] = &[
 fn own() -> Vec<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tokenizers");
     ["chatml", "header", "metaspace"].map(|name| root.join(name)).into()
+}
+
+#[test]
+fn a_tokenizer_is_what_its_library_makes_of_the_file() {
+    let text = PIECES.concat();
+    for dir in own().into_iter().chain(real()) {
+        let ours = Tokenizer::open(&dir).unwrap();
+        let library = tokenizers::Tokenizer::from_file(dir.join("tokenizer.json")).unwrap();
+        let ids = library.encode(text.as_str(), false).unwrap().get_ids().to_vec();
+        assert_eq!(ours.encode(&text).unwrap().ids, ids, "{}", dir.display());
+        assert_eq!(ours.decode(&ids).unwrap(), library.decode(&ids, false).unwrap(), "{}", dir.display());
+        if !dir.join("config.json").exists() {
+            let highest = library.get_vocab(true).into_values().max().unwrap();
+            assert_eq!(ours.vocab_size(), highest as usize + 1, "{}", dir.display());
+        }
+    }
 }
 
 /// Directories with a `tokenizer.json` below `BACKSIGHT_TOKENIZERS`.
@@ -151,6 +169,41 @@ fn the_cost_is_that_of_the_new_text() {
         incremental.encoded_bytes(),
         text.len()
     );
+}
+
+/// Every step prompt of a conversation of 101 turns costs at most a twentieth of encoding each prompt whole.
+fn check_steps(dir: &Path) {
+    let tokenizer = Tokenizer::open(dir).unwrap();
+    let words = |n: usize| "some words, 12 numbers and e\u{301} to encode ".repeat(n);
+    let turn = |idx: usize| {
+        let (who, n) = if idx % 2 == 0 { ("user", 12 + idx % 7) } else { ("assistant", 7 + idx % 5) };
+        format!("<|im_start|>{who}\n{}<|im_end|>\n", words(n))
+    };
+    let turns: Vec<String> = (0..202).map(turn).collect();
+    let mut render = |view: View<'_>| -> Result<String, String> {
+        let tail = if view.generation_prompt { "<|im_start|>assistant\n" } else { "" };
+        Ok(turns[..view.n_messages].concat() + tail)
+    };
+    let roles: Vec<Role> =
+        (0..202).map(|idx| if idx % 2 == 0 { Role::User } else { Role::Assistant }).collect();
+    let found = spans::turns(&roles, &mut render, &tokenizer).unwrap();
+    let prompts = found.turns.iter().map(|turn| render(View::prompt(turn.message_idx)).unwrap());
+    let whole: u64 = prompts.map(|prompt| prompt.len() as u64).sum();
+    assert_eq!(found.turns.len(), 101);
+    let ratio = whole as f64 / found.encoded_bytes as f64;
+    println!("{}: {ratio:.1}x less to encode", dir.display());
+    assert!(ratio >= 20.0, "{}: only {ratio:.1}x less to encode", dir.display());
+    let last = found.turns.last().unwrap();
+    let prompt = tokenizer.encode(&render(View::prompt(last.message_idx)).unwrap()).unwrap().ids;
+    assert_eq!(found.sequences[last.sequence][..last.span.start()], prompt);
+}
+
+#[test]
+fn all_step_prompts_cost_a_twentieth_of_each_prompt_whole() {
+    check_steps(&own()[0]);
+    // The other tokenizers have no such special tokens to cut at.
+    let chatml = |dir: &PathBuf| Tokenizer::open(dir).unwrap().id_of("<|im_start|>").is_some();
+    real().into_iter().filter(chatml).for_each(|dir| check_steps(&dir));
 }
 
 #[test]

@@ -107,11 +107,39 @@ fn layer(module: &str) -> Option<usize> {
     LAYERS.iter().position(|layer| layer.contains(&module))
 }
 
-/// The modules a file names as `crate::module`.
+/// The modules a file names as `crate::module` or in `crate::{module, …}`.
 fn used_modules(text: &str) -> Vec<String> {
     let code = code(text);
     let tails = code.split("crate::").skip(1);
-    tails.map(|tail| tail.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect()).collect()
+    tails.flat_map(|tail| tail.strip_prefix('{').map_or_else(|| vec![first_word(tail)], listed)).collect()
+}
+
+fn first_word(text: &str) -> String {
+    text.trim_start().chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect()
+}
+
+/// The first word of each item of a list that was opened by a brace.
+fn listed(list: &str) -> Vec<String> {
+    let (mut depth, mut words) = (0, vec![first_word(list)]);
+    for (at, letter) in list.char_indices() {
+        match letter {
+            '{' => depth += 1,
+            '}' if depth == 0 => break,
+            '}' => depth -= 1,
+            ',' if depth == 0 => words.push(first_word(&list[at + 1..])),
+            _ => {}
+        }
+    }
+    words
+}
+
+#[test]
+fn modules_are_found_in_every_form_of_import() {
+    let code =
+        "use crate::wire::{a, b};\nuse crate::{chat::{x, y}, model,\n    cli};\nlet z = crate::hub::z;";
+    let mut used = used_modules(code);
+    used.retain(|word| !word.is_empty());
+    assert_eq!(used, ["wire", "chat", "model", "cli", "hub"]);
 }
 
 /// The top-level module a file belongs to; none for `lib.rs` and `main.rs`.

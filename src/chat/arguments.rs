@@ -10,7 +10,8 @@ use serde_json::Value;
 
 use super::probe::{calls, for_each_call, function, mark, marked_arguments};
 use super::python::{JsonStyle, json_dumps};
-use super::template::{RenderInput, Template};
+use super::template::{RenderInput, Template, TemplateError};
+use crate::wire::json::{self, BadJson};
 pub use crate::wire::messages::ArgumentForm;
 
 /// A tool call whose arguments were passed in another form than they were given in.
@@ -34,16 +35,16 @@ pub struct Prepared {
 }
 
 /// Gives a conversation the form its template wants, and says what was changed.
-pub fn prepare_messages(template: &Template, input: &RenderInput<'_>) -> Prepared {
+pub fn prepare_messages(template: &Template, input: &RenderInput<'_>) -> Result<Prepared, TemplateError> {
     let mut messages = input.messages.to_vec();
     let mut conversions = Vec::new();
     for from in [ArgumentForm::Text, ArgumentForm::Object] {
         let to = other(from);
         if has_form(input.messages, from) && !shows(template, input, from) && shows(template, input, to) {
-            conversions.extend(convert(&mut messages, to));
+            conversions.extend(convert(&mut messages, to)?);
         }
     }
-    Prepared { messages, conversions }
+    Ok(Prepared { messages, conversions })
 }
 
 fn form_of(arguments: &Value) -> ArgumentForm {
@@ -94,27 +95,36 @@ fn dumps(value: &Value) -> String {
     json_dumps(value, &JsonStyle::transformers())
 }
 
-/// Converts every call that can be; text that is no JSON object stays text.
-fn convert(messages: &mut [Value], to: ArgumentForm) -> Vec<Conversion> {
-    let mut conversions = Vec::new();
+/// Converts every call that can be; text that is no JSON object stays text, an object that cannot be passed on exactly is refused.
+fn convert(messages: &mut [Value], to: ArgumentForm) -> Result<Vec<Conversion>, TemplateError> {
+    let (mut conversions, mut refused) = (Vec::new(), Ok(()));
     for (message_idx, message) in messages.iter_mut().enumerate() {
         for_each_call(message, |call_idx, function| {
             let Some(arguments) = function.get_mut("arguments") else { return };
-            if let Some(converted) = converted(arguments, to) {
-                *arguments = converted;
-                conversions.push(Conversion { message_idx, call_idx, to });
+            match converted(arguments, to) {
+                Ok(Some(converted)) => {
+                    *arguments = converted;
+                    conversions.push(Conversion { message_idx, call_idx, to });
+                }
+                Ok(None) => {}
+                Err(number) => {
+                    refused = Err(TemplateError::InexactNumber { message_idx, call_idx, number });
+                }
             }
         });
     }
-    conversions
+    refused.map(|()| conversions)
 }
 
-fn converted(arguments: &Value, to: ArgumentForm) -> Option<Value> {
+/// The arguments in the other form, `None` where they have none, or the number that it cannot hold.
+fn converted(arguments: &Value, to: ArgumentForm) -> Result<Option<Value>, String> {
     match (arguments, to) {
-        (Value::String(text), ArgumentForm::Object) => {
-            serde_json::from_str(text).ok().filter(|parsed: &Value| parsed.is_object())
-        }
-        (Value::Object(_), ArgumentForm::Text) => Some(Value::String(dumps(arguments))),
-        _ => None,
+        (Value::String(text), ArgumentForm::Object) => match json::read(text) {
+            Ok(parsed) => Ok(Some(parsed).filter(Value::is_object)),
+            Err(BadJson::Inexact { number }) => Err(number),
+            Err(BadJson::Syntax(_)) => Ok(None),
+        },
+        (Value::Object(_), ArgumentForm::Text) => Ok(Some(Value::String(dumps(arguments)))),
+        _ => Ok(None),
     }
 }

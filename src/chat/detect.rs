@@ -5,6 +5,7 @@
 
 use serde_json::{Map, Value, json};
 
+use super::incremental::{common_prefix, common_suffix};
 use super::parse::Parser;
 use super::render::render_conversation;
 use super::template::{Now, RenderInput, Template};
@@ -34,9 +35,13 @@ pub fn find_parser(template: &Template, vars: &Map<String, Value>) -> Option<Par
     ];
     let asked = render(template, vars, &messages[..1], true)?;
     let whole = render(template, vars, &messages, false)?;
-    // What stands before the call may show how calls are written, and must not be taken for one.
-    let common = asked.char_indices().zip(whole.chars()).find(|((_, a), b)| a != b);
-    let written = &whole[common.map_or(asked.len().min(whole.len()), |((at, _), _)| at)..];
+    let said = [messages[0].clone(), json!({"role": "assistant", "content": "It does not say."})];
+    let plain = render(template, vars, &said, false)?;
+    // What stands before the call may show how calls are written, and must not be taken for one; what ends every
+    // message is no part of it.
+    let start = common_prefix(&asked, &whole);
+    let end = whole.len() - common_suffix(&plain, &whole);
+    let written = whole.get(start..end)?;
     CANDIDATES.into_iter().find(|parser| reads_back(*parser, written))
 }
 

@@ -8,8 +8,11 @@ use std::fmt;
 
 use serde_json::{Map, Value, json};
 
-use super::probe::{REASONING, calls, function, mark, marked, marked_arguments};
+use super::probe::{
+    calls, function, mark, marked, marked_arguments, marked_tools, role, texts, thought_and_prose,
+};
 use super::template::{Now, RenderInput, Template, TemplateError};
+use crate::wire::messages::REASONING_FIELDS;
 
 /// What a template ignores whatever the conversation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -24,6 +27,12 @@ pub struct Drops {
     pub reasoning: bool,
     /// The system message.
     pub system: bool,
+    /// What the assistant says beside a tool call.
+    pub prose: bool,
+    /// Text that comes in parts.
+    pub parts: bool,
+    /// What users and assistants say at all.
+    pub text: bool,
 }
 
 impl Drops {
@@ -35,6 +44,9 @@ impl Drops {
             (self.tool_results, "tool results"),
             (self.reasoning, "reasoning"),
             (self.system, "the system message"),
+            (self.prose, "text beside tool calls"),
+            (self.parts, "text in parts"),
+            (self.text, "text"),
         ];
         all.into_iter().filter(|(is_dropped, _)| *is_dropped).map(|(_, name)| name).collect()
     }
@@ -45,6 +57,8 @@ impl Drops {
 pub enum Part {
     /// The text of a system message.
     System,
+    /// What a user or an assistant says.
+    Text,
     /// The reasoning of an assistant message.
     Reasoning,
     /// The name of a tool call.
@@ -59,6 +73,7 @@ impl fmt::Display for Part {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::System => "the system message",
+            Self::Text => "the text",
             Self::Reasoning => "the reasoning",
             Self::CallName => "the name of the tool call",
             Self::CallArguments => "the arguments of the tool call",
@@ -91,6 +106,9 @@ pub fn drops(template: &Template, vars: &Map<String, Value>, now: Option<Now>) -
         tool_results: lacks(&[mark("result", 2, 0)]),
         reasoning: probe.drops_reasoning(),
         system: probe.drops_system(),
+        prose: probe.drops_prose(),
+        parts: probe.drops_parts(),
+        text: probe.drops_text(),
     }
 }
 
@@ -129,6 +147,36 @@ impl Probe<'_> {
         let answer = json!({"role": "assistant", "content": "Yes.", "reasoning_content": reasoning});
         let text = self.render(&[Self::user(), answer], None);
         text.is_some_and(|text| !text.contains(&reasoning))
+    }
+
+    fn drops_text(&self) -> bool {
+        let [question, answer] = [0, 1].map(|idx| mark("text", idx, 0));
+        let messages =
+            [json!({"role": "user", "content": question}), json!({"role": "assistant", "content": answer})];
+        let text = self.render(&messages, None);
+        text.is_some_and(|text| !text.contains(&question) || !text.contains(&answer))
+    }
+
+    fn drops_parts(&self) -> bool {
+        let words = mark("text", 0, 0);
+        let parts = json!([{"type": "text", "text": words}]);
+        let text = self.render(&[json!({"role": "user", "content": parts})], None);
+        text.is_some_and(|text| !text.contains(&words))
+    }
+
+    /// Looks at what shows the call; a template that shows no call is asked about its text all the same.
+    fn drops_prose(&self) -> bool {
+        let (words, name) = (mark("text", 1, 0), mark("name", 1, 0));
+        let object = marked_arguments(1, 0);
+        let forms = [object.clone(), Value::String(object.to_string())];
+        let tools = [schema(&name)];
+        let texts = forms.iter().flat_map(|arguments| {
+            let messages = exchange(&json!(words), arguments);
+            [Some(tools.as_slice()), None].map(|tools| self.render(&messages, tools))
+        });
+        let texts: Vec<String> = texts.flatten().collect();
+        let shown = texts.iter().find(|text| text.contains(&name)).or(texts.first());
+        shown.is_some_and(|text| !text.contains(&words))
     }
 
     /// A user's question, a tool call and its result, in the first form the template takes.
@@ -172,26 +220,49 @@ fn exchange(content: &Value, arguments: &Value) -> [Value; 3] {
     ]
 }
 
+/// What of a conversation is not in the rendered text.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Losses {
+    /// Parts of messages.
+    pub parts: Vec<Loss>,
+    /// The tools whose schemas are lost, by name.
+    pub schemas: Vec<String>,
+}
+
 /// Finds out what of a conversation does not reach the rendered text.
-pub fn losses(template: &Template, input: &RenderInput<'_>) -> Result<Vec<Loss>, TemplateError> {
+pub fn losses(template: &Template, input: &RenderInput<'_>) -> Result<Losses, TemplateError> {
     let marked: Vec<Value> = input.messages.iter().enumerate().map(|(idx, it)| marked(idx, it)).collect();
-    let text = template.render(&RenderInput { messages: &marked, ..*input })?.text;
+    let tools = input.tools.map(marked_tools);
+    let text = template.render(&RenderInput { messages: &marked, tools: tools.as_deref(), ..*input })?.text;
     let messages = input.messages.iter().enumerate();
-    Ok(messages.flat_map(|(idx, message)| message_losses(&text, idx, message)).collect())
+    let parts = messages.flat_map(|(idx, message)| message_losses(&text, idx, message)).collect();
+    let tools = input.tools.unwrap_or_default().iter().enumerate();
+    let lost = tools.filter(|(tool_idx, _)| !text.contains(&mark("tool", 0, *tool_idx)));
+    Ok(Losses { parts, schemas: lost.map(|(_, tool)| tool_name(tool)).collect() })
+}
+
+/// The name a schema gives its tool.
+pub(super) fn tool_name(schema: &Value) -> String {
+    function(schema).get("name").and_then(Value::as_str).unwrap_or("?").to_owned()
 }
 
 fn message_losses(text: &str, message_idx: usize, message: &Value) -> Vec<Loss> {
-    let is_lost = |what: &str, call_idx: usize| !text.contains(&mark(what, message_idx, call_idx));
+    let is_lost = |what: &str, nth: usize| !text.contains(&mark(what, message_idx, nth));
     let mut lost = Vec::new();
     let mut note = |call_idx, part| lost.push(Loss { message_idx, call_idx, part });
-    let has_content = message.get("content").is_some_and(|it| !it.is_null() && *it != json!(""));
-    match message.get("role").and_then(Value::as_str) {
-        Some("system" | "developer") if has_content && is_lost("system", 0) => note(None, Part::System),
-        Some("tool") if has_content && is_lost("result", 0) => note(None, Part::ToolResult),
-        _ => {}
+    let (what, part) = match role(message) {
+        "system" | "developer" => ("system", Part::System),
+        "tool" => ("result", Part::ToolResult),
+        _ => ("text", Part::Text),
+    };
+    let (words, thoughts) = said(message);
+    if words.into_iter().any(|nth| is_lost(what, nth)) {
+        note(None, part);
     }
-    let has_reasoning = REASONING.iter().any(|field| message.get(field).is_some_and(Value::is_string));
-    if has_reasoning && is_lost("reasoning", 0) {
+    let is_text = |value: &Value| value.as_str().is_some_and(|text| !text.is_empty());
+    let has_reasoning = REASONING_FIELDS.iter().any(|field| message.get(field).is_some_and(is_text));
+    let is_forgotten = thoughts.into_iter().any(|nth| is_lost("thought", nth));
+    if is_forgotten || (has_reasoning && is_lost("reasoning", 0)) {
         note(None, Part::Reasoning);
     }
     for (call_idx, call) in calls(message).iter().enumerate() {
@@ -206,12 +277,59 @@ fn message_losses(text: &str, message_idx: usize, message: &Value) -> Vec<Loss> 
     lost
 }
 
+/// Which of a message's texts say something, and which hold thinking.
+fn said(message: &Value) -> (Vec<usize>, Vec<usize>) {
+    let (mut words, mut thoughts) = (Vec::new(), Vec::new());
+    for (nth, text) in texts(message).into_iter().enumerate() {
+        let (thought, prose) =
+            if role(message) == "assistant" { thought_and_prose(text) } else { (None, text) };
+        words.extend((!prose.trim().is_empty()).then_some(nth));
+        let thought = thought.map(|thought| thought.trim().trim_start_matches("<think>"));
+        thoughts.extend(thought.is_some_and(|thought| !thought.is_empty()).then_some(nth));
+    }
+    (words, thoughts)
+}
+
+/// Refuses a conversation that would be another one: a question or an answer is lost altogether.
+///
+/// What an assistant says beside a call is another matter: the call is still there, and some models are
+/// trained to see no more of their own past. Only who needs the action whole refuses that too ([`lost_answer`]).
+pub fn refuse_lost_text(
+    template: &Template,
+    messages: &[Value],
+    losses: &Losses,
+) -> Result<(), TemplateError> {
+    let texts = losses.parts.iter().filter(|loss| loss.part == Part::Text);
+    match texts.map(|loss| loss.message_idx).find(|idx| calls(&messages[*idx]).is_empty()) {
+        Some(message_idx) => Err(dropped_text(template, message_idx, &messages[message_idx])),
+        None => Ok(()),
+    }
+}
+
+/// The error of an action whose own words are not in the rendered text; its tokens would not be those that were sampled.
+pub fn lost_answer(
+    template: &Template,
+    messages: &[Value],
+    losses: &Losses,
+    message_idx: usize,
+) -> Option<TemplateError> {
+    let lost = losses.parts.iter().any(|loss| loss.part == Part::Text && loss.message_idx == message_idx);
+    lost.then(|| dropped_text(template, message_idx, &messages[message_idx]))
+}
+
+fn dropped_text(template: &Template, message_idx: usize, message: &Value) -> TemplateError {
+    let origin = template.origin().to_owned();
+    let beside_call = !calls(message).is_empty();
+    TemplateError::DroppedText { origin, message_idx, role: role(message).to_owned(), beside_call }
+}
+
 /// Refuses a conversation of which a tool call is lost, even in part.
 pub fn refuse_lost_calls(
     template: &Template,
     messages: &[Value],
-    losses: &[Loss],
+    losses: &Losses,
 ) -> Result<(), TemplateError> {
+    let losses = &losses.parts;
     let Some(first) = losses.iter().find(|loss| loss.call_idx.is_some()) else { return Ok(()) };
     let of_same_call =
         |loss: &&Loss| (loss.message_idx, loss.call_idx) == (first.message_idx, first.call_idx);

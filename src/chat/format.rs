@@ -246,7 +246,7 @@ impl ChatFormat {
         let input = self.input(messages, tools, add_generation_prompt, now);
         let (messages, tools) = match self.tool_text {
             Some(choice) => (tool_text::apply(choice, &self.template, &input), None),
-            None => (prepare_messages(&self.template, &input).messages, input.tools),
+            None => (prepare_messages(&self.template, &input)?.messages, input.tools),
         };
         Ok(self.template.render(&RenderInput { messages: &messages, tools, ..input })?.text)
     }

@@ -5,8 +5,8 @@
 pub mod arguments;
 pub mod detect;
 pub mod drops;
-pub mod episode_tokens;
 pub mod format;
+mod header;
 pub mod incremental;
 mod jinja;
 pub mod parse;

@@ -5,8 +5,10 @@
 
 use serde_json::{Map, Value, json};
 
-/// The fields a message may carry its reasoning in.
-pub(super) const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
+use crate::wire::messages::REASONING_FIELDS;
+
+/// What ends the thinking inside a text.
+const END_OF_THOUGHT: &str = "</think>";
 
 /// A word that occurs in no conversation, and in no other such word.
 pub(super) fn mark(what: &str, message_idx: usize, call_idx: usize) -> String {
@@ -45,15 +47,30 @@ pub(super) fn marked_arguments(message_idx: usize, call_idx: usize) -> Value {
     json!({ mark("key", message_idx, call_idx): mark("value", message_idx, call_idx) })
 }
 
+/// The schemas with their tools' names marked.
+pub(super) fn marked_tools(tools: &[Value]) -> Vec<Value> {
+    let mut tools = tools.to_vec();
+    for (tool_idx, tool) in tools.iter_mut().enumerate() {
+        if let Some(function) = function_mut(tool) {
+            function.insert("name".to_owned(), Value::String(mark("tool", 0, tool_idx)));
+        }
+    }
+    tools
+}
+
 /// The message with marks for what a template might leave out. Arguments keep the form they have.
 pub(super) fn marked(message_idx: usize, message: &Value) -> Value {
     let mut message = message.clone();
-    match message.get("role").and_then(Value::as_str) {
-        Some("system" | "developer") => mark_content(&mut message, &mark("system", message_idx, 0)),
-        Some("tool") => mark_content(&mut message, &mark("result", message_idx, 0)),
-        _ => {}
+    let role = role(&message).to_owned();
+    for (text_idx, text) in texts_mut(&mut message).enumerate() {
+        *text = match role.as_str() {
+            "system" | "developer" => mark("system", message_idx, text_idx),
+            "tool" => mark("result", message_idx, text_idx),
+            "assistant" => marked_answer(text, message_idx, text_idx),
+            _ => with_mark(text, &mark("text", message_idx, text_idx)),
+        };
     }
-    for field in REASONING {
+    for field in REASONING_FIELDS {
         if let Some(reasoning) = message.get_mut(field).filter(|it| it.is_string()) {
             *reasoning = Value::String(mark("reasoning", message_idx, 0));
         }
@@ -68,15 +85,59 @@ pub(super) fn marked(message_idx: usize, message: &Value) -> Value {
     message
 }
 
-/// Replaces a message's text, which may come in parts.
-fn mark_content(message: &mut Value, mark: &str) {
+/// Who speaks.
+pub(super) fn role(message: &Value) -> &str {
+    message.get("role").and_then(Value::as_str).unwrap_or_default()
+}
+
+/// A message's texts: one, or one for each text part.
+pub(super) fn texts(message: &Value) -> Vec<&str> {
+    match message.get("content") {
+        Some(Value::String(text)) => vec![text],
+        Some(Value::Array(parts)) => parts.iter().filter_map(|part| part.get("text")?.as_str()).collect(),
+        _ => Vec::new(),
+    }
+}
+
+fn texts_mut(message: &mut Value) -> Box<dyn Iterator<Item = &mut String> + '_> {
     match message.get_mut("content") {
         Some(Value::Array(parts)) => {
-            for text in parts.iter_mut().filter_map(|part| part.get_mut("text")) {
-                *text = Value::String(mark.to_owned());
-            }
+            Box::new(parts.iter_mut().filter_map(|part| part.get_mut("text")).filter_map(string_mut))
         }
-        Some(content) => *content = Value::String(mark.to_owned()),
-        None => {}
+        content => Box::new(content.into_iter().filter_map(string_mut)),
     }
+}
+
+fn string_mut(value: &mut Value) -> Option<&mut String> {
+    match value {
+        Value::String(text) => Some(text),
+        _ => None,
+    }
+}
+
+/// The thinking inside an answer's text, if there is any, and the rest.
+pub(super) fn thought_and_prose(text: &str) -> (Option<&str>, &str) {
+    match text.rsplit_once(END_OF_THOUGHT) {
+        Some((thought, prose)) => (Some(thought), prose),
+        None => (None, text),
+    }
+}
+
+/// An answer with its thinking and its prose marked, each where it ends.
+fn marked_answer(text: &str, message_idx: usize, text_idx: usize) -> String {
+    let (thought, prose) = thought_and_prose(text);
+    let prose = if prose.trim().is_empty() {
+        prose.to_owned()
+    } else {
+        with_mark(prose, &mark("text", message_idx, text_idx))
+    };
+    let Some(thought) = thought else { return prose };
+    format!("{thought}{}{END_OF_THOUGHT}{prose}", mark("thought", message_idx, text_idx))
+}
+
+/// The text with a word at its end, but before a tag that is closed there: templates look at how a text begins and ends.
+fn with_mark(text: &str, mark: &str) -> String {
+    let end = text.trim_end();
+    let at = if end.ends_with('>') { end.rfind("</").unwrap_or(end.len()) } else { end.len() };
+    format!("{}{mark}{}", &text[..at], &text[at..])
 }

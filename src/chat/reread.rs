@@ -9,9 +9,10 @@ use std::collections::HashMap;
 
 use serde_json::{Map, Value};
 
+use super::drops::{Losses, lost_answer};
 use super::incremental::{common_prefix, common_suffix};
 use super::render::render_conversation;
-use super::spans::{self, Reread};
+use super::spans::{self, Reread, SpanError, View};
 use super::template::{Growing, Now, RenderInput, Template, TemplateError};
 use super::tokenizer::Tokenizer;
 use super::tool_text;
@@ -62,6 +63,7 @@ pub struct Shown<'a> {
     /// What the template is given: the same, or with tools written as text.
     messages: Vec<Value>,
     growing: Growing<'a>,
+    losses: Losses,
 }
 
 impl<'a> Shown<'a> {
@@ -69,13 +71,16 @@ impl<'a> Shown<'a> {
     pub fn new(manner: Manner<'a>, original: &'a [Message]) -> Result<Self, TemplateError> {
         let plain: Vec<Value> = original.iter().map(json).collect();
         let input = manner.input(&plain);
-        let messages = render_conversation(manner.template, &input, manner.tool_text)?.messages;
+        let rendering = render_conversation(manner.template, &input, manner.tool_text)?;
+        let (messages, losses) = (rendering.messages, rendering.losses);
         let tools = input.tools.filter(|_| manner.tool_text.is_none());
         let growing = manner.template.growing(&RenderInput { messages: &messages, tools, ..input })?;
-        Ok(Self { manner, original, plain, messages, growing })
+        Ok(Self { manner, original, plain, messages, growing, losses })
     }
 
     /// Finds the actions at the assistant messages `wanted`, in order, each with its context under its lens.
+    ///
+    /// An action whose own words the template leaves out is an error: its tokens are not those that were sampled.
     pub fn reread(
         &self,
         wanted: &[(usize, Option<Lens<'_>>)],
@@ -87,13 +92,19 @@ impl<'a> Shown<'a> {
             wanted[idx].1.map(|lens| (wanted[idx].0, lens))
         };
         let spliced = self.splices(wanted);
-        let mut render = |n, generation| self.growing.render(n, generation).map(|rendered| rendered.text);
+        let mut render = |view: View<'_>| self.growing.view(view);
         let mut other = |place, prompt: &str| {
             let Some((action, lens)) = lens_at(place) else { return Ok(None) };
             let known = spliced.get(&(lens.target, lens.text)).and_then(|splice| splice.apply(prompt));
             known.map_or_else(|| self.prompt(action, Some(lens)), Ok).map(Some)
         };
-        spans::reread(&actions, &mut render, &mut other, tokenizer)
+        let mut found = spans::reread(&actions, &mut render, &mut other, tokenizer);
+        for (turn, place) in found.turns.iter_mut().zip(&actions) {
+            if let Some(why) = lost_answer(self.manner.template, &self.messages, &self.losses, *place) {
+                *turn = Err(SpanError::Template { n_messages: place + 1, why });
+            }
+        }
+        found
     }
 
     /// What the same lens in the same message does to the text of every step: found out on the first such
@@ -190,7 +201,7 @@ mod tests {
 
     /// A plain template, and one that shows the first message otherwise once there are more than four.
     const PLAIN: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
-    const FICKLE: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if loop.first and messages | length > 4 %}{{ m.content | upper }}{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+    const FICKLE: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if loop.first and messages | length > 4 %}long ago: {{ m.content }}{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
 
     fn talk() -> Vec<Message> {
         let role = |idx: usize| if idx.is_multiple_of(2) { Role::User } else { Role::Assistant };

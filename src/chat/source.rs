@@ -1,7 +1,7 @@
 //! Where chat templates come from: a model's directory, a GGUF file, or a file of their own.
 //!
 //! Owns the order in which places are looked at, the choice between several named templates and the
-//! special tokens that templates are given as variables, all as transformers has it.
+//! special tokens that templates are given as variables, all as transformers 5.22.2 has it.
 
 use std::fs::{self, File};
 use std::io::BufReader;
@@ -41,6 +41,12 @@ pub enum SourceError {
         /// What is wrong with it.
         why: String,
     },
+    /// A file that is neither a model's nor leads to one.
+    #[error("{}: neither a model directory, nor its tokenizer.json, nor a GGUF file", path.display())]
+    NoModel {
+        /// The file.
+        path: PathBuf,
+    },
     /// There is no template at all.
     #[error("{}: no chat template found; looked for {looked_for}", path.display())]
     NoTemplate {
@@ -69,6 +75,9 @@ impl SourceError {
     pub fn help(&self) -> String {
         match self {
             Self::Unreadable { .. } => "check the path and the file".to_owned(),
+            Self::NoModel { .. } => {
+                "name the model's directory with --tokenizer, and a template with --template FILE".to_owned()
+            }
             Self::NoTemplate { .. } => "give a template with --template FILE".to_owned(),
             Self::NoSuchName { .. } => {
                 "save the one you want to a file and give it with --template FILE".to_owned()
@@ -95,14 +104,19 @@ pub struct ChatTemplates {
 }
 
 impl ChatTemplates {
-    /// From wherever `path` leads: a model's directory, a GGUF file, or a template in a file of its own.
+    /// Those of the model `path` names: by its directory, a JSON file in there, or a GGUF file.
     pub fn open(path: &Path) -> Result<Self, SourceError> {
-        if path.is_dir() {
-            Self::from_dir(path)
-        } else if path.extension().is_some_and(|it| it == "gguf") {
-            Self::from_gguf(path)
-        } else {
-            Self::from_file(path)
+        match Place::of(path)? {
+            Place::Dir(dir) => Self::from_dir(dir),
+            Place::Gguf => Self::from_gguf(path),
+        }
+    }
+
+    /// The template in the file `template`, if one is given, with the special tokens of the model at `path`; else that model's own templates.
+    pub fn open_with(path: &Path, template: Option<&Path>) -> Result<Self, SourceError> {
+        match template {
+            Some(file) => Ok(Self { special_tokens: special_tokens(path)?, ..Self::from_file(file)? }),
+            None => Self::open(path),
         }
     }
 
@@ -112,7 +126,7 @@ impl ChatTemplates {
             return Err(unreadable(dir, "there is no such directory"));
         }
         let config = read_json(&dir.join("tokenizer_config.json"))?;
-        let special_tokens = special_tokens(dir, &config)?;
+        let special_tokens = config_tokens(dir, &config)?;
         let mut templates = template_files(dir)?;
         if templates.is_empty() {
             templates = config_templates(&config, &dir.join("tokenizer_config.json"));
@@ -128,8 +142,7 @@ impl ChatTemplates {
 
     /// The templates in a GGUF file's metadata.
     pub fn from_gguf(path: &Path) -> Result<Self, SourceError> {
-        let file = File::open(path).map_err(|error| unreadable(path, error))?;
-        let gguf = Gguf::read(BufReader::new(file)).map_err(|error| unreadable(path, error))?;
+        let gguf = read_gguf(path)?;
         let templates = gguf_templates(&gguf, path);
         let special_tokens = gguf_special_tokens(&gguf);
         Self { path: path.to_owned(), templates, special_tokens }
@@ -184,6 +197,45 @@ impl ChatTemplates {
         all.extend(vars.iter().map(|(name, value)| (name.clone(), value.clone())));
         all
     }
+}
+
+/// The special tokens of the model `path` names, which need no template beside them.
+fn special_tokens(path: &Path) -> Result<Map<String, Value>, SourceError> {
+    match Place::of(path)? {
+        Place::Dir(dir) => config_tokens(dir, &read_json(&dir.join("tokenizer_config.json"))?),
+        Place::Gguf => Ok(gguf_special_tokens(&read_gguf(path)?)),
+    }
+}
+
+/// What a path to a model leads to.
+enum Place<'p> {
+    Dir(&'p Path),
+    Gguf,
+}
+
+impl<'p> Place<'p> {
+    fn of(path: &'p Path) -> Result<Self, SourceError> {
+        let is = |extension: &str| path.extension().is_some_and(|it| it == extension);
+        if path.is_dir() {
+            return Ok(Self::Dir(path));
+        }
+        if !path.exists() {
+            return Err(unreadable(path, "there is no such file or directory"));
+        }
+        if is("gguf") {
+            return Ok(Self::Gguf);
+        }
+        let dir = path.parent().map(|dir| if dir.as_os_str().is_empty() { Path::new(".") } else { dir });
+        match dir {
+            Some(dir) if is("json") => Ok(Self::Dir(dir)),
+            _ => Err(SourceError::NoModel { path: path.to_owned() }),
+        }
+    }
+}
+
+fn read_gguf(path: &Path) -> Result<Gguf, SourceError> {
+    let file = File::open(path).map_err(|error| unreadable(path, error))?;
+    Gguf::read(BufReader::new(file)).map_err(|error| unreadable(path, error))
 }
 
 fn unreadable(path: &Path, error: impl std::fmt::Display) -> SourceError {
@@ -243,7 +295,7 @@ fn config_templates(config: &Value, path: &Path) -> Vec<Named> {
 
 /// The tokens of `tokenizer_config.json`. `special_tokens_map.json` counts only in directories that
 /// do not list their added tokens in the former.
-fn special_tokens(dir: &Path, config: &Value) -> Result<Map<String, Value>, SourceError> {
+fn config_tokens(dir: &Path, config: &Value) -> Result<Map<String, Value>, SourceError> {
     let mut tokens = Map::new();
     collect_tokens(&mut tokens, config);
     if config.get("added_tokens_decoder").is_none() {

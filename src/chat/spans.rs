@@ -4,16 +4,41 @@
 //! same for chosen steps and under another prompt too, and [`messages`], which finds each message in one
 //! rendering. The prefix property is checked at every step: where a template
 //! rewrites history, the step gets a token sequence of its own; where the tokenizer would merge the
-//! prompt's last token with the action's first, the two are encoded apart, as they were sampled.
-//! Everything here is made from text and so is `rendered`; recorded ids need none of it.
+//! prompt's last token with the action's first, the two are encoded apart, as they were sampled. Where an
+//! action does not stand right behind its prompt is left to `header`. Everything here is made from text and
+//! so is `rendered`; recorded ids need none of it.
 
-use super::incremental::{Incremental, common_prefix};
+use super::header;
+use super::incremental::Incremental;
 use super::tokenizer::{Tokenizer, TokenizerError};
 use crate::episode::{ActionTokens, Role};
 use crate::tokens::{TokenId, TokenSpan};
 
-/// Renders the first messages of a conversation, with or without the generation prompt behind them.
-pub type Render<'r, E> = dyn FnMut(usize, bool) -> Result<String, E> + 'r;
+/// Which part of a conversation is to be rendered, and how.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct View<'a> {
+    /// How many messages, from the first.
+    pub n_messages: usize,
+    /// Whether the generation prompt stands behind them.
+    pub generation_prompt: bool,
+    /// Messages that say these words and nothing else, neither reasoning nor calls.
+    pub said: &'a [(usize, &'a str)],
+}
+
+impl View<'static> {
+    /// The first messages.
+    pub fn messages(n_messages: usize) -> Self {
+        Self { n_messages, generation_prompt: false, said: &[] }
+    }
+
+    /// The first messages and the generation prompt.
+    pub fn prompt(n_messages: usize) -> Self {
+        Self { generation_prompt: true, ..Self::messages(n_messages) }
+    }
+}
+
+/// Renders a part of a conversation.
+pub type Render<'r, E> = dyn FnMut(View<'_>) -> Result<String, E> + 'r;
 
 /// Renders another prompt for the action at a message, whose own prompt is given: the same context with something added.
 pub type Other<'r, E> = dyn FnMut(usize, &str) -> Result<Option<String>, E> + 'r;
@@ -55,10 +80,13 @@ pub enum Border {
     Prefix,
     /// The tokenizer would merge across the border, so both sides were encoded apart.
     Merged,
-    /// The generation prompt holds text that the rendered action does not repeat; the action begins where they part.
+    /// The generation prompt says something else than the rendered turn begins with (an opened `<think>`); the
+    /// action begins where they part and was put behind the prompt the student saw.
     Parted,
-    /// The context was rewritten too; the action was found behind the generation prompt and put behind the prompt the student saw.
+    /// The context was rewritten too; the action was found in it and put behind the prompt the student saw.
     Rewritten,
+    /// The template renders no prompt here, so what it writes before the turn's own words stands for one.
+    Unprompted,
 }
 
 /// One assistant turn as the student saw it.
@@ -100,10 +128,8 @@ pub fn turns<E>(
     render: &mut Render<'_, E>,
     tokenizer: &Tokenizer,
 ) -> Result<Turns, SpanError<E>> {
-    let assistants = roles.iter().enumerate().filter(|(_, role)| **role == Role::Assistant);
-    let actions: Vec<usize> = assistants.map(|(message_idx, _)| message_idx).collect();
     let Reread { sequences, turns, encoded_bytes } =
-        reread(&actions, render, &mut |_, _| Ok(None), tokenizer);
+        reread(&assistants(roles), render, &mut |_, _| Ok(None), tokenizer);
     let turns = turns.into_iter().map(|turn| turn.map(|(turn, _)| turn)).collect::<Result<_, _>>()?;
     Ok(Turns { sequences, turns, encoded_bytes })
 }
@@ -128,16 +154,86 @@ pub fn reread<E>(
     other: &mut Other<'_, E>,
     tokenizer: &Tokenizer,
 ) -> Reread<E> {
+    let mut sequences = Vec::new();
+    let (turns, encoded_bytes) = walk(actions, render, other, tokenizer, &mut |ids| sequences.push(ids));
+    Reread { sequences, turns, encoded_bytes }
+}
+
+/// What a sequence has beyond a rendering it begins like.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Beyond {
+    /// How many tokens are the rendering's first.
+    pub shared: usize,
+    /// Those that follow.
+    pub ids: Vec<TokenId>,
+}
+
+/// All turns of a conversation beside one rendering of it, in memory that grows with the text and not with its square.
+pub fn turns_beside<E>(
+    ids: &[TokenId],
+    roles: &[Role],
+    render: &mut Render<'_, E>,
+    tokenizer: &Tokenizer,
+) -> Result<(Vec<Turn>, Vec<Beyond>), SpanError<E>> {
+    let mut sequences = Vec::new();
+    let mut keep = |sequence: Vec<TokenId>| {
+        let shared = sequence.iter().zip(ids).take_while(|(a, b)| a == b).count();
+        sequences.push(Beyond { shared, ids: sequence[shared..].to_vec() });
+    };
+    let (turns, _) = walk(&assistants(roles), render, &mut |_, _| Ok(None), tokenizer, &mut keep);
+    let turns = turns.into_iter().map(|turn| turn.map(|(turn, _)| turn)).collect::<Result<_, _>>()?;
+    Ok((turns, sequences))
+}
+
+fn assistants(roles: &[Role]) -> Vec<usize> {
+    (0..roles.len()).filter(|idx| roles[*idx] == Role::Assistant).collect()
+}
+
+/// Goes through the actions, hands every sequence to `done` when it is complete, and says how many bytes were encoded.
+fn walk<E>(
+    actions: &[usize],
+    render: &mut Render<'_, E>,
+    other: &mut Other<'_, E>,
+    tokenizer: &Tokenizer,
+    done: &mut dyn FnMut(Vec<TokenId>),
+) -> (Vec<Result<RereadTurn, SpanError<E>>>, u64) {
     let mut encoder = Incremental::new(tokenizer);
-    let (mut sequences, mut turns) = (Vec::new(), Vec::new());
+    let mut chain = Chain { last: Vec::new(), n_done: 0, done };
+    let mut turns = Vec::new();
     for &message_idx in actions {
         let found = step(message_idx, render, other, tokenizer, &mut encoder);
         turns.push(found.map(|Step { ids, span, border, ended, other }| {
-            let sequence = chain(&mut sequences, ids);
+            let sequence = chain.add(ids);
             (Turn { message_idx, sequence, span, border, ended }, other)
         }));
     }
-    Reread { sequences, turns, encoded_bytes: encoder.encoded_bytes() }
+    chain.finish();
+    (turns, encoder.encoded_bytes())
+}
+
+/// The sequence that steps continue.
+struct Chain<'d> {
+    last: Vec<TokenId>,
+    n_done: usize,
+    done: &'d mut dyn FnMut(Vec<TokenId>),
+}
+
+impl Chain<'_> {
+    /// Continues the sequence if `ids` do, otherwise begins another; gives the index of the one that holds `ids`.
+    fn add(&mut self, ids: Vec<TokenId>) -> usize {
+        if !ids.starts_with(&self.last) {
+            self.finish();
+        }
+        self.last = ids;
+        self.n_done
+    }
+
+    fn finish(&mut self) {
+        if !self.last.is_empty() {
+            (self.done)(std::mem::take(&mut self.last));
+            self.n_done += 1;
+        }
+    }
 }
 
 /// One step's sequence, from the first token of its context to the last of its action.
@@ -150,20 +246,41 @@ struct Step {
     other: Option<Vec<TokenId>>,
 }
 
-/// Where an action starts in a sequence that may go on behind it.
-struct Start {
-    ids: Vec<TokenId>,
+/// A step as text.
+struct Text {
+    prompt: String,
+    /// The conversation with the action.
+    full: String,
+    /// Where the action begins in it.
     at: usize,
     border: Border,
 }
 
-/// Continues the last sequence if `ids` do, otherwise begins another; gives the index of the one that holds `ids`.
-fn chain(sequences: &mut Vec<Vec<TokenId>>, ids: Vec<TokenId>) -> usize {
-    match sequences.last_mut() {
-        Some(last) if ids.starts_with(last) => *last = ids,
-        _ => sequences.push(ids),
-    }
-    sequences.len() - 1
+/// Renders one step: the prompt as the student saw it, and the action.
+fn text<E>(
+    message_idx: usize,
+    render: &mut Render<'_, E>,
+    tokenizer: &Tokenizer,
+) -> Result<Text, SpanError<E>> {
+    let refused = |n_messages| move |why| SpanError::Template { n_messages, why };
+    let full = render(View::messages(message_idx + 1)).map_err(refused(message_idx + 1))?;
+    let (prompt, at, border) = match render(View::prompt(message_idx)) {
+        Ok(prompt) if full.starts_with(&prompt) => {
+            let at = prompt.len();
+            (prompt, at, Border::Prefix)
+        }
+        Ok(prompt) => {
+            let at = header::end(message_idx, &full, render, tokenizer)?;
+            let at = at.ok_or(SpanError::Lost { message_idx })?;
+            let border = if prompt.starts_with(&full[..at]) { Border::Parted } else { Border::Rewritten };
+            (prompt, at, border)
+        }
+        Err(why) => {
+            let at = header::own(message_idx, &full, render).ok_or_else(|| refused(message_idx)(why))?;
+            (full[..at].to_owned(), at, Border::Unprompted)
+        }
+    };
+    Ok(Text { prompt, full, at, border })
 }
 
 /// Renders and encodes one step: the prompt as the student saw it, then the action.
@@ -174,85 +291,37 @@ fn step<E>(
     tokenizer: &Tokenizer,
     encoder: &mut Incremental<'_>,
 ) -> Result<Step, SpanError<E>> {
-    let refused = |why| SpanError::Template { n_messages: message_idx, why };
-    let mut render = |n_messages, add_generation_prompt| {
-        render(n_messages, add_generation_prompt).map_err(|why| SpanError::Template { n_messages, why })
-    };
-    let prompt = render(message_idx, true)?;
-    let full = render(message_idx + 1, false)?;
-    let prompt_ids = encoder.encode(&prompt)?.to_vec();
-    let other = other(message_idx, &prompt).map_err(refused)?;
+    let text = text(message_idx, render, tokenizer)?;
+    let prompt_ids = encoder.encode(&text.prompt)?.to_vec();
+    let other = other(message_idx, &text.prompt);
+    let other = other.map_err(|why| SpanError::Template { n_messages: message_idx, why })?;
     let other = other.map(|text| encoder.edited(&text)).transpose()?;
-    let start = if full.starts_with(&prompt) {
-        behind_prompt(&prompt_ids, &full[prompt.len()..], encoder.encode(&full)?, tokenizer)?
-    } else {
-        let bare = render(message_idx, false)?;
-        match parted(&prompt_ids, &bare, &prompt, &full, encoder)? {
-            Some(start) => start,
-            None => {
-                let action = found_again(&bare, &prompt, &full).ok_or(SpanError::Lost { message_idx })?;
-                Start { border: Border::Rewritten, ..behind_prompt(&prompt_ids, action, &[], tokenizer)? }
-            }
-        }
-    };
-    let Start { mut ids, at, border } = start;
+    let at = prompt_ids.len();
+    let (mut ids, border) = behind_prompt(&prompt_ids, &text, tokenizer, encoder)?;
     let (end, ended) = action_end(&ids, at, tokenizer)?;
     if end == at {
         return Err(SpanError::EmptyAction { message_idx });
     }
     ids.truncate(end);
-    let other = other.map(|ids| without_tail(ids, &prompt_ids[at.min(prompt_ids.len())..]));
-    let other = other.map(|ids| ids.ok_or(SpanError::Lost { message_idx })).transpose()?;
     Ok(Step { ids, span: TokenSpan::at(at, end - at), border, ended, other })
 }
 
-/// The other prompt without what the action does not repeat of the generation prompt.
-fn without_tail(mut ids: Vec<TokenId>, tail: &[TokenId]) -> Option<Vec<TokenId>> {
-    let kept = ids.len().checked_sub(tail.len()).filter(|kept| ids[*kept..] == *tail)?;
-    ids.truncate(kept);
-    Some(ids)
-}
-
-/// The action's text stands right behind the prompt's: take the ids of both together if they keep the prompt's.
+/// The ids of prompt and action: of both together where the action stands behind the prompt and they keep the prompt's, else of each.
 fn behind_prompt(
     prompt_ids: &[TokenId],
-    action: &str,
-    full_ids: &[TokenId],
+    text: &Text,
     tokenizer: &Tokenizer,
-) -> Result<Start, TokenizerError> {
-    let at = prompt_ids.len();
-    if full_ids.starts_with(prompt_ids) {
-        return Ok(Start { ids: full_ids.to_vec(), at, border: Border::Prefix });
-    }
-    let ids = [prompt_ids, &tokenizer.encode(action)?.ids].concat();
-    Ok(Start { ids, at, border: Border::Merged })
-}
-
-/// The generation prompt says more than the rendered action repeats (an opened `<think>`): the action begins where the ids part.
-fn parted(
-    prompt_ids: &[TokenId],
-    bare: &str,
-    prompt: &str,
-    full: &str,
     encoder: &mut Incremental<'_>,
-) -> Result<Option<Start>, TokenizerError> {
-    let only_generation_prompt_differs =
-        prompt.starts_with(bare) && common_prefix(prompt, full) >= bare.len();
-    if !only_generation_prompt_differs {
-        return Ok(None);
+) -> Result<(Vec<TokenId>, Border), TokenizerError> {
+    let stands_behind = matches!(text.border, Border::Prefix | Border::Unprompted);
+    if stands_behind {
+        let full_ids = encoder.encode(&text.full)?;
+        if full_ids.starts_with(prompt_ids) {
+            return Ok((full_ids.to_vec(), text.border));
+        }
     }
-    let full_ids = encoder.encode(full)?;
-    let at = prompt_ids.iter().zip(full_ids).take_while(|(a, b)| a == b).count();
-    Ok(Some(Start { ids: full_ids.to_vec(), at, border: Border::Parted }))
-}
-
-/// The text behind the generation prompt in a rendering whose context was rewritten, if that prompt stands there exactly once.
-fn found_again<'f>(bare: &str, prompt: &str, full: &'f str) -> Option<&'f str> {
-    let header = prompt.strip_prefix(bare).filter(|header| !header.is_empty())?;
-    let rest = &full[common_prefix(prompt, full)..];
-    let mut places = rest.match_indices(header);
-    let (place, _) = places.next()?;
-    places.next().is_none().then(|| &rest[place + header.len()..])
+    let ids = [prompt_ids, &tokenizer.encode(&text.full[text.at..])?.ids].concat();
+    Ok((ids, if stands_behind { Border::Merged } else { text.border }))
 }
 
 /// Where the action that starts at `start` ends, and whether an end-of-turn token ends it.
@@ -272,26 +341,33 @@ fn action_end(ids: &[TokenId], start: usize, tokenizer: &Tokenizer) -> Result<(u
     }
 }
 
-/// Finds each message among the ids of one rendering: its span, or `None` where the template mixes it with its neighbours.
+/// Finds the borders between messages among the ids of one rendering: where the first begins and where each of them ends.
 ///
-/// What a template writes before the first message belongs to that message.
-pub fn messages<E>(
-    n_messages: usize,
+/// A border is known where the messages before it, rendered alone, are what the whole begins with, token for
+/// token. It is `None` where a template shows them otherwise when more follow, writes them elsewhere, or where
+/// the tokenizer joins neighbours. What a template writes before the first message belongs to that message.
+pub fn borders<E>(
+    roles: &[Role],
     ids: &[TokenId],
     render: &mut Render<'_, E>,
     tokenizer: &Tokenizer,
-) -> Result<Vec<Option<TokenSpan>>, TokenizerError> {
+) -> Result<Vec<Option<usize>>, TokenizerError> {
     let mut encoder = Incremental::new(tokenizer);
     let mut borders = vec![Some(0)];
-    for n in 1..=n_messages {
-        let border = match render(n, false) {
-            Ok(text) => Some(encoder.encode(&text)?.iter().zip(ids).take_while(|(a, b)| a == b).count()),
-            Err(_) => None,
+    for n in 1..=roles.len() {
+        // Some templates write the system's text into a later message.
+        let frames = matches!(roles[n - 1], Role::System | Role::Developer);
+        let text = render(View::messages(n)).ok().filter(|_| !frames || header::shows(n, render));
+        let border = match text {
+            Some(text) => {
+                let before = encoder.encode(&text)?;
+                ids.starts_with(before).then_some(before.len())
+            }
+            None => None,
         };
         borders.push(border);
     }
-    let span = |pair: &[Option<usize>]| TokenSpan::new(pair[0]?, pair[1]?).ok();
-    Ok(borders.windows(2).map(span).collect())
+    Ok(borders)
 }
 
 #[cfg(test)]
@@ -311,15 +387,17 @@ mod tests {
         conversation: &'m [(&'m str, &'m str)],
         header: &'m str,
         strip: bool,
-    ) -> impl FnMut(usize, bool) -> Result<String, String> + 'm {
-        move |n, add_generation_prompt| {
+    ) -> impl FnMut(View<'_>) -> Result<String, String> + 'm {
+        move |View { n_messages: n, generation_prompt, said }| {
             let mut text = String::new();
             for (idx, (role, content)) in conversation[..n].iter().enumerate() {
+                let said = said.iter().find(|(said, _)| *said == idx);
+                let content = said.map_or(*content, |(_, words)| words);
                 let rewritten = strip && idx + 1 < n && *role == "assistant";
                 let content = if rewritten { content.split("</think>").last().unwrap() } else { content };
                 text.push_str(&format!("<|im_start|>{role}\n{content}<|im_end|>\n"));
             }
-            if add_generation_prompt {
+            if generation_prompt {
                 text.push_str(header);
             }
             Ok(text)
@@ -363,17 +441,29 @@ mod tests {
     }
 
     #[test]
-    fn an_opened_thought_that_is_not_repeated_parts_the_ids() {
-        let talk = [("user", "hi"), ("assistant", "yes")];
-        assert_eq!(shown(&talk, "<|im_start|>assistant\n<think>\n", false), ["0 Parted \"yes<|im_end|>\""]);
+    fn an_opened_thought_that_is_not_repeated_stays_in_the_prompt() {
+        let header = "<|im_start|>assistant\n<think>\n";
+        // The second answer begins like the thought that is opened, the third with what joins the header's line break.
+        for answer in ["yes", "<thanks", "\n\nyes"] {
+            let talk = [("user", "hi"), ("assistant", answer)];
+            let tokenizer = tokenizer();
+            let turns = turns(&roles(&talk), &mut chatml(&talk, header, false), &tokenizer).unwrap();
+            assert_eq!(turns.turns[0].border, Border::Parted);
+            let (before, action) = turns.sequences[0].split_at(turns.turns[0].span.start());
+            assert_eq!(
+                tokenizer.decode(before).unwrap(),
+                format!("<|im_start|>user\nhi<|im_end|>\n{header}")
+            );
+            assert_eq!(tokenizer.decode(action).unwrap(), format!("{answer}<|im_end|>"));
+        }
     }
 
     #[test]
     fn a_merge_across_the_border_is_undone() {
         let talk = [("user", "hi"), ("assistant", "  return")];
         let tokenizer = tokenizer();
-        let mut render = |n: usize, generation: bool| -> Result<String, String> {
-            Ok(match (n, generation) {
+        let mut render = |view: View<'_>| -> Result<String, String> {
+            Ok(match (view.n_messages, view.generation_prompt) {
                 (1, true) => "<|im_start|>hi  ".to_owned(),
                 (1, false) => "<|im_start|>hi".to_owned(),
                 _ => "<|im_start|>hi    return<|im_end|>".to_owned(),
@@ -385,40 +475,120 @@ mod tests {
         assert_eq!(turns.sequences[0][..turns.turns[0].span.start()], prompt);
     }
 
+    /// Writes the system's text into the user message that is last, and no generation prompt, as Mistral's templates do.
+    fn inst<'m>(talk: &'m [(&'m str, &'m str)]) -> impl FnMut(View<'_>) -> Result<String, String> + 'm {
+        move |View { n_messages, said, .. }| {
+            let words = |idx: usize| said.iter().find(|it| it.0 == idx).map_or(talk[idx].1, |it| it.1);
+            let mut text = "<|im_start|>".to_owned();
+            for (idx, (role, _)) in talk[..n_messages].iter().enumerate() {
+                match *role {
+                    "system" => {}
+                    "user" if idx + 1 == n_messages => {
+                        text.push_str(&format!("[INST]{} {}[/INST]", words(0), words(idx)));
+                    }
+                    "user" => text.push_str(&format!("[INST]{}[/INST]", words(idx))),
+                    _ => text.push_str(&format!(" {}<|im_end|>", words(idx))),
+                }
+            }
+            Ok(text)
+        }
+    }
+
+    const FRAMED: &[(&str, &str)] = &[
+        ("system", "frame"),
+        ("user", "[/INST] ask"),
+        ("assistant", "yes"),
+        ("user", "more"),
+        ("assistant", "no"),
+    ];
+
     #[test]
     fn a_rewritten_context_is_replaced_by_the_one_the_student_saw() {
         let tokenizer = tokenizer();
-        let mut render = |n: usize, generation: bool| -> Result<String, String> {
-            let tail = if generation { "<|im_start|>assistant\n" } else { "" };
-            Ok(match n {
-                1 => format!("<|im_start|>user\nlong<|im_end|>\n{tail}"),
-                _ => "<|im_start|>user\nshort<|im_end|>\n<|im_start|>assistant\nyes<|im_end|>\n".to_owned(),
+        let turns = turns(&roles(FRAMED), &mut inst(FRAMED), &tokenizer).unwrap();
+        let texts: Vec<_> = turns.sequences.iter().map(|ids| tokenizer.decode(ids).unwrap()).collect();
+        let expected = [
+            "<|im_start|>[INST]frame [/INST] ask[/INST] yes<|im_end|>",
+            "<|im_start|>[INST][/INST] ask[/INST] yes<|im_end|>[INST]frame more[/INST] no<|im_end|>",
+        ];
+        assert_eq!(texts, expected);
+        let action =
+            |turn: &Turn| tokenizer.decode(&turns.sequences[turn.sequence][turn.span.range()]).unwrap();
+        assert_eq!(turns.turns.iter().map(action).collect::<Vec<_>>(), [" yes<|im_end|>", " no<|im_end|>"]);
+        assert!(turns.turns.iter().all(|turn| turn.border == Border::Rewritten));
+    }
+
+    #[test]
+    fn a_conversation_that_the_assistant_opens_has_its_action_too() {
+        let talk = [("assistant", "hello"), ("user", "hi"), ("assistant", "yes")];
+        let mut chatml = chatml(&talk, "<|im_start|>assistant\n", false);
+        let mut render = |view: View<'_>| {
+            if view.n_messages == 0 { Err("no messages".to_owned()) } else { chatml(view) }
+        };
+        let tokenizer = tokenizer();
+        let turns = turns(&roles(&talk), &mut render, &tokenizer).unwrap();
+        let action =
+            |turn: &Turn| tokenizer.decode(&turns.sequences[turn.sequence][turn.span.range()]).unwrap();
+        assert_eq!(turns.turns.iter().map(action).collect::<Vec<_>>(), ["hello<|im_end|>", "yes<|im_end|>"]);
+        assert_eq!((turns.turns[0].border, turns.sequences.len()), (Border::Unprompted, 1));
+    }
+
+    #[test]
+    fn a_special_token_is_not_parted() {
+        let tokenizer = tokenizer();
+        // Both ways to begin a turn start with the same letters.
+        let mut render = |View { n_messages, generation_prompt, said }: View<'_>| -> Result<String, String> {
+            let words =
+                |idx: usize, own| said.iter().find(|it| it.0 == idx).map_or(own, |it| it.1).to_owned();
+            let asked = format!("{}<|im_end|>", words(0, "hi"));
+            let tail = if generation_prompt { "<|im_end|>" } else { "" };
+            Ok(match n_messages {
+                1 => asked + tail,
+                _ => asked + "<|im_start|>" + &words(1, "yes") + "<|im_end|>",
             })
         };
         let turns = turns(&[Role::User, Role::Assistant], &mut render, &tokenizer).unwrap();
-        let text = tokenizer.decode(&turns.sequences[0]).unwrap();
-        assert_eq!(text, "<|im_start|>user\nlong<|im_end|>\n<|im_start|>assistant\nyes<|im_end|>");
-        assert_eq!(turns.turns[0].border, Border::Rewritten);
+        let action = &turns.sequences[0][turns.turns[0].span.range()];
+        assert_eq!(tokenizer.decode(action).unwrap(), "<|im_start|>yes<|im_end|>");
     }
 
     #[test]
     fn an_action_that_vanishes_is_an_error() {
         let tokenizer = tokenizer();
         let mut render =
-            |n: usize, _: bool| -> Result<String, String> { Ok("<|im_start|>".repeat(n.min(1))) };
+            |view: View<'_>| -> Result<String, String> { Ok("<|im_start|>".repeat(view.n_messages.min(1))) };
         let error = turns(&[Role::User, Role::Assistant], &mut render, &tokenizer).unwrap_err();
         assert_eq!(error.to_string(), "the template renders nothing for message 1, an assistant's");
     }
 
+    /// The texts between the borders of a whole conversation; `None` where one of the two is unknown.
+    fn between(talk: &[(&str, &str)], render: &mut Render<'_, String>) -> Vec<Option<String>> {
+        let tokenizer = tokenizer();
+        let ids = tokenizer.encode(&render(View::prompt(talk.len())).unwrap()).unwrap().ids;
+        let borders = borders(&roles(talk), &ids, render, &tokenizer).unwrap();
+        let text = |pair: &[Option<usize>]| Some(tokenizer.decode(&ids[pair[0]?..pair[1]?]).unwrap());
+        borders.windows(2).map(text).collect()
+    }
+
     #[test]
     fn messages_are_found_in_one_rendering() {
-        let tokenizer = tokenizer();
-        let mut render = chatml(TALK, "<|im_start|>assistant\n", false);
-        let ids = tokenizer.encode(&render(4, true).unwrap()).unwrap().ids;
-        let spans = messages(4, &ids, &mut render, &tokenizer).unwrap();
-        let text = |span: &Option<TokenSpan>| tokenizer.decode(&ids[span.unwrap().range()]).unwrap();
-        let texts: Vec<_> = spans.iter().map(text).collect();
-        assert_eq!(texts[0], "<|im_start|>user\nhi<|im_end|>\n");
-        assert_eq!(texts[3], "<|im_start|>assistant\n<think>b</think>no<|im_end|>\n");
+        let texts = between(TALK, &mut chatml(TALK, "<|im_start|>assistant\n", false));
+        assert_eq!(texts[0].as_deref(), Some("<|im_start|>user\nhi<|im_end|>\n"));
+        let last = "<|im_start|>assistant\n<think>b</think>no<|im_end|>\n";
+        assert_eq!(texts[3].as_deref(), Some(last));
+    }
+
+    #[test]
+    fn a_border_that_was_rewritten_is_unknown() {
+        let texts = between(TALK, &mut chatml(TALK, "<|im_start|>assistant\n", true));
+        let user = Some("<|im_start|>user\nhi<|im_end|>\n".to_owned());
+        let last = Some("<|im_start|>assistant\n<think>b</think>no<|im_end|>\n".to_owned());
+        assert_eq!(texts, [user, None, None, last]);
+    }
+
+    #[test]
+    fn a_message_that_is_written_elsewhere_has_no_border() {
+        // The system's text is in the last question, and every question was shown otherwise when it was last.
+        assert_eq!(between(FRAMED, &mut inst(FRAMED)), vec![None; 5]);
     }
 }

@@ -1,20 +1,22 @@
 //! Chat templates: a conversation in, the very text transformers' `apply_chat_template` gives out.
 //!
+//! Compared with transformers 5.22.2; what is said of transformers in this folder is said of that version.
 //! Owns [`Template`], its input and its errors. Where templates come from is left to `source`, what
 //! they silently leave out to `drops`, the template language to `jinja`. Nothing here falls back to
 //! another rendering: a template that fails is an error.
 
+use std::borrow::Cow;
 use std::error::Error as _;
 use std::ops::Range;
+use std::sync::Arc;
 
 use minijinja::ErrorKind;
 use serde_json::{Map, Value};
 
 pub use super::jinja::Now;
 use super::jinja::{self, NeedsTime, Raised};
-
-/// The names under which a message may carry its reasoning, the standard one first.
-const REASONING_FIELDS: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
+use super::spans::View;
+use crate::wire::messages::REASONING_FIELDS;
 
 /// Why a conversation could not be rendered.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -85,6 +87,30 @@ pub enum TemplateError {
         /// What is missing: `the name`, `the arguments` or both.
         what: &'static str,
     },
+    /// What somebody says is not in the rendered text.
+    #[error("{origin}: the template leaves out the text of message {message_idx}, {role}'s{}", if *.beside_call { " beside a tool call" } else { "" })]
+    DroppedText {
+        /// The template's file.
+        origin: String,
+        /// Which message.
+        message_idx: usize,
+        /// Who says it.
+        role: String,
+        /// Whether a tool call stands beside it.
+        beside_call: bool,
+    },
+    /// A number of a tool call's arguments that no rendering could show as it is.
+    #[error(
+        "message {message_idx}: the arguments of call {call_idx} hold the integer {number}, which is too large to be passed on exactly"
+    )]
+    InexactNumber {
+        /// Which message.
+        message_idx: usize,
+        /// Which of its calls.
+        call_idx: usize,
+        /// The number as it is written.
+        number: String,
+    },
 }
 
 fn at_line(line: &Option<usize>) -> String {
@@ -105,6 +131,15 @@ impl TemplateError {
             Self::NotAMessage { .. } => "give a JSON array of objects with `role` and `content`".to_owned(),
             Self::DroppedToolCall { .. } => {
                 "choose how tool calls are written with --tool-text hermes or --tool-text flatten".to_owned()
+            }
+            Self::DroppedText { beside_call: true, .. } => {
+                "write calls as text behind it with --tool-text hermes or --tool-text flatten".to_owned()
+            }
+            Self::DroppedText { .. } => {
+                "give each message's content as one string, or another template with --template FILE".to_owned()
+            }
+            Self::InexactNumber { .. } => {
+                "give the number as a string, or write calls as text with --tool-text hermes".to_owned()
             }
         }
     }
@@ -176,13 +211,14 @@ impl Template {
         let failed = |error: minijinja::Error| self.error(&error);
         let message = |it| jinja::from_json(&with_reasoning(it)?).map_err(failed);
         let messages = input.messages.iter().enumerate().map(message).collect::<Result<_, _>>()?;
+        let given = Arc::from(input.messages);
         let tools = input.tools.map_or(Value::Null, |tools| Value::Array(tools.to_vec()));
         let own = [("tools", &tools), ("documents", &Value::Null)].into_iter();
         let own = own.filter(|(name, _)| !input.vars.contains_key(*name));
         let all = own.chain(input.vars.iter().map(|(name, value)| (name.as_str(), value)));
         let variable = |(name, value): (&str, &Value)| Ok((name.to_owned(), jinja::from_json(value)?));
         let variables = all.map(variable).collect::<Result<_, _>>().map_err(failed)?;
-        Ok(Growing { template: self, messages, variables, now: input.now })
+        Ok(Growing { template: self, given, messages, variables, now: input.now })
     }
 
     fn error(&self, error: &minijinja::Error) -> TemplateError {
@@ -207,6 +243,8 @@ impl Template {
 #[derive(Clone)]
 pub struct Growing<'t> {
     template: &'t Template,
+    /// The messages as they were given.
+    given: Arc<[Value]>,
     messages: Vec<minijinja::Value>,
     /// Everything but the messages; what the user set wins.
     variables: Vec<(String, minijinja::Value)>,
@@ -222,7 +260,17 @@ impl<'t> Growing<'t> {
         if let Some(place) = messages.get_mut(message_idx) {
             *place = message;
         }
-        Ok(Growing { template: self.template, messages, variables: self.variables.clone(), now: self.now })
+        Ok(Growing { messages, ..self.clone() })
+    }
+
+    /// Renders a part of the conversation.
+    pub fn view(&self, view: View<'_>) -> Result<String, TemplateError> {
+        let View { n_messages, generation_prompt, said } = view;
+        let mut changed = Cow::Borrowed(self);
+        for &(message_idx, words) in said {
+            changed = Cow::Owned(changed.with(message_idx, &saying(&self.given[message_idx], words))?);
+        }
+        changed.render(n_messages, generation_prompt).map(|rendered| rendered.text)
     }
 
     /// Renders the first `n_messages`, with or without the generation prompt behind them.
@@ -239,6 +287,15 @@ impl<'t> Growing<'t> {
         let rendered = self.template.compiled.render(own.chain(self.variables.iter().cloned()), self.now);
         rendered.map(|(text, generation)| Rendered { text, generation }).map_err(failed)
     }
+}
+
+/// The message with nothing but these words to say.
+fn saying(message: &Value, words: &str) -> Value {
+    let is_said = |name: &str| name == "tool_calls" || REASONING_FIELDS.contains(&name);
+    let fields = message.as_object().into_iter().flatten().filter(|(name, _)| !is_said(name));
+    let mut fields: Map<String, Value> = fields.map(|(name, value)| (name.clone(), value.clone())).collect();
+    fields.insert("content".to_owned(), Value::String(words.to_owned()));
+    Value::Object(fields)
 }
 
 /// The message with its reasoning under both names that templates read, as transformers has it.

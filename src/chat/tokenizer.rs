@@ -98,7 +98,7 @@ impl Tokenizer {
     ///
     /// The files beside a `tokenizer.json` say which tokens end a turn and how large the model's vocabulary is.
     pub fn open(path: &Path) -> Result<Self, TokenizerError> {
-        if path.extension().is_some_and(|it| it == "gguf") {
+        if path.extension().is_some_and(|it| it == "gguf") && !path.is_dir() {
             return Self::from_gguf(path);
         }
         let file = if path.is_dir() { path.join("tokenizer.json") } else { path.to_owned() };

@@ -5,9 +5,10 @@
 //! messages without tool calls, to be rendered without tools. Which one is used is the user's choice
 //! and recorded in the episode; nothing here is chosen silently.
 
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::jinja::python_str;
+use super::parse::object_dumps;
 use super::probe::{calls, function, mark};
 use super::python::{JsonStyle, json_dumps};
 use super::template::{RenderInput, Template};
@@ -112,19 +113,13 @@ fn with_call_text(mut message: Value) -> Value {
 
 fn call_text(call: &Value) -> String {
     let function = function(call);
+    let name = function.get("name").map_or_else(|| "null".to_owned(), dumps);
     let arguments = match function.get("arguments") {
-        Some(Value::String(text)) => parse_object(text).unwrap_or_else(|| Value::String(text.clone())),
-        Some(Value::Null) | None => json!({}),
-        Some(arguments) => arguments.clone(),
+        Some(Value::String(text)) => object_dumps(text).unwrap_or_else(|| dumps(&json!(text))),
+        Some(Value::Null) | None => "{}".to_owned(),
+        Some(arguments) => dumps(arguments),
     };
-    let mut fields = Map::new();
-    fields.insert("name".to_owned(), function.get("name").cloned().unwrap_or_default());
-    fields.insert("arguments".to_owned(), arguments);
-    format!("<tool_call>\n{}\n</tool_call>", dumps(&Value::Object(fields)))
-}
-
-fn parse_object(text: &str) -> Option<Value> {
-    serde_json::from_str(text).ok().filter(Value::is_object)
+    format!("<tool_call>\n{{\"name\": {name}, \"arguments\": {arguments}}}\n</tool_call>")
 }
 
 /// Adds a tool's result to the user message before it, if that holds results too: templates that

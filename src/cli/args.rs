@@ -29,6 +29,7 @@ pub(super) enum Command {
     #[command(after_help = EVALUATE_EXAMPLES)]
     Evaluate(EvaluateArgs),
     /// List every configuration key: default, meaning, and the commands that use it
+    #[command(after_help = CONFIG_EXAMPLES)]
     Config(ConfigArgs),
     /// See what a model really sees: render conversations, parse tool calls
     #[command(subcommand)]
@@ -189,6 +190,11 @@ pub(super) struct ConfigArgs {
     #[arg(long)]
     pub(super) json: bool,
 }
+
+const CONFIG_EXAMPLES: &str = "\
+Examples:
+  backsight config
+  backsight config --json";
 
 const PROBE_EXAMPLES: &str = "\
 Examples:
@@ -352,8 +358,8 @@ Examples:
 
 #[derive(Debug, ClapArgs)]
 pub(super) struct RenderArgs {
-    /// Model directory with tokenizer.json and a chat template, or a GGUF file for `--format text`
-    #[arg(long, value_name = "DIR", required_unless_present = "template")]
+    /// Model directory with tokenizer.json and a chat template, or a GGUF file
+    #[arg(long, value_name = "DIR")]
     pub(super) tokenizer: Option<PathBuf>,
     /// Template file to use instead of the model's own
     #[arg(long, value_name = "FILE")]
@@ -387,7 +393,10 @@ pub(super) enum Format {
     Text,
     /// Token ids, as a JSON list
     Ids,
-    /// JSON: ids, and where each message and each action is
+    /// JSON: `ids`, and for each of `messages` its `role`, `start`, `end` (null where the template shows it otherwise
+    /// when more follows) and, for an assistant's, its `action` as `[start, end)`. Where `ids` are not what the student
+    /// saw, `action` is null and `as_seen` names one of `sequences` and the action in it; a sequence is the first
+    /// `shared` of `ids`, then its own
     Spans,
 }
 

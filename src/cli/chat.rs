@@ -8,15 +8,15 @@ use serde_json::{Map, Value, json};
 use super::args::{Format, ParseArgs, RenderArgs, ToolTextName};
 use super::failure::Failure;
 use super::{now, output};
-use crate::chat::drops::{Loss, drops};
+use crate::chat::drops::{Loss, Part, drops, lost_answer};
 use crate::chat::parse::Parser;
 use crate::chat::render::{Rendering, render_conversation};
 use crate::chat::source::{ChatTemplates, SourceError};
-use crate::chat::spans::{self, Border, SpanError, Turn, Turns};
+use crate::chat::spans::{self, Beyond, Border, SpanError, Turn, View};
 use crate::chat::template::{Now, RenderInput, Template, TemplateError};
 use crate::chat::tokenizer::{Tokenizer, TokenizerError};
 use crate::episode::{Role, ToolText};
-use crate::tokens::{TokenId, TokenSpan};
+use crate::wire::json::{self, BadJson};
 use crate::wire::messages;
 
 pub(super) fn parse(args: &ParseArgs) -> Result<(), Failure> {
@@ -94,9 +94,25 @@ impl Job {
                 conversion.to
             ));
         }
-        for Loss { message_idx, part, .. } in &rendering.losses {
-            output::talk(&format!("note: message {message_idx}: {part} is not in the rendered text"));
+        for Loss { message_idx, part, .. } in &rendering.losses.parts {
+            // What somebody said is never left out on purpose.
+            let how = if *part == Part::Text { "warning" } else { "note" };
+            output::talk(&format!("{how}: message {message_idx}: {part} is not in the rendered text"));
         }
+        let schemas = rendering.losses.schemas.join(", ");
+        if !schemas.is_empty() {
+            output::talk(&format!(
+                "warning: the schemas of these tools are not in the rendered text: {schemas}"
+            ));
+        }
+    }
+
+    /// Refuses a conversation with an action whose own words are not rendered.
+    fn refuse_lost_answers(&self, rendering: &Rendering, roles: &[Role]) -> Result<(), Failure> {
+        let mut answers = (0..roles.len()).filter(|idx| roles[*idx] == Role::Assistant);
+        let lost =
+            answers.find_map(|idx| lost_answer(&self.template, &rendering.messages, &rendering.losses, idx));
+        lost.map_or(Ok(()), |error| Err(template_failure(error)))
     }
 
     /// The spans of everything, as JSON.
@@ -108,42 +124,52 @@ impl Job {
     ) -> Result<Value, Failure> {
         // Messages that the named rendering merged or added have no counterpart among those that were typed.
         let roles = roles_of(&rendering.messages, &self.roles);
+        self.refuse_lost_answers(rendering, &roles)?;
         let tools = self.tools.as_deref().filter(|_| self.tool_text.is_none());
         let input = RenderInput { messages: &rendering.messages, tools, ..self.input(generation) };
         let growing = self.template.growing(&input).map_err(template_failure)?;
-        let mut render = |n, generation| growing.render(n, generation).map(|rendered| rendered.text);
+        let mut render = |view: View<'_>| growing.view(view);
         let ids = tokenizer.encode(&rendering.rendered.text).map_err(tokenizer_failure)?.ids;
-        let turns = spans::turns(&roles, &mut render, tokenizer).map_err(span_failure)?;
-        let places = spans::messages(roles.len(), &ids, &mut render, tokenizer).map_err(tokenizer_failure)?;
-        let rows = roles.iter().zip(&places).enumerate();
+        let (turns, sequences) =
+            spans::turns_beside(&ids, &roles, &mut render, tokenizer).map_err(span_failure)?;
+        let borders = spans::borders(&roles, &ids, &mut render, tokenizer).map_err(tokenizer_failure)?;
+        let rows = roles.iter().zip(borders.windows(2)).enumerate();
         let rows: Vec<Value> =
-            rows.map(|(idx, (role, place))| message_row(idx, *role, *place, &ids, &turns)).collect();
-        let mut report = json!({"tokens": "rendered", "n_tokens": ids.len(), "ids": ids, "messages": rows});
-        if generation && let Some(Some(last)) = places.last() {
-            report["generation_prompt"] = json!([last.end(), ids.len()]);
+            rows.map(|(idx, (role, place))| message_row(idx, *role, place, &turns, &sequences)).collect();
+        let sequences: Vec<Value> =
+            sequences.iter().map(|it| json!({"shared": it.shared, "ids": it.ids})).collect();
+        let mut report = json!({
+            "tokens": "rendered", "n_tokens": ids.len(), "ids": ids, "messages": rows, "sequences": sequences,
+        });
+        if generation && let Some(Some(last)) = borders.last() {
+            report["generation_prompt"] = json!([last, ids.len()]);
         }
         Ok(report)
     }
 }
 
-/// One message: role, place, and for an assistant's its action, in this rendering or as the student saw it.
-fn message_row(idx: usize, role: Role, place: Option<TokenSpan>, ids: &[TokenId], turns: &Turns) -> Value {
-    let (start, end) = (place.map(TokenSpan::start), place.map(TokenSpan::end));
-    let mut row = json!({"role": role.name(), "start": start, "end": end});
-    if let Some(turn) = turns.turns.iter().find(|turn| turn.message_idx == idx) {
-        add_action(&mut row, turn, &turns.sequences[turn.sequence], ids);
+/// One message: role, borders as far as they are known, and for an assistant's its action, in this rendering or as the student saw it.
+fn message_row(
+    idx: usize,
+    role: Role,
+    place: &[Option<usize>],
+    turns: &[Turn],
+    sequences: &[Beyond],
+) -> Value {
+    let mut row = json!({"role": role.name(), "start": place[0], "end": place[1]});
+    if let Ok(nth) = turns.binary_search_by_key(&idx, |turn| turn.message_idx) {
+        add_action(&mut row, &turns[nth], &sequences[turns[nth].sequence]);
     }
     row
 }
 
-fn add_action(row: &mut Value, turn: &Turn, sequence: &[TokenId], ids: &[TokenId]) {
+fn add_action(row: &mut Value, turn: &Turn, sequence: &Beyond) {
     let action = json!([turn.span.start(), turn.span.end()]);
-    let seen = &sequence[..turn.span.end()];
-    if ids.starts_with(seen) {
+    if turn.span.end() <= sequence.shared {
         row["action"] = action;
     } else {
         row["action"] = Value::Null;
-        row["as_seen"] = json!({"ids": seen, "action": action});
+        row["as_seen"] = json!({"sequence": turn.sequence, "action": action});
         row["reason"] = "this rendering shows the turn otherwise than the student saw it".into();
     }
     row["ended"] = turn.ended.into();
@@ -158,6 +184,7 @@ fn border_name(border: Border) -> &'static str {
         Border::Merged => "merged",
         Border::Parted => "parted",
         Border::Rewritten => "rewritten",
+        Border::Unprompted => "unprompted",
     }
 }
 
@@ -175,7 +202,11 @@ fn read_conversation(path: &Path) -> Result<Conversation, Failure> {
     let mut json = read_json(path)?;
     let tools = match json.get_mut("tools").map(Value::take) {
         Some(Value::Array(tools)) => Some(tools),
-        _ => None,
+        None | Some(Value::Null) => None,
+        Some(other) => {
+            let what = format!("tools must be a list, not {}", messages::kind(&other));
+            return Err(Failure::input(named(path, what), "give a JSON list of tool schemas"));
+        }
     };
     let json = json.get_mut("messages").map(Value::take).unwrap_or(json);
     let help = "give a JSON list of messages, each with `role` and `content`";
@@ -194,18 +225,16 @@ fn read_tools(path: &Path) -> Result<Vec<Value>, Failure> {
 
 /// The template that was asked for, and the special tokens it may print.
 fn read_template(args: &RenderArgs, has_tools: bool) -> Result<(Template, Map<String, Value>), Failure> {
-    let own = args.tokenizer.as_deref().map(ChatTemplates::open).transpose();
-    let own = match own {
-        // A directory without a template still tells its special tokens, if one is given apart.
-        Err(SourceError::NoTemplate { .. }) if args.template.is_some() => None,
-        own => own.map_err(source_failure)?,
+    let templates = match (&args.tokenizer, &args.template) {
+        (Some(model), template) => ChatTemplates::open_with(model, template.as_deref()),
+        (None, Some(file)) => ChatTemplates::from_file(file),
+        (None, None) => {
+            let help = "give --tokenizer DIR, the model directory, or --template FILE";
+            return Err(Failure::input("no template is named", help));
+        }
     };
-    let special_tokens = own.as_ref().map(|own| own.special_tokens().clone()).unwrap_or_default();
-    let named = args.template.as_deref().map(ChatTemplates::from_file).transpose().map_err(source_failure)?;
-    let templates = named.or(own);
-    let templates =
-        templates.ok_or_else(|| Failure::input("no template", "give --tokenizer DIR or --template FILE"))?;
-    Ok((templates.select(has_tools).map_err(source_failure)?, special_tokens))
+    let templates = templates.map_err(source_failure)?;
+    Ok((templates.select(has_tools).map_err(source_failure)?, templates.special_tokens().clone()))
 }
 
 fn tokenizer(args: &RenderArgs) -> Result<Tokenizer, Failure> {
@@ -227,14 +256,25 @@ pub(super) fn parse_var(typed: &str) -> Result<(String, Value), Failure> {
     let (name, value) = typed.split_once('=').filter(|(name, _)| !name.is_empty()).ok_or_else(|| {
         Failure::input(format!("--var {typed}: no `=`"), "write it like --var enable_thinking=false")
     })?;
-    let value = serde_json::from_str(value).unwrap_or_else(|_| Value::String(value.to_owned()));
+    let value = match json::read(value) {
+        Ok(value) => value,
+        Err(BadJson::Syntax(_)) => Value::String(value.to_owned()),
+        Err(error) => {
+            return Err(Failure::input(format!("--var {name}: {error}"), "quote it, to give it as text"));
+        }
+    };
     Ok((name.to_owned(), value))
 }
 
 fn read_json(path: &Path) -> Result<Value, Failure> {
     let text = if path.as_os_str() == "-" { read_stdin()? } else { read_file(path)? };
-    serde_json::from_str(&text)
-        .map_err(|error| Failure::input(named(path, format!("not JSON: {error}")), "check the file"))
+    json::read(&text).map_err(|error| {
+        let help = match error {
+            BadJson::Syntax(_) => "check the file",
+            BadJson::Inexact { .. } => "give the number as a string",
+        };
+        Failure::input(named(path, error), help)
+    })
 }
 
 fn read_file(path: &Path) -> Result<String, Failure> {

@@ -9,12 +9,19 @@ use super::args::{Personality, ServeArgs};
 use super::failure::Failure;
 use super::server::model_failure;
 use super::{block_on, model, output};
+use crate::chat::tool_text;
 use crate::model::embedded::model::Embedded;
 use crate::model::serve::{self, Served};
 
 pub(super) fn run(args: &ServeArgs) -> Result<(), Failure> {
     let (name, path) = model::find(args.model.as_deref())?;
     let embedded = Embedded::load(&path, args.tokenizer.as_deref()).map_err(model_failure)?;
+    if let Some(choice) = embedded.tool_text() {
+        let choice = tool_text::name(choice);
+        output::talk(&format!(
+            "note: the chat template of {name} ignores tools; they are written as text ({choice})"
+        ));
+    }
     let personality = match args.personality {
         Personality::Vllm => serve::Personality::Vllm,
         Personality::Sglang => serve::Personality::Sglang,

@@ -234,7 +234,7 @@ mod tests {
     #[test]
     fn names_are_unique_and_fit_into_flags() {
         for (idx, key) in KEYS.iter().enumerate() {
-            assert!(key.name.chars().all(|c| c.is_ascii_lowercase() || c == '_'), "{}", key.name);
+            assert!(key.name.chars().all(|c| matches!(c, 'a'..='z' | '0'..='9' | '_')), "{}", key.name);
             assert_eq!(KEYS.iter().position(|it| it.name == key.name), Some(idx), "{} twice", key.name);
             assert!(!key.about.ends_with('.') && key.about.chars().count() < 140, "{}", key.name);
         }

@@ -331,6 +331,21 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn of_several_jobs_as_many_are_sent_as_may_be() {
+        let together = async |max_requests, max_tokens| {
+            let (model, meter) = budgeted(max_requests, max_tokens, 9);
+            let answers = model.score_many(&[job(20), job(20), job(1), job(20), job(20)]).await;
+            let errors: Vec<bool> = answers.iter().map(Result::is_err).collect();
+            (errors, meter.spent().requests, meter.lock().reserved)
+        };
+        assert_eq!(together(None, None).await, (vec![false, false, true, false, false], 4, 0));
+        assert_eq!(together(Some(2), None).await, (vec![false, false, true, true, true], 2, 0));
+        // What was set aside for the first two stands in the way of the others until its real cost is known.
+        assert_eq!(together(None, Some(50)).await, (vec![false, false, true, false, false], 4, 0));
+        assert_eq!(together(None, Some(45)).await, (vec![false, false, true, false, true], 3, 0));
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn a_call_waits_for_the_real_cost_of_others() {
         let (model, _) = budgeted(None, Some(100), 10);
         let job = job(80);

@@ -109,9 +109,12 @@ async fn open_one(
     let way = Some(transport.clone());
     let (model, info): (Arc<dyn Model>, ServerInfo) = match kind {
         Kind::Vllm => {
-            let client = Vllm::open(transport, options).await?;
+            let mut client = Vllm::open(transport, options).await?;
             let info = client.info().clone();
             tokenizer = tokenizer.or_else(|| beside(&info));
+            if let Some((_, tokenizer)) = &tokenizer {
+                client = client.with_vocab_size(tokenizer.vocab_size());
+            }
             (Arc::new(client), info)
         }
         Kind::Sglang => {

@@ -197,6 +197,28 @@ mod tests {
     }
 
     #[test]
+    fn what_can_be_cut_into_pieces_is_tried_again_only_when_the_server_is_busy() {
+        let busy = Error::Unavailable { server: "s".into(), status: 429, message: String::new() };
+        let silent = Error::Unreachable { server: "s".into(), why: "no answer".into() };
+        let garbled = Error::Garbled { server: "s".into(), why: "cut".into() };
+        let table = [
+            (Kind::Pressed, busy.clone(), true, true),
+            (Kind::Pressed, silent.clone(), true, false),
+            (Kind::Broken, busy.clone(), true, false),
+            (Kind::Broken, silent, true, false),
+            (Kind::Garbled, garbled, true, false),
+            (Kind::Refused, busy, false, false),
+        ];
+        let whole = Policy { only_when_busy: true, ..Policy::default() };
+        for (kind, error, patient, in_pieces) in table {
+            let failure = Failure { kind, error, retry_after: None };
+            let tried = (Policy::default().tries_again(&failure, 1), whole.tries_again(&failure, 1));
+            assert_eq!(tried, (patient, in_pieces), "{failure:?}");
+            assert!(!Policy::default().tries_again(&failure, 4), "unusable too often");
+        }
+    }
+
+    #[test]
     fn retry_after_is_read_as_seconds_or_as_a_date() {
         let now = SystemTime::UNIX_EPOCH + Duration::from_secs(784_111_777 - 30);
         let check = |value, seconds: Option<f64>| {

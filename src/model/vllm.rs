@@ -66,6 +66,12 @@ impl Vllm {
         Ok(Self::new(transport, info, limits, options))
     }
 
+    /// With the vocabulary's size, where the server did not tell it; ids at or above it are never sent.
+    pub fn with_vocab_size(mut self, vocab_size: usize) -> Self {
+        self.limits.vocab_size.get_or_insert(vocab_size);
+        self
+    }
+
     /// A client that asks nothing beforehand.
     pub fn new(transport: Transport, info: ServerInfo, limits: Limits, options: OpenOptions) -> Self {
         let max_top_k = AtomicUsize::new(limits.max_top_k.unwrap_or(usize::MAX));

@@ -42,16 +42,8 @@ impl Texts {
         template: Option<&Path>,
         vars: &Map<String, Value>,
     ) -> Result<Self, SourceError> {
-        let own = match (ChatTemplates::open(path), template) {
-            // A directory without a template still tells its special tokens, if one is given apart.
-            (Err(SourceError::NoTemplate { .. }), Some(_)) => None,
-            (own, _) => Some(own?),
-        };
-        let vars = own.as_ref().map_or_else(|| vars.clone(), |own| own.variables(vars));
-        let named = template.map(ChatTemplates::from_file).transpose()?;
-        let Some(templates) = named.or(own) else {
-            return Err(SourceError::NoTemplate { path: path.to_owned(), looked_for: "a chat template" });
-        };
+        let templates = ChatTemplates::open_with(path, template)?;
+        let vars = templates.variables(vars);
         let (plain, with_tools) = (templates.select(false)?, templates.select(true)?);
         Ok(Self { tokenizer, plain, with_tools, vars })
     }

@@ -67,17 +67,8 @@ pub fn speech(opened: &Opened, part: &AgentPart) -> Result<Speech, Error> {
         ));
     };
     let source = |error: crate::chat::source::SourceError| invalid(error.to_string(), error.help());
-    let own = ChatTemplates::open(path).map_err(source);
-    let (template, vars) = match &part.template {
-        Some(file) => {
-            let vars = own.map(|it| it.special_tokens().clone()).unwrap_or_default();
-            (ChatTemplates::from_file(file).and_then(|it| it.select(true)).map_err(source)?, vars)
-        }
-        None => {
-            let own = own?;
-            (own.select(true).map_err(source)?, own.special_tokens().clone())
-        }
-    };
+    let templates = ChatTemplates::open_with(path, part.template.as_deref()).map_err(source)?;
+    let (template, vars) = (templates.select(true).map_err(source)?, templates.special_tokens().clone());
     let tool_text = choose_tool_text(&template, &vars, part);
     let found = match tool_text {
         Some(_) => Some(Parser::Hermes),

@@ -522,6 +522,45 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn of_several_jobs_only_what_is_not_stored_is_paid() {
+        let dir = tempfile::tempdir().unwrap();
+        let model = Arithmetic::new(0.1);
+        let (ledgered, _) = ledgered(&open(dir.path()), &model).await;
+        let alone = ledgered.score(&job(&[1, 2])).await.unwrap();
+        let jobs = [job(&[1, 2]), job(&[3, 4]), job(&[5, 6]), job(&[3, 4])];
+        let answers: Vec<Scored> =
+            ledgered.score_many(&jobs).await.into_iter().collect::<Result<_, _>>().unwrap();
+        assert_eq!((&answers[0], &answers[1]), (&alone, &answers[3]));
+        assert_ne!(answers[1], answers[2]);
+        assert_eq!(asked(&model), 3);
+        assert_eq!(ledgered.score(&job(&[5, 6])).await.unwrap(), answers[2]);
+        assert_eq!((asked(&model), ledgered.lookups()), (3, Lookups { found: 2, paid: 3 }));
+        assert!(ledgered.ledger.flights.lock().is_empty());
+    }
+
+    /// Each asks for the same jobs in another order: nobody waits for ever, and nothing is paid twice.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn overlapping_groups_of_jobs_do_not_wait_for_each_other() {
+        let dir = tempfile::tempdir().unwrap();
+        let model = Arithmetic::new(0.1);
+        let (ledgered, _) = ledgered(&open(dir.path()), &model).await;
+        let ledgered = Arc::new(ledgered);
+        let calls: Vec<_> = (0..30u32)
+            .map(|n| {
+                let ledgered = Arc::clone(&ledgered);
+                let jobs: Vec<ScoreJob> = (0..10).map(|it| job(&[7, (it * 7 + n) % 10])).collect();
+                tokio::spawn(async move { ledgered.score_many(&jobs).await })
+            })
+            .collect();
+        for call in calls {
+            let answers =
+                tokio::time::timeout(std::time::Duration::from_secs(60), call).await.unwrap().unwrap();
+            assert!(answers.iter().all(Result::is_ok));
+        }
+        assert_eq!(asked(&model), 10);
+    }
+
+    #[tokio::test]
     async fn equal_calls_at_the_same_time_are_paid_once() {
         let dir = tempfile::tempdir().unwrap();
         let model = Arithmetic::new(0.1);

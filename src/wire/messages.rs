@@ -10,10 +10,11 @@ use std::fmt;
 
 use serde_json::{Map, Value, json};
 
+use super::json;
 use crate::episode::{Arguments, Content, Message, Role, ToolCall};
 
-/// The keys under which thinking is found, the one we write first.
-const REASONING: [&str; 3] = ["reasoning_content", "reasoning", "thinking"];
+/// The names under which a message may carry its reasoning, the one we write first; where there are several, the first one counts.
+pub const REASONING_FIELDS: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 
 /// How the arguments of tool calls are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -117,7 +118,7 @@ pub fn to_json_with(message: &Message, form: ArgumentForm) -> Value {
     json.insert("role".into(), message.role.name().into());
     json.insert("content".into(), message.content.as_ref().map_or(Value::Null, content_to_json));
     if let Some(reasoning) = &message.reasoning {
-        json.insert(REASONING[0].into(), reasoning.as_str().into());
+        json.insert(REASONING_FIELDS[0].into(), reasoning.as_str().into());
     }
     if !message.tool_calls.is_empty() {
         let calls = message.tool_calls.iter().map(|call| call_to_json(call, form)).collect();
@@ -188,7 +189,7 @@ fn role(json: &Map<String, Value>) -> Result<Role, BadMessage> {
 }
 
 fn reasoning(json: &Map<String, Value>) -> Result<Option<String>, BadMessage> {
-    for key in REASONING {
+    for key in REASONING_FIELDS {
         if let Some(reasoning) = text(json, key)? {
             return Ok(Some(reasoning));
         }
@@ -278,7 +279,10 @@ fn unwrapped(object: &Map<String, Value>) -> Map<String, Value> {
 }
 
 fn object_in(text: &str) -> Option<Map<String, Value>> {
-    serde_json::from_str(text).ok()
+    match json::read(text) {
+        Ok(Value::Object(object)) => Some(object),
+        _ => None,
+    }
 }
 
 fn text(json: &Map<String, Value>, key: &'static str) -> Result<Option<String>, BadMessage> {
@@ -347,7 +351,7 @@ mod tests {
 
     #[test]
     fn thinking_is_found_under_its_three_names() {
-        for key in REASONING {
+        for key in REASONING_FIELDS {
             let mut input = json!({"role": "assistant", "content": "x"});
             input[key] = "hm".into();
             check(input, expect![[r#"{"role":"assistant","content":"x","reasoning_content":"hm"}"#]]);

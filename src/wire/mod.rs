@@ -12,6 +12,7 @@ pub mod ggml;
 pub mod gguf;
 pub mod hf_config;
 pub mod hindsight;
+pub mod json;
 pub mod messages;
 pub mod needed;
 pub mod openai;

@@ -79,7 +79,7 @@ fn a_plan_on_the_embedded_engine_gives_what_each_job_gets_alone() {
         Ok(())
     });
     outcome.unwrap();
-    assert!(n_compared > 10_000, "{n_compared}");
+    assert!(n_compared > 5_000, "{n_compared}");
     assert!(largest <= 1e-5, "{largest}");
     assert_eq!(n_unequal, 0, "the engine's sums have the same order in any company: equal to the last bit");
 }

@@ -3,7 +3,8 @@
 //! Starting a program as big as ours costs more than the sandbox itself, and a process with many
 //! threads must not fork, so one launcher is started once and forks from then on. It is ourselves
 //! again, called with a hidden argument and an empty environment. It ends when our end of its socket
-//! closes; the supervisors have sockets of their own and end with those.
+//! closes; the supervisors have sockets of their own, over which they are told what to make, and end
+//! with those.
 
 use std::ffi::OsStr;
 use std::io;
@@ -51,7 +52,7 @@ fn serve() -> io::Result<()> {
         let Received { packet, mut descriptors } = channel::receive(io::stdin())?;
         match (packet.is_empty(), descriptors.pop()) {
             (true, _) => return Ok(()),
-            (false, Some(control)) => launch(&mut supervisors, &packet, control)?,
+            (false, Some(control)) => launch(&mut supervisors, control)?,
             (false, None) => {}
         }
     }
@@ -73,11 +74,11 @@ fn is_over(pid: Pid) -> bool {
 }
 
 /// Forks one supervisor. A fork that fails is told to whoever waits for the sandbox.
-fn launch(supervisors: &mut Vec<(Pid, OwnedFd)>, packet: &[u8], control: OwnedFd) -> io::Result<()> {
+fn launch(supervisors: &mut Vec<(Pid, OwnedFd)>, control: OwnedFd) -> io::Result<()> {
     match sys::fork_into(0) {
         Ok(Forked::Child) => {
             supervisors.clear();
-            std::process::exit(supervisor::main(packet, control));
+            std::process::exit(supervisor::main(control));
         }
         Ok(Forked::Parent(pid)) => {
             supervisors.push((pid, pidfd_open(pid, PidfdFlags::empty())?));

@@ -19,6 +19,8 @@ use super::job::Ended;
 use super::launcher::{HIDDEN_ARGUMENT, this_program_answers};
 use super::protocol::{Containment, Exit, Reply, Request, Spec};
 
+/// What asks the launcher for a supervisor; the socket beside it is what counts.
+const FORK: &[u8] = b"fork";
 const OURSELVES: &str = "/proc/self/exe";
 
 /// The launcher process, started when the first sandbox is and again should it die.
@@ -31,6 +33,8 @@ pub struct Launcher {
 #[derive(Debug)]
 struct Running {
     channel: Channel,
+    /// The channel to a supervisor that waits to be told what to make.
+    spare: Option<Channel>,
     /// Kept so that the process is collected when it ends.
     _process: Child,
 }
@@ -41,7 +45,7 @@ impl Launcher {
         Self { program, running: AsyncMutex::new(None) }
     }
 
-    /// Has a supervisor forked that listens to the other end of the returned channel.
+    /// Has a supervisor make a sandbox; the channel to it.
     async fn launch(&self, spec: &Spec) -> Result<Channel, SandboxError> {
         let packet = spec.encode();
         let mut running = self.running.lock().await;
@@ -49,10 +53,9 @@ impl Launcher {
             if running.is_none() {
                 *running = Some(self.start()?);
             }
-            let Some(launcher) = running.as_ref() else { break };
-            let (ours, theirs) = channel::pair()?;
-            match launcher.channel.send(&packet, &[theirs.as_fd()]).await {
-                Ok(()) => return Ok(Channel::new(ours)?),
+            let Some(launcher) = running.as_mut() else { break };
+            match launcher.launch(&packet).await {
+                Ok(channel) => return Ok(channel),
                 Err(error) if is_last_try => return Err(self.failed(error)),
                 // It was killed; another one does as well.
                 Err(_) => *running = None,
@@ -74,7 +77,7 @@ impl Launcher {
             .stderr(Stdio::null())
             .spawn()
             .map_err(|error| self.failed(error))?;
-        Ok(Running { channel: Channel::new(ours)?, _process: process })
+        Ok(Running { channel: Channel::new(ours)?, spare: None, _process: process })
     }
 
     fn program(&self) -> Result<&Path, SandboxError> {
@@ -89,6 +92,27 @@ impl Launcher {
     fn failed(&self, error: io::Error) -> SandboxError {
         let program = self.program.clone().unwrap_or_else(|| OURSELVES.into());
         SandboxError::Launcher { program, error }
+    }
+}
+
+impl Running {
+    /// Hands a sandbox's description to the supervisor that waits for one, and has the next one forked.
+    async fn launch(&mut self, packet: &[u8]) -> io::Result<Channel> {
+        let channel = match self.spare.take() {
+            Some(channel) => channel,
+            None => self.fork().await?,
+        };
+        channel.send(packet, &[]).await?;
+        // A launcher that cannot fork any more is replaced when the next sandbox is wanted.
+        self.spare = self.fork().await.ok();
+        Ok(channel)
+    }
+
+    /// Has a supervisor forked that listens to the other end of the returned channel.
+    async fn fork(&self) -> io::Result<Channel> {
+        let (ours, theirs) = channel::pair()?;
+        self.channel.send(FORK, &[theirs.as_fd()]).await?;
+        Channel::new(ours)
     }
 }
 
@@ -126,7 +150,11 @@ impl Namespaces {
         let channel = launcher.launch(spec).await?;
         let mut containment = Containment::default();
         let workspace = loop {
-            let Received { packet, descriptors } = channel.receive().await?;
+            let Received { packet, descriptors } = match channel.receive().await {
+                // Whoever should have read the description is gone.
+                Err(error) if error.kind() == io::ErrorKind::ConnectionReset => Received::default(),
+                received => received?,
+            };
             match Reply::decode(&packet) {
                 Ok(Reply::Contained(it)) => containment = it,
                 Ok(Reply::Ready) => break descriptors.into_iter().next().ok_or(SandboxError::Ended)?,

@@ -1,6 +1,7 @@
 //! The supervisor: one process outside each sandbox that admits its init and cleans up after it.
 //!
-//! Owns the episode's control group and the wall clock. When its owner's end of
+//! Owns the episode's control group and the wall clock. It is forked before it is needed and waits to
+//! be told what to make, so that nobody has to wait for the fork. When its owner's end of
 //! the control socket closes, for whatever reason, it kills the init, with which the kernel kills
 //! every process of the sandbox, waits until they are dead and removes the group.
 
@@ -13,7 +14,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, kill_process, pidfd_open, waitpid};
 
 use super::cgroup::Cgroup;
-use super::channel;
+use super::channel::{self, Received};
 use super::ids::Ids;
 use super::init;
 use super::protocol::{Reply, Spec};
@@ -21,15 +22,21 @@ use super::root;
 use super::step::{FailedStep, Step};
 use super::sys::Forked;
 
-/// Makes the sandbox that `packet` describes and stays until it is gone; the process's exit status.
-pub fn main(packet: &[u8], control: OwnedFd) -> i32 {
+/// Makes the sandbox that the first packet describes and stays until it is gone; the process's exit status.
+pub fn main(control: OwnedFd) -> i32 {
     // The launcher's socket must not stay open here: its owner would never see the launcher die.
     if let Err(error) = rustix::stdio::dup2_stdin(&control) {
         refuse(control.as_fd(), "take the control socket", &error.into());
         return 1;
     }
     drop(control);
-    let Ok(spec) = Spec::decode(packet) else {
+    let packet = match channel::receive(io::stdin()) {
+        // No sandbox was needed after all.
+        Ok(Received { packet, .. }) if packet.is_empty() => return 0,
+        Ok(Received { packet, .. }) => packet,
+        Err(_) => return 1,
+    };
+    let Ok(spec) = Spec::decode(&packet) else {
         refuse(io::stdin().as_fd(), "read the sandbox's description", &io::ErrorKind::InvalidData.into());
         return 1;
     };

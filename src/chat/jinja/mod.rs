@@ -107,7 +107,9 @@ impl Compiled {
         let mut writer = Writer { out: Vec::new(), run: run.clone() };
         let template = self.env.get_template(NAME)?;
         guarded(|| template.render_captured_to(Value::from_pairs(context), &mut writer).map(drop))?;
-        let text = String::from_utf8_lossy(&writer.out).into_owned();
+        let lossy =
+            |error: std::string::FromUtf8Error| String::from_utf8_lossy(error.as_bytes()).into_owned();
+        let text = String::from_utf8(writer.out).unwrap_or_else(lossy);
         let spans = run.spans(&text);
         Ok((text, spans))
     }

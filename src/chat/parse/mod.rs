@@ -162,13 +162,22 @@ impl ParsedCall {
         Self { id: None, name: name.to_owned(), arguments: arguments.into() }
     }
 
-    /// The call as part of a message. Arguments that are no JSON object stay text.
+    /// The call as part of a message. Arguments that are no JSON object stay text, as does one with a number that
+    /// would be changed.
     pub fn to_tool_call(&self) -> ToolCall {
-        let arguments = match serde_json::from_str(&self.arguments) {
+        let arguments = match crate::wire::json::read(&self.arguments) {
             Ok(Value::Object(fields)) => Arguments::Object(fields),
             _ => Arguments::Text(self.arguments.clone()),
         };
         ToolCall { id: self.id.clone(), name: self.name.clone(), arguments }
+    }
+}
+
+/// A JSON object as Python's `json.dumps(ensure_ascii=False)` writes it back, every digit of its integers kept.
+pub(super) fn object_dumps(text: &str) -> Option<String> {
+    match json::loads(text).ok()? {
+        json::Json::Object(fields) => Some(fields.dumps()),
+        _ => None,
     }
 }
 

@@ -15,12 +15,13 @@ use super::constrain::TokenBytes;
 use super::engine::{Engine, Options};
 use super::load::LoadError;
 use super::worker::Worker;
+use crate::chat::drops::drops;
 use crate::chat::parse::Parser;
-use crate::chat::render::{needed_tool_text, render_conversation};
+use crate::chat::render::render_conversation;
 use crate::chat::source::ChatTemplates;
 use crate::chat::template::{Now, RenderInput};
 use crate::chat::tokenizer::Tokenizer;
-use crate::episode::{Content, Message, Role};
+use crate::episode::{Content, Message, Role, ToolText};
 use crate::model::{
     ChatAnswer, ChatRequest, Error, Finish, GenerateRequest, Generated, Limits, Model, Scored,
 };
@@ -39,6 +40,10 @@ pub struct Embedded {
     tokenizer: Result<Arc<Tokenizer>, String>,
     /// Or why there are none.
     templates: Result<ChatTemplates, String>,
+    /// The named rendering of conversations with tools, where the template leaves those out.
+    tool_text: Option<ToolText>,
+    /// What templates that print the date print: when the model was opened.
+    now: Now,
 }
 
 /// An answered conversation with the ids behind it.
@@ -67,8 +72,15 @@ impl Embedded {
             set_vocabulary(&mut engine, tokenizer)?;
         }
         let templates = ChatTemplates::open(text_path).map_err(|error| error.to_string());
-        let limits = engine.limits();
-        Ok(Self { worker: Worker::start(engine)?, limits, tokenizer: tokenizer.map(Arc::new), templates })
+        let (limits, now) = (engine.limits(), now());
+        let tool_text = templates.as_ref().ok().and_then(|templates| tool_text(templates, now));
+        let (worker, tokenizer) = (Worker::start(engine)?, tokenizer.map(Arc::new));
+        Ok(Self { worker, limits, tokenizer, templates, tool_text, now })
+    }
+
+    /// The named rendering that is used for conversations with tools because the template leaves those out; `None` where it does not.
+    pub fn tool_text(&self) -> Option<ToolText> {
+        self.tool_text
     }
 
     /// The model's tokenizer, or an error that says why it has none.
@@ -99,20 +111,22 @@ impl Embedded {
 
     /// A conversation as the model sees it when it is its turn to speak.
     ///
-    /// Tools are written as `<tool_call>` text where the model's own template would leave them out.
+    /// Tools are written as [`Embedded::tool_text`] says, and the time is that at which the model was opened.
     pub fn prompt(&self, messages: &[Message], tools: &[Value]) -> Result<Vec<TokenId>, Error> {
         let templates = self.templates()?;
         let has_tools = !tools.is_empty();
         let template = templates.select(has_tools).map_err(|error| invalid(&error, error.help()))?;
+        let has_calls = messages.iter().any(|message| !message.tool_calls.is_empty());
+        let tool_text = self.tool_text.filter(|_| has_tools || has_calls);
         let messages: Vec<Value> = messages.iter().map(messages::to_json).collect();
         let input = RenderInput {
             messages: &messages,
             tools: has_tools.then_some(tools),
             add_generation_prompt: true,
             vars: templates.special_tokens(),
-            now: Some(now()),
+            now: Some(self.now),
         };
-        let rendering = render_conversation(&template, &input, needed_tool_text(&template, &input));
+        let rendering = render_conversation(&template, &input, tool_text);
         let text = rendering.map_err(|error| invalid(&error, error.help()))?.rendered.text;
         let encoded = self.tokenizer()?.encode(&text);
         encoded.map(|it| it.ids).map_err(|error| invalid(&error, error.help().to_owned()))
@@ -180,6 +194,13 @@ fn answer(tokenizer: &Tokenizer, has_tools: bool, generated: &Generated) -> Resu
         }
     }
     Ok(ChatAnswer { message, finish, usage: generated.usage })
+}
+
+/// Tools are written as text where the template for conversations with tools ignores them.
+fn tool_text(templates: &ChatTemplates, now: Now) -> Option<ToolText> {
+    let template = templates.select(true).ok()?;
+    let dropped = drops(&template, templates.special_tokens(), Some(now));
+    (dropped.tools || dropped.tool_calls).then_some(ToolText::Hermes)
 }
 
 fn now() -> Now {
