@@ -124,7 +124,7 @@ fn scored(
     let (shown, (told, ended)) = (bar.clone(), std::sync::mpsc::channel());
     let watch = move |event: Event| match event {
         Event::Begun { tokens, .. } => shown.set_length(tokens),
-        Event::Answered { tokens, .. } => shown.inc(tokens),
+        Event::Settled { tokens, .. } => shown.inc(tokens),
         // Nobody listens any more when the command has failed otherwise.
         Event::Finished(report) => drop(told.send(report)),
     };

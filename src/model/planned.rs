@@ -5,7 +5,7 @@
 //! asked for alone, so one bad job spoils no other. Deliberately absent: which requests there are, which is `plan`'s
 //! business, and what becomes of the scores.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
@@ -47,10 +47,37 @@ pub fn backend(limits: &Limits) -> Backend {
     Backend { caches_scores: limits.cached_scores, start_index: limits.start_index, max_scored: None }
 }
 
+/// How a plan is carried out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pace {
+    /// What requests cost.
+    pub backend: Backend,
+    /// At most so many requests are under way.
+    pub at_once: usize,
+}
+
+impl Pace {
+    /// As suits a model with these limits.
+    pub fn of(limits: &Limits) -> Self {
+        Self { backend: backend(limits), at_once: UNDER_WAY }
+    }
+}
+
 /// Scores `jobs` through a plan. An error that stops the run settles every job that has no scores yet.
 pub async fn score_planned(model: &Arc<dyn Model>, jobs: &[ScoreJob], settle: &mut Settle<'_>) -> Planned {
-    let plan = plan(jobs, &backend(model.limits()));
+    score_at(&Pace::of(model.limits()), model, jobs, settle).await
+}
+
+/// The same at a pace of one's own.
+pub async fn score_at(
+    pace: &Pace,
+    model: &Arc<dyn Model>,
+    jobs: &[ScoreJob],
+    settle: &mut Settle<'_>,
+) -> Planned {
+    let plan = plan(jobs, &pace.backend);
     let mut work = Work::new(model, jobs, &plan, settle);
+    work.at_once = pace.at_once.clamp(1, UNDER_WAY);
     work.begin();
     while !work.is_stopped() && work.send() {
         let finished = work.under_way.join_next().await;
@@ -109,9 +136,12 @@ struct Work<'a, 's> {
     settle: &'a mut Settle<'s>,
     requests: Vec<Request>,
     jobs: Vec<Job>,
-    ready: VecDeque<usize>,
+    /// Requests that may be sent; the plan's order is the one in which a small cache serves best.
+    ready: BTreeSet<usize>,
     alone: VecDeque<usize>,
     under_way: JoinSet<Finished>,
+    n_under_way: usize,
+    at_once: usize,
     usage: Usage,
     n_alone: usize,
     stopped_by: Option<Error>,
@@ -139,11 +169,11 @@ impl<'a, 's> Work<'a, 's> {
             }
             jobs.push(Job { n_open: needs.len(), requests: needs, state: State::Planned });
         }
-        let mut ready = VecDeque::new();
+        let mut ready = BTreeSet::new();
         for (idx, request) in plan.requests.iter().enumerate() {
             match request.after {
                 Some(after) => requests[after].next.push(idx),
-                None => ready.push_back(idx),
+                None => drop(ready.insert(idx)),
             }
         }
         let (alone, under_way) = (VecDeque::new(), JoinSet::new());
@@ -158,6 +188,8 @@ impl<'a, 's> Work<'a, 's> {
             ready,
             alone,
             under_way,
+            n_under_way: 0,
+            at_once: UNDER_WAY,
             usage,
             n_alone,
             stopped_by: None,
@@ -181,7 +213,7 @@ impl<'a, 's> Work<'a, 's> {
 
     /// Sends what may be sent; says whether there is anything to wait for.
     fn send(&mut self) -> bool {
-        while self.under_way.len() < UNDER_WAY {
+        while self.n_under_way < self.at_once {
             let asked = if let Some(job) = self.alone.pop_front() {
                 Asked::Alone(job)
             } else if self.ready.is_empty() {
@@ -196,15 +228,16 @@ impl<'a, 's> Work<'a, 's> {
 
     /// The next requests to send: several short ones where the model takes them together.
     fn next_batch(&mut self) -> Vec<usize> {
-        let most = if self.model.limits().batches { BATCH_REQUESTS } else { 1 };
+        let room = self.at_once - self.n_under_way;
+        let most = if self.model.limits().batches { BATCH_REQUESTS.min(room) } else { 1 };
         let (mut batch, mut tokens) = (Vec::new(), 0);
-        while let Some(&idx) = self.ready.front().filter(|_| batch.len() < most) {
+        while let Some(&idx) = self.ready.first().filter(|_| batch.len() < most) {
             let request = &self.plan.requests[idx];
             tokens += request.n_tokens() - request.cached;
             if !batch.is_empty() && tokens > BATCH_TOKENS {
                 break;
             }
-            batch.extend(self.ready.pop_front());
+            batch.extend(self.ready.pop_first());
         }
         batch
     }
@@ -217,6 +250,7 @@ impl<'a, 's> Work<'a, 's> {
             Asked::Alone(job) => vec![self.asks[*job].clone()],
         };
         let model = Arc::clone(self.model);
+        self.n_under_way += jobs.len();
         self.under_way.spawn(async move {
             let scored = match &jobs[..] {
                 [only] => vec![model.score(only).await],
@@ -227,8 +261,12 @@ impl<'a, 's> Work<'a, 's> {
     }
 
     fn take(&mut self, finished: Option<Result<Finished, tokio::task::JoinError>>) {
-        // A task that died leaves its jobs unsettled, which the end sees.
+        // A task that died leaves its jobs unsettled, which the end sees, and its room taken.
         let Some(Ok((asked, scored))) = finished else { return };
+        self.n_under_way -= match &asked {
+            Asked::Planned(requests) => requests.len(),
+            Asked::Alone(_) => 1,
+        };
         scored.iter().for_each(|scored| self.watch(scored));
         match asked {
             Asked::Alone(job) => scored.into_iter().for_each(|scored| self.take_alone(job, scored)),

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
-use super::ask::{Answers, Asking, Which, ask, backend};
+use super::ask::{Answers, EMBEDDED, Jobs, Which};
 use super::outline::{Framing, OutcomeLens, Outline, outline};
 use super::read::{ReadEpisode, ReadStep, Reader, Texts};
 use super::resume::{Asked, Differences, OldScores, Standing, reusable, standing};
@@ -21,7 +21,8 @@ use crate::credit::hcapo::Ratio;
 use crate::credit::subtasks::Place;
 use crate::episode::TokenSource;
 use crate::lens::Window;
-use crate::model::{Error, Model, Scored};
+use crate::model::planned::{Pace, backend};
+use crate::model::{Error, Model};
 use crate::plan::{Backend, Figures};
 use crate::score::SpanScore;
 use crate::store::episodes::{Loaded, Source, load};
@@ -78,13 +79,13 @@ pub struct Teacher {
 impl Teacher {
     /// What it does with requests for scores.
     pub fn backend(&self) -> Backend {
-        backend(self.model.limits(), self.is_embedded)
+        if self.is_embedded { EMBEDDED } else { backend(self.model.limits()) }
     }
 }
 
 /// What scoring an episode would cost.
 pub fn planned(read: &ReadEpisode, n_tokens: usize, backend: &Backend) -> Figures {
-    Asking::new(read, n_tokens, backend).plan.figures
+    Jobs::new(read, n_tokens).figures(backend)
 }
 
 /// What happens on the way.
@@ -94,16 +95,16 @@ pub enum Event {
     Begun {
         /// The episode.
         id: String,
-        /// Requests to send.
-        requests: u64,
+        /// Scores to ask for.
+        scores: u64,
         /// Tokens they are expected to make the model compute.
         tokens: u64,
     },
-    /// A request was answered.
-    Answered {
+    /// A score is there, or will never be.
+    Settled {
         /// The episode.
         id: String,
-        /// Tokens it was expected to make the model compute.
+        /// Its share of the tokens.
         tokens: u64,
     },
     /// Nothing more will be done for an episode.
@@ -209,7 +210,8 @@ struct Work {
     directory: PathBuf,
     places: Vec<Place>,
     read: ReadEpisode,
-    asking: Asking,
+    jobs: Jobs,
+    figures: Figures,
     old: Vec<OldScores>,
     notes: Vec<String>,
 }
@@ -288,7 +290,8 @@ impl Shared {
         };
         let read = reader.read(&loaded.episode, &outline);
         let n_tokens = options.asked.settings.max_logprob_tokens;
-        let asking = Asking::new(&read, n_tokens, &self.teacher.backend());
+        let jobs = Jobs::new(&read, n_tokens);
+        let figures = jobs.figures(&self.teacher.backend());
         let mut notes = loaded.notes.clone();
         let nothing = || vec![OldScores::default(); read.steps.len()];
         let old = old.map_or_else(nothing, |old| {
@@ -296,38 +299,39 @@ impl Shared {
             notes.extend(nothing_reused(&old, &reused));
             reused
         });
-        Work { loaded, directory, places: outline.places, read, asking, old, notes }
+        Work { loaded, directory, places: outline.places, read, jobs, figures, old, notes }
     }
 
     /// Asks for what is missing, and writes what follows from it.
     async fn score(self: Arc<Self>, work: Box<Work>) {
         let id = work.loaded.episode.id.clone();
-        let needed = work.asking.requests_for(work.missing(self.options.needs_plain()));
-        let requests = &work.asking.plan.requests;
-        let computed = |idx: usize| (requests[idx].n_tokens() - requests[idx].cached) as u64;
-        let tokens = needed.iter().map(|idx| computed(*idx)).sum();
-        (self.watch)(Event::Begun { id: id.clone(), requests: needed.len() as u64, tokens });
-        let done = |idx: usize, answer: &Result<Scored, Error>| {
-            (self.watch)(Event::Answered { id: id.clone(), tokens: computed(idx) });
+        let wanted = work.jobs.wanted(work.missing(self.options.needs_plain()));
+        let pace = Pace { backend: self.teacher.backend(), at_once: self.options.requests_at_once };
+        let tokens = work.jobs.figures_of(&wanted, &pace.backend).computed_tokens();
+        let scores = wanted.len() as u64;
+        (self.watch)(Event::Begun { id: id.clone(), scores, tokens });
+        let mut n_settled = 0;
+        let heed = |answer: &Result<Vec<SpanScore>, Error>| {
+            n_settled += 1;
+            let share = tokens * n_settled / scores - tokens * (n_settled - 1) / scores;
+            (self.watch)(Event::Settled { id: id.clone(), tokens: share });
             self.brake.heed(answer)
         };
-        let model = &self.teacher.model;
-        let answers = ask(model, &work.asking.plan, &needed, self.options.requests_at_once, done).await;
-        if self.brake.is_stopped() && answers.is_cut_short(&needed) {
+        let answers = work.jobs.ask(&wanted, &self.teacher.model, &pace, heed).await;
+        if self.brake.is_stopped() && answers.is_cut_short(&wanted) {
             let reward = work.loaded.episode.outcome.as_ref().ok().map(|outcome| outcome.reward);
             return self.finish(Report::new(&id, reward, Fate::Unfinished));
         }
-        let (shared, lost) = (Arc::clone(&self), id.clone());
+        let shared = Arc::clone(&self);
         let written = tokio::task::spawn_blocking(move || shared.write(*work, &answers)).await;
-        let gone = || Report::new(&lost, None, Fate::Unfinished);
-        self.finish(written.unwrap_or_else(|_| gone()));
+        self.finish(written.unwrap_or_else(|_| Report::new(&id, None, Fate::Unfinished)));
     }
 
     fn write(&self, work: Work, answers: &Answers) -> Report {
         let reward = work.loaded.episode.outcome.as_ref().ok().map(|outcome| outcome.reward);
         let mut report = Report {
             n_steps: work.read.steps.len(),
-            figures: work.asking.plan.figures,
+            figures: work.figures,
             n_shortened: work.n_shortened(),
             notes: work.notes.clone(),
             directory: Some(work.directory.clone()),
@@ -392,7 +396,7 @@ impl Work {
         };
         let provenance = Provenance {
             tokens: Some(source.to_owned()),
-            plan: Some(self.asking.plan.figures.into()),
+            plan: Some(self.figures.into()),
             ..provenance.clone()
         };
         Measured { sequences: self.read.sequences.clone(), token_source: self.read.source, steps, provenance }
@@ -409,7 +413,7 @@ impl Work {
             let lens = Err(step.as_ref().err().map(Loss::to_string).unwrap_or_default());
             return MeasuredStep { place: None, n_context: 0, lens, plain: None, window: Window::default() };
         };
-        let asked = |which| self.asking.score(idx, which, answers).map(|score| logprobs(&score));
+        let asked = |which| self.jobs.score(idx, which, answers).map(logprobs);
         let old = &self.old[idx];
         MeasuredStep {
             place: Some(step.place),
@@ -427,7 +431,7 @@ impl Work {
             let reason = match step {
                 Err(loss) => loss.reason,
                 Ok(_) if self.old[idx].lens.is_some() => Reason::Credit,
-                Ok(_) => match self.asking.score(idx, Which::Lens, answers) {
+                Ok(_) => match self.jobs.score(idx, Which::Lens, answers) {
                     Err(_) => Reason::Server,
                     Ok(score) if score.absent().next().is_some() => Reason::Logprob,
                     Ok(_) => Reason::Credit,

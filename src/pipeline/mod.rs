@@ -1,8 +1,8 @@
 //! How the parts work together. Read this first.
 //!
 //! [`credit`] takes episodes and a lens in and gives scored steps and their credit: an episode is outlined and
-//! read (`outline`, `read`: which sequences hold its actions), asked for (`ask`: a plan's requests, each after the
-//! one it builds upon), and what came back is put together with what an earlier run left (`resume`).
+//! read (`outline`, `read`: which sequences hold its actions), asked for (`ask`: the scores that are wanted, through
+//! a plan), and what came back is put together with what an earlier run left (`resume`).
 //!
 //! `collect` and `evaluate` are the same work on different tasks: [`student`] says how a model is spoken
 //! to, [`slots`] which episodes there are to run, [`batch`] runs those that are missing, several at a

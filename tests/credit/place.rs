@@ -152,12 +152,18 @@ impl Place {
         files
     }
 
-    /// The requests for scores a server was sent, without those that recognise the model.
+    /// The prompts a server was asked to score, without those that recognise the model; one of several sent together
+    /// is one of its own.
     pub fn asked(&self, server: &StandIn) -> Vec<Asked> {
         let probe = self.tokenizer().encode(PROBE_TEXT).unwrap().ids;
         let is_score = |it: &Asked| it.route == "/generate" || it.route == "/v1/completions";
+        let each = |it: Asked| {
+            let prompts = it.prompts.clone();
+            prompts.into_iter().map(move |ids| Asked { ids, ..it.clone() })
+        };
+        let scores = server.asked().into_iter().filter(is_score).flat_map(each);
         // A single id is sent to find out how many candidates a vLLM server gives.
-        server.asked().into_iter().filter(|it| is_score(it) && it.ids != probe && it.ids.len() > 1).collect()
+        scores.filter(|it| it.ids != probe && it.ids.len() > 1).collect()
     }
 }
 

@@ -35,7 +35,7 @@ pub(super) struct Progress {
 #[derive(Default)]
 struct State {
     reports: Vec<Report>,
-    /// Requests still out, by episode.
+    /// Scores still to come, by episode.
     open: BTreeMap<String, u64>,
     n_begun: u64,
     tokens_begun: u64,
@@ -91,17 +91,17 @@ impl Progress {
     /// Takes note of what happened.
     pub(super) fn tell(&self, event: Event) {
         match event {
-            Event::Begun { id, requests, tokens } => {
+            Event::Begun { id, scores, tokens } => {
                 let mut state = self.lock();
                 state.n_begun += 1;
                 state.tokens_begun += tokens;
-                state.open.insert(id.clone(), requests);
+                state.open.insert(id.clone(), scores);
                 drop(state);
                 if self.as_json {
-                    self.say("begun", json!({"episode": id, "requests": requests, "tokens": tokens}), "");
+                    self.say("begun", json!({"episode": id, "scores": scores, "tokens": tokens}), "");
                 }
             }
-            Event::Answered { id, tokens } => {
+            Event::Settled { id, tokens } => {
                 let mut state = self.lock();
                 state.tokens_done += tokens;
                 state.open.entry(id).and_modify(|open| *open = open.saturating_sub(1));
@@ -152,7 +152,7 @@ impl Progress {
         let speed = spent.prompt_tokens as f64 / seconds;
         let hits = 100.0 * spent.cached_tokens as f64 / (spent.prompt_tokens.max(1)) as f64;
         let left = self.seconds_left(state).map(|it| format!(", {} left", duration(it))).unwrap_or_default();
-        let open = state.open.iter().next().map(|(id, n)| format!(", {} ({n} requests)", one_line(id)));
+        let open = state.open.iter().next().map(|(id, n)| format!(", {} ({n} scores to come)", one_line(id)));
         format!("{speed:.0} tokens/s, {hits:.0}% cached{left}{}", open.unwrap_or_default())
     }
 
