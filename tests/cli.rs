@@ -164,7 +164,7 @@ fn a_dropped_tool_call_is_an_error_until_a_rendering_is_chosen() {
 #[test]
 fn variables_are_json_or_text_and_override_special_tokens() {
     let place = Place::new(
-        "{{ eos_token }}|{{ flag is sameas false }}|{{ name }}|{{ strftime_now('%d %b %Y') }}|{% for m in messages %}{{ m.content }}{% endfor %}",
+        "{{ eos_token }}|{{ flag is sameas false }}|{{ name }}|{{ strftime_now('%d %b %Y') }}|{{ messages|map(attribute='content')|join(' ') }}",
     );
     let vars = [
         "--var",
@@ -176,8 +176,7 @@ fn variables_are_json_or_text_and_override_special_tokens() {
         "--now",
         "2026-01-31T12:00:00Z",
     ];
-    let ran = place.render(&talk(), &vars);
-    assert!(ran.stdout.starts_with("<e>|True|a=b|31 Jan 2026|"), "{}{}", ran.stdout, ran.stderr);
+    assert_eq!(place.render(&talk(), &vars).stdout, "<e>|True|a=b|31 Jan 2026|hi yes so?");
     let refused = place.render(&talk(), &["--var", "flag=false", "--var", "name=x"]);
     assert!(
         refused.stderr.contains("asks for the current time")
@@ -238,7 +237,10 @@ fn what_is_said_is_not_lost_in_silence() {
         shown.stderr
     );
     let refused = place.render(&messages, &["--format", "spans"]);
-    check_refusal_after_notes(&refused, "leaves out the text of message 1, assistant's beside a tool call");
+    check_refusal_after_notes(
+        &refused,
+        "leaves out the text of message 1, an assistant's beside a tool call",
+    );
     assert_eq!(place.render(&messages, &["--format", "spans", "--tool-text", "hermes"]).code, 0);
     let tools = place.write("tools.json", r#"[{"type": "function", "function": {"name": "ls"}}]"#);
     let flat = place.render(&messages, &["--tool-text", "flatten", "--tools", &tools]);
@@ -247,7 +249,7 @@ fn what_is_said_is_not_lost_in_silence() {
         "{}",
         flat.stderr
     );
-    check_refusal(&Place::new("").render(&talk(), &[]), "leaves out the text of message 0, user's");
+    check_refusal(&Place::new("").render(&talk(), &[]), "leaves out the text of message 0, a user's");
     let odd = json!({"messages": talk(), "tools": {"name": "ls"}});
     check_refusal(&place.render(&odd, &[]), "messages.json: tools must be a list, not an object");
 }

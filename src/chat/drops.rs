@@ -320,7 +320,8 @@ pub fn lost_answer(
 fn dropped_text(template: &Template, message_idx: usize, message: &Value) -> TemplateError {
     let origin = template.origin().to_owned();
     let beside_call = !calls(message).is_empty();
-    TemplateError::DroppedText { origin, message_idx, role: role(message).to_owned(), beside_call }
+    let whose = if role(message) == "assistant" { "an assistant's" } else { "a user's" };
+    TemplateError::DroppedText { origin, message_idx, whose, beside_call }
 }
 
 /// Refuses a conversation of which a tool call is lost, even in part.

@@ -88,14 +88,14 @@ pub enum TemplateError {
         what: &'static str,
     },
     /// What somebody says is not in the rendered text.
-    #[error("{origin}: the template leaves out the text of message {message_idx}, {role}'s{}", if *.beside_call { " beside a tool call" } else { "" })]
+    #[error("{origin}: the template leaves out the text of message {message_idx}, {whose}{}", if *.beside_call { " beside a tool call" } else { "" })]
     DroppedText {
         /// The template's file.
         origin: String,
         /// Which message.
         message_idx: usize,
-        /// Who says it.
-        role: String,
+        /// Whose it is, in words.
+        whose: &'static str,
         /// Whether a tool call stands beside it.
         beside_call: bool,
     },
