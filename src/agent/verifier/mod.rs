@@ -106,7 +106,7 @@ impl<'a> Verifier<'a> {
 
 /// A Python program of ours with its two streams connected.
 fn python(program: &str, stdin: impl Into<OwnedFd>, stdout: impl Into<OwnedFd>) -> Command {
-    let mut command = Command::argv(["python3", "-I", "-B", "-c", program]);
+    let mut command = Command::argv(["python3", "-I", "-B", "-u", "-c", program]);
     command.streams = Streams::Connected { stdin: stdin.into(), stdout: stdout.into() };
     command.output_cap = OUTPUT_BYTES;
     command
