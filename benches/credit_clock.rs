@@ -77,7 +77,8 @@ fn main() -> ExitCode {
 }
 
 /// One way of scoring an episode: given its directory, a server's address and a file for its talk.
-type Way<'a> = (&'static str, Box<dyn Fn(&Path, &str, &Path) + 'a>);
+type Run<'a> = Box<dyn Fn(&Path, &str, &Path) + 'a>;
+type Way<'a> = (&'static str, Run<'a>);
 
 struct Bench {
     runtime: Runtime,
@@ -129,7 +130,7 @@ impl Bench {
         promise(&what, measured[0].seconds() / cheaper.seconds(), MIN_SGLANG)
     }
 
-    fn ours(&self, placement: &'static str) -> Box<dyn Fn(&Path, &str, &Path) + '_> {
+    fn ours(&self, placement: &'static str) -> Run<'_> {
         Box::new(move |episodes, url, log| {
             measure(&mut ours(episodes, url, self.tokenizer.path(), placement), log);
             assert_eq!(n_scored(&episodes.join("episode_001")), N_STEPS);

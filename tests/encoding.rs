@@ -176,7 +176,8 @@ fn check_steps(dir: &Path) {
     let tokenizer = Tokenizer::open(dir).unwrap();
     let words = |n: usize| "some words, 12 numbers and e\u{301} to encode ".repeat(n);
     let turn = |idx: usize| {
-        let (who, n) = if idx % 2 == 0 { ("user", 12 + idx % 7) } else { ("assistant", 7 + idx % 5) };
+        let (who, n) =
+            if idx.is_multiple_of(2) { ("user", 12 + idx % 7) } else { ("assistant", 7 + idx % 5) };
         format!("<|im_start|>{who}\n{}<|im_end|>\n", words(n))
     };
     let turns: Vec<String> = (0..202).map(turn).collect();

@@ -373,7 +373,7 @@ async fn other_weights_behind_the_same_address_are_noticed() {
     let place = Place::new(&jobs);
     let first = StandIn::start(Setup::new(Dialect::Vllm)).await;
     let (address, url) = (first.address.to_string(), first.url());
-    assert_eq!(place.score(&[url.clone()], &[]).await.code, 0);
+    assert_eq!(place.score(std::slice::from_ref(&url), &[]).await.code, 0);
     let before = place.rows();
     drop(first);
     let second =

@@ -39,29 +39,35 @@ pub(super) fn run(args: &QuickstartArgs) -> Result<(), Failure> {
     let began = Instant::now();
     let (name, path) = model::find_or_pull(args.model.as_deref())?;
     output::talk(&format!("loading {name}"));
+    let opened = open_embedded(&name, &path, None).map_err(model_failure)?;
     let live_dir = args.out.join("live");
     let live = live::run(&path, &live_dir);
     if let Ok(live) = &live {
         output::data(format!("{}\n", live::text(live)).as_bytes())?;
     }
-    credit(args, &name, &path, began)?;
+    credit(args, &name, &path, &opened, began)?;
     let again = live::command(&path.display().to_string(), &live_dir);
     // What the machine does not allow is said last, so that it is not overlooked.
     live.map(|_| output::data(format!("  {again}\n").as_bytes()))?
 }
 
 /// The recorded part: an episode's steps are re-read knowing its outcome, and get their credit.
-fn credit(args: &QuickstartArgs, name: &str, path: &Path, began: Instant) -> Result<(), Failure> {
+fn credit(
+    args: &QuickstartArgs,
+    name: &str,
+    path: &Path,
+    opened: &Opened,
+    began: Instant,
+) -> Result<(), Failure> {
     let episode = bundled().map_err(model_failure)?;
-    let opened = open_embedded(name, path, None).map_err(model_failure)?;
-    let texts = texts(&opened)?;
-    let options = options(&episode, &opened, &texts, &args.out).map_err(model_failure)?;
-    check_fits(longest(&episode, &texts, &options), &opened)?;
+    let texts = texts(opened)?;
+    let options = options(&episode, opened, &texts, &args.out).map_err(model_failure)?;
+    check_fits(longest(&episode, &texts, &options), opened)?;
     let tool_text = options.framing.tool_text.map_or("the template's own way", tool_text::name);
     let lock = RunLock::acquire(&args.out).map_err(|error| Failure::stopped(&error, error.help()))?;
     write(&args.out, &episode)?;
     let tokenizer = Arc::clone(&texts.tokenizer);
-    let ended = scored(&args.out, &opened, texts, options, lock)?;
+    let ended = scored(&args.out, opened, texts, options, lock)?;
     let hindsight = made(&ended)?;
     let steps = steps(&episode, &hindsight, &tokenizer).map_err(model_failure)?;
     let report = Report {

@@ -175,7 +175,7 @@ impl Key {
 
 impl Shape {
     /// Reads what was typed; none where it is no such thing at all.
-    pub(super) fn from_words(self, words: &[String]) -> Option<Value> {
+    pub(super) fn read_words(self, words: &[String]) -> Option<Value> {
         let last = words.last()?;
         match self {
             Self::Text | Self::OneOf(_) => Some(Value::String(last.clone())),
@@ -226,7 +226,7 @@ mod tests {
     fn every_default_is_a_value_its_key_can_have() {
         for key in KEYS {
             let Some(default) = key.default else { continue };
-            let value = key.shape.from_words(&[default.to_owned()]).map(|value| key.shape.fit(value));
+            let value = key.shape.read_words(&[default.to_owned()]).map(|value| key.shape.fit(value));
             assert!(matches!(value, Some(Ok(_))), "{} = {default}", key.name);
         }
     }

@@ -201,7 +201,7 @@ fn without_login(text: &str) -> String {
 impl Key {
     /// The value that was typed.
     fn parse(&self, words: &[String]) -> Result<Value, ConfigError> {
-        let value = match self.shape.from_words(words) {
+        let value = match self.shape.read_words(words) {
             Some(value) => value,
             None => Value::String(words.join(" ")),
         };

@@ -238,11 +238,12 @@ impl Shared {
                 Ok(loaded) => self.prepare(loaded),
                 Err(error) => {
                     let name = error.path.display().to_string();
-                    Err(Report::new(&name, None, Fate::Lost(Loss::new(Reason::Unreadable, error))))
+                    let fate = Fate::Lost(Loss::new(Reason::Unreadable, error));
+                    Err(Box::new(Report::new(&name, None, fate)))
                 }
             };
             match ready {
-                Err(report) => self.finish(report),
+                Err(report) => self.finish(*report),
                 // Nobody listens once the run has ended.
                 Ok(work) => drop(works.blocking_send(Box::new(work))),
             }
@@ -250,13 +251,13 @@ impl Shared {
     }
 
     /// Everything up to the first request, or how the episode ends without one.
-    fn prepare(&self, loaded: Loaded) -> Result<Work, Report> {
+    fn prepare(&self, loaded: Loaded) -> Result<Work, Box<Report>> {
         let options = &self.options;
         let reward = loaded.episode.outcome.as_ref().ok().map(|outcome| outcome.reward);
         let directory = directory_of(&loaded, &options.run_dir);
-        let ended = |fate| Report {
-            directory: Some(directory.clone()),
-            ..Report::new(&loaded.episode.id, reward, fate)
+        let ended = |fate| {
+            let report = Report::new(&loaded.episode.id, reward, fate);
+            Box::new(Report { directory: Some(directory.clone()), ..report })
         };
         if reward.is_some_and(|reward| reward < options.min_reward) {
             return Err(ended(Fate::Skipped));

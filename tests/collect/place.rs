@@ -29,7 +29,7 @@ pub fn script(prompt: &str, turn: usize, seed: u64) -> String {
     };
     match turn {
         0 => {
-            let content = if seed % 3 == 0 { "def nothing():\\n    pass\\n" } else { solved };
+            let content = if seed.is_multiple_of(3) { "def nothing():\\n    pass\\n" } else { solved };
             let call = format!(
                 "{{\"name\": \"write_file\", \"arguments\": {{\"path\": \"solution.py\", \"content\": \"{content}\"}}}}"
             );

@@ -76,7 +76,8 @@ fn check_step(episode: &Episode, nth: usize, step: &ReadStep, tokenizer: &Tokeni
     }
     let mut from = 0;
     for before in (0..nth).filter(|it| !dropped.contains(&(2 * it + 1))) {
-        from = find(lens, action(before), from).expect("earlier actions stay as they were sampled");
+        // Earlier actions stay as they were sampled.
+        from = find(lens, action(before), from).unwrap();
     }
 }
 
