@@ -1,7 +1,7 @@
 //! Where each action is among the tokens of a rendered conversation.
 //!
 //! Owns [`turns`], which renders and encodes every step as the student saw it, [`reread`], which does the
-//! same for chosen steps and under another prompt too, and [`messages`], which finds each message in one
+//! same for chosen steps and under another prompt too, and [`borders`], which finds each message in one
 //! rendering. The prefix property is checked at every step: where a template
 //! rewrites history, the step gets a token sequence of its own; where the tokenizer would merge the
 //! prompt's last token with the action's first, the two are encoded apart, as they were sampled. Where an
