@@ -83,7 +83,7 @@ fn echoes(secret: &str) -> Vec<Option<Fault>> {
         None,
         Some(Fault::Status(401, String::new(), said.clone())),
         Some(Fault::Status(200, String::new(), said)),
-        Some(Fault::Status(500, String::new(), page)),
+        Some(Fault::Status(403, String::new(), page)),
         Some(Fault::Status(307, format!("location: http://x/?key={secret}\r\n"), String::new())),
     ]
 }
