@@ -212,8 +212,17 @@ fn used(dir: &Path) -> HashMap<u32, HashSet<String>> {
 /// Asks a dead child's ledger which jobs it has stored, with a model that must not be asked.
 async fn stored(dir: &Path, url: &str, server: &StandIn) -> HashSet<u32> {
     let nothing = Allowance { max_requests: Some(0), max_tokens: None };
-    let before = n_asked(server, "/v1/completions");
     let (model, _, _) = open(dir, url, nothing).await;
+    // What the dead child had sent may still be on its way.
+    let mut before = n_asked(server, "/v1/completions");
+    loop {
+        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+        let now = n_asked(server, "/v1/completions");
+        if now == before {
+            break;
+        }
+        before = now;
+    }
     let mut stored = HashSet::new();
     for n in 0..N_JOBS {
         match score(&model, n).await {
