@@ -216,7 +216,7 @@ async fn stored(dir: &Path, url: &str, server: &StandIn) -> HashSet<u32> {
     // What the dead child had sent may still be on its way.
     let mut before = n_asked(server, "/v1/completions");
     loop {
-        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+        tokio::time::sleep(Duration::from_millis(100)).await;
         let now = n_asked(server, "/v1/completions");
         if now == before {
             break;
