@@ -418,18 +418,23 @@ async fn killed_again_and_again_it_ends_with_the_same_file() {
         let place = Place::new(&jobs);
         let tokenizer = tokenizer();
         let more = ["--tokenizer", tokenizer.to_str().unwrap(), "--concurrency", "4"];
+        let is_job = |ids: &&Vec<u32>| ids.first().is_some_and(|&id| id >= FIRST_ID);
+        let n_asked = || server.asked().iter().flat_map(|it| &it.prompts).filter(is_job).count();
         let mut n_kills = 0;
         loop {
             let mut child = place.command(&[server.url()], &more).stderr(Stdio::null()).spawn().unwrap();
-            let moment = Duration::from_millis(150 + mix(n_kills) % 200 + 30 * n_kills);
-            let ended = tokio::task::spawn_blocking(move || {
-                std::thread::sleep(moment);
+            let enough = n_asked() + 1 + 40 * (mix(n_kills) % 4) as usize;
+            let ended = loop {
                 let ended = child.try_wait().unwrap();
-                child.kill().unwrap();
-                child.wait().unwrap();
-                ended
-            });
-            match ended.await.unwrap() {
+                if ended.is_some() || n_asked() >= enough {
+                    break ended;
+                }
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            };
+            tokio::time::sleep(Duration::from_millis(mix(n_kills + 99) % 30 + 5 * n_kills)).await;
+            let killed = tokio::task::spawn_blocking(move || (child.kill(), child.wait()));
+            killed.await.unwrap().1.unwrap();
+            match ended {
                 Some(status) => {
                     assert!(status.success());
                     break;
@@ -439,8 +444,7 @@ async fn killed_again_and_again_it_ends_with_the_same_file() {
         }
         assert_eq!(place.rows(), jobs.iter().map(expected).collect::<Vec<_>>());
         assert!(n_kills >= 2, "only {n_kills} kills: the test is too easy");
-        let n_prompts = |ids: &Vec<u32>| usize::from(ids.first().is_some_and(|&id| id >= FIRST_ID));
-        let n_asked: usize = server.asked().iter().flat_map(|it| &it.prompts).map(n_prompts).sum();
+        let n_asked = n_asked();
         // Four requests are in the air at a time, of up to 32 jobs where jobs go together.
         let most = if dialect == Dialect::Vllm { 4 } else { 4 * 32 };
         assert!(n_asked <= 400 + most * n_kills as usize, "{n_asked} for 400 over {n_kills} kills");
