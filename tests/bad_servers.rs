@@ -352,7 +352,7 @@ async fn a_key_is_sent_and_never_shown() {
 async fn jobs_survive_the_loss_of_one_of_two_servers() {
     let mut servers = Vec::new();
     for _ in 0..2 {
-        let slow = |_: &Asked| Some(Fault::Slow(Duration::from_millis(5)));
+        let slow = |_: &Asked| Some(Fault::Slow(Duration::from_millis(40)));
         servers.push(StandIn::start(Setup::new(Dialect::Sglang).faults(slow)).await);
     }
     let urls: Vec<String> = servers.iter().map(StandIn::url).collect();

@@ -240,6 +240,8 @@ fn server_args(model: &ModelPart) -> Result<ServerArgs, Failure> {
         api_key_file: model.api_key_file.clone(),
         // Episodes bound the requests: each asks one thing at a time.
         concurrency: None,
+        timeout: model.timeout,
+        patience: model.patience,
         api_key: None,
     })
 }

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use clap::{Args as ClapArgs, ValueEnum};
 
@@ -35,6 +36,12 @@ pub(super) struct ServerArgs {
     /// At most this many requests at once
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(super) concurrency: Option<u64>,
+    /// Seconds one request may take
+    #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..))]
+    pub(super) timeout: u64,
+    /// Seconds every server may be gone before work on them ends
+    #[arg(long, value_name = "SECONDS", default_value_t = 300)]
+    pub(super) patience: u64,
     /// The key itself, for the one command that takes it as a flag.
     #[arg(skip)]
     pub(super) api_key: Option<Secret>,
@@ -81,6 +88,8 @@ impl ServerArgs {
         if self.kind == KindName::Anthropic {
             settings.headers.push(("anthropic-version", "2023-06-01".to_owned()));
         }
+        settings.timeout = Duration::from_secs(self.timeout);
+        settings.pool.patience = Duration::from_secs(self.patience);
         if let Some(concurrency) = self.concurrency {
             settings.pool.concurrency = usize::try_from(concurrency).unwrap_or(usize::MAX);
         }

@@ -96,6 +96,8 @@ pub const KEYS: &[Key] = &[
     result(MODEL, BOTH, "tokenizer", Text, None, "The model's tokenizer: a directory with tokenizer.json; else the directory the server names, if it is readable here"),
     manner(MODEL, "api_key_env", Text, None, "Environment variable that holds the API key"),
     manner(MODEL, "api_key_file", Text, None, "File that holds the API key"),
+    manner(MODEL, "timeout", Whole(1), Some("600"), "Seconds one request may take"),
+    manner(MODEL, "patience", Whole(0), Some("300"), "Seconds every server may be gone before work on them ends"),
 
     result(TASKS, BOTH, "tasks", Words, None, "`builtin` (the default), names of built-in tasks, or files of tasks (JSON lines, Parquet)"),
     result(TASKS, BOTH, "dataset_name", Text, None, "A dataset of the Hugging Face hub, owner/name or owner/name:config, instead of tasks"),

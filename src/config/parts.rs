@@ -34,6 +34,10 @@ pub struct ModelPart {
     pub api_key_env: Option<String>,
     /// The file that holds the key.
     pub api_key_file: Option<PathBuf>,
+    /// Seconds one request may take.
+    pub timeout: u64,
+    /// Seconds every server may be gone.
+    pub patience: u64,
 }
 
 /// The tasks, and how they are split.

@@ -69,7 +69,7 @@ fn a_server_that_goes_is_waited_for_and_a_run_goes_on_with_its_successor() {
 #[test]
 fn a_server_that_is_gone_for_good_ends_the_run_with_3() {
     let place = Place::new();
-    let more = ["--group-size", "2", "--concurrency", "3"];
+    let more = ["--group-size", "2", "--concurrency", "3", "--patience", "2"];
     let server = slow(40);
     let url = server.url();
     let arguments = Place::arguments(&url, &more);
