@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use backsight::model::endpoint::{BreakerRules, PoolRules};
-use backsight::model::planned::{Planned, score_planned};
+use backsight::model::planned::{Pace, Planned, score_at, score_planned};
 use backsight::model::retry::Policy;
 use backsight::model::secret::Secret;
 use backsight::model::transport::{Auth, Call, Method, Notice, Settings, Transport};
@@ -306,6 +306,32 @@ async fn check_retry_after(dialect: Dialect) {
     let marked = marked.await.unwrap().unwrap();
     assert!(others < Duration::from_millis(900), "the others waited {others:?}");
     assert!(marked >= Duration::from_secs(1), "the refused one waited only {marked:?}");
+}
+
+#[tokio::test]
+async fn a_plan_goes_on_while_one_of_its_requests_waits() {
+    for dialect in DIALECTS {
+        let setup = Setup::new(dialect).faults(|asked| {
+            let hit = asked.ids.get(3) == Some(&MARKED) && asked.times_before == 0;
+            hit.then(|| status(429, "retry-after: 2\r\n"))
+        });
+        let server = StandIn::start(setup).await;
+        let model = plain::open(dialect, &[server.url()], settings());
+        let jobs: Vec<ScoreJob> = (0..N_JOBS).map(job).collect();
+        let (begun, mut settled) = (Instant::now(), Vec::new());
+        let mut settle = |job: usize, scored: Result<Vec<SpanScore>, Error>| {
+            assert_eq!(assert_nothing_wrong(&jobs[job], &scored.unwrap()), 0);
+            settled.push((job, begun.elapsed()));
+            ControlFlow::Continue(())
+        };
+        let pace = Pace { at_once: 1, ..Pace::of(model.limits()) };
+        score_at(&pace, &model, &jobs, &mut settle).await;
+        assert_eq!(settled.len(), N_JOBS as usize);
+        for (job, after) in settled {
+            let is_late = after >= Duration::from_secs(2);
+            assert_eq!(is_late, job == MARKED as usize, "{dialect:?}: job {job} after {after:?}");
+        }
+    }
 }
 
 #[tokio::test]

@@ -33,7 +33,8 @@ const MEASURED: [&str; 5] = ["kind", "ids_in", "ids_out", "prompt_logprobs", "pr
 async fn both_servers_are_measured_with_and_without_a_tokenizer() {
     let tokenizer = tokenizer();
     for (dialect, name, caches) in [(Dialect::Vllm, "vllm", false), (Dialect::Sglang, "sglang", true)] {
-        let server = StandIn::start(Setup::new(dialect)).await;
+        // What it samples is in the tokenizer's vocabulary.
+        let server = StandIn::start(Setup::new(dialect).says(|_, _| Some((600..612).collect()))).await;
         for more in [&[][..], &["--tokenizer", &tokenizer]] {
             let (code, findings, said) = probe(&server.url(), more).await;
             assert_eq!(code, 0, "{said}");
@@ -60,8 +61,8 @@ async fn what_was_not_measured_is_null() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_failed_self_test_is_a_failure() {
-    // What is sampled is said to be likelier than it is.
-    let setup = Setup { sampled_shift: 0.5, ..Setup::new(Dialect::Sglang) };
+    // What is sampled is said to be less likely than it is.
+    let setup = Setup { sampled_shift: -0.5, ..Setup::new(Dialect::Sglang) };
     let server = StandIn::start(setup).await;
     let (code, findings, said) = probe(&server.url(), &[]).await;
     assert_eq!((code, &findings["self_test"]["ok"]), (1, &json!(false)), "{said}");

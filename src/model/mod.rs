@@ -20,6 +20,7 @@ pub mod planned;
 pub mod probe;
 pub mod record;
 pub mod remote;
+mod resting;
 pub mod retry;
 mod sampled;
 pub mod scripted;

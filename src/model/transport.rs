@@ -20,12 +20,12 @@ use reqwest::header::{
     AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, LOCATION, RETRY_AFTER,
 };
 
-use super::Error;
 use super::body::{self, BodyFault};
 use super::doubt::{Check, Doubts};
 use super::endpoint::{Endpoint, Lease, Pool, PoolRules, Report, Turn};
 use super::retry::{self, Failure, Jitter, Kind, Policy};
 use super::secret::Secret;
+use super::{Error, resting};
 
 /// One request, described apart from where it is sent.
 #[derive(Clone, Debug)]
@@ -300,6 +300,7 @@ impl Transport {
             error: failure.error.clone(),
         });
         if !wait.is_zero() {
+            let _rest = resting::rest();
             tokio::time::sleep(wait).await;
         }
         Ok(())

@@ -105,7 +105,7 @@ pub struct Setup {
     pub encode: Option<Box<Encode>>,
     /// What it samples after a prompt with a seed, where it is not left to the toy.
     pub says: Box<Say>,
-    /// How much likelier it says what it samples is.
+    /// What it adds to the logprobs of what it samples.
     pub sampled_shift: f64,
     /// The message it answers to a chat request, where it is not left to the toy.
     pub talks: Box<Talk>,
@@ -558,7 +558,7 @@ impl State {
         let drawn: Vec<Value> =
             sampled.iter().zip(contexts).map(|(&id, it)| json!([it.logprob(id) + shift, id, null])).collect();
         let row = |(_, it): (&u32, &Context)| -> Value {
-            it.top(k).into_iter().map(|(id, logprob)| json!([logprob, id, null])).collect()
+            it.top(k).into_iter().map(|(id, logprob)| json!([logprob + shift, id, null])).collect()
         };
         let drawn_top: Vec<Value> = sampled.iter().zip(contexts).map(row).collect();
         Ok(format!(
