@@ -4,6 +4,7 @@
 //! position has a logprob or a reason why not, and a top-K row contains its position's own token.
 //! How a score is obtained is the business of `model`.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
@@ -58,6 +59,14 @@ impl ScoreJob {
     /// How many candidates per position; 0 asks for the given token only.
     pub fn top_k(&self) -> usize {
         self.top_k
+    }
+
+    /// The same job with at most `limit` candidates per position.
+    pub fn within(&self, limit: Option<usize>) -> Cow<'_, Self> {
+        match limit {
+            Some(limit) if self.top_k > limit => Cow::Owned(Self { top_k: limit, ..self.clone() }),
+            _ => Cow::Borrowed(self),
+        }
     }
 
     /// The first position whose logprob is needed, if any span has one. Position 0 has no context and is never needed.

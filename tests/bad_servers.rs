@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use backsight::model::endpoint::{BreakerRules, PoolRules};
-use backsight::model::planned::{Planned, score_planned};
+use backsight::model::planned::{Pace, Planned, score_at, score_planned};
 use backsight::model::retry::Policy;
 use backsight::model::secret::Secret;
 use backsight::model::transport::{Auth, Call, Method, Notice, Settings, Transport};
@@ -39,6 +39,7 @@ fn settings() -> Settings {
         longest_wait: ms(20),
         longest_retry_after: Duration::from_secs(3),
         only_when_busy: false,
+        after_silence: true,
     };
     Settings {
         timeout: ms(400),
@@ -305,6 +306,85 @@ async fn check_retry_after(dialect: Dialect) {
     let marked = marked.await.unwrap().unwrap();
     assert!(others < Duration::from_millis(900), "the others waited {others:?}");
     assert!(marked >= Duration::from_secs(1), "the refused one waited only {marked:?}");
+}
+
+#[tokio::test]
+async fn a_plan_goes_on_while_one_of_its_requests_waits() {
+    for dialect in DIALECTS {
+        let setup = Setup::new(dialect).faults(|asked| {
+            let hit = asked.ids.get(3) == Some(&MARKED) && asked.times_before == 0;
+            hit.then(|| status(429, "retry-after: 2\r\n"))
+        });
+        let server = StandIn::start(setup).await;
+        let model = plain::open(dialect, &[server.url()], settings());
+        let jobs: Vec<ScoreJob> = (0..N_JOBS).map(job).collect();
+        let (begun, mut settled) = (Instant::now(), Vec::new());
+        let mut settle = |job: usize, scored: Result<Vec<SpanScore>, Error>| {
+            assert_eq!(assert_nothing_wrong(&jobs[job], &scored.unwrap()), 0);
+            settled.push((job, begun.elapsed()));
+            ControlFlow::Continue(())
+        };
+        let pace = Pace { at_once: 1, ..Pace::of(model.limits()) };
+        score_at(&pace, &model, &jobs, &mut settle).await;
+        assert_eq!(settled.len(), N_JOBS as usize);
+        for (job, after) in settled {
+            let is_late = after >= Duration::from_secs(2);
+            assert_eq!(is_late, job == MARKED as usize, "{dialect:?}: job {job} after {after:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_server_may_ask_for_more_time_than_our_patience() {
+    for dialect in DIALECTS {
+        let begun = Instant::now();
+        let asks = Duration::from_secs(2);
+        let setup = Setup::new(dialect)
+            .faults(move |_| (begun.elapsed() < asks).then(|| status(429, "retry-after: 2\r\n")));
+        let server = StandIn::start(setup).await;
+        let mut settings = settings();
+        settings.pool.patience = Duration::from_secs(1);
+        settings.pool.concurrency = 8;
+        let model = plain::open(dialect, &[server.url()], settings);
+        let tasks: Vec<_> = (0..40)
+            .map(|n| {
+                let model = Arc::clone(&model);
+                tokio::spawn(async move { model.score(&job(n)).await })
+            })
+            .collect();
+        for (n, outcome) in (0..40).zip(futures_of(tasks).await) {
+            assert_right(&job(n), &outcome.unwrap());
+        }
+    }
+}
+
+#[tokio::test]
+async fn several_slow_servers_work_at_once() {
+    for dialect in DIALECTS {
+        let slow = |_: &Asked| Some(Fault::Slow(Duration::from_millis(10)));
+        let servers = [
+            StandIn::start(Setup::new(dialect).faults(slow)).await,
+            StandIn::start(Setup::new(dialect).faults(slow)).await,
+        ];
+        let urls: Vec<String> = servers.iter().map(StandIn::url).collect();
+        let mut settings = settings();
+        settings.pool.concurrency = 4;
+        let model = plain::open(dialect, &urls, settings);
+        let tasks: Vec<_> = (0..120)
+            .map(|n| {
+                let model = Arc::clone(&model);
+                tokio::spawn(async move { model.score(&job(n)).await })
+            })
+            .collect();
+        let asked = || servers.each_ref().map(|server| server.work().requests);
+        while asked().iter().sum::<u64>() < 60 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        assert!(asked().iter().all(|n| *n >= 15), "of the first half {:?} each", asked());
+        for (n, outcome) in (0..120).zip(futures_of(tasks).await) {
+            assert_right(&job(n), &outcome.unwrap());
+        }
+    }
 }
 
 #[tokio::test]

@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 mod hub_stand_in;
+mod student;
 mod support;
 
 use std::fs;
@@ -20,7 +21,55 @@ fn with_login(url: &str) -> Vec<Vec<String>> {
     let url = url.replace("http://", &format!("http://me:{PASSWORD}@"));
     let score =
         ["score", "--url", &url, "--kind", "vllm", "--jobs", "jobs.jsonl", "--out", "out.jsonl", "--json"];
-    [&["probe", &url][..], &["probe", &url, "--json", "--kind", "vllm"], &score].map(strings).into()
+    let mut all: Vec<_> =
+        [&["probe", &url][..], &["probe", &url, "--json", "--kind", "vllm"], &score].map(strings).into();
+    all.extend(runs(&url, &[]));
+    all
+}
+
+/// The commands with a run directory.
+fn runs(url: &str, more: &[&str]) -> Vec<Vec<String>> {
+    let model = ["--url", url, "--kind", "vllm", "--tokenizer", "model"];
+    let tasks = ["--tasks", "tasks.jsonl", "--eval-size", "0", "--eval-split-ratio", "0"];
+    let few = ["--max-agent-turns", "2", "--max-turn-tokens", "24"];
+    vec![
+        strings(
+            &[&["collect", "--run", "runs/c"], &model[..], &tasks, &few, &["--group-size", "1"], more]
+                .concat(),
+        ),
+        strings(
+            &[
+                &["evaluate", "--run", "runs/e", "--json"],
+                &model[..],
+                &tasks[..2],
+                &["--eval-tasks", "all"],
+                &few,
+                more,
+            ]
+            .concat(),
+        ),
+        strings(&[&["credit", "--input-dir", "episodes"], &model[..], more].concat()),
+        strings(
+            &[&["credit", "--input-dir", "episodes", "--json", "--overwrite"], &model[..], more].concat(),
+        ),
+    ]
+}
+
+/// A model's text files, a task and a recorded episode.
+fn write_inputs(dir: &Path) {
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
+    fs::create_dir_all(dir.join("model")).unwrap();
+    for file in ["tokenizer.json", "tokenizer_config.json"] {
+        fs::copy(fixtures.join("tokenizers/chatml").join(file), dir.join("model").join(file)).unwrap();
+    }
+    fs::write(dir.join("model/chat_template.jinja"), student::TOOLS).unwrap();
+    let task = r#"{"id": "add", "task": "Write add(a, b).", "tests": "from solution import add\nassert add(1, 2) == 3"}"#;
+    fs::write(dir.join("tasks.jsonl"), format!("{task}\n")).unwrap();
+    let episode = dir.join("episodes/episode_001");
+    fs::create_dir_all(&episode).unwrap();
+    for file in fs::read_dir(fixtures.join("hcapo/episodes/episode_001")).unwrap().flatten() {
+        fs::copy(file.path(), episode.join(file.file_name())).unwrap();
+    }
 }
 
 fn strings(arguments: &[&str]) -> Vec<String> {
@@ -43,6 +92,7 @@ fn with_key(url: &str) -> Vec<Vec<String>> {
             all.push(strings(&[&score[..], &files, way].concat()));
         }
     }
+    all.extend(runs(url, &ways[0]));
     all
 }
 
@@ -103,10 +153,23 @@ async fn check(dialect: Dialect, secret: &str, commands: fn(&str) -> Vec<Vec<Str
         fs::write(dir.path().join("key.txt"), format!("{KEY}\n")).unwrap();
         let job = r#"{"id": 1, "tokens": [600, 601, 602, 603], "spans": [[1, 4]]}"#;
         fs::write(dir.path().join("jobs.jsonl"), job).unwrap();
+        write_inputs(dir.path());
         for arguments in commands(&server.url()) {
             let what = format!("{dialect:?} {echo:?} {arguments:?}");
+            let is_run = matches!(arguments[0].as_str(), "collect" | "evaluate" | "credit");
+            // They speak one dialect whatever the other commands try.
+            if is_run && dialect != Dialect::Vllm {
+                continue;
+            }
             let output = run(dir.path(), arguments, &[]).await;
             assert_no_leak(dir.path(), &what, &output);
+            if is_run && echo.is_none() {
+                let said = String::from_utf8_lossy(&output.stderr).into_owned();
+                assert!(
+                    matches!(output.status.code(), Some(0 | 1)),
+                    "{what} did not come to its end: {said}"
+                );
+            }
         }
         sent.extend(server.asked().iter().map(|asked| asked.head.clone()));
     }

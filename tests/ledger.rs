@@ -120,6 +120,32 @@ async fn other_weights_at_the_same_address_answer_for_themselves() {
     assert_eq!(n_asked(&second, "/v1/completions"), 1);
 }
 
+/// The client believes that there is no limit until it is told.
+#[tokio::test]
+async fn what_a_server_cut_short_is_not_kept_as_more() {
+    let dir = tempfile::tempdir().unwrap();
+    let with = |top_k| ScoreJob::new(job(1).tokens().clone(), job(1).spans().to_vec(), top_k).unwrap();
+    // The given token comes on top of the candidates.
+    let widths = |scored: &backsight::model::Scored| -> usize {
+        scored.spans[0].scores().iter().map(|it| it.top.entries().len() - 1).min().unwrap()
+    };
+    let narrow = StandIn::start(Setup { max_logprobs: 4, ..Setup::new(Dialect::Vllm) }).await;
+    {
+        let (model, _, _) = open(dir.path(), &narrow.url(), Allowance::default()).await;
+        let (jobs, eight) = ([with(10)], with(8));
+        let (many, few) = tokio::join!(model.score_many(&jobs), model.score(&eight));
+        assert_eq!((widths(many[0].as_ref().unwrap()), widths(&few.unwrap())), (4, 4));
+    }
+    let n_narrow = n_asked(&narrow, "/v1/completions");
+    let wide = StandIn::start(Setup::new(Dialect::Vllm)).await;
+    let (model, _, recognition) = open(dir.path(), &wide.url(), Allowance::default()).await;
+    assert_eq!(recognition, Recognition::Known);
+    assert_eq!(widths(&model.score(&with(4)).await.unwrap()), 4);
+    assert_eq!(n_asked(&wide, "/v1/completions"), 0, "that many are kept");
+    assert_eq!(widths(&model.score(&with(10)).await.unwrap()), 10);
+    assert_eq!((n_asked(&wide, "/v1/completions"), n_narrow), (1, 4), "more are asked for");
+}
+
 #[tokio::test]
 async fn a_budget_stops_cleanly_and_the_next_run_continues() {
     let server = StandIn::start(Setup::new(Dialect::Vllm)).await;

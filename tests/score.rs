@@ -9,7 +9,8 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use support::stand_in::{Dialect, Fault, Setup, StandIn};
+use support::schema;
+use support::stand_in::{Asked, Dialect, Fault, Setup, StandIn};
 use support::toy::{Toy, mix};
 use tempfile::TempDir;
 
@@ -25,6 +26,11 @@ struct Ran {
 }
 
 impl Ran {
+    fn of(output: std::process::Output) -> Self {
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+        Self { code: output.status.code().unwrap(), stdout: text(output.stdout), stderr: text(output.stderr) }
+    }
+
     fn summary(&self) -> Value {
         serde_json::from_str(&self.stdout).unwrap()
     }
@@ -59,9 +65,7 @@ impl Place {
 
     async fn score(&self, urls: &[String], more: &[&str]) -> Ran {
         let mut command = self.command(urls, more);
-        let output = tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap();
-        let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-        Ran { code: output.status.code().unwrap(), stdout: text(output.stdout), stderr: text(output.stderr) }
+        Ran::of(tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap())
     }
 
     /// Against one stand-in; an SGLang server also needs a tokenizer to be named.
@@ -74,6 +78,15 @@ impl Place {
     fn rows(&self) -> Vec<Value> {
         let text = fs::read_to_string(self.path("out.jsonl")).unwrap();
         text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+}
+
+/// Every line is an event with its time.
+fn assert_events(talk: &str) {
+    assert!(!talk.is_empty());
+    for line in talk.lines() {
+        let event: Value = serde_json::from_str(line).unwrap_or_default();
+        assert!(event["time"].is_number() && event["event"].is_string(), "{line}");
     }
 }
 
@@ -184,9 +197,20 @@ async fn rows_are_right_and_in_order_and_cost_less_than_job_by_job() {
         let again = place.score_at(&server, &["--json"]).await;
         assert_eq!((again.code, n_requests(&server)), (0, n_sent + 1), "{}", again.stderr);
         assert_eq!(place.rows(), jobs.iter().map(expected).collect::<Vec<_>>());
-        let paid = &again.summary()["paid"]["teacher"];
-        assert_eq!((&paid["now"]["requests"], &paid["in_all"]["requests"]), (&json!(1), &json!(17)));
-        assert!(again.stderr.contains("paid by the teacher: 1 request, 5 tokens sent, "), "{}", again.stderr);
+        let summary = again.summary();
+        assert_eq!((&summary["requests"], &summary["tokens"]["sent"]), (&json!(1), &json!(5)), "{summary}");
+        assert_eq!(
+            (&summary["found_in_ledger"], &summary["paid"]["teacher"]["requests"]),
+            (&json!(16), &json!(17))
+        );
+        assert_eq!(schema::check(include_str!("../docs/summary.schema.json"), &summary), None);
+        let kept = fs::read_to_string(place.path("out.jsonl.backsight/summary.json")).unwrap();
+        assert_eq!(serde_json::from_str::<Value>(&kept).unwrap(), summary);
+        assert_events(&again.stderr);
+        assert_events(&fs::read_to_string(place.path("out.jsonl.backsight/events.jsonl")).unwrap());
+        let once_more = place.score_at(&server, &[]).await;
+        let words = "as planned: 0 requests, 0 tokens; 17 answers found in the ledger\npaid by the teacher: 0 requests";
+        assert!(once_more.stderr.contains(words), "{}", once_more.stderr);
     }
 }
 
@@ -197,7 +221,7 @@ async fn a_bad_job_harms_no_other() {
         let trunk = tokens(1, 30);
         let poisoned = [&trunk[..], &[900_000, 601]].concat();
         let place = Place::new(&[]);
-        let lines: [Vec<u8>; 7] = [
+        let lines: [Vec<u8>; 8] = [
             job(0, &trunk, &[[20, 30]]).to_string().into(),
             job(1, &poisoned, &[[20, 32]]).to_string().into(),
             b"{\"id\": 2, \"tokens\": [1".to_vec(),
@@ -205,12 +229,13 @@ async fn a_bad_job_harms_no_other() {
             job(4, &trunk, &[[20, 31]]).to_string().into(),
             job(5, &vec![601; 200_000], &[[5, 200_000]]).to_string().into(),
             job(6, &tokens(3, 8), &[[2, 8]]).to_string().into(),
+            b"[\"x\"]".to_vec(),
         ];
         place.write("jobs.jsonl", &lines.join(&b'\n'));
         let ran = place.score_at(&server, &[]).await;
         assert_eq!(ran.code, 1, "{}", ran.stderr);
         assert!(
-            ran.stderr.contains("error: 5 of 7 jobs failed; their rows say why\nhelp: "),
+            ran.stderr.contains("error: 6 of 8 jobs failed; their rows say why\nhelp: "),
             "{}",
             ran.stderr
         );
@@ -223,6 +248,7 @@ async fn a_bad_job_harms_no_other() {
             (3, "jobs.jsonl line 4: not JSON: "),
             (4, "jobs.jsonl line 5: span [20, 31) reaches beyond the 30 tokens of the job"),
             (5, "200000 tokens do not fit a context of 131072"),
+            (7, "jobs.jsonl line 8: not an object; a job is {\"id\": …, \"tokens\": "),
         ];
         for (row, words) in errors {
             assert!(rows[row]["error"].as_str().unwrap().contains(words), "{}", rows[row]);
@@ -270,9 +296,31 @@ async fn a_larger_k_than_the_server_gives_is_capped_and_told() {
     let place = Place::new(&jobs);
     let ran = place.score(&[server.url()], &["--top-k", "50"]).await;
     assert_eq!(ran.code, 0, "{}", ran.stderr);
-    assert!(ran.stderr.contains("note: the model gives at most 4 candidates per position"), "{}", ran.stderr);
+    let words = "note: the model gives at most 4 candidates per position, 50 were asked for; start the server with --max-logprobs 50";
+    assert!(ran.stderr.contains(words), "{}", ran.stderr);
     jobs[0]["top_k"] = json!(4);
     assert_eq!(place.rows(), [expected(&jobs[0])]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn several_servers_give_what_all_of_them_give() {
+    let roomy = Setup { max_logprobs: 50, ..Setup::new(Dialect::Vllm) };
+    let narrow = Setup { max_logprobs: 20, context_length: 100, ..Setup::new(Dialect::Vllm) };
+    let (roomy, narrow) = (StandIn::start(roomy).await, StandIn::start(narrow).await);
+    let mut jobs: Vec<Value> = (0..80).map(|n| job(n, &tokens(100 + n, 12), &[[3, 12]])).collect();
+    jobs.push(job(80, &tokens(7, 150), &[[3, 12], [140, 150]]));
+    for urls in [[roomy.url(), narrow.url()], [narrow.url(), roomy.url()]] {
+        let place = Place::new(&jobs);
+        let ran = place.score(&urls, &["--top-k", "40"]).await;
+        assert_eq!(ran.code, 1, "{}", ran.stderr);
+        assert!(ran.stderr.contains("at most 20 candidates per position"), "{}", ran.stderr);
+        let rows = place.rows();
+        jobs[..80].iter_mut().for_each(|job| job["top_k"] = json!(20));
+        assert_eq!(rows[..80], jobs[..80].iter().map(expected).collect::<Vec<_>>());
+        let words = "150 tokens do not fit a context of 100";
+        assert!(rows[80]["error"].as_str().unwrap().contains(words), "{}", rows[80]);
+        jobs[..80].iter_mut().for_each(|job| drop(job.as_object_mut().unwrap().remove("top_k")));
+    }
 }
 
 /// Exit code, what was said, and that no job was sent.
@@ -320,6 +368,7 @@ async fn what_cannot_be_read_or_written_is_refused_first() {
         (["--jobs", "jobs.jsonl", "--out", "./dir/../jobs.jsonl"], "is the file of the jobs"),
         (["--jobs", "jobs.jsonl", "--out", "dir"], "dir is a directory"),
         (["--jobs", "dir", "--out", "out.jsonl"], "dir: Is a directory"),
+        (["--jobs", "jobs.jsonl", "--out", "/dev/stderr"], "/dev/stderr is no file"),
     ];
     for (arguments, words) in cases {
         let mut command = Command::new(env!("CARGO_BIN_EXE_backsight"));
@@ -386,6 +435,113 @@ async fn other_weights_behind_the_same_address_are_noticed() {
         ran.stderr
     );
     assert_ne!(place.rows(), before);
+}
+
+/// Of one or two servers the first is replaced by one with these weights while a run goes on.
+async fn replaced(
+    dialect: Dialect,
+    n_servers: usize,
+    weights: u64,
+) -> (Place, Vec<Value>, Vec<StandIn>, Ran) {
+    let setup = |weights| {
+        let slow = |_: &_| Some(Fault::Slow(Duration::from_millis(40)));
+        Setup { toy: Toy { weights }, ..Setup::new(dialect).faults(slow) }
+    };
+    // A hundred beginnings of `tokens` are distinct; the first id makes it four hundred.
+    let ids = |n: u32| [&[FIRST_ID + n / 100][..], &tokens(n, 12)].concat();
+    let jobs: Vec<Value> = (0..400).map(|n| job(n, &ids(n), &[[4, 13]])).collect();
+    let place = Place::new(&jobs);
+    let mut servers = Vec::new();
+    for _ in 0..n_servers {
+        servers.push(StandIn::start(setup(1)).await);
+    }
+    let (address, tokenizer) = (servers[0].address.to_string(), tokenizer());
+    let urls: Vec<String> = servers.iter().map(StandIn::url).collect();
+    let more = ["--tokenizer", tokenizer.to_str().unwrap(), "--concurrency", "4", "--json"];
+    let mut command = place.command(&urls, &more);
+    let running = tokio::task::spawn_blocking(move || command.output().unwrap());
+    // Four are in flight at a time, so that some of these have been answered.
+    while servers.iter().any(|it| n_requests(it) < 8 / n_servers) {
+        assert!(!running.is_finished(), "nobody was asked");
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    drop(servers.remove(0));
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    servers.insert(0, StandIn::start_at(&address, setup(weights)).await);
+    let ran = Ran::of(running.await.unwrap());
+    (place, jobs, servers, ran)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_comes_back_with_other_weights_ends_the_run() {
+    for (dialect, n_servers) in [(Dialect::Vllm, 1), (Dialect::Sglang, 1), (Dialect::Vllm, 2)] {
+        let (place, jobs, servers, ran) = replaced(dialect, n_servers, 2).await;
+        assert_eq!(ran.code, 3, "{dialect:?} {n_servers}: {}", ran.stderr);
+        let words =
+            format!("{} is another model than before: the logprobs of a probe text", servers[0].url());
+        assert!(ran.stderr.contains(&words), "{}", ran.stderr);
+        let mut n_right = 0;
+        for (row, job) in place.rows().iter().zip(&jobs).filter(|(row, _)| row.get("error").is_none()) {
+            assert_eq!(row, &expected(job), "an answer of other weights");
+            n_right += 1;
+        }
+        assert!(n_right > 0, "what was obtained before is kept");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_comes_back_as_it_was_is_taken_again() {
+    for dialect in DIALECTS {
+        let (place, jobs, servers, ran) = replaced(dialect, 1, 1).await;
+        assert_eq!(ran.code, 0, "{}", ran.stderr);
+        assert_eq!(place.rows(), jobs.iter().map(expected).collect::<Vec<_>>());
+        assert!(n_requests(&servers[0]) > 0);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_signal_ends_it_with_a_word_and_the_same_command_continues() {
+    let jobs: Vec<Value> = (0..200).map(|n| job(n, &tokens(100 + n, 12), &[[3, 12]])).collect();
+    let slow = |_: &_| Some(Fault::Slow(Duration::from_millis(20)));
+    let server = StandIn::start(Setup::new(Dialect::Vllm).faults(slow)).await;
+    for (name, code) in [("-INT", 130), ("-TERM", 143)] {
+        let place = Place::new(&jobs);
+        let n_before = n_requests(&server);
+        let child = place.command(&[server.url()], &["--concurrency", "2"]).spawn().unwrap();
+        while n_requests(&server) < n_before + 10 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        assert!(Command::new("kill").args([name, &child.id().to_string()]).status().unwrap().success());
+        let ran =
+            Ran::of(tokio::task::spawn_blocking(move || child.wait_with_output().unwrap()).await.unwrap());
+        assert_eq!(ran.code, code, "{}", ran.stderr);
+        assert!(
+            ran.stderr
+                .contains("error: interrupted\nhelp: answers so far are kept; the same command continues"),
+            "{}",
+            ran.stderr
+        );
+        let n_asked = n_requests(&server);
+        assert_eq!(place.score(&[server.url()], &[]).await.code, 0);
+        assert!(n_requests(&server) < n_asked + 195, "what was kept is not paid again");
+        assert_eq!(place.rows(), jobs.iter().map(expected).collect::<Vec<_>>());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_stammers_is_told_of_once() {
+    let busy = |asked: &Asked| {
+        let hit = asked.times_before == 0 && asked.ids.first().is_some_and(|&id| id >= FIRST_ID);
+        hit.then(|| Fault::Status(429, String::new(), "busy".to_owned()))
+    };
+    let server = StandIn::start(Setup::new(Dialect::Vllm).faults(busy)).await;
+    let jobs: Vec<Value> = (0..40).map(|n| job(n, &tokens(100 + n, 12), &[[3, 12]])).collect();
+    let place = Place::new(&jobs);
+    let ran = place.score(&[server.url()], &["--concurrency", "2"]).await;
+    assert_eq!(ran.code, 0, "{}", ran.stderr);
+    let told = ran.stderr.lines().filter(|it| it.contains("HTTP 429")).count();
+    assert_eq!(told, 2, "the first and the tenth: {}", ran.stderr);
+    assert!(ran.stderr.contains("10 times by now, trying again"), "{}", ran.stderr);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -242,10 +242,10 @@ pub(super) struct ScoreArgs {
     /// Candidates per position, for jobs that name no top_k
     #[arg(long, value_name = "K", default_value_t = 0)]
     pub(super) top_k: usize,
-    /// Stop after this many requests
+    /// Stop after this many requests; questions about the server itself and tries without an answer are not counted
     #[arg(long, value_name = "N")]
     pub(super) max_requests: Option<u64>,
-    /// Stop after this many tokens
+    /// Stop after this many tokens, counted in the same way
     #[arg(long, value_name = "N")]
     pub(super) max_tokens: Option<u64>,
     /// Print the summary as JSON

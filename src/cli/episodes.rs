@@ -16,7 +16,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use super::failure::Failure;
 use super::keys::config_failure;
 use super::now;
-use super::server::{KindName, ServerArgs, model_failure, notice_text};
+use super::server::{KindName, ServerArgs, model_failure};
 use super::talk::Talk;
 use crate::agent::episode_loop::{AgentSetting, Speech};
 use crate::agent::sandbox::Sandboxes;
@@ -219,8 +219,8 @@ async fn look(server: &ServerArgs, urls: &[String], teller: &Teller) -> Result<(
         server.open_embedded()?
     } else {
         let talk = Arc::clone(&teller.talk);
-        let watch = Arc::new(move |notice| talk.note(notice_text(&notice)));
-        server.open(server.transport_told(urls, watch)?, &teller.notices).await?
+        let tell = Arc::new(move |text: &str| talk.note(text));
+        server.open(server.transport(urls, tell)?, &teller.notices).await?
     };
     let report = probe(&opened).await;
     Ok((opened, report))
@@ -330,7 +330,7 @@ async fn work(batch: &Batch, slots: &[Slot], teller: &Teller) -> Result<Done, Fa
 }
 
 /// Ends with the number of the signal that asks us to.
-fn interrupted() -> Result<impl Future<Output = u8>, Failure> {
+pub(super) fn interrupted() -> Result<impl Future<Output = u8>, Failure> {
     let listen = |kind| {
         signal(kind).map_err(|error| {
             Failure::stopped(format!("signals cannot be listened for: {error}"), "try again")

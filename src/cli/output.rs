@@ -31,10 +31,15 @@ pub(super) fn talk(line: &str) {
 
 /// Writes one line of talk for machines.
 pub(super) fn event(name: &str, fields: Value) {
+    talk(&event_of(name, fields).to_string());
+}
+
+/// Something that happened now, as an object.
+pub(super) fn event_of(name: &str, fields: Value) -> Value {
     let time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |it| it.as_secs_f64());
     let mut event = json!({"time": time, "event": name});
     if let (Some(event), Value::Object(fields)) = (event.as_object_mut(), fields) {
         event.extend(fields);
     }
-    talk(&event.to_string());
+    event
 }

@@ -4,28 +4,38 @@ use serde_json::Value;
 
 use super::args::ProbeArgs;
 use super::failure::Failure;
+use super::server::teller;
 use super::{block_on, output};
 use crate::model::notice::Notices;
 use crate::model::probe::{Report, probe};
 
 pub(super) fn run(args: &ProbeArgs) -> Result<(), Failure> {
+    look(args).map_err(|failure| failure.in_json(args.json))
+}
+
+fn look(args: &ProbeArgs) -> Result<(), Failure> {
     args.server.check(args.url.as_slice())?;
-    let notices = Notices::default();
+    let (notices, tell) = (Notices::default(), teller(args.json));
     let report = block_on(async {
         let opened = match &args.url {
             None => args.server.open_embedded()?,
             Some(url) => {
-                let transport = args.server.transport(std::slice::from_ref(url))?.briefly();
+                let transport = args.server.transport(std::slice::from_ref(url), tell.clone())?.briefly();
                 args.server.open(transport, &notices).await?
             }
         };
         Ok(probe(&opened).await)
     })??;
-    for note in notices.take().iter().chain(&report.notes) {
-        output::talk(&format!("note: {note}"));
-    }
+    notices.take().iter().chain(&report.notes).for_each(|note| tell(note));
     let text = if args.json { format!("{}\n", report.to_json()) } else { table(&report) };
-    output::data(text.as_bytes())
+    output::data(text.as_bytes())?;
+    match report.self_test_ok() {
+        Some(false) => Err(Failure::losses(
+            "the self-test failed: the server gives other logprobs for a token as sample than as prompt",
+            "do not score with it; see whether its logprobs are scaled by temperature or its weights are quantised on the fly",
+        )),
+        _ => Ok(()),
+    }
 }
 
 /// One line per finding, unknown ones said to be so.
@@ -34,7 +44,7 @@ fn table(report: &Report) -> String {
     let line = |(key, value): (&String, &Value)| {
         let shown = match (key.as_str(), value) {
             ("self_test", value) => self_test(value),
-            ("max_top_k", Value::Null) if report.prompt_logprobs => "no limit".to_owned(),
+            ("max_top_k", Value::Null) if report.prompt_logprobs == Some(true) => "no limit".to_owned(),
             ("max_top_k", Value::Null) => "none".to_owned(),
             (_, value) => plain(value),
         };

@@ -1,27 +1,37 @@
 //! `score`: the scoring primitive over a file of jobs.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
+use std::pin::pin;
 use std::sync::Arc;
+use std::time::Instant;
 
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
 
 use super::args::ScoreArgs;
-use super::failure::Failure;
+use super::episodes::interrupted;
+use super::failure::{Failure, one_line};
 use super::server::model_failure;
 use super::{block_on, output};
 use crate::model::budget::{Allowance, Meter, ModelRole, Spent};
 use crate::model::notice::Notices;
+use crate::model::open::Opened;
 use crate::model::planned::{Planned, score_planned};
 use crate::model::probe::require_scores;
+use crate::model::transport::Transport;
 use crate::model::{Error, Limits, Model};
 use crate::pipeline::paid::Paid;
 use crate::score::{ScoreJob, SpanScore};
+use crate::store::atomic;
+use crate::store::journal::Journal;
+use crate::store::run::CONFIG_FILE;
 use crate::store::spool::Spool;
-use crate::store::{Ledger, LockError, RunLock};
+use crate::store::summary::{Naive, SUMMARY, Summary};
+use crate::store::{LockError, RunLock};
 use crate::wire::score_jobs;
 
 /// One line of the jobs file.
@@ -35,47 +45,135 @@ struct Rows {
     spool: Spool,
     /// The ids and the places of the jobs that are asked for, as the plan counts them.
     asked: Vec<(Value, usize)>,
-    n_failed: usize,
+    lost: BTreeMap<String, u64>,
+    /// Jobs that were not come to because something stopped all of them.
+    n_left: u64,
     unwritable: Option<io::Error>,
 }
 
-/// What was paid, by this command and by all that worked on the same answers.
-struct Cost {
-    role: ModelRole,
-    now: Spent,
-    in_all: Spent,
+pub(super) fn run(args: &ScoreArgs) -> Result<(), Failure> {
+    prepare(args).map_err(|failure| failure.in_json(args.json))
 }
 
-pub(super) fn run(args: &ScoreArgs) -> Result<(), Failure> {
+/// Reads and checks everything before anybody is asked.
+fn prepare(args: &ScoreArgs) -> Result<(), Failure> {
     args.server.check(&args.url)?;
     let lines = read_jobs(&args.jobs, args.top_k)?;
     refuse_overwriting(&args.jobs, &args.out)?;
-    let run_dir = run_dir(&args.out);
-    let lock = RunLock::acquire(&run_dir).map_err(locked)?;
-    let notices = Notices::default();
-    block_on(async {
-        let opened = args.server.open_any(&args.url, &notices).await?;
-        tell(&notices, None);
-        require_scores(&opened).await.map_err(model_failure)?;
-        let lines = lines.into_iter().map(|line| line.capped(opened.model.limits(), &notices)).collect();
-        let allowance = Allowance { max_requests: args.max_requests, max_tokens: args.max_tokens };
-        let meter = Meter::new(ModelRole::Teacher, allowance);
-        let paid = Paid::open(&opened, lock, meter.clone(), "score").await.map_err(model_failure)?;
-        if let Some(notice) = paid.notice() {
-            output::talk(&format!("note: {notice}"));
+    let lock = RunLock::acquire(&run_dir(&args.out)).map_err(locked)?;
+    let voice = Arc::new(Voice::new(args)?);
+    block_on(work(args, lines, lock, &voice))?
+}
+
+async fn work(args: &ScoreArgs, lines: Vec<Line>, lock: RunLock, voice: &Arc<Voice>) -> Result<(), Failure> {
+    let (began, notices) = (Instant::now(), Notices::default());
+    let told = Arc::clone(voice);
+    let opened = args.server.open_any(&args.url, &notices, Arc::new(move |text| told.note(text))).await?;
+    require_scores(&opened).await.map_err(model_failure)?;
+    write_config(args, &opened)?;
+    let lines = lines.into_iter().map(|line| line.capped(opened.model.limits(), &notices)).collect();
+    let allowance = Allowance { max_requests: args.max_requests, max_tokens: args.max_tokens };
+    let meter = Meter::new(ModelRole::Teacher, allowance);
+    let paid = Paid::open(&opened, lock, meter.clone(), "score").await.map_err(model_failure)?;
+    paid.notice().into_iter().for_each(|notice| notices.add(notice));
+    let model: Arc<dyn Model> = paid.model.clone();
+    let stop = pin!(interrupted()?);
+    let done = tokio::select! {
+        done = score(args, lines, &model, voice, &notices) => done?,
+        signal = stop => return Err(voice.interrupted(signal)),
+    };
+    paid.ledger.notice().into_iter().for_each(|notice| notices.add(notice));
+    voice.news(&notices);
+    let mut summary = done.summary(args, &notices);
+    summary.spent = meter.spent();
+    summary.seconds = began.elapsed().as_secs_f64();
+    summary.paid = paid.ledger.paid().await.map_err(model_failure)?;
+    summary.more.insert("found_in_ledger".to_owned(), paid.model.lookups().found.into());
+    report(args, &summary, voice)?;
+    verdict(&done)
+}
+
+/// Tells people or machines how it goes, and the run directory.
+struct Voice {
+    as_json: bool,
+    bar: ProgressBar,
+    events: Journal,
+}
+
+impl Voice {
+    fn new(args: &ScoreArgs) -> Result<Self, Failure> {
+        let path = run_dir(&args.out).join("events.jsonl");
+        let events = Journal::open(&path).map_err(|error| unwritable(&path, &error))?;
+        Ok(Self { as_json: args.json, bar: ProgressBar::hidden(), events }.with_bar())
+    }
+
+    fn with_bar(self) -> Self {
+        let bar = if self.as_json { ProgressBar::hidden() } else { ProgressBar::new(0).with_style(style()) };
+        Self { bar, ..self }
+    }
+
+    /// Says something: by an event for machines, by a line for people if there is one.
+    fn say(&self, name: &str, fields: Value, line: Option<&str>) {
+        let event = output::event_of(name, fields);
+        // The answers are what matters; a journal that cannot be written harms none of them.
+        let _ = self.events.add(&event);
+        match line {
+            _ if self.as_json => output::talk(&event.to_string()),
+            // A bar that was never begun must not be drawn for a line.
+            Some(line) if self.bar.length() == Some(0) => output::talk(&one_line(line)),
+            Some(line) => self.bar.suspend(|| output::talk(&one_line(line))),
+            None => {}
         }
-        let model: Arc<dyn Model> = paid.model.clone();
-        let done = score(args, lines, &model, &notices).await?;
-        let cost = Cost::read(&paid.ledger, &meter).await?;
-        summarise(args, &done, &cost, &notices)
-    })?
+    }
+
+    fn note(&self, text: &str) {
+        self.say("note", json!({"text": text}), Some(&format!("note: {text}")));
+    }
+
+    /// Tells what came up since the last time.
+    fn news(&self, notices: &Notices) {
+        notices.take().iter().for_each(|notice| self.note(notice));
+    }
+
+    fn interrupted(&self, signal: u8) -> Failure {
+        self.bar.finish_and_clear();
+        self.say("stopped", json!({"why": "interrupted"}), None);
+        let help = "answers so far are kept; the same command continues where this one stopped";
+        Failure::signal(signal, "interrupted", help)
+    }
 }
 
 /// What became of all jobs.
 struct Done {
     n: usize,
-    n_failed: usize,
+    lost: BTreeMap<String, u64>,
+    n_left: u64,
     planned: Planned,
+}
+
+impl Done {
+    fn n_failed(&self) -> u64 {
+        self.lost.values().sum::<u64>() + self.n_left
+    }
+
+    /// What was made and what was lost; what it cost is for others to tell.
+    fn summary(&self, args: &ScoreArgs, notices: &Notices) -> Summary {
+        let (n, figures) = (self.n as u64, self.planned.figures);
+        let n_scored = n - self.n_failed();
+        let more = json!({"jobs": n, "scored": n_scored, "failed": self.n_failed(), "out": args.out});
+        let lost = if self.lost.is_empty() { BTreeMap::new() } else { [("jobs", self.lost.clone())].into() };
+        Summary {
+            command: "score",
+            made: [("jobs", n_scored)].into(),
+            lost,
+            left: self.n_left,
+            stopped_by: self.planned.stopped_by.as_ref().map(ToString::to_string),
+            naive: Some(Naive { tokens: figures.naive_tokens, requests: figures.naive_requests }),
+            notices: notices.all(),
+            more: more.as_object().cloned().unwrap_or_default(),
+            ..Summary::default()
+        }
+    }
 }
 
 /// Scores every job that can be and writes all rows; a failure is its own job's.
@@ -83,25 +181,41 @@ async fn score(
     args: &ScoreArgs,
     lines: Vec<Line>,
     model: &Arc<dyn Model>,
+    voice: &Voice,
     notices: &Notices,
 ) -> Result<Done, Failure> {
-    let unwritable = |error: io::Error| {
-        let help = "free some space; the same command continues";
-        Failure::stopped(format!("{}: {error}", args.out.display()), help)
-    };
+    let failed = |error: io::Error| unwritable(&args.out, &error);
     let n = lines.len();
-    let (mut rows, jobs) = Rows::begin(&args.out, lines).map_err(unwritable)?;
-    let bar = ProgressBar::new(jobs.len() as u64).with_style(style());
+    let (mut rows, jobs) = Rows::begin(&args.out, lines).map_err(failed)?;
+    voice.news(notices);
+    voice.say("began", json!({"command": "score", "jobs": n}), None);
+    voice.bar.set_length(jobs.len() as u64);
     let mut settle = |job: usize, scored| {
-        bar.inc(1);
-        tell(notices, Some(&bar));
+        voice.bar.inc(1);
+        voice.news(notices);
         rows.take(job, &jobs[job], scored)
     };
     let planned = score_planned(model, &jobs, &mut settle).await;
-    bar.finish_and_clear();
-    let n_failed = rows.n_failed;
-    rows.finish(&args.out).map_err(unwritable)?;
-    Ok(Done { n, n_failed, planned })
+    voice.bar.finish_and_clear();
+    let (lost, n_left) = (rows.lost.clone(), rows.n_left);
+    rows.finish(&args.out).map_err(failed)?;
+    Ok(Done { n, lost, n_left, planned })
+}
+
+fn unwritable(path: &Path, error: &io::Error) -> Failure {
+    Failure::stopped(format!("{}: {error}", path.display()), "free some space; the same command continues")
+}
+
+/// What was asked for and of whom; no secrets among it.
+fn write_config(args: &ScoreArgs, opened: &Opened) -> Result<(), Failure> {
+    let server = opened.transport.as_ref().map(Transport::server).unwrap_or_default();
+    let config = json!({
+        "jobs": args.jobs, "out": args.out, "top_k": args.top_k, "kind": opened.info.kind.name(),
+        "model": opened.info.model, "server": server,
+    });
+    let path = run_dir(&args.out).join(CONFIG_FILE);
+    let text = toml::to_string(&config).unwrap_or_default();
+    atomic::write(&path, text.as_bytes()).map_err(|error| unwritable(&path, &error))
 }
 
 impl Line {
@@ -110,11 +224,16 @@ impl Line {
         let limit = limits.max_top_k.into_iter().chain(limits.vocab_size).min();
         let job = self.job.and_then(|job| match limit {
             Some(limit) if job.top_k() > limit => {
+                let asked = job.top_k();
+                let help = if limits.max_top_k == Some(limit) {
+                    format!("; start the server with --max-logprobs {asked} to get them")
+                } else {
+                    String::new()
+                };
                 notices.add(format!(
-                    "the model gives at most {limit} candidates per position; more were asked for"
+                    "the model gives at most {limit} candidates per position, {asked} were asked for{help}"
                 ));
-                ScoreJob::new(job.tokens().clone(), job.spans().to_vec(), limit)
-                    .map_err(|error| error.to_string())
+                Ok(job.within(Some(limit)).into_owned())
             }
             _ => Ok(job),
         });
@@ -126,7 +245,8 @@ impl Rows {
     /// Writes the rows of what is no job; the others are to be asked for.
     fn begin(out: &Path, lines: Vec<Line>) -> io::Result<(Self, Vec<ScoreJob>)> {
         let spool = Spool::create(&run_dir(out).join("rows.spool"), lines.len())?;
-        let mut rows = Self { spool, asked: Vec::new(), n_failed: 0, unwritable: None };
+        let (asked, lost) = (Vec::new(), BTreeMap::new());
+        let mut rows = Self { spool, asked, lost, n_left: 0, unwritable: None };
         let mut jobs = Vec::new();
         for (place, line) in lines.into_iter().enumerate() {
             match line.job {
@@ -135,7 +255,7 @@ impl Rows {
                     jobs.push(job);
                 }
                 Err(why) => {
-                    rows.n_failed += 1;
+                    rows.lose("no job");
                     rows.spool.put(place, &score_jobs::failure(&line.id, &why).to_string())?;
                 }
             }
@@ -145,14 +265,23 @@ impl Rows {
 
     /// Writes the row of a job; when that is not possible nothing more need be asked for.
     fn take(&mut self, idx: usize, job: &ScoreJob, scored: Result<Vec<SpanScore>, Error>) -> ControlFlow<()> {
+        if let Err(error) = &scored {
+            match error.stops_the_run() {
+                true => self.n_left += 1,
+                false => self.lose(reason(error)),
+            }
+        }
         let (id, place) = &self.asked[idx];
-        self.n_failed += usize::from(scored.is_err());
         let row = match scored {
             Ok(spans) => score_jobs::answer(id, job, &spans),
             Err(error) => score_jobs::failure(id, &error.to_string()),
         };
         self.unwritable = self.spool.put(*place, &row.to_string()).err();
         if self.unwritable.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    }
+
+    fn lose(&mut self, why: &str) {
+        *self.lost.entry(why.to_owned()).or_default() += 1;
     }
 
     fn finish(self, out: &Path) -> io::Result<()> {
@@ -163,10 +292,16 @@ impl Rows {
     }
 }
 
-fn tell(notices: &Notices, bar: Option<&ProgressBar>) {
-    for notice in notices.take() {
-        let talk = || output::talk(&format!("note: {notice}"));
-        bar.map_or_else(talk, |bar| bar.suspend(talk));
+/// The kind of failure, for counting.
+fn reason(error: &Error) -> &'static str {
+    match error {
+        Error::Unreachable { .. } | Error::Unavailable { .. } => "not answered",
+        Error::Garbled { .. } => "answer unusable",
+        Error::Refused { .. } => "refused",
+        Error::Invalid { .. } => "cannot be asked",
+        Error::Unsupported { .. } | Error::Budget { .. } | Error::Changed { .. } | Error::Ledger { .. } => {
+            "stopped"
+        }
     }
 }
 
@@ -200,6 +335,10 @@ fn refuse_overwriting(jobs: &Path, out: &Path) -> Result<(), Failure> {
     if out.is_dir() {
         return Err(Failure::input(format!("{} is a directory", out.display()), "name a file with --out"));
     }
+    // The answers replace a file; a pipe or a device cannot be replaced.
+    if fs::metadata(out).is_ok_and(|it| !it.is_file()) {
+        return Err(Failure::input(format!("{} is no file", out.display()), "name a file with --out"));
+    }
     match real(jobs).filter(|jobs| real(out).as_ref() == Some(jobs)) {
         Some(_) => Err(Failure::input(
             format!("{} is the file of the jobs", out.display()),
@@ -216,79 +355,68 @@ fn run_dir(out: &Path) -> PathBuf {
     out.with_file_name(name)
 }
 
-impl Cost {
-    async fn read(ledger: &Ledger, meter: &Meter) -> Result<Self, Failure> {
-        let role = meter.role();
-        let in_all = ledger.paid().await.map_err(model_failure)?;
-        let in_all = in_all.into_iter().find(|it| it.0 == role).map(|it| it.1).unwrap_or_default();
-        Ok(Self { role, now: meter.spent(), in_all })
+/// Keeps the summary, and shows it.
+fn report(args: &ScoreArgs, summary: &Summary, voice: &Voice) -> Result<(), Failure> {
+    let json = summary.to_json();
+    let path = run_dir(&args.out).join(SUMMARY);
+    atomic::write(&path, format!("{json:#}\n").as_bytes()).map_err(|error| unwritable(&path, &error))?;
+    let (made, lost) = (summary.made("jobs"), summary.lost("jobs"));
+    let ended = json!({"made": made, "lost": lost, "left": summary.left, "seconds": summary.seconds});
+    voice.say("ended", ended, None);
+    if args.json {
+        return output::data(format!("{json}\n").as_bytes());
     }
-
-    fn json(&self) -> Value {
-        let spent = |spent: Spent| {
-            json!({
-                "requests": spent.requests, "prompt_tokens": spent.prompt_tokens,
-                "cached_tokens": spent.cached_tokens, "completion_tokens": spent.completion_tokens,
-            })
-        };
-        json!({self.role.name(): {"now": spent(self.now), "in_all": spent(self.in_all)}})
-    }
-
-    fn line(&self) -> String {
-        let (now, in_all) = (self.now, self.in_all);
-        format!(
-            "paid by the {}: {}, {} sent, {} sampled; in all runs {}, {} sent",
-            self.role.name(),
-            output::count(now.requests, "request"),
-            output::count(now.prompt_tokens, "token"),
-            now.completion_tokens,
-            output::count(in_all.requests, "request"),
-            output::count(in_all.prompt_tokens, "token"),
-        )
-    }
+    let jobs = output::count(made + lost + summary.left, "job");
+    output::talk(&format!("{made} of {jobs} scored, in {}", args.out.display()));
+    output::talk(&plan_line(summary));
+    output::talk(&paid_line(summary));
+    Ok(())
 }
 
-/// What was made, what was lost and why, what was paid and what the plan saved.
-fn summarise(args: &ScoreArgs, done: &Done, paid: &Cost, notices: &Notices) -> Result<(), Failure> {
-    let Done { n, n_failed, planned } = done;
-    if args.json {
-        let summary = json!({
-            "jobs": n, "scored": n - n_failed, "failed": n_failed, "out": args.out, "notices": notices.all(),
-            "requests": planned.figures.requests, "tokens": tokens(planned), "paid": paid.json(),
-        });
-        output::data(format!("{summary}\n").as_bytes())?;
-    }
-    let jobs = output::count(*n as u64, "job");
-    output::talk(&format!("{} of {jobs} scored, in {}", n - n_failed, args.out.display()));
-    output::talk(&plan_line(planned));
-    output::talk(&paid.line());
-    match &planned.stopped_by {
-        Some(error) => Err(model_failure(error.clone())),
-        None if *n_failed > 0 => Err(Failure::losses(
-            format!("{n_failed} of {jobs} failed; their rows say why"),
+fn verdict(done: &Done) -> Result<(), Failure> {
+    match (&done.planned.stopped_by, done.n_failed()) {
+        (Some(error), _) => Err(model_failure(error.clone())),
+        (None, 0) => Ok(()),
+        (None, n_failed) => Err(Failure::losses(
+            format!("{n_failed} of {} failed; their rows say why", output::count(done.n as u64, "job")),
             "mend the cause; the same command asks only for what is missing",
         )),
-        None => Ok(()),
     }
 }
 
-/// Tokens if each job were sent alone, and those that were: sent, found in a cache, computed.
-fn tokens(planned: &Planned) -> Value {
-    let (sent, cached) = (planned.usage.prompt_tokens, planned.usage.cached_tokens);
-    let computed = cached.map(|cached| sent.saturating_sub(cached));
-    json!({"naive": planned.figures.naive_tokens, "sent": sent, "cached": cached, "computed": computed})
+/// What each job alone would have taken, and what was sent.
+fn plan_line(summary: &Summary) -> String {
+    let (naive, spent) = (summary.naive(), &summary.spent);
+    let cached = match spent.cached_tokens {
+        0 => String::new(),
+        cached => format!(", {cached} of them found in the cache"),
+    };
+    let found = match summary.more.get("found_in_ledger").and_then(Value::as_u64) {
+        None | Some(0) => String::new(),
+        Some(found) => format!("; {} found in the ledger", output::count(found, "answer")),
+    };
+    format!(
+        "job by job: {}, {}; as planned: {}, {}{cached}{found}",
+        output::count(naive.requests, "request"),
+        output::count(naive.tokens, "token"),
+        output::count(spent.requests, "request"),
+        output::count(spent.prompt_tokens, "token"),
+    )
 }
 
-fn plan_line(planned: &Planned) -> String {
-    let (figures, usage) = (planned.figures, planned.usage);
-    let cached = usage.cached_tokens.filter(|&cached| cached > 0);
-    let cached = cached.map(|cached| format!(", {cached} of them found in the cache")).unwrap_or_default();
+/// What was paid, by this command and by all that worked on the same answers.
+fn paid_line(summary: &Summary) -> String {
+    let now = &summary.spent;
+    let in_all = summary.paid.iter().find(|it| it.0 == ModelRole::Teacher).map(|it| it.1);
+    let in_all: Spent = in_all.unwrap_or_default();
     format!(
-        "job by job: {}, {}; as planned: {}, {}{cached}",
-        output::count(figures.naive_requests, "request"),
-        output::count(figures.naive_tokens, "token"),
-        output::count(figures.requests, "request"),
-        output::count(usage.prompt_tokens, "token"),
+        "paid by the {}: {}, {} sent, {} sampled; in all runs {}, {} sent",
+        ModelRole::Teacher.name(),
+        output::count(now.requests, "request"),
+        output::count(now.prompt_tokens, "token"),
+        now.completion_tokens,
+        output::count(in_all.requests, "request"),
+        output::count(in_all.prompt_tokens, "token"),
     )
 }
 

@@ -1,12 +1,14 @@
 //! The flags that name a model, and opening what they name.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use clap::{Args as ClapArgs, ValueEnum};
+use serde_json::json;
 
-use super::failure::Failure;
+use super::failure::{Failure, one_line};
 use super::output;
 use crate::model::Error;
 use crate::model::notice::Notices;
@@ -77,14 +79,9 @@ impl KindName {
 }
 
 impl ServerArgs {
-    /// A way to the servers at `urls`; retries and endpoints that come and go are told on stderr.
-    pub(super) fn transport(&self, urls: &[String]) -> Result<Transport, Failure> {
-        self.transport_told(urls, Arc::new(|notice| output::talk(&format!("note: {}", notice_text(&notice)))))
-    }
-
-    /// The same, with somebody else being told.
-    pub(super) fn transport_told(&self, urls: &[String], watch: Watch) -> Result<Transport, Failure> {
-        let mut settings = Settings { auth: self.auth()?, watch: Some(watch), ..Settings::default() };
+    /// A way to the servers at `urls`; `tell` is told of retries and of endpoints that come and go.
+    pub(super) fn transport(&self, urls: &[String], tell: Tell) -> Result<Transport, Failure> {
+        let mut settings = Settings { auth: self.auth()?, watch: Some(watch(tell)), ..Settings::default() };
         if self.kind == KindName::Anthropic {
             settings.headers.push(("anthropic-version", "2023-06-01".to_owned()));
         }
@@ -126,12 +123,17 @@ impl ServerArgs {
     }
 
     /// Opens the servers at `urls`, or the embedded model if that was chosen.
-    pub(super) async fn open_any(&self, urls: &[String], notices: &Notices) -> Result<Opened, Failure> {
+    pub(super) async fn open_any(
+        &self,
+        urls: &[String],
+        notices: &Notices,
+        tell: Tell,
+    ) -> Result<Opened, Failure> {
         self.check(urls)?;
         if self.kind == KindName::Embedded {
             return self.open_embedded();
         }
-        self.open(self.transport(urls)?, notices).await
+        self.open(self.transport(urls, tell)?, notices).await
     }
 
     /// Loads the model that was named, else the default that was pulled.
@@ -147,8 +149,38 @@ impl ServerArgs {
     }
 }
 
+/// Is told what a person should know while a command goes on.
+pub(super) type Tell = Arc<dyn Fn(&str) + Send + Sync>;
+
+/// Tells by a line, or by an event for machines.
+pub(super) fn teller(as_json: bool) -> Tell {
+    Arc::new(move |text| match as_json {
+        true => output::event("note", json!({"text": text})),
+        false => output::talk(&format!("note: {}", one_line(text))),
+    })
+}
+
+/// Tells what happens between us and servers. The same failure is told the first time, and then only when it has
+/// come up ten times as often.
+fn watch(tell: Tell) -> Watch {
+    let seen: Mutex<BTreeMap<String, u32>> = Mutex::default();
+    Arc::new(move |notice| {
+        let Notice::Retry { error, .. } = &notice else { return tell(&notice_text(&notice)) };
+        let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let n_times = seen.entry(error.to_string()).or_default();
+        *n_times = n_times.saturating_add(1);
+        let n_times = *n_times;
+        drop(seen);
+        match n_times {
+            1 => tell(&notice_text(&notice)),
+            n if 10u32.pow(n.ilog10()) == n => tell(&format!("{error}; {n} times by now, trying again")),
+            _ => {}
+        }
+    })
+}
+
 /// What happened between us and a server, for people.
-pub(super) fn notice_text(notice: &Notice) -> String {
+fn notice_text(notice: &Notice) -> String {
     match notice {
         Notice::Retry { wait, error, .. } if wait.is_zero() => format!("{error}; trying another server"),
         Notice::Retry { wait, error, .. } => format!("{error}; trying again in {:.1} s", wait.as_secs_f64()),

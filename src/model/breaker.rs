@@ -51,12 +51,15 @@ pub struct Breaker {
     in_a_row: u32,
     times_opened: u32,
     failing_since: Option<Instant>,
+    /// Until when the server asked us to wait.
+    asked_until: Option<Instant>,
 }
 
 impl Breaker {
     /// A closed circuit.
     pub fn new(rules: BreakerRules) -> Self {
-        Self { rules, state: State::Closed, in_a_row: 0, times_opened: 0, failing_since: None }
+        let (in_a_row, times_opened) = (0, 0);
+        Self { rules, state: State::Closed, in_a_row, times_opened, failing_since: None, asked_until: None }
     }
 
     /// Whether a request may be sent now; asking changes nothing.
@@ -78,7 +81,7 @@ impl Breaker {
     /// Says whether the circuit closed by this.
     pub fn succeed(&mut self) -> bool {
         let reopened = self.state != State::Closed;
-        (self.state, self.in_a_row, self.times_opened, self.failing_since) = (State::Closed, 0, 0, None);
+        *self = Self::new(self.rules);
         reopened
     }
 
@@ -87,6 +90,7 @@ impl Breaker {
     /// What requests from before the opening report late is already known and changes nothing.
     pub fn fail(&mut self, was_trial: bool, at_least: Option<Duration>, now: Instant) -> bool {
         self.failing_since.get_or_insert(now);
+        self.asked_until = self.asked_until.max(at_least.map(|wait| now + wait));
         self.in_a_row = self.in_a_row.saturating_add(1);
         let opens = match self.state {
             State::Closed => self.in_a_row >= self.rules.failures,
@@ -94,17 +98,18 @@ impl Breaker {
             State::Open { .. } => false,
         };
         if opens {
-            self.open(at_least, now);
+            self.open(now);
         }
         opens
     }
 
-    fn open(&mut self, at_least: Option<Duration>, now: Instant) {
+    fn open(&mut self, now: Instant) {
         let doubled =
             self.rules.cooldown.saturating_mul(1u32.checked_shl(self.times_opened).unwrap_or(u32::MAX));
-        let cooldown = doubled.max(at_least.unwrap_or_default()).min(self.rules.longest_cooldown);
+        let until = now + doubled.min(self.rules.longest_cooldown);
         self.times_opened = self.times_opened.saturating_add(1);
-        self.state = State::Open { until: now + cooldown };
+        // What the server asked for is never cut short.
+        self.state = State::Open { until: self.asked_until.map_or(until, |asked| asked.max(until)) };
     }
 
     /// The trial was given up without a result; the next caller may try.
@@ -114,9 +119,14 @@ impl Breaker {
         }
     }
 
-    /// When the present run of failures began.
-    pub fn failing_since(&self) -> Option<Instant> {
-        self.failing_since
+    /// From when on its failing counts as being gone: from the first failure, or from the end of the time it asked for.
+    pub fn gone_since(&self) -> Option<Instant> {
+        self.failing_since.max(self.asked_until)
+    }
+
+    /// Whether a request is finding out right now.
+    pub fn is_on_trial(&self) -> bool {
+        self.state == State::Trial
     }
 }
 
@@ -165,7 +175,7 @@ mod tests {
         assert!(!breaker.fail(false, None, later), "a late report is not the trial's result");
         assert!(breaker.succeed());
         assert_eq!(breaker.admission(later), Admission::Yes);
-        assert_eq!(breaker.failing_since(), None);
+        assert_eq!(breaker.gone_since(), None);
     }
 
     #[test]
@@ -187,6 +197,10 @@ mod tests {
         breaker.begin_trial();
         breaker.fail(true, Some(second(3)), now);
         assert_eq!(breaker.admission(now), Admission::No(Some(now + second(3))));
+        breaker.begin_trial();
+        breaker.fail(true, Some(second(100)), now);
+        assert_eq!(breaker.admission(now), Admission::No(Some(now + second(100))), "however long");
+        assert_eq!(breaker.gone_since(), Some(now + second(100)), "patience begins after it");
     }
 
     #[test]

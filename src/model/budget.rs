@@ -240,6 +240,10 @@ impl Model for Budgeted {
     fn limits(&self) -> &Limits {
         self.inner.limits()
     }
+
+    fn top_k_limit(&self) -> Option<usize> {
+        self.inner.top_k_limit()
+    }
 }
 
 /// A guess at the tokens of a message that somebody else's tokenizer will see, at four bytes each.

@@ -142,6 +142,7 @@ struct Member {
     window: Window,
     breaker: Breaker,
     queue: VecDeque<Waiter>,
+    in_flight: usize,
     last_error: Option<Error>,
 }
 
@@ -165,6 +166,7 @@ impl Pool {
             window: Window::new(rules.window),
             breaker: Breaker::new(rules.breaker),
             queue: VecDeque::new(),
+            in_flight: 0,
             last_error: None,
         };
         let members = endpoints.iter().map(member).collect();
@@ -252,6 +254,7 @@ impl Pool {
 
     fn grant(self: &Arc<Self>, state: &mut State, idx: usize, tokens: u64, trial: bool) -> Lease {
         state.requests += 1;
+        state.members[idx].in_flight += 1;
         state.members[idx].window.take(tokens);
         Lease {
             pool: Arc::clone(self),
@@ -264,18 +267,16 @@ impl Pool {
         }
     }
 
-    /// Lets waiters in while there is room. Those who have gone away meanwhile are returned, to be
-    /// dropped after the lock is released, because dropping a lease takes the lock.
+    /// Lets waiters in while there is room, first where least is in flight, so that every endpoint works. Those who
+    /// have gone away meanwhile are returned, to be dropped after the lock is released, because dropping a lease takes
+    /// the lock.
     fn admit(self: &Arc<Self>, state: &mut State) -> Vec<Lease> {
         let mut gone = Vec::new();
-        for idx in 0..state.members.len() {
-            while state.requests < self.rules.concurrency.max(1) {
-                let member = &mut state.members[idx];
-                let fits = member.queue.front().is_some_and(|waiter| member.window.fits(waiter.tokens));
-                let Some(waiter) = member.queue.pop_front_if(|_| fits) else { break };
-                let lease = self.grant(state, idx, waiter.tokens, false);
-                gone.extend(waiter.grant.send(lease).err());
-            }
+        while state.requests < self.rules.concurrency.max(1) {
+            let Some(idx) = state.idlest_with_waiter() else { break };
+            let Some(waiter) = state.members[idx].queue.pop_front() else { break };
+            let lease = self.grant(state, idx, waiter.tokens, false);
+            gone.extend(waiter.grant.send(lease).err());
         }
         gone
     }
@@ -286,10 +287,20 @@ impl Pool {
 }
 
 impl State {
-    /// When to look again, given that every circuit is open; fails once all have been down for `patience`.
+    /// Of the endpoints that have room for their first waiter, the one with least in flight.
+    fn idlest_with_waiter(&self) -> Option<usize> {
+        let has_room =
+            |member: &Member| member.queue.front().is_some_and(|waiter| member.window.fits(waiter.tokens));
+        let all = self.members.iter().enumerate().filter(|(_, member)| has_room(member));
+        all.min_by_key(|(_, member)| member.in_flight).map(|(idx, _)| idx)
+    }
+
+    /// When to look again, given that every circuit is open; fails once all have been down for `patience`, unless one
+    /// is just being tried.
     fn until_one_returns(&self, order: &[usize], now: Instant, patience: Duration) -> Result<Next, Error> {
-        let last_hope = self.members.iter().filter_map(|it| it.breaker.failing_since()).max();
-        let give_up = last_hope.map(|since| since + patience);
+        let last_hope = self.members.iter().filter_map(|it| it.breaker.gone_since()).max();
+        let is_tried = self.members.iter().any(|it| it.breaker.is_on_trial());
+        let give_up = last_hope.filter(|_| !is_tried).map(|since| since + patience);
         if give_up.is_some_and(|at| at <= now) {
             let first = order.first().and_then(|&idx| self.members[idx].last_error.clone());
             return Err(first.unwrap_or_else(no_endpoint));
@@ -362,6 +373,7 @@ impl Lease {
         change(&mut state, self);
         if std::mem::take(&mut self.held) {
             state.requests -= 1;
+            state.members[self.idx].in_flight -= 1;
             state.members[self.idx].window.free(self.tokens);
         }
         let gone = pool.admit(&mut state);
@@ -571,6 +583,50 @@ mod tests {
         assert_eq!(error, broken().1);
         let waited = begun.elapsed().as_secs();
         assert!((270..=330).contains(&waited), "{waited} s");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_server_that_asks_for_more_time_than_our_patience_gets_it() {
+        let pool = pool(1, 64, 100);
+        let asked = Duration::from_secs(700);
+        for _ in 0..5 {
+            let lease = pool.lease(0, 1, &[]).await.unwrap();
+            lease.report(Report::Failed(retry::Kind::Pressed, Some(asked)), Some(&broken().1));
+        }
+        let begun = Instant::now();
+        let trial = pool.lease(0, 1, &[]).await.unwrap();
+        assert!(begun.elapsed() >= asked, "{:?}", begun.elapsed());
+        let waiting = tokio::spawn({
+            let pool = Arc::clone(&pool);
+            async move { pool.lease(0, 1, &[]).await.map(drop) }
+        });
+        // Nobody gives up while somebody finds out, however long that takes.
+        sleep(Duration::from_secs(900)).await;
+        assert!(!waiting.is_finished());
+        trial.report(Report::Alive, None);
+        waiting.await.unwrap().unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn every_endpoint_works_while_requests_wait() {
+        let pool = pool(2, 4, 1000);
+        let granted = Arc::new(Mutex::new(Vec::new()));
+        let tasks: Vec<_> = (0..80)
+            .map(|n| {
+                let (pool, granted) = (Arc::clone(&pool), Arc::clone(&granted));
+                tokio::spawn(async move {
+                    let lease = pool.lease(mix(n), 1, &[]).await.unwrap();
+                    granted.lock().unwrap().push(lease.idx());
+                    sleep(Duration::from_millis(10)).await;
+                })
+            })
+            .collect();
+        for task in tasks {
+            task.await.unwrap();
+        }
+        let granted = granted.lock().unwrap();
+        let n_first = granted[..40].iter().filter(|idx| **idx == 0).count();
+        assert!((15..=25).contains(&n_first), "{granted:?}");
     }
 
     #[tokio::test(start_paused = true)]

@@ -70,6 +70,14 @@ pub enum Error {
         /// The limit.
         limit: u64,
     },
+    /// The server came back as another model: no answer of it belongs to this run.
+    #[error("{server} is another model than before: {why}")]
+    Changed {
+        /// Which server.
+        server: String,
+        /// How that shows.
+        why: String,
+    },
     /// Our own disk failed while keeping an answer; nothing is claimed to be stored.
     #[error("the ledger cannot be used: {why}")]
     Ledger {
@@ -96,12 +104,19 @@ impl Error {
             Self::Unreachable { .. } | Self::Unavailable { .. } => Some(
                 "see that the server runs and the address is right; the same command continues where this one stopped",
             ),
+            Self::Changed { .. } => Some(
+                "answers from before are kept; serve the old model and the same command continues, \
+                 or give the same command now and it begins anew with this one",
+            ),
             Self::Refused { .. } | Self::Garbled { .. } => None,
         }
     }
 
     /// Whether nothing more can be asked of this model in this run.
     pub fn stops_the_run(&self) -> bool {
-        matches!(self, Self::Unsupported { .. } | Self::Budget { .. } | Self::Ledger { .. })
+        matches!(
+            self,
+            Self::Unsupported { .. } | Self::Budget { .. } | Self::Changed { .. } | Self::Ledger { .. }
+        )
     }
 }

@@ -9,6 +9,7 @@ pub mod as_json;
 mod body;
 mod breaker;
 pub mod budget;
+pub mod doubt;
 pub mod embedded;
 pub mod endpoint;
 pub mod error;
@@ -19,6 +20,7 @@ pub mod planned;
 pub mod probe;
 pub mod record;
 pub mod remote;
+mod resting;
 pub mod retry;
 mod sampled;
 pub mod scripted;
@@ -58,6 +60,11 @@ pub trait Model: Send + Sync {
 
     /// What the model can do, as found out when it was opened.
     fn limits(&self) -> &Limits;
+
+    /// The largest K it accepts, as far as is known by now: a server that came back may accept less than before.
+    fn top_k_limit(&self) -> Option<usize> {
+        self.limits().max_top_k
+    }
 }
 
 /// How tokens are drawn.
@@ -191,6 +198,23 @@ pub struct Usage {
     pub cached_tokens: Option<u64>,
     /// Tokens sampled.
     pub completion_tokens: u64,
+}
+
+impl Limits {
+    /// What two servers of one model can both do.
+    pub fn and(&self, other: &Self) -> Self {
+        let least = |a: Option<usize>, b: Option<usize>| a.into_iter().chain(b).min();
+        Self {
+            context_length: least(self.context_length, other.context_length),
+            vocab_size: least(self.vocab_size, other.vocab_size),
+            max_top_k: least(self.max_top_k, other.max_top_k),
+            token_ids: self.token_ids && other.token_ids,
+            scores: self.scores && other.scores,
+            start_index: self.start_index && other.start_index,
+            cached_scores: self.cached_scores && other.cached_scores,
+            batches: self.batches && other.batches,
+        }
+    }
 }
 
 /// What a model can do.

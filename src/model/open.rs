@@ -15,7 +15,7 @@ use super::remote::{self, Kind, OpenOptions, ServerInfo};
 use super::sglang::Sglang;
 use super::transport::Transport;
 use super::vllm::Vllm;
-use super::{Error, Model, endpoint};
+use super::{Error, Limits, Model, endpoint};
 use crate::chat::tokenizer::Tokenizer;
 use crate::wire;
 
@@ -29,6 +29,45 @@ pub struct Opened {
     pub tokenizer: Option<(PathBuf, Arc<Tokenizer>)>,
     /// The way to it; a model in this process has none.
     pub transport: Option<Transport>,
+}
+
+/// What is known of a model behind a server, apart from the way to it.
+#[derive(Clone, Debug)]
+pub struct Known {
+    info: ServerInfo,
+    limits: Limits,
+}
+
+impl Known {
+    /// The same, trusting every id: for whoever sends only ids that every vocabulary has, and those it was given.
+    pub fn trusting_ids(mut self) -> Self {
+        self.limits.vocab_size = Some(usize::MAX);
+        (self.limits.token_ids, self.limits.scores) = (true, true);
+        self
+    }
+
+    /// The model over another way, such as to one of its endpoints; nothing is asked.
+    pub fn over(&self, transport: Transport) -> Arc<dyn Model> {
+        client(transport, self.info.clone(), self.limits.clone(), OpenOptions::default())
+    }
+}
+
+impl Opened {
+    /// What is known of it by now.
+    pub fn known(&self) -> Known {
+        Known { info: self.info.clone(), limits: self.model.limits().clone() }
+    }
+}
+
+/// A client for what is already known of a server.
+fn client(transport: Transport, info: ServerInfo, limits: Limits, options: OpenOptions) -> Arc<dyn Model> {
+    match info.kind {
+        Kind::Vllm => Arc::new(Vllm::new(transport, info, limits, options)),
+        Kind::Sglang => Arc::new(Sglang::new(transport, info, limits, options)),
+        Kind::Anthropic => Arc::new(Anthropic::new(transport, info, limits, options)),
+        // A model in this process has no way to it; nobody asks for one.
+        Kind::OpenAi | Kind::Embedded => Arc::new(OpenAi::new(transport, info, limits, options)),
+    }
 }
 
 /// Opens the servers behind `transport`; `kind` is found out if it is not given.
@@ -57,10 +96,18 @@ pub async fn open(
         }
     }
     check_same_model(&opened).await?;
-    match (opened.first(), down) {
-        (Some(first), _) => open_one(transport.only(&up)?, Some(first.info.kind), tokenizer, options).await,
-        (None, down) => Err(down.unwrap_or_else(endpoint::no_endpoint)),
+    if opened.is_empty() {
+        return Err(down.unwrap_or_else(endpoint::no_endpoint));
     }
+    together(transport.only(&up)?, opened, options).ok_or_else(endpoint::no_endpoint)
+}
+
+/// Several servers as one model, which can do what all of them can.
+fn together(transport: Transport, opened: Vec<Opened>, options: OpenOptions) -> Option<Opened> {
+    let limits = opened.iter().map(|it| it.model.limits().clone()).reduce(|a, b| a.and(&b))?;
+    let first = opened.into_iter().next()?;
+    let model = client(transport.clone(), first.info.clone(), limits, options);
+    Some(Opened { model, transport: Some(transport), ..first })
 }
 
 /// Refuses servers that say they serve different models, or whose logprobs of a probe text differ.
@@ -165,12 +212,12 @@ pub fn open_embedded(name: &str, path: &Path, tokenizer: Option<&Path>) -> Resul
 
 /// SGLang tells of its model, vLLM its version; whatever else lists models speaks OpenAI's protocol.
 async fn detect(transport: &Transport) -> Result<Kind, Error> {
-    let sglang = remote::ask_if_known(transport, "/get_model_info", wire::sglang::info).await;
-    if let Err(error @ (Error::Unreachable { .. } | Error::Unavailable { .. })) = sglang {
-        return Err(error);
-    }
-    if matches!(sglang, Ok(Some(_))) {
-        return Ok(Kind::Sglang);
+    for path in ["/get_model_info", "/model_info"] {
+        match remote::ask_if_known(transport, path, wire::sglang::model_info).await {
+            Err(error @ (Error::Unreachable { .. } | Error::Unavailable { .. })) => return Err(error),
+            Ok(Some(_)) => return Ok(Kind::Sglang),
+            Ok(None) | Err(_) => {}
+        }
     }
     if let Ok(Some(_)) = remote::ask_if_known(transport, "/version", wire::vllm::version).await {
         return Ok(Kind::Vllm);

@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use tokio::task::JoinSet;
 
+use super::resting::Resting;
 use super::{Error, Limits, Model, Scored, Usage};
 use crate::plan::{Backend, Figures, Plan, plan};
 use crate::score::{ScoreJob, SpanScore};
@@ -79,9 +80,13 @@ pub async fn score_at(
     let mut work = Work::new(model, jobs, &plan, settle);
     work.at_once = pace.at_once.clamp(1, UNDER_WAY);
     work.begin();
+    let resting = work.resting.clone();
     while !work.is_stopped() && work.send() {
-        let finished = work.under_way.join_next().await;
-        work.take(finished);
+        tokio::select! {
+            finished = work.under_way.join_next() => work.take(finished),
+            // A request that waits for its next try makes room for another.
+            () = resting.more() => {}
+        }
     }
     while let Some(finished) = work.under_way.join_next().await {
         work.take(Some(finished));
@@ -141,6 +146,7 @@ struct Work<'a, 's> {
     alone: VecDeque<usize>,
     under_way: JoinSet<Finished>,
     n_under_way: usize,
+    resting: Resting,
     at_once: usize,
     usage: Usage,
     n_alone: usize,
@@ -189,6 +195,7 @@ impl<'a, 's> Work<'a, 's> {
             alone,
             under_way,
             n_under_way: 0,
+            resting: Resting::default(),
             at_once: UNDER_WAY,
             usage,
             n_alone,
@@ -213,7 +220,7 @@ impl<'a, 's> Work<'a, 's> {
 
     /// Sends what may be sent; says whether there is anything to wait for.
     fn send(&mut self) -> bool {
-        while self.n_under_way < self.at_once {
+        while self.room() > 0 {
             let asked = if let Some(job) = self.alone.pop_front() {
                 Asked::Alone(job)
             } else if self.ready.is_empty() {
@@ -226,10 +233,15 @@ impl<'a, 's> Work<'a, 's> {
         !self.under_way.is_empty()
     }
 
+    /// How many more requests may be under way; those that wait for their next try take no room but in memory.
+    fn room(&self) -> usize {
+        let n_sent = self.n_under_way.saturating_sub(self.resting.count());
+        self.at_once.saturating_sub(n_sent).min(UNDER_WAY.saturating_sub(self.n_under_way))
+    }
+
     /// The next requests to send: several short ones where the model takes them together.
     fn next_batch(&mut self) -> Vec<usize> {
-        let room = self.at_once - self.n_under_way;
-        let most = if self.model.limits().batches { BATCH_REQUESTS.min(room) } else { 1 };
+        let most = if self.model.limits().batches { BATCH_REQUESTS.min(self.room()) } else { 1 };
         let (mut batch, mut tokens) = (Vec::new(), 0);
         while let Some(&idx) = self.ready.first().filter(|_| batch.len() < most) {
             let request = &self.plan.requests[idx];
@@ -251,13 +263,14 @@ impl<'a, 's> Work<'a, 's> {
         };
         let model = Arc::clone(self.model);
         self.n_under_way += jobs.len();
-        self.under_way.spawn(async move {
+        let work = async move {
             let scored = match &jobs[..] {
                 [only] => vec![model.score(only).await],
                 several => model.score_many(several).await,
             };
             (asked, scored)
-        });
+        };
+        self.under_way.spawn(self.resting.clone().watch(work));
     }
 
     fn take(&mut self, finished: Option<Result<Finished, tokio::task::JoinError>>) {

@@ -4,6 +4,8 @@
 //! before anything is paid for. Every line is measured with a few short requests, or absent when it could not
 //! be. Showing the report is the business of the command line.
 
+use std::sync::Arc;
+
 use serde_json::{Value, json};
 
 use super::open::Opened;
@@ -37,11 +39,11 @@ pub struct Report {
     /// Its limits.
     pub limits: Limits,
     /// Whether it takes token ids.
-    pub ids_in: bool,
+    pub ids_in: Option<bool>,
     /// Whether it returns the sampled ids.
-    pub ids_out: bool,
+    pub ids_out: Option<bool>,
     /// Whether it scores prompts.
-    pub prompt_logprobs: bool,
+    pub prompt_logprobs: Option<bool>,
     /// Whether scoring again finds the prefix in the cache.
     pub prefix_cache_with_logprobs: Option<bool>,
     /// Whether its tokenizer gives the ids ours gives.
@@ -148,9 +150,9 @@ pub async fn probe(opened: &Opened) -> Report {
     let mut report = Report {
         info: opened.info.clone(),
         limits: opened.model.limits().clone(),
-        ids_in: false,
-        ids_out: false,
-        prompt_logprobs: false,
+        ids_in: None,
+        ids_out: None,
+        prompt_logprobs: None,
         prefix_cache_with_logprobs: None,
         tokenizer_agrees: None,
         template_drops: template_drops(opened),
@@ -159,12 +161,31 @@ pub async fn probe(opened: &Opened) -> Report {
         notes: Vec::new(),
     };
     report.tokenizer_agrees = tokenizer_agrees(opened, &mut report.notes).await;
-    if report.limits.token_ids {
-        measure_ids(opened, &mut report).await;
-    } else {
-        report.deterministic = same_chat(&*opened.model, &mut report.notes).await;
+    match taking_ids(opened, &mut report.notes) {
+        Some(model) => measure_ids(&*model, &probe_ids(opened), &mut report).await,
+        None => {
+            // Their protocols have no place for ids.
+            (report.ids_in, report.ids_out, report.prompt_logprobs) = (Some(false), Some(false), Some(false));
+            report.deterministic = same_chat(&*opened.model, &mut report.notes).await;
+        }
     }
     report
+}
+
+/// The model, if it takes token ids. An SGLang server whose tokenizer is not here is asked in ids that every
+/// vocabulary has, and in those it sampled itself.
+fn taking_ids(opened: &Opened, notes: &mut Vec<String>) -> Option<Arc<dyn Model>> {
+    match (&opened.transport, opened.info.kind) {
+        _ if opened.model.limits().token_ids => Some(Arc::clone(&opened.model)),
+        (Some(transport), Kind::Sglang) => {
+            notes.push(format!(
+                "the tokenizer of {} is not on this machine; commands that send token ids need it: name it with --tokenizer",
+                opened.info.model
+            ));
+            Some(opened.known().trusting_ids().over(transport.clone()))
+        }
+        _ => None,
+    }
 }
 
 /// The probe text as this server's ids.
@@ -173,24 +194,42 @@ pub fn probe_ids(opened: &Opened) -> Vec<TokenId> {
     encoded.map_or_else(|| PROBE_IDS.collect(), |encoded| encoded.ids)
 }
 
-async fn measure_ids(opened: &Opened, report: &mut Report) {
-    let (model, ids) = (&*opened.model, probe_ids(opened));
-    let sampled = kept(sample(model, &ids).await, &mut report.notes);
-    report.ids_in = sampled.is_some();
-    report.ids_out = sampled.as_ref().is_some_and(|sampled| !sampled.tokens.is_empty());
-    if !report.limits.scores {
+async fn measure_ids(model: &dyn Model, ids: &[TokenId], report: &mut Report) {
+    let sampled = sample(model, ids).await;
+    report.ids_in = whether(&sampled, |_| true);
+    report.ids_out = whether(&sampled, |sampled| !sampled.tokens.is_empty());
+    let is_gone = sampled.as_ref().is_err_and(Error::may_pass);
+    let sampled = kept(sampled, &mut report.notes);
+    // Who waits for an answer to each question of a server that gives none waits for nothing.
+    if is_gone || !model.limits().scores {
         return;
     }
-    let first = kept(score(model, &ids, 1).await, &mut report.notes);
-    report.prompt_logprobs = first.as_ref().is_some_and(|scored| scored.spans[0].absent().next().is_none());
-    let second = kept(score(model, &ids, 1).await, &mut report.notes);
-    report.deterministic = first.zip(second).map(|(first, second)| first.spans == second.spans);
-    let late = kept(score(model, &ids, ids.len() - 4).await, &mut report.notes);
-    let cached = late.and_then(|scored| scored.usage.cached_tokens);
-    report.prefix_cache_with_logprobs = cached.map(|cached| cached > 0);
+    let first = score(model, ids, 1).await;
+    report.prompt_logprobs = whether(&first, |scored| scored.spans[0].absent().next().is_none());
+    let Some(first) = kept(first, &mut report.notes) else { return };
+    let second = kept(score(model, ids, 1).await, &mut report.notes);
+    report.deterministic = second.map(|second| first.spans == second.spans);
+    let late = kept(score(model, ids, ids.len() - 4).await, &mut report.notes);
+    report.prefix_cache_with_logprobs = late.and_then(|scored| uses_cache(&scored, report.info.kind));
     if let Some(sampled) = sampled {
-        report.self_test = kept(self_test(model, &ids, &sampled).await, &mut report.notes).flatten();
+        report.self_test = kept(self_test(model, ids, &sampled).await, &mut report.notes).flatten();
     }
+}
+
+/// What an answer shows, or a refusal; nothing where another time may show something else.
+fn whether<T>(answer: &Result<T, Error>, shows: impl Fn(&T) -> bool) -> Option<bool> {
+    match answer {
+        Ok(answer) => Some(shows(answer)),
+        Err(error) if error.may_pass() && !matches!(error, Error::Garbled { .. }) => None,
+        Err(_) => Some(false),
+    }
+}
+
+/// Whether a second scoring found something in the cache. vLLM computes the whole prompt for its logprobs, whether or
+/// not it counts what is cached.
+fn uses_cache(scored: &Scored, kind: Kind) -> Option<bool> {
+    let told = scored.usage.cached_tokens.map(|cached| cached > 0);
+    told.or((kind == Kind::Vllm).then_some(false))
 }
 
 /// Scores what was sampled, as a prompt, and compares.

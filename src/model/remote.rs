@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use serde::Serialize;
 
 use super::notice::Notices;
-use super::transport::{Answer, Call, Method, Transport};
+use super::transport::{Answer, Call, LOOK_UP, Method, Transport};
 use super::{Error, Finish, Generated, Place, SampledToken, Scored, Usage};
 use crate::score::{Absence, ScoreJob, SpanScore};
 use crate::tokens::TokenId;
@@ -98,7 +98,7 @@ pub async fn ask<T>(
         tokens: 0,
         sticky: 0,
         max_answer: MAX_INFO,
-        timeout: None,
+        timeout: Some(LOOK_UP),
     };
     transport.call(&call, &|answer: &Answer<'_>| decode(answer.body)).await
 }
@@ -131,11 +131,35 @@ pub fn choose(server: &str, listed: &[Listed], wanted: Option<&str>) -> Result<L
     };
     let what = match (found, wanted) {
         (Some(found), _) => return Ok(found.clone()),
-        (None, Some(name)) => format!("{server} has no model `{name}`; it lists {}", quoted(&names)),
+        (None, Some(name)) => {
+            format!("{server} has no model `{name}`; it lists {}", quoted(&nearest_first(name, names)))
+        }
         (None, None) if names.is_empty() => format!("{server} lists no models"),
         (None, None) => format!("{server} has {} models: {}", names.len(), quoted(&names)),
     };
     Err(Error::Invalid { what, help: "name one with --model".to_owned() })
+}
+
+/// The names most like `wanted` first, the others in their order.
+fn nearest_first<'a>(wanted: &str, mut names: Vec<&'a str>) -> Vec<&'a str> {
+    let letters =
+        |name: &str| name.to_lowercase().chars().filter(|it| it.is_alphanumeric()).collect::<Vec<_>>();
+    let wanted = letters(wanted);
+    names.sort_by_cached_key(|name| distance(&wanted, &letters(name)));
+    names
+}
+
+/// How many letters must be put in, taken out or replaced to make one of the other (Levenshtein).
+fn distance(a: &[char], b: &[char]) -> usize {
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (idx, x) in a.iter().enumerate() {
+        let mut diagonal = std::mem::replace(&mut row[0], idx + 1);
+        for (at, y) in b.iter().enumerate() {
+            let least = (row[at] + 1).min(row[at + 1] + 1).min(diagonal + usize::from(x != y));
+            diagonal = std::mem::replace(&mut row[at + 1], least);
+        }
+    }
+    row[b.len()]
 }
 
 fn quoted(names: &[&str]) -> String {
@@ -299,6 +323,9 @@ mod tests {
         check(&["a"], None, Ok("a"));
         check(&[], Some("x"), Ok("x"));
         check(&["a", "b"], Some("x"), Err("http://s has no model `x`; it lists `a`, `b`"));
+        let names = ["zephyr", "qwen/Qwen3-8B", "Qwen/Qwen3-4B"];
+        let listed = "`Qwen/Qwen3-4B`, `qwen/Qwen3-8B`, `zephyr`";
+        check(&names, Some("qwen3-4b"), Err(&format!("http://s has no model `qwen3-4b`; it lists {listed}")));
         check(&["a", "b"], None, Err("http://s has 2 models: `a`, `b`"));
         check(&[], None, Err("http://s lists no models"));
     }

@@ -65,6 +65,8 @@ pub struct Policy {
     pub longest_retry_after: Duration,
     /// Whether only a server that answers that it is busy is asked again.
     pub only_when_busy: bool,
+    /// Whether a server that gave no answer in time is asked again.
+    pub after_silence: bool,
 }
 
 impl Default for Policy {
@@ -76,6 +78,7 @@ impl Default for Policy {
             longest_wait: Duration::from_secs(60),
             longest_retry_after: Duration::from_secs(900),
             only_when_busy: false,
+            after_silence: true,
         }
     }
 }
@@ -90,13 +93,16 @@ impl Policy {
             longest_wait: Duration::from_secs(1),
             longest_retry_after: Duration::from_secs(5),
             only_when_busy: false,
+            after_silence: false,
         }
     }
 
     /// Whether a failure is worth another try after `garbled` unusable answers.
     pub fn tries_again(&self, failure: &Failure, garbled: u32) -> bool {
         let is_busy = failure.kind == Kind::Pressed && matches!(failure.error, Error::Unavailable { .. });
-        failure.kind != Kind::Refused && garbled < self.garbled_attempts && (is_busy || !self.only_when_busy)
+        let is_silent = failure.kind == Kind::Pressed && matches!(failure.error, Error::Unreachable { .. });
+        let is_worth_it = (is_busy || !self.only_when_busy) && (self.after_silence || !is_silent);
+        failure.kind != Kind::Refused && garbled < self.garbled_attempts && is_worth_it
     }
 
     /// The wait after `round` failed rounds (from 1), or `None` when it is time to give up.
@@ -215,6 +221,8 @@ mod tests {
             let tried = (Policy::default().tries_again(&failure, 1), whole.tries_again(&failure, 1));
             assert_eq!(tried, (patient, in_pieces), "{failure:?}");
             assert!(!Policy::default().tries_again(&failure, 4), "unusable too often");
+            let is_silent = matches!((kind, &failure.error), (Kind::Pressed, Error::Unreachable { .. }));
+            assert_eq!(Policy::brief().tries_again(&failure, 1), patient && !is_silent, "{failure:?}");
         }
     }
 

@@ -20,11 +20,12 @@ use reqwest::header::{
     AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, LOCATION, RETRY_AFTER,
 };
 
-use super::Error;
 use super::body::{self, BodyFault};
+use super::doubt::{Check, Doubts};
 use super::endpoint::{Endpoint, Lease, Pool, PoolRules, Report, Turn};
 use super::retry::{self, Failure, Jitter, Kind, Policy};
 use super::secret::Secret;
+use super::{Error, resting};
 
 /// One request, described apart from where it is sent.
 #[derive(Clone, Debug)]
@@ -156,6 +157,7 @@ pub struct Transport {
 struct Shared {
     http: reqwest::Client,
     pool: Arc<Pool>,
+    doubts: Doubts,
     headers: Vec<HeaderMap>,
     secrets: Vec<Secret>,
     settings: Settings,
@@ -164,8 +166,10 @@ struct Shared {
     retries: AtomicU64,
 }
 
-/// How long a person waits for one attempt.
-const BRIEF: Duration = Duration::from_secs(60);
+/// How long a person waits for something that is computed.
+const BRIEF: Duration = Duration::from_secs(30);
+/// How long a person waits for something that the server only has to look up.
+pub const LOOK_UP: Duration = Duration::from_secs(10);
 /// Servers such as uvicorn close idle connections after five seconds; leaving first avoids sending into a closing one.
 const IDLE: Duration = Duration::from_secs(4);
 
@@ -186,6 +190,7 @@ impl Transport {
             http: http_client(&settings)?,
             headers,
             secrets: secrets_of(&endpoints, &settings),
+            doubts: Doubts::new(endpoints.len()),
             pool: Pool::new(endpoints, settings.pool.clone()),
             jitter: Jitter::new(
                 settings.jitter_seed.unwrap_or_else(|| RandomState::new().build_hasher().finish()),
@@ -222,6 +227,11 @@ impl Transport {
         endpoints.map(|endpoint| Self::to(vec![endpoint.clone()], settings.clone())).collect()
     }
 
+    /// From now on an endpoint that failed is looked at before its next answer is handed on.
+    pub fn check_with(&self, check: Check) {
+        self.shared.doubts.check_with(check);
+    }
+
     /// A transport to some of the endpoints, by their places.
     pub fn only(&self, places: &[usize]) -> Result<Self, Error> {
         let endpoints = self.shared.pool.endpoints();
@@ -254,15 +264,29 @@ impl Transport {
     ) -> Result<T, Error> {
         let mut progress = Progress::default();
         loop {
+            self.shared.doubts.fail_if_changed()?;
             let lease = self.shared.pool.lease(call.sticky, call.tokens, &progress.tried).await?;
             progress.begin(lease.idx());
             self.shared.count(&progress);
+            let idx = lease.idx();
             let limit = call.timeout.unwrap_or(self.shared.settings.timeout).min(self.longest);
             match self.shared.attempt(lease, call, limit, decode).await {
-                Ok(answer) => return Ok(answer),
+                Ok(answer) => match self.trusted(idx).await {
+                    Ok(()) => return Ok(answer),
+                    Err(failure) => self.pause(&mut progress, failure).await?,
+                },
                 Err(failure) => self.pause(&mut progress, failure).await?,
             }
         }
+    }
+
+    /// Makes sure that an endpoint that failed is still the model it was.
+    async fn trusted(&self, idx: usize) -> Result<(), Failure> {
+        let settled = self.shared.doubts.settle(idx, || Ok(self.only(&[idx])?.briefly())).await;
+        settled.map_err(|error| {
+            let kind = if error.may_pass() { Kind::Broken } else { Kind::Refused };
+            Failure { kind, error, retry_after: None }
+        })
     }
 
     /// Waits as long as the failure calls for, or fails for good.
@@ -276,6 +300,7 @@ impl Transport {
             error: failure.error.clone(),
         });
         if !wait.is_zero() {
+            let _rest = resting::rest();
             tokio::time::sleep(wait).await;
         }
         Ok(())
@@ -341,9 +366,15 @@ impl Shared {
             }
             Err(failure) => Err(failure),
         };
+        if let Err(failure) = &outcome {
+            self.doubts.take(lease.idx(), failure);
+        }
         let turn = match &outcome {
             Err(it) if it.kind != Kind::Refused => {
-                lease.report(Report::Failed(it.kind, it.retry_after), Some(&it.error))
+                // What is longer than anybody waits must not close the endpoint for that long.
+                let longest = self.settings.policy.longest_retry_after;
+                let retry_after = it.retry_after.filter(|asked| *asked <= longest);
+                lease.report(Report::Failed(it.kind, retry_after), Some(&it.error))
             }
             _ => lease.report(Report::Alive, None),
         };

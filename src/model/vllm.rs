@@ -13,7 +13,7 @@ use tokio::sync::OnceCell;
 use super::openai::{self, Dialect};
 use super::remote::{self, Kind, OpenOptions, SecondChance, ServerInfo};
 use super::sampled::{self, Reported};
-use super::transport::{Answer, Call, Method, Transport};
+use super::transport::{Answer, Call, LOOK_UP, Method, Transport};
 use super::{ChatAnswer, ChatRequest, Constraint, Error, GenerateRequest, Generated, Limits, Model, Scored};
 use crate::score::ScoreJob;
 use crate::tokens::TopK;
@@ -96,11 +96,30 @@ impl Vllm {
         top_k.min(limit)
     }
 
+    /// Asks with K within the limit, and again with less as long as that turns out to be too much.
+    async fn within_limit<T, F>(
+        &self,
+        top_k: usize,
+        ask: impl Fn(usize) -> F + Send + Sync,
+    ) -> Result<T, Error>
+    where
+        F: Future<Output = Result<T, Error>> + Send,
+    {
+        loop {
+            let sent = self.capped(top_k);
+            match ask(sent).await {
+                Err(error) if self.learn_limit(&error) && self.max_top_k.load(Relaxed) < sent => {}
+                other => return other,
+            }
+        }
+    }
+
     /// Whether a call failed because K was too large; from now on the limit is known.
-    fn learns_limit(&self, error: &Error) -> bool {
+    fn learn_limit(&self, error: &Error) -> bool {
         let Error::Refused { message, .. } = error else { return false };
-        let limit = wire::logprob_limit(message);
-        limit.is_some_and(|limit| self.max_top_k.fetch_min(limit.allowed, Relaxed) > limit.allowed)
+        let Some(limit) = wire::logprob_limit(message) else { return false };
+        self.max_top_k.fetch_min(limit.allowed, Relaxed);
+        true
     }
 
     async fn score_with(&self, job: &ScoreJob, top_k: usize) -> Result<Scored, Error> {
@@ -164,7 +183,7 @@ impl Vllm {
         let mut rows = [TopK::default(), TopK::default()];
         for (row, temperature) in rows.iter_mut().zip(sampled::PROBE_TEMPERATURES) {
             let probe = sampled::probe_request(id, temperature);
-            let drawn = self.draw(&probe, self.capped(sampled::PROBE_TOP_K)).await?;
+            let drawn = self.within_limit(sampled::PROBE_TOP_K, |top_k| self.draw(&probe, top_k)).await?;
             *row = drawn.top.into_iter().next().unwrap_or_default();
         }
         Ok(sampled::judge(&rows[0], &rows[1]))
@@ -178,10 +197,7 @@ impl Model for Vllm {
         remote::check_ids(&request.prompt, self.limits.vocab_size)?;
         remote::check_length(request.prompt.len(), self.limits.context_length)?;
         let own = self.own_logprobs(request).await?;
-        let drawn = match self.draw(request, self.capped(request.top_k)).await {
-            Err(error) if self.learns_limit(&error) => self.draw(request, self.capped(request.top_k)).await?,
-            other => other?,
-        };
+        let drawn = self.within_limit(request.top_k, |top_k| self.draw(request, top_k)).await?;
         Ok(remote::generated(drawn, request.prompt.len(), own))
     }
 
@@ -192,10 +208,7 @@ impl Model for Vllm {
         let sent = &job.tokens()[..job.end_needed()];
         remote::check_ids(sent, self.limits.vocab_size)?;
         remote::check_length(sent.len(), self.limits.context_length)?;
-        match self.score_with(job, self.capped(job.top_k())).await {
-            Err(error) if self.learns_limit(&error) => self.score_with(job, self.capped(job.top_k())).await,
-            other => other,
-        }
+        self.within_limit(job.top_k(), |top_k| self.score_with(job, top_k)).await
     }
 
     async fn chat(&self, request: &ChatRequest) -> Result<ChatAnswer, Error> {
@@ -204,6 +217,10 @@ impl Model for Vllm {
 
     fn limits(&self) -> &Limits {
         &self.limits
+    }
+
+    fn top_k_limit(&self) -> Option<usize> {
+        Some(self.max_top_k.load(Relaxed)).filter(|limit| *limit < usize::MAX)
     }
 }
 
@@ -277,7 +294,7 @@ async fn refusal(transport: &Transport, model: &str, top_k: i64) -> Result<Refus
         tokens: 2,
         sticky: 0,
         max_answer: MAX_ANSWER.0,
-        timeout: None,
+        timeout: Some(LOOK_UP),
     };
     match transport.call(&call, &|_: &Answer<'_>| Ok(())).await {
         Ok(()) => Ok(Refusal::None),

@@ -20,11 +20,18 @@ use crate::model::Error;
 use crate::model::notice::Notices;
 use crate::model::open::Opened;
 use crate::model::probe::Report;
+use crate::model::remote::Kind;
 
 /// Checks what was found out about a server; what a person should know goes to `notices`.
 pub fn check_server(opened: &Opened, report: &Report, notices: &Notices) -> Result<(), Error> {
     let server = &opened.info.model;
     let notes = || report.notes.first().map(|note| format!(": {note}")).unwrap_or_default();
+    if !report.limits.token_ids && opened.info.kind == Kind::Sglang {
+        return Err(invalid(
+            format!("the tokenizer of {server} is not on this machine"),
+            "name a directory with its tokenizer.json and chat template with --tokenizer",
+        ));
+    }
     if !report.limits.token_ids {
         let what = "takes no token ids, so episodes are recorded as rendered text";
         notices.add(format!("{server} behind {} {what}", opened.info.kind.name()));
@@ -34,7 +41,7 @@ pub fn check_server(opened: &Opened, report: &Report, notices: &Notices) -> Resu
             _ => Ok(()),
         };
     }
-    if !report.ids_in || !report.ids_out {
+    if report.ids_in != Some(true) || report.ids_out != Some(true) {
         return Err(unsupported(server, format!("sample from token ids{}", notes())));
     }
     if report.tokenizer_agrees == Some(false) {

@@ -7,7 +7,7 @@
 //! one commit long.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
@@ -35,6 +35,7 @@ pub const LEDGER_FILE: &str = "ledger.sqlite";
 pub struct Ledger {
     disk: Disk,
     flights: Flights,
+    n_damaged: AtomicU64,
     // The directory stays ours for as long as its ledger is open.
     _lock: Arc<RunLock>,
 }
@@ -55,7 +56,7 @@ impl Ledger {
     /// Opens the ledger of a locked run directory.
     pub fn open(lock: Arc<RunLock>) -> Result<Arc<Self>, Error> {
         let disk = Disk::open(&lock.dir().join(LEDGER_FILE))?;
-        Ok(Arc::new(Self { disk, flights: Flights::default(), _lock: lock }))
+        Ok(Arc::new(Self { disk, flights: Flights::default(), n_damaged: AtomicU64::new(0), _lock: lock }))
     }
 
     /// The id of the model with this fingerprint: the one it has, or a new one.
@@ -88,9 +89,33 @@ impl Ledger {
         let found = self.disk.read(move |connection| stored_answer(connection, &key)).await?;
         let Some((bytes, sum)) = found else { return Ok(None) };
         if sum != checksum(&key, &bytes) {
-            return Err(self.damaged("the record is damaged: its checksum is wrong"));
+            // Bits flipped on the disk: this answer is lost, and those beside it are not.
+            self.forget(key).await?;
+            return Ok(None);
         }
         R::decode(&bytes).map(Some).map_err(|why| self.damaged(&why.to_string()))
+    }
+
+    /// Takes a damaged record away, so that its call can be paid and stored again.
+    async fn forget(&self, key: Key) -> Result<(), Error> {
+        let delete = move |connection: &Connection| {
+            let mut delete = connection.prepare_cached("DELETE FROM answers WHERE key = ?1")?;
+            delete.execute([key.bytes()]).map(|n_rows| n_rows as i64)
+        };
+        self.disk.write(delete).await?;
+        self.n_damaged.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// What a person should know about records that were found damaged and are paid again.
+    pub fn notice(&self) -> Option<String> {
+        match self.n_damaged.load(Ordering::Relaxed) {
+            0 => None,
+            n => Some(format!(
+                "{n} stored answers were damaged on the disk ({}); they are asked for again",
+                self.disk.path().display()
+            )),
+        }
     }
 
     /// Stores an answer; returns once it is safe.
@@ -275,7 +300,7 @@ pub struct Lookups {
 pub struct Ledgered {
     ledger: Arc<Ledger>,
     inner: Arc<dyn Model>,
-    model: AtomicI64,
+    model: ModelId,
     role: ModelRole,
     place: RunPlace,
     found: AtomicU64,
@@ -292,12 +317,7 @@ impl Ledgered {
         place: RunPlace,
     ) -> Self {
         let (found, paid) = (AtomicU64::new(0), AtomicU64::new(0));
-        Self { ledger, inner, model: AtomicI64::new(model.0), role, place, found, paid }
-    }
-
-    /// From now on the model behind it is `model`: for servers whose weights change while a run goes on.
-    pub fn becomes(&self, model: ModelId) {
-        self.model.store(model.0, Ordering::Relaxed);
+        Self { ledger, inner, model, role, place, found, paid }
     }
 
     /// What was found and what was paid through this model.
@@ -305,31 +325,27 @@ impl Ledgered {
         Lookups { found: self.found.load(Ordering::Relaxed), paid: self.paid.load(Ordering::Relaxed) }
     }
 
-    fn model(&self) -> ModelId {
-        ModelId(self.model.load(Ordering::Relaxed))
-    }
-
     /// The stored answer, or the one `ask` gives, stored.
+    ///
+    /// `key` says under which key: asked again after the answer, because the largest K may have become less meanwhile,
+    /// and an answer with fewer candidates is never kept as one with more.
     async fn once<R: Record>(
         &self,
-        model: ModelId,
-        key: Key,
+        key_now: impl Fn() -> Key,
         ask: impl Future<Output = Result<R, Error>>,
     ) -> Result<R, Error> {
+        let key = key_now();
         let _flight = self.ledger.flights.enter(key).await;
         if let Some(answer) = self.ledger.get(key).await? {
             self.found.fetch_add(1, Ordering::Relaxed);
             return Ok(answer);
         }
-        self.keep(model, key, ask.await).await
+        let answer = ask.await;
+        self.keep(key_now(), answer).await
     }
 
     /// Scores jobs under distinct keys: what is stored, and for the rest what is answered now, stored.
-    async fn once_many(
-        &self,
-        model: ModelId,
-        jobs: &BTreeMap<Key, &ScoreJob>,
-    ) -> BTreeMap<Key, Result<Scored, Error>> {
+    async fn once_many(&self, jobs: &BTreeMap<Key, &ScoreJob>) -> BTreeMap<Key, Result<Scored, Error>> {
         let (mut answers, mut missing, mut flights) = (BTreeMap::new(), Vec::new(), Vec::new());
         // Keys are entered in their order by everybody, so that no two callers wait for each other.
         for (&key, &job) in jobs {
@@ -347,17 +363,31 @@ impl Ledgered {
         }
         let (keys, jobs): (Vec<Key>, Vec<ScoreJob>) = missing.into_iter().unzip();
         let scored = if jobs.is_empty() { Vec::new() } else { self.inner.score_many(&jobs).await };
-        let stored = keys.iter().zip(scored).map(|(&key, scored)| self.keep(model, key, scored));
+        let stored = jobs.iter().zip(scored).map(|(job, scored)| self.keep(self.score_key(job), scored));
         answers.extend(keys.iter().copied().zip(join_all(stored).await));
         answers
     }
 
     /// Stores an answer before it is handed on.
-    async fn keep<R: Record>(&self, model: ModelId, key: Key, answer: Result<R, Error>) -> Result<R, Error> {
+    async fn keep<R: Record>(&self, key: Key, answer: Result<R, Error>) -> Result<R, Error> {
         let answer = answer?;
-        self.ledger.put(key, model, self.role, &answer).await?;
+        self.ledger.put(key, self.model, self.role, &answer).await?;
         self.paid.fetch_add(1, Ordering::Relaxed);
         Ok(answer)
+    }
+
+    /// The key of a score with as many candidates as the model gives now.
+    fn score_key(&self, job: &ScoreJob) -> Key {
+        Key::of_score(self.model, &job.within(self.inner.top_k_limit()))
+    }
+
+    fn generate_key(&self, request: &GenerateRequest) -> Key {
+        match self.inner.top_k_limit().filter(|limit| request.top_k > *limit) {
+            Some(top_k) => {
+                Key::of_generate(self.model, &self.place.run, &GenerateRequest { top_k, ..request.clone() })
+            }
+            None => Key::of_generate(self.model, &self.place.run, request),
+        }
     }
 
     fn seeded(&self, sampling: &Sampling, place: &Place) -> Sampling {
@@ -371,34 +401,33 @@ impl Model for Ledgered {
     async fn generate(&self, request: &GenerateRequest) -> Result<Generated, Error> {
         let sampling = self.seeded(&request.sampling, &request.place);
         let request = GenerateRequest { sampling, ..request.clone() };
-        let model = self.model();
-        let key = Key::of_generate(model, &self.place.run, &request);
-        self.once(model, key, self.inner.generate(&request)).await
+        self.once(|| self.generate_key(&request), self.inner.generate(&request)).await
     }
 
     async fn score(&self, job: &ScoreJob) -> Result<Scored, Error> {
-        let model = self.model();
-        self.once(model, Key::of_score(model, job), self.inner.score(job)).await
+        self.once(|| self.score_key(job), self.inner.score(job)).await
     }
 
     async fn score_many(&self, jobs: &[ScoreJob]) -> Vec<Result<Scored, Error>> {
-        let model = self.model();
-        let keys: Vec<Key> = jobs.iter().map(|job| Key::of_score(model, job)).collect();
+        let keys: Vec<Key> = jobs.iter().map(|job| self.score_key(job)).collect();
         let distinct: BTreeMap<Key, &ScoreJob> = keys.iter().copied().zip(jobs).collect();
-        let answers = self.once_many(model, &distinct).await;
+        let answers = self.once_many(&distinct).await;
         keys.iter().map(|key| answers[key].clone()).collect()
     }
 
     async fn chat(&self, request: &ChatRequest) -> Result<ChatAnswer, Error> {
         let sampling = self.seeded(&request.sampling, &request.place);
         let request = ChatRequest { sampling, ..request.clone() };
-        let model = self.model();
-        let key = Key::of_chat(model, &self.place.run, &request);
-        self.once(model, key, self.inner.chat(&request)).await
+        let key = Key::of_chat(self.model, &self.place.run, &request);
+        self.once(|| key, self.inner.chat(&request)).await
     }
 
     fn limits(&self) -> &Limits {
         self.inner.limits()
+    }
+
+    fn top_k_limit(&self) -> Option<usize> {
+        self.inner.top_k_limit()
     }
 }
 
@@ -650,7 +679,7 @@ mod tests {
         let limits = model.limits.clone();
         let broken = Arc::new(Arithmetic { weights: 0.1, asked: AtomicU64::new(0), broken: true, limits });
         let place = RunPlace { run: "run".into(), seed: 7 };
-        let failing = Ledgered::new(Arc::clone(&ledger), broken, healthy.model(), ModelRole::Judge, place);
+        let failing = Ledgered::new(Arc::clone(&ledger), broken, healthy.model, ModelRole::Judge, place);
         assert!(failing.score(&job(&[1, 2])).await.is_err());
         healthy.score(&job(&[1, 2])).await.unwrap();
         assert_eq!(asked(&model), 1);
@@ -670,19 +699,22 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_flipped_bit_is_an_error_and_not_a_number() {
+    async fn a_flipped_bit_is_paid_again_and_never_a_number() {
         let dir = tempfile::tempdir().unwrap();
         let model = Arithmetic::new(0.1);
         let (ledgered, _) = ledgered(&open(dir.path()), &model).await;
-        ledgered.score(&job(&[1, 2])).await.unwrap();
+        let first = ledgered.score(&job(&[1, 2])).await.unwrap();
         let connection = Connection::open(dir.path().join(LEDGER_FILE)).unwrap();
         let mut answer: Vec<u8> =
             connection.query_row("SELECT answer FROM answers", [], |row| row.get(0)).unwrap();
         let middle = answer.len() / 2;
         answer[middle] ^= 1;
         connection.execute("UPDATE answers SET answer = ?1", [answer]).unwrap();
-        let error = ledgered.score(&job(&[1, 2])).await.unwrap_err();
-        assert!(error.to_string().contains("its checksum is wrong"), "{error}");
-        assert!(error.stops_the_run());
+        let again = ledgered.score(&job(&[1, 2])).await.unwrap();
+        assert_eq!((again, asked(&model)), (first, 2));
+        let said = ledgered.ledger.notice().unwrap();
+        assert!(said.starts_with("1 stored answers were damaged on the disk ("), "{said}");
+        ledgered.score(&job(&[1, 2])).await.unwrap();
+        assert_eq!(asked(&model), 2, "what is paid again is stored again");
     }
 }

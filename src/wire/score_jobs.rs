@@ -32,7 +32,11 @@ pub fn read(line: &[u8], default_top_k: usize) -> (Value, Result<ScoreJob, Strin
 }
 
 fn job(value: Value, default_top_k: usize) -> Result<ScoreJob, String> {
-    let line: Line = serde_json::from_value(value).map_err(|error| error.to_string())?;
+    const SHAPE: &str = r#"a job is {"id": …, "tokens": [id, …], "spans": [[start, end], …], "top_k"?: K}"#;
+    if !value.is_object() {
+        return Err(format!("not an object; {SHAPE}"));
+    }
+    let line: Line = serde_json::from_value(value).map_err(|error| format!("{error}; {SHAPE}"))?;
     if !(line.id.is_string() || line.id.is_number()) {
         return Err("`id` must be a string or a number".to_owned());
     }

@@ -436,6 +436,10 @@ struct Flat<'a> {
 
 impl<'a> Flat<'a> {
     fn field(&mut self, key: &[u8], scanner: &mut Scanner<'a>) -> Result<(), String> {
+        // A form the server did not use may be there as null.
+        if scanner.null()? {
+            return Ok(());
+        }
         match key {
             b"val_flat_b64" => self.values_b64 = Some(scanner.string()?),
             b"idx_flat_b64" => self.ids_b64 = Some(scanner.string()?),
@@ -667,6 +671,12 @@ impl Info {
 /// Reads either information route.
 pub fn info(body: &[u8]) -> Result<Info, String> {
     serde_json::from_slice(body).map_err(|why| why.to_string())
+}
+
+/// Reads the route that tells of the model, as only SGLang does: it names where the weights came from.
+pub fn model_info(body: &[u8]) -> Result<Info, String> {
+    let info = info(body)?;
+    if info.model_path.is_none() { Err("it names no model_path".to_owned()) } else { Ok(info) }
 }
 
 #[cfg(test)]

@@ -105,6 +105,8 @@ pub struct Setup {
     pub encode: Option<Box<Encode>>,
     /// What it samples after a prompt with a seed, where it is not left to the toy.
     pub says: Box<Say>,
+    /// What it adds to the logprobs of what it samples.
+    pub sampled_shift: f64,
     /// The message it answers to a chat request, where it is not left to the toy.
     pub talks: Box<Talk>,
 }
@@ -125,6 +127,7 @@ impl Setup {
             vocab_size: VOCAB,
             encode: None,
             says: Box::new(|_, _| None),
+            sampled_shift: 0.0,
             talks: Box::new(|_| None),
         }
     }
@@ -551,10 +554,11 @@ impl State {
         let (own, top) = sglang_rows(ids, &contexts, start, k, fault);
         let all: Vec<u32> = ids.iter().chain(&sampled).copied().collect();
         let contexts = &self.setup.toy.contexts(&all)[ids.len()..];
+        let shift = self.setup.sampled_shift;
         let drawn: Vec<Value> =
-            sampled.iter().zip(contexts).map(|(&id, it)| json!([it.logprob(id), id, null])).collect();
+            sampled.iter().zip(contexts).map(|(&id, it)| json!([it.logprob(id) + shift, id, null])).collect();
         let row = |(_, it): (&u32, &Context)| -> Value {
-            it.top(k).into_iter().map(|(id, logprob)| json!([logprob, id, null])).collect()
+            it.top(k).into_iter().map(|(id, logprob)| json!([logprob + shift, id, null])).collect()
         };
         let drawn_top: Vec<Value> = sampled.iter().zip(contexts).map(row).collect();
         Ok(format!(

@@ -13,7 +13,7 @@ use crate::chat::tool_text;
 use crate::cli::chat::{parse_var, source_failure, tokenizer_failure, tool_text_of};
 use crate::cli::failure::Failure;
 use crate::cli::now;
-use crate::cli::server::{KindName, model_failure};
+use crate::cli::server::{KindName, model_failure, teller};
 use crate::lens::{OUTCOME_TEMPLATE, OutcomeFacts, Template};
 use crate::model::notice::Notices;
 use crate::model::open::Opened;
@@ -126,7 +126,7 @@ pub(super) async fn open(args: &CreditArgs, shown: &Shown, notices: &Notices) ->
     if server.kind != KindName::Embedded {
         server.tokenizer = args.text_path();
     }
-    let opened = server.open_any(&args.url, notices).await?;
+    let opened = server.open_any(&args.url, notices, teller(args.json)).await?;
     require_scores(&opened).await.map_err(model_failure)?;
     let Some((path, tokenizer)) = opened.tokenizer.clone() else {
         let help = "name the model's directory with --tokenizer";
