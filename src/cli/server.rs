@@ -1,6 +1,6 @@
 //! The flags that name a model, and opening what they name.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,6 +8,7 @@ use clap::{Args as ClapArgs, ValueEnum};
 
 use super::failure::Failure;
 use super::output;
+use crate::hf::{Hub, hub_name};
 use crate::model::Error;
 use crate::model::notice::Notices;
 use crate::model::open::{Opened, open, open_embedded};
@@ -24,8 +25,8 @@ pub(super) struct ServerArgs {
     /// The model to ask, as the server names it; for --kind embedded a name from `model list` or a path
     #[arg(long, value_name = "NAME")]
     pub(super) model: Option<String>,
-    /// The model's tokenizer: a directory with tokenizer.json; else the directory the server names, if it is readable here
-    #[arg(long, value_name = "DIR")]
+    /// The model's tokenizer: a directory with tokenizer.json, or a name on the hub like Qwen/Qwen3-4B; else the directory the server names, if it is readable here
+    #[arg(long, value_name = "DIR_OR_NAME")]
     pub(super) tokenizer: Option<PathBuf>,
     /// Environment variable that holds the API key
     #[arg(long, value_name = "VAR")]
@@ -143,8 +144,27 @@ impl ServerArgs {
     /// Asks the server what it is.
     pub(super) async fn open(&self, transport: Transport, notices: &Notices) -> Result<Opened, Failure> {
         let options = OpenOptions { model: self.model.clone(), vocab_size: None, notices: notices.clone() };
-        open(transport, self.kind.kind(), self.tokenizer.as_deref(), options).await.map_err(model_failure)
+        let tokenizer = match &self.tokenizer {
+            Some(named) => Some(tokenizer_path(named).await?),
+            None => None,
+        };
+        open(transport, self.kind.kind(), tokenizer.as_deref(), options).await.map_err(model_failure)
     }
+}
+
+/// Where a tokenizer is that was named by its directory, or by its model's name on the hub.
+pub(super) async fn tokenizer_path(named: &Path) -> Result<PathBuf, Failure> {
+    let Some(repo) = hub_name(named) else { return Ok(named.to_owned()) };
+    let hub = Hub::from_env(|name| std::env::var(name).ok());
+    let found = match &hub {
+        Ok(hub) => hub.tokenizer(repo).await,
+        Err(_) => return Ok(named.to_owned()),
+    };
+    found.map_err(|error| {
+        let help = format!("name a directory with tokenizer.json; or else {}", error.help());
+        let what = format!("`{repo}` is no directory here, and its tokenizer cannot be had: {error}");
+        if error.is_unreachable() { Failure::stopped(what, help) } else { Failure::input(what, help) }
+    })
 }
 
 /// What happened between us and a server, for people.

@@ -280,6 +280,7 @@ pub struct Ledgered {
     place: RunPlace,
     found: AtomicU64,
     paid: AtomicU64,
+    sent: AtomicU64,
 }
 
 impl Ledgered {
@@ -291,8 +292,15 @@ impl Ledgered {
         role: ModelRole,
         place: RunPlace,
     ) -> Self {
-        let (found, paid) = (AtomicU64::new(0), AtomicU64::new(0));
-        Self { ledger, inner, model: AtomicI64::new(model.0), role, place, found, paid }
+        let [found, paid, sent] = [0; 3].map(AtomicU64::new);
+        Self { ledger, inner, model: AtomicI64::new(model.0), role, place, found, paid, sent }
+    }
+
+    /// The same model with counts of its own, from zero.
+    #[must_use]
+    pub fn counted_apart(&self) -> Self {
+        let (ledger, inner) = (Arc::clone(&self.ledger), Arc::clone(&self.inner));
+        Self::new(ledger, inner, self.model(), self.role, self.place.clone())
     }
 
     /// From now on the model behind it is `model`: for servers whose weights change while a run goes on.
@@ -303,6 +311,11 @@ impl Ledgered {
     /// What was found and what was paid through this model.
     pub fn lookups(&self) -> Lookups {
         Lookups { found: self.found.load(Ordering::Relaxed), paid: self.paid.load(Ordering::Relaxed) }
+    }
+
+    /// How many calls were handed on because the ledger had no answer, whatever came of them.
+    pub fn sent(&self) -> u64 {
+        self.sent.load(Ordering::Relaxed)
     }
 
     fn model(&self) -> ModelId {
@@ -321,6 +334,7 @@ impl Ledgered {
             self.found.fetch_add(1, Ordering::Relaxed);
             return Ok(answer);
         }
+        self.sent.fetch_add(1, Ordering::Relaxed);
         self.keep(model, key, ask.await).await
     }
 
@@ -345,6 +359,7 @@ impl Ledgered {
                 }
             }
         }
+        self.sent.fetch_add(missing.len() as u64, Ordering::Relaxed);
         let (keys, jobs): (Vec<Key>, Vec<ScoreJob>) = missing.into_iter().unzip();
         let scored = if jobs.is_empty() { Vec::new() } else { self.inner.score_many(&jobs).await };
         let stored = keys.iter().zip(scored).map(|(&key, scored)| self.keep(model, key, scored));
