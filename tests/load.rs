@@ -160,7 +160,7 @@ fn a_compaction_outside_of_the_tree_counts() {
     let compaction =
         json!({"type": "compaction", "summary": "so far", "firstKeptEntryId": "b", "tokensBefore": 118_000});
     let talk = [header(Some(3)), entry("a", None, user("hi")), entry("b", Some("a"), says("one"))];
-    let at_the_end = [&talk[..], &[compaction.clone()]].concat();
+    let at_the_end = [&talk[..], std::slice::from_ref(&compaction)].concat();
     check_session(
         &at_the_end,
         expect![[r#"
