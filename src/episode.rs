@@ -464,6 +464,11 @@ impl Episode {
         Ok(())
     }
 
+    /// Whether every action's tokens are the sampled ones; an episode without actions is what its record says.
+    pub fn is_exact(&self) -> bool {
+        self.token_source == TokenSource::Exact && self.steps.iter().all(|step| step.tokens.is_some())
+    }
+
     /// The conversations the student saw, one before each compaction and one after the last; those without a step are left out.
     pub fn conversations(&self) -> Vec<Conversation> {
         let starts = std::iter::once(None).chain(self.compactions.iter().map(Some));

@@ -206,6 +206,29 @@ impl Hub {
         self.place(file, &meta)
     }
 
+    /// The directory with a model's tokenizer and chat template, from the cache or from the hub.
+    ///
+    /// What a model may lack is fetched first: where `tokenizer.json` is in the cache, so is the rest.
+    pub async fn tokenizer(&self, repo: &str) -> Result<PathBuf, HubError> {
+        let file = |path: &str| RepoFile {
+            kind: RepoKind::Model,
+            repo: repo.to_owned(),
+            revision: "main".to_owned(),
+            path: path.to_owned(),
+        };
+        let main = file("tokenizer.json");
+        if self.cached(&main).is_none() {
+            for path in ["tokenizer_config.json", "chat_template.jinja"] {
+                match self.fetch(&file(path), &|_, _| {}).await {
+                    Ok(_) | Err(HubError::NotFound { .. } | HubError::Offline { .. }) => {}
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+        let path = self.fetch(&main, &|_, _| {}).await?;
+        Ok(path.parent().unwrap_or(&path).to_owned())
+    }
+
     fn url(&self, file: &RepoFile) -> String {
         let kind = match file.kind {
             RepoKind::Model => "",
@@ -398,6 +421,19 @@ fn check(file: &RepoFile, meta: &Meta, out: &mut File, path: &Path) -> Result<()
             Err(HubError::Damaged { file: file.to_string(), why })
         }
     }
+}
+
+/// The repository that a path which does not exist here could mean: `owner/name`.
+pub fn hub_name(path: &Path) -> Option<&str> {
+    let name = path.to_str().filter(|_| !path.exists())?;
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+    let is_part = |part: &str| {
+        !part.is_empty()
+            && part.chars().all(is_plain)
+            && part.starts_with(|c: char| c.is_ascii_alphanumeric())
+    };
+    let (owner, model) = name.split_once('/')?;
+    (is_part(owner) && is_part(model)).then_some(name)
 }
 
 /// The SHA-256 of everything that can be read, in hexadecimal.

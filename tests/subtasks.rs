@@ -6,21 +6,21 @@ use backsight::episode::Progress;
 use backsight::wire::messages::list_from_json;
 use serde_json::{Value, json};
 
-/// Where we differ from the recordings on purpose: case, the phases and subtasks we find, why.
-const DEVIATIONS: &[(&str, &[&str], &str)] = &[
+/// Where we differ from the recordings on purpose: case, the phases and subtasks we find with their rewards, why.
+const DEVIATIONS: &[(&str, &[(&str, f64)], &str)] = &[
     (
         "plan_missing",
-        &["planning", "S1", "S1", "S2"],
+        &[("planning", 0.8), ("S1", 0.5), ("S1", 0.5), ("S2", 0.4)],
         "without a plan, the subtask scores name the subtasks in the plan's order",
     ),
     (
         "bash_then_plan_in_one_message",
-        &["planning", "S1"],
+        &[("planning", 0.8), ("S1", 0.5)],
         "the second result answers the second call, so the plan was accepted",
     ),
     (
         "aborted_advance_false_positive",
-        &["planning", "S1", "S1", "S1"],
+        &[("planning", 0.8), ("S1", 0.5), ("S1", 0.5), ("S1", 0.5)],
         "what bash prints is no answer to the call of `advance` that was never answered",
     ),
 ];
@@ -57,7 +57,9 @@ fn the_recorded_cases() {
         match DEVIATIONS.iter().find(|deviation| deviation.0 == name) {
             None => assert_eq!(as_recorded, case["expected"], "{name}"),
             Some((_, expected, why)) => {
-                assert_eq!(place_names(&found), *expected, "{name}: {why}");
+                let rewards = found.iter().map(|place| place.reward.unwrap());
+                let found: Vec<_> = place_names(&found).into_iter().zip(rewards).collect();
+                assert_eq!(found, *expected, "{name}: {why}");
                 assert_ne!(as_recorded, case["expected"], "{name} deviates no more");
                 n_deviations += 1;
             }

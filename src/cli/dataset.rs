@@ -9,12 +9,13 @@ use serde_json::{Value, json};
 use super::args::{DatasetArgs, MessagesName, NormaliseName};
 use super::failure::{Failure, one_line};
 use super::output;
+use super::sources::sources;
 use crate::credit::advantage::Normalise;
 use crate::ship::dataset::{
     self, Dataset, LeftOut, MessageForm, Options, SUMMARY, ScoredEpisode, TRAIN, TRAIN_PARQUET, build,
     scored_episode,
 };
-use crate::store::episodes::{LoadError, Loaded, RESULT, SESSION, find, load, run_dir_for};
+use crate::store::episodes::{LoadError, Loaded, load, run_dir_for};
 use crate::store::hindsight;
 
 /// An episode that could not be used.
@@ -33,6 +34,10 @@ struct Input {
 }
 
 pub(super) fn run(args: &DatasetArgs) -> Result<(), Failure> {
+    make(args).map_err(|failure| failure.in_json(args.json))
+}
+
+fn make(args: &DatasetArgs) -> Result<(), Failure> {
     let form = match args.messages {
         MessagesName::Full => MessageForm::Full,
         MessagesName::Published => MessageForm::Published,
@@ -63,14 +68,7 @@ fn unwritable(directory: &Path, error: &dataset::DatasetError) -> Failure {
 /// Reads every episode with its scores; what is wrong with one is its own loss.
 fn read(args: &DatasetArgs, form: MessageForm) -> Result<Input, Failure> {
     let inputs = if args.episodes.is_empty() { slice::from_ref(&args.input_dir) } else { &args.episodes };
-    let mut sources = Vec::new();
-    for input in inputs {
-        sources.extend(find(input).map_err(|error| {
-            let help = "name the directory of the episodes with --input-dir, or files with --episodes";
-            let (what, help) = split_help(&error.to_string(), help);
-            Failure::input(what, help)
-        })?);
-    }
+    let sources = sources(inputs)?;
     let run_dir = args.run.clone().unwrap_or_else(|| run_dir_for(&inputs[0]));
     let mut input = Input::default();
     for loaded in load(sources) {
@@ -79,17 +77,11 @@ fn read(args: &DatasetArgs, form: MessageForm) -> Result<Input, Failure> {
     Ok(input)
 }
 
-/// Errors of the library may carry their own advice.
-fn split_help(message: &str, help: &str) -> (String, String) {
-    let (what, own) = message.split_once("; help: ").unwrap_or((message, help));
-    (what.to_owned(), own.to_owned())
-}
-
 impl Input {
     fn take(&mut self, loaded: Result<Loaded, LoadError>, run_dir: &Path, form: MessageForm) {
         let loaded = match loaded {
             Ok(loaded) => loaded,
-            Err(error) => return self.lose(name(&error), error.to_string()),
+            Err(error) => return self.lose(error.episode(), error.to_string()),
         };
         match with_scores(&loaded, run_dir, form) {
             Ok((episode, notes)) => {
@@ -105,17 +97,6 @@ impl Input {
 
     fn lose(&mut self, episode: String, why: String) {
         self.lost.push(Lost { episode, why });
-    }
-}
-
-/// What an episode that cannot be read is called: its directory, or its file and line.
-fn name(error: &LoadError) -> String {
-    let of = |path: &Path| path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
-    let file = of(&error.path);
-    match (error.path.parent(), error.line) {
-        (Some(directory), _) if file == RESULT || file == SESSION => of(directory),
-        (_, Some(line)) => format!("{file}:{line}"),
-        _ => file,
     }
 }
 

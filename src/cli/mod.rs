@@ -22,6 +22,7 @@ mod quickstart;
 mod score;
 mod serve;
 mod server;
+mod sources;
 mod talk;
 
 use std::ffi::OsString;

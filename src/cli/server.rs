@@ -1,7 +1,7 @@
 //! The flags that name a model, and opening what they name.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -10,6 +10,7 @@ use serde_json::json;
 
 use super::failure::{Failure, one_line};
 use super::output;
+use crate::hf::{Hub, hub_name};
 use crate::model::Error;
 use crate::model::notice::Notices;
 use crate::model::open::{Opened, open, open_embedded};
@@ -26,8 +27,8 @@ pub(super) struct ServerArgs {
     /// The model to ask, as the server names it; for --kind embedded a name from `model list` or a path
     #[arg(long, value_name = "NAME")]
     pub(super) model: Option<String>,
-    /// The model's tokenizer: a directory with tokenizer.json; else the directory the server names, if it is readable here
-    #[arg(long, value_name = "DIR")]
+    /// The model's tokenizer: a directory with tokenizer.json, or a name on the hub like Qwen/Qwen3-4B; else the directory the server names, if it is readable here
+    #[arg(long, value_name = "DIR_OR_NAME")]
     pub(super) tokenizer: Option<PathBuf>,
     /// Environment variable that holds the API key
     #[arg(long, value_name = "VAR")]
@@ -145,7 +146,11 @@ impl ServerArgs {
     /// Asks the server what it is.
     pub(super) async fn open(&self, transport: Transport, notices: &Notices) -> Result<Opened, Failure> {
         let options = OpenOptions { model: self.model.clone(), vocab_size: None, notices: notices.clone() };
-        open(transport, self.kind.kind(), self.tokenizer.as_deref(), options).await.map_err(model_failure)
+        let tokenizer = match &self.tokenizer {
+            Some(named) => Some(tokenizer_path(named).await?),
+            None => None,
+        };
+        open(transport, self.kind.kind(), tokenizer.as_deref(), options).await.map_err(model_failure)
     }
 }
 
@@ -176,6 +181,21 @@ fn watch(tell: Tell) -> Watch {
             n if 10u32.pow(n.ilog10()) == n => tell(&format!("{error}; {n} times by now, trying again")),
             _ => {}
         }
+    })
+}
+
+/// Where a tokenizer is that was named by its directory, or by its model's name on the hub.
+pub(super) async fn tokenizer_path(named: &Path) -> Result<PathBuf, Failure> {
+    let Some(repo) = hub_name(named) else { return Ok(named.to_owned()) };
+    let hub = Hub::from_env(|name| std::env::var(name).ok());
+    let found = match &hub {
+        Ok(hub) => hub.tokenizer(repo).await,
+        Err(_) => return Ok(named.to_owned()),
+    };
+    found.map_err(|error| {
+        let help = format!("name a directory with tokenizer.json; or else {}", error.help());
+        let what = format!("`{repo}` is no directory here, and its tokenizer cannot be had: {error}");
+        if error.is_unreachable() { Failure::stopped(what, help) } else { Failure::input(what, help) }
     })
 }
 

@@ -54,19 +54,24 @@ pub struct Params {
     pub ratio: Ratio,
 }
 
+impl Params {
+    /// Those of the published scorer.
+    pub const PUBLISHED: Self = Self {
+        t_temp: 5.0,
+        gamma: 0.95,
+        c_min: 0.8,
+        c_max: 1.2,
+        alpha: 0.5,
+        smoothing: Smoothing::Recursive,
+        within_subtasks: false,
+        dense_rewards: true,
+        ratio: Ratio::Mean,
+    };
+}
+
 impl Default for Params {
     fn default() -> Self {
-        Self {
-            t_temp: 5.0,
-            gamma: 0.95,
-            c_min: 0.8,
-            c_max: 1.2,
-            alpha: 0.5,
-            smoothing: Smoothing::Recursive,
-            within_subtasks: false,
-            dense_rewards: true,
-            ratio: Ratio::Mean,
-        }
+        Self::PUBLISHED
     }
 }
 

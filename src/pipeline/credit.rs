@@ -25,6 +25,7 @@ use crate::model::planned::{Pace, backend};
 use crate::model::{Error, Model};
 use crate::plan::{Backend, Figures};
 use crate::score::SpanScore;
+use crate::store::Ledgered;
 use crate::store::episodes::{Loaded, Source, load};
 use crate::store::hindsight::{
     Hindsight, HindsightError, Measured, MeasuredStep, assemble, directory_of, write,
@@ -68,8 +69,8 @@ impl Options {
 
 /// Who re-reads the episodes.
 pub struct Teacher {
-    /// The model.
-    pub model: Arc<dyn Model>,
+    /// The model, whose every answer is kept.
+    pub model: Arc<Ledgered>,
     /// Its tokenizer and template.
     pub texts: Texts,
     /// Whether it runs in this process.
@@ -83,9 +84,27 @@ impl Teacher {
     }
 }
 
-/// What scoring an episode would cost.
-pub fn planned(read: &ReadEpisode, n_tokens: usize, backend: &Backend) -> Figures {
-    Jobs::new(read, n_tokens).figures(backend)
+/// What scoring an episode would cost, beyond what an earlier run left.
+pub fn planned(read: &ReadEpisode, old: Option<&Hindsight>, asked: &Asked, backend: &Backend) -> Figures {
+    let jobs = Jobs::new(read, asked.settings.max_logprob_tokens);
+    let with_plain = asked.settings.params.ratio == Ratio::Lift;
+    let wanted = jobs.wanted(missing(&old_scores(old, read, asked), with_plain));
+    jobs.figures_of(&wanted, backend)
+}
+
+/// What an earlier run left for each step.
+fn old_scores(old: Option<&Hindsight>, read: &ReadEpisode, asked: &Asked) -> Vec<OldScores> {
+    old.map_or_else(|| vec![OldScores::default(); read.steps.len()], |old| reusable(old, read, asked))
+}
+
+/// The scores that no earlier run left.
+fn missing(old: &[OldScores], with_plain: bool) -> Vec<(usize, Which)> {
+    let of_step = |(step, old): (usize, &OldScores)| {
+        let lens = old.lens.is_none().then_some((step, Which::Lens));
+        let plain = (with_plain && old.plain.is_none()).then_some((step, Which::Plain));
+        [lens, plain]
+    };
+    old.iter().enumerate().flat_map(of_step).flatten().collect()
 }
 
 /// What happens on the way.
@@ -143,8 +162,12 @@ pub struct Report {
     pub n_credited: usize,
     /// Why the others have none, one for each.
     pub lost_steps: Vec<Loss>,
-    /// What its plan costs.
+    /// What the plan of what was asked for costs.
     pub figures: Figures,
+    /// Requests that were really sent.
+    pub n_sent: u64,
+    /// Requests whose answers were in the ledger.
+    pub n_found: u64,
     /// Steps of which some context was left out.
     pub n_shortened: usize,
     /// What else should be known.
@@ -163,6 +186,8 @@ impl Report {
             n_credited: 0,
             lost_steps: Vec::new(),
             figures: Figures::default(),
+            n_sent: 0,
+            n_found: 0,
             n_shortened: 0,
             notes: Vec::new(),
             directory: None,
@@ -207,6 +232,7 @@ pub async fn run(sources: Vec<Source>, teacher: Teacher, options: Options, watch
 /// An episode ready to be asked for.
 struct Work {
     loaded: Loaded,
+    asked: Asked,
     directory: PathBuf,
     places: Vec<Place>,
     read: ReadEpisode,
@@ -237,7 +263,7 @@ impl Shared {
             let ready = match loaded {
                 Ok(loaded) => self.prepare(loaded),
                 Err(error) => {
-                    let name = error.path.display().to_string();
+                    let name = error.episode();
                     let fate = Fate::Lost(Loss::new(Reason::Unreadable, error));
                     Err(Box::new(Report::new(&name, None, fate)))
                 }
@@ -263,20 +289,24 @@ impl Shared {
             return Err(ended(Fate::Skipped));
         }
         let lost = |loss| ended(Fate::Lost(loss));
-        let left =
-            if options.overwrite { Ok(Standing::Nothing) } else { standing(&directory, &options.asked) };
+        let asked = options.asked.for_episode(&loaded.episode, &options.framing);
+        let left = if options.overwrite { Ok(Standing::Nothing) } else { standing(&directory, &asked) };
         let old = match left.map_err(lost)? {
-            Standing::Complete(differences) => return Err(ended(Fate::Kept(differences))),
+            Standing::Complete(differences, n_steps) => {
+                let kept = *ended(Fate::Kept(differences));
+                return Err(Box::new(Report { n_steps, n_credited: n_steps, ..kept }));
+            }
             Standing::Partial(old) => Some(old),
             Standing::Nothing => None,
         };
         let outline = outline(&loaded.episode, &options.framing, &options.lens).map_err(lost)?;
-        Ok(self.read(loaded, directory, outline, old))
+        Ok(self.read(loaded, asked, directory, outline, old))
     }
 
     fn read(
         &self,
         loaded: Loaded,
+        asked: Asked,
         directory: PathBuf,
         outline: Outline,
         old: Option<Box<Hindsight>>,
@@ -290,26 +320,21 @@ impl Shared {
             with_plain: options.needs_plain(),
         };
         let read = reader.read(&loaded.episode, &outline);
-        let n_tokens = options.asked.settings.max_logprob_tokens;
-        let jobs = Jobs::new(&read, n_tokens);
+        let jobs = Jobs::new(&read, asked.settings.max_logprob_tokens);
         let figures = jobs.figures(&self.teacher.backend());
-        let mut notes = loaded.notes.clone();
-        let nothing = || vec![OldScores::default(); read.steps.len()];
-        let old = old.map_or_else(nothing, |old| {
-            let reused = reusable(&old, &read, &options.asked);
-            notes.extend(nothing_reused(&old, &reused));
-            reused
-        });
-        Work { loaded, directory, places: outline.places, read, jobs, figures, old, notes }
+        let mut notes = notes(&loaded, &options.framing);
+        let reused = old_scores(old.as_deref(), &read, &asked);
+        notes.extend(old.and_then(|old| nothing_reused(&old, &reused)));
+        Work { loaded, asked, directory, places: outline.places, read, jobs, figures, old: reused, notes }
     }
 
     /// Asks for what is missing, and writes what follows from it.
     async fn score(self: Arc<Self>, work: Box<Work>) {
         let id = work.loaded.episode.id.clone();
-        let wanted = work.jobs.wanted(work.missing(self.options.needs_plain()));
+        let wanted = work.jobs.wanted(missing(&work.old, self.options.needs_plain()));
         let pace = Pace { backend: self.teacher.backend(), at_once: self.options.requests_at_once };
-        let tokens = work.jobs.figures_of(&wanted, &pace.backend).computed_tokens();
-        let scores = wanted.len() as u64;
+        let figures = work.jobs.figures_of(&wanted, &pace.backend);
+        let (tokens, scores) = (figures.computed_tokens(), wanted.len() as u64);
         (self.watch)(Event::Begun { id: id.clone(), scores, tokens });
         let mut n_settled = 0;
         let heed = |answer: &Result<Vec<SpanScore>, Error>| {
@@ -318,28 +343,33 @@ impl Shared {
             (self.watch)(Event::Settled { id: id.clone(), tokens: share });
             self.brake.heed(answer)
         };
-        let answers = work.jobs.ask(&wanted, &self.teacher.model, &pace, heed).await;
-        if self.brake.is_stopped() && answers.is_cut_short(&wanted) {
-            let reward = work.loaded.episode.outcome.as_ref().ok().map(|outcome| outcome.reward);
-            return self.finish(Report::new(&id, reward, Fate::Unfinished));
-        }
-        let shared = Arc::clone(&self);
-        let written = tokio::task::spawn_blocking(move || shared.write(*work, &answers)).await;
-        self.finish(written.unwrap_or_else(|_| Report::new(&id, None, Fate::Unfinished)));
+        let own = Arc::new(self.teacher.model.counted_apart());
+        let model: Arc<dyn Model> = Arc::clone(&own) as Arc<dyn Model>;
+        let answers = work.jobs.ask(&wanted, &model, &pace, heed).await;
+        let reward = work.loaded.episode.outcome.as_ref().ok().map(|outcome| outcome.reward);
+        let unfinished = Report::new(&id, reward, Fate::Unfinished);
+        let report = if self.brake.is_stopped() && answers.is_cut_short(&wanted) {
+            unfinished
+        } else {
+            let shared = Arc::clone(&self);
+            let written = tokio::task::spawn_blocking(move || shared.write(*work, &answers)).await;
+            written.unwrap_or(unfinished)
+        };
+        self.finish(Report { figures, n_sent: own.sent(), n_found: own.lookups().found, ..report });
     }
 
     fn write(&self, work: Work, answers: &Answers) -> Report {
         let reward = work.loaded.episode.outcome.as_ref().ok().map(|outcome| outcome.reward);
         let mut report = Report {
             n_steps: work.read.steps.len(),
-            figures: work.figures,
             n_shortened: work.n_shortened(),
             notes: work.notes.clone(),
             directory: Some(work.directory.clone()),
             ..Report::new(&work.loaded.episode.id, reward, Fate::Made)
         };
-        let measured = work.measured(answers, self.options.needs_plain(), &self.options.asked.provenance);
-        let made = assemble(&work.loaded, &work.places, measured, &self.options.asked.settings);
+        let with_plain = self.options.needs_plain();
+        let measured = work.measured(answers, with_plain);
+        let made = assemble(&work.loaded, &work.places, measured, &work.asked.settings);
         let made = match made {
             Ok(made) => made,
             Err(error) => {
@@ -347,7 +377,7 @@ impl Shared {
                 return report;
             }
         };
-        report.lost_steps = work.lost_steps(&made, answers);
+        report.lost_steps = work.lost_steps(&made, answers, with_plain);
         report.n_credited = report.n_steps - report.lost_steps.len();
         if !report.lost_steps.is_empty() {
             report.fate = Fate::Partial;
@@ -364,6 +394,15 @@ fn disk_error(error: &HindsightError) -> String {
     error.to_string()
 }
 
+/// What should be known about an episode before it is scored.
+pub fn notes(loaded: &Loaded, framing: &Framing) -> Vec<String> {
+    let idle = framing.idle_for(&loaded.episode);
+    let change = if idle.len() == 1 { "changes" } else { "change" };
+    let idle =
+        (!idle.is_empty()).then(|| format!("{} {change} nothing: its tokens are recorded", idle.join(", ")));
+    loaded.notes.iter().cloned().chain(idle).collect()
+}
+
 /// What to say when nothing of a partial file could be used.
 fn nothing_reused(old: &Hindsight, reused: &[OldScores]) -> Option<String> {
     let had_scores = old.scores.steps.iter().any(|step| step.mean_logprob.is_some() && step.error.is_none());
@@ -373,22 +412,12 @@ fn nothing_reused(old: &Hindsight, reused: &[OldScores]) -> Option<String> {
 }
 
 impl Work {
-    /// The scores that no earlier run left.
-    fn missing(&self, with_plain: bool) -> Vec<(usize, Which)> {
-        let of_step = |(step, old): (usize, &OldScores)| {
-            let lens = old.lens.is_none().then_some((step, Which::Lens));
-            let plain = (with_plain && old.plain.is_none()).then_some((step, Which::Plain));
-            [lens, plain]
-        };
-        self.old.iter().enumerate().flat_map(of_step).flatten().collect()
-    }
-
     fn n_shortened(&self) -> usize {
         let steps = self.read.steps.iter().flatten();
         steps.filter(|step| !step.window.dropped.is_empty()).count()
     }
 
-    fn measured(&self, answers: &Answers, with_plain: bool, provenance: &Provenance) -> Measured {
+    fn measured(&self, answers: &Answers, with_plain: bool) -> Measured {
         let steps = self.read.steps.iter().enumerate();
         let steps = steps.map(|(idx, step)| self.measured_step(idx, step, answers, with_plain)).collect();
         let source = match self.read.source {
@@ -398,7 +427,7 @@ impl Work {
         let provenance = Provenance {
             tokens: Some(source.to_owned()),
             plan: Some(self.figures.into()),
-            ..provenance.clone()
+            ..self.asked.provenance.clone()
         };
         Measured { sequences: self.read.sequences.clone(), token_source: self.read.source, steps, provenance }
     }
@@ -420,28 +449,43 @@ impl Work {
             place: Some(step.place),
             n_context: step.lens.n_context,
             lens: old.lens.clone().map_or_else(|| asked(Which::Lens), Ok),
-            plain: old.plain.clone().or_else(|| with_plain.then(|| asked(Which::Plain).ok()).flatten()),
+            plain: old
+                .plain
+                .clone()
+                .map(Ok)
+                .or_else(|| with_plain.then(|| asked(Which::Plain).map_err(no_plain))),
             window: step.window.clone(),
         }
     }
 
     /// Why each step without credit has none.
-    fn lost_steps(&self, made: &Hindsight, answers: &Answers) -> Vec<Loss> {
+    fn lost_steps(&self, made: &Hindsight, answers: &Answers, with_plain: bool) -> Vec<Loss> {
         let of_step = |(idx, step): (usize, &Result<ReadStep, Loss>)| {
             let error = made.scores.steps.get(idx)?.error.clone()?;
             let reason = match step {
                 Err(loss) => loss.reason,
-                Ok(_) if self.old[idx].lens.is_some() => Reason::Credit,
-                Ok(_) => match self.jobs.score(idx, Which::Lens, answers) {
-                    Err(_) => Reason::Server,
-                    Ok(score) if score.absent().next().is_some() => Reason::Logprob,
-                    Ok(_) => Reason::Credit,
-                },
+                Ok(_) => self.reason(idx, answers, with_plain),
             };
             Some(Loss { reason, why: error })
         };
         self.read.steps.iter().enumerate().filter_map(of_step).collect()
     }
+
+    /// Why a step that was asked for has no credit: the first of its scores that is not whole.
+    fn reason(&self, idx: usize, answers: &Answers, with_plain: bool) -> Reason {
+        let old = &self.old[idx];
+        let asked = [(Which::Lens, old.lens.is_none()), (Which::Plain, with_plain && old.plain.is_none())];
+        let of = |which| match self.jobs.score(idx, which, answers) {
+            Err(_) => Some(Reason::Server),
+            Ok(score) => score.absent().next().map(|_| Reason::Logprob),
+        };
+        let asked = asked.into_iter().filter(|(_, is_asked)| *is_asked);
+        asked.filter_map(|(which, _)| of(which)).next().unwrap_or(Reason::Credit)
+    }
+}
+
+fn no_plain(why: String) -> String {
+    format!("the action has no score under the plain lens: {why}")
 }
 
 fn logprobs(score: &SpanScore) -> Vec<Option<Logprob>> {

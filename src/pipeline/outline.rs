@@ -33,6 +33,43 @@ pub struct Framing {
     pub now: Option<Now>,
 }
 
+impl Framing {
+    /// What of it an episode is read with: recorded ids take nothing up, and what an episode has of its own stays.
+    pub fn used_for(&self, episode: &Episode) -> Used {
+        let is_rendered = !episode.is_exact();
+        let frames = |role| matches!(role, Role::System | Role::Developer);
+        let has_system = episode.messages.first().is_some_and(|it| frames(it.role));
+        Used {
+            system: is_rendered && self.system.is_some() && !has_system,
+            tools: is_rendered && !self.tools.is_empty() && episode.tools.is_empty(),
+            others: is_rendered,
+        }
+    }
+
+    /// The flags that change nothing for an episode because its tokens are recorded.
+    pub fn idle_for(&self, episode: &Episode) -> Vec<&'static str> {
+        let given = [
+            ("--system", self.system.is_some()),
+            ("--tools", !self.tools.is_empty()),
+            ("--var", !self.vars.is_empty()),
+            ("--tool-result-chars", self.tool_result_chars.is_some()),
+        ];
+        let given = given.into_iter().filter(|(_, is_given)| *is_given && episode.is_exact());
+        given.map(|(flag, _)| flag).collect()
+    }
+}
+
+/// Which supplied things an episode is read with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Used {
+    /// The system prompt.
+    pub system: bool,
+    /// The tools' schemas.
+    pub tools: bool,
+    /// Template variables and the cutting of results.
+    pub others: bool,
+}
+
 /// The outcome lens: what it says, and where.
 #[derive(Clone, Debug)]
 pub struct OutcomeLens {
@@ -83,20 +120,22 @@ fn framed(mut conversation: Conversation, framing: &Framing) -> Conversation {
 }
 
 impl Outline {
-    /// How many requests a plan has if every message were a token: exact while history only grows and everything fits.
-    pub fn n_requests(&self, placement: Placement, with_plain: bool) -> usize {
+    /// How many requests there are for the scores that `wanted` names by step, under the lens and without, and
+    /// for how many scores: as if every message were a token, so exact while history only grows and everything fits.
+    pub fn n_requests(&self, placement: Placement, wanted: &dyn Fn(usize) -> [bool; 2]) -> (usize, usize) {
         let mut texts = HashMap::new();
         let mut jobs = Vec::new();
         for (nth, conversation) in self.conversations.iter().enumerate() {
             for &(step, action) in &conversation.steps {
                 let n_texts = texts.len();
                 let text = *texts.entry(self.texts[step].as_str()).or_insert(n_texts);
-                let target = lens::target(&conversation.messages[..action], placement);
+                let [lens, plain] = wanted(step);
+                let target = lens::target(&conversation.messages[..action], placement).filter(|_| lens);
                 jobs.extend(target.and_then(|target| message_job(nth, action, Some((target, text)))));
-                jobs.extend(with_plain.then(|| message_job(nth, action, None)).flatten());
+                jobs.extend(plain.then(|| message_job(nth, action, None)).flatten());
             }
         }
-        plan(&jobs, &Backend::SGLANG).requests.len()
+        (plan(&jobs, &Backend::SGLANG).requests.len(), jobs.len())
     }
 }
 

@@ -153,7 +153,7 @@ impl<'a> Reader<'a> {
             let contexts = Exact::new(*self, episode, conversation, wanted.clone(), &outline.texts);
             self.take(&mut all, episode, &wanted, &contexts, 0);
         }
-        if (0..n_steps).all(is_exact) {
+        if episode.is_exact() {
             return all;
         }
         all.source = TokenSource::Rendered;

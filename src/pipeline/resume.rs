@@ -6,9 +6,11 @@
 
 use std::path::Path;
 
+use super::outline::Framing;
 use super::read::{ReadEpisode, ReadStep};
 use super::{Loss, Reason};
 use crate::credit::hcapo::{Params, Ratio};
+use crate::episode::Episode;
 use crate::store::hindsight::{Hindsight, Settings, read};
 use crate::tokens::Logprob;
 use crate::wire::hindsight::{HindsightScores, Provenance, ScoredStep, StepTokens};
@@ -21,6 +23,36 @@ pub struct Asked {
     /// Model, tokenizer, lens and the rest.
     pub provenance: Provenance,
 }
+
+impl Asked {
+    /// The same for one episode: hashes of what was supplied stand in its file only where they were used.
+    #[must_use]
+    pub fn for_episode(&self, episode: &Episode, framing: &Framing) -> Self {
+        let (mut asked, used) = (self.clone(), framing.used_for(episode));
+        let provenance = &mut asked.provenance;
+        provenance.system_sha256 = provenance.system_sha256.take().filter(|_| used.system);
+        provenance.tools_sha256 = provenance.tools_sha256.take().filter(|_| used.tools);
+        provenance.tool_result_chars = provenance.tool_result_chars.filter(|_| used.others);
+        if !used.others {
+            provenance.other.remove(VARS);
+        }
+        asked
+    }
+
+    /// The same, with what only a server or a tokenizer tells taken to be as in a file.
+    #[must_use]
+    pub fn assuming(&self, old: &HindsightScores) -> Self {
+        let (mut asked, old) = (self.clone(), old.provenance.clone().unwrap_or_default());
+        let provenance = &mut asked.provenance;
+        provenance.model = provenance.model.take().or(old.model);
+        provenance.tokenizer_sha256 = provenance.tokenizer_sha256.take().or(old.tokenizer_sha256);
+        provenance.template_sha256 = provenance.template_sha256.take().or(old.template_sha256);
+        asked
+    }
+}
+
+/// The key of the variables' hash.
+pub const VARS: &str = "vars_sha256";
 
 /// The keys in which a file differs from what is asked.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -48,8 +80,8 @@ impl Differences {
 pub enum Standing {
     /// Nothing.
     Nothing,
-    /// Credit for every step.
-    Complete(Differences),
+    /// Credit for every step, of which there are so many.
+    Complete(Differences, usize),
     /// Credit for some steps, or for none.
     Partial(Box<Hindsight>),
 }
@@ -59,7 +91,7 @@ pub fn standing(directory: &Path, asked: &Asked) -> Result<Standing, Loss> {
     let unusable = |error| Loss::new(Reason::Left, format!("{error}; help: score it again with --overwrite"));
     let Some(old) = read(directory).map_err(unusable)? else { return Ok(Standing::Nothing) };
     if old.scores.is_complete() {
-        return Ok(Standing::Complete(differences(&old.scores, asked)));
+        return Ok(Standing::Complete(differences(&old.scores, asked), old.scores.steps.len()));
     }
     Ok(Standing::Partial(Box::new(old)))
 }
@@ -109,7 +141,7 @@ fn differing_measures(old: &Provenance, new: &Provenance) -> Vec<&'static str> {
         ("placement", old.placement == new.placement),
         ("tool_result_chars", old.tool_result_chars == new.tool_result_chars),
         ("tool_text", other("tool_text")),
-        ("var", other("vars_sha256")),
+        ("var", other(VARS)),
         ("now", other("now")),
     ];
     pairs.into_iter().filter(|(_, same)| !same).map(|(key, _)| key).collect()
@@ -127,10 +159,7 @@ pub struct OldScores {
 /// What can be used of a partial file: for each step the scores of the very tokens it has now, measured as is asked.
 pub fn reusable(old: &Hindsight, episode: &ReadEpisode, asked: &Asked) -> Vec<OldScores> {
     let nothing = || vec![OldScores::default(); episode.steps.len()];
-    let (Some(tokens), Some(provenance)) = (&old.tokens, &old.scores.provenance) else { return nothing() };
-    if !differing_measures(provenance, &asked.provenance).is_empty() {
-        return nothing();
-    }
+    let Some(tokens) = old.tokens.as_ref().filter(|_| is_usable(old, asked)) else { return nothing() };
     let n_tokens = asked.settings.max_logprob_tokens;
     let of_step = |(idx, step): (usize, &Result<ReadStep, Loss>)| {
         let step = step.as_ref().ok()?;
@@ -142,6 +171,18 @@ pub fn reusable(old: &Hindsight, episode: &ReadEpisode, asked: &Asked) -> Vec<Ol
         is_same.then(|| old_scores(tokens_of, step, n_tokens))
     };
     episode.steps.iter().enumerate().map(|it| of_step(it).unwrap_or_default()).collect()
+}
+
+/// Whether a file's scores were measured as is asked, and their tokens kept.
+fn is_usable(old: &Hindsight, asked: &Asked) -> bool {
+    let measured = |it: &Provenance| differing_measures(it, &asked.provenance).is_empty();
+    old.tokens.is_some() && old.scores.provenance.as_ref().is_some_and(measured)
+}
+
+/// Which of a step's scores a file has, under the lens and without, as far as can be told without tokens.
+pub fn recorded(old: &Hindsight, asked: &Asked, step: usize) -> [bool; 2] {
+    let found = old.scores.steps.iter().find(|it| it.step_index == step).filter(|_| is_usable(old, asked));
+    found.map_or([false; 2], |it| [it.mean_logprob.is_some(), it.plain_mean_logprob.is_some()])
 }
 
 fn same_window(old: &ScoredStep, new: &ReadStep) -> bool {

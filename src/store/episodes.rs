@@ -23,6 +23,9 @@ pub const RESULT: &str = "result.json";
 /// The file with a directory episode's conversation.
 pub const SESSION: &str = "pi_session.jsonl";
 
+/// The mark some editors put before a text.
+const BOM: &[u8] = "\u{feff}".as_bytes();
+
 /// Something on disk that holds episodes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
@@ -72,6 +75,17 @@ impl LoadError {
 
     fn fault(path: &Path, Fault { line, why }: Fault) -> Self {
         Self { path: path.to_owned(), line, why }
+    }
+
+    /// What the episode is called that could not be loaded: its directory, or its file and line.
+    pub fn episode(&self) -> String {
+        let of = |path: &Path| path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
+        let file = of(&self.path);
+        match (self.path.parent(), self.line) {
+            (Some(directory), _) if file == RESULT || file == SESSION => of(directory),
+            (_, Some(line)) => format!("{file}:{line}"),
+            _ => file,
+        }
     }
 }
 
@@ -208,6 +222,8 @@ struct Lines {
     /// None after a failure: a file that cannot be read further has no further lines.
     reader: Option<BufReader<File>>,
     line: usize,
+    /// Whether there was any line that is not blank.
+    has_lines: bool,
     /// Episodes of the line before that are still to be handed out.
     pending: std::vec::IntoIter<Result<Loaded, LoadError>>,
 }
@@ -215,7 +231,7 @@ struct Lines {
 impl Lines {
     fn open(path: PathBuf) -> io::Result<Self> {
         let reader = Some(BufReader::new(File::open(&path)?));
-        Ok(Self { path, reader, line: 0, pending: Vec::new().into_iter() })
+        Ok(Self { path, reader, line: 0, has_lines: false, pending: Vec::new().into_iter() })
     }
 
     /// The next line that is not blank, as bytes; `None` at the end.
@@ -223,7 +239,11 @@ impl Lines {
         loop {
             let mut bytes = Vec::new();
             self.line += 1;
-            match self.reader.as_mut()?.read_until(b'\n', &mut bytes) {
+            let read = self.reader.as_mut()?.read_until(b'\n', &mut bytes);
+            if self.line == 1 && bytes.starts_with(BOM) {
+                bytes.drain(..BOM.len());
+            }
+            match read {
                 Ok(0) => return None,
                 Ok(_) if bytes.trim_ascii().is_empty() => {}
                 Ok(_) => return Some(Ok(bytes)),
@@ -260,7 +280,12 @@ impl Iterator for Lines {
             if let Some(episode) = self.pending.next() {
                 return Some(episode);
             }
-            match self.next_line()? {
+            let Some(line) = self.next_line() else {
+                let is_empty = !std::mem::replace(&mut self.has_lines, true);
+                return is_empty.then(|| Err(LoadError::new(&self.path, "there is no episode in the file")));
+            };
+            self.has_lines = true;
+            match line {
                 Ok(bytes) => self.pending = self.episodes_of(&bytes).into_iter(),
                 Err(error) => return Some(Err(LoadError::new(&self.path, error))),
             }
@@ -306,10 +331,13 @@ fn list(directory: &Path) -> Result<Vec<PathBuf>, LoadError> {
 
 /// Reads a text file; what is not UTF-8 is named by its line.
 fn read(path: &Path) -> Result<String, LoadError> {
-    let bytes = fs::read(path).map_err(|error| match error.kind() {
+    let mut bytes = fs::read(path).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => LoadError::new(path, "the file is missing"),
         _ => LoadError::new(path, error),
     })?;
+    if bytes.starts_with(BOM) {
+        bytes.drain(..BOM.len());
+    }
     String::from_utf8(bytes).map_err(|error| {
         let valid = &error.as_bytes()[..error.utf8_error().valid_up_to()];
         let line = valid.iter().filter(|byte| **byte == b'\n').count() + 1;

@@ -1,7 +1,7 @@
 //! The score files beside an episode: reading, writing, and computing credit again from what they hold.
 //!
-//! Owns [`recompute`], through which every file we write goes: a first scoring fills in what was
-//! measured, and credit follows from it exactly as it does later when a hyper-parameter changes. It needs
+//! Owns [`recompute`] and [`assemble`], which share one way to credit: a first scoring fills in what was
+//! measured, and credit follows from it exactly as it does later when a hyper-parameter changes. That needs
 //! `hindsight_scores.json` and, for a change of which tokens count, its sidecar; never a server.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -96,7 +96,7 @@ pub enum CannotRecompute {
     NoReward,
     /// No step was ever scored under the plain lens.
     #[error(
-        "no step has a score under the plain lens, which lift needs; help: score again with --ratio lift"
+        "no step has a score under the plain lens, which lift needs; help: score again with --ratio lift, without --recompute"
     )]
     NoPlain,
 }
@@ -203,8 +203,8 @@ pub struct MeasuredStep {
     pub n_context: usize,
     /// The logprobs of the action's last tokens under the lens, or why there are none.
     pub lens: Result<Vec<Option<Logprob>>, String>,
-    /// The same under the plain lens, where it was asked for.
-    pub plain: Option<Vec<Option<Logprob>>>,
+    /// The same under the plain lens, where it was asked for, or why there are none.
+    pub plain: Option<Result<Vec<Option<Logprob>>, String>>,
     /// What was left out of the context.
     pub window: Window,
 }
@@ -250,7 +250,7 @@ pub fn assemble(
     };
     let tokens = Some(step_tokens(loaded, measured));
     let mut hindsight = Hindsight { scores, tokens };
-    hindsight.scores = recompute(&hindsight, settings)?;
+    hindsight.scores = with_settings(&hindsight, settings)?;
     Ok(hindsight)
 }
 
@@ -261,11 +261,13 @@ fn scored_step(
     measured: &MeasuredStep,
 ) -> ScoredStep {
     let Window { dropped, n_dropped_tokens } = &measured.window;
+    let plain_error = measured.plain.as_ref().and_then(|plain| plain.as_ref().err());
     ScoredStep {
         // A server is asked from the token before the first scored one on.
         logprob_start_len: measured.lens.is_ok().then(|| measured.n_context.saturating_sub(1)),
         skipped_action_tokens: Some(0),
-        error: measured.lens.as_ref().err().cloned(),
+        // Why there is no plain score matters only where credit needs one; else it goes when credit is computed.
+        error: measured.lens.as_ref().err().or(plain_error).cloned(),
         step_index,
         message_index,
         subtask_id: place.subtask.clone(),
@@ -284,7 +286,7 @@ fn step_tokens(loaded: &Loaded, measured: Measured) -> HindsightTokens {
         sequence: step.place.map(|(sequence, _)| sequence),
         span: step.place.map(|(_, span)| [span.start(), span.end()]),
         logprobs: step.lens.as_ref().ok().map(numbers),
-        plain_logprobs: step.plain.as_ref().map(numbers),
+        plain_logprobs: step.plain.as_ref().and_then(|plain| plain.as_ref().ok()).map(numbers),
     };
     let source = match measured.token_source {
         TokenSource::Exact => "exact",
@@ -302,6 +304,16 @@ fn step_tokens(loaded: &Loaded, measured: Measured) -> HindsightTokens {
 
 /// Computes all credit of an episode from its recorded values; what was measured is kept.
 pub fn recompute(old: &Hindsight, settings: &Settings) -> Result<HindsightScores, CannotRecompute> {
+    let new = with_settings(old, settings)?;
+    let lacks_plain = new.steps.iter().all(|step| step.plain_mean_logprob.is_none());
+    if settings.params.ratio == Ratio::Lift && !new.steps.is_empty() && lacks_plain {
+        return Err(CannotRecompute::NoPlain);
+    }
+    Ok(new)
+}
+
+/// The scores with credit by these settings; a step whose values do not give any says why.
+fn with_settings(old: &Hindsight, settings: &Settings) -> Result<HindsightScores, CannotRecompute> {
     let by_step: BTreeMap<usize, &StepTokens> =
         old.tokens.iter().flat_map(|tokens| &tokens.steps).map(|step| (step.step_index, step)).collect();
     if by_step.is_empty() && settings.max_logprob_tokens != old.scores.hyperparams.scored_tail() {
@@ -311,9 +323,6 @@ pub fn recompute(old: &Hindsight, settings: &Settings) -> Result<HindsightScores
     let measured =
         old.scores.steps.iter().map(|step| measure(step, by_step.get(&step.step_index), ours, settings));
     let steps: Vec<ScoredStep> = measured.collect::<Result<_, _>>()?;
-    if settings.params.ratio == Ratio::Lift && steps.iter().all(|step| step.plain_mean_logprob.is_none()) {
-        return Err(CannotRecompute::NoPlain);
-    }
     Ok(with_credit(HindsightScores { steps, ..old.scores.clone() }, settings))
 }
 

@@ -305,6 +305,7 @@ pub struct Ledgered {
     place: RunPlace,
     found: AtomicU64,
     paid: AtomicU64,
+    sent: AtomicU64,
 }
 
 impl Ledgered {
@@ -316,13 +317,25 @@ impl Ledgered {
         role: ModelRole,
         place: RunPlace,
     ) -> Self {
-        let (found, paid) = (AtomicU64::new(0), AtomicU64::new(0));
-        Self { ledger, inner, model, role, place, found, paid }
+        let [found, paid, sent] = [0; 3].map(AtomicU64::new);
+        Self { ledger, inner, model, role, place, found, paid, sent }
+    }
+
+    /// The same model with counts of its own, from zero.
+    #[must_use]
+    pub fn counted_apart(&self) -> Self {
+        let (ledger, inner) = (Arc::clone(&self.ledger), Arc::clone(&self.inner));
+        Self::new(ledger, inner, self.model, self.role, self.place.clone())
     }
 
     /// What was found and what was paid through this model.
     pub fn lookups(&self) -> Lookups {
         Lookups { found: self.found.load(Ordering::Relaxed), paid: self.paid.load(Ordering::Relaxed) }
+    }
+
+    /// How many calls were handed on because the ledger had no answer, whatever came of them.
+    pub fn sent(&self) -> u64 {
+        self.sent.load(Ordering::Relaxed)
     }
 
     /// The stored answer, or the one `ask` gives, stored.
@@ -340,6 +353,7 @@ impl Ledgered {
             self.found.fetch_add(1, Ordering::Relaxed);
             return Ok(answer);
         }
+        self.sent.fetch_add(1, Ordering::Relaxed);
         let answer = ask.await;
         self.keep(key_now(), answer).await
     }
@@ -361,6 +375,7 @@ impl Ledgered {
                 }
             }
         }
+        self.sent.fetch_add(missing.len() as u64, Ordering::Relaxed);
         let (keys, jobs): (Vec<Key>, Vec<ScoreJob>) = missing.into_iter().unzip();
         let scored = if jobs.is_empty() { Vec::new() } else { self.inner.score_many(&jobs).await };
         let stored = jobs.iter().zip(scored).map(|(job, scored)| self.keep(self.score_key(job), scored));

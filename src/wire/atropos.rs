@@ -8,7 +8,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::fault::{Fault, text};
+use super::fault::{Fault, text, wrong};
 use super::messages::list_from_json;
 use super::openai_episodes::task_of;
 use crate::credit::subtasks::submitted_plan;
@@ -67,29 +67,81 @@ pub fn recognises(json: &Map<String, Value>) -> bool {
 /// The episodes of the group on one line, each on its own: a bad sequence fails alone.
 pub fn read(json: &Map<String, Value>, group_id: &str) -> Result<Vec<Result<Episode, Fault>>, Fault> {
     let task = text(json, "task")?.or(text(json, "task_id")?);
-    let group: ScoredDataGroup = serde_json::from_value(Value::Object(json.clone())).map_err(Fault::new)?;
-    let n = group.tokens.len();
-    if group.masks.len() != n || group.scores.len() != n {
-        let (masks, scores) = (group.masks.len(), group.scores.len());
+    let [tokens, masks, scores] = ["tokens", "masks", "scores"].map(|key| list(json, key));
+    let (tokens, masks, scores) = (tokens?, masks?, scores?);
+    let n = tokens.len();
+    if masks.len() != n || scores.len() != n {
+        let (masks, scores) = (masks.len(), scores.len());
         return Err(Fault::new(format_args!("there are {n} token lists, {masks} masks and {scores} scores")));
     }
-    let episode = |idx| episode(&group, idx, format!("{group_id}/{idx}"), task.clone());
+    let episode = |idx| episode(&Sequence::read(json, idx)?, format!("{group_id}/{idx}"), task.clone());
     Ok((0..n).map(episode).collect())
 }
 
-fn episode(group: &ScoredDataGroup, idx: usize, id: String, task: Option<String>) -> Result<Episode, Fault> {
+fn list<'j>(json: &'j Map<String, Value>, key: &str) -> Result<&'j [Value], Fault> {
+    match json.get(key) {
+        Some(Value::Array(list)) => Ok(list),
+        other => Err(wrong(key, "a list", other.unwrap_or(&Value::Null))),
+    }
+}
+
+/// One sequence of a group, as far as an episode is made of it.
+struct Sequence<'j> {
+    tokens: Vec<TokenId>,
+    masks: Vec<i64>,
+    score: f64,
+    logprobs: Vec<Option<Logprob>>,
+    messages: Option<&'j Value>,
+}
+
+impl<'j> Sequence<'j> {
+    fn read(json: &'j Map<String, Value>, idx: usize) -> Result<Self, Fault> {
+        let token = |it: &Value| it.as_u64().and_then(|id| TokenId::try_from(id).ok());
+        let score = &json["scores"][idx];
+        // At masked positions the logprob is 1.0, which is none.
+        let logprob = |it: &Value| Some(it.as_f64().and_then(|it| Logprob::new(it).ok()));
+        let logprobs = json.get("inference_logprobs").and_then(|all| all.get(idx)).filter(|it| !it.is_null());
+        let logprobs = logprobs
+            .map(|row| row_of("inference_logprobs", idx, row, "a number or null", logprob))
+            .transpose()?;
+        Ok(Self {
+            tokens: row_of("tokens", idx, &json["tokens"][idx], "a token id", token)?,
+            masks: row_of("masks", idx, &json["masks"][idx], "a token id or -100", Value::as_i64)?,
+            score: score.as_f64().ok_or_else(|| wrong(&format!("scores[{idx}]"), "a number", score))?,
+            logprobs: logprobs.unwrap_or_default(),
+            messages: json.get("messages").and_then(|all| all.get(idx)).filter(|it| !it.is_null()),
+        })
+    }
+}
+
+/// The items of one sequence's list under `key`, each of which must be `expected`.
+fn row_of<T>(
+    key: &str,
+    idx: usize,
+    row: &Value,
+    expected: &str,
+    item: impl Fn(&Value) -> Option<T>,
+) -> Result<Vec<T>, Fault> {
+    let Value::Array(items) = row else { return Err(wrong(&format!("{key}[{idx}]"), "a list", row)) };
+    let read = |(at, it): (usize, &Value)| {
+        item(it).ok_or_else(|| wrong(&format!("{key}[{idx}][{at}]"), expected, it))
+    };
+    items.iter().enumerate().map(read).collect()
+}
+
+fn episode(sequence: &Sequence<'_>, id: String, task: Option<String>) -> Result<Episode, Fault> {
     let none = "there are no messages, so no outcome can be shown; export the groups with messages";
-    let messages = group.messages.as_ref().and_then(|all| all.get(idx)).ok_or_else(|| Fault::new(none))?;
+    let messages = sequence.messages.ok_or_else(|| Fault::new(none))?;
     let messages = list_from_json(messages).map_err(Fault::new)?;
     let mut episode = Episode::new(id, task_of(task, &messages), messages);
-    episode.outcome = Ok(Outcome { reward: group.scores[idx], components: Vec::new() });
+    episode.outcome = Ok(Outcome { reward: sequence.score, components: Vec::new() });
     episode.progress.plan = submitted_plan(&episode.messages, &[]);
     let mut steps = steps_of(&episode.messages);
-    if let Some(spans) = action_spans(group, idx, steps.len())? {
-        episode.sequences = vec![group.tokens[idx].clone()];
+    if let Some(spans) = action_spans(sequence, steps.len())? {
+        episode.sequences = vec![sequence.tokens.clone()];
         episode.token_source = TokenSource::Exact;
         for (step, span) in steps.iter_mut().rev().zip(spans.into_iter().rev()) {
-            let logprobs = logprobs(group, idx, span);
+            let logprobs = sequence.logprobs.get(span.range()).unwrap_or(&[]).to_vec();
             step.tokens = Some(ActionTokens { sequence: 0, span, logprobs, top: Vec::new() });
         }
     }
@@ -98,12 +150,8 @@ fn episode(group: &ScoredDataGroup, idx: usize, id: String, task: Option<String>
 }
 
 /// The trained stretches, when it is clear which steps they are: one for each, or one for the last.
-fn action_spans(
-    group: &ScoredDataGroup,
-    idx: usize,
-    n_steps: usize,
-) -> Result<Option<Vec<TokenSpan>>, Fault> {
-    let (tokens, masks) = (&group.tokens[idx], &group.masks[idx]);
+fn action_spans(sequence: &Sequence<'_>, n_steps: usize) -> Result<Option<Vec<TokenSpan>>, Fault> {
+    let (tokens, masks) = (&sequence.tokens, &sequence.masks);
     if tokens.len() != masks.len() {
         return Err(Fault::new(format_args!("there are {} tokens and {} masks", tokens.len(), masks.len())));
     }
@@ -116,12 +164,6 @@ fn action_spans(
     }
     let clear = spans.len() == n_steps || (spans.len() == 1 && n_steps > 0);
     Ok(clear.then_some(spans))
-}
-
-fn logprobs(group: &ScoredDataGroup, idx: usize, span: TokenSpan) -> Vec<Option<Logprob>> {
-    let all = group.inference_logprobs.as_ref().and_then(|all| all.get(idx));
-    let own = all.and_then(|all| all.get(span.range())).unwrap_or(&[]);
-    own.iter().map(|value| Logprob::new(*value).ok()).collect()
 }
 
 #[cfg(test)]
@@ -169,6 +211,25 @@ mod tests {
         let found = read_value(&short);
         assert_eq!(found[0].as_ref().unwrap_err().to_string(), "there are 5 tokens and 1 masks");
         assert!(found[1].is_ok());
+        let check = |at: &str, value: Value, expected: &str| {
+            let mut group = group();
+            *group.pointer_mut(at).unwrap() = value;
+            let found = read_value(&group);
+            assert_eq!(found[1].as_ref().unwrap_err().to_string(), expected);
+            assert!(found[0].is_ok(), "{at}");
+        };
+        check("/scores/1", Value::Null, "`scores[1]` must be a number, not null");
+        check("/tokens/1", Value::Null, "`tokens[1]` must be a list, not null");
+        check("/tokens/1/2", json!(-1), "`tokens[1][2]` must be a token id, not a number");
+        check("/masks/1/3", Value::Null, "`masks[1][3]` must be a token id or -100, not null");
+        check("/inference_logprobs/1", json!(1), "`inference_logprobs[1]` must be a list, not a number");
+        check(
+            "/messages/1",
+            Value::Null,
+            "there are no messages, so no outcome can be shown; export the groups with messages",
+        );
+        let whole = read(json!({"tokens": [], "masks": null, "scores": []}).as_object().unwrap(), "g:1");
+        assert_eq!(whole.unwrap_err().to_string(), "`masks` must be a list, not null");
         let mut silent = group();
         silent["messages"] = Value::Null;
         assert!(

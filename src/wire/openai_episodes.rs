@@ -26,7 +26,7 @@ pub fn read(json: &Map<String, Value>, default_id: &str) -> Result<Episode, Faul
         phase: text(json, "phase")?,
         plan_score: number(json, "plan_score")?,
         plan: plan(json)?,
-        subtask_scores: numbers(json, "subtasks")?,
+        subtask_scores: if is_null(json, "subtasks") { Vec::new() } else { numbers(json, "subtasks")? },
         ..Progress::default()
     };
     progress.plan = progress.plan.or_else(|| submitted_plan(&messages, &[]));
@@ -37,6 +37,10 @@ pub fn read(json: &Map<String, Value>, default_id: &str) -> Result<Episode, Faul
     let steps = steps_of(&episode.messages);
     episode.set_steps(steps).map_err(Fault::new)?;
     Ok(episode)
+}
+
+fn is_null(json: &Map<String, Value>, key: &str) -> bool {
+    json.get(key).is_some_and(Value::is_null)
 }
 
 fn id(json: &Map<String, Value>, default: &str) -> Result<String, Fault> {
@@ -79,6 +83,8 @@ fn fingerprint(prompt: &str) -> String {
 fn plan(json: &Map<String, Value>) -> Result<Option<Vec<Subtask>>, Fault> {
     let list = match json.get("plan") {
         None | Some(Value::Null) => return Ok(None),
+        // An empty plan says no more than none.
+        Some(Value::Array(list)) if list.is_empty() => return Ok(None),
         Some(Value::Array(list)) => list,
         Some(other) => return Err(wrong("plan", "a list of subtasks", other)),
     };
@@ -116,6 +122,28 @@ mod tests {
         assert_eq!(episode.outcome.unwrap().reward, 1.0);
         assert_eq!(episode.progress.subtask_scores, [("b".to_owned(), 0.5), ("a".to_owned(), 0.25)]);
         assert_eq!(episode.progress.plan.unwrap()[1].id, "a");
+    }
+
+    #[test]
+    fn what_is_null_or_empty_is_absent() {
+        let call =
+            json!({"id": "a", "function": {"name": "submit_plan", "arguments": {"subtasks": ["S1", "S2"]}}});
+        let messages = json!([
+            {"role": "user", "content": "hi"},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "a", "content": "{}"},
+        ]);
+        let episode = read_value(json!({
+            "messages": messages, "reward": 1, "subtasks": null, "plan": [], "tools": null, "phase": null, "task": null, "id": null,
+        }))
+        .unwrap();
+        assert_eq!(episode.progress.subtask_scores, []);
+        let plan = episode.progress.plan.unwrap();
+        assert_eq!(
+            plan.iter().map(|it| it.id.as_str()).collect::<Vec<_>>(),
+            ["S1", "S2"],
+            "as it was submitted"
+        );
     }
 
     #[test]

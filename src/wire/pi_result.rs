@@ -66,6 +66,8 @@ fn plan(json: &Map<String, Value>) -> Found<Option<Vec<Subtask>>> {
     let unreadable = || ("plan", Fault::new("`plan` must be a list of subtasks with an `id`"));
     match json.get("plan") {
         None | Some(Value::Null) => Ok(None),
+        // A plan of nothing is what the collector writes when it knows of none.
+        Some(Value::Array(list)) if list.is_empty() => Ok(None),
         Some(Value::Array(list)) => read_plan(list).map(Some).ok_or_else(unreadable),
         Some(_) => Err(unreadable()),
     }
@@ -106,8 +108,11 @@ mod tests {
 
     #[test]
     fn what_is_left_out_is_absent() {
-        let result = parse("{\"episode_reward\": 1, \"plan\": null}").unwrap();
-        assert_eq!(result.progress, Progress::default());
+        for plan in ["null", "[]"] {
+            let result = parse(&format!("{{\"episode_reward\": 1, \"plan\": {plan}}}")).unwrap();
+            assert_eq!(result.progress, Progress::default(), "{plan}");
+        }
+        let result = parse("{\"episode_reward\": 1}").unwrap();
         assert_eq!((result.reward.to_string(), result.episode_id), ("1".to_owned(), Value::Null));
     }
 }

@@ -94,26 +94,49 @@ fn version(header: &Entry) -> Result<u64, Fault> {
     }
 }
 
+/// The entries on the way to the last one, each with its parent before it.
+///
+/// An entry that names no parent continues the line before it. One without an id can be nobody's parent, so
+/// it belongs to the entry it continues: a compaction written like that counts for everything that follows.
 fn ancestors<'e>(body: &[&'e Entry]) -> Result<Vec<&'e Entry>, Fault> {
-    let by_id: HashMap<&str, &Entry> =
-        body.iter().filter_map(|entry| Some((entry.key("id")?, *entry))).collect();
-    let mut path: Vec<&Entry> = Vec::new();
-    let mut next = body.last().copied();
-    while let Some(entry) = next {
+    let by_id: HashMap<&str, usize> =
+        body.iter().enumerate().filter_map(|(idx, entry)| Some((entry.key("id")?, idx))).collect();
+    let mut path: Vec<usize> = Vec::new();
+    let mut next = body.len().checked_sub(1);
+    while let Some(idx) = next {
         if path.len() == body.len() {
-            return Err(Fault::at(entry.line, "the entry is its own ancestor"));
+            return Err(Fault::at(body[idx].line, "the entry is its own ancestor"));
         }
-        path.push(entry);
-        next = match entry.key("parentId") {
-            None => None,
-            Some(id) => {
-                let missing = || Fault::at(entry.line, format_args!("its parent `{id}` is not in the file"));
-                Some(*by_id.get(id).ok_or_else(missing)?)
-            }
-        };
+        path.push(idx);
+        next = parent(body, idx, &by_id)?;
     }
     path.reverse();
-    Ok(path)
+    let mut all: Vec<&Entry> = Vec::new();
+    for (nth, idx) in path.iter().enumerate() {
+        all.push(body[*idx]);
+        let continues = |at: &usize| is_bare(body[*at]) && path.get(nth + 1) != Some(at);
+        all.extend((idx + 1..body.len()).take_while(continues).map(|at| body[at]));
+    }
+    Ok(all)
+}
+
+/// Whether an entry stands outside of the tree.
+fn is_bare(entry: &Entry) -> bool {
+    entry.key("id").is_none() && !entry.json.contains_key("parentId")
+}
+
+/// The entry an entry continues; none for a root.
+fn parent(body: &[&Entry], idx: usize, by_id: &HashMap<&str, usize>) -> Result<Option<usize>, Fault> {
+    let entry = body[idx];
+    match entry.json.get("parentId") {
+        Some(Value::Null) => Ok(None),
+        None => Ok(idx.checked_sub(1)),
+        Some(Value::String(id)) => {
+            let missing = || Fault::at(entry.line, format_args!("its parent `{id}` is not in the file"));
+            by_id.get(id.as_str()).copied().map(Some).ok_or_else(missing)
+        }
+        Some(other) => Err(wrong("parentId", "a string or null", other).on(entry.line)),
+    }
 }
 
 /// The conversation while it is being read.
@@ -155,7 +178,7 @@ impl Talk {
         match text(json, "role")?.as_deref() {
             Some("user" | "custom" | "hookMessage") => self.user(content(json)?),
             Some("assistant") => self.assistant(json, entry.line),
-            Some("toolResult") => self.tool_result(json),
+            Some("toolResult") => self.tool_result(json, entry.line),
             Some("bashExecution") => self.bash_execution(json),
             Some(other) => {
                 self.leave_out(
@@ -208,7 +231,8 @@ impl Talk {
         Ok(())
     }
 
-    fn tool_result(&mut self, json: &Map<String, Value>) -> Result<(), Fault> {
+    /// A tool's result. Images in it cannot be re-read by a text model and are left out.
+    fn tool_result(&mut self, json: &Map<String, Value>, line: usize) -> Result<(), Fault> {
         let id = text(json, "toolCallId")?;
         if id.as_ref().is_some_and(|id| self.dropped_calls.contains(id)) {
             return Ok(());
@@ -217,7 +241,12 @@ impl Talk {
             self.open.remove(answered);
         }
         let failed = json.get("isError").and_then(Value::as_bool) == Some(true);
-        self.push_result(blocks_text(json)?.join("\n"), id, text(json, "toolName")?, failed);
+        let (texts, n_images) = result_text(json)?;
+        if n_images > 0 {
+            let images = if n_images == 1 { "an image".to_owned() } else { format!("{n_images} images") };
+            self.leave_out(line, format!("{images} in the result cannot be re-read by a text model"));
+        }
+        self.push_result(texts.join("\n"), id, text(json, "toolName")?, failed);
         Ok(())
     }
 
@@ -285,13 +314,21 @@ fn content(json: &Map<String, Value>) -> Result<Content, Fault> {
     Ok(if texts.len() == 1 { Content::Text(texts.remove(0)) } else { Content::Parts(texts) })
 }
 
-/// The text of each block. Images cannot be re-read by a text model, so they fail the episode.
+/// The text of each block. What a person showed in an image cannot be re-read by a text model, so that fails the episode.
 fn blocks_text(json: &Map<String, Value>) -> Result<Vec<String>, Fault> {
     match json.get("content") {
         Some(Value::String(text)) => Ok(vec![text.clone()]),
         Some(Value::Array(blocks)) => blocks.iter().map(text_block).collect(),
         other => Err(wrong("content", "a string or a list of blocks", other.unwrap_or(&Value::Null))),
     }
+}
+
+/// The text of each block of a tool's result, and how many images stand between them.
+fn result_text(json: &Map<String, Value>) -> Result<(Vec<String>, usize), Fault> {
+    let Some(Value::Array(blocks)) = json.get("content") else { return Ok((blocks_text(json)?, 0)) };
+    let (images, texts): (Vec<&Value>, Vec<&Value>) =
+        blocks.iter().partition(|block| block.get("type").and_then(Value::as_str) == Some("image"));
+    Ok((texts.into_iter().map(text_block).collect::<Result<_, _>>()?, images.len()))
 }
 
 fn text_block(block: &Value) -> Result<String, Fault> {

@@ -126,3 +126,39 @@ async fn a_record_with_exact_ids_is_scored_on_them() {
         }
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_changes_nothing_is_not_written_down() {
+    let (place, server) = (Place::empty(KEEPS), sglang().await);
+    let turns = [("count to two".to_owned(), "one two".to_owned(), 1)];
+    let episode = episode(&place.tokenizer(), &turns, false);
+    place.write("episodes/exact.json", &record::to_json(&episode).unwrap().to_string());
+    place.credit(&server, &[]).await.expect(0);
+    let (made, n_asked) = (place.made(), server.asked().len());
+    place.write("system.txt", "You are careful.");
+    place.write("tools.json", "[{\"type\": \"function\", \"function\": {\"name\": \"hammer\"}}]");
+    let framed =
+        ["--system", "system.txt", "--tools", "tools.json", "--var", "a=b", "--tool-result-chars", "9"];
+    let kept = place.credit(&server, &framed).await.expect(0);
+    assert!(!kept.stderr.contains("other settings"), "{}", kept.stderr);
+    let ran = place.credit(&server, &[&framed[..], &["--overwrite"]].concat()).await.expect(0);
+    let note = "--system, --tools, --var, --tool-result-chars change nothing: its tokens are recorded";
+    assert!(ran.stderr.contains(note), "{}", ran.stderr);
+    assert_eq!(place.made(), made);
+    assert!(place.asked(&server).len() <= n_asked, "nothing else was sent");
+    let talk = serde_json::json!({
+        "id": "own", "reward": 1, "tools": [{"type": "function", "function": {"name": "saw"}}],
+        "messages": [{"role": "system", "content": "Be quick."}, {"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}],
+    });
+    place.write("talks.jsonl", &talk.to_string());
+    let (url, own) = (server.url(), ["--episodes", "talks.jsonl", "--tokenizer", "model"]);
+    place.run(&[&own[..], &["--url", &url], &framed[..]].concat()).await.expect(0);
+    let provenance = &place.json(".backsight/episodes/own/hindsight_scores.json")["provenance"];
+    let written = ["system_sha256", "tools_sha256", "vars_sha256", "tool_result_chars"]
+        .map(|key| !provenance[key].is_null());
+    assert_eq!(
+        written,
+        [false, false, true, true],
+        "it has a system prompt and tools of its own: {provenance}"
+    );
+}

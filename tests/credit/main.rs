@@ -7,6 +7,10 @@ mod support;
 #[path = "../tiny/mod.rs"]
 mod tiny;
 
+#[path = "../hub_stand_in/mod.rs"]
+mod hub_stand_in;
+
+mod dry;
 mod embedded;
 mod exact;
 mod flags;
@@ -15,3 +19,4 @@ mod numbers;
 mod place;
 mod plans;
 mod resume;
+mod told;

@@ -9,7 +9,7 @@ use crate::place::{KEEPS, Place, sglang};
 use crate::support::stand_in::{Asked, Dialect, Fault, Setup, StandIn};
 
 /// A server that refuses, while it is sick, everything that tells of the second subtask.
-async fn sick_server(place: &Place) -> (StandIn, Arc<AtomicBool>) {
+pub async fn sick_server(place: &Place) -> (StandIn, Arc<AtomicBool>) {
     let (tokenizer, sick) = (place.tokenizer(), Arc::new(AtomicBool::new(true)));
     let is_sick = Arc::clone(&sick);
     let setup = Setup::new(Dialect::Sglang).faults(move |asked: &Asked| {
@@ -25,6 +25,11 @@ async fn undisturbed(more: &[&str]) -> Vec<(std::path::PathBuf, String)> {
     let (place, server) = (Place::recorded(KEEPS), sglang().await);
     place.credit(&server, more).await.expect(0);
     place.made()
+}
+
+/// The line that tells what the plan saves.
+fn gain(ran: &crate::place::Ran) -> String {
+    ran.stdout.lines().find(|line| line.contains("times as many")).unwrap().to_owned()
 }
 
 fn keys(step: &Value) -> Vec<&str> {
@@ -76,9 +81,41 @@ async fn a_partial_file_may_lack_the_plain_lens_only() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn lens_scores_are_kept_although_no_plain_one_came() {
+    let place = Place::recorded(KEEPS);
+    let (tokenizer, sick) = (place.tokenizer(), Arc::new(AtomicBool::new(true)));
+    let is_sick = Arc::clone(&sick);
+    let setup = Setup::new(Dialect::Sglang).faults(move |asked: &Asked| {
+        let text = tokenizer.decode(&asked.ids).unwrap();
+        let is_plain = text.starts_with("<|im_start|>") && !text.contains("[Hindsight");
+        let refusal =
+            || Fault::Status(400, String::new(), json!({"error": {"message": "not today"}}).to_string());
+        (is_plain && is_sick.load(Ordering::Relaxed)).then(refusal)
+    });
+    let server = StandIn::start(setup).await;
+    let ran = place.credit(&server, &["--ratio", "lift"]).await.expect(1);
+    assert!(!ran.stderr.contains("help: score again with --ratio lift"), "{}", ran.stderr);
+    assert_eq!(place.summary()["lost"], json!({"steps": {"not answered": 27}}));
+    for step in place.scores("episode_001")["steps"].as_array().unwrap() {
+        let error = step["error"].as_str().unwrap();
+        assert!(
+            error.starts_with("the action has no score under the plain lens: ")
+                && error.contains("not today"),
+            "{step}"
+        );
+        assert_eq!(keys(step), ["mean_logprob"]);
+    }
+    sick.store(false, Ordering::Relaxed);
+    server.forget();
+    place.credit(&server, &["--ratio", "lift"]).await.expect(0);
+    assert_eq!(place.asked(&server).len(), 3, "a plain pass for each episode");
+    assert_eq!(place.made(), undisturbed(&["--ratio", "lift"]).await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn complete_files_are_left_alone_and_differences_are_told() {
     let (place, server) = (Place::recorded(KEEPS), sglang().await);
-    place.credit(&server, &[]).await.expect(0);
+    let first = place.credit(&server, &[]).await.expect(0);
     let (made, n_asked) = (place.made(), place.asked(&server).len());
     let notice = |ran: &crate::place::Ran| {
         let notes: Vec<&str> = ran.stderr.lines().filter(|it| it.contains("other settings")).collect();
@@ -86,6 +123,9 @@ async fn complete_files_are_left_alone_and_differences_are_told() {
     };
     let same = place.credit(&server, &[]).await.expect(0);
     assert!(notice(&same).is_empty() && same.stdout.contains("3 kept"), "{same:?}");
+    assert!(same.stdout.contains("episode_001   0.5391       9/9         0"), "{}", same.stdout);
+    assert!(same.stderr.contains("episode_001: 9 of 9 steps already, left alone"), "{}", same.stderr);
+    assert!(!same.stdout.contains("times as many"), "nothing was planned: {}", same.stdout);
     let computed = place.credit(&server, &["--gamma", "0.5", "--no-smooth"]).await.expect(0);
     let expected = "3 complete episodes were scored with other settings (gamma, smoothing) and are left alone; help: --recompute";
     assert!(notice(&computed).contains(expected), "{}", computed.stderr);
@@ -96,9 +136,15 @@ async fn complete_files_are_left_alone_and_differences_are_told() {
         measured.stderr
     );
     assert_eq!((place.made(), place.asked(&server).len()), (made.clone(), n_asked));
-    place.credit(&server, &["--overwrite"]).await.expect(0);
+    let again = place.credit(&server, &["--overwrite"]).await.expect(0);
     assert_eq!((place.made(), place.asked(&server).len()), (made, n_asked), "the ledger has every answer");
     assert_eq!(place.summary()["found_in_ledger"], 9);
+    assert!(
+        again.stderr.contains("episode_001: 9 of 9 steps, 0 requests (3 answered by the ledger)"),
+        "{}",
+        again.stderr
+    );
+    assert_eq!(gain(&again), gain(&first), "what was not sent again is no gain");
     place.credit(&server, &["--overwrite", "--placement", "last"]).await.expect(0);
     assert_eq!(place.made(), undisturbed(&["--placement", "last"]).await);
 }

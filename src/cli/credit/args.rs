@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args as ClapArgs, ValueEnum};
 
 use crate::cli::args::{ToolTextName, finite};
+use crate::cli::failure::Failure;
 use crate::cli::server::{KindName, ServerArgs};
 use crate::credit::hcapo::{Params, Ratio, Smoothing};
 use crate::lens::Placement;
@@ -26,6 +27,31 @@ Examples:
       --placement last --ratio lift
   backsight credit --episodes talks.jsonl --kind embedded --tool-text hermes
   backsight credit --input-dir trajectories --recompute --gamma 0.9 --smoothing paper";
+
+/// What only a new measurement could heed.
+const MEASURING: [&str; 21] = [
+    "url",
+    "kind",
+    "model",
+    "tokenizer",
+    "api_key",
+    "api_key_env",
+    "api_key_file",
+    "placement",
+    "hindsight_template",
+    "system",
+    "tools",
+    "vars",
+    "template",
+    "tool_text",
+    "now",
+    "tool_result_chars",
+    "min_reward",
+    "batch_size",
+    "max_context",
+    "max_requests",
+    "max_tokens",
+];
 
 #[derive(Clone, Debug, ClapArgs)]
 pub(in crate::cli) struct CreditArgs {
@@ -56,14 +82,14 @@ pub(in crate::cli) struct CreditArgs {
     /// Shorten longer sequences, whole messages at a time; without it the server's own context counts
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u64).range(1..))]
     max_context: Option<u64>,
-    /// Score again what is complete
+    /// Score again what is complete; answers that were paid for before are used again, not paid for again
     #[arg(long, conflicts_with = "recompute")]
     pub(super) overwrite: bool,
     /// Show what would be done; needs no server, and a tokenizer only to count tokens
     #[arg(long, conflicts_with = "recompute")]
     pub(super) dry_run: bool,
     /// Compute credit again from the files that are there, with the hyper-parameters that are given; needs no server
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = MEASURING)]
     pub(super) recompute: bool,
     /// Where the ledger and the summary go [default: .backsight beside the episodes]
     #[arg(long, value_name = "DIR")]
@@ -127,10 +153,10 @@ pub(super) struct MethodArgs {
     #[arg(long, value_name = "N")]
     max_logprob_tokens: Option<usize>,
     /// Temperature of the hindsight probability (Eq. 6) [default: 5.0]
-    #[arg(long, value_name = "T", value_parser = finite)]
+    #[arg(long, value_name = "T", value_parser = above_zero)]
     t_temp: Option<f64>,
-    /// Discount per step [default: 0.95]
-    #[arg(long, value_name = "G", value_parser = finite)]
+    /// Discount per step, from 0 to 1 [default: 0.95]
+    #[arg(long, value_name = "G", value_parser = share)]
     gamma: Option<f64>,
     /// Least ratio [default: 0.8]
     #[arg(long, value_name = "C", value_parser = finite)]
@@ -138,8 +164,8 @@ pub(super) struct MethodArgs {
     /// Largest ratio [default: 1.2]
     #[arg(long, value_name = "C", value_parser = finite)]
     c_max: Option<f64>,
-    /// Weight of a step's own credit when smoothing [default: 0.5]
-    #[arg(long, value_name = "A", value_parser = finite)]
+    /// Weight of a step's own credit when smoothing, from 0 to 1 [default: 0.5]
+    #[arg(long, value_name = "A", value_parser = share)]
     alpha: Option<f64>,
     /// Do not smooth; the same as --smoothing none
     #[arg(long, conflicts_with = "smoothing")]
@@ -185,8 +211,19 @@ enum RatioName {
 }
 
 impl MethodArgs {
+    /// What was typed over `base`, if it goes together.
+    pub(super) fn checked(&self, base: &Settings) -> Result<Settings, String> {
+        let settings = self.settings(base);
+        let Params { c_min, c_max, .. } = settings.params;
+        let is_typed = self.c_min.is_some() || self.c_max.is_some();
+        match !is_typed || c_min <= c_max {
+            true => Ok(settings),
+            false => Err(format!("the least ratio --c-min {c_min} is above the largest --c-max {c_max}")),
+        }
+    }
+
     /// What was typed over `base`.
-    pub(super) fn settings(&self, base: &Settings) -> Settings {
+    fn settings(&self, base: &Settings) -> Settings {
         let old = base.params;
         let smoothing = match self.smoothing {
             _ if self.no_smooth => Some(Smoothing::None),
@@ -234,7 +271,22 @@ impl CreditArgs {
 
     /// Hyper-parameters of a new scoring.
     pub(super) fn settings(&self) -> Settings {
-        self.method.settings(&Settings { params: Params::default(), max_logprob_tokens: 0 })
+        self.method.settings(&NEW)
+    }
+
+    /// Refuses what no scoring could be made with.
+    pub(super) fn check(&self) -> Result<(), Failure> {
+        let checked = self.method.checked(&NEW);
+        checked.map(drop).map_err(|why| Failure::input(why, "give --c-min a smaller number than --c-max"))
+    }
+
+    /// Refuses to score without a model.
+    pub(super) fn check_server(&self) -> Result<(), Failure> {
+        if self.url.is_empty() && self.server.kind != KindName::Embedded {
+            let help = "give its address with --url http://HOST:PORT or in FSWE_AGENT_API_URL, or use --kind embedded";
+            return Err(Failure::input("no server was named", help));
+        }
+        self.server.check(&self.url)
     }
 
     /// The directory or files with the episodes.
@@ -267,6 +319,20 @@ impl CreditArgs {
         let own = context_length.map(|length| length.saturating_sub(1));
         typed.into_iter().chain(own).min()
     }
+}
+
+/// What a new scoring begins with.
+const NEW: Settings = Settings { params: Params::PUBLISHED, max_logprob_tokens: 0 };
+
+fn above_zero(text: &str) -> Result<f64, String> {
+    finite(text).and_then(|it| if it > 0.0 { Ok(it) } else { Err("must be above 0".to_owned()) })
+}
+
+fn share(text: &str) -> Result<f64, String> {
+    finite(text).and_then(|it| match (0.0..=1.0).contains(&it) {
+        true => Ok(it),
+        false => Err("must be from 0 to 1".to_owned()),
+    })
 }
 
 fn secret(text: &str) -> Result<Secret, std::convert::Infallible> {

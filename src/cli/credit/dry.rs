@@ -5,19 +5,22 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::{Value, json};
 
 use super::args::CreditArgs;
-use super::setup::{Shown, named_texts};
+use super::setup::{Shown, absences, named_texts};
 use super::table::{clipped, gain};
+use super::told::tell;
 use crate::cli::failure::{Failure, one_line};
 use crate::cli::output;
 use crate::cli::server::KindName;
 use crate::credit::hcapo::Ratio;
 use crate::pipeline::EMBEDDED;
-use crate::pipeline::credit::planned;
+use crate::pipeline::credit::{notes, planned};
 use crate::pipeline::outline::{Outline, outline};
 use crate::pipeline::read::{ReadEpisode, Reader, Texts};
+use crate::pipeline::resume::{Asked, recorded};
 use crate::plan::{Backend, Figures};
 use crate::store::episodes::{LoadError, Loaded, Source, load};
-use crate::store::hindsight::{directory_of, read};
+use crate::store::hindsight::{Hindsight, directory_of, read};
+use crate::wire::hindsight::Provenance;
 
 /// What would be done for an episode.
 struct Forecast {
@@ -27,19 +30,63 @@ struct Forecast {
     n_steps: usize,
     /// Steps by subtask or phase, in the order they come up.
     groups: Vec<(String, usize)>,
-    n_requests: u64,
-    figures: Option<Figures>,
+    cost: Cost,
     /// Why some steps would have no score.
     lost: Vec<String>,
-    /// What is there already, or why nothing will be done.
-    state: String,
+    /// What is there already.
+    state: State,
+    notes: Vec<String>,
+}
+
+/// What it would take; nothing for an episode that would be left alone.
+#[derive(Clone, Copy, Default)]
+struct Cost {
+    requests: u64,
+    /// Requests if each score were asked for alone.
+    naive_requests: u64,
+    figures: Option<Figures>,
+}
+
+/// What is there of an episode, and so what would be done.
+enum State {
+    New,
+    Partial(Box<Hindsight>),
+    Complete,
+    Skipped,
+    Unreadable(String),
+}
+
+impl State {
+    fn text(&self) -> String {
+        match self {
+            Self::New => "to be scored".to_owned(),
+            Self::Partial(_) => "partial, would be completed".to_owned(),
+            Self::Complete => "complete, would be left alone".to_owned(),
+            Self::Skipped => "would be skipped: its reward is too small".to_owned(),
+            Self::Unreadable(why) => format!("would be lost: its old scores cannot be read: {why}"),
+        }
+    }
+
+    fn is_to_do(&self) -> bool {
+        matches!(self, Self::New | Self::Partial(_))
+    }
+}
+
+/// Everything that is the same for all episodes.
+struct Setting<'a> {
+    args: &'a CreditArgs,
+    shown: &'a Shown,
+    texts: Option<Texts>,
+    asked: Asked,
+    with_plain: bool,
 }
 
 pub(super) fn run(args: &CreditArgs, shown: &Shown, sources: Vec<Source>) -> Result<(), Failure> {
-    let texts = named_texts(args, shown)?;
+    let setting = Setting::new(args, shown)?;
+    absences(args, &sources).into_iter().for_each(|text| tell(args.json, "notice", "note", &text));
     let (mut forecasts, mut losses) = (Vec::new(), Vec::new());
     for loaded in load(sources) {
-        match forecast(args, shown, texts.as_ref(), loaded) {
+        match setting.forecast(loaded) {
             Ok(forecast) => forecasts.push(forecast),
             Err(why) => losses.push(why),
         }
@@ -48,59 +95,99 @@ pub(super) fn run(args: &CreditArgs, shown: &Shown, sources: Vec<Source>) -> Res
         let all: Vec<Value> = forecasts.iter().map(as_json).collect();
         output::data(format!("{}\n", json!({"episodes": all, "lost": losses})).as_bytes())?;
     } else {
-        output::data(table(&forecasts, args, texts.is_some()).as_bytes())?;
+        output::data(table(&forecasts, args).as_bytes())?;
     }
-    losses.iter().for_each(|why| output::talk(&format!("lost: {}", one_line(why))));
+    losses.iter().for_each(|why| tell(args.json, "lost", "lost", why));
     if losses.is_empty() {
         return Ok(());
     }
     Err(Failure::losses(format!("{} episodes cannot be scored", losses.len()), "mend their files"))
 }
 
-fn forecast(
-    args: &CreditArgs,
-    shown: &Shown,
-    texts: Option<&Texts>,
-    loaded: Result<Loaded, LoadError>,
-) -> Result<Forecast, String> {
-    let loaded = loaded.map_err(|error| error.to_string())?;
-    let named = |why: &dyn std::fmt::Display| format!("{}: {why}", loaded.episode.id);
-    let outline = outline(&loaded.episode, &shown.framing, &shown.lens).map_err(|loss| named(&loss))?;
-    let reward = loaded.episode.outcome.as_ref().map_err(|why| named(why))?.reward;
-    let with_plain = args.settings().params.ratio == Ratio::Lift;
-    let read = texts.map(|texts| reread(args, shown, texts, &loaded, &outline));
-    let n_tokens = args.settings().max_logprob_tokens;
-    let figures = read.as_ref().map(|read| planned(read, n_tokens, &backend(args)));
-    let lost = read.iter().flat_map(|read| &read.steps).filter_map(|step| step.as_ref().err());
-    let n_requests = outline.n_requests(shown.lens.placement, with_plain) as u64;
-    Ok(Forecast {
-        id: loaded.episode.id.clone(),
-        reward,
-        scores: loaded.episode.progress.subtask_scores.clone(),
-        n_steps: outline.places.len(),
-        groups: groups(&outline),
-        n_requests: figures.map_or(n_requests, |figures| figures.requests),
-        figures,
-        lost: lost.map(ToString::to_string).collect(),
-        state: state(args, &loaded, reward),
-    })
-}
+impl<'a> Setting<'a> {
+    fn new(args: &'a CreditArgs, shown: &'a Shown) -> Result<Self, Failure> {
+        let (texts, tokenizer_sha256) = named_texts(args, shown)?.unzip();
+        let provenance = Provenance {
+            tokenizer_sha256,
+            template_sha256: texts.as_ref().map(Texts::template_sha256),
+            ..shown.provenance.clone()
+        };
+        let settings = args.settings();
+        let with_plain = settings.params.ratio == Ratio::Lift;
+        Ok(Self { args, shown, texts, asked: Asked { settings, provenance }, with_plain })
+    }
 
-fn reread(
-    args: &CreditArgs,
-    shown: &Shown,
-    texts: &Texts,
-    loaded: &Loaded,
-    outline: &Outline,
-) -> ReadEpisode {
-    let reader = Reader {
-        texts,
-        framing: &shown.framing,
-        lens: &shown.lens,
-        limit: args.limit(None),
-        with_plain: args.settings().params.ratio == Ratio::Lift,
-    };
-    reader.read(&loaded.episode, outline)
+    fn forecast(&self, loaded: Result<Loaded, LoadError>) -> Result<Forecast, String> {
+        let loaded = loaded.map_err(|error| error.to_string())?;
+        let Shown { framing, lens, .. } = self.shown;
+        let named = |why: &dyn std::fmt::Display| format!("{}: {why}", loaded.episode.id);
+        let outline = outline(&loaded.episode, framing, lens).map_err(|loss| named(&loss))?;
+        let reward = loaded.episode.outcome.as_ref().map_err(|why| named(why))?.reward;
+        let state = self.state(&loaded, reward);
+        let texts = self.texts.as_ref().filter(|_| state.is_to_do());
+        let read = texts.map(|texts| self.reread(texts, &loaded, &outline));
+        let lost = read.iter().flat_map(|read| &read.steps).filter_map(|step| step.as_ref().err());
+        Ok(Forecast {
+            id: loaded.episode.id.clone(),
+            reward,
+            scores: loaded.episode.progress.subtask_scores.clone(),
+            n_steps: outline.places.len(),
+            groups: groups(&outline),
+            cost: self.cost(&loaded, &outline, read.as_ref(), &state),
+            lost: lost.map(ToString::to_string).collect(),
+            notes: notes(&loaded, framing),
+            state,
+        })
+    }
+
+    fn state(&self, loaded: &Loaded, reward: f64) -> State {
+        if reward < self.args.min_reward {
+            return State::Skipped;
+        }
+        if self.args.overwrite {
+            return State::New;
+        }
+        match read(&directory_of(loaded, &self.args.run_dir())) {
+            Ok(None) => State::New,
+            Ok(Some(old)) if old.scores.is_complete() => State::Complete,
+            Ok(Some(old)) => State::Partial(Box::new(old)),
+            Err(error) => State::Unreadable(error.to_string()),
+        }
+    }
+
+    /// From tokens where there are some, else as if every message were one. A file that is completed is taken to be
+    /// from the model that will be asked.
+    fn cost(&self, loaded: &Loaded, outline: &Outline, read: Option<&ReadEpisode>, state: &State) -> Cost {
+        let old = match state {
+            State::New => None,
+            State::Partial(old) => Some(old.as_ref()),
+            _ => return Cost { figures: self.texts.as_ref().map(|_| Figures::default()), ..Cost::default() },
+        };
+        let asked = self.asked.for_episode(&loaded.episode, &self.shown.framing);
+        let asked = old.map_or(asked.clone(), |old| asked.assuming(&old.scores));
+        if let Some(read) = read {
+            let figures = planned(read, old, &asked, &backend(self.args));
+            let Figures { requests, naive_requests, .. } = figures;
+            return Cost { requests, naive_requests, figures: Some(figures) };
+        }
+        let wanted = |step| {
+            let [lens, plain] = old.map_or([false; 2], |old| recorded(old, &asked, step));
+            [!lens, self.with_plain && !plain]
+        };
+        let (requests, naive_requests) = outline.n_requests(self.shown.lens.placement, &wanted);
+        Cost { requests: requests as u64, naive_requests: naive_requests as u64, figures: None }
+    }
+
+    fn reread(&self, texts: &Texts, loaded: &Loaded, outline: &Outline) -> ReadEpisode {
+        let reader = Reader {
+            texts,
+            framing: &self.shown.framing,
+            lens: &self.shown.lens,
+            limit: self.args.limit(None),
+            with_plain: self.with_plain,
+        };
+        reader.read(&loaded.episode, outline)
+    }
 }
 
 /// The backend that was named; SGLang's rules where none was.
@@ -124,30 +211,21 @@ fn groups(outline: &Outline) -> Vec<(String, usize)> {
     groups
 }
 
-fn state(args: &CreditArgs, loaded: &Loaded, reward: f64) -> String {
-    if reward < args.min_reward {
-        return "would be skipped: its reward is too small".to_owned();
+fn table(forecasts: &[Forecast], args: &CreditArgs) -> String {
+    let mut total = Cost::default();
+    for Cost { requests, naive_requests, figures } in forecasts.iter().map(|it| it.cost) {
+        total.requests += requests;
+        total.naive_requests += naive_requests;
+        if let Some(figures) = figures {
+            *total.figures.get_or_insert_default() += figures;
+        }
     }
-    if args.overwrite {
-        return "to be scored".to_owned();
-    }
-    match read(&directory_of(loaded, &args.run_dir())) {
-        Ok(None) => "to be scored".to_owned(),
-        Ok(Some(old)) if old.scores.is_complete() => "complete, would be left alone".to_owned(),
-        Ok(Some(_)) => "partial, would be completed".to_owned(),
-        Err(error) => format!("old scores cannot be read: {error}"),
-    }
-}
-
-fn table(forecasts: &[Forecast], args: &CreditArgs, has_tokens: bool) -> String {
-    let mut total = Figures::default();
-    forecasts.iter().filter_map(|it| it.figures).for_each(|figures| total += figures);
-    let n_requests = forecasts.iter().map(|it| it.n_requests).sum();
-    let n_steps = forecasts.iter().map(|it| it.n_steps as u64).sum();
-    let all = cost(n_requests, n_steps, has_tokens.then_some(total));
+    let n_to_do = forecasts.iter().filter(|it| it.state.is_to_do()).count();
     let (placement, n) = (args.lens.placement().name(), forecasts.len());
-    let lines: String = forecasts.iter().map(lines).collect();
-    format!("{lines}dry run, placement {placement}: {n} episodes, {all}; nothing was asked\n")
+    let (lines, all): (String, _) = (forecasts.iter().map(lines).collect(), cost(&total));
+    format!(
+        "{lines}dry run, placement {placement}: {n_to_do} of {n} episodes to be scored, {all}; nothing was asked\n"
+    )
 }
 
 /// An episode, what it would cost, and what would be lost.
@@ -156,34 +234,40 @@ fn lines(forecast: &Forecast) -> String {
     let scores = scores.collect::<Vec<_>>().join(", ");
     let groups = forecast.groups.iter().map(|(name, n)| format!("{name} {n}"));
     let mut text = format!(
-        "{}: reward {:.4}, {} steps ({}), subtask scores {}; {}\n    {}\n",
+        "{}: reward {:.4}, {} steps ({}), subtask scores {}; {}\n",
         clipped(&forecast.id),
         forecast.reward,
         forecast.n_steps,
         one_line(&groups.collect::<Vec<_>>().join(", ")),
         if scores.is_empty() { "none".to_owned() } else { one_line(&scores) },
-        one_line(&forecast.state),
-        cost(forecast.n_requests, forecast.n_steps as u64, forecast.figures),
+        one_line(&forecast.state.text()),
     );
+    if forecast.state.is_to_do() {
+        text.push_str(&format!("    {}\n", cost(&forecast.cost)));
+    }
     let distinct: BTreeSet<&String> = forecast.lost.iter().collect();
     for why in distinct {
         let n = forecast.lost.iter().filter(|it| *it == why).count();
         text.push_str(&format!("    {n} steps would be lost: {}\n", one_line(why)));
     }
+    for note in &forecast.notes {
+        text.push_str(&format!("    note: {}\n", one_line(note)));
+    }
     text
 }
 
 /// Requests and tokens, ours and one step at a time.
-fn cost(n_requests: u64, n_steps: u64, figures: Option<Figures>) -> String {
+fn cost(Cost { requests, naive_requests, figures }: &Cost) -> String {
     match figures {
         None => {
-            format!("{n_requests} requests (each step alone: {n_steps}); name a --tokenizer to count tokens")
+            format!(
+                "{requests} requests (each step alone: {naive_requests}); name a --tokenizer to count tokens"
+            )
         }
         Some(figures) => format!(
-            "{n_requests} requests, {} tokens sent, {} computed (each step alone: {} requests, {} tokens{})",
+            "{requests} requests, {} tokens sent, {} computed (each step alone: {naive_requests} requests, {} tokens{})",
             figures.sent_tokens,
             figures.computed_tokens(),
-            figures.naive_requests,
             figures.naive_tokens,
             gain(figures.naive_tokens, figures.computed_tokens())
         ),
@@ -193,12 +277,13 @@ fn cost(n_requests: u64, n_steps: u64, figures: Option<Figures>) -> String {
 fn as_json(forecast: &Forecast) -> Value {
     let groups: BTreeMap<&String, usize> = forecast.groups.iter().map(|(name, n)| (name, *n)).collect();
     let scores: BTreeMap<&String, f64> = forecast.scores.iter().map(|(name, score)| (name, *score)).collect();
+    let Cost { requests, naive_requests, figures } = forecast.cost;
     let mut json = json!({
         "episode": forecast.id, "reward": forecast.reward, "frozen_scores": scores, "steps": forecast.n_steps,
-        "subtask_steps": groups, "state": forecast.state, "lost": forecast.lost, "requests": forecast.n_requests,
-        "naive_requests": forecast.n_steps,
+        "subtask_steps": groups, "state": forecast.state.text(), "lost": forecast.lost, "notes": forecast.notes,
+        "requests": requests, "naive_requests": naive_requests,
     });
-    if let Some(figures) = forecast.figures {
+    if let Some(figures) = figures {
         json["tokens"] = json!({
             "naive": figures.naive_tokens, "sent": figures.sent_tokens, "cached": figures.cached_tokens,
             "computed": figures.computed_tokens(),

@@ -6,6 +6,7 @@ mod progress;
 mod recompute;
 mod setup;
 mod table;
+mod told;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -18,6 +19,7 @@ use self::progress::Progress;
 use self::setup::{Ready, Shown};
 use super::failure::Failure;
 use super::server::{KindName, model_failure};
+use super::sources::sources;
 use super::{block_on, output};
 use crate::model::budget::{Allowance, Meter, ModelRole};
 use crate::model::notice::Notices;
@@ -35,17 +37,22 @@ const EPISODES_AT_ONCE: usize = 8;
 
 pub(super) fn run(args: &CreditArgs) -> Result<(), Failure> {
     let args = args.with_env(|name| std::env::var(name).ok());
+    credit(&args).map_err(|failure| failure.in_json(args.json))
+}
+
+fn credit(args: &CreditArgs) -> Result<(), Failure> {
     if args.recompute {
-        return recompute::run(&args);
+        return recompute::run(args);
     }
-    let shown = Shown::read(&args)?;
-    let sources = setup::sources(&args)?;
+    args.check()?;
+    let shown = Shown::read(args)?;
+    let sources = sources(&args.inputs())?;
     if args.dry_run {
-        return dry::run(&args, &shown, sources);
+        return dry::run(args, &shown, sources);
     }
-    args.server.check(&args.url)?;
+    args.check_server()?;
     let lock = RunLock::acquire(&args.run_dir()).map_err(|error| Failure::stopped(&error, error.help()))?;
-    let (summary, ended) = block_on(scored(&args, shown, sources, lock))??;
+    let (summary, ended) = block_on(scored(args, shown, sources, lock))??;
     atomic::write(&args.run_dir().join(SUMMARY), format!("{:#}\n", summary.to_json()).as_bytes())
         .map_err(|error| disk_failure(&args.run_dir().display(), &error))?;
     if args.json {
@@ -80,7 +87,7 @@ async fn scored(
     let progress = Arc::new(Progress::new(&sources, args.json, meter.clone(), notices.clone()));
     let options = options(args, shown, &ready);
     write_config(args, &options)?;
-    tell_absences(args, &ready, &progress);
+    tell_absences(args, &ready, &sources, &progress);
     let teacher = Teacher {
         model: paid.model.clone(),
         is_embedded: args.server.kind == KindName::Embedded,
@@ -93,7 +100,9 @@ async fn scored(
     let planned = table::planned(&reports);
     summary.naive = Some(Naive { tokens: planned.naive_tokens, requests: planned.naive_requests });
     summary.spent = meter.spent();
-    summary.more.insert("found_in_ledger".to_owned(), paid.model.lookups().found.into());
+    summary.more.insert("planned_tokens".to_owned(), planned.computed_tokens().into());
+    let n_found: u64 = reports.iter().map(|report| report.n_found).sum();
+    summary.more.insert("found_in_ledger".to_owned(), n_found.into());
     summary.seconds = began.elapsed().as_secs_f64();
     summary.paid = paid.ledger.paid().await.map_err(model_failure)?;
     summary.stopped_by = stop.as_ref().map(|stop| match stop {
@@ -129,7 +138,7 @@ fn options(args: &CreditArgs, shown: Shown, ready: &Ready) -> Options {
 }
 
 /// What recorded sessions lack and nobody supplied, and what the template ignores.
-fn tell_absences(args: &CreditArgs, ready: &Ready, progress: &Progress) {
+fn tell_absences(args: &CreditArgs, ready: &Ready, sources: &[Source], progress: &Progress) {
     let ignored = ready.texts.ignored(args.lens.tools.is_some()).join(", ");
     if !ignored.is_empty() && args.lens.tool_text.is_none() {
         let origin = ready.texts.template(args.lens.tools.is_some()).origin();
@@ -139,7 +148,7 @@ fn tell_absences(args: &CreditArgs, ready: &Ready, progress: &Progress) {
         progress
             .note("the server does not tell its context; nothing is shortened unless --max-context says so");
     }
-    progress.expect_framing(args.lens.system.is_some(), args.lens.tools.is_some());
+    setup::absences(args, sources).into_iter().for_each(|text| progress.note(&text));
 }
 
 /// The resolved settings, for people and for comparing runs; no secrets among them.

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{BufRead, BufReader, IsTerminal};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::{Value, json};
@@ -15,7 +15,7 @@ use crate::model::budget::Meter;
 use crate::model::notice::Notices;
 use crate::pipeline::credit::{Event, Fate, Report};
 use crate::pipeline::resume::Differences;
-use crate::store::episodes::{SESSION, Source};
+use crate::store::episodes::Source;
 use crate::store::summary::Summary;
 
 /// Without a terminal the total is told this often.
@@ -41,8 +41,6 @@ struct State {
     tokens_begun: u64,
     tokens_done: u64,
     last_told: Option<Instant>,
-    /// Whether recorded sessions are read without a system prompt or tools.
-    lacks: Vec<&'static str>,
 }
 
 impl Progress {
@@ -59,15 +57,10 @@ impl Progress {
 
     /// One line of talk, or the same as JSON.
     fn say(&self, name: &str, fields: Value, text: &str) {
-        if !self.as_json {
-            return self.bar.suspend(|| output::talk(&one_line(text)));
+        match self.as_json {
+            true => output::event(name, fields),
+            false => self.bar.suspend(|| output::talk(&one_line(text))),
         }
-        let time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |it| it.as_secs_f64());
-        let mut event = json!({"time": time, "event": name});
-        if let (Some(event), Value::Object(fields)) = (event.as_object_mut(), fields) {
-            event.extend(fields);
-        }
-        output::talk(&event.to_string());
     }
 
     /// Something a person should know.
@@ -80,12 +73,6 @@ impl Progress {
         for notice in self.notices.take() {
             self.say("notice", json!({"text": notice}), &format!("note: {notice}"));
         }
-    }
-
-    /// Says once that recorded sessions have neither system prompt nor tools, if there are such and none were given.
-    pub(super) fn expect_framing(&self, has_system: bool, has_tools: bool) {
-        let lacks = [(has_system, "system prompt (--system)"), (has_tools, "tool schemas (--tools)")];
-        self.lock().lacks = lacks.iter().filter(|(given, _)| !given).map(|(_, name)| *name).collect();
     }
 
     /// Takes note of what happened.
@@ -113,19 +100,10 @@ impl Progress {
     }
 
     fn finished(&self, report: Report) {
-        let is_session = report.directory.as_ref().is_some_and(|directory| directory.join(SESSION).exists());
         let mut state = self.lock();
-        let lacks = if is_session { std::mem::take(&mut state.lacks) } else { Vec::new() };
         state.open.remove(&report.id);
         state.reports.push(report.clone());
         drop(state);
-        if !lacks.is_empty() {
-            self.notices.add(format!(
-                "session files hold neither system prompt nor tool schemas, and no {} was given: actions are \
-                 re-read without",
-                lacks.join(" and no ")
-            ));
-        }
         self.bar.inc(1);
         self.say("episode", as_json(&report), &line(&report));
     }
@@ -221,12 +199,12 @@ fn duration(seconds: f64) -> String {
 
 /// An episode's end in a line.
 fn line(report: &Report) -> String {
-    let Report { id, n_steps, n_credited, figures, .. } = report;
+    let Report { id, n_steps, n_credited, n_sent, .. } = report;
     let ended = match &report.fate {
         Fate::Made | Fate::Partial => {
-            format!("{n_credited} of {n_steps} steps, {} requests{}", figures.requests, whys(report))
+            format!("{n_credited} of {n_steps} steps, {n_sent} requests{}{}", found(report), whys(report))
         }
-        Fate::Kept(_) => "complete already, left alone".to_owned(),
+        Fate::Kept(_) => format!("{n_credited} of {n_steps} steps already, left alone"),
         Fate::Skipped => "skipped: its reward is too small".to_owned(),
         Fate::Lost(loss) => format!("lost: {loss}"),
         Fate::Unfinished => "not finished".to_owned(),
@@ -237,6 +215,14 @@ fn line(report: &Report) -> String {
     };
     let notes: String = report.notes.iter().map(|note| format!("; {note}")).collect();
     format!("{id}: {ended}{shortened}{notes}")
+}
+
+/// What did not have to be sent.
+fn found(report: &Report) -> String {
+    match report.n_found {
+        0 => String::new(),
+        n => format!(" ({n} answered by the ledger)"),
+    }
 }
 
 /// The distinct reasons for lost steps.
@@ -259,7 +245,8 @@ fn as_json(report: &Report) -> Value {
     json!({
         "episode": report.id, "fate": fate, "why": why, "reward": report.reward, "steps": report.n_steps,
         "credited": report.n_credited, "lost": lost, "shortened": report.n_shortened, "notes": report.notes,
-        "requests": report.figures.requests, "naive_tokens": report.figures.naive_tokens,
+        "requests": report.n_sent, "found_in_ledger": report.n_found,
+        "planned_tokens": report.figures.computed_tokens(), "naive_tokens": report.figures.naive_tokens,
     })
 }
 

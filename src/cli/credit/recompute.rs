@@ -7,9 +7,10 @@ use serde_json::json;
 
 use super::args::CreditArgs;
 use super::table::clipped;
-use crate::cli::failure::{Failure, one_line};
+use super::told::tell;
+use crate::cli::failure::Failure;
 use crate::cli::output;
-use crate::store::hindsight::{self, Hindsight, HindsightError, Settings, find, recompute};
+use crate::store::hindsight::{self, Hindsight, Settings, find, recompute};
 use crate::wire::hindsight::HindsightScores;
 
 pub(super) fn run(args: &CreditArgs) -> Result<(), Failure> {
@@ -32,13 +33,17 @@ pub(super) fn run(args: &CreditArgs) -> Result<(), Failure> {
         match renew(directory, args) {
             Ok(scores) => {
                 n_made += 1;
-                tell(args, directory, &scores)?;
+                show(args, directory, &scores)?;
             }
-            Err(error) => losses.push(format!("{}: {error}", directory.display())),
+            Err(why) => losses.push(format!("{}: {why}", directory.display())),
         }
     }
-    losses.iter().for_each(|why| output::talk(&format!("lost: {}", one_line(why))));
-    output::talk(&format!("computed again: {n_made} of {} files; nothing was asked", directories.len()));
+    losses.iter().for_each(|why| tell(args.json, "lost", "lost", why));
+    let all = directories.len();
+    match args.json {
+        true => output::event("ended", json!({"made": n_made, "lost": losses.len()})),
+        false => output::talk(&format!("computed again: {n_made} of {all} files; nothing was asked")),
+    }
     match losses.len() {
         0 => Ok(()),
         n => Err(Failure::losses(format!("{n} files could not be computed again"), "see the reasons above")),
@@ -46,18 +51,17 @@ pub(super) fn run(args: &CreditArgs) -> Result<(), Failure> {
 }
 
 /// Reads a directory's files, and rewrites its scores in place.
-fn renew(directory: &Path, args: &CreditArgs) -> Result<HindsightScores, HindsightError> {
-    let Some(old) = hindsight::read(directory)? else {
-        let source = std::io::Error::from(std::io::ErrorKind::NotFound);
-        return Err(HindsightError::Io { path: directory.to_owned(), source });
-    };
-    let settings = args.method.settings(&Settings::recorded(&old.scores.hyperparams));
-    let scores = recompute(&old, &settings)?;
-    hindsight::write(directory, &Hindsight { scores: scores.clone(), tokens: None })?;
+fn renew(directory: &Path, args: &CreditArgs) -> Result<HindsightScores, String> {
+    let old = hindsight::read(directory).map_err(|error| error.to_string())?;
+    let old = old.ok_or("hindsight_scores.json is gone")?;
+    let settings = args.method.checked(&Settings::recorded(&old.scores.hyperparams))?;
+    let scores = recompute(&old, &settings).map_err(|error| error.to_string())?;
+    hindsight::write(directory, &Hindsight { scores: scores.clone(), tokens: None })
+        .map_err(|error| error.to_string())?;
     Ok(scores)
 }
 
-fn tell(args: &CreditArgs, directory: &Path, scores: &HindsightScores) -> Result<(), Failure> {
+fn show(args: &CreditArgs, directory: &Path, scores: &HindsightScores) -> Result<(), Failure> {
     let n_credited = scores.steps.iter().filter(|step| step.credit(true).is_some()).count();
     let name = directory
         .file_name()

@@ -10,17 +10,19 @@ use serde_json::{Map, Value};
 use super::args::CreditArgs;
 use crate::chat::tokenizer::Tokenizer;
 use crate::chat::tool_text;
+use crate::cli::block_on;
 use crate::cli::chat::{parse_var, source_failure, tokenizer_failure, tool_text_of};
 use crate::cli::failure::Failure;
 use crate::cli::now;
-use crate::cli::server::{KindName, model_failure, teller};
+use crate::cli::server::{KindName, model_failure, teller, tokenizer_path};
 use crate::lens::{OUTCOME_TEMPLATE, OutcomeFacts, Template};
 use crate::model::notice::Notices;
 use crate::model::open::Opened;
 use crate::model::probe::require_scores;
 use crate::pipeline::outline::{Framing, OutcomeLens};
 use crate::pipeline::read::{Texts, hash};
-use crate::store::episodes::{Source, find};
+use crate::pipeline::resume::VARS;
+use crate::store::episodes::{SESSION, Source};
 use crate::wire::hindsight::Provenance;
 
 /// What was typed about conversations and the lens, with the files it names.
@@ -31,14 +33,19 @@ pub(super) struct Shown {
     pub(super) provenance: Provenance,
 }
 
-/// Finds the episodes.
-pub(super) fn sources(args: &CreditArgs) -> Result<Vec<Source>, Failure> {
-    let mut all = Vec::new();
-    for input in args.inputs() {
-        let help = "name the directory of the episodes with --input-dir, or files with --episodes";
-        all.extend(find(&input).map_err(|error| Failure::input(error, help))?);
-    }
-    Ok(all)
+/// What recorded sessions lack and nobody supplied, if there are sessions.
+pub(super) fn absences(args: &CreditArgs, sources: &[Source]) -> Option<String> {
+    let is_session =
+        |source: &Source| matches!(source, Source::Directory(path) if path.join(SESSION).exists());
+    let lacks = match (args.lens.system.is_some(), args.lens.tools.is_some()) {
+        (true, true) => return None,
+        (false, false) => "neither was given (--system, --tools)",
+        (false, true) => "no system prompt was given (--system)",
+        (true, false) => "no tool schemas were given (--tools)",
+    };
+    sources.iter().any(is_session).then(|| {
+        format!("session files hold neither system prompt nor tool schemas, and {lacks}: actions are re-read without")
+    })
 }
 
 impl Shown {
@@ -56,7 +63,7 @@ impl Shown {
         let mut other = Map::new();
         other.extend(tool_text.map(|it| ("tool_text".to_owned(), tool_text::name(it).into())));
         other.extend(typed.now.as_ref().map(|now| ("now".to_owned(), now.as_str().into())));
-        other.extend((!vars.is_empty()).then(|| ("vars_sha256".to_owned(), hash(&sorted(&vars)).into())));
+        other.extend((!vars.is_empty()).then(|| (VARS.to_owned(), hash(&sorted(&vars)).into())));
         let provenance = Provenance {
             backsight: env!("CARGO_PKG_VERSION").to_owned(),
             system_sha256: system.as_deref().map(hash),
@@ -99,9 +106,11 @@ fn lens_template(words: &str, path: Option<&Path>) -> Result<Template, Failure> 
     })
 }
 
+/// A file's text, without the mark some editors put before it.
 fn read_text(path: &Path) -> Result<String, Failure> {
-    fs::read_to_string(path)
-        .map_err(|error| Failure::input(format!("{}: {error}", path.display()), "check the file"))
+    let text = fs::read_to_string(path)
+        .map_err(|error| Failure::input(format!("{}: {error}", path.display()), "check the file"))?;
+    Ok(text.strip_prefix('\u{feff}').unwrap_or(&text).to_owned())
 }
 
 fn read_tools(path: &Path) -> Result<Vec<Value>, Failure> {
@@ -151,11 +160,13 @@ pub(super) fn texts(
     Texts::open(path, tokenizer, template, &shown.framing.vars).map_err(source_failure)
 }
 
-/// The tokenizer that was named, for those who ask no server.
-pub(super) fn named_texts(args: &CreditArgs, shown: &Shown) -> Result<Option<Texts>, Failure> {
+/// The tokenizer that was named, for those who ask no server, and its hash.
+pub(super) fn named_texts(args: &CreditArgs, shown: &Shown) -> Result<Option<(Texts, String)>, Failure> {
     let Some(path) = args.text_path() else { return Ok(None) };
+    let path = block_on(tokenizer_path(&path))??;
     let tokenizer = Tokenizer::open(&path).map_err(tokenizer_failure)?;
-    texts(args, &path, Arc::new(tokenizer), shown).map(Some)
+    let sha256 = Tokenizer::sha256(&path).map_err(tokenizer_failure)?;
+    Ok(Some((texts(args, &path, Arc::new(tokenizer), shown)?, sha256)))
 }
 
 /// What the server is, in a word or two.

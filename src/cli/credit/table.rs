@@ -10,18 +10,18 @@ use serde_json::Value;
 /// The widest name that is shown whole.
 const WIDTH: usize = 40;
 
-/// A line for each episode.
+/// A line for each episode: the requests that were sent, and the tokens of the plan and of each step alone.
 pub(super) fn episodes(reports: &[Report]) -> String {
     let names: Vec<String> = reports.iter().map(|report| clipped(&report.id)).collect();
     let width = names.iter().map(|name| name.chars().count()).max().unwrap_or(0).max("episode".len());
     let mut text = format!(
         "{:<width$} {:>8} {:>9} {:>9} {:>12} {:>12}  {}\n",
-        "episode", "reward", "credit", "requests", "tokens", "naive", "result"
+        "episode", "reward", "credit", "requests", "planned", "naive", "result"
     );
     for (report, name) in reports.iter().zip(names) {
         let reward = report.reward.map_or_else(|| "-".to_owned(), |reward| format!("{reward:.4}"));
         let credit = format!("{}/{}", report.n_credited, report.n_steps);
-        let Figures { requests, naive_tokens, .. } = report.figures;
+        let (requests, Figures { naive_tokens, .. }) = (report.n_sent, report.figures);
         let computed = report.figures.computed_tokens();
         text.push_str(&format!(
             "{name:<width$} {reward:>8} {credit:>9} {requests:>9} {computed:>12} {naive_tokens:>12}  {}\n",
@@ -70,12 +70,16 @@ pub(super) fn totals(summary: &Summary) -> String {
     {
         text.push_str(&format!("; {found} answers were in the ledger"));
     }
-    text.push_str(&format!(
-        "\neach step alone: {} requests, {} tokens{}\n",
-        naive.requests,
-        naive.tokens,
-        gain(naive.tokens, computed(spent))
-    ));
+    let planned = summary.more.get("planned_tokens").and_then(Value::as_u64).unwrap_or(0);
+    let (n, tokens) = (naive.requests, naive.tokens);
+    // What was sent depends on failures and on the ledger; the plan does not.
+    match planned {
+        0 => text.push('\n'),
+        _ => text.push_str(&format!(
+            "\nplanned: {planned} tokens to compute; each step alone: {n} requests, {tokens} tokens{}\n",
+            gain(tokens, planned)
+        )),
+    }
     for (what, lost) in &summary.lost {
         for (reason, n) in lost {
             text.push_str(&format!("lost {n} {what}: {reason}\n"));
