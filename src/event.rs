@@ -38,8 +38,21 @@ pub enum Event {
         /// How long it took.
         seconds: f64,
     },
+    /// The student was asked once.
+    Turn {
+        /// The episode.
+        id: String,
+        /// Which of its turns, from 0.
+        turn: usize,
+        /// Tokens sent and sampled, or why there was no answer.
+        tokens: Result<(u64, u64), String>,
+        /// How long it took.
+        seconds: f64,
+    },
     /// Something a person should know that is no failure.
     Note(String),
+    /// Something a person must know before trusting what is made; its last line may say `help:`.
+    Warning(String),
     /// The run was stopped before all was done.
     Stopped(String),
     /// A process ended its work on the run.
@@ -68,7 +81,17 @@ impl Event {
                        "error": reward.as_ref().err(), "solved": solved, "stop": stop, "steps": steps,
                        "seconds": rounded(*seconds)}),
             ),
+            Self::Turn { id, turn, tokens, seconds } => (
+                "turn",
+                json!({"id": id, "turn": turn, "sent": tokens.as_ref().ok().map(|it| it.0),
+                       "sampled": tokens.as_ref().ok().map(|it| it.1), "error": tokens.as_ref().err(),
+                       "seconds": rounded(*seconds)}),
+            ),
             Self::Note(text) => ("note", json!({"text": text})),
+            Self::Warning(text) => match text.split_once("\nhelp: ") {
+                Some((text, help)) => ("warning", json!({"text": text, "help": help})),
+                None => ("warning", json!({"text": text})),
+            },
             Self::Stopped(why) => ("stopped", json!({"why": why})),
             Self::Ended { made, lost, left, seconds } => {
                 ("ended", json!({"made": made, "lost": lost, "left": left, "seconds": rounded(*seconds)}))
@@ -86,10 +109,14 @@ impl Event {
     pub fn line(&self) -> String {
         match self {
             Self::Began { command, model, asked, found: 0 } => {
-                format!("{command}: {asked} episodes with {model}")
+                format!("{command}: {} with {model}", episodes(*asked as u64))
             }
             Self::Began { command, model, asked, found } => {
-                format!("{command}: {asked} episodes with {model}, {found} of them are there already")
+                let are = if *found == 1 { "is" } else { "are" };
+                format!(
+                    "{command}: {} with {model}, {found} of them {are} there already",
+                    episodes(*asked as u64)
+                )
             }
             Self::Episode { id, nth, asked, reward: Err(why), .. } => {
                 format!("{nth} of {asked}  {id}  LOST: {}", why.lines().next().unwrap_or_default())
@@ -97,17 +124,34 @@ impl Event {
             Self::Episode { id, nth, asked, reward: Ok(reward), solved, stop, steps, seconds } => {
                 let solved = if *solved { "solved" } else { "not solved" };
                 let stop = stop.unwrap_or("ended").replace('_', " ");
+                let steps = counted(*steps as u64, "step");
                 format!(
-                    "{nth} of {asked}  {id}  reward {reward:.3}, {solved}, {steps} steps ({stop}), {seconds:.1} s"
+                    "{nth} of {asked}  {id}  reward {reward:.3}, {solved}, {steps} ({stop}), {seconds:.1} s"
                 )
             }
+            Self::Turn { id, turn, tokens: Ok((sent, sampled)), seconds } => {
+                format!("{id}  turn {turn}: {sent} tokens sent, {sampled} sampled, {seconds:.2} s")
+            }
+            Self::Turn { id, turn, tokens: Err(why), seconds } => {
+                format!("{id}  turn {turn}: {}, {seconds:.2} s", why.lines().next().unwrap_or_default())
+            }
             Self::Note(text) => format!("note: {text}"),
+            Self::Warning(text) => format!("warning: {text}"),
             Self::Stopped(why) => format!("stopped: {why}"),
             Self::Ended { made, lost, left, seconds } => {
-                format!("{made} episodes made, {lost} lost, {left} left, {seconds:.1} s")
+                format!("{} made, {lost} lost, {left} left, {seconds:.1} s", episodes(*made))
             }
         }
     }
+}
+
+/// So many of something: `1 step`, `2 steps`.
+pub fn counted(n: u64, what: &str) -> String {
+    if n == 1 { format!("1 {what}") } else { format!("{n} {what}s") }
+}
+
+fn episodes(n: u64) -> String {
+    counted(n, "episode")
 }
 
 /// Milliseconds are enough.
@@ -138,5 +182,21 @@ mod tests {
             (&json!("episode"), &Value::Null, &json!(1.235))
         );
         assert_eq!(lost.line(), "2 of 8  flatten-1  LOST: server gone");
+        let warning = Event::Warning("no walls\nhelp: build some".to_owned()).to_json(1.0);
+        assert_eq!(
+            warning,
+            json!({"time": 1.0, "event": "warning", "text": "no walls", "help": "build some"})
+        );
+    }
+
+    #[test]
+    fn one_is_no_plural() {
+        let began = |asked, found| {
+            Event::Began { command: "collect".to_owned(), model: "m".to_owned(), asked, found }.line()
+        };
+        assert_eq!(began(1, 0), "collect: 1 episode with m");
+        assert_eq!(began(2, 1), "collect: 2 episodes with m, 1 of them is there already");
+        let ended = Event::Ended { made: 1, lost: 0, left: 0, seconds: 1.0 };
+        assert_eq!(ended.line(), "1 episode made, 0 lost, 0 left, 1.0 s");
     }
 }

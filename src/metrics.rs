@@ -22,8 +22,6 @@ pub struct Digest {
     pub id: String,
     /// Its task.
     pub task: String,
-    /// What it was asked.
-    pub prompt: String,
     /// What it was worth, or why that is not known.
     pub outcome: Result<Numbers, String>,
     /// Why it ended.
@@ -62,7 +60,6 @@ impl Digest {
         Self {
             id: episode.id.clone(),
             task: episode.task.id.clone(),
-            prompt: episode.task.prompt.clone(),
             outcome: episode.outcome.as_ref().map(numbers).map_err(String::clone),
             stop: episode.stop.map(|stop| stop.name()),
             steps: episode.steps().len(),
@@ -111,7 +108,8 @@ pub fn train<'a>(digests: impl IntoIterator<Item = &'a Digest>) -> Map<String, V
     metrics.map(|(name, value)| (name.to_owned(), json!(value))).into_iter().chain(count).collect()
 }
 
-/// The metrics of an evaluation by their published names; pass@k too, where tasks were attempted more than once.
+/// The metrics of an evaluation by their published names. Where tasks were attempted more than once, the means are
+/// over attempts, and their number and pass@k are told too.
 ///
 /// `tasks` are the attempts at each task.
 pub fn eval(tasks: &[Vec<&Digest>]) -> Map<String, Value> {
@@ -125,9 +123,11 @@ pub fn eval(tasks: &[Vec<&Digest>]) -> Map<String, Value> {
     ];
     let mut map: Map<String, Value> =
         metrics.into_iter().map(|(name, value)| (name.to_owned(), json!(value))).collect();
-    map.insert("eval/n_items".to_owned(), json!(made.len()));
+    let is_made = |attempts: &&Vec<&Digest>| attempts.iter().any(|it| it.outcome.is_ok());
+    map.insert("eval/n_items".to_owned(), json!(tasks.iter().filter(is_made).count()));
     let attempts = tasks.iter().map(Vec::len).max().unwrap_or(0);
     if attempts > 1 {
+        map.insert("eval/n_attempts".to_owned(), json!(made.len()));
         map.extend(ks(attempts).map(|k| (format!("eval/pass@{k}"), json!(mean_pass_at(tasks, k)))));
     }
     map
@@ -176,7 +176,6 @@ mod tests {
         Digest {
             id: "t-0".into(),
             task: "t".into(),
-            prompt: "p".into(),
             outcome: outcome.map(numbers).map_err(str::to_owned),
             stop: None,
             steps: 1,
@@ -207,7 +206,10 @@ mod tests {
         assert_eq!(metrics["train/mean_efficiency"], Value::Null);
         assert_eq!(all[2].loss().as_deref(), Some("server gone"));
         let metrics = eval(&[all.iter().collect()]);
-        assert_eq!((&metrics["eval/n_items"], &metrics["eval/pass_rate"]), (&json!(2), &json!(0.5)));
+        assert_eq!((&metrics["eval/n_items"], &metrics["eval/pass_rate"]), (&json!(1), &json!(0.5)));
+        assert_eq!(metrics["eval/n_attempts"], json!(2));
+        let none = [all[2].clone()];
+        assert_eq!(eval(&[none.iter().collect()])["eval/n_items"], json!(0));
         assert_eq!((&metrics["eval/pass@1"], &metrics["eval/pass@2"]), (&json!(0.5), &json!(1.0)));
         assert_eq!(metrics["eval/pass@3"], Value::Null);
     }

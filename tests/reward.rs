@@ -20,7 +20,7 @@ fn all_recorded_rewards_are_reproduced() {
         let (efficiency, tool_usage) = (efficiency(count("turns"), count("max_turns")), tool_usage(tools));
         let levels = (correctness, efficiency, tool_usage);
         assert_eq!(levels, (number("correctness"), number("efficiency"), number("tool_usage")), "{vector}");
-        let outcome = reward(levels.0, levels.1, levels.2, &RewardWeights::default());
+        let outcome = reward(Some(levels.0), levels.1, levels.2, &RewardWeights::default());
         assert_eq!(outcome.reward, number("reward"), "{vector}");
         assert_eq!(
             outcome.components.iter().map(|it| it.1).collect::<Vec<_>>(),

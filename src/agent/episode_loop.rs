@@ -18,7 +18,7 @@ use crate::wire::record;
 
 use super::options::{BadOption, LoopOptions};
 use super::reward::{self, RewardRule};
-use super::sandbox::{Sandbox, Sandboxes};
+use super::sandbox::{Sandbox, SandboxError, Sandboxes};
 use super::tools::{ToolLimits, ToolResult, Toolbox, cut, schema};
 use super::transcript::Transcript;
 use super::turn::{Asking, Failure, Said};
@@ -81,7 +81,8 @@ pub struct EpisodePlace {
 pub async fn run_episode(setting: &AgentSetting, task: &CodingTask, place: EpisodePlace) -> Episode {
     let id = format!("{}-{}", task.task.id, place.episode);
     let system = setting.options.system_prompt.as_deref();
-    let mut talk = Transcript::new(id, &task.task, system, schema::schemas());
+    let tools = schema::schemas_with(setting.sandboxes.config().has_network());
+    let mut talk = Transcript::new(id, &task.task, system, tools);
     let begun = talk.episode_mut();
     begun.started_at = Some(place.started_at);
     begun.temperature = Some(setting.options.agent_temperature);
@@ -186,29 +187,47 @@ async fn settle(
     sandbox: &Sandbox,
     stop: Stop,
 ) -> Episode {
-    let verifier = Verifier::new(&setting.sandboxes, setting.options.verifier_time);
-    let report = verifier.verify(sandbox, &task.test_code).await;
+    let report = verify(setting, task, sandbox).await;
     let n_turns = talk.n_turns();
     let tool_usage = reward::tool_usage(talk.tools_called());
     let efficiency = reward::efficiency(n_turns, setting.options.max_agent_turns);
     let mut episode = talk.into_episode();
     episode.stop = Some(stop);
-    let report: TestReport = match report {
+    let report = match report {
         Ok(report) => report,
         Err(error) => return failed(episode, error.into()),
     };
-    episode.verification = Some(report.verification());
-    let weights = &setting.reward.weights;
-    episode.outcome = Ok(reward::reward(report.correctness(), efficiency, tool_usage, weights));
+    episode.verification = report.as_ref().map(TestReport::verification);
+    let correctness = report.as_ref().map(TestReport::correctness);
+    episode.outcome = Ok(reward::reward(correctness, efficiency, tool_usage, &setting.reward.weights));
     match ask_custom(&setting.reward, &episode).await {
-        Ok(None) => {}
-        Ok(Some(number)) => {
-            if let Ok(outcome) = &mut episode.outcome {
-                outcome.components.push(("published".to_owned(), outcome.reward));
-                outcome.reward = number;
-            }
+        Ok(None) if correctness.is_none() => {
+            failed(episode, Failure::new("the task has no tests and there is no reward command"))
         }
-        Err(why) => episode = failed(episode, Failure::new(why)),
+        Ok(None) => episode,
+        Ok(Some(number)) => rewarded(episode, number),
+        Err(why) => failed(episode, Failure::new(why)),
+    }
+}
+
+/// What the hidden tests say; nothing where there are none.
+async fn verify(
+    setting: &AgentSetting,
+    task: &CodingTask,
+    sandbox: &Sandbox,
+) -> Result<Option<TestReport>, SandboxError> {
+    let Some(test_code) = &task.test_code else { return Ok(None) };
+    let verifier = Verifier::new(&setting.sandboxes, setting.options.verifier_time);
+    verifier.verify(sandbox, test_code).await.map(Some)
+}
+
+/// The episode with another reward; what it would have been is kept beside it, where it is known.
+fn rewarded(mut episode: Episode, number: f64) -> Episode {
+    if let Ok(outcome) = &mut episode.outcome {
+        if episode.verification.is_some() {
+            outcome.components.push(("published".to_owned(), outcome.reward));
+        }
+        outcome.reward = number;
     }
     episode
 }

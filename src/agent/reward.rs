@@ -8,6 +8,7 @@
 use std::process::Stdio;
 use std::time::Duration;
 
+use rustix::process::{Pid, Signal, kill_process_group};
 use serde_json::Value;
 use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
@@ -82,15 +83,21 @@ pub fn tool_usage<'a>(tools: impl IntoIterator<Item = &'a str>) -> f64 {
     }
 }
 
-/// The reward with its parts.
-pub fn reward(correctness: f64, efficiency: f64, tool_usage: f64, weights: &RewardWeights) -> Outcome {
+/// The reward with its parts; correctness is none of them where no tests ran.
+pub fn reward(
+    correctness: Option<f64>,
+    efficiency: f64,
+    tool_usage: f64,
+    weights: &RewardWeights,
+) -> Outcome {
     let parts = [
         ("correctness", correctness, weights.correctness),
-        ("efficiency", efficiency, weights.efficiency),
-        ("tool_usage", tool_usage, weights.tool_usage),
+        ("efficiency", Some(efficiency), weights.efficiency),
+        ("tool_usage", Some(tool_usage), weights.tool_usage),
     ];
-    let sum = parts.iter().map(|(_, level, weight)| level * weight).sum::<f64>();
-    let components = parts.into_iter().map(|(name, level, _)| (name.to_owned(), level)).collect();
+    let known = || parts.iter().filter_map(|(name, level, weight)| Some((*name, (*level)?, *weight)));
+    let sum = known().map(|(_, level, weight)| level * weight).sum::<f64>();
+    let components = known().map(|(name, level, _)| (name.to_owned(), level)).collect();
     Outcome { reward: sum.clamp(0.0, 1.0), components }
 }
 
@@ -114,7 +121,10 @@ pub enum CustomRewardError {
         timeout: Duration,
     },
     /// It failed.
-    #[error("the reward command `{command}` failed ({status}): {stderr}\nhelp: it must exit with status 0")]
+    #[error(
+        "the reward command `{command}` failed ({status}){}\nhelp: it must exit with status 0",
+        complaint(stderr)
+    )]
     Failed {
         /// The command.
         command: String,
@@ -135,9 +145,26 @@ pub enum CustomRewardError {
     },
 }
 
+fn complaint(stderr: &str) -> String {
+    if stderr.is_empty() { String::new() } else { format!(": {stderr}") }
+}
+
+/// Kills a process group with all that is in it when dropped.
+struct Group(Option<Pid>);
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        if let Some(leader) = self.0 {
+            // Nothing of it may be left.
+            let _ = kill_process_group(leader, Signal::KILL);
+        }
+    }
+}
+
 /// Asks a shell command for a reward: the episode on its standard input, one number on its output.
 ///
-/// It is the user's own program and runs as the user, outside any sandbox.
+/// It is the user's own program and runs as the user, outside any sandbox; whatever it leaves running in its
+/// process group ends with it, also when its time is over.
 pub async fn custom_reward(
     command: &str,
     episode: &Value,
@@ -149,9 +176,11 @@ pub async fn custom_reward(
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
+        .process_group(0)
         .kill_on_drop(true)
         .spawn()
         .map_err(not_run)?;
+    let _group = Group(child.id().and_then(|it| i32::try_from(it).ok()).and_then(Pid::from_raw));
     let stdin = child.stdin.take();
     let feed = async {
         if let Some(mut stdin) = stdin {
@@ -215,15 +244,27 @@ mod tests {
         );
         let failed = ask("echo no >&2; exit 3").await.unwrap_err();
         assert_eq!(failed, "the reward command `echo no >&2; exit 3` failed (exit status: 3): no");
+        assert_eq!(ask("exit 3").await.unwrap_err(), "the reward command `exit 3` failed (exit status: 3)");
         let slow = custom_reward("sleep 60", &json!({}), Duration::from_millis(50)).await.unwrap_err();
         assert!(matches!(slow, CustomRewardError::TooSlow { .. }));
+    }
+
+    #[tokio::test]
+    async fn nothing_of_a_command_outlives_its_time() {
+        let dir = tempfile::tempdir().unwrap();
+        let mark = dir.path().join("alive");
+        let command = format!("(sleep 1; echo x > {}) & sleep 60", mark.display());
+        let slow = custom_reward(&command, &json!({}), Duration::from_millis(200)).await.unwrap_err();
+        assert!(matches!(slow, CustomRewardError::TooSlow { .. }));
+        tokio::time::sleep(Duration::from_millis(1500)).await;
+        assert!(!mark.exists(), "its child went on");
     }
 
     proptest! {
         #[test]
         fn rewards_stay_between_zero_and_one(c in 0.0f64..=1.0, n_turns in 0usize..40, max in 0usize..40, weight in 0.0f64..=5.0) {
             let weights = RewardWeights { correctness: weight, ..RewardWeights::default() };
-            let outcome = reward(c, efficiency(n_turns, max), tool_usage(["terminal"]), &weights);
+            let outcome = reward(Some(c), efficiency(n_turns, max), tool_usage(["terminal"]), &weights);
             prop_assert!((0.0..=1.0).contains(&outcome.reward));
         }
     }

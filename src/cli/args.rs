@@ -7,6 +7,7 @@ use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 use super::credit::CreditArgs;
 use super::keys::{Collect, Evaluate, KeyArgs};
 use super::server::ServerArgs;
+use super::talk::{Loudness, Talk};
 
 /// Turns LLM-agent trajectories into dense training signal.
 #[derive(Debug, Parser)]
@@ -153,12 +154,34 @@ pub(super) struct CollectArgs {
     /// Where everything that is made is kept
     #[arg(long, value_name = "DIR", default_value = "runs/collect")]
     pub(super) run: PathBuf,
+    #[command(flatten)]
+    pub(super) talk: TalkArgs,
+}
+
+/// How a command tells what it does.
+#[derive(Debug, ClapArgs)]
+pub(super) struct TalkArgs {
     /// Print the summary as JSON, and tell of events as JSON
     #[arg(long)]
     pub(super) json: bool,
     /// Tell only what goes wrong
+    #[arg(short, long, conflicts_with = "verbose")]
+    quiet: bool,
+    /// Tell of each turn
     #[arg(short, long)]
-    pub(super) quiet: bool,
+    verbose: bool,
+}
+
+impl TalkArgs {
+    /// Who tells it.
+    pub(super) fn talk(&self) -> Talk {
+        let loudness = match (self.quiet, self.verbose) {
+            (true, _) => Loudness::Quiet,
+            (false, true) => Loudness::Verbose,
+            (false, false) => Loudness::Usual,
+        };
+        Talk::new(self.json, loudness)
+    }
 }
 
 const EVALUATE_EXAMPLES: &str = "\
@@ -176,12 +199,8 @@ pub(super) struct EvaluateArgs {
     /// Where everything that is made is kept
     #[arg(long, value_name = "DIR", default_value = "runs/evaluate")]
     pub(super) run: PathBuf,
-    /// Print the summary as JSON, and tell of events as JSON
-    #[arg(long)]
-    pub(super) json: bool,
-    /// Tell only what goes wrong
-    #[arg(short, long)]
-    pub(super) quiet: bool,
+    #[command(flatten)]
+    pub(super) talk: TalkArgs,
 }
 
 #[derive(Debug, ClapArgs)]

@@ -7,7 +7,6 @@ use serde_json::Value;
 use super::args::CollectArgs;
 use super::episodes::{self, Ask, Finished, part};
 use super::failure::Failure;
-use super::talk::Talk;
 use super::{block_on, output};
 use crate::config::parts::{CollectPart, TaskPart};
 use crate::metrics;
@@ -16,18 +15,18 @@ use crate::tasks::CodingTask;
 use crate::tasks::source::{TaskSource, split_all};
 
 pub(super) fn run(args: &CollectArgs) -> Result<(), Failure> {
-    collect(args).map_err(|failure| failure.in_json(args.json))
+    collect(args).map_err(|failure| failure.in_json(args.talk.json))
 }
 
 fn collect(args: &CollectArgs) -> Result<(), Failure> {
     let config = args.keys.resolve()?;
     let collect: CollectPart = part(&config)?;
-    let talk = Arc::new(Talk::new(args.json, args.quiet));
+    let talk = Arc::new(args.talk.talk());
     let ask =
         Ask { command: "collect", config, dir: &args.run, talk, temperature: collect.agent_temperature };
     let mut finished = block_on(episodes::run(ask, &choosing(&collect)))??;
     keep(&mut finished)?;
-    let text = if args.json { episodes::as_json(&finished) } else { table(&finished) };
+    let text = if args.talk.json { episodes::as_json(&finished) } else { table(&finished) };
     output::data(text.as_bytes())?;
     episodes::verdict(&finished)
 }

@@ -22,7 +22,7 @@ use crate::agent::episode_loop::{AgentSetting, Speech};
 use crate::agent::sandbox::Sandboxes;
 use crate::config::Config;
 use crate::config::parts::{AgentPart, ModelPart, RewardPart, RunPart, SandboxPart, TaskPart};
-use crate::event::Event;
+use crate::event::{Event, counted};
 use crate::metrics::Digest;
 use crate::model::Model;
 use crate::model::budget::{Allowance, Meter, ModelRole};
@@ -33,7 +33,7 @@ use crate::pipeline::batch::{self, Batch, Done, Stopped};
 use crate::pipeline::paid::Paid;
 use crate::pipeline::slots::Slot;
 use crate::pipeline::student;
-use crate::pipeline::watch::Watched;
+use crate::pipeline::watch::{TellTurn, Watched};
 use crate::store::ledger::{Recognition, RunPlace};
 use crate::store::run::{RunDir, RunError};
 use crate::store::summary::Summary;
@@ -75,18 +75,21 @@ pub(super) struct Finished {
 /// Runs what is missing of the episodes that `choose` chooses.
 pub(super) async fn run(mut ask: Ask<'_>, choose: Choose<'_>) -> Result<Finished, Failure> {
     let began = Instant::now();
-    let slots = slots(&mut ask, choose).await?;
+    let notices = Notices::default();
+    let slots = slots(&mut ask, choose, &notices).await;
+    let slots = slots.inspect_err(|_| notices.take().into_iter().for_each(|it| ask.talk.note(it)))?;
     let run = Arc::new(RunDir::open(ask.dir).map_err(run_failure)?);
     let started_at = started_at(&mut ask.config, &run)?;
-    let teller = Teller { run: Arc::clone(&run), talk: Arc::clone(&ask.talk), notices: Notices::default() };
+    let teller = Teller { run: Arc::clone(&run), talk: Arc::clone(&ask.talk), notices };
+    teller.news();
     let (opened, speech) = open_student(&ask, &teller).await?;
     ask.config.set("kind", opened.info.kind.name());
     ask.config.set("model", opened.info.model.clone());
     run.keep_config(&ask.config).map_err(run_failure)?;
-    let sandboxes = sandboxes(&ask).await?;
+    let sandboxes = sandboxes(&ask, &teller).await?;
     let meter = meter(&ask.config)?;
     let paid = student(&ask, &opened, &run, Arc::clone(&meter), &teller).await?;
-    let watched = Watched::new(Arc::clone(&paid.model) as Arc<dyn Model>);
+    let watched = Watched::new(Arc::clone(&paid.model) as Arc<dyn Model>, tell_turns(&ask.talk));
     let setting = setting(&ask, &opened, speech, Arc::clone(&watched), sandboxes, &teller)?;
     let concurrency = concurrency(&ask.config, &opened)?;
     let model = format!("{} ({})", opened.info.model, opened.info.kind.name());
@@ -110,12 +113,12 @@ pub(super) fn part<T: DeserializeOwned>(config: &Config) -> Result<T, Failure> {
 }
 
 /// The tasks, and the episodes there are to be of them.
-async fn slots(ask: &mut Ask<'_>, choose: Choose<'_>) -> Result<Vec<Slot>, Failure> {
+async fn slots(ask: &mut Ask<'_>, choose: Choose<'_>, notices: &Notices) -> Result<Vec<Slot>, Failure> {
     let tasks: TaskPart = part(&ask.config)?;
     let sources = tasks.sources().map_err(config_failure)?;
     let loaded = load_all(&sources, &tasks.options(), &HubSettings::from_environment()).await;
     let loaded = loaded.map_err(task_failure)?;
-    tell_skipped(&loaded, &ask.talk);
+    skipped(&loaded).into_iter().for_each(|notice| notices.add(notice));
     let sum = sum_of(&loaded.tasks);
     if let Some(wanted) = tasks.tasks_sha256.as_ref().filter(|wanted| **wanted != sum) {
         let what =
@@ -123,25 +126,39 @@ async fn slots(ask: &mut Ask<'_>, choose: Choose<'_>) -> Result<Vec<Slot>, Failu
         return Err(Failure::input(what, "give back the tasks as they were, or leave out --tasks-sha256"));
     }
     ask.config.set("tasks_sha256", sum);
-    choose(&tasks, &sources, loaded.tasks)
+    let slots = choose(&tasks, &sources, loaded.tasks)?;
+    if ask.command == "collect" {
+        // Written down as a number, so that a later run can see whether it asks for more.
+        ask.config.set("groups", slots.last().map_or(0, |slot| slot.group as i64 + 1));
+    }
+    Ok(slots)
 }
 
-/// The rows that are no tasks, by source, with the first of them.
-fn tell_skipped(loaded: &Loaded, talk: &Talk) {
-    let mut by_source: BTreeMap<String, Vec<String>> = BTreeMap::new();
+/// The rows that are no tasks, counted by source and reason, with the first row of each.
+fn skipped(loaded: &Loaded) -> Vec<String> {
+    let mut by_source: BTreeMap<String, BTreeMap<&str, Vec<usize>>> = BTreeMap::new();
     for (source, row) in &loaded.skipped {
-        by_source.entry(source.to_string()).or_default().push(format!("row {}: {}", row.line, row.reason));
+        // What a parser says behind the colon differs from row to row.
+        let reason = row.reason.split(": ").next().unwrap_or_default();
+        by_source.entry(source.to_string()).or_default().entry(reason).or_default().push(row.line);
     }
-    for (source, rows) in by_source {
-        talk.note(format!("{source}: {} rows are no tasks ({})", rows.len(), rows[0]));
-    }
+    let told = |(source, reasons): (String, BTreeMap<&str, Vec<usize>>)| {
+        let n: usize = reasons.values().map(Vec::len).sum();
+        let each = reasons.iter().map(|(why, rows)| match reasons.len() {
+            1 => format!("{why} (row {})", rows[0]),
+            _ => format!("{} x {why} (row {})", rows.len(), rows[0]),
+        });
+        let are = if n == 1 { "is no task" } else { "are no tasks" };
+        format!("{source}: {} {are}: {}", counted(n as u64, "row"), each.collect::<Vec<_>>().join(", "))
+    };
+    by_source.into_iter().map(told).collect()
 }
 
 /// A sum over everything in the tasks, in their order.
 fn sum_of(tasks: &[CodingTask]) -> String {
     let mut sum = Sha256::new();
-    for CodingTask { task, test_code } in tasks {
-        for text in [&task.id, &task.prompt, test_code] {
+    for CodingTask { task, test_code, .. } in tasks {
+        for text in [&task.id, &task.prompt, test_code.as_deref().unwrap_or_default()] {
             sum.update((text.len() as u64).to_le_bytes());
             sum.update(text.as_bytes());
         }
@@ -185,6 +202,15 @@ impl Teller {
         // A journal that cannot be written stops the run where episodes are kept; here nothing is lost.
         let _ = self.run.add_event(&event.to_json(batch::now()));
         self.talk.tell(event);
+    }
+
+    /// Tells what must be known, and keeps it with the notices.
+    fn warn(&self, warning: &str) {
+        self.news();
+        self.notices.add(format!("warning: {}", warning.replace('\n', "; ")));
+        // It is told once, as a warning.
+        self.notices.take();
+        self.say(&Event::Warning(warning.to_owned()));
     }
 
     /// Tells what came up since the last time.
@@ -246,17 +272,24 @@ fn server_args(model: &ModelPart) -> Result<ServerArgs, Failure> {
     })
 }
 
-/// The sandboxes, one of which was made to see that they can be.
-async fn sandboxes(ask: &Ask<'_>) -> Result<Arc<Sandboxes>, Failure> {
+/// The sandboxes, one of which was made to see that they can be, and what they do not hold.
+async fn sandboxes(ask: &Ask<'_>, teller: &Teller) -> Result<Arc<Sandboxes>, Failure> {
     let part: SandboxPart = part(&ask.config)?;
     let config = part.sandbox();
     if let Some(warning) = config.kind.warning() {
-        ask.talk.note(warning.replace('\n', " "));
+        teller.warn(warning);
     }
     let sandboxes = Arc::new(Sandboxes::new(config));
-    let trial = sandboxes.start().await.map_err(|error| Failure::from_text(&error, false))?;
-    trial.stop().await;
+    let containment = sandboxes.try_out().await.map_err(|error| Failure::from_text(&error, false))?;
+    sandboxes.config().caveats(containment).into_iter().for_each(|caveat| teller.notices.add(caveat));
+    teller.news();
     Ok(sandboxes)
+}
+
+/// Who hears of each turn, where somebody wants to.
+fn tell_turns(talk: &Arc<Talk>) -> Option<TellTurn> {
+    let talk = Arc::clone(talk);
+    talk.is_verbose().then(|| Box::new(move |event: &Event| talk.tell(event)) as TellTurn)
 }
 
 /// What the student may cost.
@@ -376,13 +409,15 @@ pub(super) fn table(finished: &Finished) -> String {
         text.push_str(&format!("{:<10} {n} lost: {}\n", "", super::failure::one_line(why)));
     }
     if rendered_episodes > 0 {
-        text.push_str(&format!("tokens     {rendered_episodes} episodes have no sampled ids (rendered)\n"));
+        let have = if rendered_episodes == 1 { "has" } else { "have" };
+        let n = counted(rendered_episodes, "episode");
+        text.push_str(&format!("tokens     {n} {have} no sampled ids (rendered)\n"));
     }
     for (role, paid) in &summary.paid {
         text.push_str(&format!(
-            "paid       {}: {} requests, {} tokens sent ({} of them cached), {} sampled\n",
+            "paid       {}: {}, {} tokens sent ({} of them cached), {} sampled\n",
             role.name(),
-            paid.requests,
+            counted(paid.requests, "request"),
             paid.prompt_tokens,
             paid.cached_tokens,
             paid.completion_tokens
@@ -407,7 +442,10 @@ pub(super) fn verdict(finished: &Finished) -> Result<(), Failure> {
         None => match finished.summary.lost("episodes") {
             0 => Ok(()),
             n => Err(Failure::losses(
-                format!("{n} of {} episodes failed; their records say why", finished.slots.len()),
+                format!(
+                    "{n} of {} failed; their records say why",
+                    counted(finished.slots.len() as u64, "episode")
+                ),
                 "mend the cause; the same command runs them again",
             )),
         },

@@ -7,7 +7,6 @@ use serde_json::Value;
 use super::args::EvaluateArgs;
 use super::episodes::{self, Ask, Finished, part};
 use super::failure::Failure;
-use super::talk::Talk;
 use super::{block_on, output};
 use crate::config::parts::{AgentPart, EvaluatePart, TaskPart};
 use crate::pipeline::evaluation::{self, Setting};
@@ -16,13 +15,13 @@ use crate::tasks::source::{TaskSource, are_named, split_all};
 use crate::tasks::{CodingTask, TaskError};
 
 pub(super) fn run(args: &EvaluateArgs) -> Result<(), Failure> {
-    evaluate(args).map_err(|failure| failure.in_json(args.json))
+    evaluate(args).map_err(|failure| failure.in_json(args.talk.json))
 }
 
 fn evaluate(args: &EvaluateArgs) -> Result<(), Failure> {
     let config = args.keys.resolve()?;
     let (evaluate, agent): (EvaluatePart, AgentPart) = (part(&config)?, part(&config)?);
-    let talk = Arc::new(Talk::new(args.json, args.quiet));
+    let talk = Arc::new(args.talk.talk());
     let temperature = evaluate.eval_temperature;
     if evaluate.attempts > 1 && temperature == 0.0 {
         talk.note("at temperature 0 all attempts at a task are the same; give --eval-temperature");
@@ -32,10 +31,10 @@ fn evaluate(args: &EvaluateArgs) -> Result<(), Failure> {
         choose(&evaluate, part, sources, tasks)
     };
     let mut finished = block_on(episodes::run(ask, &choose))??;
-    let seconds = finished.summary.seconds;
+    let seconds = evaluation::seconds_worked(&finished.run.events());
     let max_new_tokens = agent.max_turn_tokens;
     keep(&mut finished, |model| Setting { model, max_new_tokens, temperature, seconds })?;
-    let text = if args.json { episodes::as_json(&finished) } else { table(&finished) };
+    let text = if args.talk.json { episodes::as_json(&finished) } else { table(&finished) };
     output::data(text.as_bytes())?;
     episodes::verdict(&finished)
 }
@@ -77,7 +76,7 @@ fn keep(finished: &mut Finished, setting: impl Fn(String) -> Setting) -> Result<
     let metrics = evaluation::metrics(&finished.slots, &finished.digests);
     let file = evaluation::metrics_file(&setting(finished.model.clone()), &metrics);
     finished.summary.more.extend(metrics);
-    let samples = evaluation::samples_file(&finished.digests);
+    let samples = evaluation::samples_file(&finished.slots, &finished.digests);
     let run = &finished.run;
     let written = run
         .write("metrics.json", format!("{file:#}\n").as_bytes())

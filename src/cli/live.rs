@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::episodes::{self, Ask, Finished, part};
 use super::failure::{Failure, one_line};
 use super::keys::config_failure;
-use super::talk::Talk;
+use super::talk::{Loudness, Talk};
 use super::{block_on, collect};
 use crate::config::parts::CollectPart;
 use crate::config::{Config, Typed};
@@ -43,7 +43,7 @@ pub(super) fn run(model: &Path, dir: &Path) -> Result<Finished, Failure> {
     typed.insert("model", vec![model.display().to_string()]);
     let config = Config::resolve("collect", None, &typed).map_err(config_failure)?;
     let chosen: CollectPart = part(&config)?;
-    let talk = Arc::new(Talk::new(false, false));
+    let talk = Arc::new(Talk::new(false, Loudness::Usual));
     let ask = Ask { command: "collect", config, dir, talk, temperature: chosen.agent_temperature };
     let mut finished = block_on(episodes::run(ask, &collect::choosing(&chosen)))??;
     collect::keep(&mut finished)?;

@@ -117,7 +117,7 @@ impl ServerArgs {
             (KindName::Embedded, []) => Ok(()),
             (_, []) => Err(Failure::input(
                 "no server was named",
-                "give its address like http://HOST:PORT (`score` takes it as --url), or use --kind embedded",
+                "give its address, as in --url http://HOST:PORT (bare for `probe`), or use --kind embedded",
             )),
             _ => Ok(()),
         }

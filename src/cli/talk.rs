@@ -9,9 +9,21 @@ use super::output;
 use crate::event::Event;
 use crate::pipeline::batch::now;
 
+/// How much is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Loudness {
+    /// Only what goes wrong, and what must be known before trusting what is made.
+    Quiet,
+    /// Progress too.
+    Usual,
+    /// Each turn too.
+    Verbose,
+}
+
 /// Whom to tell, and how.
 pub(super) struct Talk {
     form: Form,
+    loudness: Loudness,
     bar: ProgressBar,
 }
 
@@ -23,29 +35,35 @@ enum Form {
     Lines,
     /// An object for each event.
     Json,
-    /// Only what went wrong.
-    Quiet,
 }
 
 impl Talk {
     /// Machines are told in JSON, people on a terminal by a bar.
-    pub(super) fn new(json: bool, quiet: bool) -> Self {
-        let form = match (json, quiet) {
-            (true, _) => Form::Json,
-            (false, true) => Form::Quiet,
-            (false, false) if std::io::stderr().is_terminal() => Form::Bar,
-            (false, false) => Form::Lines,
+    pub(super) fn new(json: bool, loudness: Loudness) -> Self {
+        let has_bar = loudness > Loudness::Quiet && std::io::stderr().is_terminal();
+        let form = match json {
+            true => Form::Json,
+            false if has_bar => Form::Bar,
+            false => Form::Lines,
         };
         let bar = if form == Form::Bar {
             ProgressBar::no_length().with_style(style())
         } else {
             ProgressBar::hidden()
         };
-        Self { form, bar }
+        Self { form, loudness, bar }
     }
 
-    /// Tells of an event.
+    /// Whether each turn is to be told of.
+    pub(super) fn is_verbose(&self) -> bool {
+        self.loudness == Loudness::Verbose
+    }
+
+    /// Tells of an event, if it is loud enough.
     pub(super) fn tell(&self, event: &Event) {
+        if self.loudness < least_loudness(event) {
+            return;
+        }
         match (self.form, event) {
             (Form::Json, event) => output::talk(&event.to_json(now()).to_string()),
             // The table at the end says the same, better.
@@ -56,13 +74,12 @@ impl Talk {
                 self.bar.set_position(*found as u64);
             }
             (Form::Bar, Event::Episode { reward, .. }) => {
-                if reward.is_err() {
+                if reward.is_err() || self.is_verbose() {
                     self.line(event);
                 }
                 self.bar.inc(1);
             }
-            (Form::Quiet, Event::Began { .. } | Event::Note(_) | Event::Episode { reward: Ok(_), .. }) => {}
-            (Form::Bar | Form::Lines | Form::Quiet, event) => self.line(event),
+            (Form::Bar | Form::Lines, event) => self.line(event),
         }
     }
 
@@ -72,7 +89,21 @@ impl Talk {
     }
 
     fn line(&self, event: &Event) {
-        self.bar.suspend(|| output::talk(&one_line(&event.line())));
+        let text = event.line();
+        let lines = match event {
+            // Its help stands on a line of its own, as that of an error does.
+            Event::Warning(_) => text.split('\n').map(one_line).collect(),
+            _ => vec![one_line(&text)],
+        };
+        self.bar.suspend(|| lines.iter().for_each(|line| output::talk(line)));
+    }
+}
+
+fn least_loudness(event: &Event) -> Loudness {
+    match event {
+        Event::Warning(_) | Event::Stopped(_) | Event::Episode { reward: Err(_), .. } => Loudness::Quiet,
+        Event::Began { .. } | Event::Note(_) | Event::Episode { .. } | Event::Ended { .. } => Loudness::Usual,
+        Event::Turn { .. } => Loudness::Verbose,
     }
 }
 

@@ -27,6 +27,8 @@ pub enum Shape {
 pub enum Effect {
     /// What is made. A run directory belongs to one value.
     Result,
+    /// How much of it is made. What a run directory belongs to may grow.
+    Extent,
     /// How it is made: where the server is, how much at once, when to stop.
     Manner,
 }
@@ -65,6 +67,17 @@ const fn result(
     about: &'static str,
 ) -> Key {
     Key { name, section, shape, default, effect: Effect::Result, about, commands }
+}
+
+/// A key that decides how much is made.
+const fn extent(
+    section: &'static str,
+    commands: &'static [&'static str],
+    name: &'static str,
+    default: Option<&'static str>,
+    about: &'static str,
+) -> Key {
+    Key { name, section, shape: Whole(1), default, effect: Effect::Extent, about, commands }
 }
 
 /// A key that decides only how.
@@ -108,9 +121,9 @@ pub const KEYS: &[Key] = &[
     result(TASKS, BOTH, "eval_size", Whole(0), Some("10"), "Tasks held out at least (built-in ones are held out by share alone), and evaluated at most"),
     result(TASKS, BOTH, "eval_split_ratio", Number(0.0, 0.999_999), Some("0.15"), "Share of the tasks held out at least"),
     result(TASKS, EVALUATE, "eval_tasks", OneOf(&["held-out", "all"]), Some("held-out"), "Evaluate the held-out tasks, or every task"),
-    result(TASKS, COLLECT, "groups", Whole(1), None, "How many groups to collect; without it one for each training task"),
+    extent(TASKS, COLLECT, "groups", None, "How many groups to collect; without it one for each training task"),
     result(TASKS, COLLECT, "group_size", Whole(1), Some("4"), "Episodes of one task that are compared with each other"),
-    result(TASKS, EVALUATE, "attempts", Whole(1), Some("1"), "Attempts at each task; with several, pass@k is told"),
+    extent(TASKS, EVALUATE, "attempts", Some("1"), "Attempts at each task; with several, pass@k is told"),
 
     result(AGENT, BOTH, "max_agent_turns", Whole(1), Some("15"), "Steps of an episode at most"),
     result(AGENT, COLLECT, "agent_temperature", Number(0.0, 10.0), Some("1.0"), "Sampling temperature"),

@@ -143,15 +143,21 @@ impl Config {
 
     /// The keys in which a run made with the configuration in `before` would come out otherwise.
     pub fn differences(&self, before: &Table) -> Vec<Difference> {
-        let decides = |name: &&String| keys::find(name).is_none_or(|key| key.effect == Effect::Result);
+        let decides = |name: &&String| keys::find(name).is_none_or(|key| key.effect != Effect::Manner);
         let names: std::collections::BTreeSet<&String> =
             self.values.keys().chain(before.keys()).filter(decides).collect();
+        let has_grown = |name: &str| {
+            let may_grow = keys::find(name).is_some_and(|key| key.effect == Effect::Extent);
+            let number = |table: &Table| table.get(name).and_then(Value::as_integer);
+            may_grow
+                && number(before).is_none_or(|before| number(&self.values).is_some_and(|now| now >= before))
+        };
         let of = |name: &str| {
             let now = self.values.get(name).map(without_logins);
             let (before, now) = (before.get(name).map(shown), now.as_ref().map(shown));
             (before != now).then(|| Difference { key: name.to_owned(), before, now })
         };
-        names.into_iter().filter_map(|name| of(name)).collect()
+        names.into_iter().filter(|name| !has_grown(name)).filter_map(|name| of(name)).collect()
     }
 }
 
@@ -288,6 +294,18 @@ mod tests {
         let differences: Vec<String> =
             now.unwrap().differences(&before).iter().map(Difference::to_string).collect();
         assert_eq!(differences, ["model (was not set, now \"m\")", "seed (was 0, now 7)"]);
+    }
+
+    #[test]
+    fn what_there_is_to_be_of_a_run_may_grow() {
+        let with = |groups: &str| resolve("", &[("groups", &[groups])]).unwrap();
+        let differences = |before: &Config, now: &Config| {
+            let before: Table = before.to_toml().parse().unwrap();
+            now.differences(&before).iter().map(Difference::to_string).collect::<Vec<_>>()
+        };
+        assert_eq!(differences(&with("3"), &with("5")), Vec::<String>::new());
+        assert_eq!(differences(&with("5"), &with("3")), ["groups (was 5, now 3)"]);
+        assert_eq!(differences(&with("5"), &resolve("", &[]).unwrap()), ["groups (was 5, now not set)"]);
     }
 
     #[test]

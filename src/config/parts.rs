@@ -54,6 +54,7 @@ pub struct TaskPart {
     /// Tasks held out at least, and evaluated at most.
     pub eval_size: usize,
     eval_split_ratio: f64,
+    reward_command: Option<String>,
     seed: u64,
 }
 
@@ -75,7 +76,11 @@ impl TaskPart {
 
     /// How rows become tasks.
     pub fn options(&self) -> DatasetOptions {
-        DatasetOptions { prompt_field: self.prompt_field.clone(), show_tests: self.show_tests }
+        DatasetOptions {
+            prompt_field: self.prompt_field.clone(),
+            show_tests: self.show_tests,
+            needs_tests: self.reward_command.is_none(),
+        }
     }
 
     /// How tasks are split.

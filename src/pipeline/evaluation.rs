@@ -13,6 +13,26 @@ const NAME: &str = "atropos|agentic-opd_eval|0";
 /// How much of a prompt a sample shows.
 const PROMPT_CHARS: usize = 200;
 
+/// Seconds that processes have worked on an evaluation, by what they wrote down: each from its beginning to its
+/// last word. One that found everything there already did not work on it.
+pub fn seconds_worked(events: &[Value]) -> f64 {
+    let time = |event: &Value| event["time"].as_f64().unwrap_or_default();
+    let mut total = 0.0;
+    let begins = events.iter().enumerate().filter(|(_, event)| event["event"] == json!("began"));
+    let begins: Vec<usize> = begins.map(|(idx, _)| idx).collect();
+    for (nth, begin) in begins.iter().enumerate() {
+        let end = begins.get(nth + 1).copied().unwrap_or(events.len());
+        let (first, last) = (&events[*begin], &events[end - 1]);
+        if first["found"] != first["asked"] {
+            total += last["seconds"]
+                .as_f64()
+                .filter(|_| last["event"] == json!("ended"))
+                .unwrap_or(time(last) - time(first));
+        }
+    }
+    (total * 1000.0).round() / 1000.0
+}
+
 /// How an evaluation was made.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Setting {
@@ -56,12 +76,14 @@ pub fn metrics_file(setting: &Setting, metrics: &Map<String, Value>) -> Value {
 }
 
 /// `samples.jsonl`.
-pub fn samples_file(digests: &[Option<Digest>]) -> String {
-    digests.iter().flatten().map(|digest| format!("{}\n", sample(digest))).collect()
+pub fn samples_file(slots: &[Slot], digests: &[Option<Digest>]) -> String {
+    let rows = slots.iter().zip(digests).filter_map(|(slot, digest)| Some((slot, digest.as_ref()?)));
+    rows.map(|(slot, digest)| format!("{}\n", sample(slot, digest))).collect()
 }
 
-fn sample(digest: &Digest) -> Value {
-    let prompt: String = digest.prompt.chars().take(PROMPT_CHARS).collect();
+/// As published, the prompt is what the task asks, without the words around it.
+fn sample(slot: &Slot, digest: &Digest) -> Value {
+    let prompt: String = slot.task.asked.chars().take(PROMPT_CHARS).collect();
     let reward = digest.outcome.as_ref().ok().map(|it| it.reward);
     let mut sample = json!({
         "prompt": prompt, "response": digest.response, "correctness": digest.correctness(), "reward": reward,
@@ -89,7 +111,6 @@ mod tests {
         Some(Digest {
             id: id.to_owned(),
             task: "t".to_owned(),
-            prompt: "p".repeat(300),
             outcome: correctness.map(numbers).ok_or_else(|| "gone".to_owned()),
             stop: Some("answered"),
             steps: 3,
@@ -99,10 +120,24 @@ mod tests {
     }
 
     #[test]
+    fn the_time_of_all_processes_counts_and_that_of_looking_does_not() {
+        let began =
+            |time: f64, found: u64| json!({"time": time, "event": "began", "asked": 3, "found": found});
+        let episode = |time: f64| json!({"time": time, "event": "episode", "seconds": 99.0});
+        let ended = |time: f64, seconds: f64| json!({"time": time, "event": "ended", "seconds": seconds});
+        assert_eq!(seconds_worked(&[]), 0.0);
+        // The first was killed, the second finished, the third found nothing to do.
+        let killed = [json!({"event": "note"}), began(10.0, 0), episode(12.5)];
+        let finished = [began(100.0, 1), episode(101.0), episode(102.0), ended(103.0, 3.25)];
+        let nothing = [began(200.0, 3), ended(201.0, 1.0)];
+        assert_eq!(seconds_worked(&[&killed[..], &finished, &nothing].concat()), 5.75);
+    }
+
+    #[test]
     fn the_files_have_the_published_keys() {
         let task = |id: &str| {
             let task = Task { id: id.to_owned(), prompt: String::new(), difficulty: None };
-            Arc::new(CodingTask { task, test_code: String::new() })
+            Arc::new(CodingTask { task, asked: "p".repeat(300), test_code: None })
         };
         let slots = groups(&[task("a"), task("b")], 2, 2);
         let digests = [
@@ -112,12 +147,13 @@ mod tests {
             digest("b-1", None),
         ];
         let found = metrics(&slots, &digests);
-        assert_eq!((&found["eval/n_items"], &found["eval/pass@1"]), (&json!(3), &json!(0.25)));
+        assert_eq!((&found["eval/n_items"], &found["eval/n_attempts"]), (&json!(2), &json!(3)));
+        assert_eq!(found["eval/pass@1"], json!(0.25));
         let setting = Setting { model: "m".to_owned(), max_new_tokens: 2048, temperature: 0.0, seconds: 1.5 };
         let file = metrics_file(&setting, &found);
         assert_eq!(file["config_general"]["total_evaluation_time_seconds"], json!("1.5"));
         assert_eq!(file["results"]["all"], file["results"]["atropos|agentic-opd_eval|0"]);
-        let samples = samples_file(&digests);
+        let samples = samples_file(&slots, &digests);
         let rows: Vec<Value> = samples.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
         assert_eq!(rows.len(), 4);
         assert_eq!(rows[0]["prompt"].as_str().map(str::len), Some(200));

@@ -49,7 +49,7 @@ mod tests {
     fn no_two_episodes_have_the_same_name() {
         let task = |id: &str| {
             let task = Task { id: id.to_owned(), prompt: String::new(), difficulty: None };
-            Arc::new(CodingTask { task, test_code: String::new() })
+            Arc::new(CodingTask { task, asked: "p".repeat(300), test_code: None })
         };
         let ids: Vec<_> =
             groups(&[task("a"), task("b")], 3, 2).iter().map(|slot| (slot.group, slot.id())).collect();

@@ -5,18 +5,26 @@
 //! does a server that has failed several calls in a row although each was tried again for a minute.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use async_trait::async_trait;
 
-use crate::model::{ChatAnswer, ChatRequest, Error, GenerateRequest, Generated, Limits, Model, Scored};
+use crate::event::Event;
+use crate::model::{
+    ChatAnswer, ChatRequest, Error, GenerateRequest, Generated, Limits, Model, Place, Scored, Usage,
+};
 use crate::score::ScoreJob;
 
 /// So many calls in a row that found no working server mean that there is none.
 const GONE_AFTER: u32 = 3;
 
+/// Who is told of each turn.
+pub type TellTurn = Box<dyn Fn(&Event) + Send + Sync>;
+
 /// A model that stops answering when there is no point in asking.
 pub struct Watched {
     inner: Arc<dyn Model>,
+    tell: Option<TellTurn>,
     state: Mutex<State>,
 }
 
@@ -29,9 +37,9 @@ struct State {
 }
 
 impl Watched {
-    /// `inner`, which has not failed yet.
-    pub fn new(inner: Arc<dyn Model>) -> Arc<Self> {
-        Arc::new(Self { inner, state: Mutex::default() })
+    /// `inner`, which has not failed yet; `tell` hears of each of its turns.
+    pub fn new(inner: Arc<dyn Model>, tell: Option<TellTurn>) -> Arc<Self> {
+        Arc::new(Self { inner, tell, state: Mutex::default() })
     }
 
     /// Why nothing more is asked; none while there is hope.
@@ -56,6 +64,17 @@ impl Watched {
         let answer = call.await;
         self.lock().note(answer.as_ref().err());
         answer
+    }
+
+    fn told<T>(&self, place: &Place, began: Instant, answer: &Result<T, Error>, usage: fn(&T) -> Usage) {
+        let Some(tell) = &self.tell else { return };
+        let tokens = answer.as_ref().map(usage).map(|it| (it.prompt_tokens, it.completion_tokens));
+        tell(&Event::Turn {
+            id: format!("{}-{}", place.task, place.episode),
+            turn: place.step,
+            tokens: tokens.map_err(Error::to_string),
+            seconds: began.elapsed().as_secs_f64(),
+        });
     }
 }
 
@@ -83,7 +102,10 @@ impl State {
 #[async_trait]
 impl Model for Watched {
     async fn generate(&self, request: &GenerateRequest) -> Result<Generated, Error> {
-        self.ask(self.inner.generate(request)).await
+        let began = Instant::now();
+        let answer = self.ask(self.inner.generate(request)).await;
+        self.told(&request.place, began, &answer, |it| it.usage);
+        answer
     }
 
     async fn score(&self, job: &ScoreJob) -> Result<Scored, Error> {
@@ -91,7 +113,10 @@ impl Model for Watched {
     }
 
     async fn chat(&self, request: &ChatRequest) -> Result<ChatAnswer, Error> {
-        self.ask(self.inner.chat(request)).await
+        let began = Instant::now();
+        let answer = self.ask(self.inner.chat(request)).await;
+        self.told(&request.place, began, &answer, |it| it.usage);
+        answer
     }
 
     fn limits(&self) -> &Limits {

@@ -161,7 +161,16 @@ impl RunDir {
 
     /// The rows of metrics there are.
     pub fn metrics(&self) -> Vec<Value> {
-        let text = fs::read_to_string(self.dir().join("metrics.jsonl")).unwrap_or_default();
+        self.lines("metrics.jsonl")
+    }
+
+    /// What happened so far.
+    pub fn events(&self) -> Vec<Value> {
+        self.lines("events.jsonl")
+    }
+
+    fn lines(&self, name: &str) -> Vec<Value> {
+        let text = fs::read_to_string(self.dir().join(name)).unwrap_or_default();
         text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
     }
 

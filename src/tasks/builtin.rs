@@ -45,7 +45,7 @@ fn read(name: &'static str, description: &str, tests: &str) -> Result<CodingTask
         prompt: task_prompt(text("prompt")?, Tests::Hidden),
         difficulty: Some(text("difficulty")?.to_owned()),
     };
-    Ok(CodingTask { task, test_code: tests.to_owned() })
+    Ok(CodingTask { task, asked: text("prompt")?.trim().to_owned(), test_code: Some(tests.to_owned()) })
 }
 
 #[cfg(test)]
@@ -59,7 +59,8 @@ mod tests {
         let ids: Vec<&str> = tasks.iter().map(|it| it.task.id.as_str()).collect();
         let names: Vec<&str> = FOLDERS.iter().map(|(name, ..)| *name).collect();
         assert_eq!(ids, names);
-        for CodingTask { task, test_code } in &tasks {
+        for CodingTask { task, test_code, .. } in &tasks {
+            let test_code = test_code.as_deref().unwrap();
             assert!(task.prompt.contains("`solution.py`"), "{} names no file", task.id);
             assert!(task.prompt.contains("Signature: `def "), "{} has no signature", task.id);
             assert!(task.prompt.contains("Examples:"), "{} has no examples", task.id);
@@ -70,7 +71,8 @@ mod tests {
 
     #[test]
     fn hidden_tests_are_not_in_the_prompt() {
-        for CodingTask { task, test_code } in builtin().unwrap() {
+        for CodingTask { task, test_code, .. } in builtin().unwrap() {
+            let test_code = test_code.unwrap();
             let shown = test_code
                 .lines()
                 .filter(|line| line.starts_with("assert ") && task.prompt.contains(line))

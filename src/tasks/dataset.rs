@@ -16,11 +16,13 @@ pub struct DatasetOptions {
     pub prompt_field: String,
     /// Whether students see the tests.
     pub show_tests: bool,
+    /// Whether a row without tests is no task: nobody else could say what a solution is worth.
+    pub needs_tests: bool,
 }
 
 impl Default for DatasetOptions {
     fn default() -> Self {
-        Self { prompt_field: "prompt".to_owned(), show_tests: true }
+        Self { prompt_field: "prompt".to_owned(), show_tests: true, needs_tests: true }
     }
 }
 
@@ -78,15 +80,21 @@ pub fn read_row(row: &Value, name: &str, idx: usize, options: &DatasetOptions) -
     let row = row.as_object().ok_or("it is no object")?;
     let fields = [options.prompt_field.as_str(), "task"];
     let prompt = text_of(row, &fields).ok_or_else(|| format!("it has no `{}` and no `task`", fields[0]))?;
-    let test_code = text_of(row, &["test_code", "tests"]).ok_or("it has no `test_code` and no `tests`")?;
-    let shown = if options.show_tests { Tests::Shown(&test_code) } else { Tests::Hidden };
+    let test_code = text_of(row, &["test_code", "tests"]);
+    if options.needs_tests && test_code.is_none() {
+        return Err("it has no `test_code` and no `tests`".to_owned());
+    }
+    let shown = match &test_code {
+        Some(test_code) if options.show_tests => Tests::Shown(test_code),
+        _ => Tests::Hidden,
+    };
     let id = ["id", "task_id"].into_iter().find_map(|key| word_of(row.get(key)?));
     let task = Task {
         id: id.unwrap_or_else(|| format!("{name}-{idx}")),
         prompt: task_prompt(&prompt, shown),
         difficulty: row.get("difficulty").and_then(word_of),
     };
-    Ok(CodingTask { task, test_code })
+    Ok(CodingTask { task, asked: prompt, test_code })
 }
 
 /// The first field that holds text: a string, or lines as a list.
@@ -140,11 +148,12 @@ mod tests {
             ),
         ];
         for (line, id, prompt, test_code, difficulty) in cases {
-            let CodingTask { task, test_code: read } = parse(line).unwrap().tasks.remove(0);
+            let CodingTask { task, asked, test_code: read } = parse(line).unwrap().tasks.remove(0);
             assert_eq!(
-                (task.id.as_str(), read.as_str(), task.difficulty.as_deref()),
-                (id, test_code, difficulty)
+                (task.id.as_str(), read.as_deref(), task.difficulty.as_deref()),
+                (id, Some(test_code), difficulty)
             );
+            assert_eq!(asked, prompt);
             assert!(task.prompt.contains(&format!("## Task\n{prompt}\n")), "{}", task.prompt);
             assert!(task.prompt.contains(test_code), "tests are shown by default");
         }
@@ -152,11 +161,19 @@ mod tests {
 
     #[test]
     fn tests_can_be_kept_from_the_student() {
-        let options = DatasetOptions { show_tests: false, prompt_field: "q".into() };
+        let options = DatasetOptions { show_tests: false, prompt_field: "q".into(), needs_tests: true };
         let line = r#"{"q": "Q", "test_code": "assert secret()"}"#;
         let task = parse_jsonl(line, "set", &options).unwrap().tasks.remove(0);
         assert!(!task.task.prompt.contains("secret"));
-        assert_eq!(task.test_code, "assert secret()");
+        assert_eq!(task.test_code.as_deref(), Some("assert secret()"));
+    }
+
+    #[test]
+    fn tests_are_not_needed_where_something_else_decides() {
+        let options = DatasetOptions { needs_tests: false, ..DatasetOptions::default() };
+        let task = parse_jsonl(r#"{"task": "T"}"#, "set", &options).unwrap().tasks.remove(0);
+        assert_eq!(task.test_code, None);
+        assert!(!task.task.prompt.contains("## Tests"), "{}", task.task.prompt);
     }
 
     #[test]

@@ -21,9 +21,11 @@ use crate::episode::Task;
 pub struct CodingTask {
     /// What the student is told.
     pub task: Task,
+    /// What is asked, as its author wrote it: without the words around it in the prompt.
+    pub asked: String,
     /// A Python script of assertions that imports the solution. Only this copy decides, whatever
-    /// the student was shown.
-    pub test_code: String,
+    /// the student was shown. Absent where a command of the user's decides.
+    pub test_code: Option<String>,
 }
 
 /// Why there are no tasks.

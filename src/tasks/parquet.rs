@@ -62,7 +62,13 @@ mod tests {
             let read: Vec<_> = dataset
                 .tasks
                 .iter()
-                .map(|it| (it.task.id.as_str(), it.task.difficulty.as_deref(), it.test_code.lines().count()))
+                .map(|it| {
+                    (
+                        it.task.id.as_str(),
+                        it.task.difficulty.as_deref(),
+                        it.test_code.as_deref().unwrap_or_default().lines().count(),
+                    )
+                })
                 .collect();
             assert_eq!(read, [("7", Some("easy"), 2), ("9", None, 2)], "{compression}");
             assert_eq!(

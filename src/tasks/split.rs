@@ -97,7 +97,9 @@ mod tests {
 
     fn tasks(n_tasks: usize) -> Vec<CodingTask> {
         let task = |idx: usize| Task { id: idx.to_string(), prompt: String::new(), difficulty: None };
-        (0..n_tasks).map(|idx| CodingTask { task: task(idx), test_code: String::new() }).collect()
+        (0..n_tasks)
+            .map(|idx| CodingTask { task: task(idx), asked: String::new(), test_code: None })
+            .collect()
     }
 
     fn check(

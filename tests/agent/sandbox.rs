@@ -251,6 +251,100 @@ fn config_of_helper(limits: Limits) -> SandboxConfig {
     SandboxConfig { init, limits, ..SandboxConfig::default() }
 }
 
+/// A virtual environment of its own below the directory for temporary files.
+fn make_venv() -> (tempfile::TempDir, std::path::PathBuf) {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let venv = dir.path().canonicalize().unwrap().join("venv");
+    let made = std::process::Command::new("python3")
+        .args(["-m", "venv", "--without-pip"])
+        .arg(&venv)
+        .status()
+        .unwrap();
+    assert!(made.success());
+    (dir, venv)
+}
+
+#[tokio::test]
+async fn an_interpreter_below_tmp_is_the_one_that_runs() {
+    let (_dir, venv) = make_venv();
+    for kind in [SandboxKind::Namespaces, SandboxKind::None] {
+        let python_path = Some(venv.join("bin/python3"));
+        let config = SandboxConfig { kind, init: init(), python: python_path, ..SandboxConfig::default() };
+        let sandboxes = Sandboxes::new(config);
+        sandboxes.try_out().await.unwrap_or_else(|error| panic!("{error}"));
+        let sandbox = sandboxes.start().await.unwrap();
+        let prefix = python(&sandbox, "import sys; print(sys.prefix)").await;
+        assert_eq!(Path::new(&prefix), venv);
+        let (exit, _) = shell(&sandbox, "echo x > /tmp/mine && cat /tmp/mine").await;
+        assert_eq!(exit, Exit::Code(0), "the rest of /tmp is the episode's own");
+    }
+}
+
+#[tokio::test]
+async fn an_interpreter_under_another_name_is_the_one_that_runs() {
+    let (_dir, venv) = make_venv();
+    // `python3` beside it is something else.
+    for name in ["python", "python3"] {
+        std::fs::remove_file(venv.join("bin").join(name)).unwrap();
+        std::fs::write(venv.join("bin").join(name), "#!/bin/sh\necho another\n").unwrap();
+        std::fs::set_permissions(venv.join("bin").join(name), PermissionsExt::from_mode(0o755)).unwrap();
+    }
+    let base = std::process::Command::new("python3")
+        .args(["-c", "import sys; print(sys._base_executable)"])
+        .output()
+        .unwrap();
+    let base = String::from_utf8(base.stdout).unwrap();
+    std::os::unix::fs::symlink(base.trim(), venv.join("bin/python-x")).unwrap();
+    let python_path = Some(venv.join("bin/python-x"));
+    let sandboxes =
+        Sandboxes::new(SandboxConfig { init: init(), python: python_path, ..SandboxConfig::default() });
+    match sandboxes.try_out().await {
+        // Whether an environment is recognised through our name for it depends on the interpreter; if it is
+        // not, that must be said.
+        Ok(_) => {
+            let sandbox = sandboxes.start().await.unwrap();
+            assert_eq!(Path::new(&python(&sandbox, "import sys; print(sys.prefix)").await), venv);
+        }
+        Err(error) => assert!(error.to_string().contains("and should be"), "{error}"),
+    }
+}
+
+#[tokio::test]
+async fn our_own_program_cannot_be_read_where_it_would_be_shown() {
+    let (_dir, venv) = make_venv();
+    let [ours, copy] = ["backsight", "copy"].map(|name| venv.join("bin").join(name));
+    std::fs::copy(init().unwrap(), &ours).unwrap();
+    std::fs::hard_link(&ours, &copy).unwrap();
+    let python_path = Some(venv.join("bin/python3"));
+    let config = SandboxConfig { init: Some(ours.clone()), python: python_path, ..SandboxConfig::default() };
+    let sandbox = Sandboxes::new(config).start().await.unwrap();
+    // The hidden tests of a built-in task.
+    let look = |path: &Path| format!("grep -c 'from solution import merge_intervals' {}", path.display());
+    assert_eq!(shell(&sandbox, &look(&copy)).await.0, Exit::Code(0), "the control did not work");
+    let (exit, said) = shell(&sandbox, &look(&ours)).await;
+    assert!(exit != Exit::Code(0) && said.contains("denied"), "{exit:?} {said}");
+    let (exit, _) = shell(&sandbox, "grep -c merge_intervals /proc/1/exe").await;
+    assert_ne!(exit, Exit::Code(0));
+}
+
+#[tokio::test]
+async fn without_a_sandbox_nothing_is_left_running_either() {
+    let sandbox = start_kind(SandboxKind::None, Limits::default()).await;
+    let strays = "
+        setsid sh -c 'echo $$ >> pids; sleep 300' &
+        (setsid setsid env -i sh -c 'echo $$ >> pids; exec sleep 300' &) &
+        (trap '' TERM HUP INT; setsid sh -c 'echo $BASHPID $$ >> pids; while :; do sleep 1; done' &) &
+        while [ \"$(cat pids 2>/dev/null | wc -l)\" -lt 3 ]; do sleep 0.05; done; cat pids";
+    let (exit, pids) = shell(&sandbox, strays).await;
+    let pids: Vec<u32> = pids.split_whitespace().map(|it| it.parse().unwrap()).collect();
+    assert!(exit == Exit::Code(0) && pids.len() >= 3, "{pids:?}");
+    let alive = || pids.iter().filter(|pid| Path::new(&format!("/proc/{pid}")).exists()).count();
+    assert!(alive() >= 3, "the control did not work");
+    sandbox.stop().await;
+    assert_eq!(alive(), 0, "every process is dead when it has stopped");
+}
+
 /// Run by other tests as an ordinary user, and as the root of a container.
 #[tokio::test]
 #[ignore = "a helper of other tests"]
@@ -280,7 +374,7 @@ async fn works_helper() {
 #[ignore = "a helper of another test"]
 async fn refused_helper() {
     let error = Sandboxes::new(config_of_helper(Limits::default())).start().await.unwrap_err().to_string();
-    let expected = "the sandbox cannot be made: cannot create user, mount, pid, network, ipc and uts namespaces: No space left on device (os error 28)\nhelp: raise the number of namespaces (sysctl user.max_user_namespaces), or lower --concurrency";
+    let expected = "the sandbox cannot be made, because the kernel refuses user namespaces: cannot create user, mount, pid, network, ipc and uts namespaces: No space left on device (os error 28)\nhelp: raise the number of namespaces (sysctl user.max_user_namespaces), or lower --concurrency";
     assert_eq!(error, expected);
 }
 

@@ -52,6 +52,13 @@ async fn commands_answer_with_output_and_status() {
         json!({"output": "/workspace/a\n", "exit_code": 0, "error": null}),
     )
     .await;
+    check(
+        &sandbox,
+        "terminal",
+        json!({"command": "pwd", "workdir": "nowhere"}),
+        json!({"error": "the directory /workspace/nowhere cannot be entered: No such file or directory (os error 2)"}),
+    )
+    .await;
     check(&sandbox, "terminal", json!({"command": "  "}), json!({"error": "command is empty"})).await;
     check(&sandbox, "terminal", json!({}), json!({"error": "command is missing"})).await;
     let killed = json!({"output": "", "exit_code": 137, "error": "Command was killed by signal 9"});

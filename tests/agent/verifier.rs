@@ -33,7 +33,7 @@ async fn solve(solution: &str, tests: &str) -> TestReport {
 }
 
 fn tests_of(id: &str) -> String {
-    builtin().unwrap().into_iter().find(|it| it.task.id == id).unwrap().test_code
+    builtin().unwrap().into_iter().find(|it| it.task.id == id).unwrap().test_code.unwrap()
 }
 
 /// A solution of each built-in task, and one that only satisfies the examples of its prompt.

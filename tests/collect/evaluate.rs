@@ -30,7 +30,13 @@ fn held_out_tasks_are_measured_greedily() {
     let mean = |key: &str| samples.iter().map(|it| it[key].as_f64().unwrap()).sum::<f64>() / 2.0;
     assert!((mean("correctness") - all["eval/mean_correctness"].as_f64().unwrap()).abs() < 1e-12);
     assert!((mean("reward") - all["eval/mean_reward"].as_f64().unwrap()).abs() < 1e-12);
-    assert!(samples.iter().all(|it| it["turns"] == json!(3) && it["prompt"].as_str().unwrap().len() == 200));
+    assert!(samples.iter().all(|it| it["turns"] == json!(3)));
+    for sample in &samples {
+        // What the task's author wrote, and nothing of the words around it.
+        let name = sample["task"].as_str().unwrap().replace('/', "_");
+        let prompt = sample["prompt"].as_str().unwrap();
+        assert!(prompt.starts_with(&format!("Write {name}(")) && prompt.ends_with(")."), "{sample}");
+    }
     assert!(samples[0]["response"].as_str().unwrap().starts_with("It is done"), "{}", samples[0]);
     assert!(ran.stdout.contains("eval/pass_rate"), "{}", ran.stdout);
     let temperatures: Vec<Value> = server
@@ -66,7 +72,7 @@ fn several_attempts_give_pass_at_k() {
         ["--tasks", "tasks.jsonl", "--eval-tasks", "all", "--attempts", "3", "--eval-temperature", "0.8"];
     let ran = evaluate(&place, &server, &[&more[..], &["--json"]].concat()).expect(0);
     let summary = ran.json();
-    assert_eq!(summary["eval/n_items"], json!(9));
+    assert_eq!((&summary["eval/n_items"], &summary["eval/n_attempts"]), (&json!(3), &json!(9)));
     let pass = |k: usize| summary[format!("eval/pass@{k}")].as_f64().unwrap();
     assert!((pass(1) - summary["eval/pass_rate"].as_f64().unwrap()).abs() < 1e-12);
     assert!(pass(1) <= pass(2) && pass(2) <= pass(3), "{summary}");
@@ -84,4 +90,33 @@ fn built_in_tasks_named_one_by_one_are_all_evaluated() {
     let none =
         evaluate(&place, &server, &["--tasks", "builtin", "--eval-size", "0", "--run", "other"]).expect(2);
     assert!(none.stderr.contains("error: no task is held out\nhelp: raise --eval-size"), "{}", none.stderr);
+}
+
+/// An evaluation that was stopped and continued took the time of both; one that was only looked at took no more.
+#[test]
+fn a_continued_evaluation_is_one_evaluation() {
+    let (place, server) = (Place::new(), Server::start(scripted(Dialect::Vllm)));
+    let long = format!("Write add(a, b). {}", "Be careful. ".repeat(30));
+    place.write("tasks.jsonl", &crate::place::TASKS.replace("Write add(a, b).", &long));
+    let tasks = ["--tasks", "tasks.jsonl", "--eval-tasks", "all", "--concurrency", "1"];
+    evaluate(&place, &server, &[&tasks[..], &["--max-requests", "4"]].concat()).expect(3);
+    let seconds = || {
+        let metrics = place.json("runs/evaluate/metrics.json");
+        let text = metrics["config_general"]["total_evaluation_time_seconds"].as_str().unwrap().to_owned();
+        text.parse::<f64>().unwrap()
+    };
+    let first = seconds();
+    let second = evaluate(&place, &server, &[&tasks[..], &["--json"]].concat()).expect(0).json();
+    let both = first + second["seconds"].as_f64().unwrap();
+    assert!(first > 0.0 && (seconds() - both).abs() < 0.01, "{first} and {second}: {}", seconds());
+    let files = || ["metrics.json", "samples.jsonl"].map(|name| place.read(&format!("runs/evaluate/{name}")));
+    let before = files();
+    evaluate(&place, &server, &tasks).expect(0);
+    assert_eq!(files(), before);
+    let samples = place.lines("runs/evaluate/samples.jsonl");
+    assert_eq!(samples[0]["prompt"].as_str().unwrap(), &long[..200]);
+    // More attempts may be asked for later.
+    evaluate(&place, &server, &[&tasks[..], &["--attempts", "2"]].concat()).expect(0);
+    let all = &place.json("runs/evaluate/metrics.json")["results"]["all"];
+    assert_eq!((&all["eval/n_items"], &all["eval/n_attempts"]), (&json!(3), &json!(6)));
 }

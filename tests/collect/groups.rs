@@ -181,7 +181,11 @@ fn a_dataset_of_the_hub_is_fetched_once_and_kept() {
         [&["collect", "--url", &url, "--kind", "vllm", "--tokenizer", "model"][..], &tasks].concat();
     let variables = [("HF_ENDPOINT", hub.url.as_str()), ("HF_HOME", &home), ("HF_HUB_OFFLINE", "0")];
     let ran = place.run_with(&variables, &arguments).expect(0);
-    assert!(ran.stderr.contains("org/tasks: 1 rows are no tasks (row 2: "), "{}", ran.stderr);
+    assert!(
+        ran.stderr.contains("org/tasks: 1 row is no task: it has no `prompt` and no `task` (row 2)"),
+        "{}",
+        ran.stderr
+    );
     let episodes = place.episodes("runs/collect");
     assert_eq!(episodes.len(), 1, "one of two tasks is held out");
     // Without the hub the copy serves.
@@ -205,4 +209,37 @@ fn docker_is_driven_by_its_client() {
     let solved = |it: &Value| it["outcome"]["components"]["correctness"] == json!(1.0);
     assert!(place.episodes("runs/collect").values().any(solved));
     assert!(place.read("docker.log").contains("--network none"), "{}", place.read("docker.log"));
+}
+
+/// A run may grow: what is there stays as it is.
+#[test]
+fn more_groups_can_be_asked_for_later() {
+    let (place, server) = (Place::new(), Server::start(scripted(Dialect::Vllm)));
+    place.collect(&server, &["--groups", "2", "--group-size", "1"]).expect(0);
+    let before = place.episodes("runs/collect");
+    let n_draws = server.draws().len();
+    place.collect(&server, &["--groups", "4", "--group-size", "1"]).expect(0);
+    let after = place.episodes("runs/collect");
+    assert_eq!((before.len(), after.len(), server.draws().len()), (2, 4, 2 * n_draws));
+    assert!(before.iter().all(|(name, episode)| after[name] == *episode));
+    let fewer = place.collect(&server, &["--groups", "3", "--group-size", "1"]).expect(2);
+    assert!(fewer.stderr.contains("groups (was 4, now 3)"), "{}", fewer.stderr);
+}
+
+#[test]
+fn tasks_without_tests_are_for_a_command_to_reward() {
+    let (place, server) = (Place::new(), Server::start(scripted(Dialect::Vllm)));
+    place.write("tasks.jsonl", "{\"id\": \"add\", \"task\": \"Write add(a, b).\"}\n");
+    let reward = "python3 -c 'import json, sys; print(len(json.load(sys.stdin)[\"messages\"]))'";
+    place.collect(&server, &["--group-size", "1", "--reward-command", reward]).expect(0);
+    let episode = place.episodes("runs/collect").into_values().next().unwrap();
+    assert!(episode["outcome"]["reward"].as_f64().unwrap() > 3.0, "{}", episode["outcome"]);
+    let components = episode["outcome"]["components"].as_object().unwrap();
+    assert!(
+        components.contains_key("efficiency") && !components.contains_key("correctness"),
+        "{components:?}"
+    );
+    assert!(episode.get("verification").is_none_or(Value::is_null), "{episode}");
+    assert!(!episode["task"]["prompt"].as_str().unwrap().contains("## Tests"));
+    assert_eq!(place.json("runs/collect/summary.json")["train/mean_correctness"], Value::Null);
 }

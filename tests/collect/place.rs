@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
@@ -116,6 +118,15 @@ impl Ran {
     }
 }
 
+fn ran(mut command: Command) -> Ran {
+    let output = command.output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    Ran { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
+}
+
+/// The traditional user without rights.
+const NOBODY: u32 = 65534;
+
 pub struct Place {
     dir: TempDir,
 }
@@ -168,9 +179,29 @@ impl Place {
 
     /// Runs the program to its end, with these variables.
     pub fn run_with(&self, variables: &[(&str, &str)], arguments: &[&str]) -> Ran {
-        let output = self.command(arguments).envs(variables.iter().copied()).output().unwrap();
-        let text = |bytes| String::from_utf8(bytes).unwrap();
-        Ran { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
+        let mut command = self.command(arguments);
+        command.envs(variables.iter().copied());
+        ran(command)
+    }
+
+    /// Runs the program to its end as a user without rights, to whom the directory is given; as ourselves where
+    /// that is what we are.
+    pub fn run_as_nobody(&self, arguments: &[&str]) -> Ran {
+        let mut command = self.command(arguments);
+        if fs::metadata("/proc/self").unwrap().uid() == 0 {
+            let give = |path: &Path| std::os::unix::fs::chown(path, Some(NOBODY), Some(NOBODY)).unwrap();
+            give(self.dir.path());
+            command.uid(NOBODY).gid(NOBODY).env("HOME", self.dir.path());
+        }
+        ran(command)
+    }
+
+    /// Runs the program to its end behind another one.
+    pub fn run_behind(&self, prefix: &[&str], arguments: &[&str]) -> Ran {
+        let mut command = Command::new(prefix[0]);
+        command.args(&prefix[1..]).arg(env!("CARGO_BIN_EXE_backsight")).args(arguments);
+        command.current_dir(self.dir.path());
+        ran(command)
     }
 
     /// Starts the program and leaves it running, unheard.

@@ -45,7 +45,7 @@ fn a_run_belongs_to_one_configuration() {
     let (place, server) = (Place::new(), Server::start(scripted(Dialect::Vllm)));
     place.collect(&server, &["--groups", "1", "--group-size", "1"]).expect(0);
     let other = place.collect(&server, &["--groups", "2", "--group-size", "1", "--seed", "9"]);
-    refused(other, 2, &["groups (was 1, now 2), seed (was 0, now 9)", "--run"]);
+    refused(other, 2, &["configuration: seed (was 0, now 9)", "--run"]);
     place.write("tasks.jsonl", &crate::place::TASKS.replace("twice(4) == 8", "twice(4) == 9"));
     refused(place.collect(&server, &["--groups", "1", "--group-size", "1"]), 2, &["tasks_sha256 (was "]);
     // The record of a run can be given back as a configuration.
@@ -82,17 +82,23 @@ fn bad_tasks() {
     refused(run(&["--dataset-name", "no such"]), 2, &["is no name of a dataset"]);
     refused(run(&["--dataset-name", "a/b"]), 2, &["HF_HUB_OFFLINE is set"]);
     assert!(server.draws().is_empty());
-    place.write("mixed.jsonl", &format!("{}{{\"task\": 7}}\nnot json\n", crate::place::TASKS));
+    place.write(
+        "mixed.jsonl",
+        &format!("{}{{\"task\": 7}}\n{{\"tests\": \"x\"}}\nnot json\n", crate::place::TASKS),
+    );
     let mixed =
         run(&["--tasks", "mixed.jsonl", "--eval-size", "0", "--groups", "1", "--group-size", "1"]).expect(0);
-    assert!(mixed.stderr.contains("mixed.jsonl: 2 rows are no tasks (row 4: "), "{}", mixed.stderr);
+    let counted = "mixed.jsonl: 3 rows are no tasks: 2 x it has no `prompt` and no `task` (row 4), 1 x it is no JSON (row 6)";
+    assert!(mixed.stderr.contains(counted), "{}", mixed.stderr);
+    let summary = place.json("runs/collect/summary.json");
+    assert!(summary["notices"].as_array().unwrap().iter().any(|it| it == counted), "{summary}");
 }
 
 #[test]
 fn servers_that_cannot_be_used() {
     let place = Place::new();
     let none = place.run(&["collect", "--tasks", "tasks.jsonl", "--eval-size", "0"]);
-    refused(none, 2, &["no server was named", "--kind embedded"]);
+    refused(none, 2, &["no server was named", "--url http://HOST:PORT", "--kind embedded"]);
     let gone = place.run(
         &Place::arguments("http://127.0.0.1:9", &[])
             .iter()
@@ -129,8 +135,73 @@ fn another_student_does_not_continue_a_run() {
 #[test]
 fn the_unprotected_sandbox_warns_loudly() {
     let (place, server) = (Place::new(), Server::start(scripted(Dialect::Vllm)));
-    let ran = place.collect(&server, &["--sandbox", "none", "--groups", "1", "--group-size", "1"]).expect(0);
-    assert!(ran.stderr.contains("UNPROTECTED"), "{}", ran.stderr);
+    let words = ["UNPROTECTED", "forge any reward"];
+    for (run, more) in [("a", &[][..]), ("b", &["-q"]), ("c", &["--json"]), ("d", &["--json", "-q"])] {
+        let all = ["--sandbox", "none", "--groups", "1", "--group-size", "1", "--run", run];
+        let ran = place.collect(&server, &[&all[..], more].concat()).expect(0);
+        let line =
+            ran.stderr.lines().find(|it| it.contains(words[0])).unwrap_or_else(|| panic!("{}", ran.stderr));
+        assert!(line.contains(words[1]), "{line}");
+        if more.contains(&"--json") {
+            let event: serde_json::Value = serde_json::from_str(line).unwrap();
+            assert_eq!(event["event"], "warning");
+            assert!(event["help"].as_str().unwrap().starts_with("use this only"), "{event}");
+        } else {
+            assert!(line.starts_with("warning: --sandbox none: "), "{line}");
+            assert!(ran.stderr.contains("\nhelp: use this only inside a machine"), "{}", ran.stderr);
+        }
+        if more.contains(&"-q") {
+            let n_lines = if more.contains(&"--json") { 1 } else { 2 };
+            assert_eq!(ran.stderr.lines().count(), n_lines, "nothing but the warning: {}", ran.stderr);
+        }
+        let summary = place.json(&format!("{run}/summary.json"));
+        let notices: Vec<&str> =
+            summary["notices"].as_array().unwrap().iter().map(|it| it.as_str().unwrap()).collect();
+        assert_eq!(notices.iter().filter(|it| it.contains(words[0])).count(), 1, "{notices:?}");
+        let events = place.lines(&format!("{run}/events.jsonl"));
+        assert_eq!(events.iter().filter(|it| it["event"] == "warning").count(), 1);
+    }
+}
+
+/// Whoever may not make control groups is told which limit holds for each process alone.
+#[test]
+fn an_ordinary_user_is_told_what_is_only_per_process() {
+    let (place, server) = (Place::new(), Server::start(scripted(Dialect::Vllm)));
+    let url = server.url();
+    let more = ["--groups", "1", "--group-size", "1", "--sandbox-memory-mb", "300"];
+    let ran = place.run_as_nobody(&Place::arguments(&url, &more)).expect(0);
+    let words = "the limit of 300 MiB of memory holds for each process of an episode";
+    assert!(ran.stderr.contains(words), "{}", ran.stderr);
+    let summary = place.json("runs/collect/summary.json");
+    let says = |it: &serde_json::Value| it.as_str().is_some_and(|it| it.starts_with(words));
+    assert!(summary["notices"].as_array().unwrap().iter().any(says), "{summary}");
+    let events = place.lines("runs/collect/events.jsonl");
+    assert!(events.iter().any(|it| it["event"] == "note" && says(&it["text"])), "{events:?}");
+    assert_eq!(summary["made"]["episodes"], 1);
+}
+
+#[test]
+fn a_root_with_no_other_user_is_told_what_is_missing() {
+    let (place, server) = (Place::new(), Server::start(scripted(Dialect::Vllm)));
+    let url = server.url();
+    let ran = place.run_behind(&["unshare", "-Ur"], &Place::arguments(&url, &["--groups", "1"]));
+    let words =
+        ["the kernel refuses user namespaces", "/proc/self/uid_map", "unshare -r", "run as an ordinary user"];
+    refused(ran, 3, &words);
+    assert!(server.draws().is_empty());
+}
+
+#[test]
+fn each_turn_is_told_of_where_that_is_wanted() {
+    let (place, server) = (Place::new(), Server::start(scripted(Dialect::Vllm)));
+    let more = ["--groups", "1", "--group-size", "1"];
+    let ran = place.collect(&server, &[&more[..], &["-v"]].concat()).expect(0);
+    let turns = ran.stderr.lines().filter(|it| it.contains("  turn ") && it.contains(" sampled, "));
+    assert_eq!(turns.count(), 3, "{}", ran.stderr);
+    let quiet = place.collect(&server, &[&more[..], &["--run", "b"]].concat()).expect(0);
+    assert!(!quiet.stderr.contains("  turn "), "{}", quiet.stderr);
+    assert!(quiet.stderr.contains("collect: 1 episode with toy"), "{}", quiet.stderr);
+    place.collect(&server, &["-q", "-v"]).expect(2);
 }
 
 #[test]
@@ -149,4 +220,19 @@ fn every_key_is_listed_and_is_a_flag() {
         }
     }
     assert!(place.run(&["config"]).expect(0).stdout.contains("agent_temperature"));
+    // And no flag is anything else than a key, but for these.
+    let others = ["--config", "--run", "--json", "--quiet", "--verbose", "--help"];
+    let names: Vec<&str> = keys.as_array().unwrap().iter().map(|it| it["flag"].as_str().unwrap()).collect();
+    for (command, text) in &help {
+        let lines: Vec<&str> = text.lines().filter(|line| line.trim_start().starts_with('-')).collect();
+        assert!(lines.len() > names.len() / 2, "{text}");
+        for line in lines {
+            let behind = line.split("--").nth(1).unwrap_or_default();
+            let flag = format!("--{}", behind.split([' ', ',', '=', '[']).next().unwrap_or_default());
+            assert!(
+                names.contains(&flag.as_str()) || others.contains(&flag.as_str()),
+                "{flag} of {command} is no key"
+            );
+        }
+    }
 }

@@ -83,7 +83,7 @@ pub fn task() -> CodingTask {
     let prompt = "Write add(a, b) to solution.py.".to_owned();
     let task = Task { id: "add".to_owned(), prompt, difficulty: None };
     let test_code = "from solution import add\nassert add(1, 2) == 3\nassert add(-1, 1) == 0\n".to_owned();
-    CodingTask { task, test_code }
+    CodingTask { asked: task.prompt.clone(), task, test_code: Some(test_code) }
 }
 
 pub fn place() -> EpisodePlace {

@@ -5,6 +5,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use super::protocol::Containment;
+
 const MIB: u64 = 1 << 20;
 
 /// Which mechanism keeps an episode apart from the machine.
@@ -33,8 +35,9 @@ impl SandboxKind {
     /// What the user must be told before anything runs, where the kind does not protect.
     pub fn warning(&self) -> Option<&'static str> {
         (*self == Self::None).then_some(
-            "WARNING: --sandbox none: model-written code runs UNPROTECTED, as you, with your files, your network \
-             and your secrets\nhelp: use this only inside a machine you can throw away",
+            "--sandbox none: model-written code runs UNPROTECTED, as you, with your files, your network and your \
+             secrets; no limit holds, and it can read hidden tests and forge any reward\n\
+             help: use this only inside a machine you can throw away, and do not trust the rewards",
         )
     }
 }
@@ -114,6 +117,32 @@ pub struct SandboxConfig {
     pub docker: DockerConfig,
 }
 
+impl SandboxConfig {
+    /// Whether the episode's programs reach a network.
+    pub fn has_network(&self) -> bool {
+        self.network || self.kind == SandboxKind::None
+    }
+
+    /// What a user may take for a limit on an episode, and is none here. That nothing at all holds without a
+    /// sandbox is said by its warning.
+    pub fn caveats(&self, containment: Containment) -> Vec<String> {
+        let Limits { memory, workspace, .. } = &self.limits;
+        let caveat = match self.kind {
+            SandboxKind::Namespaces if !containment.memory_per_episode => format!(
+                "the limit of {} MiB of memory holds for each process of an episode, not for all of them together: \
+                 no memory control group can be made here (root can, or a user with a delegated one)",
+                memory / MIB
+            ),
+            SandboxKind::Docker => format!(
+                "the limit of {} MiB does not hold for the workspace, which is a directory of this machine",
+                workspace / MIB
+            ),
+            _ => return Vec::new(),
+        };
+        vec![caveat]
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -125,5 +154,17 @@ mod tests {
         assert_eq!(warns("docker"), Some(false));
         assert_eq!(warns("none"), Some(true));
         assert_eq!(warns("chroot"), None);
+    }
+
+    #[test]
+    fn limits_that_do_not_hold_for_an_episode_are_said() {
+        let said = |kind, memory_per_episode| {
+            let config = SandboxConfig { kind, ..SandboxConfig::default() };
+            config.caveats(Containment { memory_per_episode, processes_by_cgroup: true }).concat()
+        };
+        assert_eq!(said(SandboxKind::Namespaces, true), "");
+        let each = said(SandboxKind::Namespaces, false);
+        assert!(each.starts_with("the limit of 2048 MiB of memory holds for each process"), "{each}");
+        assert!(said(SandboxKind::Docker, true).contains("256 MiB"));
     }
 }

@@ -4,13 +4,13 @@ use std::io;
 use std::path::PathBuf;
 
 use super::python::PythonError;
-use super::step::help;
+use super::step::{facility, help};
 
 /// Why a sandbox cannot be made or used.
 #[derive(Debug, thiserror::Error)]
 pub enum SandboxError {
     /// The kernel forbids what the sandbox needs. It is never made weaker than asked for.
-    #[error("the sandbox cannot be made: cannot {step}: {}\nhelp: {}", io::Error::from_raw_os_error(*errno), help(step, *errno))]
+    #[error("the sandbox cannot be made, because the kernel refuses {}: cannot {step}: {}\nhelp: {}", facility(step), io::Error::from_raw_os_error(*errno), help(step, *errno))]
     Refused {
         /// What was being done.
         step: String,
@@ -35,6 +35,14 @@ pub enum SandboxError {
     NotStarted {
         /// Which.
         program: String,
+        /// Why not.
+        error: io::Error,
+    },
+    /// The directory a program was to start in cannot be entered.
+    #[error("the directory {directory} cannot be entered: {error}")]
+    NoDirectory {
+        /// Which.
+        directory: String,
         /// Why not.
         error: io::Error,
     },

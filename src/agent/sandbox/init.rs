@@ -45,7 +45,7 @@ pub fn main(
         Ok(workspace) => {
             let ready = channel::send(control(), &Reply::Ready.encode(), &[workspace.as_fd()]);
             drop(workspace);
-            i32::from(ready.and_then(|()| serve(go)).is_err())
+            i32::from(ready.and_then(|()| serve(Some(go))).is_err())
         }
         Err(FailedStep { step, errno }) => {
             // Whoever waits sees the socket close in any case.
@@ -67,7 +67,7 @@ fn build(spec: &Spec, trees: Option<Vec<Tree>>) -> Result<OwnedFd, FailedStep> {
     open_directory(&spec.workspace).step("open the workspace")
 }
 
-fn open_directory(path: &str) -> io::Result<OwnedFd> {
+pub(super) fn open_directory(path: &str) -> io::Result<OwnedFd> {
     let flags = rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::CLOEXEC;
     Ok(rustix::fs::open(path, flags, rustix::fs::Mode::empty())?)
 }
@@ -143,9 +143,9 @@ struct Jobs {
 }
 
 /// Starts, kills and reaps until the control socket closes.
-fn serve(go: PipeReader) -> io::Result<()> {
+pub(super) fn serve(go: Option<PipeReader>) -> io::Result<()> {
     let children = sys::child_signal()?;
-    let mut jobs = Jobs { running: HashMap::new(), go: Some(go) };
+    let mut jobs = Jobs { running: HashMap::new(), go };
     loop {
         let control = control();
         let mut sources = [PollFd::new(&control, PollFlags::IN), PollFd::new(&children, PollFlags::IN)];

@@ -3,7 +3,7 @@
 //! `Machine` is what we looked up; `plan` is pure and turns it into the list that `root` builds.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::config::Limits;
 use super::protocol::RootEntry;
@@ -56,13 +56,15 @@ pub struct Machine {
     pub python: Option<Python>,
     /// The shell that runs commands.
     pub shell: String,
-    /// Names of the interpreter that its own directory lacks.
+    /// Names of the interpreter under which its own directory has none or another one.
     pub missing_names: Vec<&'static str>,
+    /// Programs of ours: they hold the built-in tasks with their hidden tests.
+    pub own_programs: Vec<PathBuf>,
 }
 
 impl Machine {
-    /// Looks at the machine.
-    pub fn look(python: Option<Python>) -> Self {
+    /// Looks at the machine; `own_programs` hold what nobody inside may read.
+    pub fn look(python: Option<Python>, own_programs: Vec<PathBuf>) -> Self {
         let bash = ["/bin/bash", "/usr/bin/bash"].into_iter().find(|it| Path::new(it).exists());
         let missing_names = python.as_ref().map_or(Vec::new(), missing_names);
         Self {
@@ -71,15 +73,30 @@ impl Machine {
             python,
             shell: bash.unwrap_or("/bin/sh").to_owned(),
             missing_names,
+            own_programs: own_programs.iter().filter_map(|it| it.canonicalize().ok()).collect(),
         }
     }
 
-    /// The search path for programs: the interpreter's directory first.
+    /// The search path for programs: our names for the interpreter, then its directory, then the usual ones.
     pub fn search_path(&self) -> String {
-        let python = self.python.as_ref().and_then(|it| it.executable.parent()).map(text);
-        let usual = [ALIASES, "/usr/local/bin", "/usr/bin", "/bin", "/usr/local/sbin", "/usr/sbin", "/sbin"];
+        let python = self.python_directory();
+        let usual = ["/usr/local/bin", "/usr/bin", "/bin", "/usr/local/sbin", "/usr/sbin", "/sbin"];
         let usual = usual.into_iter().map(str::to_owned).filter(|it| Some(it) != python.as_ref());
-        python.clone().into_iter().chain(usual).collect::<Vec<_>>().join(":")
+        let first = [ALIASES.to_owned()].into_iter().chain(python.clone());
+        first.chain(usual).collect::<Vec<_>>().join(":")
+    }
+
+    /// Where the interpreter is.
+    pub fn python_directory(&self) -> Option<String> {
+        self.python.as_ref().and_then(|it| it.executable.parent()).map(text)
+    }
+
+    /// Whether a path of the machine can be seen inside.
+    fn is_shown(&self, path: &Path) -> bool {
+        let system =
+            self.paths.iter().filter(|(_, found)| *found == Found::Thing).map(|(it, _)| Path::new(it));
+        let python = self.python.iter().flat_map(|it| &it.prefixes).map(PathBuf::as_path);
+        system.chain(python).any(|shown| path.starts_with(shown))
     }
 }
 
@@ -96,7 +113,9 @@ fn find(path: &str) -> Option<(String, Found)> {
 
 fn missing_names(python: &Python) -> Vec<&'static str> {
     let dir = python.executable.parent().unwrap_or(Path::new("/"));
-    ["python", "python3"].into_iter().filter(|name| !dir.join(name).exists()).collect()
+    let real = python.executable.canonicalize().ok();
+    let is_it = |name: &&str| real.is_some() && dir.join(name).canonicalize().ok() == real;
+    ["python", "python3"].into_iter().filter(|name| !is_it(name)).collect()
 }
 
 fn text(path: &Path) -> String {
@@ -111,12 +130,15 @@ pub fn plan(machine: &Machine, limits: &Limits, network: bool) -> Vec<RootEntry>
         plan.extend(machine.network_paths.iter().map(shown));
     }
     plan.extend(links_of_dev());
-    plan.extend(machine.python.iter().flat_map(|python| show_python(python, &machine.missing_names)));
     plan.push(RootEntry::Proc("/proc".to_owned()));
     plan.push(RootEntry::Dir("/run".to_owned()));
     plan.push(RootEntry::Symlink { path: "/var/tmp".to_owned(), target: "/tmp".to_owned() });
     let writable = [(WORKSPACE, limits.workspace), ("/tmp", limits.scratch), ("/dev/shm", limits.scratch)];
     plan.extend(writable.map(|(path, size)| RootEntry::Tmpfs { path: path.to_owned(), size }));
+    // An interpreter may lie below /tmp, so it comes after that.
+    plan.extend(machine.python.iter().flat_map(|python| show_python(python, &machine.missing_names)));
+    let own = machine.own_programs.iter().filter(|it| machine.is_shown(it));
+    plan.extend(own.map(|path| RootEntry::Mask(text(path))));
     plan
 }
 
@@ -163,6 +185,7 @@ fn shows(plan: &[RootEntry], path: &str) -> bool {
 }
 
 #[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 mod tests {
     use super::*;
 
@@ -171,6 +194,7 @@ mod tests {
             executable: "/root/.pyenv/versions/3.11.7/bin/python3".into(),
             prefixes: vec!["/root/.pyenv/versions/3.11.7".into()],
             links: vec![],
+            identity: Default::default(),
         };
         let link = |path: &str| (path.to_owned(), Found::Link(format!("usr{path}")));
         let paths =
@@ -182,7 +206,32 @@ mod tests {
             python: Some(python),
             shell: "/bin/sh".into(),
             missing_names: vec!["python"],
+            own_programs: vec!["/usr/bin/backsight".into(), "/home/ann/bin/backsight".into()],
         }
+    }
+
+    #[test]
+    fn our_own_programs_are_masked_where_they_would_be_shown() {
+        let plan = plan(&machine(), &Limits::default(), false);
+        let is_mask = |entry: &&RootEntry| matches!(entry, RootEntry::Mask(_));
+        let masks: Vec<_> = plan.iter().filter(is_mask).collect();
+        assert_eq!(masks, [&RootEntry::Mask("/usr/bin/backsight".to_owned())]);
+    }
+
+    #[test]
+    fn an_interpreter_below_tmp_is_put_into_the_private_one() {
+        let mut machine = machine();
+        if let Some(python) = &mut machine.python {
+            python.prefixes = vec!["/tmp/venv".into()];
+        }
+        let plan = plan(&machine, &Limits::default(), false);
+        let place = |wanted: &str| {
+            plan.iter().position(|entry| match entry {
+                RootEntry::Tmpfs { path, .. } | RootEntry::Bind { path, .. } => path == wanted,
+                _ => false,
+            })
+        };
+        assert!(place("/tmp").is_some() && place("/tmp") < place("/tmp/venv"));
     }
 
     #[test]
@@ -218,8 +267,30 @@ mod tests {
     }
 
     #[test]
-    fn programs_are_looked_for_beside_the_interpreter_first() {
+    fn programs_are_looked_for_under_our_names_and_beside_the_interpreter_first() {
         let path = machine().search_path();
-        assert!(path.starts_with("/root/.pyenv/versions/3.11.7/bin:/opt/bin:"), "{path}");
+        assert!(path.starts_with("/opt/bin:/root/.pyenv/versions/3.11.7/bin:/usr/local/bin:"), "{path}");
+    }
+
+    #[test]
+    fn a_name_that_means_another_interpreter_is_ours_to_give() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = |name: &str| {
+            fs::write(dir.path().join(name), name).unwrap();
+            dir.path().join(name)
+        };
+        let (_, newer) = (file("python3"), file("python3.12"));
+        let named = |executable: PathBuf| {
+            missing_names(&Python {
+                executable,
+                prefixes: vec![],
+                links: vec![],
+                identity: Default::default(),
+            })
+        };
+        assert_eq!(named(newer.clone()), ["python", "python3"]);
+        std::os::unix::fs::symlink("python3.12", dir.path().join("python")).unwrap();
+        assert_eq!(named(newer), ["python3"]);
+        assert_eq!(named(dir.path().join("python3")), ["python"]);
     }
 }

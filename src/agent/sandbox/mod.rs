@@ -33,6 +33,7 @@ mod root;
 mod seccomp;
 mod start;
 mod step;
+mod strays;
 mod supervisor;
 mod sys;
 mod unprotected;
@@ -179,6 +180,8 @@ impl Sandbox {
     pub async fn run(&self, command: Command) -> Result<Output, SandboxError> {
         let timeout = command.timeout;
         let program = describe(&command.program);
+        // The shell itself is there, so it is the directory that is not.
+        let directory = command.cwd.clone().filter(|_| matches!(command.program, Program::Shell(_)));
         let (id, job) = self.start(command).await?;
         let in_time = tokio::time::timeout(timeout, job.wait()).await;
         let timed_out = in_time.is_err();
@@ -186,7 +189,7 @@ impl Sandbox {
             Ok(end) => end,
             Err(_) => self.kill_and_wait(id, &job).await,
         };
-        let exit = started(ended, &program)?;
+        let exit = started(ended, &program, directory)?;
         Ok(Output { exit, capture: job.output(), timed_out, duration })
     }
 
@@ -300,12 +303,14 @@ fn describe(program: &Program) -> String {
     }
 }
 
-fn started(ended: Ended, program: &str) -> Result<Exit, SandboxError> {
-    let not_started = |errno| SandboxError::NotStarted {
-        program: program.to_owned(),
-        error: io::Error::from_raw_os_error(errno),
-    };
-    ended.map_err(not_started)
+fn started(ended: Ended, program: &str, directory: Option<String>) -> Result<Exit, SandboxError> {
+    ended.map_err(|errno| {
+        let error = io::Error::from_raw_os_error(errno);
+        match directory.filter(|_| [libc::ENOENT, libc::ENOTDIR, libc::EACCES].contains(&errno)) {
+            Some(directory) => SandboxError::NoDirectory { directory, error },
+            None => SandboxError::NotStarted { program: program.to_owned(), error },
+        }
+    })
 }
 
 fn status(id: u64, job: &Job) -> BackgroundStatus {

@@ -42,6 +42,8 @@ pub enum RootEntry {
     },
     /// The process table of the sandbox.
     Proc(String),
+    /// A file in something shown that nobody may read.
+    Mask(String),
 }
 
 /// All that the launcher must know to make a sandbox.
@@ -55,6 +57,8 @@ pub struct Spec {
     pub limits: Limits,
     /// Whether the machine's network is shared.
     pub network: bool,
+    /// Whether there is to be no sandbox at all, only somebody who kills what programs leave behind.
+    pub unprotected: bool,
 }
 
 /// What we ask of a running sandbox.
@@ -85,16 +89,6 @@ pub struct Containment {
     pub memory_per_episode: bool,
     /// Processes are counted by a cgroup, beside the per-namespace count of the kernel.
     pub processes_by_cgroup: bool,
-}
-
-impl Containment {
-    /// The limits that hold only for each process or file, for people who want to know.
-    pub fn only_per_process(self) -> Vec<&'static str> {
-        let memory = (!self.memory_per_episode)
-            .then_some("memory (no writable memory cgroup: address space of each process)");
-        let always = ["processor time (each process)", "open files (each process)", "file size (each file)"];
-        memory.into_iter().chain(always).collect()
-    }
 }
 
 /// How a program ended.
@@ -210,6 +204,7 @@ impl RootEntry {
             Self::Bind { source, path, devices } => to.texts(["bind", source, path]).number(*devices as u8),
             Self::Tmpfs { path, size } => to.texts(["tmpfs", path]).number(*size),
             Self::Proc(path) => to.texts(["proc", path]),
+            Self::Mask(path) => to.texts(["mask", path]),
         }
     }
 
@@ -221,6 +216,7 @@ impl RootEntry {
             "bind" => Self::Bind { source: from.owned()?, path: from.owned()?, devices: from.flag()? },
             "tmpfs" => Self::Tmpfs { path: from.owned()?, size: from.number()? },
             "proc" => Self::Proc(from.owned()?),
+            "mask" => Self::Mask(from.owned()?),
             _ => return Err(BadPacket),
         })
     }
@@ -230,6 +226,7 @@ impl Spec {
     /// The packet.
     pub fn encode(&self) -> Vec<u8> {
         let head = Writer::new("spec").text(&self.workspace).number(self.network as u8);
+        let head = head.number(self.unprotected as u8);
         let limits = write_limits(&self.limits, head).number(self.root.len() as u64);
         self.root.iter().fold(limits, |to, entry| entry.write(to)).0
     }
@@ -240,10 +237,10 @@ impl Spec {
         if from.text()? != "spec" {
             return Err(BadPacket);
         }
-        let (workspace, network) = (from.owned()?, from.flag()?);
+        let (workspace, network, unprotected) = (from.owned()?, from.flag()?, from.flag()?);
         let limits = read_limits(&mut from)?;
         let root = from.list(RootEntry::read)?;
-        from.end(Self { root, workspace, limits, network })
+        from.end(Self { root, workspace, limits, network, unprotected })
     }
 }
 
@@ -405,9 +402,10 @@ mod tests {
                 RootEntry::Bind { source, path: path.clone(), devices: flag },
                 RootEntry::Tmpfs { path: path.clone(), size },
                 RootEntry::Proc(path.clone()),
+                RootEntry::Mask(path.clone()),
             ];
             let limits = Limits { memory: size, ..Limits::default() };
-            let spec = Spec { root, workspace: path, limits, network: flag };
+            let spec = Spec { root, workspace: path, limits, network: flag, unprotected: !flag };
             prop_assert_eq!(Spec::decode(&spec.encode()), Ok(spec));
         }
 
@@ -423,15 +421,6 @@ mod tests {
         assert_eq!(Request::decode(&packet[..packet.len() - 1]), Err(BadPacket));
         packet.push(0);
         assert_eq!(Request::decode(&packet), Err(BadPacket));
-    }
-
-    #[test]
-    fn what_is_not_limited_as_a_whole_is_said() {
-        let names_memory = |memory_per_episode| {
-            let containment = Containment { memory_per_episode, processes_by_cgroup: true };
-            containment.only_per_process().iter().any(|it| it.starts_with("memory"))
-        };
-        assert_eq!([names_memory(true), names_memory(false)], [false, true]);
     }
 
     #[test]

@@ -24,6 +24,8 @@ use super::sys::{Reach, restrict_mount};
 /// A detached, read-only copy of a directory or file of the machine.
 pub type Tree = OwnedFd;
 
+/// What is put over a file that nobody may read.
+const NOTHING: &str = "/dev/null";
 /// Any directory that exists serves to put the new root on; the trees are open already.
 const STAGE: &str = "/usr";
 /// The root itself holds only directories, links and a few small files.
@@ -33,7 +35,9 @@ const INNOCENT: MountAttrFlags = MountAttrFlags::MOUNT_ATTR_NOSUID.union(MountAt
 /// Opens the machine's trees that the plan shows inside, in its order.
 pub fn open_trees(plan: &[RootEntry]) -> Result<Vec<Tree>, FailedStep> {
     let sources = plan.iter().filter_map(|entry| match entry {
-        RootEntry::Bind { source, devices, .. } => Some((source, *devices)),
+        RootEntry::Bind { source, devices, .. } => Some((source.as_str(), *devices)),
+        // A device where devices do not work cannot even be opened.
+        RootEntry::Mask(_) => Some((NOTHING, false)),
         _ => None,
     });
     sources
@@ -80,6 +84,11 @@ fn make(entry: &RootEntry, trees: &mut impl Iterator<Item = Tree>) -> Result<(),
             let missing = || io::Error::from_raw_os_error(libc::ENOENT);
             let tree = trees.next().ok_or_else(missing).step(&format!("show {path}"))?;
             bind(&tree, path).step(&format!("show {path}"))
+        }
+        RootEntry::Mask(path) => {
+            let missing = || io::Error::from_raw_os_error(libc::ENOENT);
+            let tree = trees.next().ok_or_else(missing).step(&format!("hide {path}"))?;
+            place(&tree, inside(path)).step(&format!("hide {path}"))
         }
         RootEntry::Tmpfs { path, size } => {
             fs::create_dir_all(inside(path)).step(&format!("make {path}"))?;

@@ -16,7 +16,7 @@ use super::namespaces::{Launcher, Namespaces};
 use super::protocol::{Containment, Spec};
 use super::python;
 use super::unprotected::Unprotected;
-use super::{Sandbox, Workspace};
+use super::{Command, Sandbox, Workspace};
 
 /// Who owns files of a container when we are root.
 const NOBODY: (u32, u32) = (65534, 65534);
@@ -51,15 +51,34 @@ impl Sandboxes {
     }
 
     async fn machine(&self) -> Result<&Machine, SandboxError> {
-        let look = async || Ok(Machine::look(Some(python::find(self.config.python.as_deref()).await?)));
+        let look = async || {
+            let own = self.config.init.clone().into_iter().chain(std::env::current_exe().ok());
+            Ok(Machine::look(Some(python::find(self.config.python.as_deref()).await?), own.collect()))
+        };
         self.machine.get_or_try_init(look).await
+    }
+
+    /// Makes a sandbox to see that it can be, and that the wanted interpreter runs inside.
+    pub async fn try_out(&self) -> Result<Containment, SandboxError> {
+        let sandbox = self.start().await?;
+        let output = sandbox.run(Command::argv(["python3", "-I", "-c", python::QUESTION])).await;
+        sandbox.stop().await;
+        let answer = match output {
+            Ok(output) => output.capture.text().to_string(),
+            Err(SandboxError::NotStarted { error, .. }) => error.to_string(),
+            Err(error) => return Err(error),
+        };
+        let wanted = self.machine.get().and_then(|it| it.python.as_ref()).map(|it| &it.identity);
+        python::check_answer(&answer, wanted)?;
+        Ok(sandbox.containment())
     }
 
     async fn start_namespaces(&self) -> Result<Sandbox, SandboxError> {
         let machine = self.machine().await?;
         let SandboxConfig { limits, network, .. } = &self.config;
         let root = layout::plan(machine, limits, *network);
-        let spec = Spec { root, workspace: WORKSPACE.to_owned(), limits: limits.clone(), network: *network };
+        let (workspace, limits, network) = (WORKSPACE.to_owned(), limits.clone(), *network);
+        let spec = Spec { root, workspace, limits, network, unprotected: false };
         let started = Namespaces::start(&self.launcher, &spec).await?;
         let workspace = Workspace::new(started.workspace, None, WORKSPACE).owned_by_its_user()?;
         let env = environment(&machine.search_path(), "/tmp");
@@ -72,8 +91,9 @@ impl Sandboxes {
         let inside = directory.path().display().to_string();
         let workspace = Workspace::new(directory.open()?, None, inside.clone());
         let path = std::env::var("PATH").unwrap_or_else(|_| machine.search_path());
+        let path = machine.python_directory().map_or(path.clone(), |first| format!("{first}:{path}"));
         let env = environment(&path, &inside);
-        let backend = Box::new(Unprotected::new(directory));
+        let backend = Box::new(Unprotected::start(&self.launcher, &self.config.limits, directory).await?);
         Ok(sandbox(backend, workspace, machine.shell.clone(), env, Containment::default()))
     }
 

@@ -37,7 +37,25 @@ pub const NAMESPACES: &str = "create user, mount, pid, network, ipc and uts name
 /// The step at which the private process table is mounted.
 pub const MOUNT_PROC: &str = "mount a private /proc";
 /// The step at which root looks for an unprivileged id.
-pub const UNPRIVILEGED_ID: &str = "find an unprivileged user id";
+pub const UNPRIVILEGED_ID: &str = "find a user id beside root's in /proc/self/uid_map";
+
+/// The kernel's facility that a step needs, as people look for it.
+pub fn facility(step: &str) -> &'static str {
+    let begins = |words: &[&str]| words.iter().any(|it| step.starts_with(it));
+    match step {
+        NAMESPACES | UNPRIVILEGED_ID => "user namespaces",
+        _ if begins(&["map ", "give up supplementary", "drop the ", "reach the "]) => "user namespaces",
+        MOUNT_PROC => "mounting proc in a user namespace",
+        _ if begins(&["show ", "hide ", "make ", "link ", "write /", "detach ", "enter ", "leave "]) => {
+            "mounting in a user namespace"
+        }
+        _ if begins(&["install the system-call filter"]) => "seccomp filters",
+        _ if begins(&["put the sandbox under"]) => "control groups",
+        _ if begins(&["bring up "]) => "network namespaces",
+        _ if begins(&["fork ", "adopt "]) => "processes",
+        _ => "process limits and privileges",
+    }
+}
 
 /// The next action for a step that failed.
 pub fn help(step: &str, errno: i32) -> &'static str {
@@ -57,14 +75,36 @@ pub fn help(step: &str, errno: i32) -> &'static str {
             "the machine's own /proc is partly masked, as in a container; run it with an unmasked /proc \
              (docker run --security-opt systempaths=unconfined), or choose --sandbox docker"
         }
-        (UNPRIVILEGED_ID, _) => "run as an ordinary user, or map more user ids into this container",
+        (UNPRIVILEGED_ID, _) => {
+            "only root is mapped into this user namespace, as after `unshare -r`, and programs never run as root: \
+             run as an ordinary user, or map more ids (unshare --map-auto, podman --userns=auto)"
+        }
         (_, libc::ENOSYS) => "Linux 5.12 or newer is needed; choose --sandbox docker",
         (_, libc::EMFILE | libc::ENFILE) => {
             "raise the limit on open files (ulimit -n), or lower --concurrency"
         }
         (_, libc::EAGAIN) => "raise the limit on processes (ulimit -u), or lower --concurrency",
         (_, libc::ENOMEM) => "the machine is out of memory; lower --concurrency",
+        (_, libc::EPERM | libc::EACCES) => forbidden(facility(step)),
         _ => "choose --sandbox docker, or report this with the kernel's version (uname -a)",
+    }
+}
+
+fn forbidden(facility: &str) -> &'static str {
+    match facility {
+        "mounting in a user namespace" | "user namespaces" => {
+            "a security module or container forbids it: allow it (Ubuntu: sysctl \
+             kernel.apparmor_restrict_unprivileged_userns=0; SELinux: its user_namespace policy; in a container: a \
+             seccomp profile that permits open_tree, fsopen, move_mount and pivot_root), or choose --sandbox docker"
+        }
+        "seccomp filters" => {
+            "allow the seccomp system call (a kernel with CONFIG_SECCOMP_FILTER, no outer filter that forbids it)"
+        }
+        "control groups" => {
+            "give this user's control group write access for itself (systemd: Delegate=yes), or take the right \
+             to make groups away altogether: limits then hold for each process"
+        }
+        _ => "run where this is permitted, or choose --sandbox docker",
     }
 }
 
@@ -78,5 +118,27 @@ mod tests {
         assert!(help(NAMESPACES, libc::ENOSPC).contains("max_user_namespaces"));
         assert!(help(MOUNT_PROC, libc::EPERM).contains("/proc"));
         assert!(help("mount /usr", libc::ENOSYS).contains("5.12"));
+        assert!(help(UNPRIVILEGED_ID, libc::EPERM).contains("unshare -r"));
+        assert!(help("show /usr read-only", libc::EPERM).contains("open_tree"));
+    }
+
+    #[test]
+    fn every_step_names_its_facility() {
+        let mounts = "mounting in a user namespace";
+        let cases = [
+            (NAMESPACES, "user namespaces"),
+            (UNPRIVILEGED_ID, "user namespaces"),
+            ("map the sandbox's user", "user namespaces"),
+            ("show /usr read-only", mounts),
+            ("hide /usr/bin/backsight", mounts),
+            ("make a private /tmp", mounts),
+            (MOUNT_PROC, "mounting proc in a user namespace"),
+            ("install the system-call filter", "seccomp filters"),
+            ("put the sandbox under its control group", "control groups"),
+            ("set resource limits", "process limits and privileges"),
+        ];
+        for (step, expected) in cases {
+            assert_eq!(facility(step), expected, "{step}");
+        }
     }
 }

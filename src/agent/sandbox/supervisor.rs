@@ -17,9 +17,10 @@ use super::cgroup::Cgroup;
 use super::channel::{self, Received};
 use super::ids::Ids;
 use super::init;
-use super::protocol::{Reply, Spec};
-use super::root;
+use super::protocol::{Reply, RootEntry, Spec};
+use super::root::{self, Tree};
 use super::step::{FailedStep, Step};
+use super::strays;
 use super::sys::Forked;
 
 /// Makes the sandbox that the first packet describes and stays until it is gone; the process's exit status.
@@ -40,16 +41,29 @@ pub fn main(control: OwnedFd) -> i32 {
         refuse(io::stdin().as_fd(), "read the sandbox's description", &io::ErrorKind::InvalidData.into());
         return 1;
     };
+    if spec.unprotected {
+        return adopt(&spec).map_or_else(refused, |()| 0);
+    }
     let cgroup = Cgroup::create(&spec.limits);
     let result = contain(spec, &cgroup);
     cgroup.remove();
-    match result {
-        Ok(()) => 0,
-        Err(failed) => {
-            report(io::stdin().as_fd(), failed);
-            1
-        }
-    }
+    result.map_or_else(refused, |()| 0)
+}
+
+fn refused(failed: FailedStep) -> i32 {
+    report(io::stdin().as_fd(), failed);
+    1
+}
+
+/// Starts programs without a sandbox, and in the end kills whatever descends from them.
+fn adopt(spec: &Spec) -> Result<(), FailedStep> {
+    rustix::process::set_child_subreaper(Some(rustix::process::getpid())).step("adopt stray processes")?;
+    let workspace = init::open_directory(&spec.workspace).step("open the workspace")?;
+    let ready = channel::send(io::stdin(), &Reply::Ready.encode(), &[workspace.as_fd()]);
+    ready.step("report the workspace")?;
+    let served = init::serve(None).step("start programs");
+    strays::kill_all();
+    served
 }
 
 /// Tells the owner why there is no sandbox.
@@ -68,11 +82,8 @@ fn contain(spec: Spec, cgroup: &Cgroup) -> Result<(), FailedStep> {
     let wall = spec.limits.wall();
     let reply = Reply::Contained(cgroup.containment());
     channel::send(io::stdin(), &reply.encode(), &[]).step("report the limits")?;
-    // Only the real root may read an interpreter below its home, so it opens the trees out here;
-    // an ordinary user can do so only inside, and reaches there what it reaches here.
-    let is_root = rustix::process::geteuid().is_root();
-    let trees = if is_root { Some(root::open_trees(&spec.root)?) } else { None };
     let ids = Ids::for_sandbox()?;
+    let trees = outer_trees(&spec.root)?;
     let (go_reader, go_writer) = io::pipe().step("make a pipe")?;
     match ids.fork(namespaces(spec.network))? {
         Forked::Child => {
@@ -83,6 +94,19 @@ fn contain(spec: Spec, cgroup: &Cgroup) -> Result<(), FailedStep> {
             drop((trees, go_reader));
             watch(pid, cgroup, wall, go_writer)
         }
+    }
+}
+
+/// The machine's trees as only root can open them: the real root may read an interpreter below its home, so it
+/// opens them out here. An ordinary user can do so only inside, and reaches there what it reaches here; so does
+/// a root who may not mount.
+fn outer_trees(plan: &[RootEntry]) -> Result<Option<Vec<Tree>>, FailedStep> {
+    if !rustix::process::geteuid().is_root() {
+        return Ok(None);
+    }
+    match root::open_trees(plan) {
+        Err(FailedStep { errno: libc::EPERM, .. }) => Ok(None),
+        trees => trees.map(Some),
     }
 }
 

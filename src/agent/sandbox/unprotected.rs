@@ -1,50 +1,54 @@
 //! No sandbox: programs run as we do, in a directory of their own. `SandboxKind::warning` says so.
+//!
+//! A supervisor starts them all the same, and adopts whatever they leave behind: when the episode ends,
+//! every process that descends from it is killed, however it hid itself from its parents. One that kills
+//! the supervisor first escapes that too; only a sandbox prevents it.
 
 use async_trait::async_trait;
 use tokio::sync::oneshot;
 
 use super::backend::{Backend, Start};
+use super::config::Limits;
 use super::error::SandboxError;
 use super::hostdir::HostDir;
 use super::job::Ended;
-use super::processes::{Processes, bare_command};
+use super::namespaces::{Launcher, Namespaces};
+use super::protocol::Spec;
 
 /// An episode that runs without protection.
 #[derive(Debug)]
 pub struct Unprotected {
-    processes: Processes,
+    programs: Namespaces,
     /// Its files are removed with it.
     _directory: HostDir,
 }
 
 impl Unprotected {
     /// An episode in `directory`.
-    pub fn new(directory: HostDir) -> Self {
-        Self { processes: Processes::default(), _directory: directory }
+    pub async fn start(
+        launcher: &Launcher,
+        limits: &Limits,
+        directory: HostDir,
+    ) -> Result<Self, SandboxError> {
+        let workspace = directory.path().display().to_string();
+        let spec =
+            Spec { root: Vec::new(), workspace, limits: limits.clone(), network: true, unprotected: true };
+        let started = Namespaces::start(launcher, &spec).await?;
+        Ok(Self { programs: started.backend, _directory: directory })
     }
 }
 
 #[async_trait]
 impl Backend for Unprotected {
     async fn start(&self, start: Start) -> Result<oneshot::Receiver<Ended>, SandboxError> {
-        let Start { job, argv, cwd, env, stdin, stdout, stderr } = start;
-        let (program, arguments) = argv.split_first().ok_or(SandboxError::BadCommand("it is empty"))?;
-        let mut command = bare_command(program, [stdin, stdout, stderr]);
-        command.args(arguments).current_dir(cwd).env_clear().envs(env);
-        Ok(self.processes.start(job, command))
+        self.programs.start(start).await
     }
 
     async fn kill(&self, job: u64) {
-        self.processes.kill(job);
+        self.programs.kill(job).await;
     }
 
     async fn stop(&self) {
-        self.processes.kill_all();
-    }
-}
-
-impl Drop for Unprotected {
-    fn drop(&mut self) {
-        self.processes.kill_all();
+        self.programs.stop().await;
     }
 }

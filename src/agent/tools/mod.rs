@@ -99,7 +99,10 @@ impl From<FileError> for ToolError {
 
 impl From<SandboxError> for ToolError {
     fn from(error: SandboxError) -> Self {
-        Self::Sandbox(error)
+        match error {
+            SandboxError::NoDirectory { .. } => Self::Call(error.to_string()),
+            error => Self::Sandbox(error),
+        }
     }
 }
 

@@ -2,9 +2,14 @@
 
 use serde_json::{Map, Value, json};
 
-/// The schemas of all tools, in the order models see them.
+/// The schemas of all tools, in the order models see them, for a sandbox without a network.
 pub fn schemas() -> Vec<Value> {
-    vec![terminal(), process(), read_file(), write_file(), patch(), search_files()]
+    schemas_with(false)
+}
+
+/// The schemas of all tools; with a network nothing is said about there being none.
+pub fn schemas_with(network: bool) -> Vec<Value> {
+    vec![terminal(network), process(), read_file(), write_file(), patch(), search_files()]
 }
 
 fn tool(name: &str, description: &str, properties: Value, required: &[&str]) -> Value {
@@ -18,11 +23,14 @@ fn tool(name: &str, description: &str, properties: Value, required: &[&str]) -> 
     })
 }
 
-fn terminal() -> Value {
+const TERMINAL: &str = "Run a shell command in the workspace. Every command starts a new shell there; files and \
+                        background processes persist. Returns the combined output and the exit code.";
+
+fn terminal(network: bool) -> Value {
+    let about = if network { TERMINAL.to_owned() } else { format!("{TERMINAL} There is no network.") };
     tool(
         "terminal",
-        "Run a shell command in the workspace. Every command starts a new shell there; files and background \
-         processes persist. Returns the combined output and the exit code. There is no network.",
+        &about,
         json!({
             "command": { "type": "string", "description": "The command line." },
             "timeout": { "type": "integer", "minimum": 1, "description": "Seconds after which the command is killed." },
