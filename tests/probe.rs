@@ -92,3 +92,26 @@ async fn sglang_is_known_by_its_own_route() {
         assert_eq!((code, &findings["kind"]), (0, &json!(name)), "{said}");
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn collect_needs_the_tokenizer_of_an_sglang_server() {
+    let server = StandIn::start(Setup::new(Dialect::Sglang)).await;
+    let dir = tempfile::tempdir().unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_backsight"));
+    command.current_dir(dir.path()).args([
+        "collect",
+        "--url",
+        &server.url(),
+        "--run",
+        "run",
+        "--tasks",
+        "fizzbuzz",
+    ]);
+    let output = tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    let words =
+        "error: the tokenizer of toy is not on this machine\nhelp: name a directory with its tokenizer.json";
+    assert!(said.contains(words), "{said}");
+    assert!(!said.contains("rendered"), "{said}");
+}

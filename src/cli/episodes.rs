@@ -100,6 +100,7 @@ pub(super) async fn run(mut ask: Ask<'_>, choose: Choose<'_>) -> Result<Finished
     summary.paid = paid.ledger.paid().await.map_err(model_failure)?;
     summary.more.insert("found_in_ledger".to_owned(), paid.model.lookups().found.into());
     summary.seconds = (began.elapsed().as_secs_f64() * 1000.0).round() / 1000.0;
+    paid.ledger.notice().into_iter().for_each(|notice| teller.notices.add(notice));
     summary.notices = teller.notices.all();
     summary.spent = meter.spent();
     teller.ended(&summary);

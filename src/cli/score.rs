@@ -222,22 +222,22 @@ impl Line {
     /// Asks for no more candidates than the model gives, so that the ledger knows what was really asked.
     fn capped(self, limits: &Limits, notices: &Notices) -> Self {
         let limit = limits.max_top_k.into_iter().chain(limits.vocab_size).min();
-        let job = self.job.and_then(|job| match limit {
-            Some(limit) if job.top_k() > limit => {
-                let asked = job.top_k();
-                let help = if limits.max_top_k == Some(limit) {
-                    format!("; start the server with --max-logprobs {asked} to get them")
-                } else {
-                    String::new()
-                };
-                notices.add(format!(
-                    "the model gives at most {limit} candidates per position, {asked} were asked for{help}"
-                ));
-                Ok(job.within(Some(limit)).into_owned())
+        let job = self.job.map(|job| {
+            if let Some(limit) = limit.filter(|limit| job.top_k() > *limit) {
+                notices.add(fewer_candidates(limit, job.top_k(), limits));
             }
-            _ => Ok(job),
+            job.within(limit).into_owned()
         });
         Self { job, ..self }
+    }
+}
+
+fn fewer_candidates(limit: usize, asked: usize, limits: &Limits) -> String {
+    let what = format!("the model gives at most {limit} candidates per position, {asked} were asked for");
+    // Only a server's own setting can be changed, not the size of its vocabulary.
+    match limits.max_top_k == Some(limit) {
+        true => format!("{what}; start the server with --max-logprobs {asked} to get them"),
+        false => what,
     }
 }
 

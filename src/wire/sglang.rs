@@ -835,6 +835,20 @@ mod tests {
     }
 
     #[test]
+    fn forms_that_are_null_are_absent() {
+        let mut with_nulls = meta(json!({}));
+        for form in ["val_flat_b64", "idx_flat_b64", "val_flat_b64_dtype", "idx_flat_b64_dtype", "shape"] {
+            with_nulls[format!("input_top_logprobs_{form}")] = Value::Null;
+        }
+        let job = job(&[(2, 4)], 1);
+        let found = |meta: Value| {
+            let body = json!({"meta_info": meta}).to_string();
+            show(&scores(body.as_bytes(), &job, Window::of(&job).unwrap()).unwrap().spans)
+        };
+        assert_eq!(found(with_nulls), found(meta(json!({}))));
+    }
+
+    #[test]
     fn wrong_answers_are_refused_with_the_place() {
         let own = |list: Value| meta(json!({"input_token_logprobs": list}));
         check(

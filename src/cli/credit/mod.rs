@@ -95,6 +95,7 @@ async fn scored(
     };
     let watched = Arc::clone(&progress);
     let stop = score(sources, teacher, options, Arc::new(move |event| watched.tell(event))).await;
+    paid.ledger.notice().into_iter().for_each(|notice| notices.add(notice));
     let reports = progress.finish();
     let mut summary = progress::summarise(&reports, &notices);
     let planned = table::planned(&reports);
