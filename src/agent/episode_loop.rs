@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use crate::chat::format::ChatFormat;
 use crate::chat::parse::Parser;
-use crate::episode::{Episode, Stop, ToolCall};
+use crate::episode::{Episode, Outcome, Stop, ToolCall};
 use crate::model::Model;
 use crate::tasks::CodingTask;
 use crate::wire::record;
@@ -198,17 +198,20 @@ async fn settle(
         Err(error) => return failed(episode, error.into()),
     };
     episode.verification = Some(report.verification());
-    let weights = &setting.reward.weights;
-    episode.outcome = Ok(reward::reward(report.correctness(), efficiency, tool_usage, weights));
-    match ask_custom(&setting.reward, &episode).await {
-        Ok(None) => {}
-        Ok(Some(number)) => {
-            if let Ok(outcome) = &mut episode.outcome {
-                outcome.components.push(("published".to_owned(), outcome.reward));
-                outcome.reward = number;
-            }
+    episode.outcome = match report.correctness() {
+        Some(level) => Ok(reward::reward(level, efficiency, tool_usage, &setting.reward.weights)),
+        None => Err(format!("the tests are unusable: {}", report.error.unwrap_or_default())),
+    };
+    match (ask_custom(&setting.reward, &episode).await, &mut episode.outcome) {
+        (Ok(None), Ok(_)) => {}
+        (Ok(None), Err(_)) => episode.stop = Some(Stop::Failed),
+        (Ok(Some(number)), Ok(outcome)) => {
+            outcome.components.push(("published".to_owned(), outcome.reward));
+            outcome.reward = number;
         }
-        Err(why) => episode = failed(episode, Failure::new(why)),
+        // A command of the user's own may know more than the tests do.
+        (Ok(Some(number)), outcome) => *outcome = Ok(Outcome { reward: number, components: Vec::new() }),
+        (Err(why), _) => episode = failed(episode, Failure::new(why)),
     }
     episode
 }
