@@ -114,7 +114,7 @@ def decode_rare(tag, body, resolve):
     if tag == "F":
         return fractions.Fraction(int(body[0]), int(body[1]))
     if tag == "nt":
-        return record_of(*body[:2])(*decode(body[2], resolve))
+        return make_record(*body[:2], decode(body[2], resolve))
     if tag == "np":
         return decode_numpy(*body)
     return resolve(tag, body)
@@ -131,12 +131,14 @@ def decode_numpy(kind, items):
 RECORDS = {}
 
 
-def record_of(name, fields):
-    """A named tuple's type; the same for the same name and fields."""
+def make_record(name, fields, values):
+    """A named tuple; its type is the same for the same name and fields."""
+    if any(hasattr(kind, field) for kind in (str, list, dict, set, float) for field in fields) and any(map(callable, values)):
+        raise NotPlain("the solution sent a record with methods of its own")
     key = (str(name), tuple(map(str, fields)))
     if key not in RECORDS:
         RECORDS[key] = collections.namedtuple(*key)
-    return RECORDS[key]
+    return RECORDS[key](*values)
 
 
 def take_over():

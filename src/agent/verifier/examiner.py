@@ -51,7 +51,7 @@ class StandIn(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 def own_modules(tree, modules):
     """Modules of the solution that hide one of Python's own: the tests take something from them that Python's lacks."""
     for name, wanted in names_wanted(tree).items():
-        if name in modules and name in sys.stdlib_module_names:
+        if name in modules and name in getattr(sys, "stdlib_module_names", sys.builtin_module_names):
             real = importlib.import_module(name)
             if not all(hasattr(real, it) for it in wanted):
                 yield name
@@ -143,8 +143,12 @@ def note(error):
         return False
     if isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] in KNOWN_PACKAGES:
         cannot_judge(f"the tests need {error.name}, which is not installed")
-    traceback.print_exception(type(error), error, error.__traceback__, limit=-3)
-    note_text(f"{type(error).__name__}: {error}")
+    try:
+        traceback.print_exception(type(error), error, error.__traceback__, limit=-3)
+        note_text(f"{type(error).__name__}: {error}")
+    except BaseException:
+        # It holds something of the solution that does not want to be printed.
+        note_text(type(error).__name__)
     return True
 
 
@@ -154,7 +158,8 @@ def note_text(problem):
 
 def report():
     """What was found, in bounded bytes."""
-    problem = Ending.unusable or Ending.failure or unsettled_doubt() or Ending.problem
+    settle_doubts()
+    problem = Ending.unusable or Ending.failure or Ending.problem
     if problem is None and not any(counts.values()):
         problem = "the tests made no assertion"
     facts = {"passed": counts[True], "failed": counts[False], "error": problem, "unusable": Ending.unusable is not None}

@@ -5,8 +5,10 @@ A function of the tests' choice may be asked for it. An object of the solution a
 (operators, `in`, truth, methods), so its answers count only where the tests expect an object and no
 plain data: where they ask for an attribute that no plain data has, call it, set it, enter it, use its
 class as a class, or make it by a capitalised name without arguments. An answer of any other object is
-remembered as a doubt, and a doubt that is not settled when the tests end fails the solution. Equality,
-identity and hashes of the solution's objects are never believed.
+remembered as a doubt, and a doubt that is not settled when the tests end fails the solution; or leaves
+it unjudged if the object was made by a capitalised name, which may well be meant as a class. Length,
+items, text and number of such an object are data, and believed. Equality, identity and hashes of the
+solution's objects are never believed.
 """
 
 import builtins
@@ -64,24 +66,37 @@ def believe(origin):
         origin = origin.rpartition(" __")[0]
 
 
+DATA = ("__len__", "__getitem__", "__str__", "__repr__", "__float__", "__int__", "__iter__")
+
+
+def is_made_by_class(origin):
+    """Whether the tests themselves made it by a name that classes have, or got it by an operator from such."""
+    name = origin.partition(" __")[0]
+    return name.isidentifier() and name[:1].isupper()
+
+
 def doubt(remote, value, question):
     """An answer that only an object gives which the tests expect to be one."""
-    if value is not None and not isinstance(value, Remote):
+    is_data = is_made_by_class(remote.remote_origin) and question in DATA
+    if value is not None and not isinstance(value, Remote) and not is_data:
         doubts.setdefault(remote.remote_origin, question)
     return value
 
 
-def unsettled_doubt():
-    for origin, question in doubts.items():
-        if origin not in believed:
-            return f"an object of the solution stands where the tests expect plain data ({origin}, asked for {question})"
-    return None
+def settle_doubts():
+    unsettled = [(is_made_by_class(it), it, question) for it, question in doubts.items() if it not in believed]
+    for is_unjudged, origin, question in sorted(unsettled):
+        where = f"({origin}, asked for {question})"
+        if is_unjudged:
+            cannot_judge(f"the tests do not show whether they expect an object of the solution {where}")
+        else:
+            give_up(f"an object of the solution stands where the tests expect plain data {where}")
 
 
 def is_expected(remote, other=None):
     """Whether the tests themselves use such objects, or make them of a class to set them beside each other."""
-    is_made = remote.remote_origin.isidentifier() and remote.remote_origin[:1].isupper()
-    return remote.remote_origin in believed or (is_made and (other is None or isinstance(other, Remote)))
+    is_made = is_made_by_class(remote.remote_origin) and (other is None or isinstance(other, Remote))
+    return remote.remote_origin in believed or is_made
 
 
 class Remote:
@@ -117,7 +132,10 @@ class RemoteFunction(Remote):
     remote_owner = None
 
     def __call__(self, *args, **kwargs):
-        value = call(self.remote_number, args, kwargs, f"{self.remote_origin}()")
+        # A copy is what it is a copy of.
+        is_copy = self.remote_owner is not None and self.remote_origin == ".copy"
+        origin = self.remote_owner.remote_origin if is_copy else f"{self.remote_origin}()"
+        value = call(self.remote_number, args, kwargs, origin)
         return doubt(self.remote_owner, value, self.remote_origin) if self.remote_owner is not None else value
 
 
@@ -163,7 +181,7 @@ class RemoteObject(Remote):
     def __iter__(self):
         iterator = ask({"op": "__iter__", "target": self.remote_number}, f"{self.remote_origin}[]")
         if self.remote_number in iterated:
-            doubts.setdefault(self.remote_origin, "its items again")
+            doubt(self, "its items again", "__iter__")
         iterated.add(self.remote_number)
         Last.iterated = self
         if not isinstance(iterator, RemoteIterator):
@@ -193,8 +211,11 @@ class RemoteObject(Remote):
     def __int__(self):
         return plain(self.remote_special("__int__"), int)
 
+    def __copy__(self):
+        return ask({"op": "__copy__", "target": self.remote_number}, self.remote_origin)
+
     def __deepcopy__(self, _):
-        return self.remote_special("__deepcopy__")
+        return ask({"op": "__deepcopy__", "target": self.remote_number}, self.remote_origin)
 
     def __instancecheck__(self, other):
         believe(self.remote_origin)
@@ -213,7 +234,7 @@ class RemoteIterator(RemoteObject):
         if self.remote_ended and self.remote_origin not in believed:
             raise StopIteration
         try:
-            return ask({"op": "next", "target": self.remote_number}, f"{self.remote_origin.removesuffix('[]')}[]")
+            return ask({"op": "next", "target": self.remote_number}, self.remote_origin)
         except StopIteration:
             object.__setattr__(self, "remote_ended", True)
             raise
@@ -228,7 +249,7 @@ def forward(name):
 
 ARITHMETIC = "add sub mul matmul truediv floordiv mod divmod pow lshift rshift and or xor".split()
 for operation in (
-    *("getitem setitem delitem lt le gt ge neg pos abs invert round copy".split()),
+    *("getitem setitem delitem lt le gt ge neg pos abs invert round".split()),
     *(prefix + name for name in ARITHMETIC for prefix in ("", "r", "i") if name != "divmod" or not prefix),
 ):
     setattr(RemoteObject, f"__{operation}__", forward(f"__{operation}__"))
@@ -261,6 +282,10 @@ def numbered(number):
     return number
 
 
+def is_data_type(kind):
+    return kind in PLAIN_KINDS or (isinstance(kind, type) and issubclass(kind, BaseException))
+
+
 def resolve(tag, body):
     if tag == "f":
         return RemoteFunction(numbered(body), Last.origin)
@@ -268,7 +293,7 @@ def resolve(tag, body):
         return awaited(numbered(body), Last.origin)
     if tag == "cb" and 0 <= numbered(body):
         return callbacks[body]
-    if tag == "bt" and isinstance(getattr(builtins, body, None), type):
+    if tag == "bt" and is_data_type(getattr(builtins, body, None)):
         return getattr(builtins, body)
     if tag == "k":
         return resolve_class(*body)
@@ -414,9 +439,10 @@ def refresh(old, new):
     if isinstance(old, list):
         old[:] = [kept(before, now) for before, now in zip(old, new)] + new[len(old):]
     elif isinstance(old, dict):
-        entries = [(key, kept(old[key], now) if key in old else now) for key, now in new.items()]
+        entries = {key: kept(old[key], now) if key in old else now for key, now in new.items()}
         old.clear()
-        old.update(entries)
+        for key, now in entries.items():
+            old[key] = now
     elif isinstance(old, set):
         old.clear()
         old.update(new)

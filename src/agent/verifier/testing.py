@@ -143,6 +143,14 @@ def leave_expected(kind):
     kind.__exit__ = leave_and_tell
 
 
+def seeing_identity(method):
+    def asserting(case, left, right, *args, **kwargs):
+        same(left, right)
+        return method(case, left, right, *args, **kwargs)
+
+    return asserting
+
+
 def provide_unittest(tests):
     def main(*_, exit=True, **__):
         run_defined(tests)
@@ -151,6 +159,8 @@ def provide_unittest(tests):
 
     unittest.TestCase.run = counted_run
     unittest.main = main
+    for name in ("assertIs", "assertIsNot"):
+        setattr(unittest.TestCase, name, seeing_identity(getattr(unittest.TestCase, name)))
     leave_expected(unittest.case._AssertRaisesContext)
 
 
