@@ -52,7 +52,22 @@ def refer(value):
         return {"f": remember(value)}
     if isinstance(value, types.CoroutineType):
         return {"co": remember(value)}
-    return {"it" if hasattr(value, "__next__") else "o": [remember(value), names_of(type(value))[:-1]]}
+    kind = "it" if hasattr(value, "__next__") else "o"
+    return {kind: [remember(value), names_of(type(value))[:-1], state_of(value)]}
+
+
+def state_of(value):
+    """The attributes of an object, if they are plain data."""
+    try:
+        slots = [name for kind in type(value).__mro__ for name in vars(kind).get("__slots__", ())]
+        state = {name: getattr(value, name) for name in slots if name != "__dict__"}
+        return encode({**state, **getattr(value, "__dict__", {})}, no_reference)
+    except Exception:
+        return None
+
+
+def no_reference(value):
+    raise ValueError(type(value))
 
 
 class Callback:
@@ -139,6 +154,8 @@ def do(message, args, kwargs):
     if operation == "import":
         return load(message["name"], message["own"])
     target = objects[message["target"]]
+    if operation == "state":
+        return decode(state_of(target), None)
     if operation == "call":
         return target(*args, **kwargs)
     if "name" in message:

@@ -15,8 +15,11 @@
 //! Where they do not, the solution has failed. A dead or unreadable solution has failed too, whatever
 //! the tests catch.
 //!
-//! What cannot be judged: equality, identity and hashes of the solution's objects, and tests that are no
-//! Python, assert nothing, or need what there is not (a fixture, a package, a value that cannot be
+//! Two objects of the solution are equal if it says so and their attributes are equal plain data, told
+//! before the solution could know what they should be: `a + b == Vec(4, 6)`, but not the other way round.
+//!
+//! What cannot be judged: other equality, identity and hashes of the solution's objects, and tests that
+//! are no Python, assert nothing, or need what there is not (a fixture, a package, a value that cannot be
 //! sent). Such tests are unusable: there is no level then, and an episode has no reward. Tests that need
 //! more than calls (files the solution wrote, running it as a program, what it reads, mocks) are not
 //! passed by anybody. A solution sees the arguments of the calls, one after the other. Python alone is
@@ -47,6 +50,7 @@ const CANDIDATE: &str = concat!(include_str!("codec.py"), include_str!("candidat
 const EXAMINER: &str = concat!(
     include_str!("codec.py"),
     include_str!("remote.py"),
+    include_str!("equality.py"),
     include_str!("counting.py"),
     include_str!("testing.py"),
     include_str!("examiner.py")

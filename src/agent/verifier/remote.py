@@ -7,8 +7,8 @@ plain data: where they ask for an attribute that no plain data has, call it, set
 class as a class, or make it by a capitalised name without arguments. An answer of any other object is
 remembered as a doubt, and a doubt that is not settled when the tests end fails the solution; or leaves
 it unjudged if the object was made by a capitalised name, which may well be meant as a class. Length,
-items, text and number of such an object are data, and believed. Equality, identity and hashes of the
-solution's objects are never believed.
+items, text and number of such an object are data, and believed. Identity and hashes of the solution's
+objects are never believed, and their equality only as `equality.py` says.
 """
 
 import builtins
@@ -114,10 +114,13 @@ class Remote:
     __hash__ = remote_refuse
 
     def __eq__(self, other):
-        return False if other is None else self.remote_refuse(other)
+        if other is None:
+            return False
+        equal = are_equal(self, other) if isinstance(other, Remote) else None
+        return self.remote_refuse(other) if equal is None else equal
 
     def __ne__(self, other):
-        return True if other is None else self.remote_refuse(other)
+        return not self == other
 
 
 def same(left, right):
@@ -142,6 +145,9 @@ class RemoteFunction(Remote):
 class RemoteObject(Remote):
     """An object or a class of the solution."""
 
+    # Its attributes as they were when it came, when that was, and what the tests made it of.
+    remote_state = remote_born = remote_made = None
+
     def remote_special(self, name, *args):
         question = {"op": name, "target": self.remote_number, "args": pack(list(args))}
         origin = self.remote_origin if self.remote_origin.endswith(f" {name}") else f"{self.remote_origin} {name}"
@@ -165,8 +171,13 @@ class RemoteObject(Remote):
         is_class = self.remote_number in classes
         if not is_class or (self.remote_origin[:1].isupper() and not args and not kwargs):
             believe(self.remote_origin)
-        value = call(self.remote_number, args, kwargs, self.remote_origin if is_class else f"{self.remote_origin}()")
-        return value if is_class else doubt(self, value, "a call")
+        if not is_class:
+            return doubt(self, call(self.remote_number, args, kwargs, f"{self.remote_origin}()"), "a call")
+        made = copy_of_plain([*args, *kwargs.values()])
+        value = call(self.remote_number, args, kwargs, self.remote_origin)
+        if isinstance(value, RemoteObject):
+            object.__setattr__(value, "remote_made", made)
+        return value
 
     def __enter__(self):
         believe(self.remote_origin)
@@ -273,7 +284,7 @@ callbacks, exceptions = [], {}
 class Last:
     """What was asked last, and where what is being read came from."""
 
-    iterated, origin = None, ""
+    iterated, origin, n_asked = None, "", 0
 
 
 def numbered(number):
@@ -299,7 +310,10 @@ def resolve(tag, body):
         return resolve_class(*body)
     if tag in ("o", "it"):
         kinds[numbered(body[0])] = body[1]
-        return (RemoteObject if tag == "o" else RemoteIterator)(body[0], Last.origin)
+        value = (RemoteObject if tag == "o" else RemoteIterator)(body[0], Last.origin)
+        object.__setattr__(value, "remote_state", read_state(body[2]))
+        object.__setattr__(value, "remote_born", Last.n_asked)
+        return value
     raise NotPlain("the solution sent something unreadable")
 
 
@@ -342,6 +356,7 @@ def pack(value):
 def exchange(question):
     """The solution's whole answer, once its calls of the tests' own functions are served."""
     Last.iterated = None
+    Last.n_asked += 1
     send(outgoing, question)
     while True:
         line = incoming.readline(MAX_ANSWER)
