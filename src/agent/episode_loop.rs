@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use crate::chat::format::ChatFormat;
 use crate::chat::parse::Parser;
-use crate::episode::{Episode, Stop, ToolCall};
+use crate::episode::{Episode, Outcome, Stop, ToolCall};
 use crate::model::Model;
 use crate::tasks::CodingTask;
 use crate::wire::record;
@@ -198,15 +198,13 @@ async fn settle(
         Err(error) => return failed(episode, error.into()),
     };
     episode.verification = report.as_ref().map(TestReport::verification);
-    let correctness = report.as_ref().map(TestReport::correctness);
+    let correctness = report.as_ref().and_then(TestReport::correctness);
     episode.outcome = Ok(reward::reward(correctness, efficiency, tool_usage, &setting.reward.weights));
-    match ask_custom(&setting.reward, &episode).await {
-        Ok(None) if correctness.is_none() => {
-            failed(episode, Failure::new("the task has no tests and there is no reward command"))
-        }
-        Ok(None) => episode,
-        Ok(Some(number)) => rewarded(episode, number),
-        Err(why) => failed(episode, Failure::new(why)),
+    match (ask_custom(&setting.reward, &episode).await, correctness) {
+        (Ok(None), Some(_)) => episode,
+        (Ok(None), None) => failed(episode, Failure::new(undecided(report))),
+        (Ok(Some(number)), _) => rewarded(episode, number, correctness.is_some()),
+        (Err(why), _) => failed(episode, Failure::new(why)),
     }
 }
 
@@ -221,10 +219,18 @@ async fn verify(
     verifier.verify(sandbox, test_code).await.map(Some)
 }
 
-/// The episode with another reward; what it would have been is kept beside it, where it is known.
-fn rewarded(mut episode: Episode, number: f64) -> Episode {
+/// Why tests alone give no reward.
+fn undecided(report: Option<TestReport>) -> String {
+    match report {
+        Some(report) => format!("the tests are unusable: {}", report.error.unwrap_or_default()),
+        None => "the task has no tests and there is no reward command".to_owned(),
+    }
+}
+
+/// The episode with another reward; what it would have been is kept beside it, where the tests decided.
+fn rewarded(mut episode: Episode, number: f64, is_decided: bool) -> Episode {
     if let Ok(outcome) = &mut episode.outcome {
-        if episode.verification.is_some() {
+        if is_decided {
             outcome.components.push(("published".to_owned(), outcome.reward));
         }
         outcome.reward = number;

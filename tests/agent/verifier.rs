@@ -84,7 +84,7 @@ const SOLUTIONS: [(&str, &str, &str); 8] = [
 async fn built_in_tasks_can_be_solved_and_not_by_their_examples_alone() {
     let sandboxes = here();
     for (id, right, wrong) in SOLUTIONS {
-        for (solution, expected) in [(right, 1.0), (wrong, 0.2)] {
+        for (solution, expected) in [(right, Some(1.0)), (wrong, Some(0.2))] {
             let episode = episode(&sandboxes, &[("solution.py", solution)]).await;
             let report = Verifier::new(&sandboxes, TIMEOUT).verify(&episode, &tests_of(id)).await.unwrap();
             assert_eq!(report.correctness(), expected, "{id}: {report:#?}");
@@ -107,7 +107,7 @@ async fn every_assertion_is_reported() {
     );
     assert_eq!(
         (report.n_passed, report.n_failed, report.error.as_deref(), report.correctness()),
-        (2, 1, None, 0.2)
+        (2, 1, None, Some(0.2))
     );
     assert!(report.output.contains("called"));
 }
@@ -130,7 +130,7 @@ async fn levels_follow_from_what_happened() {
     ];
     for (solution, correctness, error) in cases {
         let report = solve(solution, tests).await;
-        assert_eq!(report.correctness(), correctness, "{solution}: {report:#?}");
+        assert_eq!(report.correctness(), Some(correctness), "{solution}: {report:#?}");
         assert!(
             error.is_none_or(|error| report.error.as_deref().unwrap().starts_with(error)),
             "{solution}: {report:#?}"
@@ -139,10 +139,8 @@ async fn levels_follow_from_what_happened() {
     let missing = verify(&[], tests).await;
     assert_eq!(
         (missing.correctness(), missing.error.as_deref()),
-        (0.1, Some("ModuleNotFoundError: No module named 'solution'"))
+        (Some(0.1), Some("ModuleNotFoundError: No module named 'solution'"))
     );
-    let empty = solve("def f(x): return x", "from solution import f\nf(1)\n").await;
-    assert_eq!(empty.correctness(), 0.1, "tests without an assertion show nothing");
 }
 
 #[tokio::test]
@@ -151,7 +149,10 @@ async fn a_solution_that_hangs_runs_out_of_time() {
     let episode = episode(&sandboxes, &[("solution.py", "def f(x):\n    while True: pass\n")]).await;
     let verifier = Verifier::new(&sandboxes, Duration::from_secs(2));
     let report = verifier.verify(&episode, "from solution import f\nassert f(1) == 1\n").await.unwrap();
-    assert_eq!((report.correctness(), report.error.as_deref()), (0.1, Some("the tests ran out of time")));
+    assert_eq!(
+        (report.correctness(), report.error.as_deref()),
+        (Some(0.1), Some("the tests ran out of time"))
+    );
 }
 
 /// Solutions that try to pass without solving anything. `fizzbuzz` is what is asked.
@@ -225,20 +226,115 @@ const HOSTILE: &[(&str, &str)] = &[
     ),
 ];
 
+/// Tests of every style that ask for `fizzbuzz`; those of the built-in task come first.
+const STYLES: [(&str, &str); 8] = [
+    (
+        "tolerance",
+        "from solution import fizzbuzz\nassert abs(fizzbuzz(3)[0] - 1.5) < 1\nassert abs(fizzbuzz(9) - 12.566) < 1e-2\n",
+    ),
+    (
+        "membership",
+        "from solution import fizzbuzz\nassert 'Fizz' in fizzbuzz(3)\nassert 'Buzz' not in fizzbuzz(3)\n",
+    ),
+    (
+        "methods",
+        "from solution import fizzbuzz\nassert fizzbuzz(3).count('Fizz') == 1\nassert fizzbuzz(5)[-1].startswith('B')\n",
+    ),
+    (
+        "pytest.raises",
+        "import pytest\nfrom solution import fizzbuzz\nwith pytest.raises(Exception) as caught:\n    fizzbuzz('x')\nassert 'number' in str(caught.value)\n",
+    ),
+    (
+        "anything raised",
+        "import pytest\nfrom solution import fizzbuzz\nassert fizzbuzz(1) == ['1']\nwith pytest.raises(Exception):\n    fizzbuzz('x')\n",
+    ),
+    (
+        "unittest",
+        "import unittest\nfrom solution import fizzbuzz\nclass T(unittest.TestCase):\n    def test_a(self): self.assertEqual(fizzbuzz(1), ['1'])\n    def test_b(self): self.assertIn('Fizz', fizzbuzz(3))\n    def test_c(self): self.assertTrue(all(fizzbuzz(3)))\n    def test_d(self):\n        with self.assertRaises(Exception): fizzbuzz('x')\nunittest.main()\n",
+    ),
+    (
+        "pytest",
+        "import pytest, solution\n@pytest.fixture\ndef three(): return 3\n@pytest.mark.parametrize('n', [1, 2])\ndef test_length(n): assert len(solution.fizzbuzz(n)) == n\ndef test_three(three): assert solution.fizzbuzz(three)[-1] == 'Fizz'\n",
+    ),
+    (
+        "mixed",
+        "import unittest\nimport solution\nassert solution is not None\ntry:\n    n = len(solution.fizzbuzz(2))\nexcept Exception:\n    n = 2\nassert n == 2\ndef test_one():\n    assert solution.fizzbuzz(1) == ['1']\nclass T(unittest.TestCase):\n    def test_a(self): self.assertEqual(solution.fizzbuzz(1), ['1'])\n",
+    ),
+];
+
 #[tokio::test]
 async fn hostile_solutions_get_an_unsolved_tasks_level() {
     let sandboxes = here();
-    let tests = tests_of("fizzbuzz");
-    for (what, solution) in HOSTILE {
+    let of_task = tests_of("fizzbuzz");
+    let styles = [("equality", of_task.as_str())].into_iter().chain(STYLES);
+    for ((style, tests), (what, solution)) in
+        styles.flat_map(|it| HOSTILE.iter().map(move |hostile| (it, hostile)))
+    {
         let episode = episode(&sandboxes, &[("solution.py", solution)]).await;
         let report =
-            Verifier::new(&sandboxes, Duration::from_secs(20)).verify(&episode, &tests).await.unwrap();
-        assert!(report.correctness() <= 0.2 && !report.is_solved(), "one that {what} passed: {report:#?}");
+            Verifier::new(&sandboxes, Duration::from_secs(20)).verify(&episode, tests).await.unwrap();
+        let level = report.correctness();
+        assert!(level.is_some_and(|it| it <= 0.2), "one that {what} passed {style}: {report:#?}");
         assert!(
             !report.output.contains("FOUND ['") && !report.output.contains("FOUND secret"),
             "one that {what}: {report:#?}"
         );
     }
+}
+
+/// A case of a file in `cases/`: what to expect of which files and tests.
+struct Case {
+    name: String,
+    expected: String,
+    error: String,
+    files: Vec<(String, String)>,
+    tests: String,
+}
+
+fn cases(text: &str) -> Vec<Case> {
+    text.split("\n=== ").skip(1).map(read_case).collect()
+}
+
+fn read_case(text: &str) -> Case {
+    let (head, parts) = text.split_once("\n--- ").unwrap();
+    let (name, expected) = head.split_once("\nexpect ").unwrap();
+    let (expected, error) = expected.split_once(' ').unwrap_or((expected, ""));
+    let mut files: Vec<(String, String)> = parts
+        .split("\n--- ")
+        .map(|part| part.split_once('\n').unwrap())
+        .map(|(path, text)| (path.to_owned(), format!("{text}\n")))
+        .collect();
+    let (last, tests) = files.pop().unwrap();
+    assert_eq!(last, "tests", "{name}");
+    Case { name: name.to_owned(), expected: expected.to_owned(), error: error.to_owned(), files, tests }
+}
+
+async fn check_cases(text: &str) {
+    for case in cases(text) {
+        let files: Vec<(&str, &str)> =
+            case.files.iter().map(|(path, text)| (path.as_str(), text.as_str())).collect();
+        let report = verify(&files, &case.tests).await;
+        let level = report.correctness().map_or("unusable".to_owned(), |level| format!("{level:.1}"));
+        let error = report.error.as_deref().unwrap_or("");
+        let fits =
+            level == case.expected && error.contains(&case.error) && (level != "1.0" || error.is_empty());
+        assert!(fits, "{}: {level}, not {} {}: {report:#?}", case.name, case.expected, case.error);
+    }
+}
+
+#[tokio::test]
+async fn nothing_unsolved_is_taken_for_solved() {
+    check_cases(include_str!("cases/unsolved.txt")).await;
+}
+
+#[tokio::test]
+async fn tests_as_they_are_written_work() {
+    check_cases(include_str!("cases/solved.txt")).await;
+}
+
+#[tokio::test]
+async fn unusable_tests_are_told_from_failed_solutions() {
+    check_cases(include_str!("cases/unusable.txt")).await;
 }
 
 #[tokio::test]
@@ -275,38 +371,78 @@ async fn caches_are_not_believed() {
     let plant = "python3 -c \"import py_compile; py_compile.compile('solution.py', 'good.pyc', invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)\" && mkdir -p __pycache__ && cp good.pyc __pycache__/solution.cpython-311.pyc && cp good.pyc __pycache__/solution.cpython-312.pyc && cp good.pyc solution.pyc && echo 'def fizzbuzz(n): return []' > solution.py && echo planted";
     assert_eq!(shell(&episode, plant).await.1, "planted");
     let report = Verifier::new(&sandboxes, TIMEOUT).verify(&episode, &tests_of("fizzbuzz")).await.unwrap();
-    assert_eq!(report.correctness(), 0.2, "{report:#?}");
+    assert_eq!(report.correctness(), Some(0.2), "{report:#?}");
 }
 
-/// A process that keeps rewriting the solution: it is dead before the files are copied.
+/// Puts the right solution there as soon as it notices an end: a signal, a parent that is gone, or time.
+const REWRITER: &str = r"
+import os, shutil, signal, sys, time
+def rewrite(*_):
+    shutil.copy('good.py', 'x' + str(os.getpid()))
+    os.rename('x' + str(os.getpid()), 'solution.py')
+for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGUSR1):
+    signal.signal(number, rewrite)
+begin, parent = time.time(), os.getppid()
+print('ready', flush=True)
+while time.time() - begin < float(sys.argv[1]) and os.getppid() == parent:
+    time.sleep(0.001)
+while True:
+    rewrite()
+";
+
+/// A process that rewrites the solution once the episode has ended: it is dead before the files are copied.
 #[tokio::test]
 async fn nothing_of_the_episode_lives_on_to_rewrite_files() {
     let sandboxes = here();
-    let episode =
-        episode(&sandboxes, &[("solution.py", "def fizzbuzz(n): return []\n"), ("good.py", SOLUTIONS[0].1)])
-            .await;
-    let rewriter = "import os, shutil, time\nwhile True:\n    shutil.copy('good.py', 'x'); os.rename('x', 'solution.py'); time.sleep(0.001)\n    open('y', 'w').write('def fizzbuzz(n): return []'); os.rename('y', 'solution.py')\n";
-    episode.workspace().write("rewriter.py", rewriter.as_bytes()).unwrap();
-    episode.start_background(Command::shell("setsid python3 rewriter.py")).await.unwrap();
-    tokio::time::sleep(Duration::from_millis(300)).await;
-    episode.stop().await;
-    let before = episode.workspace().read("solution.py", 9999).unwrap();
-    tokio::time::sleep(Duration::from_millis(300)).await;
-    assert_eq!(episode.workspace().read("solution.py", 9999).unwrap(), before);
+    for delay in [0.5, 0.6, 0.8, 1.0] {
+        let files = [("solution.py", SOLUTIONS[0].2), ("good.py", SOLUTIONS[0].1), ("rewriter.py", REWRITER)];
+        let episode = episode(&sandboxes, &files).await;
+        let started = format!("setsid python3 rewriter.py {delay} & python3 rewriter.py {delay}");
+        episode.start_background(Command::shell(started)).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        let report =
+            Verifier::new(&sandboxes, TIMEOUT).verify(&episode, &tests_of("fizzbuzz")).await.unwrap();
+        assert_eq!(report.correctness(), Some(0.2), "{report:#?}");
+        tokio::time::sleep(Duration::from_millis(1000)).await;
+        let left = episode.workspace().read("solution.py", 9999).unwrap();
+        assert_eq!(left.bytes, SOLUTIONS[0].2.as_bytes());
+    }
+}
+
+/// Whatever lies beside a solution, it is found and judged.
+#[tokio::test]
+async fn other_files_do_not_decide() {
+    let sandboxes = here();
+    let cases = [
+        ("true", false),
+        ("for i in $(seq 40); do truncate -s 200M hole$i; done; ln -s /etc/passwd link; mkfifo pipe", true),
+        ("mkdir n; cd n; python3 -c \"for i in range(25000): open(str(i), 'w')\"", true),
+        ("mkdir -p .venv/lib; cd .venv/lib; python3 -c \"for i in range(25000): open(str(i), 'w')\"", false),
+        ("mv solution.py s.py; ln -s /workspace/s.py solution.py", false),
+        ("mkdir real; mv solution.py real/s.py; ln -s real/s.py solution.py", false),
+        ("mkdir real; mv solution.py real/__init__.py; ln -s /workspace/real solution", false),
+        ("mkdir solution; mv solution.py solution/__init__.py", false),
+    ];
+    for (line, is_partial) in cases {
+        let episode = episode(&sandboxes, &[("solution.py", SOLUTIONS[0].1)]).await;
+        shell(&episode, line).await;
+        let report =
+            Verifier::new(&sandboxes, TIMEOUT).verify(&episode, &tests_of("fizzbuzz")).await.unwrap();
+        assert_eq!(report.correctness(), Some(1.0), "{line}: {report:#?}");
+        assert_eq!(report.output.contains("files were not copied"), is_partial, "{line}: {report:#?}");
+    }
 }
 
 #[tokio::test]
-async fn files_that_cannot_be_copied_are_an_unsolved_task() {
-    let sandboxes = here();
-    let episode = episode(&sandboxes, &[("solution.py", SOLUTIONS[0].1)]).await;
-    shell(
-        &episode,
-        "for i in $(seq 40); do truncate -s 200M hole$i; done; ln -s /etc/passwd link; mkfifo pipe",
-    )
-    .await;
-    let report = Verifier::new(&sandboxes, TIMEOUT).verify(&episode, &tests_of("fizzbuzz")).await.unwrap();
-    assert_eq!(report.correctness(), 0.1);
-    assert!(report.error.unwrap().contains("no space left"));
+async fn a_long_report_arrives() {
+    let literal = "😀".repeat(140);
+    let lines: String = (0..500).map(|_| format!("assert same('{literal}') == '{literal}'\n")).collect();
+    let tests = format!("from solution import same\n{lines}");
+    let solved = solve("def same(x): return x\n", &tests).await;
+    assert_eq!((solved.n_passed, solved.correctness()), (500, Some(1.0)), "{:?}", solved.error);
+    assert!(!solved.assertions.is_empty());
+    let failed = solve("def same(x): return x + x\n", &tests).await;
+    assert_eq!((failed.n_failed, failed.correctness()), (500, Some(0.2)), "{:?}", failed.error);
 }
 
 #[tokio::test]
@@ -403,7 +539,7 @@ async fn kinds_of_tests_can_fail() {
         let report = solve(solution, tests).await;
         assert_eq!(
             ((report.n_passed, report.n_failed), report.correctness()),
-            (expected, 0.2),
+            (expected, Some(0.2)),
             "{tests}: {report:#?}"
         );
     }

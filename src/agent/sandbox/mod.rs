@@ -58,7 +58,7 @@ pub use layout::WORKSPACE;
 pub use protocol::{Containment, Exit};
 pub use python::{Python, PythonError};
 pub use start::Sandboxes;
-pub use workspace::{Entry, FileError, FileRead, Workspace};
+pub use workspace::{Copied, Entry, FileError, FileRead, Workspace};
 
 /// How long a killed program may take to be gone before it is given up.
 const KILL_GRACE: Duration = Duration::from_secs(5);

@@ -5,13 +5,19 @@
 //! made with the identity of the episode's user, never with ours. Functions block; callers use
 //! `Workspace::blocking` from async code.
 
+use std::collections::VecDeque;
+use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStringExt;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
-use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, fstat, mkdirat, openat2, statat};
+use rustix::fs::{
+    AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, fstat, mkdirat, openat2, readlinkat, statat,
+    symlinkat,
+};
 use rustix::io::Errno;
 
 use super::layout::WORKSPACE;
@@ -19,6 +25,8 @@ use super::sys::FileIdentity;
 
 /// A walk through a workspace stops here; a hostile one could go on for ever.
 const MAX_ENTRIES: usize = 20_000;
+/// A copy looks at so many entries to find what is wanted, and no further.
+const MAX_SEEN: usize = 500_000;
 
 /// Why a file of the workspace cannot be had. Worded for the student, who can act on it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -59,8 +67,19 @@ pub struct Entry {
     pub path: String,
     /// Whether it is a directory.
     pub is_dir: bool,
+    /// Whether it is a link.
+    pub is_link: bool,
     /// Its length.
     pub n_bytes: u64,
+}
+
+/// What a copy took, and how much it left behind for lack of room.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Copied {
+    /// The files and links that were copied.
+    pub entries: Vec<Entry>,
+    /// How many were wanted and left behind.
+    pub n_left: usize,
 }
 
 /// The files of one episode; they can be read as long as this lives, also after its sandbox ended.
@@ -145,16 +164,31 @@ impl Workspace {
         Ok(found)
     }
 
-    /// Copies the regular files that `keep` accepts, `max` bytes together, into another workspace.
-    pub fn copy_into(&self, to: &Self, max: u64, keep: impl Fn(&str) -> bool) -> Result<(), FileError> {
-        let files: Vec<_> = self.walk("")?.into_iter().filter(|it| !it.is_dir && keep(&it.path)).collect();
-        // Holes cost their maker nothing, but us their whole length.
-        if files.iter().map(|it| u128::from(it.n_bytes)).sum::<u128>() > u128::from(max) {
-            return Err(FileError::Full("a copy of all files".to_owned()));
-        }
+    /// Copies the regular files and links that `keep` accepts into another workspace, as long as there are
+    /// at most `max` bytes and not too many of them: those that `first` accepts before all others, and small
+    /// ones before large ones. A link is copied as a link, so that it leads where it led, or nowhere.
+    pub fn copy_into(
+        &self,
+        to: &Self,
+        max: u64,
+        keep: impl Fn(&str) -> bool,
+        first: impl Fn(&str) -> bool,
+    ) -> Result<Copied, FileError> {
+        let mut files = self.wanted(keep)?;
+        files.sort_by_key(|it| (!first(&it.path), it.n_bytes));
+        let (mut copied, mut room) = (Copied::default(), max);
         for file in files {
-            match self.read(&file.path, max) {
-                Ok(content) => to.write(&file.path, &content.bytes)?,
+            // Holes cost their maker nothing, but us their whole length.
+            if file.n_bytes > room || copied.entries.len() >= MAX_ENTRIES {
+                copied.n_left += 1;
+                continue;
+            }
+            match self.copy_one(to, &file) {
+                Ok(()) => {
+                    room -= file.n_bytes;
+                    copied.entries.push(file);
+                }
+                Err(FileError::Full(_)) => copied.n_left += 1,
                 // What the episode made unreadable, or is no file at all, nobody can run either.
                 Err(
                     FileError::Denied(_)
@@ -165,7 +199,55 @@ impl Workspace {
                 Err(error) => return Err(error),
             }
         }
-        Ok(())
+        Ok(copied)
+    }
+
+    /// The files and links that `keep` accepts, those near the top first; other directories are not entered.
+    fn wanted(&self, keep: impl Fn(&str) -> bool) -> Result<Vec<Entry>, FileError> {
+        let _identity = self.identity()?;
+        let (mut found, mut n_seen) = (Vec::new(), 0);
+        let mut open = VecDeque::from([PathBuf::new()]);
+        while let Some(directory) = open.pop_front().filter(|_| n_seen < MAX_SEEN) {
+            let entries = self.list(&directory).unwrap_or_default();
+            n_seen += entries.len();
+            for entry in entries {
+                match entry.is_dir {
+                    true if keep(&format!("{}/x", entry.path)) => open.push_back(PathBuf::from(entry.path)),
+                    false if keep(&entry.path) => found.push(entry),
+                    _ => {}
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    fn copy_one(&self, to: &Self, file: &Entry) -> Result<(), FileError> {
+        if !file.is_link {
+            return to.write(&file.path, &self.read(&file.path, file.n_bytes)?.bytes);
+        }
+        let target = self.link_target(Path::new(&file.path)).map_err(|error| explain(&file.path, error))?;
+        // Without a root of its own a workspace has its own place.
+        let target = match target.strip_prefix(&self.inside) {
+            Ok(below) => Path::new(&to.inside).join(below),
+            Err(_) => target,
+        };
+        let _identity = to.identity()?;
+        to.make_link(Path::new(&file.path), &target).map_err(|error| explain(&file.path, error))
+    }
+
+    fn link_target(&self, place: &Path) -> rustix::io::Result<PathBuf> {
+        let above = self.directory_of(place)?;
+        let target = readlinkat(above, place.file_name().unwrap_or_default(), Vec::new())?;
+        Ok(PathBuf::from(OsString::from_vec(target.into_bytes())))
+    }
+
+    fn make_link(&self, place: &Path, target: &Path) -> rustix::io::Result<()> {
+        self.make_parents(place)?;
+        symlinkat(target, self.directory_of(place)?, place.file_name().unwrap_or_default())
+    }
+
+    fn directory_of(&self, place: &Path) -> rustix::io::Result<OwnedFd> {
+        self.resolve(place.parent().unwrap_or(Path::new("")), OFlags::PATH | OFlags::CLOEXEC)
     }
 
     fn identity(&self) -> Result<Option<FileIdentity>, FileError> {
@@ -207,9 +289,11 @@ impl Workspace {
     fn make_parents(&self, place: &Path) -> rustix::io::Result<()> {
         let parents: Vec<&Path> = place.ancestors().skip(1).filter(|it| !it.as_os_str().is_empty()).collect();
         for directory in parents.into_iter().rev() {
-            let above =
-                self.resolve(directory.parent().unwrap_or(Path::new("")), OFlags::PATH | OFlags::CLOEXEC)?;
-            match mkdirat(above, directory.file_name().unwrap_or_default(), Mode::from_raw_mode(0o755)) {
+            match mkdirat(
+                self.directory_of(directory)?,
+                directory.file_name().unwrap_or_default(),
+                Mode::from_raw_mode(0o755),
+            ) {
                 Ok(()) | Err(Errno::EXIST) => {}
                 Err(error) => return Err(error),
             }
@@ -234,8 +318,9 @@ impl Workspace {
     fn describe(&self, opened: &OwnedFd, directory: &Path, name: &str) -> Option<Entry> {
         let stat = statat(opened, name, AtFlags::SYMLINK_NOFOLLOW).ok()?;
         let path = directory.join(name).to_str()?.to_owned();
-        let is_dir = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
-        Some(Entry { path, is_dir, n_bytes: u64::try_from(stat.st_size).unwrap_or(0) })
+        let kind = FileType::from_raw_mode(stat.st_mode);
+        let (is_dir, is_link) = (kind == FileType::Directory, kind == FileType::Symlink);
+        Some(Entry { path, is_dir, is_link, n_bytes: u64::try_from(stat.st_size).unwrap_or(0) })
     }
 }
 
@@ -369,16 +454,47 @@ mod tests {
         assert_eq!(workspace.read("nothing", 9), Err(FileError::Missing("nothing".to_owned())));
     }
 
+    fn copied(from: &Workspace, to: &Workspace, max: u64) -> (Vec<String>, usize) {
+        let copied = from.copy_into(to, max, |path| !path.contains("test"), |path| path.ends_with(".py"));
+        let copied = copied.unwrap();
+        (copied.entries.into_iter().map(|it| it.path).collect(), copied.n_left)
+    }
+
     #[test]
-    fn a_copy_leaves_out_what_is_not_wanted_and_what_leads_out() {
-        let ((from_dir, from), (to_dir, to)) = (workspace(), workspace());
+    fn a_copy_leaves_out_what_is_not_wanted() {
+        let ((_from_dir, from), (_to_dir, to)) = (workspace(), workspace());
         from.write("solution.py", b"x").unwrap();
         from.write("tests/test_it.py", b"x").unwrap();
-        symlink("../secret", from_dir.path().join("work/leak")).unwrap();
-        from.copy_into(&to, 99, |path| !path.contains("test")).unwrap();
+        assert_eq!(copied(&from, &to, 99), (vec!["solution.py".to_owned()], 0));
         let paths: Vec<_> = to.walk("").unwrap().into_iter().map(|it| it.path).collect();
         assert_eq!(paths, ["solution.py"]);
-        assert!(matches!(from.copy_into(&to, 1, |_| true), Err(FileError::Full(_))));
-        drop(to_dir);
+    }
+
+    #[test]
+    fn a_copy_takes_what_comes_first_while_there_is_room() {
+        let ((_from_dir, from), (_to_dir, to)) = (workspace(), workspace());
+        for (path, n_bytes) in [("a/big.bin", 50), ("small.txt", 5), ("z.py", 30), ("y.py", 20)] {
+            from.write(path, &vec![b'x'; n_bytes]).unwrap();
+        }
+        assert_eq!(copied(&from, &to, 56).0, ["y.py", "z.py", "small.txt"]);
+        assert_eq!(copied(&from, &to, 29), (vec!["y.py".to_owned(), "small.txt".to_owned()], 2));
+    }
+
+    #[test]
+    fn a_copy_has_links_that_lead_where_they_led_or_nowhere() {
+        let ((from_dir, from), (to_dir, to)) = (workspace(), workspace());
+        let (at, work) = (from_dir.path().join("work"), to_dir.path().join("work"));
+        from.write("real/s.py", b"x").unwrap();
+        symlink("/workspace/real/s.py", at.join("solution.py")).unwrap();
+        symlink("real", at.join("pkg")).unwrap();
+        symlink("../secret", at.join("leak")).unwrap();
+        copied(&from, &to, 99);
+        let targets = ["solution.py", "pkg", "leak"].map(|link| std::fs::read_link(work.join(link)).unwrap());
+        assert_eq!(
+            targets.map(|it| it.to_str().unwrap().to_owned()),
+            ["/workspace/real/s.py", "real", "../secret"]
+        );
+        assert_eq!(to.read("pkg/s.py", 9).unwrap().bytes, b"x");
+        assert_eq!(to.read("leak", 9), Err(FileError::Outside("leak".to_owned())));
     }
 }

@@ -8,13 +8,26 @@
 //! examiner's report comes back behind a secret that was made for this run: never because of an exit
 //! status or a word in the output.
 //!
-//! What remains possible: a solution sees the arguments of the calls, one after the other, and tests
-//! that ask an object of a class they name about itself (`stack.is_empty()`) believe its answers, as
-//! any test would. Tests that need more than calls (files the solution wrote, running it as a program,
-//! equality of its own objects, mocks) are not passed by anybody. Python alone is supported.
+//! What is believed: plain data, compared by the examiner's own interpreter. An object of the solution
+//! answers for itself (operators, `in`, truth, methods), which counts only where the tests show that
+//! they expect an object there: they ask it for an attribute that no plain data has, call it, set an
+//! attribute, enter it, use its class as a class, or make it by a capitalised name without arguments.
+//! Where they do not, the solution has failed. A dead or unreadable solution has failed too, whatever
+//! the tests catch.
+//!
+//! Two objects of the solution are equal if it says so and their attributes are equal plain data, told
+//! before the solution could know what they should be: `a + b == Vec(4, 6)`, but not the other way round.
+//!
+//! What cannot be judged: other equality, identity and hashes of the solution's objects, and tests that
+//! are no Python, assert nothing, or need what there is not (a fixture, a package, a value that cannot be
+//! sent). Such tests are unusable: there is no level then, and an episode has no reward. Tests that need
+//! more than calls (files the solution wrote, running it as a program, what it reads, mocks) are not
+//! passed by anybody. A solution sees the arguments of the calls, one after the other. Python alone is
+//! supported.
 
 mod report;
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::OwnedFd;
@@ -28,17 +41,24 @@ use tokio::net::unix::pipe;
 use tokio::sync::Semaphore;
 
 use crate::agent::sandbox::{
-    Command, FileError, Output, Sandbox, SandboxError, Sandboxes, Streams, Workspace,
+    Command, Copied, Entry, FileError, Output, Sandbox, SandboxError, Sandboxes, Streams, Workspace,
 };
 
 pub use report::TestReport;
 
 const CANDIDATE: &str = concat!(include_str!("codec.py"), include_str!("candidate.py"));
-const EXAMINER: &str = concat!(include_str!("codec.py"), include_str!("examiner.py"));
+const EXAMINER: &str = concat!(
+    include_str!("codec.py"),
+    include_str!("remote.py"),
+    include_str!("equality.py"),
+    include_str!("counting.py"),
+    include_str!("testing.py"),
+    include_str!("examiner.py")
+);
 
 /// Bytes of output kept of each side; the report is shorter than the end of it.
 const OUTPUT_BYTES: usize = 1 << 20;
-/// What is copied for the candidate at most.
+/// Bytes that are copied for the candidate at most, modules of Python before all other files.
 const MAX_COPY: u64 = 64 << 20;
 
 /// Tests have little time, so no more of them run at once than there are processors: how many episodes end
@@ -67,16 +87,23 @@ impl<'a> Verifier<'a> {
         let _processor = PROCESSORS.acquire().await.ok();
         let started = Instant::now();
         let (candidate, examiner) = tokio::try_join!(self.sandboxes.start(), self.sandboxes.start())?;
-        let modules = match copy_solution(episode.workspace(), candidate.workspace()).await {
-            Ok(modules) => modules,
-            Err(error) => return Ok(TestReport::unusable(error.to_string(), started.elapsed())),
+        let copied = match copy_solution(episode.workspace(), candidate.workspace()).await {
+            Ok(copied) => copied,
+            Err(error) => return Ok(TestReport::failed(error.to_string(), started.elapsed())),
         };
         let secret = secret()?;
-        let job = json!({ "secret": secret, "test_code": test_code, "modules": modules });
+        let job =
+            json!({ "secret": secret, "test_code": test_code, "modules": module_names(&copied.entries) });
         let (exam, solution) = self.examine(&examiner, &candidate, format!("{job}\n")).await?;
         let output = exam.capture.text();
         let mut report = TestReport::read(&output, &secret, exam.timed_out, started.elapsed());
         report.output.push_str(&solution);
+        if copied.n_left > 0 {
+            let n_left = copied.n_left;
+            report
+                .output
+                .push_str(&format!("\n{n_left} large or many files were not copied for the tests\n"));
+        }
         tokio::join!(candidate.stop(), examiner.stop());
         Ok(report)
     }
@@ -123,14 +150,10 @@ async fn write_first(writer: impl Into<OwnedFd>, text: String) -> io::Result<Own
     writer.into_blocking_fd()
 }
 
-/// Copies what may be part of the solution; the names of its modules.
-async fn copy_solution(from: &Workspace, to: &Workspace) -> Result<Vec<String>, FileError> {
+/// Copies what may be part of the solution.
+async fn copy_solution(from: &Workspace, to: &Workspace) -> Result<Copied, FileError> {
     let to = to.clone();
-    from.blocking(move |from| {
-        from.copy_into(&to, MAX_COPY, is_kept)?;
-        Ok(module_names(to.walk("")?.into_iter().map(|entry| (entry.path, entry.is_dir))))
-    })
-    .await
+    from.blocking(move |from| from.copy_into(&to, MAX_COPY, is_kept, |path| path.ends_with(".py"))).await
 }
 
 /// Whether a file may be part of a solution: not a test of the student's, nor anything that Python
@@ -152,12 +175,13 @@ fn is_kept(path: &str) -> bool {
     !(steers_python || steers_tests || is_test || is_derived || directories.iter().any(is_unwanted_dir))
 }
 
-/// What can be imported from the top of a workspace: paths with whether they are directories.
-fn module_names(entries: impl Iterator<Item = (String, bool)>) -> Vec<String> {
-    let top = entries.filter(|(path, _)| !path.contains('/'));
-    let names = top.filter_map(
-        |(path, is_dir)| if is_dir { Some(path) } else { Some(path.strip_suffix(".py")?.to_owned()) },
-    );
+/// What can be imported from the top of a workspace.
+fn module_names(entries: &[Entry]) -> BTreeSet<&str> {
+    let names = entries.iter().filter_map(|entry| match entry.path.split_once('/') {
+        Some((directory, _)) => Some(directory),
+        // A link may lead to a directory.
+        None => entry.path.strip_suffix(".py").or(entry.is_link.then_some(&*entry.path)),
+    });
     names.filter(|name| is_identifier(name)).collect()
 }
 
@@ -203,15 +227,11 @@ mod tests {
 
     #[test]
     fn modules_are_what_can_be_imported() {
-        let entries = [
-            ("solution.py", false),
-            ("pkg", true),
-            ("pkg/a.py", false),
-            ("data.txt", false),
-            ("my-file.py", false),
-        ];
-        let names = module_names(entries.into_iter().map(|(path, is_dir)| (path.to_owned(), is_dir)));
-        assert_eq!(names, ["solution", "pkg"]);
+        let file = |path: &str| Entry { path: path.to_owned(), is_dir: false, is_link: false, n_bytes: 1 };
+        let entries = ["solution.py", "pkg/a.py", "data.txt", "my-file.py"].map(file);
+        assert_eq!(Vec::from_iter(module_names(&entries)), ["pkg", "solution"]);
+        let links = ["linked", "other.py"].map(|path| Entry { is_link: true, ..file(path) });
+        assert_eq!(Vec::from_iter(module_names(&links)), ["linked", "other"]);
     }
 
     #[test]

@@ -15,6 +15,8 @@ pub struct TestReport {
     pub n_failed: u64,
     /// Why the tests did not come to their end; absent when they did.
     pub error: Option<String>,
+    /// Whether the error is the tests' own, so that they tell nothing about a solution.
+    pub is_unusable: bool,
     /// The first assertions one by one.
     pub assertions: Vec<Assertion>,
     /// What both sides printed.
@@ -24,12 +26,13 @@ pub struct TestReport {
 }
 
 impl TestReport {
-    /// A report on files that cannot even be run.
-    pub fn unusable(error: String, duration: Duration) -> Self {
+    /// A report on a solution that cannot even be run.
+    pub fn failed(error: String, duration: Duration) -> Self {
         Self {
             n_passed: 0,
             n_failed: 0,
             error: Some(error),
+            is_unusable: false,
             assertions: Vec::new(),
             output: String::new(),
             duration,
@@ -40,7 +43,7 @@ impl TestReport {
     pub fn read(output: &str, secret: &str, timed_out: bool, duration: Duration) -> Self {
         let without = |reason: &str| {
             let output = output.to_owned();
-            Self { output, ..Self::unusable(reason.to_owned(), duration) }
+            Self { output, ..Self::failed(reason.to_owned(), duration) }
         };
         let Some((before, report)) = output.rsplit_once(secret) else {
             return without(if timed_out {
@@ -58,6 +61,7 @@ impl TestReport {
             n_passed: count("passed"),
             n_failed: count("failed"),
             error: report["error"].as_str().map(str::to_owned),
+            is_unusable: report["unusable"].as_bool().unwrap_or(false),
             assertions: assertions.collect(),
             output: before.trim_end_matches('\n').to_owned(),
             duration,
@@ -81,12 +85,14 @@ impl TestReport {
         self.error.is_none() && self.n_failed == 0 && self.n_passed > 0
     }
 
-    /// The level of correctness: 1.0 solved, 0.2 an assertion failed, 0.1 anything else.
-    pub fn correctness(&self) -> f64 {
-        match (self.is_solved(), self.n_failed) {
-            (true, _) => 1.0,
-            (false, 0) => 0.1,
-            (false, _) => 0.2,
+    /// The level of correctness: 1.0 solved, 0.2 an assertion failed, 0.1 anything else; none where the
+    /// tests are unusable and no assertion of theirs has failed.
+    pub fn correctness(&self) -> Option<f64> {
+        match (self.is_solved(), self.n_failed, self.is_unusable) {
+            (true, ..) => Some(1.0),
+            (false, 0, true) => None,
+            (false, 0, false) => Some(0.1),
+            (false, ..) => Some(0.2),
         }
     }
 }
@@ -107,9 +113,9 @@ mod tests {
 
     const SECRET: &str = "5ec2e7";
 
-    fn check(output: &str, correctness: f64, error: Option<&str>) {
+    fn check(output: &str, correctness: impl Into<Option<f64>>, error: Option<&str>) {
         let report = TestReport::read(output, SECRET, false, Duration::ZERO);
-        assert_eq!((report.correctness(), report.error.as_deref()), (correctness, error), "{output}");
+        assert_eq!((report.correctness(), report.error.as_deref()), (correctness.into(), error), "{output}");
     }
 
     #[test]
@@ -132,6 +138,12 @@ mod tests {
             0.1,
             Some("the tests did not come to their end"),
         );
+        check(
+            "5ec2e7{\"passed\": 1, \"failed\": 0, \"error\": \"no\", \"unusable\": true}",
+            None,
+            Some("no"),
+        );
+        check("5ec2e7{\"passed\": 1, \"failed\": 1, \"error\": \"no\", \"unusable\": true}", 0.2, Some("no"));
         check("5ec2e7{\"passed\": 3", 0.1, Some("the report cannot be read"));
         check("", 0.1, Some("the tests did not come to their end"));
     }
