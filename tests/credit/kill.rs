@@ -156,7 +156,8 @@ async fn killed_in_a_loop_it_ends_as_if_undisturbed_and_pays_for_nothing_twice()
     let distinct: HashSet<&Vec<u32>> = asked.iter().map(|it| &it.ids).collect();
     assert_eq!(distinct.len(), n_requests);
     let n_answered = asked.iter().filter(|it| is_answered(it)).count();
-    let n_again = n_answered - n_requests;
+    // Of prompts sent together some are answered although another one has a fault: that is counted too low.
+    let n_again = n_answered.saturating_sub(n_requests);
     assert!(n_again <= IN_FLIGHT * N_STEPS * n_kills as usize, "{n_again} for {n_kills} kills");
     println!(
         "{n_kills} kills, {n_requests} requests, {} prompts sent, stored after each kill {n_stored:?}, paid twice 0, in flight at a \
