@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use crate::chat::format::ChatFormat;
 use crate::chat::parse::Parser;
-use crate::episode::{Episode, Outcome, Stop, ToolCall};
+use crate::episode::{Episode, Stop, ToolCall};
 use crate::model::Model;
 use crate::tasks::CodingTask;
 use crate::wire::record;
