@@ -76,7 +76,7 @@ impl<'t> Incremental<'t> {
 
     fn encode_piece(&mut self, piece: &str) -> Result<(), TokenizerError> {
         if self.piece.0 != piece {
-            let ids = self.tokenizer.encode(piece)?.ids;
+            let ids = self.tokenizer.encode_ids(piece)?;
             self.encoded_bytes += piece.len() as u64;
             self.piece = (piece.to_owned(), ids);
         }

@@ -320,7 +320,7 @@ fn behind_prompt(
             return Ok((full_ids.to_vec(), text.border));
         }
     }
-    let ids = [prompt_ids, &tokenizer.encode(&text.full[text.at..])?.ids].concat();
+    let ids = [prompt_ids, &tokenizer.encode_ids(&text.full[text.at..])?].concat();
     Ok((ids, if stands_behind { Border::Merged } else { text.border }))
 }
 

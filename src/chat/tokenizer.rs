@@ -155,6 +155,11 @@ impl Tokenizer {
         self.encode_with(text, false)
     }
 
+    /// The ids that [`encode`](Self::encode) gives, without the work of finding their bytes.
+    pub fn encode_ids(&self, text: &str) -> Result<Vec<TokenId>, TokenizerError> {
+        Ok(self.inner.encode_fast(text, false).map_err(failed)?.get_ids().to_vec())
+    }
+
     /// Encodes plain text as the model defines it, with the BOS or EOS its tokenizer adds.
     pub fn encode_plain(&self, text: &str) -> Result<Encoded, TokenizerError> {
         self.encode_with(text, true)

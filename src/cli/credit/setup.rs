@@ -144,6 +144,8 @@ pub(super) async fn open(args: &CreditArgs, shown: &Shown, notices: &Notices) ->
             help,
         ));
     };
+    // Needed until the end, so it is not worth taking apart word by word then.
+    std::mem::forget(Arc::clone(&tokenizer));
     let texts = texts(args, &path, tokenizer, shown)?;
     let tokenizer_sha256 = Tokenizer::sha256(&path).map_err(tokenizer_failure)?;
     Ok(Ready { opened, texts, tokenizer_sha256 })
