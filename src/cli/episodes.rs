@@ -4,7 +4,7 @@
 //! the run directory, the server, the sandbox, in that order.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -76,6 +76,10 @@ pub(super) struct Finished {
 pub(super) async fn run(mut ask: Ask<'_>, choose: Choose<'_>) -> Result<Finished, Failure> {
     let began = Instant::now();
     let notices = Notices::default();
+    if !ask.config.left_out().is_empty() {
+        let names = ask.config.left_out().join(", ");
+        notices.add(format!("these settings of the file mean nothing to {}: {names}", ask.command));
+    }
     let slots = slots(&mut ask, choose, &notices).await;
     let slots = slots.inspect_err(|_| notices.take().into_iter().for_each(|it| ask.talk.note(it)))?;
     let run = Arc::new(RunDir::open(ask.dir).map_err(run_failure)?);
@@ -85,7 +89,7 @@ pub(super) async fn run(mut ask: Ask<'_>, choose: Choose<'_>) -> Result<Finished
     let (opened, speech) = open_student(&ask, &teller).await?;
     ask.config.set("kind", opened.info.kind.name());
     ask.config.set("model", opened.info.model.clone());
-    run.keep_config(&ask.config).map_err(run_failure)?;
+    run.keep_config(&seen_from(run.dir(), &ask.config)?).map_err(run_failure)?;
     let sandboxes = sandboxes(&ask, &teller).await?;
     let meter = meter(&ask.config)?;
     let paid = student(&ask, &opened, &run, Arc::clone(&meter), &teller).await?;
@@ -189,6 +193,33 @@ fn started_at(config: &mut Config, run: &RunDir) -> Result<i64, Failure> {
     };
     config.set("now", seconds.to_string());
     Ok(seconds)
+}
+
+/// The configuration as a file in `dir` has it: paths begin there, however they were typed, so that a directory can
+/// be moved with what it was made from. Only what has nothing in common with it but the root is told from there.
+fn seen_from(dir: &Path, config: &Config) -> Result<Config, Failure> {
+    let unreadable = |error| Failure::stopped(format!("{}: {error}", dir.display()), "mend the directory");
+    let dir = dir.canonicalize().map_err(unreadable)?;
+    Ok(config.with_paths(|path| way(&dir, &settled(path))))
+}
+
+/// A path without links and `..` in the directories it goes through.
+fn settled(path: &Path) -> PathBuf {
+    let whole = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    match (whole.parent().map(Path::canonicalize), whole.file_name()) {
+        (Some(Ok(parent)), Some(name)) => parent.join(name),
+        _ => whole,
+    }
+}
+
+/// The way from one directory to another place.
+fn way(from: &Path, to: &Path) -> PathBuf {
+    let n_common = from.components().zip(to.components()).take_while(|(a, b)| a == b).count();
+    if n_common <= 1 {
+        return to.to_owned();
+    }
+    let up = from.components().skip(n_common).map(|_| Component::ParentDir);
+    up.chain(to.components().skip(n_common)).collect()
 }
 
 /// Tells people and the run directory alike.
@@ -450,5 +481,21 @@ pub(super) fn verdict(finished: &Finished) -> Result<(), Failure> {
                 "mend the cause; the same command runs them again",
             )),
         },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ways_lead_from_one_place_to_another() {
+        let check = |from: &str, to: &str, expected: &str| {
+            assert_eq!(way(Path::new(from), Path::new(to)), Path::new(expected), "{from} to {to}");
+        };
+        check("/home/ann/runs/a", "/home/ann/tasks.jsonl", "../../tasks.jsonl");
+        check("/home/ann/runs/a", "/home/ann/runs/a/x", "x");
+        check("/home/ann/runs/a", "/data/x", "/data/x");
+        check("/home/ann", "/home/ben/x", "../ben/x");
     }
 }

@@ -84,9 +84,9 @@ impl<C: Keyed> ClapArgs for KeyArgs<C> {
     fn augment_args(command: Command) -> Command {
         let file = Arg::new("config")
             .long("config")
-            .value_name("FILE.toml")
+            .value_name("FILE")
             .value_parser(clap::value_parser!(PathBuf))
-            .help("File with values for any of the keys below; flags win");
+            .help("File with values for any of the keys below, TOML or Atropos-style YAML; flags win, paths are relative to it");
         command.arg(file).args(used::<C>().map(flag))
     }
 
@@ -125,6 +125,8 @@ fn flag(key: &'static Key) -> Arg {
 fn value_name(shape: Shape) -> &'static str {
     match shape {
         Shape::Text => "TEXT",
+        Shape::Path => "PATH",
+        Shape::Program => "PROGRAM",
         Shape::Words => "TEXT",
         Shape::Whole(_) => "N",
         Shape::Number(..) => "X",

@@ -12,6 +12,10 @@ pub enum Shape {
     Text,
     /// Texts, in order.
     Words,
+    /// The path of a file or directory.
+    Path,
+    /// A program: a path, or a name that is looked for.
+    Program,
     /// A whole number from here up.
     Whole(i64),
     /// A number between these two, both included.
@@ -98,7 +102,7 @@ const REWARD: &str = "Reward";
 const SANDBOX: &str = "Sandbox";
 const RUN: &str = "Run";
 
-use Shape::{Number, OneOf, Text, Truth, Whole, Words};
+use Shape::{Number, OneOf, Path, Program, Text, Truth, Whole, Words};
 
 /// All keys, in the order they are shown.
 #[rustfmt::skip]
@@ -106,9 +110,9 @@ pub const KEYS: &[Key] = &[
     manner(MODEL, "url", Words, None, "A server's address, with or without /v1; several share the work; none for kind embedded"),
     result(MODEL, BOTH, "kind", OneOf(KINDS), Some("auto"), "What the server is"),
     result(MODEL, BOTH, "model", Text, None, "The model to ask, as the server names it; for kind embedded a name from `model list` or a path"),
-    result(MODEL, BOTH, "tokenizer", Text, None, "The model's tokenizer: a directory with tokenizer.json; else the directory the server names, if it is readable here"),
+    result(MODEL, BOTH, "tokenizer", Path, None, "The model's tokenizer: a directory with tokenizer.json; else the directory the server names, if it is readable here"),
     manner(MODEL, "api_key_env", Text, None, "Environment variable that holds the API key"),
-    manner(MODEL, "api_key_file", Text, None, "File that holds the API key"),
+    manner(MODEL, "api_key_file", Path, None, "File that holds the API key"),
     manner(MODEL, "timeout", Whole(1), Some("600"), "Seconds one request may take"),
     manner(MODEL, "patience", Whole(0), Some("300"), "Seconds every server may be gone before work on them ends"),
 
@@ -132,8 +136,9 @@ pub const KEYS: &[Key] = &[
     result(AGENT, BOTH, "context_budget", Whole(1), None, "Tokens of an episode at most; without it what the model can take"),
     result(AGENT, BOTH, "student_topk", Whole(0), Some("5"), "The student's own candidates kept at each sampled token"),
     result(AGENT, BOTH, "episode_seconds", Whole(1), Some("1800"), "Time an episode may take, its tests not counted"),
-    result(AGENT, BOTH, "system_prompt", Text, None, "File with other instructions for the agent"),
-    result(AGENT, BOTH, "template", Text, None, "Chat template file to use instead of the model's own"),
+    result(AGENT, BOTH, "system_prompt", Path, None, "File with other instructions for the agent"),
+    result(AGENT, BOTH, "instructions", Text, None, "Other instructions for the agent, as they are instead of in a file"),
+    result(AGENT, BOTH, "template", Path, None, "Chat template file to use instead of the model's own"),
     result(AGENT, BOTH, "tool_text", OneOf(&["auto", "hermes"]), Some("auto"), "Write tools as text; auto does so where the template leaves them out"),
     result(AGENT, BOTH, "tool_call_parser", Text, None, "The format of the model's tool calls, as `chat parse` names them; without it found out from the template"),
     result(AGENT, BOTH, "forced_calls", Whole(1), None, "Force a well-formed call in this many first turns, for models too small to write one; logprobs are absent there"),
@@ -152,7 +157,7 @@ pub const KEYS: &[Key] = &[
 
     result(SANDBOX, BOTH, "sandbox", OneOf(&["namespaces", "docker", "none"]), Some("namespaces"), "What keeps the agent's programs from this machine; `none` runs them unprotected"),
     result(SANDBOX, BOTH, "sandbox_network", Truth, Some("false"), "Whether the agent's programs may use the network"),
-    result(SANDBOX, BOTH, "sandbox_python", Text, None, "The Python interpreter inside; without it python3 of the search path"),
+    result(SANDBOX, BOTH, "sandbox_python", Program, None, "The Python interpreter inside; without it python3 of the search path"),
     result(SANDBOX, BOTH, "sandbox_memory_mb", Whole(16), Some("2048"), "Memory"),
     result(SANDBOX, BOTH, "sandbox_processes", Whole(4), Some("128"), "Processes and threads at once"),
     result(SANDBOX, BOTH, "sandbox_file_mb", Whole(1), Some("256"), "Size of one file"),
@@ -162,7 +167,7 @@ pub const KEYS: &[Key] = &[
     result(SANDBOX, BOTH, "sandbox_open_files", Whole(16), Some("1024"), "Open files of one process"),
     result(SANDBOX, BOTH, "sandbox_wall_seconds", Whole(1), Some("3600"), "Life of the sandbox"),
     result(SANDBOX, BOTH, "docker_image", Text, Some("python:3.12-slim"), "The image for sandbox docker; it must hold a shell and Python"),
-    manner(SANDBOX, "docker_program", Text, Some("docker"), "The engine's client for sandbox docker"),
+    manner(SANDBOX, "docker_program", Program, Some("docker"), "The engine's client for sandbox docker"),
 
     result(RUN, BOTH, "seed", Whole(0), Some("0"), "What the order of tasks and every draw come from"),
     result(RUN, BOTH, "now", Text, None, "The time templates may print: seconds since 1970, or like 2026-01-31T12:00:00Z; without it when the run began"),
@@ -170,6 +175,31 @@ pub const KEYS: &[Key] = &[
     manner(RUN, "max_requests", Whole(0), None, "Stop this process after so many requests"),
     manner(RUN, "max_tokens", Whole(0), None, "Stop this process after so many tokens, sent and sampled"),
 ];
+
+/// The key whose name is most like `name`, if any is much like it.
+pub fn nearest(name: &str) -> Option<&'static str> {
+    let distance = |key: &&Key| distance(name, key.name);
+    let nearest = KEYS.iter().min_by_key(distance)?;
+    (distance(&nearest) <= 1 + name.len() / 3).then_some(nearest.name)
+}
+
+/// How many characters must be put in, taken out, changed or swapped with their neighbour to turn one word into
+/// another.
+fn distance(from: &str, to: &str) -> usize {
+    let (from, to): (Vec<char>, Vec<char>) = (from.chars().collect(), to.chars().collect());
+    let mut rows = vec![(0..=to.len()).collect::<Vec<usize>>()];
+    for i in 1..=from.len() {
+        let mut row = vec![i];
+        for j in 1..=to.len() {
+            let changed = rows[i - 1][j - 1] + usize::from(from[i - 1] != to[j - 1]);
+            let is_swap = i > 1 && j > 1 && from[i - 1] == to[j - 2] && from[i - 2] == to[j - 1];
+            let swapped = if is_swap { rows[i - 2][j - 2] + 1 } else { usize::MAX };
+            row.push(changed.min(swapped).min(rows[i - 1][j] + 1).min(row[j - 1] + 1));
+        }
+        rows.push(row);
+    }
+    rows[from.len()][to.len()]
+}
 
 /// The key of that name.
 pub fn find(name: &str) -> Option<&'static Key> {
@@ -193,7 +223,7 @@ impl Shape {
     pub(super) fn read_words(self, words: &[String]) -> Option<Value> {
         let last = words.last()?;
         match self {
-            Self::Text | Self::OneOf(_) => Some(Value::String(last.clone())),
+            Self::Text | Self::Path | Self::Program | Self::OneOf(_) => Some(Value::String(last.clone())),
             Self::Words => Some(Value::Array(words.iter().cloned().map(Value::String).collect())),
             Self::Whole(_) => last.parse().ok().map(Value::Integer),
             Self::Number(..) => last.parse().ok().map(Value::Float),
@@ -206,7 +236,9 @@ impl Shape {
         match (self, value) {
             (Self::Words, Value::String(word)) => Ok(Value::Array(vec![Value::String(word)])),
             (Self::Words, Value::Array(words)) if words.iter().all(Value::is_str) => Ok(Value::Array(words)),
-            (Self::Text, Value::String(text)) if !text.is_empty() => Ok(Value::String(text)),
+            (Self::Text | Self::Path | Self::Program, Value::String(text)) if !text.is_empty() => {
+                Ok(Value::String(text))
+            }
             (Self::OneOf(names), Value::String(name)) if names.contains(&name.as_str()) => {
                 Ok(Value::String(name))
             }
@@ -225,6 +257,8 @@ impl Shape {
         match self {
             Self::Text => "a text".to_owned(),
             Self::Words => "a text or a list of texts".to_owned(),
+            Self::Path => "a path".to_owned(),
+            Self::Program => "a program's path or name".to_owned(),
             Self::Whole(least) => format!("a whole number from {least} up"),
             Self::Number(least, most) => format!("a number from {least} to {most}"),
             Self::Truth => "true or false".to_owned(),
@@ -244,6 +278,15 @@ mod tests {
             let value = key.shape.read_words(&[default.to_owned()]).map(|value| key.shape.fit(value));
             assert!(matches!(value, Some(Ok(_))), "{} = {default}", key.name);
         }
+    }
+
+    #[test]
+    fn a_misspelt_key_is_recognised() {
+        assert_eq!(nearest("gruop_size"), Some("group_size"));
+        assert_eq!(nearest("max_agent_turn"), Some("max_agent_turns"));
+        assert_eq!(nearest("gruop"), Some("groups"));
+        assert_eq!((nearest("colour_of_the_sky"), nearest("verbosity")), (None, None));
+        assert_eq!((distance("", "abc"), distance("kitten", "sitting")), (3, 3));
     }
 
     #[test]

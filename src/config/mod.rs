@@ -6,8 +6,11 @@
 
 pub mod keys;
 pub mod parts;
+mod paths;
+mod yaml;
 
 use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 
 use serde::de::DeserializeOwned;
 use toml::{Table, Value};
@@ -17,9 +20,9 @@ use self::keys::{Effect, KEYS, Key};
 /// What is wrong with a configuration.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
-    /// The file is no TOML.
+    /// The file is no TOML, or no YAML.
     #[error("{file}{}: {why}", line.map(|line| format!(" line {line}")).unwrap_or_default())]
-    NoToml {
+    Unreadable {
         /// Which file.
         file: String,
         /// Where, if that is known.
@@ -59,8 +62,13 @@ impl ConfigError {
     /// What the user can do about it.
     pub fn help(&self) -> String {
         match self {
-            Self::NoToml { .. } => "write one `key = value` a line".to_owned(),
-            Self::Unknown { .. } => "`backsight config` lists every key".to_owned(),
+            Self::Unreadable { .. } => {
+                "write one `key = value` a line, or YAML into a file that ends in .yaml".to_owned()
+            }
+            Self::Unknown { name, .. } => match keys::nearest(name) {
+                Some(key) => format!("did you mean `{key}`? `backsight config` lists every key"),
+                None => "`backsight config` lists every key".to_owned(),
+            },
             Self::Wrong { .. } => "`backsight config` says what each key means".to_owned(),
             Self::Conflict { help, .. } => help.clone(),
         }
@@ -83,6 +91,7 @@ pub type Typed = BTreeMap<&'static str, Vec<String>>;
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
     values: Table,
+    left_out: Vec<String>,
 }
 
 /// A key whose value is another than it was.
@@ -106,7 +115,7 @@ impl std::fmt::Display for Difference {
 impl Config {
     /// Puts defaults, file and flags together for `command`.
     pub fn resolve(command: &str, file: Option<File<'_>>, typed: &Typed) -> Result<Self, ConfigError> {
-        let from_file = file.map(read_file).transpose()?.unwrap_or_default();
+        let (from_file, left_out) = file.map(read_file).transpose()?.unwrap_or_default();
         let mut values = Table::new();
         for key in KEYS.iter().filter(|key| key.is_used_by(command)) {
             let default = key.default.map(|text| key.parse(&[text.to_owned()]));
@@ -118,7 +127,17 @@ impl Config {
                 values.insert(key.name.to_owned(), value);
             }
         }
-        Ok(Self { values })
+        Ok(Self { values, left_out })
+    }
+
+    /// What stands in the file and means nothing to us: settings of a trainer, in files that are shared with one.
+    pub fn left_out(&self) -> &[String] {
+        &self.left_out
+    }
+
+    /// The same with every path replaced.
+    pub fn with_paths(&self, replace: impl Fn(&Path) -> PathBuf) -> Self {
+        Self { values: paths::replaced(self.values.clone(), replace), left_out: self.left_out.clone() }
     }
 
     /// The part of the configuration that `T` names.
@@ -162,15 +181,18 @@ impl Config {
 }
 
 /// The known keys of a file, checked; keys of other commands are checked too, so that a file can serve several.
-fn read_file(file: File<'_>) -> Result<Table, ConfigError> {
-    let table = parse_toml(file)?;
+/// Beside them what means nothing to us.
+fn read_file(file: File<'_>) -> Result<(Table, Vec<String>), ConfigError> {
+    let is_yaml = Path::new(file.name).extension().is_some_and(|it| it == "yaml" || it == "yml");
+    let (table, left_out) = if is_yaml { yaml::read(file)? } else { (parse_toml(file)?, Vec::new()) };
     let mut checked = Table::new();
     for (name, value) in table {
         let unknown = || ConfigError::Unknown { file: file.name.to_owned(), name: name.clone() };
         let key = keys::find(&name).ok_or_else(unknown)?;
         checked.insert(name, key.check(value, &format!("{} in {}", key.name, file.name))?);
     }
-    Ok(checked)
+    let base = Path::new(file.name).parent().unwrap_or(Path::new(""));
+    Ok((paths::replaced(checked, |path| base.join(path)), left_out))
 }
 
 /// Reads TOML; what is wrong with it is named by its line.
@@ -178,7 +200,7 @@ pub fn parse_toml(file: File<'_>) -> Result<Table, ConfigError> {
     file.text.parse::<Table>().map_err(|error| {
         let before = |end: usize| file.text.bytes().take(end).filter(|byte| *byte == b'\n').count();
         let line = error.span().map(|span| before(span.start) + 1);
-        ConfigError::NoToml { file: file.name.to_owned(), line, why: error.message().to_owned() }
+        ConfigError::Unreadable { file: file.name.to_owned(), line, why: error.message().to_owned() }
     })
 }
 
@@ -282,6 +304,30 @@ mod tests {
             &[("kind", &["tgi"])],
             "--kind is \"tgi\", which is not one of auto, vllm, sglang, openai, anthropic, embedded",
         );
+    }
+
+    #[test]
+    fn paths_in_a_file_are_relative_to_it() {
+        let text = "tasks = ['builtin', 'flatten', 'a.jsonl', '/b.jsonl']\ntokenizer = 'm'\nmodel = 'm'\n\
+                    sandbox_python = 'python3'\ndocker_program = './d'\nsystem_prompt = '../s.txt'";
+        let resolved = |name: &str, flags: &[(&'static str, &[&str])]| {
+            Config::resolve("collect", Some(File { name, text }), &typed(flags)).unwrap()
+        };
+        let there = resolved("conf/c.toml", &[]);
+        let get = |config: &Config, key: &str| config.values.get(key).map(shown).unwrap();
+        assert_eq!(get(&there, "tasks"), "[\"builtin\", \"flatten\", \"conf/a.jsonl\", \"/b.jsonl\"]");
+        let expected = [
+            ("tokenizer", "\"conf/m\""),
+            ("model", "\"m\""),
+            ("sandbox_python", "\"python3\""),
+            ("docker_program", "\"conf/./d\""),
+            ("system_prompt", "\"conf/../s.txt\""),
+        ];
+        for (key, value) in expected {
+            assert_eq!(get(&there, key), value, "{key}");
+        }
+        assert_eq!(get(&resolved("c.toml", &[]), "tokenizer"), "\"m\"");
+        assert_eq!(get(&resolved("conf/c.toml", &[("tokenizer", &["t"])]), "tokenizer"), "\"t\"");
     }
 
     #[test]

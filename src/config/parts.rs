@@ -105,6 +105,8 @@ pub struct AgentPart {
     seed: u64,
     /// File with other instructions.
     pub system_prompt: Option<PathBuf>,
+    /// Other instructions themselves.
+    pub instructions: Option<String>,
     /// File with another chat template.
     pub template: Option<PathBuf>,
     /// `auto` or `hermes`.

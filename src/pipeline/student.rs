@@ -106,9 +106,16 @@ fn unknown_format(template: &Template) -> Error {
     invalid(what, "name one with --tool-call-parser, or write tools as text with --tool-text hermes")
 }
 
-/// Other instructions for the agent, where a file with them is named.
+/// Other instructions for the agent, where they or a file with them are given.
 pub fn instructions(part: &AgentPart) -> Result<Option<String>, Error> {
-    let Some(path) = &part.system_prompt else { return Ok(None) };
+    let path = match (&part.system_prompt, &part.instructions) {
+        (Some(path), None) => path,
+        (None, text) => return Ok(text.as_deref().map(|it| it.trim_end().to_owned())),
+        (Some(path), Some(_)) => {
+            let what = format!("instructions are given and said to be in {}", path.display());
+            return Err(invalid(what, "give --system-prompt or --instructions, not both"));
+        }
+    };
     let unreadable = |error| invalid(format!("{}: {error}", path.display()), "check --system-prompt");
     fs::read_to_string(path).map(|text| Some(text.trim_end().to_owned())).map_err(unreadable)
 }

@@ -196,6 +196,13 @@ impl Place {
         ran(command)
     }
 
+    /// Runs the program to its end in a directory below.
+    pub fn run_in(&self, dir: &str, arguments: &[&str]) -> Ran {
+        let mut command = self.command(arguments);
+        command.current_dir(self.path(dir));
+        ran(command)
+    }
+
     /// Runs the program to its end behind another one.
     pub fn run_behind(&self, prefix: &[&str], arguments: &[&str]) -> Ran {
         let mut command = Command::new(prefix[0]);

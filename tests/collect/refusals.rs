@@ -18,7 +18,7 @@ fn bad_configurations() {
     place.write("bad.toml", "group_size = 4\ngruop = 1\n");
     place.write("broken.toml", "group_size = [\n");
     let cases: [(&[&str], &[&str]); 9] = [
-        (&["--config", "bad.toml"], &["bad.toml: there is no key `gruop`", "backsight config"]),
+        (&["--config", "bad.toml"], &["bad.toml: there is no key `gruop`", "`groups`", "backsight config"]),
         (&["--config", "broken.toml"], &["broken.toml line "]),
         (&["--config", "missing.toml"], &["missing.toml: No such file"]),
         (&["--group-size", "0"], &["--group-size is 0, which is not a whole number from 1 up"]),
@@ -54,7 +54,10 @@ fn a_run_belongs_to_one_configuration() {
     let again = ["collect", "--config", "runs/collect/config.toml", "--url", &url, "--run", "again"];
     place.run(&again).expect(0);
     assert_eq!(place.episodes("again"), place.episodes("runs/collect"));
-    assert_eq!(place.read("again/config.toml"), place.read("runs/collect/config.toml"));
+    // Paths in it are relative to where it is.
+    let of =
+        |run: &str, up: &str| place.read(&format!("{run}/config.toml")).replace(&format!("\"{up}/"), "\"");
+    assert_eq!(of("again", ".."), of("runs/collect", "../.."));
 }
 
 #[test]
@@ -235,4 +238,42 @@ fn every_key_is_listed_and_is_a_flag() {
             );
         }
     }
+}
+
+/// A file as Atropos environments have them, in a directory of its own with what it names.
+#[test]
+fn atropos_style_yaml_is_a_configuration() {
+    let (place, server) = (Place::new(), Server::start(scripted(Dialect::Vllm)));
+    std::fs::create_dir(place.path("conf")).unwrap();
+    std::fs::rename(place.path("tasks.jsonl"), place.path("conf/mine.jsonl")).unwrap();
+    std::fs::rename(place.path("model"), place.path("conf/model")).unwrap();
+    let url = server.url();
+    let text = format!(
+        "env:\n  tasks: [mine.jsonl]\n  tokenizer: model\n  group_size: 2\n  total_steps: 1\n  eval_size: 0\n  \
+         eval_split_ratio: 0.0\n  use_wandb: true\n  system_prompt: |\n    Be brief.\n\
+         openai:\n  - base_url: {url}/v1\n    server_type: vllm\n    api_key: x\nslurm: false\n"
+    );
+    place.write("conf/run.yaml", &text);
+    let ran = place.run(&["collect", "--config", "conf/run.yaml", "--run", "out"]).expect(0);
+    let left = "these settings of the file mean nothing to collect: use_wandb, slurm";
+    assert!(ran.stderr.contains(left), "{}", ran.stderr);
+    let episodes = place.episodes("out");
+    assert_eq!(episodes.len(), 2);
+    for episode in episodes.values() {
+        assert_eq!(episode["messages"][0]["content"], "Be brief.", "{}", episode["messages"][0]);
+    }
+    let kept = place.read("out/config.toml");
+    assert!(
+        kept.contains("tasks = [\"../conf/mine.jsonl\"]") && kept.contains("tokenizer = \"../conf/model\""),
+        "{kept}"
+    );
+    // From elsewhere it is the same run.
+    let path = place.path("conf/run.yaml").display().to_string();
+    let out = place.path("out").display().to_string();
+    let again = place.run_in("conf", &["collect", "--config", "run.yaml", "--run", "../out"]).expect(0);
+    assert!(again.stderr.contains("2 of them are there already"), "{}", again.stderr);
+    place.run(&["collect", "--config", &path, "--run", &out]).expect(0);
+    place.write("conf/bad.yaml", "env:\n  gruop_size: 2\n");
+    let bad = place.run(&["collect", "--config", "conf/bad.yaml", "--url", &url]);
+    refused(bad, 2, &["conf/bad.yaml: there is no key `gruop_size`", "did you mean `group_size`"]);
 }

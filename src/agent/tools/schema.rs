@@ -179,6 +179,13 @@ mod tests {
     }
 
     #[test]
+    fn nothing_is_said_about_a_network_that_is_there() {
+        let says = |network| schemas_with(network)[0].to_string().contains("no network");
+        assert_eq!([says(false), says(true)], [true, false]);
+        assert_eq!(schemas(), schemas_with(false));
+    }
+
+    #[test]
     fn arguments_are_read_as_models_write_them() {
         let json = json!({ "n": 3, "f": 3.0, "s": "3", "bad": 3.5, "neg": -1, "t": "True", "b": false, "null": null });
         let arguments = Arguments(json.as_object().unwrap());

@@ -1,0 +1,309 @@
+//! Configuration files in YAML, in the style of Atropos environments.
+//!
+//! Owns what the sections of such a file mean in our keys: `env` holds settings, `openai` (or
+//! `server_configs`) one server or several. Our own keys may stand in `env` or at the top. Settings that
+//! concern a trainer alone are left out and named; a name that nobody knows is an error, as in TOML.
+
+use serde_json::{Map, Value as Json};
+use toml::{Table, Value};
+
+use super::{ConfigError, File};
+
+/// Names in `env` that mean one of our keys.
+const SAME: [(&str, &str); 7] = [
+    ("max_token_length", "context_budget"),
+    ("total_steps", "groups"),
+    ("max_num_workers", "concurrency"),
+    ("default_result_size_chars", "tool_result_chars"),
+    ("turn_budget_chars", "turn_output_chars"),
+    ("terminal_lifetime", "sandbox_wall_seconds"),
+    // There it is the text itself.
+    ("system_prompt", "instructions"),
+];
+
+/// Names that concern training, logging or another way of running tools.
+const LEFT_OUT: [&str; 45] = [
+    "batch_size",
+    "custom_thinking_prompt",
+    "data_dir_to_save_evals",
+    "data_path_to_save_groups",
+    "disabled_toolsets",
+    "distill_topk",
+    "distribution",
+    "enabled_toolsets",
+    "ensure_scores_are_not_same",
+    "eval_handling",
+    "eval_limit_ratio",
+    "extra_body",
+    "health_check",
+    "hint_max_next_state_chars",
+    "include_messages",
+    "inference_weight",
+    "max_batches_offpolicy",
+    "max_eval_workers",
+    "max_num_workers_per_node",
+    "max_reasoning_tokens",
+    "min_batch_allocation",
+    "min_items_sent_before_logging",
+    "n_kwarg_is_ignored",
+    "num_max_requests_at_once",
+    "num_requests_for_eval",
+    "num_rollouts_per_group_for_logging",
+    "num_rollouts_to_keep",
+    "opd_enabled",
+    "preview_size_chars",
+    "prm_votes",
+    "reasoning_effort",
+    "rolling_buffer_length",
+    "rollout_server_url",
+    "slurm",
+    "steps_per_eval",
+    "teacher_enabled",
+    "teacher_top_k",
+    "testing",
+    "thinking_mode",
+    "tool_pool_size",
+    "tool_result_overrides",
+    "use_wandb",
+    "wandb_name",
+    "weight",
+    "worker_timeout",
+];
+
+/// What stands for a key where a local server wants none.
+const NO_KEYS: [&str; 5] = ["", "x", "none", "EMPTY", "dummy"];
+
+/// What a file says so far.
+#[derive(Default)]
+struct Said {
+    table: Table,
+    left_out: Vec<String>,
+}
+
+/// The values in our keys, and the names that mean nothing to us.
+pub(super) fn read(file: File<'_>) -> Result<(Table, Vec<String>), ConfigError> {
+    let mut said = Said::default();
+    for (name, value) in parse(file)? {
+        match (name.as_str(), value) {
+            ("env", Json::Object(settings)) => {
+                settings.into_iter().try_for_each(|(name, value)| said.setting(file, &name, value))?;
+            }
+            ("openai" | "server_configs", Json::Object(server)) => said.servers(file, vec![server])?,
+            ("openai" | "server_configs", Json::Array(servers)) => {
+                said.servers(file, servers.into_iter().filter_map(object).collect())?;
+            }
+            ("env" | "openai" | "server_configs", Json::Null) => {}
+            ("env" | "openai" | "server_configs", value) => {
+                return Err(wrong(file, &name, &value, "a section with names and values"));
+            }
+            (name, value) => said.setting(file, name, value)?,
+        }
+    }
+    Ok((said.table, said.left_out))
+}
+
+fn object(value: Json) -> Option<Map<String, Json>> {
+    match value {
+        Json::Object(object) => Some(object),
+        _ => None,
+    }
+}
+
+fn parse(file: File<'_>) -> Result<Map<String, Json>, ConfigError> {
+    let unreadable = |line, why: &str| ConfigError::Unreadable {
+        file: file.name.to_owned(),
+        line,
+        why: why.lines().next().unwrap_or_default().to_owned(),
+    };
+    let document = serde_saphyr::from_str::<Json>(file.text).map_err(|error| {
+        let line = error.location().and_then(|it| usize::try_from(it.line()).ok());
+        unreadable(line, &error.without_snippet().to_string())
+    })?;
+    match document {
+        Json::Object(sections) => Ok(sections),
+        Json::Null => Ok(Map::new()),
+        _ => Err(unreadable(None, "the file holds no names and values")),
+    }
+}
+
+impl Said {
+    /// One setting of the environment.
+    fn setting(&mut self, file: File<'_>, name: &str, value: Json) -> Result<(), ConfigError> {
+        match (name, &value) {
+            (_, Json::Null) => {}
+            ("tokenizer_name", _) => self.tokenizer(&value),
+            ("terminal_backend", Json::String(backend)) if backend == "docker" => {
+                self.table.insert("sandbox".to_owned(), Value::String("docker".to_owned()));
+            }
+            // Commands on the bare machine are what our own sandbox stands in for.
+            ("terminal_backend", _) => self.left_out.push(name.to_owned()),
+            _ if LEFT_OUT.contains(&name) => self.left_out.push(name.to_owned()),
+            _ => {
+                let same = SAME.iter().find(|(theirs, _)| *theirs == name).map(|(_, ours)| *ours);
+                // There a negative number means that there is no limit.
+                if same.is_none() || value.as_i64().is_none_or(|it| it >= 0) {
+                    let value =
+                        to_toml(&value).ok_or_else(|| wrong(file, name, &value, "a value or a list"))?;
+                    self.table.insert(same.unwrap_or(name).to_owned(), value);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Only a directory can be read here; names of a hub are known to the server anyway.
+    fn tokenizer(&mut self, name: &Json) {
+        match name.as_str() {
+            Some(path) if path.starts_with(['/', '.']) => {
+                self.table.insert("tokenizer".to_owned(), Value::String(path.to_owned()));
+            }
+            _ => self.left_out.push("tokenizer_name".to_owned()),
+        }
+    }
+
+    fn servers(&mut self, file: File<'_>, servers: Vec<Map<String, Json>>) -> Result<(), ConfigError> {
+        let mut urls = Vec::new();
+        for server in servers {
+            for (name, value) in server {
+                match (name.as_str(), value) {
+                    (_, Json::Null) => {}
+                    ("base_url", Json::String(url)) => urls.push(Value::String(url)),
+                    ("model_name", Json::String(model)) if model == "default" => {}
+                    ("model_name", value) => self.common(file, "model", &value)?,
+                    ("server_type", value) => self.common(file, "kind", &value)?,
+                    ("timeout", value) => self.common(file, "timeout", &value)?,
+                    ("tokenizer_name", value) => self.tokenizer(&value),
+                    ("api_key", Json::String(key)) if NO_KEYS.contains(&key.as_str()) => {}
+                    ("api_key", _) => return Err(key_in_file(file)),
+                    (name, value) => self.setting(file, name, value)?,
+                }
+            }
+        }
+        if !urls.is_empty() {
+            self.table.insert("url".to_owned(), Value::Array(urls));
+        }
+        Ok(())
+    }
+
+    /// What all servers must have in common.
+    fn common(&mut self, file: File<'_>, key: &str, value: &Json) -> Result<(), ConfigError> {
+        let value = to_toml(value).ok_or_else(|| wrong(file, key, value, "one value"))?;
+        // Whole seconds are written as a number with a point there.
+        let value = match value {
+            Value::Float(number) if number.fract() == 0.0 => Value::Integer(number as i64),
+            other => other,
+        };
+        match self.table.insert(key.to_owned(), value.clone()) {
+            Some(before) if before != value => Err(ConfigError::Conflict {
+                what: format!("{}: its servers differ in {key} ({before} and {value})", file.name),
+                help: "name servers of one model in one file".to_owned(),
+            }),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Keys do not belong into files that are shared.
+fn key_in_file(file: File<'_>) -> ConfigError {
+    ConfigError::Conflict {
+        what: format!("{}: an API key stands in the file itself", file.name),
+        help: "name where it is with api_key_env or api_key_file, and take it out of the file".to_owned(),
+    }
+}
+
+fn wrong(file: File<'_>, name: &str, value: &Json, wanted: &str) -> ConfigError {
+    ConfigError::Wrong {
+        place: format!("{name} in {}", file.name),
+        value: value.to_string(),
+        wanted: wanted.to_owned(),
+    }
+}
+
+fn to_toml(value: &Json) -> Option<Value> {
+    match value {
+        Json::Bool(truth) => Some(Value::Boolean(*truth)),
+        Json::String(text) => Some(Value::String(text.clone())),
+        Json::Number(number) => match number.as_i64() {
+            Some(whole) => Some(Value::Integer(whole)),
+            None => number.as_f64().map(Value::Float),
+        },
+        Json::Array(items) => items.iter().map(to_toml).collect::<Option<_>>().map(Value::Array),
+        Json::Null | Json::Object(_) => None,
+    }
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "tests fail by panicking")]
+mod tests {
+    use super::*;
+    use crate::config::{Config, Typed};
+
+    fn file(text: &str) -> File<'_> {
+        File { name: "c.yaml", text }
+    }
+
+    fn check(text: &str, expected: &str, left_out: &[&str]) {
+        let (table, left) = read(file(text)).unwrap_or_else(|error| panic!("{error}: {text}"));
+        assert_eq!(
+            (table, left),
+            (expected.parse().unwrap(), left_out.iter().map(|it| (*it).to_owned()).collect())
+        );
+    }
+
+    #[test]
+    fn sections_are_read_into_our_keys() {
+        check("", "", &[]);
+        check(
+            "group_size: 8\ntasks: [a.jsonl, flatten]\n",
+            "group_size = 8\ntasks = ['a.jsonl', 'flatten']",
+            &[],
+        );
+        let environment = "env:\n  group_size: 2\n  max_token_length: 4096\n  total_steps: -1\n  use_wandb: true\n  \
+                           tokenizer_name: Qwen/Qwen3-4B\n  dataset_name: null\n  system_prompt: |\n    Be good.\n    Be kind.\n  \
+                           terminal_backend: docker\n";
+        let ours = "group_size = 2\ncontext_budget = 4096\ninstructions = \"Be good.\\nBe kind.\\n\"\nsandbox = 'docker'";
+        check(environment, ours, &["use_wandb", "tokenizer_name"]);
+        let one = "openai:\n  base_url: http://a:1/v1\n  model_name: m\n  server_type: vllm\n  api_key: x\n  timeout: 60.0\nslurm: false\n";
+        check(one, "url = ['http://a:1/v1']\nmodel = 'm'\nkind = 'vllm'\ntimeout = 60", &["slurm"]);
+        let two = "server_configs:\n  - base_url: http://a:1\n    model_name: m\n    num_requests_for_eval: 4\n  - {base_url: http://b:1, model_name: m}\n";
+        check(two, "url = ['http://a:1', 'http://b:1']\nmodel = 'm'", &["num_requests_for_eval"]);
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        let said = |text: &str| {
+            let error = Config::resolve("collect", Some(file(text)), &Typed::new()).unwrap_err();
+            format!("{error}; {}", error.help())
+        };
+        let unknown = said("env:\n  gruop_size: 2\n");
+        assert!(
+            unknown.starts_with("c.yaml: there is no key `gruop_size`; did you mean `group_size`?"),
+            "{unknown}"
+        );
+        let value = said("env: {group_size: none}\n");
+        assert!(
+            value.starts_with("group_size in c.yaml is \"none\", which is not a whole number"),
+            "{value}"
+        );
+        assert!(said("env: 3\n").starts_with("env in c.yaml is 3, which is not a section"));
+        assert!(
+            said("openai: {api_key: sk-123}\n")
+                .starts_with("c.yaml: an API key stands in the file itself; name where")
+        );
+        let differ = said("openai: [{model_name: a}, {model_name: b}]\n");
+        assert!(differ.starts_with("c.yaml: its servers differ in model (\"a\" and \"b\")"), "{differ}");
+        let broken = said("env:\n  group_size: [2\n");
+        assert!(broken.starts_with("c.yaml line "), "{broken}");
+        assert!(said("- a\n- b\n").starts_with("c.yaml: the file holds no names and values"));
+    }
+
+    #[test]
+    fn nothing_that_is_left_out_is_a_key_of_ours() {
+        for name in LEFT_OUT {
+            assert!(crate::config::keys::find(name).is_none(), "{name}");
+        }
+        for (_, ours) in SAME {
+            assert!(crate::config::keys::find(ours).is_some(), "{ours}");
+        }
+    }
+}
