@@ -53,6 +53,8 @@ PLAIN_KINDS = (
 )
 ARRAY_NAMES = "T all any argmax argmin astype dtype flatten item max mean min ndim ravel reshape shape size std sum tolist"
 PLAIN_NAMES = {name for kind in PLAIN_KINDS for name in dir(kind)}.union(ARRAY_NAMES.split())
+# Who expects plain data calls these; as data they are attributes like any other.
+METHOD_NAMES = {name for kind in PLAIN_KINDS for name in dir(kind) if callable(getattr(kind, name, None))}
 # The attributes that the tests ask for and no plain data has.
 telling = set()
 # Where objects came from that tests expect to be objects, and where those came from that have answered anything.
@@ -163,7 +165,7 @@ class RemoteObject(Remote):
         value = ask({"op": "get", "target": self.remote_number, "name": name}, f".{name}")
         if name not in telling and isinstance(value, RemoteFunction):
             object.__setattr__(value, "remote_owner", self)
-        return doubt(self, value, name)
+        return value if name in METHOD_NAMES else doubt(self, value, name)
 
     def __setattr__(self, name, value):
         believe(self.remote_origin)
