@@ -295,6 +295,9 @@ async fn a_sandbox_made_ahead_that_was_killed_is_replaced() {
     let family: Vec<u32> = descendants(std::process::id()).into_iter().filter(|pid| is_ours(*pid)).collect();
     assert_eq!(family.len(), 3, "{family:?}");
     kill(family[2]);
+    while descendants(std::process::id()).contains(&family[1]) {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
     let sandbox = sandboxes.start().await.unwrap();
     assert_eq!(sandbox.run(Command::shell("exit 5")).await.unwrap().exit, Exit::Code(5));
 }

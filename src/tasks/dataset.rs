@@ -80,6 +80,7 @@ pub fn read_row(row: &Value, name: &str, idx: usize, options: &DatasetOptions) -
     let row = row.as_object().ok_or("it is no object")?;
     let fields = [options.prompt_field.as_str(), "task"];
     let prompt = text_of(row, &fields).ok_or_else(|| format!("it has no `{}` and no `task`", fields[0]))?;
+<<<<<<< HEAD
     let test_code = text_of(row, &["test_code", "tests"]);
     if options.needs_tests && test_code.is_none() {
         return Err("it has no `test_code` and no `tests`".to_owned());
@@ -88,6 +89,11 @@ pub fn read_row(row: &Value, name: &str, idx: usize, options: &DatasetOptions) -
         Some(test_code) if options.show_tests => Tests::Shown(test_code),
         _ => Tests::Hidden,
     };
+=======
+    let test_code = text_of(row, &["test_code", "tests"]).ok_or("it has no `test_code` and no `tests`")?;
+    let test_code = with_entry_point(test_code, row.get("entry_point").and_then(Value::as_str));
+    let shown = if options.show_tests { Tests::Shown(&test_code) } else { Tests::Hidden };
+>>>>>>> verify
     let id = ["id", "task_id"].into_iter().find_map(|key| word_of(row.get(key)?));
     let task = Task {
         id: id.unwrap_or_else(|| format!("{name}-{idx}")),
@@ -95,6 +101,15 @@ pub fn read_row(row: &Value, name: &str, idx: usize, options: &DatasetOptions) -
         difficulty: row.get("difficulty").and_then(word_of),
     };
     Ok(CodingTask { task, asked: prompt, test_code })
+}
+
+/// Tests that only define `check(candidate)` call it with the function that the row names.
+fn with_entry_point(test_code: String, entry_point: Option<&str>) -> String {
+    let has = |start: &str| test_code.lines().any(|line| line.starts_with(start));
+    match entry_point {
+        Some(name) if has("def check(") && !has("check(") => format!("{test_code}\n\ncheck({name})\n"),
+        _ => test_code,
+    }
 }
 
 /// The first field that holds text: a string, or lines as a list.
@@ -126,6 +141,22 @@ mod tests {
 
     fn parse(text: &str) -> Result<Dataset, TaskError> {
         parse_jsonl(text, "set", &DatasetOptions::default())
+    }
+
+    #[test]
+    fn a_check_is_called_with_the_entry_point() {
+        let check = |row: &str, expected: &str| {
+            assert_eq!(parse(row).unwrap().tasks[0].test_code, expected, "{row}");
+        };
+        check(
+            r#"{"task": "T", "tests": "def check(c):\n    assert c(1)", "entry_point": "f"}"#,
+            "def check(c):\n    assert c(1)\n\ncheck(f)\n",
+        );
+        check(
+            r#"{"task": "T", "tests": "def check(c):\n    assert c(1)\ncheck(g)", "entry_point": "f"}"#,
+            "def check(c):\n    assert c(1)\ncheck(g)",
+        );
+        check(r#"{"task": "T", "tests": "assert f(1)", "entry_point": "f"}"#, "assert f(1)");
     }
 
     #[test]

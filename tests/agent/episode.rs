@@ -19,6 +19,7 @@ use backsight::model::{ChatAnswer, ChatRequest, Error, GenerateRequest, Generate
 use backsight::score::ScoreJob;
 use backsight::store::ledger::RunPlace;
 use backsight::store::{Fingerprint, Identity, Ledger, Ledgered, RunLock};
+use backsight::tasks::CodingTask;
 use backsight::tokens::TokenId;
 use backsight::wire::record;
 use serde_json::json;
@@ -491,6 +492,37 @@ async fn a_command_may_reward() {
     let failed = rewarded("exit 3").await;
     assert_eq!((failed.stop, failed.verification.is_some()), (Some(Stop::Failed), true));
     assert!(failed.outcome.unwrap_err().starts_with("the reward command `exit 3` failed"));
+}
+
+/// Tests that tell nothing give no reward, not the level of a failed solution; a command may still know one.
+#[tokio::test]
+async fn unusable_tests_give_no_reward() {
+    let cases = [
+        (None, "assert add(1, 2==3\n", Err("the tests are unusable: the tests are no Python: SyntaxError: ")),
+        (None, "print(1)\n", Err("the tests are unusable: the tests make no assertion")),
+        (Some("echo 0.25"), "print(1)\n", Ok(0.25)),
+    ];
+    for (command, tests, expected) in cases {
+        let mut setting = setting(texts(&solving()));
+        setting.reward.custom = command.map(|command: &str| CustomReward {
+            command: command.to_owned(),
+            timeout: Duration::from_secs(20),
+        });
+        let task = CodingTask { test_code: tests.to_owned(), ..task() };
+        let episode = run_episode(&setting, &task, place()).await;
+        check_record(&episode);
+        assert!(episode.verification.as_ref().unwrap().error.is_some());
+        match (&episode.outcome, expected) {
+            (Ok(outcome), Ok(reward)) => {
+                assert_eq!((episode.stop, outcome.reward), (Some(Stop::Answered), reward));
+            }
+            (Err(why), Err(reason)) => {
+                assert!(why.starts_with(reason), "{why}");
+                assert_eq!(episode.stop, Some(Stop::Failed));
+            }
+            (outcome, _) => panic!("{tests}: {outcome:?}"),
+        }
+    }
 }
 
 #[tokio::test]

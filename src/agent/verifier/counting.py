@@ -144,6 +144,19 @@ def makes_assertions(tree):
     return False
 
 
+def impossible_part(tree):
+    """What the tests do that has no effect on a solution in another process; none is the rule."""
+    for node in ast.walk(tree):
+        imported = [it.name for it in getattr(node, "names", []) if isinstance(it, ast.alias)]
+        if "subprocess" in imported or getattr(node, "module", None) == "subprocess":
+            return "run a program"
+        if isinstance(node, ast.Call) and "patch" in (name_of(node), name_of(getattr(node.func, "value", None))):
+            target = getattr(node.args[0], "value", None) if node.args else None
+            if target not in ("sys.stdout", "sys.stderr"):
+                return "replace parts of the solution or of Python"
+    return None
+
+
 def telling_names(tree):
     """Attributes that only an object has which the tests expect to be one."""
     names = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}

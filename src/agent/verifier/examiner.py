@@ -97,6 +97,8 @@ def read(code):
         raise cannot_judge(f"the tests are no Python: {type(error).__name__}: {error}") from None
     if not makes_assertions(tree):
         raise cannot_judge("the tests make no assertion")
+    if impossible_part(tree):
+        raise cannot_judge(f"the tests {impossible_part(tree)}, which is not supported")
     telling.update(telling_names(tree))
     return tree
 

@@ -20,10 +20,9 @@
 //!
 //! What cannot be judged: other equality, identity and hashes of the solution's objects, and tests that
 //! are no Python, assert nothing, or need what there is not (a fixture, a package, a value that cannot be
-//! sent). Such tests are unusable: there is no level then, and an episode has no reward. Tests that need
-//! more than calls (files the solution wrote, running it as a program, what it reads, mocks) are not
-//! passed by anybody. A solution sees the arguments of the calls, one after the other. Python alone is
-//! supported.
+//! sent, mocks, programs). Such tests are unusable: there is no level then, and an episode has no reward.
+//! Tests that look at files the solution wrote, or that it should read, are not passed by anybody. A
+//! solution sees the arguments of the calls, one after the other. Python alone is supported.
 
 mod report;
 
