@@ -80,8 +80,8 @@ pub fn read_row(row: &Value, name: &str, idx: usize, options: &DatasetOptions) -
     let row = row.as_object().ok_or("it is no object")?;
     let fields = [options.prompt_field.as_str(), "task"];
     let prompt = text_of(row, &fields).ok_or_else(|| format!("it has no `{}` and no `task`", fields[0]))?;
-<<<<<<< HEAD
-    let test_code = text_of(row, &["test_code", "tests"]);
+    let entry_point = row.get("entry_point").and_then(Value::as_str);
+    let test_code = text_of(row, &["test_code", "tests"]).map(|it| with_entry_point(it, entry_point));
     if options.needs_tests && test_code.is_none() {
         return Err("it has no `test_code` and no `tests`".to_owned());
     }
@@ -89,11 +89,6 @@ pub fn read_row(row: &Value, name: &str, idx: usize, options: &DatasetOptions) -
         Some(test_code) if options.show_tests => Tests::Shown(test_code),
         _ => Tests::Hidden,
     };
-=======
-    let test_code = text_of(row, &["test_code", "tests"]).ok_or("it has no `test_code` and no `tests`")?;
-    let test_code = with_entry_point(test_code, row.get("entry_point").and_then(Value::as_str));
-    let shown = if options.show_tests { Tests::Shown(&test_code) } else { Tests::Hidden };
->>>>>>> verify
     let id = ["id", "task_id"].into_iter().find_map(|key| word_of(row.get(key)?));
     let task = Task {
         id: id.unwrap_or_else(|| format!("{name}-{idx}")),
