@@ -243,7 +243,7 @@ mod tests {
     }
 
     fn check(text: &str, expected: &str, left_out: &[&str]) {
-        let (table, left) = read(file(text)).unwrap_or_else(|error| panic!("{error}: {text}"));
+        let (table, left) = read(file(text)).unwrap();
         assert_eq!(
             (table, left),
             (expected.parse().unwrap(), left_out.iter().map(|it| (*it).to_owned()).collect())
