@@ -192,10 +192,9 @@ impl<'s, 'a, 'w> Pass<'s, 'a, 'w> {
 
     fn render(&mut self, view: View<'_>) -> Result<String, TemplateError> {
         let is_plain = view.said.is_empty();
-        if view.generation_prompt && is_plain {
-            if let Some(prompt) = self.without_lens(view.n_messages) {
-                return Ok(prompt);
-            }
+        let is_prompt = view.generation_prompt && is_plain;
+        if let Some(prompt) = is_prompt.then(|| self.without_lens(view.n_messages)).flatten() {
+            return Ok(prompt);
         }
         let text = self.shown.growing.view(view)?;
         if self.additive && is_plain && !view.generation_prompt {
