@@ -6,8 +6,11 @@ use backsight::episode::Progress;
 use backsight::wire::messages::list_from_json;
 use serde_json::{Value, json};
 
+/// A step's subtask or phase, and its reward.
+type Found = (&'static str, f64);
+
 /// Where we differ from the recordings on purpose: case, the phases and subtasks we find with their rewards, why.
-const DEVIATIONS: &[(&str, &[(&str, f64)], &str)] = &[
+const DEVIATIONS: &[(&str, &[Found], &str)] = &[
     (
         "plan_missing",
         &[("planning", 0.8), ("S1", 0.5), ("S1", 0.5), ("S2", 0.4)],
