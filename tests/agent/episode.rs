@@ -508,7 +508,7 @@ async fn unusable_tests_give_no_reward() {
             command: command.to_owned(),
             timeout: Duration::from_secs(20),
         });
-        let task = CodingTask { test_code: tests.to_owned(), ..task() };
+        let task = CodingTask { test_code: Some(tests.to_owned()), ..task() };
         let episode = run_episode(&setting, &task, place()).await;
         check_record(&episode);
         assert!(episode.verification.as_ref().unwrap().error.is_some());
