@@ -328,7 +328,7 @@ fn episodes_in_files_have_their_scores_in_the_run_directory() {
     }
     let published = place.run(&["--input-dir", "talks", "--messages", "published", "--json"]);
     let note: Value = serde_json::from_str(published.stderr.lines().next().unwrap()).unwrap();
-    assert_eq!(note["event"], "notice");
+    assert_eq!(note["event"], "note");
     assert_eq!(note["text"], "a: without a session file its messages are written in full");
 }
 

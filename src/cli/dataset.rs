@@ -137,7 +137,7 @@ impl Account<'_> {
     fn tell(&self) -> Result<(), Failure> {
         for note in self.notes {
             match self.args.json {
-                true => output::event("notice", json!({"text": note})),
+                true => output::event("note", json!({"text": note})),
                 false => output::talk(&format!("note: {}", one_line(note))),
             }
         }

@@ -1,6 +1,6 @@
 //! Whether an endpoint that failed is still the model it was: a server that comes back may have other weights.
 //!
-//! Owns [`Doubts`]: which endpoints are in doubt, and that the first answer of such an endpoint is not handed on
+//! Owns `Doubts`: which endpoints are in doubt, and that the first answer of such an endpoint is not handed on
 //! before somebody has looked. What is looked at is the business of the [`Check`], which whoever keeps answers gives.
 
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -23,12 +23,12 @@ async fn with_json_all_talk_is_events() {
     place.write("episodes/episode_004/result.json", "{}");
     let here = ["--input-dir", "episodes", "--json"];
     let dry = place.run(&[&here[..], &["--dry-run"]].concat()).await.expect(1);
-    assert_eq!(names(&events(&dry)), ["notice", "lost", "error"]);
+    assert_eq!(names(&events(&dry)), ["note", "lost", "error"]);
     let ran = place.credit(&server, &["--json"]).await.expect(1);
     let told = events(&ran);
     let told = names(&told);
     let first = |name: &str| told.iter().position(|it| *it == name).unwrap();
-    assert!(first("notice") < first("begun") && told.last() == Some(&"error"), "{told:?}");
+    assert!(first("note") < first("begun") && told.last() == Some(&"error"), "{told:?}");
     std::fs::remove_file(place.path("episodes/episode_003/hindsight_tokens.json")).unwrap();
     let again = ["--recompute", "--max-logprob-tokens", "3"];
     let ran = place.run(&[&here[..], &again].concat()).await.expect(1);

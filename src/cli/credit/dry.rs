@@ -83,7 +83,7 @@ struct Setting<'a> {
 
 pub(super) fn run(args: &CreditArgs, shown: &Shown, sources: Vec<Source>) -> Result<(), Failure> {
     let setting = Setting::new(args, shown)?;
-    absences(args, &sources).into_iter().for_each(|text| tell(args.json, "notice", "note", &text));
+    absences(args, &sources).into_iter().for_each(|text| tell(args.json, "note", &text));
     let (mut forecasts, mut losses) = (Vec::new(), Vec::new());
     for loaded in load(sources) {
         match setting.forecast(loaded) {
@@ -97,7 +97,7 @@ pub(super) fn run(args: &CreditArgs, shown: &Shown, sources: Vec<Source>) -> Res
     } else {
         output::data(table(&forecasts, args).as_bytes())?;
     }
-    losses.iter().for_each(|why| tell(args.json, "lost", "lost", why));
+    losses.iter().for_each(|why| tell(args.json, "lost", why));
     if losses.is_empty() {
         return Ok(());
     }

@@ -71,7 +71,7 @@ impl Progress {
 
     fn tell_notices(&self) {
         for notice in self.notices.take() {
-            self.say("notice", json!({"text": notice}), &format!("note: {notice}"));
+            self.say("note", json!({"text": notice}), &format!("note: {notice}"));
         }
     }
 

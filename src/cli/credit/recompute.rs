@@ -38,7 +38,7 @@ pub(super) fn run(args: &CreditArgs) -> Result<(), Failure> {
             Err(why) => losses.push(format!("{}: {why}", directory.display())),
         }
     }
-    losses.iter().for_each(|why| tell(args.json, "lost", "lost", why));
+    losses.iter().for_each(|why| tell(args.json, "lost", why));
     let all = directories.len();
     match args.json {
         true => output::event("ended", json!({"made": n_made, "lost": losses.len()})),

@@ -5,10 +5,10 @@ use serde_json::json;
 use crate::cli::failure::one_line;
 use crate::cli::output;
 
-/// Tells one thing: the event `name` with its text, or the text after `label`.
-pub(super) fn tell(as_json: bool, name: &str, label: &str, text: &str) {
+/// Tells one thing: the event `name` with its text, or the text after that name.
+pub(super) fn tell(as_json: bool, name: &str, text: &str) {
     match as_json {
         true => output::event(name, json!({"text": text})),
-        false => output::talk(&format!("{label}: {}", one_line(text))),
+        false => output::talk(&format!("{name}: {}", one_line(text))),
     }
 }
