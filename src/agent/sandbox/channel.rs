@@ -8,7 +8,6 @@ use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
@@ -88,13 +87,6 @@ impl Channel {
     /// Receives one packet, waiting for it.
     pub async fn receive(&self) -> io::Result<Received> {
         self.0.async_io(Interest::READABLE, |socket| receive(socket)).await
-    }
-
-    /// Whether everybody at the other end is gone.
-    pub fn is_closed(&self) -> bool {
-        let mut other = [PollFd::new(self.0.get_ref(), PollFlags::RDHUP)];
-        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
-        matches!(poll(&mut other, Some(&at_once)), Ok(1..))
     }
 
     /// Tells the other end that nothing more comes, while its last packets can still be read.

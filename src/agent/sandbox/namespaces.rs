@@ -33,25 +33,10 @@ pub struct Launcher {
 #[derive(Debug)]
 struct Running {
     channel: Channel,
-    /// One that was begun before anybody needed it.
-    spare: Option<Spare>,
+    /// The channel to a supervisor that waits to be told what to make.
+    spare: Option<Channel>,
     /// Kept so that the process is collected when it ends.
     _process: Child,
-}
-
-/// A supervisor that waits to be told what to make, or a sandbox that it makes or has made already.
-#[derive(Debug)]
-struct Spare {
-    channel: Channel,
-    /// What it was told.
-    packet: Option<Vec<u8>>,
-}
-
-/// The channel to a supervisor at work.
-struct Launched {
-    channel: Channel,
-    /// Whether it was told before anybody needed it, so that what it met may have passed since.
-    is_old: bool,
 }
 
 impl Launcher {
@@ -60,19 +45,17 @@ impl Launcher {
         Self { program, running: AsyncMutex::new(None) }
     }
 
-    /// Has a supervisor make a sandbox, unless one like it was made ahead.
-    async fn launch(&self, spec: &Spec, ahead: Ahead) -> Result<Launched, SandboxError> {
+    /// Has a supervisor make a sandbox; the channel to it.
+    async fn launch(&self, spec: &Spec) -> Result<Channel, SandboxError> {
         let packet = spec.encode();
-        // Without protection each is in a place of its own, and there is nothing to be made ahead.
-        let next = Some(packet.as_slice()).filter(|_| !spec.unprotected);
         let mut running = self.running.lock().await;
         for is_last_try in [false, true] {
             if running.is_none() {
                 *running = Some(self.start()?);
             }
             let Some(launcher) = running.as_mut() else { break };
-            match launcher.launch(&packet, next, ahead).await {
-                Ok(launched) => return Ok(launched),
+            match launcher.launch(&packet).await {
+                Ok(channel) => return Ok(channel),
                 Err(error) if is_last_try => return Err(self.failed(error)),
                 // It was killed; another one does as well.
                 Err(_) => *running = None,
@@ -112,41 +95,17 @@ impl Launcher {
     }
 }
 
-/// Whether a sandbox that was made ahead may be taken.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Ahead {
-    Welcome,
-    Refused,
-}
-
 impl Running {
-    /// Takes the sandbox that was made ahead if it is what `packet` describes, else has it made; and has the next
-    /// one made ahead, so that nobody has to wait for it.
-    async fn launch(&mut self, packet: &[u8], next: Option<&[u8]>, ahead: Ahead) -> io::Result<Launched> {
-        let launched = match self.spare.take() {
-            Some(Spare { channel, packet: Some(made) }) if made == packet && ahead == Ahead::Welcome => {
-                Launched { channel, is_old: true }
-            }
-            Some(Spare { channel, packet: None }) => self.tell(channel, packet).await?,
-            // Its end is its maker's business as soon as we let go of it.
-            _ => self.tell(self.fork().await?, packet).await?,
+    /// Hands a sandbox's description to the supervisor that waits for one, and has the next one forked.
+    async fn launch(&mut self, packet: &[u8]) -> io::Result<Channel> {
+        let channel = match self.spare.take() {
+            Some(channel) => channel,
+            None => self.fork().await?,
         };
-        // A launcher that cannot fork any more is replaced when the next sandbox is wanted.
-        self.spare = self.prepare(next).await.ok();
-        Ok(launched)
-    }
-
-    async fn prepare(&self, next: Option<&[u8]>) -> io::Result<Spare> {
-        let channel = self.fork().await?;
-        if let Some(packet) = next {
-            channel.send(packet, &[]).await?;
-        }
-        Ok(Spare { channel, packet: next.map(<[u8]>::to_vec) })
-    }
-
-    async fn tell(&self, channel: Channel, packet: &[u8]) -> io::Result<Launched> {
         channel.send(packet, &[]).await?;
-        Ok(Launched { channel, is_old: false })
+        // A launcher that cannot fork any more is replaced when the next sandbox is wanted.
+        self.spare = self.fork().await.ok();
+        Ok(channel)
     }
 
     /// Has a supervisor forked that listens to the other end of the returned channel.
@@ -179,22 +138,16 @@ pub struct Started {
 }
 
 impl Namespaces {
-    /// Starts a sandbox. A launcher that dies over the request is replaced, and asked once more; so is it when a
-    /// sandbox that was made ahead turns out to have failed or ended.
+    /// Starts a sandbox. A launcher that dies over the request is replaced, and asked once more.
     pub async fn start(launcher: &Launcher, spec: &Spec) -> Result<Started, SandboxError> {
-        let launched = launcher.launch(spec, Ahead::Welcome).await?;
-        let is_old = launched.is_old;
-        match Self::await_ready(launcher, launched.channel).await {
-            Err(SandboxError::Launcher { .. }) => {}
-            Err(_) if is_old => {}
-            Ok(started) if is_old && started.backend.channel.is_closed() => {}
-            started => return started,
+        match Self::start_once(launcher, spec).await {
+            Err(SandboxError::Launcher { .. }) => Self::start_once(launcher, spec).await,
+            started => started,
         }
-        let again = launcher.launch(spec, Ahead::Refused).await?;
-        Self::await_ready(launcher, again.channel).await
     }
 
-    async fn await_ready(launcher: &Launcher, channel: Channel) -> Result<Started, SandboxError> {
+    async fn start_once(launcher: &Launcher, spec: &Spec) -> Result<Started, SandboxError> {
+        let channel = launcher.launch(spec).await?;
         let mut containment = Containment::default();
         let workspace = loop {
             let Received { packet, descriptors } = match channel.receive().await {

@@ -1,7 +1,7 @@
 //! The supervisor: one process outside each sandbox that admits its init and cleans up after it.
 //!
-//! Owns the episode's control group and the wall clock. It is forked and told what to make before a
-//! sandbox is needed, so that nobody has to wait for that. When its owner's end of
+//! Owns the episode's control group and the wall clock. It is forked before it is needed and waits to
+//! be told what to make, so that nobody has to wait for the fork. When its owner's end of
 //! the control socket closes, for whatever reason, it kills the init, with which the kernel kills
 //! every process of the sandbox, waits until they are dead and removes the group.
 
@@ -126,30 +126,22 @@ fn watch(pid: Pid, cgroup: &Cgroup, wall: Duration, mut go: PipeWriter) -> Resul
     // before it starts the first program.
     let admitted = cgroup.admit(pid).step("put the sandbox under its control group");
     let admitted = admitted.and_then(|()| go.write_all(b"1").step("let programs run"));
-    let outcome = admitted.and_then(|()| wait_for_end(pid, wall, &go).step("watch the sandbox"));
+    let outcome = admitted.and_then(|()| wait_for_end(pid, wall).step("watch the sandbox"));
     // Killing is harmless when it is dead already: nobody has collected it, so the id is still its own.
     let _ = kill_process(pid, Signal::KILL);
     let _ = waitpid(Some(pid), WaitOptions::empty());
     outcome
 }
 
-/// Waits until the init ends, the owner goes away or the time is over. Time runs from the first program on: a
-/// sandbox may wait for its episode. The init lets go of the pipe then.
-fn wait_for_end(pid: Pid, wall: Duration, go: &PipeWriter) -> io::Result<()> {
+/// Waits until the init ends, the owner goes away or the time is over.
+fn wait_for_end(pid: Pid, wall: Duration) -> io::Result<()> {
     let (control, init) = (io::stdin(), pidfd_open(pid, PidfdFlags::empty())?);
-    let mut deadline = None;
+    let deadline = Instant::now() + wall;
     loop {
-        let mut ends = vec![PollFd::new(&control, PollFlags::RDHUP), PollFd::new(&init, PollFlags::IN)];
-        if deadline.is_none() {
-            ends.push(PollFd::new(go, PollFlags::empty()));
-        }
-        let rest = deadline.map(|it: Instant| it.saturating_duration_since(Instant::now()));
-        let timeout =
-            rest.map(|it| Timespec { tv_sec: it.as_secs() as i64, tv_nsec: it.subsec_nanos().into() });
-        match poll(&mut ends, timeout.as_ref()) {
-            Ok(_) if ends[..2].iter().all(|it| it.revents().is_empty()) && deadline.is_none() => {
-                deadline = Some(Instant::now() + wall);
-            }
+        let rest = deadline.saturating_duration_since(Instant::now());
+        let timeout = Timespec { tv_sec: rest.as_secs() as i64, tv_nsec: rest.subsec_nanos().into() };
+        let mut ends = [PollFd::new(&control, PollFlags::RDHUP), PollFd::new(&init, PollFlags::IN)];
+        match poll(&mut ends, Some(&timeout)) {
             Ok(_) => return Ok(()),
             Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error.into()),
