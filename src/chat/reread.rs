@@ -203,9 +203,15 @@ mod tests {
     const PLAIN: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
     const FICKLE: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if loop.first and messages | length > 4 %}long ago: {{ m.content }}{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
 
+    /// Without white space around what is said; with a line break behind it; with a prompt that depends on it.
+    const TRIMS: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content | trim }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+    const BREAKS: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}\n\n<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+    const HEEDS: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% if 'it went' in messages[-1].content %}words {% endif %}{% endif %}";
+
     fn talk() -> Vec<Message> {
         let role = |idx: usize| if idx.is_multiple_of(2) { Role::User } else { Role::Assistant };
-        (0..12).map(|idx| Message::text(role(idx), format!("words {idx}"))).collect()
+        let end = |idx: usize| if idx.is_multiple_of(4) { "" } else { "  \n" };
+        (0..12).map(|idx| Message::text(role(idx), format!("words {idx}{}", end(idx)))).collect()
     }
 
     /// Every context under the lens is what rendering and encoding it whole gives.
@@ -222,16 +228,23 @@ mod tests {
             |action: usize| Lens { target: target(&talk[..action], placement).unwrap(), text: text(action) };
         let wanted: Vec<_> = actions.iter().map(|&action| (action, Some(lens(action)))).collect();
         let found = Shown::new(manner, &talk).unwrap().reread(&wanted, &tokenizer);
+        let whole = |messages: &[Message]| {
+            let text =
+                Shown::new(manner, messages).unwrap().growing.render(messages.len(), true).unwrap().text;
+            tokenizer.encode(&text).unwrap().ids
+        };
         for (&action, turn) in actions.iter().zip(found.turns) {
             let seen = inject(&talk[..action], text(action), placement).unwrap();
-            let whole = Shown::new(manner, &seen).unwrap().growing.render(seen.len(), true).unwrap().text;
-            assert_eq!(turn.unwrap().1.unwrap(), tokenizer.encode(&whole).unwrap().ids, "{action}: {whole}");
+            let (turn, lens) = turn.unwrap();
+            assert_eq!(lens.unwrap(), whole(&seen), "{action} under the lens");
+            let plain = &found.sequences[turn.sequence][..turn.span.start()];
+            assert_eq!(plain, whole(&talk[..action]), "{action} as the student saw it");
         }
     }
 
     #[test]
     fn a_lens_is_rendered_as_the_template_has_it() {
-        for template in [PLAIN, FICKLE] {
+        for template in [PLAIN, FICKLE, TRIMS, BREAKS, HEEDS] {
             check(template, Placement::First);
             check(template, Placement::Last);
         }
