@@ -135,12 +135,7 @@ struct Account<'a> {
 
 impl Account<'_> {
     fn tell(&self) -> Result<(), Failure> {
-        for note in self.notes {
-            match self.args.json {
-                true => output::event("note", json!({"text": note})),
-                false => output::talk(&format!("note: {}", one_line(note))),
-            }
-        }
+        self.notes.iter().for_each(|note| output::tell(self.args.json, "note", note));
         let shown = if self.args.json { format!("{}\n", self.json()) } else { self.text() };
         output::data(shown.as_bytes())?;
         match (self.dataset.rows.is_empty(), self.lost.len()) {

@@ -5,7 +5,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
 
-use super::failure::Failure;
+use super::failure::{Failure, one_line};
 
 /// Writes data. A reader that has gone away (`| head`) is no failure.
 pub(super) fn data(bytes: &[u8]) -> Result<(), Failure> {
@@ -32,6 +32,14 @@ pub(super) fn talk(line: &str) {
 /// Writes one line of talk for machines.
 pub(super) fn event(name: &str, fields: Value) {
     talk(&event_of(name, fields).to_string());
+}
+
+/// Tells one thing: the event `name` with its text for machines, or the text after that name.
+pub(super) fn tell(as_json: bool, name: &str, text: &str) {
+    match as_json {
+        true => event(name, json!({"text": text})),
+        false => talk(&format!("{name}: {}", one_line(text))),
+    }
 }
 
 /// Something that happened now, as an object.

@@ -104,12 +104,8 @@ impl Voice {
     fn new(args: &ScoreArgs) -> Result<Self, Failure> {
         let path = run_dir(&args.out).join("events.jsonl");
         let events = Journal::open(&path).map_err(|error| unwritable(&path, &error))?;
-        Ok(Self { as_json: args.json, bar: ProgressBar::hidden(), events }.with_bar())
-    }
-
-    fn with_bar(self) -> Self {
-        let bar = if self.as_json { ProgressBar::hidden() } else { ProgressBar::new(0).with_style(style()) };
-        Self { bar, ..self }
+        let bar = if args.json { ProgressBar::hidden() } else { ProgressBar::new(0).with_style(style()) };
+        Ok(Self { as_json: args.json, bar, events })
     }
 
     /// Says something: by an event for machines, by a line for people if there is one.

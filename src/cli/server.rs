@@ -6,9 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use clap::{Args as ClapArgs, ValueEnum};
-use serde_json::json;
 
-use super::failure::{Failure, one_line};
+use super::failure::Failure;
 use super::output;
 use crate::hf::{Hub, hub_name};
 use crate::model::Error;
@@ -159,10 +158,7 @@ pub(super) type Tell = Arc<dyn Fn(&str) + Send + Sync>;
 
 /// Tells by a line, or by an event for machines.
 pub(super) fn teller(as_json: bool) -> Tell {
-    Arc::new(move |text| match as_json {
-        true => output::event("note", json!({"text": text})),
-        false => output::talk(&format!("note: {}", one_line(text))),
-    })
+    Arc::new(move |text| output::tell(as_json, "note", text))
 }
 
 /// Tells what happens between us and servers. The same failure is told the first time, and then only when it has

@@ -110,7 +110,7 @@ pub const KEYS: &[Key] = &[
     manner(MODEL, "url", Words, None, "A server's address, with or without /v1; several share the work; none for kind embedded"),
     result(MODEL, BOTH, "kind", OneOf(KINDS), Some("auto"), "What the server is"),
     result(MODEL, BOTH, "model", Text, None, "The model to ask, as the server names it; for kind embedded a name from `model list` or a path"),
-    result(MODEL, BOTH, "tokenizer", Path, None, "The model's tokenizer: a directory with tokenizer.json; else the directory the server names, if it is readable here"),
+    result(MODEL, BOTH, "tokenizer", Path, None, "The model's tokenizer: a directory, or owner/name on the hub; else the directory the server names, if it is readable here"),
     manner(MODEL, "api_key_env", Text, None, "Environment variable that holds the API key"),
     manner(MODEL, "api_key_file", Path, None, "File that holds the API key"),
     manner(MODEL, "timeout", Whole(1), Some("600"), "Seconds one request may take"),

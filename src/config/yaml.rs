@@ -151,7 +151,7 @@ impl Said {
         Ok(())
     }
 
-    /// Only a directory can be read here; names of a hub are known to the server anyway.
+    /// A directory is ours to read; a hub's name is left to the server, which names its own directory.
     fn tokenizer(&mut self, name: &Json) {
         match name.as_str() {
             Some(path) if path.starts_with(['/', '.']) => {

@@ -7,7 +7,6 @@ use serde_json::{Value, json};
 use super::args::CreditArgs;
 use super::setup::{Shown, absences, named_texts};
 use super::table::{clipped, gain};
-use super::told::tell;
 use crate::cli::failure::{Failure, one_line};
 use crate::cli::output;
 use crate::cli::server::KindName;
@@ -83,7 +82,7 @@ struct Setting<'a> {
 
 pub(super) fn run(args: &CreditArgs, shown: &Shown, sources: Vec<Source>) -> Result<(), Failure> {
     let setting = Setting::new(args, shown)?;
-    absences(args, &sources).into_iter().for_each(|text| tell(args.json, "note", &text));
+    absences(args, &sources).into_iter().for_each(|text| output::tell(args.json, "note", &text));
     let (mut forecasts, mut losses) = (Vec::new(), Vec::new());
     for loaded in load(sources) {
         match setting.forecast(loaded) {
@@ -97,7 +96,7 @@ pub(super) fn run(args: &CreditArgs, shown: &Shown, sources: Vec<Source>) -> Res
     } else {
         output::data(table(&forecasts, args).as_bytes())?;
     }
-    losses.iter().for_each(|why| tell(args.json, "lost", why));
+    losses.iter().for_each(|why| output::tell(args.json, "lost", why));
     if losses.is_empty() {
         return Ok(());
     }

@@ -6,7 +6,6 @@ mod progress;
 mod recompute;
 mod setup;
 mod table;
-mod told;
 
 use std::path::Path;
 use std::sync::Arc;

@@ -7,7 +7,6 @@ use serde_json::json;
 
 use super::args::CreditArgs;
 use super::table::clipped;
-use super::told::tell;
 use crate::cli::failure::Failure;
 use crate::cli::output;
 use crate::store::hindsight::{self, Hindsight, Settings, find, recompute};
@@ -38,7 +37,7 @@ pub(super) fn run(args: &CreditArgs) -> Result<(), Failure> {
             Err(why) => losses.push(format!("{}: {why}", directory.display())),
         }
     }
-    losses.iter().for_each(|why| tell(args.json, "lost", why));
+    losses.iter().for_each(|why| output::tell(args.json, "lost", why));
     let all = directories.len();
     match args.json {
         true => output::event("ended", json!({"made": n_made, "lost": losses.len()})),
