@@ -404,6 +404,11 @@ async fn refusals_have_the_servers_shapes() {
         let answer: Value = answer.json().await.unwrap();
         assert_eq!(answer.pointer(pointer).and_then(Value::as_str), Some(expected), "{answer}");
     }
+}
+
+#[test]
+fn a_port_that_is_taken_is_told() {
+    let vllm = Server::start("vllm");
     let taken = vllm.url.rsplit(':').next().unwrap();
     let output = backsight(vllm.path(), &["model", "serve", "--model", ".", "--port", taken]);
     assert_eq!(output.status.code(), Some(2));

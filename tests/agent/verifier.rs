@@ -445,61 +445,63 @@ async fn a_long_report_arrives() {
     assert_eq!((failed.n_failed, failed.correctness()), (500, Some(0.2)), "{:?}", failed.error);
 }
 
+/// What is tested, a right solution, and the tests.
+const KINDS: [(&str, &str, &str); 10] = [
+    (
+        "in place",
+        "def f(x, d=None):\n    x.sort()\n    if d is not None: d['k'] = [1]\n",
+        "from solution import f\nx, inner = [3, 1], [2]\nf(x)\nassert x == [1, 3]\nd = {}\nf([], d=d)\nassert d == {'k': [1]}\n",
+    ),
+    (
+        "exceptions",
+        "class Bad(ValueError): pass\ndef f(x):\n    if x < 0: raise Bad('neg', x)\n    return {}[x]\n",
+        "from solution import f, Bad\ntry:\n    f(-1)\n    assert False\nexcept Bad as e:\n    assert e.args == ('neg', -1)\ntry:\n    f(1)\n    assert False\nexcept KeyError:\n    assert True\n",
+    ),
+    (
+        "types",
+        "def f(x): return x\n",
+        "from solution import *\nimport math\nfor x in [None, True, 10**5000, 1.5, 'é\\ud800', b'x', (1, [2]), {1, 2}, frozenset([1]), {(1, 2): 'a'}, 1j, range(3), float('inf')]:\n    assert f(x) == x and type(f(x)) is type(x)\nassert math.isnan(f(float('nan')))\n",
+    ),
+    (
+        "functions",
+        "def apply(g, xs): return [g(x) for x in xs]\ndef adder(n): return lambda x: x + n\n",
+        "import solution\nassert solution.apply(lambda x: x * 2, [1, 2]) == [2, 4]\nassert solution.apply(str, [1]) == ['1']\nadd = solution.adder(3)\nassert add(4) == 7\n",
+    ),
+    (
+        "generators",
+        "def count(n):\n    i = 0\n    while i < n:\n        yield i\n        i += 1\n",
+        "from solution import count\nassert list(count(3)) == [0, 1, 2]\nassert sum(count(4)) == 6\n",
+    ),
+    (
+        "classes",
+        "class Stack:\n    def __init__(self, items=()): self.items = list(items)\n    def push(self, x): self.items.append(x)\n    def pop(self): return self.items.pop()\n    def __len__(self): return len(self.items)\n    def __contains__(self, x): return x in self.items\n    def __iter__(self): return iter(self.items)\n    def copy(self): return Stack(self.items)\n    @classmethod\n    def of(cls, *items): return cls(items)\n",
+        "from solution import Stack\ns = Stack()\ns.push(1); s.push(2)\nassert len(s) == 2 and 2 in s and list(s) == [1, 2]\nassert isinstance(s, Stack)\nt = s.copy()\nassert t.pop() == 2 and len(s) == 2\nassert Stack.of(7, 8).items == [7, 8]\ntry:\n    Stack().pop()\n    assert False\nexcept IndexError:\n    assert True\n",
+    ),
+    (
+        "modules",
+        "from helper import one\ndef two(): return one() + 1\n",
+        "import solution, helper\nfrom pkg.inner import three\nassert solution.two() == 2 and helper.one() == 1 and three() == 3\n",
+    ),
+    (
+        "test functions",
+        "def f(x): return x\n",
+        "import pytest\nfrom solution import f\ndef test_one():\n    assert f(1) == 1\n@pytest.mark.parametrize('a,b', [(1, 1), (2, 2)])\ndef test_many(a, b):\n    assert f(a) == b\nclass TestMore:\n    def test_it(self):\n        assert f(0.1 + 0.2) == pytest.approx(0.3)\ndef test_raises():\n    with pytest.raises(TypeError):\n        f()\n",
+    ),
+    (
+        "unittest",
+        "def f(x): return x\n",
+        "import unittest\nfrom solution import f\nclass T(unittest.TestCase):\n    def test_a(self): self.assertEqual(f(1), 1)\n    def test_b(self):\n        with self.assertRaises(TypeError): f()\nif __name__ == '__main__':\n    unittest.main()\n",
+    ),
+    (
+        "a check function",
+        "def f(x): return x\n",
+        "from solution import f\ndef check(candidate):\n    assert candidate(1) == 1\n    assert all(candidate(i) == i for i in range(5))\ncheck(f)\n",
+    ),
+];
+
 #[tokio::test]
 async fn many_kinds_of_tests_work() {
-    let cases = [
-        (
-            "in place",
-            "def f(x, d=None):\n    x.sort()\n    if d is not None: d['k'] = [1]\n",
-            "from solution import f\nx, inner = [3, 1], [2]\nf(x)\nassert x == [1, 3]\nd = {}\nf([], d=d)\nassert d == {'k': [1]}\n",
-        ),
-        (
-            "exceptions",
-            "class Bad(ValueError): pass\ndef f(x):\n    if x < 0: raise Bad('neg', x)\n    return {}[x]\n",
-            "from solution import f, Bad\ntry:\n    f(-1)\n    assert False\nexcept Bad as e:\n    assert e.args == ('neg', -1)\ntry:\n    f(1)\n    assert False\nexcept KeyError:\n    assert True\n",
-        ),
-        (
-            "types",
-            "def f(x): return x\n",
-            "from solution import *\nimport math\nfor x in [None, True, 10**5000, 1.5, 'é\\ud800', b'x', (1, [2]), {1, 2}, frozenset([1]), {(1, 2): 'a'}, 1j, range(3), float('inf')]:\n    assert f(x) == x and type(f(x)) is type(x)\nassert math.isnan(f(float('nan')))\n",
-        ),
-        (
-            "functions",
-            "def apply(g, xs): return [g(x) for x in xs]\ndef adder(n): return lambda x: x + n\n",
-            "import solution\nassert solution.apply(lambda x: x * 2, [1, 2]) == [2, 4]\nassert solution.apply(str, [1]) == ['1']\nadd = solution.adder(3)\nassert add(4) == 7\n",
-        ),
-        (
-            "generators",
-            "def count(n):\n    i = 0\n    while i < n:\n        yield i\n        i += 1\n",
-            "from solution import count\nassert list(count(3)) == [0, 1, 2]\nassert sum(count(4)) == 6\n",
-        ),
-        (
-            "classes",
-            "class Stack:\n    def __init__(self, items=()): self.items = list(items)\n    def push(self, x): self.items.append(x)\n    def pop(self): return self.items.pop()\n    def __len__(self): return len(self.items)\n    def __contains__(self, x): return x in self.items\n    def __iter__(self): return iter(self.items)\n    def copy(self): return Stack(self.items)\n    @classmethod\n    def of(cls, *items): return cls(items)\n",
-            "from solution import Stack\ns = Stack()\ns.push(1); s.push(2)\nassert len(s) == 2 and 2 in s and list(s) == [1, 2]\nassert isinstance(s, Stack)\nt = s.copy()\nassert t.pop() == 2 and len(s) == 2\nassert Stack.of(7, 8).items == [7, 8]\ntry:\n    Stack().pop()\n    assert False\nexcept IndexError:\n    assert True\n",
-        ),
-        (
-            "modules",
-            "from helper import one\ndef two(): return one() + 1\n",
-            "import solution, helper\nfrom pkg.inner import three\nassert solution.two() == 2 and helper.one() == 1 and three() == 3\n",
-        ),
-        (
-            "test functions",
-            "def f(x): return x\n",
-            "import pytest\nfrom solution import f\ndef test_one():\n    assert f(1) == 1\n@pytest.mark.parametrize('a,b', [(1, 1), (2, 2)])\ndef test_many(a, b):\n    assert f(a) == b\nclass TestMore:\n    def test_it(self):\n        assert f(0.1 + 0.2) == pytest.approx(0.3)\ndef test_raises():\n    with pytest.raises(TypeError):\n        f()\n",
-        ),
-        (
-            "unittest",
-            "def f(x): return x\n",
-            "import unittest\nfrom solution import f\nclass T(unittest.TestCase):\n    def test_a(self): self.assertEqual(f(1), 1)\n    def test_b(self):\n        with self.assertRaises(TypeError): f()\nif __name__ == '__main__':\n    unittest.main()\n",
-        ),
-        (
-            "a check function",
-            "def f(x): return x\n",
-            "from solution import f\ndef check(candidate):\n    assert candidate(1) == 1\n    assert all(candidate(i) == i for i in range(5))\ncheck(f)\n",
-        ),
-    ];
-    for (what, solution, tests) in cases {
+    for (what, solution, tests) in KINDS {
         let files = [
             ("solution.py", solution),
             ("helper.py", "def one(): return 1\n"),
