@@ -28,13 +28,13 @@ use std::time::Instant;
 use backsight::chat::tokenizer::Tokenizer;
 use backsight::lens::{OUTCOME_TEMPLATE, Placement, Template};
 use backsight::model::Model;
-use backsight::model::remote::OpenOptions;
-use backsight::model::transport::{Settings, Transport};
-use backsight::model::vllm::Vllm;
-use backsight::pipeline::outline::{Framing, OutcomeLens, outline};
-use backsight::pipeline::read::{Reader, Texts};
+use backsight::model::OpenOptions;
+use backsight::model::Vllm;
+use backsight::model::{Settings, Transport};
+use backsight::pipeline::{Framing, OutcomeLens, outline};
+use backsight::pipeline::{Reader, Texts};
 use backsight::score::ScoreJob;
-use backsight::store::episodes::load_directory;
+use backsight::store::load_directory;
 use serde_json::{Map, Value};
 use tokio::runtime::Runtime;
 
@@ -169,7 +169,7 @@ impl Bench {
             Reader { texts: &texts, framing: &framing, lens: &lens, limit: Some(4095), with_plain: false };
         let read = reader.read(&episode, &outline);
         let seen = read.steps.iter().map(|step| &step.as_ref().unwrap().lens);
-        let job = |seen: &backsight::pipeline::read::Seen| {
+        let job = |seen: &backsight::pipeline::Seen| {
             ScoreJob::new(Arc::clone(&seen.tokens), vec![seen.action(0)], 0).unwrap()
         };
         (seen.map(job).collect(), vocab_size)

@@ -13,9 +13,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
+use backsight::measured::vllm_scores;
 use backsight::score::ScoreJob;
 use backsight::tokens::TokenSpan;
-use backsight::wire::vllm;
 use rustix::time::{ClockId, clock_gettime};
 
 const N_POSITIONS: usize = 4000;
@@ -102,7 +102,7 @@ fn ours(body: &[u8], job: &ScoreJob) -> (Vec<Duration>, usize) {
         let before = IN_USE.load(Relaxed);
         PEAK.store(before, Relaxed);
         let start = thread_time();
-        let scores = vllm::scores(body, job, N_POSITIONS, TOP_K).unwrap();
+        let scores = vllm_scores(body, job, N_POSITIONS, TOP_K).unwrap();
         times.push(thread_time() - start);
         peak = peak.max(PEAK.load(Relaxed) - before);
         assert_eq!(scores.spans[0].scores().len(), SPAN.1);

@@ -23,9 +23,9 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::time::Instant;
 
-use backsight::model::embedded::engine::{Engine, Options};
-use backsight::model::embedded::generate::Sequence;
-use backsight::model::embedded::simd::{Isa, Kernel, Simd};
+use backsight::engine::engine::{Engine, Options};
+use backsight::engine::generate::Sequence;
+use backsight::engine::simd::{Isa, Kernel, Simd};
 use backsight::model::{GenerateRequest, Place, Sampling};
 use backsight::score::ScoreJob;
 use backsight::tokens::{TokenId, TokenSpan};

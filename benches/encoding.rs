@@ -9,9 +9,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use backsight::chat::spans::{self, Turns, View};
+use backsight::chat::spans::{self, Turns};
 use backsight::chat::template::{RenderInput, Template};
 use backsight::chat::tokenizer::Tokenizer;
+use backsight::chat::view::View;
 use backsight::episode::Role;
 use serde_json::{Map, Value, json};
 
@@ -116,7 +117,12 @@ fn conversation(tokenizer: &Tokenizer) -> Vec<Value> {
 /// Words of our own source: code and prose, as agents read them.
 fn source_words() -> Vec<String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let files = ["src/tokens.rs", "src/episode.rs", "src/chat/spans.rs", "ARCHITECTURE.md"];
+    let files = [
+        "crates/core/src/tokens.rs",
+        "crates/core/src/episode.rs",
+        "crates/chat/src/spans.rs",
+        "ARCHITECTURE.md",
+    ];
     let text: String = files.iter().map(|file| std::fs::read_to_string(root.join(file)).unwrap()).collect();
     text.split(' ').map(str::to_owned).collect()
 }

@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use std::process::{Command as Plain, ExitCode};
 use std::time::{Duration, Instant};
 
-use backsight::agent::sandbox::{Command, SandboxConfig, Sandboxes};
+use backsight::sandbox::{Command, SandboxConfig, Sandboxes};
 
 const ROUNDS: usize = 200;
 const LIMIT: f64 = 5.0;

@@ -19,14 +19,14 @@ use std::process::{Child, Command, ExitCode, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use backsight::model::budget::{Allowance, Meter, ModelRole};
-use backsight::model::open::{self, Opened};
-use backsight::model::planned::score_planned;
-use backsight::model::remote::{Kind, OpenOptions};
-use backsight::model::transport::{Settings, Transport};
+use backsight::model::Opened;
+use backsight::model::score_planned;
+use backsight::model::{Allowance, Meter, ModelRole};
 use backsight::model::{Error, Model};
+use backsight::model::{Kind, OpenOptions};
+use backsight::model::{Settings, Transport};
 use backsight::score::{ScoreJob, SpanScore};
-use backsight::store::ledger::RunPlace;
+use backsight::store::RunPlace;
 use backsight::store::{Ledger, RunLock, keep};
 use backsight::tokens::TokenSpan;
 use futures_util::{StreamExt, stream};
@@ -131,7 +131,7 @@ async fn open(url: &str) -> Opened {
     settings.pool.concurrency = CONCURRENCY;
     let transport = Transport::open(&[url], settings).unwrap();
     let options = OpenOptions { vocab_size: Some(toy::VOCAB as usize), ..OpenOptions::default() };
-    open::open(transport, Some(Kind::Sglang), None, options).await.unwrap()
+    backsight::model::open(transport, Some(Kind::Sglang), None, options).await.unwrap()
 }
 
 async fn one_by_one(url: &str) -> Cost {

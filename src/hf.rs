@@ -21,20 +21,9 @@ const ATTEMPTS: usize = 5;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 const READ_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What a repository holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RepoKind {
-    /// Weights and their files.
-    Model,
-    /// Rows to learn from.
-    Dataset,
-}
-
-/// One file of one repository.
+/// One file of one model repository.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RepoFile {
-    /// What the repository holds.
-    pub kind: RepoKind,
     /// `owner/name`.
     pub repo: String,
     /// Branch, tag or commit.
@@ -169,7 +158,7 @@ impl Hub {
         let token = set("HF_TOKEN").or_else(from_file).filter(|token| !token.is_empty());
         let offline =
             set("HF_HUB_OFFLINE").is_some_and(|it| ["1", "true", "yes", "on"].contains(&&*it.to_lowercase()));
-        let client = Client::builder()
+        let client = crate::http::client()
             .connect_timeout(CONNECT_TIMEOUT)
             .read_timeout(READ_TIMEOUT)
             .redirect(reqwest::redirect::Policy::none())
@@ -211,7 +200,6 @@ impl Hub {
     /// What a model may lack is fetched first: where `tokenizer.json` is in the cache, so is the rest.
     pub async fn tokenizer(&self, repo: &str) -> Result<PathBuf, HubError> {
         let file = |path: &str| RepoFile {
-            kind: RepoKind::Model,
             repo: repo.to_owned(),
             revision: "main".to_owned(),
             path: path.to_owned(),
@@ -230,19 +218,11 @@ impl Hub {
     }
 
     fn url(&self, file: &RepoFile) -> String {
-        let kind = match file.kind {
-            RepoKind::Model => "",
-            RepoKind::Dataset => "datasets/",
-        };
-        format!("{}/{kind}{}/resolve/{}/{}", self.endpoint, file.repo, file.revision, file.path)
+        format!("{}/{}/resolve/{}/{}", self.endpoint, file.repo, file.revision, file.path)
     }
 
     fn repo_dir(&self, file: &RepoFile) -> PathBuf {
-        let kind = match file.kind {
-            RepoKind::Model => "models",
-            RepoKind::Dataset => "datasets",
-        };
-        self.cache.join(format!("{kind}--{}", file.repo.replace('/', "--")))
+        self.cache.join(format!("models--{}", file.repo.replace('/', "--")))
     }
 
     /// Asks for commit, etag and size; redirects inside the hub (renamed repositories) are followed, those to its storage are not.

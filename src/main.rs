@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    if let Some(code) = backsight::agent::sandbox::become_launcher_if_asked() {
+    if let Some(code) = backsight::sandbox::become_launcher_if_asked() {
         return code;
     }
     backsight::cli::run(std::env::args_os())

@@ -6,7 +6,7 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::episode::{Content, Episode, Role};
+use backsight_core::episode::{Content, Episode, Role};
 
 /// A correctness from here up passes.
 pub const PASSES: f64 = 0.8;
@@ -53,8 +53,10 @@ impl Numbers {
 impl Digest {
     /// Of an episode.
     pub fn of(episode: &Episode) -> Self {
-        let numbers =
-            |it: &crate::episode::Outcome| Numbers { reward: it.reward, components: it.components.clone() };
+        let numbers = |it: &backsight_core::episode::Outcome| Numbers {
+            reward: it.reward,
+            components: it.components.clone(),
+        };
         let said = episode.messages.iter().rev().find(|message| message.role == Role::Assistant);
         let response = said.and_then(|message| message.content.as_ref()).map(Content::text);
         Self {
@@ -64,7 +66,7 @@ impl Digest {
             stop: episode.stop.map(|stop| stop.name()),
             steps: episode.steps().len(),
             response: response.unwrap_or_default().chars().take(RESPONSE_CHARS).collect(),
-            is_exact: episode.token_source == crate::episode::TokenSource::Exact,
+            is_exact: episode.token_source == backsight_core::episode::TokenSource::Exact,
         }
     }
 

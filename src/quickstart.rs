@@ -7,22 +7,23 @@ use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
-use crate::chat::render::needed_tool_text;
-use crate::chat::template::{Now, RenderInput};
-use crate::chat::tokenizer::Tokenizer;
-use crate::credit::hcapo::Params;
-use crate::episode::{Content, Episode, Message};
-use crate::lens::{OUTCOME_TEMPLATE, Placement, Template};
 use crate::model::Error;
-use crate::model::open::Opened;
+use crate::model::Opened;
 use crate::pipeline::credit::Options;
 use crate::pipeline::outline::{Framing, OutcomeLens, outline};
-use crate::pipeline::read::{Reader, Texts, hash};
+use crate::pipeline::reader::{Reader, Texts, hash};
 use crate::pipeline::resume::Asked;
 use crate::store::hindsight::{Hindsight, Settings};
-use crate::tokens::TokenId;
 use crate::wire::hindsight::{Provenance, ScoredStep, StepTokens};
-use crate::wire::{messages, openai_episodes};
+use crate::wire::openai_episodes;
+use backsight_chat::messages;
+use backsight_chat::render::needed_tool_text;
+use backsight_chat::template::{Now, RenderInput};
+use backsight_chat::tokenizer::Tokenizer;
+use backsight_core::credit::hcapo::Params;
+use backsight_core::episode::{Content, Episode, Message};
+use backsight_core::lens::{OUTCOME_TEMPLATE, Placement, Template};
+use backsight_core::tokens::TokenId;
 
 /// An agent that mends a failing test, with mistakes and recoveries.
 pub const EPISODE: &str = include_str!("../examples/episodes/fix_failing_test.jsonl");

@@ -4,7 +4,9 @@
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 #![expect(clippy::print_stdout, reason = "measured times are for people")]
 
+#[path = "support/student.rs"]
 mod student;
+mod support;
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
@@ -13,13 +15,12 @@ use std::process::Stdio;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::support::scripted::Scripted;
 use async_trait::async_trait;
-use backsight::agent::episode_loop::{AgentSetting, EpisodePlace, run_episode};
-use backsight::agent::sandbox::{Command, Exit, SandboxConfig, Sandboxes};
+use backsight::agent::{AgentSetting, EpisodePlace, run_episode};
 use backsight::episode::Stop;
-use backsight::model::{
-    ChatAnswer, ChatRequest, Error, GenerateRequest, Generated, Limits, Model, Scored, scripted::Scripted,
-};
+use backsight::model::{ChatAnswer, ChatRequest, Error, GenerateRequest, Generated, Limits, Model, Scored};
+use backsight::sandbox::{Command, Exit, SandboxConfig, Sandboxes};
 use backsight::score::ScoreJob;
 use tokio::sync::Barrier;
 

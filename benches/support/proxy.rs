@@ -46,7 +46,10 @@ impl Proxy {
 }
 
 async fn serve(stream: TcpStream, upstream: String, counted: Arc<Mutex<Counted>>) {
-    let client = reqwest::Client::builder().no_proxy().build().unwrap();
+    let client = {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        reqwest::Client::builder().no_proxy().build().unwrap()
+    };
     let mut stream = BufReader::new(stream);
     while let Some((method, path, body)) = read_request(&mut stream).await {
         let request = client.request(method.parse().unwrap(), format!("{upstream}{path}"));

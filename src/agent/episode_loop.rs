@@ -5,77 +5,22 @@
 //! the episode is dead before hidden tests decide. What is sampled, and what it costs, is up to the model
 //! that is handed in; many episodes at once, and where they are kept, to the caller.
 
-use std::sync::Arc;
-
 use tokio::time::Instant;
 
-use crate::chat::format::ChatFormat;
-use crate::chat::parse::Parser;
-use crate::episode::{Episode, Stop, ToolCall};
-use crate::model::Model;
 use crate::tasks::CodingTask;
 use crate::wire::record;
+use backsight_core::episode::{Episode, Stop, ToolCall};
 
-use super::options::{BadOption, LoopOptions};
 use super::reward::{self, RewardRule};
-use super::sandbox::{Sandbox, SandboxError, Sandboxes};
-use super::tools::{ToolLimits, ToolResult, Toolbox, cut, schema};
+use super::setting::{AgentSetting, EpisodePlace, Speech};
+use super::tools::{ToolResult, Toolbox, cut, schema};
 use super::transcript::Transcript;
 use super::turn::{Asking, Failure, Said};
 use super::verifier::{TestReport, Verifier};
+use backsight_sandbox::{Sandbox, SandboxError};
 
 /// How many calls of one turn are run.
 const MAX_CALLS: usize = 64;
-
-/// How a student is spoken to.
-#[derive(Clone)]
-pub enum Speech {
-    /// In its own tokens: what it saw and sampled is recorded to the id.
-    Exact(Arc<ChatFormat>),
-    /// Over a chat route, where ids are not to be had; calls that the server leaves in the text are read by the parser.
-    Chat(Option<Parser>),
-}
-
-/// Everything episodes of one student have in common.
-#[derive(Clone)]
-pub struct AgentSetting {
-    /// The student, already counted and recorded.
-    pub student: Arc<dyn Model>,
-    /// How it is spoken to.
-    pub speech: Speech,
-    /// Where its tools run.
-    pub sandboxes: Arc<Sandboxes>,
-    /// What its tools may take and say.
-    pub tool_limits: ToolLimits,
-    /// How its work is rewarded.
-    pub reward: RewardRule,
-    /// What the loop is allowed.
-    pub options: LoopOptions,
-}
-
-impl AgentSetting {
-    /// The setting, if its parts make sense together.
-    pub fn checked(mut self) -> Result<Self, BadOption> {
-        self.options = self.options.checked()?;
-        match (&self.speech, self.options.forced_calls) {
-            (Speech::Chat(_), Some(forced)) => Err(BadOption {
-                name: "forced_calls",
-                value: forced.turns.to_string(),
-                must: "absent for a server that takes no token ids",
-            }),
-            _ => Ok(self),
-        }
-    }
-}
-
-/// Which episode this is.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct EpisodePlace {
-    /// Which attempt at the task, from 0. With the task's id it names every draw.
-    pub episode: usize,
-    /// Seconds since 1970; templates that print the date are given this.
-    pub started_at: i64,
-}
 
 /// Runs one episode. It never fails: what goes wrong is recorded in it.
 pub async fn run_episode(setting: &AgentSetting, task: &CodingTask, place: EpisodePlace) -> Episode {

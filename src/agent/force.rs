@@ -6,7 +6,7 @@
 
 use serde_json::Value;
 
-use crate::chat::parse::Parser;
+use backsight_chat::parse::Parser;
 
 /// A pattern that matches one call, or nothing if the format has no simple one.
 pub fn call_pattern(parser: Parser, tools: &[Value], max_text: usize) -> Option<String> {

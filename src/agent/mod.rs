@@ -4,12 +4,20 @@
 //! calls, the verifier that runs a task's hidden tests, and the reward. `episode_loop` is the place to
 //! begin reading. Models and their formats are left to `model` and `chat`.
 
-pub mod episode_loop;
-pub mod force;
-pub mod options;
-pub mod reward;
-pub mod sandbox;
-pub mod tools;
+pub(crate) mod episode_loop;
+pub(crate) mod force;
+pub(crate) mod options;
+pub(crate) mod reward;
+pub(crate) mod setting;
+pub(crate) mod tools;
 mod transcript;
 mod turn;
-pub mod verifier;
+pub(crate) mod verifier;
+
+pub use self::episode_loop::run_episode;
+pub use self::options::{ForcedCalls, LoopOptions};
+pub use self::reward::{CustomReward, RewardRule};
+pub use self::setting::{AgentSetting, EpisodePlace, Speech};
+pub use self::tools::schema::schemas;
+pub use self::tools::{ToolLimits, ToolResult, Toolbox};
+pub use self::verifier::{TestReport, Verifier};

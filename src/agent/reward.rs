@@ -13,7 +13,7 @@ use serde_json::Value;
 use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
 
-use crate::episode::Outcome;
+use backsight_core::episode::Outcome;
 
 /// What each part of the reward counts.
 #[derive(Clone, Debug, PartialEq)]
@@ -48,17 +48,6 @@ pub struct RewardRule {
     pub weights: RewardWeights,
     /// The command that has the last word, if there is one; the parts are recorded all the same.
     pub custom: Option<CustomReward>,
-}
-
-/// Correctness as published: by the exit status and the words of a test run.
-pub fn published_correctness(exit_code: i32, output: &str) -> f64 {
-    let output = output.to_lowercase();
-    match exit_code {
-        0 if output.contains("passed") => 1.0,
-        0 => 0.8,
-        _ if output.contains("assert") && output.contains("error") => 0.2,
-        _ => 0.1,
-    }
 }
 
 /// Fewer turns are better, in four levels.

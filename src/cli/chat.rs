@@ -7,17 +7,20 @@ use serde_json::{Map, Value, json};
 
 use super::args::{Format, ParseArgs, RenderArgs, ToolTextName};
 use super::failure::Failure;
-use super::{now, output};
-use crate::chat::drops::{Loss, Part, drops, lost_answer};
-use crate::chat::parse::Parser;
-use crate::chat::render::{Rendering, render_conversation};
-use crate::chat::source::{ChatTemplates, SourceError};
-use crate::chat::spans::{self, Beyond, Border, SpanError, Turn, View};
-use crate::chat::template::{Now, RenderInput, Template, TemplateError};
-use crate::chat::tokenizer::{Tokenizer, TokenizerError};
-use crate::episode::{Role, ToolText};
-use crate::wire::json::{self, BadJson};
-use crate::wire::messages;
+use super::now;
+use super::output;
+use super::stdout;
+use backsight_chat::drops::{Loss, Part, drops, lost_answer};
+use backsight_chat::json::{self, BadJson};
+use backsight_chat::messages;
+use backsight_chat::parse::Parser;
+use backsight_chat::render::{Rendering, render_conversation};
+use backsight_chat::source::{ChatTemplates, SourceError};
+use backsight_chat::spans::{self, Beyond, Border, SpanError, Turn};
+use backsight_chat::template::{Now, RenderInput, Template, TemplateError};
+use backsight_chat::tokenizer::{Tokenizer, TokenizerError};
+use backsight_chat::view::View;
+use backsight_core::episode::{Role, ToolText};
 
 pub(super) fn parse(args: &ParseArgs) -> Result<(), Failure> {
     let help = "choose one of those, or hermes when in doubt";
@@ -38,7 +41,7 @@ pub(super) fn render(args: &RenderArgs) -> Result<(), Failure> {
     let rendering = render_conversation(&job.template, &input, job.tool_text).map_err(template_failure)?;
     job.tell(&rendering);
     match args.format {
-        Format::Text => output::data(rendering.rendered.text.as_bytes()),
+        Format::Text => stdout::data(rendering.rendered.text.as_bytes()),
         Format::Ids => {
             let ids = tokenizer(args)?.encode(&rendering.rendered.text).map_err(tokenizer_failure)?.ids;
             print_json(&json!(ids))
@@ -295,7 +298,7 @@ fn named(path: &Path, what: impl std::fmt::Display) -> String {
 }
 
 fn print_json(value: &Value) -> Result<(), Failure> {
-    output::data(format!("{value}\n").as_bytes())
+    stdout::data(format!("{value}\n").as_bytes())
 }
 
 pub(super) fn source_failure(error: SourceError) -> Failure {

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::args::CollectArgs;
+use super::block_on;
 use super::episodes::{self, Ask, Finished, part};
 use super::failure::Failure;
-use super::{block_on, output};
+use super::stdout;
 use crate::config::parts::{CollectPart, TaskPart};
 use crate::metrics;
 use crate::pipeline::slots::{Slot, groups};
@@ -27,7 +28,7 @@ fn collect(args: &CollectArgs) -> Result<(), Failure> {
     let mut finished = block_on(episodes::run(ask, &choosing(&collect)))??;
     keep(&mut finished)?;
     let text = if args.talk.json { episodes::as_json(&finished) } else { table(&finished) };
-    output::data(text.as_bytes())?;
+    stdout::data(text.as_bytes())?;
     episodes::verdict(&finished)
 }
 

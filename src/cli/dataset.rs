@@ -7,16 +7,17 @@ use std::slice;
 use serde_json::{Value, json};
 
 use super::args::{DatasetArgs, MessagesName, NormaliseName};
-use super::failure::{Failure, one_line};
-use super::output;
+use super::failure::Failure;
+use super::output::{self, one_line};
 use super::sources::sources;
-use crate::credit::advantage::Normalise;
+use super::stdout;
+use crate::ship::actions::MessageForm;
 use crate::ship::dataset::{
-    self, Dataset, LeftOut, MessageForm, Options, SUMMARY, ScoredEpisode, TRAIN, TRAIN_PARQUET, build,
-    scored_episode,
+    self, Dataset, LeftOut, Options, SUMMARY, ScoredEpisode, TRAIN, TRAIN_PARQUET, build, scored_episode,
 };
 use crate::store::episodes::{LoadError, Loaded, load, run_dir_for};
 use crate::store::hindsight;
+use backsight_core::credit::advantage::Normalise;
 
 /// An episode that could not be used.
 struct Lost {
@@ -137,7 +138,7 @@ impl Account<'_> {
     fn tell(&self) -> Result<(), Failure> {
         self.notes.iter().for_each(|note| output::tell(self.args.json, "note", note));
         let shown = if self.args.json { format!("{}\n", self.json()) } else { self.text() };
-        output::data(shown.as_bytes())?;
+        stdout::data(shown.as_bytes())?;
         match (self.dataset.rows.is_empty(), self.lost.len()) {
             (true, _) => Err(self.nothing()),
             (false, 0) => Ok(()),

@@ -18,16 +18,15 @@ use super::keys::config_failure;
 use super::now;
 use super::server::{KindName, ServerArgs, model_failure};
 use super::talk::Talk;
-use crate::agent::episode_loop::{AgentSetting, Speech};
-use crate::agent::sandbox::Sandboxes;
+use crate::agent::{AgentSetting, Speech};
 use crate::config::Config;
 use crate::config::parts::{AgentPart, ModelPart, RewardPart, RunPart, SandboxPart, TaskPart};
 use crate::event::{Event, counted};
 use crate::metrics::Digest;
 use crate::model::Model;
+use crate::model::Opened;
 use crate::model::budget::{Allowance, Meter, ModelRole};
 use crate::model::notice::Notices;
-use crate::model::open::Opened;
 use crate::model::probe::{Report, probe};
 use crate::pipeline::batch::{self, Batch, Done, Stopped};
 use crate::pipeline::paid::Paid;
@@ -40,6 +39,7 @@ use crate::store::summary::Summary;
 use crate::tasks::hub::{HubError, HubSettings};
 use crate::tasks::source::{Loaded, TaskSource, load_all};
 use crate::tasks::{CodingTask, TaskError};
+use backsight_sandbox::Sandboxes;
 
 /// Episodes at once where nothing else is said: for servers, and for a model on this machine's own cores.
 const CONCURRENCY: (usize, usize) = (16, 4);
@@ -438,7 +438,7 @@ pub(super) fn table(finished: &Finished) -> String {
     let rendered_episodes = summary.made("rendered_episodes");
     let mut text = format!("episodes   {made} made, {lost} lost, {} left\n", summary.left);
     for (why, n) in summary.lost.values().flatten() {
-        text.push_str(&format!("{:<10} {n} lost: {}\n", "", super::failure::one_line(why)));
+        text.push_str(&format!("{:<10} {n} lost: {}\n", "", super::output::one_line(why)));
     }
     if rendered_episodes > 0 {
         let have = if rendered_episodes == 1 { "has" } else { "have" };

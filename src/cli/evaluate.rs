@@ -5,9 +5,10 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::args::EvaluateArgs;
+use super::block_on;
 use super::episodes::{self, Ask, Finished, part};
 use super::failure::Failure;
-use super::{block_on, output};
+use super::stdout;
 use crate::config::parts::{AgentPart, EvaluatePart, TaskPart};
 use crate::pipeline::evaluation::{self, Setting};
 use crate::pipeline::slots::{Slot, groups};
@@ -35,7 +36,7 @@ fn evaluate(args: &EvaluateArgs) -> Result<(), Failure> {
     let max_new_tokens = agent.max_turn_tokens;
     keep(&mut finished, |model| Setting { model, max_new_tokens, temperature, seconds })?;
     let text = if args.talk.json { episodes::as_json(&finished) } else { table(&finished) };
-    output::data(text.as_bytes())?;
+    stdout::data(text.as_bytes())?;
     episodes::verdict(&finished)
 }
 

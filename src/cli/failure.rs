@@ -3,7 +3,7 @@
 use std::fmt::Display;
 use std::process::ExitCode;
 
-use super::output;
+use super::output::{self, one_line};
 
 /// A failed command.
 #[derive(Debug)]
@@ -64,9 +64,4 @@ impl Failure {
         }
         ExitCode::from(self.code)
     }
-}
-
-/// Hostile text must not draw on the terminal or fake further lines.
-pub(super) fn one_line(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }

@@ -9,9 +9,8 @@ use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Args as ClapArgs, Command, FromArgMatches};
 use serde_json::{Value, json};
 
-use super::args::ConfigArgs;
 use super::failure::Failure;
-use super::output;
+use super::stdout;
 use crate::config::keys::{KEYS, Key, Shape};
 use crate::config::{Config, ConfigError, File, Typed};
 
@@ -135,6 +134,13 @@ fn value_name(shape: Shape) -> &'static str {
     }
 }
 
+#[derive(Debug, ClapArgs)]
+pub(super) struct ConfigArgs {
+    /// Print the keys as JSON
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
 /// `config`: every key there is.
 pub(super) fn list(args: &ConfigArgs) -> Result<(), Failure> {
     let text = if args.json {
@@ -142,7 +148,7 @@ pub(super) fn list(args: &ConfigArgs) -> Result<(), Failure> {
     } else {
         KEYS.iter().map(key_text).collect()
     };
-    output::data(text.as_bytes())
+    stdout::data(text.as_bytes())
 }
 
 fn key_json(key: &Key) -> Value {

@@ -7,18 +7,19 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::episodes::{self, Ask, Finished, part};
-use super::failure::{Failure, one_line};
+use super::failure::Failure;
 use super::keys::config_failure;
+use super::output::one_line;
 use super::talk::{Loudness, Talk};
 use super::{block_on, collect};
 use crate::config::parts::CollectPart;
 use crate::config::{Config, Typed};
-use crate::episode::{Content, Episode, Message};
 use crate::store::RunLock;
 use crate::store::ledger::LEDGER_FILE;
 use crate::store::lock::LOCK_FILE;
 use crate::store::run::CONFIG_FILE;
-use crate::wire::messages;
+use backsight_chat::messages;
+use backsight_core::episode::{Content, Episode, Message};
 
 /// What a very small model can do in a minute or two.
 const KEYS: [(&str, &[&str]); 9] = [

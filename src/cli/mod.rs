@@ -7,6 +7,7 @@
 mod args;
 mod chat;
 mod collect;
+mod command;
 mod credit;
 mod dataset;
 mod episodes;
@@ -23,6 +24,7 @@ mod score;
 mod serve;
 mod server;
 mod sources;
+mod stdout;
 mod talk;
 
 use std::ffi::OsString;
@@ -30,7 +32,8 @@ use std::process::ExitCode;
 
 use clap::Parser as _;
 
-use self::args::{Args, ChatCommand, Command, ModelCommand};
+use self::args::{ChatCommand, ModelCommand};
+use self::command::{Args, Command};
 use self::failure::Failure;
 
 /// Runs the program with these arguments, the program's name first.

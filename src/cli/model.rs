@@ -4,14 +4,16 @@ use std::path::PathBuf;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
+use super::block_on;
 use super::failure::Failure;
-use super::{block_on, output};
+use super::output;
+use super::stdout;
 use crate::model::weights::{KNOWN, Weights, WeightsError};
 
 pub(super) fn pull(name: Option<&str>) -> Result<(), Failure> {
     let (name, path) = bring(&open()?, name)?;
     output::talk(&format!("{name} is at"));
-    output::data(format!("{}\n", path.display()).as_bytes())
+    stdout::data(format!("{}\n", path.display()).as_bytes())
 }
 
 fn bring(weights: &Weights, name: Option<&str>) -> Result<(&'static str, PathBuf), Failure> {
@@ -32,12 +34,12 @@ pub(super) fn list() -> Result<(), Failure> {
         Some(path) => format!("{:<28}  {}\n{:<28}  {}\n", known.name, known.about, "", path.display()),
         None => format!("{:<28}  {}\n{:<28}  not here yet\n", known.name, known.about, ""),
     };
-    output::data(KNOWN.iter().map(line).collect::<String>().as_bytes())
+    stdout::data(KNOWN.iter().map(line).collect::<String>().as_bytes())
 }
 
 pub(super) fn path(name: Option<&str>) -> Result<(), Failure> {
     let (_, path) = find(name)?;
-    output::data(format!("{}\n", path.display()).as_bytes())
+    stdout::data(format!("{}\n", path.display()).as_bytes())
 }
 
 /// The name and place of a model: by name, by path, or the default that is here.

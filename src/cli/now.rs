@@ -1,7 +1,7 @@
 //! Reading `--now`: seconds since 1970, or a date and time such as `2026-01-31T12:00:00Z`.
 
 use super::failure::Failure;
-use crate::chat::template::Now;
+use backsight_chat::template::Now;
 
 /// The time that was typed.
 pub(super) fn parse(text: &str) -> Result<Now, Failure> {

@@ -1,22 +1,9 @@
-//! Writing to the two streams: data to stdout, talk to stderr.
+//! Talk: what people and machines are told on stderr.
 
 use std::io::{self, Write};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
-
-use super::failure::{Failure, one_line};
-
-/// Writes data. A reader that has gone away (`| head`) is no failure.
-pub(super) fn data(bytes: &[u8]) -> Result<(), Failure> {
-    let mut stdout = io::stdout().lock();
-    match stdout.write_all(bytes).and_then(|()| stdout.flush()) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-            Err(Failure::input(format!("stdout cannot be written: {error}"), "check the disk or the pipe"))
-        }
-        _ => Ok(()),
-    }
-}
 
 /// So many of something: `1 job`, `2 jobs`.
 pub(super) fn count(n: u64, what: &str) -> String {
@@ -50,4 +37,9 @@ pub(super) fn event_of(name: &str, fields: Value) -> Value {
         event.extend(fields);
     }
     event
+}
+
+/// Hostile text must not draw on the terminal or fake further lines.
+pub(super) fn one_line(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }

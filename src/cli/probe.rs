@@ -3,9 +3,10 @@
 use serde_json::Value;
 
 use super::args::ProbeArgs;
+use super::block_on;
 use super::failure::Failure;
 use super::server::teller;
-use super::{block_on, output};
+use super::stdout;
 use crate::model::notice::Notices;
 use crate::model::probe::{Report, probe};
 
@@ -28,7 +29,7 @@ fn look(args: &ProbeArgs) -> Result<(), Failure> {
     })??;
     notices.take().iter().chain(&report.notes).for_each(|note| tell(note));
     let text = if args.json { format!("{}\n", report.to_json()) } else { table(&report) };
-    output::data(text.as_bytes())?;
+    stdout::data(text.as_bytes())?;
     match report.self_test_ok() {
         Some(false) => Err(Failure::losses(
             "the self-test failed: the server gives other logprobs for a token as sample than as prompt",

@@ -10,20 +10,23 @@ use serde_json::Map;
 
 use super::args::QuickstartArgs;
 use super::chat::source_failure;
-use super::failure::{Failure, one_line};
+use super::failure::Failure;
+use super::output::{self, one_line};
 use super::server::model_failure;
-use super::{block_on, live, model, output};
-use crate::chat::tool_text;
-use crate::episode::Episode;
+use super::stdout;
+use super::{block_on, live, model};
 use crate::model::budget::{Allowance, Meter, ModelRole};
-use crate::model::open::{Opened, open_embedded};
+use crate::model::open::open_embedded;
+use crate::model::opened::Opened;
+use crate::pipeline::Texts;
 use crate::pipeline::credit::{Event, Fate, Options, Report as Ended, Stop, Teacher, run as score};
 use crate::pipeline::paid::Paid;
-use crate::pipeline::read::Texts;
 use crate::quickstart::{EPISODE, Step, bundled, conversation, longest, options, steps};
 use crate::store::RunLock;
 use crate::store::episodes::find;
 use crate::store::hindsight::{Hindsight, read};
+use backsight_chat::tool_text;
+use backsight_core::episode::Episode;
 
 /// How many of the most changed steps are named.
 const N_CHANGED: usize = 5;
@@ -43,12 +46,12 @@ pub(super) fn run(args: &QuickstartArgs) -> Result<(), Failure> {
     let live_dir = args.out.join("live");
     let live = live::run(&path, &live_dir);
     if let Ok(live) = &live {
-        output::data(format!("{}\n", live::text(live)).as_bytes())?;
+        stdout::data(format!("{}\n", live::text(live)).as_bytes())?;
     }
     credit(args, &name, &path, &opened, began)?;
     let again = live::command(&path.display().to_string(), &live_dir);
     // What the machine does not allow is said last, so that it is not overlooked.
-    live.map(|_| output::data(format!("  {again}\n").as_bytes()))?
+    live.map(|_| stdout::data(format!("  {again}\n").as_bytes()))?
 }
 
 /// The recorded part: an episode's steps are re-read knowing its outcome, and get their credit.
@@ -79,7 +82,7 @@ fn credit(
         files: files(&args.out, &ended),
         seconds: began.elapsed().as_secs_f64(),
     };
-    output::data(report.text(&args.out).as_bytes())
+    stdout::data(report.text(&args.out).as_bytes())
 }
 
 /// The model's tokenizer and template; without them there is nothing to show.

@@ -13,19 +13,20 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
 
 use super::args::ScoreArgs;
+use super::block_on;
 use super::episodes::interrupted;
-use super::failure::{Failure, one_line};
+use super::failure::Failure;
+use super::output::{self, one_line};
 use super::server::model_failure;
-use super::{block_on, output};
+use super::stdout;
+use crate::model::Opened;
 use crate::model::budget::{Allowance, Meter, ModelRole, Spent};
 use crate::model::notice::Notices;
-use crate::model::open::Opened;
 use crate::model::planned::{Planned, score_planned};
 use crate::model::probe::require_scores;
 use crate::model::transport::Transport;
 use crate::model::{Error, Limits, Model};
 use crate::pipeline::paid::Paid;
-use crate::score::{ScoreJob, SpanScore};
 use crate::store::atomic;
 use crate::store::journal::Journal;
 use crate::store::run::CONFIG_FILE;
@@ -33,6 +34,7 @@ use crate::store::spool::Spool;
 use crate::store::summary::{Naive, SUMMARY, Summary};
 use crate::store::{LockError, RunLock};
 use crate::wire::score_jobs;
+use backsight_core::score::{ScoreJob, SpanScore};
 
 /// One line of the jobs file.
 struct Line {
@@ -360,7 +362,7 @@ fn report(args: &ScoreArgs, summary: &Summary, voice: &Voice) -> Result<(), Fail
     let ended = json!({"made": made, "lost": lost, "left": summary.left, "seconds": summary.seconds});
     voice.say("ended", ended, None);
     if args.json {
-        return output::data(format!("{json}\n").as_bytes());
+        return stdout::data(format!("{json}\n").as_bytes());
     }
     let jobs = output::count(made + lost + summary.left, "job");
     output::talk(&format!("{made} of {jobs} scored, in {}", args.out.display()));

@@ -7,11 +7,13 @@ use tokio::net::TcpListener;
 
 use super::args::{Personality, ServeArgs};
 use super::failure::Failure;
+use super::output;
 use super::server::model_failure;
-use super::{block_on, model, output};
-use crate::chat::tool_text;
-use crate::model::embedded::model::Embedded;
+use super::stdout;
+use super::{block_on, model};
 use crate::model::serve::{self, Served};
+use backsight_chat::tool_text;
+use backsight_engine::model::Embedded;
 
 pub(super) fn run(args: &ServeArgs) -> Result<(), Failure> {
     let (name, path) = model::find(args.model.as_deref())?;
@@ -42,7 +44,7 @@ async fn listen(address: SocketAddr, served: Arc<Served>) -> Result<(), Failure>
         output::talk("note: anybody who can reach this address can use the model");
     }
     output::talk(&format!("serving {} until Ctrl-C at", served.name));
-    output::data(format!("http://{address}\n").as_bytes())?;
+    stdout::data(format!("http://{address}\n").as_bytes())?;
     tokio::select! {
         ended = serve::serve(listener, served) => ended.map_err(cannot),
         _ = tokio::signal::ctrl_c() => Ok(()),

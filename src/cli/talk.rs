@@ -4,8 +4,7 @@ use std::io::IsTerminal;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-use super::failure::one_line;
-use super::output;
+use super::output::{self, one_line};
 use crate::event::Event;
 use crate::pipeline::batch::now;
 

@@ -10,11 +10,11 @@ use serde::Deserialize;
 use super::ConfigError;
 use crate::agent::options::{ForcedCalls, LoopOptions};
 use crate::agent::reward::{CustomReward, RewardRule, RewardWeights};
-use crate::agent::sandbox::{DockerConfig, Limits, SandboxConfig, SandboxKind};
 use crate::agent::tools::ToolLimits;
 use crate::tasks::dataset::DatasetOptions;
 use crate::tasks::source::TaskSource;
 use crate::tasks::split::SplitOptions;
+use backsight_sandbox::{DockerConfig, Limits, SandboxConfig, SandboxKind};
 
 const MIB: u64 = 1 << 20;
 

@@ -11,9 +11,9 @@ use super::openai::{chat_answer, chat_tokens, unsupported};
 use super::remote::{self, Kind, OpenOptions, ServerInfo};
 use super::transport::{Answer, Call, Method, Transport};
 use super::{ChatAnswer, ChatRequest, Error, GenerateRequest, Generated, Limits, Model, Scored};
-use crate::score::ScoreJob;
 use crate::wire::anthropic::{self as wire, MessagesRequest};
 use crate::wire::openai;
+use backsight_core::score::ScoreJob;
 
 /// The API version whose formats we speak; sent as the header `anthropic-version`.
 pub const API_VERSION: &str = "2023-06-01";

@@ -10,8 +10,8 @@ use async_trait::async_trait;
 use tokio::sync::Notify;
 
 use super::{ChatAnswer, ChatRequest, Error, GenerateRequest, Generated, Limits, Model, Scored, Usage};
-use crate::episode::Message;
-use crate::score::ScoreJob;
+use backsight_core::episode::Message;
+use backsight_core::score::ScoreJob;
 
 /// For whom a model works.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -257,7 +257,7 @@ fn guessed_tokens(message: &Message) -> usize {
 #[expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 mod tests {
     use super::*;
-    use crate::tokens::TokenSpan;
+    use backsight_core::tokens::TokenSpan;
     use std::time::Duration;
 
     /// Charges `tokens` for each score, after a second; refuses a job of one token.

@@ -11,15 +11,14 @@ use tokio::sync::Mutex;
 
 use super::Error;
 use super::retry::{Failure, Kind};
-use super::transport::Transport;
 
-/// Looks at the one endpoint of a transport; [`Error::Changed`] says that it is another model than before.
-pub type Check = Arc<dyn Fn(Transport) -> BoxFuture<'static, Result<(), Error>> + Send + Sync>;
+/// Looks at the one endpoint of a way `T` to it; [`Error::Changed`] says that it is another model than before.
+pub type Check<T> = Arc<dyn Fn(T) -> BoxFuture<'static, Result<(), Error>> + Send + Sync>;
 
-/// The doubts about the endpoints of one transport.
-pub(super) struct Doubts {
+/// The doubts about the endpoints of one transport `T`.
+pub(super) struct Doubts<T> {
     each: Vec<Doubt>,
-    check: OnceLock<Check>,
+    check: OnceLock<Check<T>>,
     changed: OnceLock<Error>,
 }
 
@@ -41,7 +40,7 @@ impl Doubt {
     }
 }
 
-impl Doubts {
+impl<T> Doubts<T> {
     /// No doubts about so many endpoints.
     pub(super) fn new(n_endpoints: usize) -> Self {
         let each = (0..n_endpoints).map(|_| Doubt::default()).collect();
@@ -49,7 +48,7 @@ impl Doubts {
     }
 
     /// From now on this is how endpoints in doubt are looked at; the first check given stays.
-    pub(super) fn check_with(&self, check: Check) {
+    pub(super) fn check_with(&self, check: Check<T>) {
         let _ = self.check.set(check);
     }
 
@@ -66,7 +65,7 @@ impl Doubts {
     pub(super) async fn settle(
         &self,
         idx: usize,
-        endpoint: impl FnOnce() -> Result<Transport, Error>,
+        endpoint: impl FnOnce() -> Result<T, Error>,
     ) -> Result<(), Error> {
         let doubt = &self.each[idx];
         let Some(check) = self.check.get().filter(|_| doubt.open().is_some()) else { return Ok(()) };

@@ -8,17 +8,17 @@
 use std::sync::{Mutex, PoisonError};
 
 use async_trait::async_trait;
+use serde_json::{Value, json};
 
 use super::remote::{self, Kind, OpenOptions, ServerInfo};
 use super::transport::{Answer, Call, Method, Transport};
-use super::vllm::structured_outputs;
 use super::{
     ChatAnswer, ChatRequest, Constraint, Error, Finish, GenerateRequest, Generated, Limits, Model, Scored,
 };
-use crate::episode::Content;
-use crate::score::ScoreJob;
-use crate::wire::messages;
 use crate::wire::openai::{self as wire, Answered};
+use backsight_chat::messages;
+use backsight_core::episode::Content;
+use backsight_core::score::ScoreJob;
 
 /// A model behind an OpenAI-compatible server.
 pub struct OpenAi {
@@ -246,11 +246,19 @@ pub(super) fn chat_answer(answered: Answered) -> ChatAnswer {
     ChatAnswer { message, finish, usage: remote::usage(counts, 0) }
 }
 
+/// A constraint as vLLM writes it, on both of its routes.
+pub(super) fn structured_outputs(constraint: &Constraint) -> Value {
+    match constraint {
+        Constraint::JsonSchema(schema) => json!({"json": schema}),
+        Constraint::Regex(regex) => json!({"regex": regex}),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::episode::{Message, Role};
     use crate::model::{Place, Sampling};
+    use backsight_core::episode::{Message, Role};
     use serde_json::json;
 
     fn request(constraint: Option<Constraint>) -> ChatRequest {

@@ -13,8 +13,8 @@ use tokio::task::JoinSet;
 
 use super::resting::Resting;
 use super::{Error, Limits, Model, Scored, Usage};
-use crate::plan::{Backend, Figures, Plan, plan};
-use crate::score::{ScoreJob, SpanScore};
+use backsight_core::plan::{Backend, Figures, Plan, plan};
+use backsight_core::score::{ScoreJob, SpanScore};
 
 /// Requests that wait for a permit cost memory for nothing; more than this many are never under way.
 const UNDER_WAY: usize = 256;

@@ -8,17 +8,17 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use super::open::Opened;
+use super::opened::Opened;
 use super::remote::{Kind, ServerInfo};
 use super::transport::{Answer, Call, Method, Transport};
 use super::{ChatRequest, Error, GenerateRequest, Generated, Limits, Model, Place, Sampling, Scored};
-use crate::chat::drops::drops;
-use crate::chat::source::ChatTemplates;
-use crate::chat::template::Now;
-use crate::episode::{Message, Role};
-use crate::score::{ScoreJob, SpanScore};
-use crate::tokens::{Logprob, TokenId, TokenSpan};
 use crate::wire::openai;
+use backsight_chat::drops::drops;
+use backsight_chat::source::ChatTemplates;
+use backsight_chat::template::Now;
+use backsight_core::episode::{Message, Role};
+use backsight_core::score::{ScoreJob, SpanScore};
+use backsight_core::tokens::{Logprob, TokenId, TokenSpan};
 
 /// Letters, digits, accents and another script, so that tokenizers that differ show it.
 pub const PROBE_TEXT: &str =

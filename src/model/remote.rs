@@ -11,11 +11,11 @@ use serde::Serialize;
 use super::notice::Notices;
 use super::transport::{Answer, Call, LOOK_UP, Method, Transport};
 use super::{Error, Finish, Generated, Place, SampledToken, Scored, Usage};
-use crate::score::{Absence, ScoreJob, SpanScore};
-use crate::tokens::TokenId;
-use crate::wire::needed::{Needed, absent};
 use crate::wire::openai::{self, Listed};
 use crate::wire::{Counts, Drawn};
+use backsight_core::needed::{Needed, absent};
+use backsight_core::score::{Absence, ScoreJob, SpanScore};
+use backsight_core::tokens::TokenId;
 
 /// The protocols we speak.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -169,43 +169,6 @@ fn quoted(names: &[&str]) -> String {
     format!("{}{more}", shown.join(", "))
 }
 
-/// Refuses ids the model does not have.
-pub fn check_ids(ids: &[TokenId], vocab_size: Option<usize>) -> Result<(), Error> {
-    let outside = |&(_, &id): &(usize, &TokenId)| vocab_size.is_some_and(|size| id as usize >= size);
-    let Some((position, id)) = ids.iter().enumerate().find(outside) else { return Ok(()) };
-    let size = vocab_size.unwrap_or_default();
-    Err(Error::Invalid {
-        what: format!("token {id} at position {position} is outside the vocabulary of {size}"),
-        help: "use the tokenizer of the model that is asked".to_owned(),
-    })
-}
-
-/// Refuses more candidates than there are tokens: servers fall over it.
-pub fn check_top_k(top_k: usize, vocab_size: Option<usize>) -> Result<(), Error> {
-    let Some(size) = vocab_size.filter(|&size| top_k > size) else { return Ok(()) };
-    Err(Error::Invalid {
-        what: format!("{top_k} candidates per position are more than the vocabulary's {size} tokens"),
-        help: "ask for a smaller top_k".to_owned(),
-    })
-}
-
-/// Refuses a prompt that leaves no room for one more token, which every server wants.
-pub fn check_length(n_tokens: usize, context_length: Option<usize>) -> Result<(), Error> {
-    let Some(context_length) = context_length.filter(|&length| n_tokens >= length) else { return Ok(()) };
-    Err(Error::Invalid {
-        what: format!("{n_tokens} tokens do not fit a context of {context_length} with room for one more"),
-        help: "shorten the sequence, or start the server with a longer context".to_owned(),
-    })
-}
-
-/// Refuses a prompt without tokens.
-pub fn check_prompt(prompt: &[TokenId]) -> Result<(), Error> {
-    if !prompt.is_empty() {
-        return Ok(());
-    }
-    Err(Error::Invalid { what: "the prompt has no tokens".to_owned(), help: "give at least one".to_owned() })
-}
-
 /// A request's body.
 pub fn body(request: &impl Serialize) -> Result<Option<Vec<u8>>, Error> {
     let invalid = |why: serde_json::Error| Error::Invalid {
@@ -308,7 +271,7 @@ pub fn generated(drawn: Drawn, n_sent: usize, own: bool) -> Generated {
 #[expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 mod tests {
     use super::*;
-    use crate::tokens::TokenSpan;
+    use backsight_core::tokens::TokenSpan;
 
     fn check(names: &[&str], wanted: Option<&str>, expected: Result<&str, &str>) {
         let listed: Vec<_> =
@@ -328,20 +291,6 @@ mod tests {
         check(&names, Some("qwen3-4b"), Err(&format!("http://s has no model `qwen3-4b`; it lists {listed}")));
         check(&["a", "b"], None, Err("http://s has 2 models: `a`, `b`"));
         check(&[], None, Err("http://s lists no models"));
-    }
-
-    #[test]
-    fn ids_and_lengths_are_checked() {
-        let what = |result: Result<(), Error>| result.unwrap_err().to_string();
-        assert_eq!(check_ids(&[1, 2], Some(3)), Ok(()));
-        assert_eq!(check_ids(&[9], None), Ok(()));
-        assert_eq!(what(check_ids(&[1, 3], Some(3))), "token 3 at position 1 is outside the vocabulary of 3");
-        assert_eq!(check_length(9, Some(10)), Ok(()));
-        assert_eq!(
-            what(check_length(10, Some(10))),
-            "10 tokens do not fit a context of 10 with room for one more"
-        );
-        assert_eq!(what(check_prompt(&[])), "the prompt has no tokens");
     }
 
     #[test]

@@ -7,7 +7,7 @@
 //! Deliberately absent: sending the two requests, which the clients do.
 
 use super::{GenerateRequest, Place, Sampling};
-use crate::tokens::{TokenId, TopK};
+use backsight_core::tokens::{TokenId, TopK};
 
 /// What the reported logprobs are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,7 +78,7 @@ fn gap(row: &TopK) -> Option<f64> {
 #[expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 mod tests {
     use super::*;
-    use crate::tokens::Logprob;
+    use backsight_core::tokens::Logprob;
 
     fn check(half: &[f64], one: &[f64], expected: Reported) {
         let row = |values: &[f64]| {

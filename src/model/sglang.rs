@@ -16,11 +16,14 @@ use super::openai::{self, Dialect};
 use super::remote::{self, Kind, OpenOptions, SecondChance, ServerInfo};
 use super::sampled::{self, Reported};
 use super::transport::{Answer, Call, Method, Transport};
-use super::{ChatAnswer, ChatRequest, Constraint, Error, GenerateRequest, Generated, Limits, Model, Scored};
-use crate::score::ScoreJob;
-use crate::tokens::{TokenId, TopK};
+use super::{
+    ChatAnswer, ChatRequest, Constraint, Error, GenerateRequest, Generated, Limits, Model, Scored, check_ids,
+    check_length, check_prompt, check_top_k,
+};
 use crate::wire::Drawn;
 use crate::wire::sglang::{self as wire, OneOrMany, SamplingParams, Scores, Window};
+use backsight_core::score::ScoreJob;
+use backsight_core::tokens::{TokenId, TopK};
 
 /// What an answer may have beside its candidates, and for each of them: a number and an id.
 const MAX_ANSWER: (usize, usize) = (1 << 20, 128);
@@ -92,15 +95,15 @@ impl Sglang {
                 help: "name the model's tokenizer with --tokenizer".to_owned(),
             });
         }
-        remote::check_ids(ids, self.limits.vocab_size)?;
-        remote::check_length(ids.len(), self.limits.context_length)
+        check_ids(ids, self.limits.vocab_size)?;
+        check_length(ids.len(), self.limits.context_length)
     }
 
     /// What is to be sent for a job; nothing when none of its positions has a context.
     fn window(&self, job: &ScoreJob) -> Result<Option<Window>, Error> {
         let Some(window) = Window::of(job) else { return Ok(None) };
         self.check(&job.tokens()[..window.end])?;
-        remote::check_top_k(job.top_k(), self.limits.vocab_size)?;
+        check_top_k(job.top_k(), self.limits.vocab_size)?;
         Ok(Some(window))
     }
 
@@ -164,7 +167,7 @@ impl Sglang {
     /// The logprobs of chosen ids at every needed position of a job, in the order of the positions;
     /// a position without a context has none.
     pub async fn score_chosen(&self, job: &ScoreJob, ids: &[TokenId]) -> Result<Vec<TopK>, Error> {
-        remote::check_ids(ids, self.limits.vocab_size)?;
+        check_ids(ids, self.limits.vocab_size)?;
         let Some(window) = self.window(job)? else { return Ok(Vec::new()) };
         let request =
             wire::GenerateRequest { token_ids_logprob: Some(ids), ..wire::score_request(job, window) };
@@ -244,9 +247,9 @@ impl Sglang {
 #[async_trait]
 impl Model for Sglang {
     async fn generate(&self, request: &GenerateRequest) -> Result<Generated, Error> {
-        remote::check_prompt(&request.prompt)?;
+        check_prompt(&request.prompt)?;
         self.check(&request.prompt)?;
-        remote::check_ids(&request.stop_ids, self.limits.vocab_size)?;
+        check_ids(&request.stop_ids, self.limits.vocab_size)?;
         let own = self.own_logprobs(request).await?;
         let drawn = self.draw(request).await?;
         Ok(remote::generated(drawn, request.prompt.len(), own))

@@ -11,7 +11,6 @@
 use std::fmt;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use base64::Engine as _;
@@ -49,8 +48,6 @@ pub struct Call<'a> {
 /// An answer with a status of 2xx, to be decoded.
 #[derive(Clone, Copy, Debug)]
 pub struct Answer<'a> {
-    /// The HTTP status.
-    pub status: u16,
     /// The whole body.
     pub body: &'a [u8],
 }
@@ -136,15 +133,6 @@ impl Default for Settings {
     }
 }
 
-/// What a transport has sent.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
-    /// Requests sent, every attempt counted.
-    pub attempts: u64,
-    /// Of those, attempts after the first of their call.
-    pub retries: u64,
-}
-
 /// A way to one model, over one or several endpoints. Clones share everything but their patience.
 #[derive(Clone)]
 pub struct Transport {
@@ -157,13 +145,11 @@ pub struct Transport {
 struct Shared {
     http: reqwest::Client,
     pool: Arc<Pool>,
-    doubts: Doubts,
+    doubts: Doubts<Transport>,
     headers: Vec<HeaderMap>,
     secrets: Vec<Secret>,
     settings: Settings,
     jitter: Jitter,
-    attempts: AtomicU64,
-    retries: AtomicU64,
 }
 
 /// How long a person waits for something that is computed.
@@ -195,8 +181,6 @@ impl Transport {
             jitter: Jitter::new(
                 settings.jitter_seed.unwrap_or_else(|| RandomState::new().build_hasher().finish()),
             ),
-            attempts: AtomicU64::new(0),
-            retries: AtomicU64::new(0),
             settings,
         };
         let (policy, longest) = (shared.settings.policy.clone(), Duration::MAX);
@@ -228,7 +212,7 @@ impl Transport {
     }
 
     /// From now on an endpoint that failed is looked at before its next answer is handed on.
-    pub fn check_with(&self, check: Check) {
+    pub fn check_with(&self, check: Check<Self>) {
         self.shared.doubts.check_with(check);
     }
 
@@ -245,14 +229,6 @@ impl Transport {
         names.join(", ")
     }
 
-    /// What has been sent so far.
-    pub fn counts(&self) -> Counts {
-        Counts {
-            attempts: self.shared.attempts.load(Ordering::Relaxed),
-            retries: self.shared.retries.load(Ordering::Relaxed),
-        }
-    }
-
     /// Sends `call` until it is answered, refused, or given up.
     ///
     /// `decode` is given a body with a status of 2xx. Its `Err` says why the body is no answer to this
@@ -267,7 +243,6 @@ impl Transport {
             self.shared.doubts.fail_if_changed()?;
             let lease = self.shared.pool.lease(call.sticky, call.tokens, &progress.tried).await?;
             progress.begin(lease.idx());
-            self.shared.count(&progress);
             let idx = lease.idx();
             let limit = call.timeout.unwrap_or(self.shared.settings.timeout).min(self.longest);
             match self.shared.attempt(lease, call, limit, decode).await {
@@ -344,11 +319,6 @@ impl Progress {
 }
 
 impl Shared {
-    fn count(&self, progress: &Progress) {
-        self.attempts.fetch_add(1, Ordering::Relaxed);
-        self.retries.fetch_add(u64::from(progress.attempts > 1), Ordering::Relaxed);
-    }
-
     /// Sends once and decodes; the endpoint's health learns of it either way.
     async fn attempt<T>(
         &self,
@@ -360,9 +330,9 @@ impl Shared {
         let server = lease.endpoint().name().to_owned();
         let received = tokio::time::timeout(limit, self.exchange(&lease, call)).await;
         let outcome = match received.unwrap_or_else(|_| Err(timed_out(&server, limit))) {
-            Ok((status, body)) => {
+            Ok(body) => {
                 lease.answered();
-                self.decode(&server, &Answer { status, body: &body }, decode)
+                self.decode(&server, &Answer { body: &body }, decode)
             }
             Err(failure) => Err(failure),
         };
@@ -383,7 +353,7 @@ impl Shared {
     }
 
     /// Sends the request and reads the answer; anything but a whole body with a status of 2xx is a failure.
-    async fn exchange(&self, lease: &Lease, call: &Call<'_>) -> Result<(u16, Vec<u8>), Failure> {
+    async fn exchange(&self, lease: &Lease, call: &Call<'_>) -> Result<Vec<u8>, Failure> {
         let endpoint = lease.endpoint();
         let mut request = self.http.request(call.method.clone(), endpoint.url(call.path));
         request = request.headers(self.headers[lease.idx()].clone());
@@ -391,14 +361,11 @@ impl Shared {
             request = request.header(CONTENT_TYPE, "application/json").body(body.clone());
         }
         let response = request.send().await.map_err(|why| self.not_sent(endpoint, why))?;
-        let status = response.status().as_u16();
-        match retry::judge_status(status) {
-            Some(kind) => Err(self.bad_status(endpoint, kind, response).await),
-            None => match body::read(response, call.max_answer).await {
-                Ok(body) => Ok((status, body)),
-                Err(fault) => Err(self.bad_body(endpoint, fault, call.max_answer)),
-            },
+        if let Some(kind) = retry::judge_status(response.status().as_u16()) {
+            return Err(self.bad_status(endpoint, kind, response).await);
         }
+        let body = body::read(response, call.max_answer).await;
+        body.map_err(|fault| self.bad_body(endpoint, fault, call.max_answer))
     }
 
     fn decode<T>(
@@ -479,7 +446,7 @@ fn garbled(server: &str, why: String) -> Failure {
 }
 
 fn http_client(settings: &Settings) -> Result<reqwest::Client, Error> {
-    let client = reqwest::Client::builder()
+    let client = crate::http::client()
         .user_agent(concat!("backsight/", env!("CARGO_PKG_VERSION")))
         // A redirected POST becomes a GET, and a key must not travel to a host the user did not name.
         .redirect(reqwest::redirect::Policy::none())

@@ -7,18 +7,20 @@
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use async_trait::async_trait;
-use serde_json::{Value, json};
 use tokio::sync::OnceCell;
 
 use super::openai::{self, Dialect};
 use super::remote::{self, Kind, OpenOptions, SecondChance, ServerInfo};
 use super::sampled::{self, Reported};
 use super::transport::{Answer, Call, LOOK_UP, Method, Transport};
-use super::{ChatAnswer, ChatRequest, Constraint, Error, GenerateRequest, Generated, Limits, Model, Scored};
-use crate::score::ScoreJob;
-use crate::tokens::TopK;
+use super::{
+    ChatAnswer, ChatRequest, Error, GenerateRequest, Generated, Limits, Model, Scored, check_ids,
+    check_length, check_prompt,
+};
 use crate::wire::Drawn;
 use crate::wire::vllm::{self as wire, CompletionRequest, LogprobLimit};
+use backsight_core::score::ScoreJob;
+use backsight_core::tokens::TopK;
 
 /// What an answer may have beside its candidates, and for each of them: a number, a rank and a text.
 const MAX_ANSWER: (usize, usize) = (1 << 20, 256);
@@ -193,9 +195,9 @@ impl Vllm {
 #[async_trait]
 impl Model for Vllm {
     async fn generate(&self, request: &GenerateRequest) -> Result<Generated, Error> {
-        remote::check_prompt(&request.prompt)?;
-        remote::check_ids(&request.prompt, self.limits.vocab_size)?;
-        remote::check_length(request.prompt.len(), self.limits.context_length)?;
+        check_prompt(&request.prompt)?;
+        check_ids(&request.prompt, self.limits.vocab_size)?;
+        check_length(request.prompt.len(), self.limits.context_length)?;
         let own = self.own_logprobs(request).await?;
         let drawn = self.within_limit(request.top_k, |top_k| self.draw(request, top_k)).await?;
         Ok(remote::generated(drawn, request.prompt.len(), own))
@@ -206,8 +208,8 @@ impl Model for Vllm {
             return remote::nothing_to_score(job);
         }
         let sent = &job.tokens()[..job.end_needed()];
-        remote::check_ids(sent, self.limits.vocab_size)?;
-        remote::check_length(sent.len(), self.limits.context_length)?;
+        check_ids(sent, self.limits.vocab_size)?;
+        check_length(sent.len(), self.limits.context_length)?;
         self.within_limit(job.top_k(), |top_k| self.score_with(job, top_k)).await
     }
 
@@ -242,16 +244,8 @@ fn completion<'a>(model: &'a str, request: &'a GenerateRequest, top_k: usize) ->
         prompt_logprobs: None,
         return_token_ids: true,
         return_tokens_as_token_ids: true,
-        structured_outputs: sampling.constraint.as_ref().map(structured_outputs),
+        structured_outputs: sampling.constraint.as_ref().map(openai::structured_outputs),
         ..CompletionRequest::score(model, &request.prompt, 0)
-    }
-}
-
-/// A constraint as vLLM writes it, on both of its routes.
-pub(super) fn structured_outputs(constraint: &Constraint) -> Value {
-    match constraint {
-        Constraint::JsonSchema(schema) => json!({"json": schema}),
-        Constraint::Regex(regex) => json!({"regex": regex}),
     }
 }
 

@@ -13,7 +13,7 @@ use std::time::Duration;
 use tokio::process::Command;
 use tokio::time::timeout;
 
-use crate::hf::{Hub, HubError, Progress, RepoFile, RepoKind, sha256};
+use crate::hf::{Hub, HubError, Progress, RepoFile, sha256};
 
 /// The model from the hub.
 pub const HUB_DEFAULT: &str = "smollm2-135m-instruct";
@@ -270,12 +270,7 @@ impl Weights {
 }
 
 fn hub_file(repo: &str, path: &str) -> RepoFile {
-    RepoFile {
-        kind: RepoKind::Model,
-        repo: repo.to_owned(),
-        revision: "main".to_owned(),
-        path: path.to_owned(),
-    }
+    RepoFile { repo: repo.to_owned(), revision: "main".to_owned(), path: path.to_owned() }
 }
 
 /// Runs a module of the user's own Python, without a terminal to ask questions on. Its temporary files are in `dir`,

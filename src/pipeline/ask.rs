@@ -9,8 +9,8 @@ use std::sync::Arc;
 use super::read::{ReadEpisode, Seen};
 use crate::model::planned::{Pace, score_at};
 use crate::model::{Error, Model};
-use crate::plan::{Backend, Figures, plan};
-use crate::score::{ScoreJob, SpanScore};
+use backsight_core::plan::{Backend, Figures, plan};
+use backsight_core::score::{ScoreJob, SpanScore};
 
 /// The embedded engine, as episodes are asked of it: in passes over so many scored positions, so that progress can be told.
 pub const EMBEDDED: Backend = Backend { max_scored: Some(512), ..Backend::EMBEDDED };

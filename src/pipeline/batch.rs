@@ -14,12 +14,12 @@ use tokio::task::{JoinError, JoinSet};
 
 use super::slots::Slot;
 use super::watch::Watched;
-use crate::agent::episode_loop::{AgentSetting, EpisodePlace, run_episode};
-use crate::episode::Episode;
+use crate::agent::{AgentSetting, EpisodePlace, run_episode};
 use crate::event::Event;
 use crate::metrics::{self, Digest};
 use crate::model::Error;
 use crate::store::run::{RunDir, RunError};
+use backsight_core::episode::Episode;
 
 /// What a batch of episodes is run with.
 pub struct Batch {

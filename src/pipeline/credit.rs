@@ -14,24 +14,25 @@ use tokio::task::JoinSet;
 
 use super::ask::{Answers, EMBEDDED, Jobs, Which};
 use super::outline::{Framing, OutcomeLens, Outline, outline};
-use super::read::{ReadEpisode, ReadStep, Reader, Texts};
+use super::read::{ReadEpisode, ReadStep};
+use super::reader::{Reader, Texts};
 use super::resume::{Asked, Differences, OldScores, Standing, reusable, standing};
 use super::{Loss, Reason};
-use crate::credit::hcapo::Ratio;
-use crate::credit::subtasks::Place;
-use crate::episode::TokenSource;
-use crate::lens::Window;
 use crate::model::planned::{Pace, backend};
 use crate::model::{Error, Model};
-use crate::plan::{Backend, Figures};
-use crate::score::SpanScore;
 use crate::store::Ledgered;
 use crate::store::episodes::{Loaded, Source, load};
 use crate::store::hindsight::{
     Hindsight, HindsightError, Measured, MeasuredStep, assemble, directory_of, write,
 };
-use crate::tokens::Logprob;
 use crate::wire::hindsight::Provenance;
+use backsight_core::credit::hcapo::Ratio;
+use backsight_core::credit::subtasks::Place;
+use backsight_core::episode::TokenSource;
+use backsight_core::lens::Window;
+use backsight_core::plan::{Backend, Figures};
+use backsight_core::score::SpanScore;
+use backsight_core::tokens::Logprob;
 
 /// So many requests that failed in a row, without an answer in between, are a server that is gone.
 const GONE_AFTER: u32 = 3;

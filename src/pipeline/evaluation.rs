@@ -100,10 +100,10 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::episode::Task;
     use crate::metrics::Numbers;
     use crate::pipeline::slots::groups;
     use crate::tasks::CodingTask;
+    use backsight_core::episode::Task;
 
     fn digest(id: &str, correctness: Option<f64>) -> Option<Digest> {
         let numbers =

@@ -2,15 +2,15 @@
 
 use std::ops::Range;
 
-use super::read::Reader;
+use super::reader::Reader;
 use super::rendered::no_place;
 use super::shorten::{Context, Contexts};
 use super::{Loss, Reason};
-use crate::chat::recorded::{Insertion, insert};
-use crate::chat::reread::{Lens, Shown};
-use crate::episode::{Content, Conversation, Episode, Message};
-use crate::lens::{target, write};
-use crate::tokens::{TokenId, TokenSpan};
+use backsight_chat::recorded::{Insertion, insert};
+use backsight_chat::reread::{Lens, Shown};
+use backsight_core::episode::{Content, Conversation, Episode, Message};
+use backsight_core::lens::{target, write};
+use backsight_core::tokens::{TokenId, TokenSpan};
 
 /// A conversation of recorded ids.
 pub(super) struct Exact<'a> {

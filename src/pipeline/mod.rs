@@ -1,31 +1,35 @@
 //! How the parts work together. Read this first.
 //!
-//! [`credit`] takes episodes and a lens in and gives scored steps and their credit: an episode is outlined and
+//! `credit` takes episodes and a lens in and gives scored steps and their credit: an episode is outlined and
 //! read (`outline`, `read`: which sequences hold its actions), asked for (`ask`: the scores that are wanted, through
 //! a plan), and what came back is put together with what an earlier run left (`resume`).
 //!
-//! `collect` and `evaluate` are the same work on different tasks: [`student`] says how a model is spoken
-//! to, [`slots`] which episodes there are to run, [`batch`] runs those that are missing, several at a
-//! time, and [`watch`] notices when there is no point in going on.
+//! `collect` and `evaluate` are the same work on different tasks: `student` says how a model is spoken
+//! to, `slots` which episodes there are to run, `batch` runs those that are missing, several at a
+//! time, and `watch` notices when there is no point in going on.
 //!
 //! What was made is in the run directory before anybody is told of it, so a run can be killed at any moment and
 //! continued. Deliberately absent: printing, and reading configurations.
 
 mod ask;
-pub mod batch;
-pub mod credit;
-pub mod evaluation;
+pub(crate) mod batch;
+pub(crate) mod credit;
+pub(crate) mod evaluation;
 mod exact;
 mod loss;
-pub mod outline;
-pub mod paid;
-pub mod read;
+pub(crate) mod outline;
+pub(crate) mod paid;
+pub(crate) mod read;
+pub(crate) mod reader;
 mod rendered;
-pub mod resume;
+pub(crate) mod resume;
 mod shorten;
-pub mod slots;
-pub mod student;
-pub mod watch;
+pub(crate) mod slots;
+pub(crate) mod student;
+pub(crate) mod watch;
 
-pub use self::ask::EMBEDDED;
-pub use self::loss::{Loss, Reason};
+pub(crate) use self::ask::EMBEDDED;
+pub(crate) use self::loss::{Loss, Reason};
+pub use self::outline::{Framing, OutcomeLens, outline};
+pub use self::read::{ReadEpisode, ReadStep, Seen};
+pub use self::reader::{Reader, Texts};

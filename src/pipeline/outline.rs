@@ -8,13 +8,13 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 
 use super::{Loss, Reason};
-use crate::chat::template::Now;
-use crate::credit::subtasks::{Place, Places, places};
-use crate::episode::{Conversation, Episode, Role, ToolText};
-use crate::lens::{self, OutcomeFacts, Placement, Template};
-use crate::plan::{Backend, plan};
-use crate::score::ScoreJob;
-use crate::tokens::{TokenId, TokenSpan};
+use backsight_chat::template::Now;
+use backsight_core::credit::subtasks::{Place, Places, places};
+use backsight_core::episode::{Conversation, Episode, Role, ToolText};
+use backsight_core::lens::{self, OutcomeFacts, Placement, Template};
+use backsight_core::plan::{Backend, plan};
+use backsight_core::score::ScoreJob;
+use backsight_core::tokens::{TokenId, TokenSpan};
 
 /// What recorded conversations lack or have too much of.
 #[derive(Clone, Debug, Default)]

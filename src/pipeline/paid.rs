@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use crate::model::Error;
+use crate::model::Opened;
 use crate::model::budget::Meter;
-use crate::model::open::Opened;
 use crate::store::ledger::{Recognition, RunPlace};
 use crate::store::{Ledger, Ledgered, RunLock, keep};
 

@@ -1,81 +1,20 @@
 //! From an episode to the token sequences its actions are scored in.
 //!
-//! Owns [`Texts`], a model's tokenizer and template, and [`Reader`], which reads an episode with them:
+//! Owns how a [`Reader`] reads an episode:
 //! recorded ids where there are any, everything else rendered; each action under the lens and, where
 //! asked for, without; each within the model's context. Deliberately absent: which requests follow.
 
-use std::io::Cursor;
-use std::path::Path;
 use std::sync::Arc;
 
-use serde_json::{Map, Value};
-
 use super::exact::Exact;
-use super::outline::{Framing, OutcomeLens, Outline};
+use super::outline::Outline;
+use super::reader::Reader;
 use super::rendered::Rendered;
 use super::shorten::{Contexts, Fitted, fitted};
 use super::{Loss, Reason};
-use crate::chat::drops::drops;
-use crate::chat::reread::Manner;
-use crate::chat::source::{ChatTemplates, SourceError};
-use crate::chat::template::{Now, Template};
-use crate::chat::tokenizer::Tokenizer;
-use crate::episode::{Conversation, Episode, TokenSource};
-use crate::hf::sha256;
-use crate::lens::Window;
-use crate::tokens::{TokenId, TokenSpan};
-
-/// How a model's conversations become tokens.
-pub struct Texts {
-    /// The tokenizer.
-    pub tokenizer: Arc<Tokenizer>,
-    plain: Template,
-    with_tools: Template,
-    vars: Map<String, Value>,
-}
-
-impl Texts {
-    /// The templates of the model at `path`, or the one in the file `template`; `vars` win over the model's special tokens.
-    pub fn open(
-        path: &Path,
-        tokenizer: Arc<Tokenizer>,
-        template: Option<&Path>,
-        vars: &Map<String, Value>,
-    ) -> Result<Self, SourceError> {
-        let templates = ChatTemplates::open_with(path, template)?;
-        let vars = templates.variables(vars);
-        let (plain, with_tools) = (templates.select(false)?, templates.select(true)?);
-        Ok(Self { tokenizer, plain, with_tools, vars })
-    }
-
-    /// The template for conversations with tools or without.
-    pub fn template(&self, has_tools: bool) -> &Template {
-        if has_tools { &self.with_tools } else { &self.plain }
-    }
-
-    /// What templates are given beside the conversation.
-    pub fn vars(&self) -> &Map<String, Value> {
-        &self.vars
-    }
-
-    /// SHA-256 of the templates' text.
-    pub fn template_sha256(&self) -> String {
-        let sources = [self.plain.source(), self.with_tools.source()];
-        let distinct = if sources[0] == sources[1] { &sources[..1] } else { &sources };
-        hash(&distinct.concat())
-    }
-
-    /// What the template leaves out whatever the conversation, in words.
-    pub fn ignored(&self, has_tools: bool) -> Vec<&'static str> {
-        drops(self.template(has_tools), &self.vars, Some(Now::utc(0))).names()
-    }
-}
-
-/// The SHA-256 of a text, in hexadecimal.
-pub fn hash(text: &str) -> String {
-    // Reading from memory cannot fail.
-    sha256(&mut Cursor::new(text.as_bytes())).unwrap_or_default()
-}
+use backsight_core::episode::{Conversation, Episode, TokenSource};
+use backsight_core::lens::Window;
+use backsight_core::tokens::{TokenId, TokenSpan};
 
 /// A sequence and where the action in it begins.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -122,22 +61,7 @@ pub struct ReadEpisode {
     pub steps: Vec<Result<ReadStep, Loss>>,
 }
 
-/// Reads episodes.
-#[derive(Clone, Copy)]
-pub struct Reader<'a> {
-    /// How conversations become tokens.
-    pub texts: &'a Texts,
-    /// What conversations lack.
-    pub framing: &'a Framing,
-    /// The lens.
-    pub lens: &'a OutcomeLens,
-    /// The most tokens a sequence may have.
-    pub limit: Option<usize>,
-    /// Whether each action is also read without the lens.
-    pub with_plain: bool,
-}
-
-impl<'a> Reader<'a> {
+impl Reader<'_> {
     /// Reads an episode; what cannot be read is lost alone.
     pub fn read(&self, episode: &Episode, outline: &Outline) -> ReadEpisode {
         let is_exact = |step: usize| is_exact(episode, step);
@@ -211,20 +135,6 @@ impl<'a> Reader<'a> {
                     window: shifted(window, message_idx, *action),
                 })
             });
-        }
-    }
-
-    /// How an episode's conversations are rendered, with these tools.
-    pub(super) fn manner<'m>(&self, episode: &'m Episode, tools: &'m [Value]) -> Manner<'m>
-    where
-        'a: 'm,
-    {
-        Manner {
-            template: self.texts.template(!tools.is_empty()),
-            vars: &self.texts.vars,
-            tools,
-            tool_text: self.framing.tool_text.or(episode.tool_text),
-            now: episode.started_at.map(Now::utc).or(self.framing.now),
         }
     }
 }

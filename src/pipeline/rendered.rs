@@ -2,15 +2,15 @@
 
 use std::ops::Range;
 
-use super::read::Reader;
+use super::reader::Reader;
 use super::shorten::{Context, Contexts};
 use super::{Loss, Reason};
-use crate::chat::reread::{Lens, Manner, Shown};
-use crate::chat::spans::{RereadTurn, SpanError, Turn};
-use crate::chat::template::TemplateError;
-use crate::episode::{Conversation, Message};
-use crate::lens::target;
-use crate::tokens::{TokenId, TokenSpan};
+use backsight_chat::reread::{Lens, Manner, Shown};
+use backsight_chat::spans::{RereadTurn, SpanError, Turn};
+use backsight_chat::template::TemplateError;
+use backsight_core::episode::{Conversation, Message};
+use backsight_core::lens::target;
+use backsight_core::tokens::{TokenId, TokenSpan};
 
 /// A rendered conversation.
 pub(super) struct Rendered<'a> {

@@ -9,11 +9,11 @@ use std::path::Path;
 use super::outline::Framing;
 use super::read::{ReadEpisode, ReadStep};
 use super::{Loss, Reason};
-use crate::credit::hcapo::{Params, Ratio};
-use crate::episode::Episode;
 use crate::store::hindsight::{Hindsight, Settings, read};
-use crate::tokens::Logprob;
 use crate::wire::hindsight::{HindsightScores, Provenance, ScoredStep, StepTokens};
+use backsight_core::credit::hcapo::{Params, Ratio};
+use backsight_core::episode::Episode;
+use backsight_core::tokens::Logprob;
 
 /// What a file is asked to be made with.
 #[derive(Clone, Debug)]

@@ -7,9 +7,9 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use super::{Loss, Reason};
-use crate::episode::Message;
-use crate::lens::{Room, TooLong, Window, windows};
-use crate::tokens::{TokenId, TokenSpan};
+use backsight_core::episode::Message;
+use backsight_core::lens::{Room, TooLong, Window, windows};
+use backsight_core::tokens::{TokenId, TokenSpan};
 
 /// How often a choice that turned out too long is made again with less room.
 const ATTEMPTS: usize = 6;

@@ -43,7 +43,7 @@ pub fn groups(tasks: &[Arc<CodingTask>], n_groups: usize, group_size: usize) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::episode::Task;
+    use backsight_core::episode::Task;
 
     #[test]
     fn no_two_episodes_have_the_same_name() {

@@ -6,21 +6,21 @@
 use std::fs;
 use std::sync::Arc;
 
-use crate::agent::episode_loop::Speech;
+use crate::agent::Speech;
 use crate::agent::tools::schema;
-use crate::chat::detect::find_parser;
-use crate::chat::format::ChatFormat;
-use crate::chat::parse::Parser;
-use crate::chat::render::needed_tool_text;
-use crate::chat::source::ChatTemplates;
-use crate::chat::template::{Now, RenderInput, Template};
 use crate::config::parts::AgentPart;
-use crate::episode::ToolText;
 use crate::model::Error;
+use crate::model::Opened;
 use crate::model::notice::Notices;
-use crate::model::open::Opened;
 use crate::model::probe::Report;
 use crate::model::remote::Kind;
+use backsight_chat::detect::find_parser;
+use backsight_chat::format::ChatFormat;
+use backsight_chat::parse::Parser;
+use backsight_chat::render::needed_tool_text;
+use backsight_chat::source::ChatTemplates;
+use backsight_chat::template::{Now, RenderInput, Template};
+use backsight_core::episode::ToolText;
 
 /// Checks what was found out about a server; what a person should know goes to `notices`.
 pub fn check_server(opened: &Opened, report: &Report, notices: &Notices) -> Result<(), Error> {
@@ -73,7 +73,7 @@ pub fn speech(opened: &Opened, part: &AgentPart) -> Result<Speech, Error> {
             "name a directory with its tokenizer.json and chat template with --tokenizer",
         ));
     };
-    let source = |error: crate::chat::source::SourceError| invalid(error.to_string(), error.help());
+    let source = |error: backsight_chat::source::SourceError| invalid(error.to_string(), error.help());
     let templates = ChatTemplates::open_with(path, part.template.as_deref()).map_err(source)?;
     let (template, vars) = (templates.select(true).map_err(source)?, templates.special_tokens().clone());
     let tool_text = choose_tool_text(&template, &vars, part);

@@ -13,7 +13,7 @@ use crate::event::Event;
 use crate::model::{
     ChatAnswer, ChatRequest, Error, GenerateRequest, Generated, Limits, Model, Place, Scored, Usage,
 };
-use crate::score::ScoreJob;
+use backsight_core::score::ScoreJob;
 
 /// So many calls in a row that found no working server mean that there is none.
 const GONE_AFTER: u32 = 3;

@@ -10,12 +10,20 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::dataset::MessageForm;
-use crate::episode::Role;
 use crate::store::episodes::{LoadError, Loaded, SESSION};
 use crate::wire::hindsight::ScoredStep;
-use crate::wire::messages::to_json;
 use crate::wire::{pi_session, published};
+use backsight_chat::messages::to_json;
+use backsight_core::episode::Role;
+
+/// How messages are written into rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MessageForm {
+    /// With thinking and uncut results, tool arguments as strings.
+    Full,
+    /// As the published loader converts them.
+    Published,
+}
 
 /// An assistant message of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,3 +3,4 @@
 pub mod actions;
 pub mod dataset;
 pub mod parquet;
+pub mod row;

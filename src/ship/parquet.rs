@@ -16,8 +16,8 @@ use parquet::file::writer::{SerializedFileWriter, SerializedRowGroupWriter};
 use parquet::schema::parser::parse_message_type;
 use serde_json::Value;
 
-use super::dataset::Row;
-use crate::python::{JsonStyle, json_dumps};
+use super::row::Row;
+use backsight_core::python::{JsonStyle, json_dumps};
 
 const SCHEMA: &str = "
 message row {

@@ -13,10 +13,10 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
-use crate::credit::subtasks::submitted_plan;
-use crate::episode::{Episode, Outcome, steps_of};
 use crate::wire::fault::{Fault, object_on_line};
 use crate::wire::{atropos, openai_episodes, pi_result, pi_session, record};
+use backsight_core::credit::subtasks::submitted_plan;
+use backsight_core::episode::{Episode, Outcome, steps_of};
 
 /// The file with a directory episode's outcome.
 pub const RESULT: &str = "result.json";

@@ -7,8 +7,8 @@
 use serde::{Deserialize, Serialize};
 
 use crate::model::{Error, Model};
-use crate::score::ScoreJob;
-use crate::tokens::{Logprob, TokenId, TokenSpan};
+use backsight_core::score::ScoreJob;
+use backsight_core::tokens::{Logprob, TokenId, TokenSpan};
 
 /// Logprobs of the probe that differ by more than this on average belong to another model.
 pub const LARGEST_MEAN_DIFFERENCE: f64 = 0.05;

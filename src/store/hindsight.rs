@@ -13,15 +13,15 @@ use sha2::{Digest, Sha256};
 
 use super::atomic;
 use super::episodes::{Loaded, natural};
-use crate::credit::hcapo::{Credit, Params, Ratio, StepScore, credit, mean_logprob};
-use crate::credit::subtasks::Place;
-use crate::episode::TokenSource;
-use crate::lens::Window;
-use crate::tokens::{Logprob, TokenId, TokenSpan};
 use crate::wire::fault::Fault;
 use crate::wire::hindsight::{
     HindsightScores, HindsightTokens, Hyperparams, Provenance, ScoredStep, StepTokens, TOKENS_FORMAT,
 };
+use backsight_core::credit::hcapo::{Credit, Params, Ratio, StepScore, credit, mean_logprob};
+use backsight_core::credit::subtasks::Place;
+use backsight_core::episode::TokenSource;
+use backsight_core::lens::Window;
+use backsight_core::tokens::{Logprob, TokenId, TokenSpan};
 
 /// The file with the scores.
 pub const SCORES: &str = "hindsight_scores.json";

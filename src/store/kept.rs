@@ -10,8 +10,8 @@ use super::ledger::{Ledger, Ledgered, Recognition, RunPlace};
 use crate::model::Error;
 use crate::model::budget::{Budgeted, Meter};
 use crate::model::doubt::Check;
-use crate::model::open::Opened;
 use crate::model::probe::probe_ids;
+use crate::model::{Opened, Transport};
 
 /// The model behind its meter and the ledger, and whether the ledger knew it.
 ///
@@ -40,7 +40,7 @@ pub async fn keep(
 }
 
 /// Measures the fingerprint of a server that came back, and compares.
-fn same_model(opened: &Opened, expected: Fingerprint) -> Check {
+fn same_model(opened: &Opened, expected: Fingerprint) -> Check<Transport> {
     let (known, expected) = (opened.known(), Arc::new(expected));
     Arc::new(move |transport| {
         let (server, expected) = (transport.server(), Arc::clone(&expected));

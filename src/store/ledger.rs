@@ -18,15 +18,15 @@ use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard};
 
 use super::disk::{self, Disk};
 use super::fingerprint::{Fingerprint, Identity, LARGEST_MEAN_DIFFERENCE};
-use super::key::{Key, ModelId, seed_for};
 use super::lock::RunLock;
 use super::record::Record;
 use crate::model::budget::{ModelRole, Spent};
+use crate::model::key::{Key, ModelId, seed_for};
 use crate::model::{
     ChatAnswer, ChatRequest, Error, GenerateRequest, Generated, Limits, Model, Place, Sampling, Scored,
 };
-use crate::score::ScoreJob;
-use crate::tokens::Logprob;
+use backsight_core::score::ScoreJob;
+use backsight_core::tokens::Logprob;
 
 /// The ledger's file in a run directory.
 pub const LEDGER_FILE: &str = "ledger.sqlite";
@@ -296,7 +296,7 @@ pub struct Lookups {
 
 /// A model whose answers are kept. Stands outside of budgets, so that what is found costs nothing.
 ///
-/// It also gives every draw its seed: a request without one gets [`seed_for`] its place.
+/// It also gives every draw its seed: a request without one gets `seed_for` its place.
 pub struct Ledgered {
     ledger: Arc<Ledger>,
     inner: Arc<dyn Model>,
@@ -450,10 +450,10 @@ impl Model for Ledgered {
 #[expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 mod tests {
     use super::*;
-    use crate::episode::{Message, Role};
     use crate::model::{Finish, SampledToken, Usage};
-    use crate::score::{Absence, SpanScore, TokenScore};
-    use crate::tokens::{TokenId, TokenSpan, TopK};
+    use backsight_core::episode::{Message, Role};
+    use backsight_core::score::{Absence, SpanScore, TokenScore};
+    use backsight_core::tokens::{TokenId, TokenSpan, TopK};
     use std::path::Path;
 
     /// Answers by arithmetic: scores from the tokens and its weights, samples from the seed.

@@ -4,23 +4,25 @@
 //! ledger of paid calls. The ledger is a [`Model`](crate::model::Model) around another model, so
 //! `model` does not know it exists. What the bytes of foreign files mean is the business of `wire`.
 
-pub mod atomic;
+pub(crate) mod atomic;
 mod disk;
-pub mod episodes;
-pub mod fingerprint;
-pub mod hindsight;
-pub mod journal;
-pub mod kept;
-pub mod key;
-pub mod ledger;
-pub mod lock;
-mod record;
-pub mod run;
-pub mod spool;
-pub mod summary;
+pub(crate) mod episodes;
+pub(crate) mod fingerprint;
+pub(crate) mod hindsight;
+pub(crate) mod journal;
+pub(crate) mod kept;
 
+pub(crate) mod ledger;
+pub(crate) mod lock;
+mod record;
+pub(crate) mod run;
+pub(crate) mod spool;
+pub(crate) mod summary;
+
+pub use self::episodes::load_directory;
 pub use self::fingerprint::{Fingerprint, Identity};
 pub use self::kept::keep;
-pub use self::key::seed_for;
-pub use self::ledger::{Ledger, Ledgered};
+pub use self::ledger::{Ledger, Ledgered, RunPlace};
 pub use self::lock::{LockError, RunLock};
+pub use crate::model::key::{Key, ModelId};
+pub use crate::wire::record::{from_json as episode_from_json, to_json as episode_to_json};

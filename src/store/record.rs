@@ -7,10 +7,10 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::episode::{Arguments, Content, Message, Role, ToolCall};
 use crate::model::{ChatAnswer, Finish, Generated, SampledToken, Scored, Usage};
-use crate::score::{Absence, SpanScore, TokenScore};
-use crate::tokens::{Logprob, TokenSpan, TopK};
+use backsight_core::episode::{Arguments, Content, Message, Role, ToolCall};
+use backsight_core::score::{Absence, SpanScore, TokenScore};
+use backsight_core::tokens::{Logprob, TokenSpan, TopK};
 
 /// Something the ledger can keep.
 pub trait Record: Sized {

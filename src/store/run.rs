@@ -19,8 +19,8 @@ use super::journal::Journal;
 use super::lock::{LockError, RunLock};
 use super::summary::{SUMMARY, Summary};
 use crate::config::{Config, ConfigError, Difference, File, parse_toml};
-use crate::episode::Episode;
 use crate::wire::record;
+use backsight_core::episode::Episode;
 
 /// The configuration a run was made with.
 pub const CONFIG_FILE: &str = "config.toml";
@@ -195,7 +195,7 @@ impl RunDir {
 mod tests {
     use super::*;
     use crate::config::Typed;
-    use crate::episode::{Message, Role, Task};
+    use backsight_core::episode::{Message, Role, Task};
 
     fn config(seed: &str) -> Config {
         let typed: Typed = [("seed", vec![seed.to_owned()])].into();

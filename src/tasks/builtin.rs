@@ -2,7 +2,7 @@
 
 use toml::Table;
 
-use crate::episode::Task;
+use backsight_core::episode::Task;
 
 use super::prompt::{Tests, task_prompt};
 use super::{CodingTask, TaskError};

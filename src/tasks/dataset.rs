@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
-use crate::episode::Task;
+use backsight_core::episode::Task;
 
 use super::prompt::{Tests, task_prompt};
 use super::{CodingTask, TaskError};

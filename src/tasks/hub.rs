@@ -147,7 +147,7 @@ pub struct Hub {
 impl Hub {
     /// A client with these settings.
     pub fn new(settings: HubSettings) -> Self {
-        Self { settings, client: Client::new() }
+        Self { settings, client: crate::http::client().build().unwrap_or_default() }
     }
 
     /// The Parquet files of one split of a dataset, as local copies in order.

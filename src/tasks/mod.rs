@@ -4,17 +4,19 @@
 //! hub, the prompt around a task, and splitting tasks
 //! into those for training and those held out. Running tests is left to the agent's verifier.
 
-pub mod builtin;
-pub mod dataset;
-pub mod hub;
-pub mod parquet;
-pub mod prompt;
-pub mod source;
-pub mod split;
+pub(crate) mod builtin;
+pub(crate) mod dataset;
+pub(crate) mod hub;
+pub(crate) mod parquet;
+pub(crate) mod prompt;
+pub(crate) mod source;
+pub(crate) mod split;
+
+pub use self::builtin::builtin;
 
 use std::path::PathBuf;
 
-use crate::episode::Task;
+use backsight_core::episode::Task;
 
 /// A task whose solution is a program, with the tests that check it.
 #[derive(Clone, Debug, PartialEq, Eq)]

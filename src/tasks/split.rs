@@ -92,8 +92,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::episode::Task;
     use crate::tasks::builtin::builtin;
+    use backsight_core::episode::Task;
 
     fn tasks(n_tasks: usize) -> Vec<CodingTask> {
         let task = |idx: usize| Task { id: idx.to_string(), prompt: String::new(), difficulty: None };

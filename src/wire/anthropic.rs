@@ -16,7 +16,7 @@ use serde_json::{Map, Value, json};
 use super::Counts;
 use super::error::server_message;
 use super::openai::Answered;
-use crate::episode::{Arguments, Content, Message, Role, ToolCall};
+use backsight_core::episode::{Arguments, Content, Message, Role, ToolCall};
 
 /// The body of `POST /v1/messages`.
 #[derive(Clone, Debug, Serialize)]
@@ -253,7 +253,7 @@ pub fn model_id(body: &[u8]) -> Result<String, String> {
 #[expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 mod tests {
     use super::*;
-    use crate::wire::messages::list_from_json;
+    use backsight_chat::messages::list_from_json;
     use expect_test::{Expect, expect};
 
     fn check(messages: Value, expected: Expect) {
@@ -338,7 +338,7 @@ mod tests {
         });
         let it = answered(answer.to_string().as_bytes()).unwrap();
         expect![[r#"{"role":"assistant","content":"Let me look.","reasoning_content":"hm","tool_calls":[{"id":"toolu_1","type":"function","function":{"name":"f","arguments":"{\"b\":1,\"a\":2}"}}]}"#]]
-            .assert_eq(&crate::wire::messages::to_json(&it.message).to_string());
+            .assert_eq(&backsight_chat::messages::to_json(&it.message).to_string());
         assert_eq!(it.finish.as_deref(), Some("tool_use"));
         assert_eq!(it.counts, Counts { prompt_tokens: 10, cached_tokens: Some(3), completion_tokens: 4 });
     }

@@ -1,63 +1,21 @@
 //! Groups of scored sequences as Atropos 0.4.0 has them: `ScoredDataGroup`, one JSON object a line.
 //!
-//! Owns the type and its reading as episodes with exact tokens. The surprises: `scores` are rewards;
+//! Owns its reading as episodes with exact tokens. The surprises: `scores` are rewards;
 //! masks carry the token id where a token is trained and -100 elsewhere; `inference_logprobs` are 1.0
 //! at masked positions; list fields may be null, left out or empty; `messages` are left out unless
 //! asked for, and without them there is nothing a lens could be put into.
 
-use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::fault::{Fault, text, wrong};
-use super::messages::list_from_json;
 use super::openai_episodes::task_of;
-use crate::credit::subtasks::submitted_plan;
-use crate::episode::{ActionTokens, Episode, Outcome, TokenSource, steps_of};
-use crate::tokens::{Logprob, TokenId, TokenSpan};
+use backsight_chat::messages::list_from_json;
+use backsight_core::credit::subtasks::submitted_plan;
+use backsight_core::episode::{ActionTokens, Episode, Outcome, TokenSource, steps_of};
+use backsight_core::tokens::{Logprob, TokenId, TokenSpan};
 
 /// The mask of a token that is not trained.
 pub const MASKED: i64 = -100;
-
-/// A group of sequences for one prompt.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct ScoredDataGroup {
-    /// Prompt and completion of each sequence.
-    pub tokens: Vec<Vec<TokenId>>,
-    /// The token ids again where they are trained, -100 elsewhere.
-    pub masks: Vec<Vec<i64>>,
-    /// One reward per sequence.
-    pub scores: Vec<f64>,
-    /// Weights per token that replace the trainer's own.
-    #[serde(default)]
-    pub advantages: Option<Vec<Vec<f64>>>,
-    /// Logprobs under a reference model.
-    #[serde(default)]
-    pub ref_logprobs: Option<Vec<Vec<f64>>>,
-    /// The conversations.
-    #[serde(default)]
-    pub messages: Option<Vec<Value>>,
-    /// How the sequences were sampled.
-    #[serde(default)]
-    pub generation_params: Option<Value>,
-    /// The student's logprobs, 1.0 where masked.
-    #[serde(default)]
-    pub inference_logprobs: Option<Vec<Vec<f64>>>,
-    /// Settings per sequence.
-    #[serde(default)]
-    pub overrides: Option<Vec<Value>>,
-    /// Settings for the group.
-    #[serde(default)]
-    pub group_overrides: Option<Value>,
-    /// Pictures, which we never have.
-    #[serde(default)]
-    pub images: Option<Value>,
-    /// A teacher's candidates at each token; an empty row where there are none.
-    #[serde(default)]
-    pub distill_token_ids: Option<Vec<Vec<Vec<TokenId>>>>,
-    /// Their logprobs.
-    #[serde(default)]
-    pub distill_logprobs: Option<Vec<Vec<Vec<f64>>>>,
-}
 
 /// Whether a line looks like a group.
 pub fn recognises(json: &Map<String, Value>) -> bool {

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde_json::{Map, Value};
 
-use super::messages::kind;
+use backsight_chat::messages::kind;
 
 /// A reason, and the line it was found on where lines mean something.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -11,10 +11,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Number, Value};
 
 use super::fault::Fault;
-use crate::credit::hcapo::{Params, Ratio, Smoothing};
-use crate::plan::Figures;
-use crate::python::{JsonStyle, json_dumps};
-use crate::tokens::TokenId;
+use backsight_core::credit::hcapo::{Params, Ratio, Smoothing};
+use backsight_core::plan::Figures;
+use backsight_core::python::{JsonStyle, json_dumps};
+use backsight_core::tokens::TokenId;
 
 /// The scores of one episode.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -8,20 +8,13 @@ pub mod anthropic;
 pub mod atropos;
 pub mod error;
 pub mod fault;
-pub mod ggml;
-pub mod gguf;
-pub mod hf_config;
 pub mod hindsight;
-pub mod json;
-pub mod messages;
-pub mod needed;
 pub mod openai;
 pub mod openai_episodes;
 pub mod pi_result;
 pub mod pi_session;
 pub mod published;
 pub mod record;
-pub mod safetensors;
 pub mod scan;
 pub mod score_jobs;
 pub mod served;
@@ -29,7 +22,7 @@ pub mod sglang;
 mod skim;
 pub mod vllm;
 
-use crate::tokens::{Logprob, TokenId, TopK};
+use backsight_core::tokens::{Logprob, TokenId, TopK};
 
 /// Tokens of one call as a server counts them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -12,9 +12,9 @@ use serde_json::{Value, json};
 
 use super::Counts;
 use super::error::server_message;
-use super::messages;
-use crate::episode::{Content, Message, Role};
-use crate::tokens::TokenId;
+use backsight_chat::messages;
+use backsight_core::episode::{Content, Message, Role};
+use backsight_core::tokens::TokenId;
 
 /// The body of `POST /v1/chat/completions`.
 #[derive(Clone, Debug, Default, Serialize)]

@@ -13,8 +13,8 @@ use std::collections::{HashMap, HashSet};
 use serde_json::{Map, Value};
 
 use super::fault::{Fault, object_on_line, text, wrong};
-use super::messages::arguments;
-use crate::episode::{Compaction, Content, Message, Role, ToolCall};
+use backsight_chat::messages::arguments;
+use backsight_core::episode::{Compaction, Content, Message, Role, ToolCall};
 
 /// The newest version this reads.
 const NEWEST: u64 = 3;

@@ -9,19 +9,13 @@ use serde_json::{Map, Value, json};
 
 use super::fault::{Fault, wrong};
 use super::pi_session::entries;
-use crate::episode::cut_text;
-use crate::python::{JsonStyle, float_repr, json_dumps};
+use backsight_core::episode::cut_text;
+use backsight_core::python::{JsonStyle, float_repr, json_dumps};
 
 /// How many characters of a tool's result the published scripts keep.
 pub const MAX_TOOL_RESULT_CHARS: usize = 4000;
 
-/// The messages of a session file, in the published order of keys.
-pub fn messages(session: &str, max_tool_result_chars: usize) -> Result<Vec<Value>, Fault> {
-    let messages = messages_by_line(session, max_tool_result_chars)?;
-    Ok(messages.into_iter().map(|(_, message)| message).collect())
-}
-
-/// The same, each with the line it stands on.
+/// The messages of a session file, in the published order of keys, each with the line it stands on.
 pub fn messages_by_line(session: &str, max_tool_result_chars: usize) -> Result<Vec<(usize, Value)>, Fault> {
     let mut messages = Vec::new();
     for entry in entries(session)?.iter().filter(|entry| entry.kind() == "message") {

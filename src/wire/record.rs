@@ -8,12 +8,12 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::fault::Fault;
-use super::messages::{self, ArgumentForm, list_from_json, to_json_with};
-use crate::episode::{
+use backsight_chat::messages::{self, ArgumentForm, list_from_json, to_json_with};
+use backsight_core::episode::{
     ActionTokens, Assertion, Compaction, Episode, Message, Outcome, Progress, Step, Stop, Subtask, Task,
     TokenSource, ToolText, Verification,
 };
-use crate::tokens::{Logprob, TokenId, TokenSpan, TopK};
+use backsight_core::tokens::{Logprob, TokenId, TokenSpan, TopK};
 
 /// What `format` says.
 pub const FORMAT: &str = "backsight.episode";
@@ -386,7 +386,7 @@ fn numbers(map: Map<String, Value>, key: &str) -> Result<Vec<(String, f64)>, Fau
 #[expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 mod tests {
     use super::*;
-    use crate::episode::{Role, steps_of};
+    use backsight_core::episode::{Role, steps_of};
 
     fn full() -> Episode {
         let task = Task { id: "t".into(), prompt: "fix".into(), difficulty: Some("easy".into()) };

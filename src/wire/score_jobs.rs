@@ -8,8 +8,8 @@ use std::sync::Arc;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::score::{ScoreJob, SpanScore};
-use crate::tokens::{TokenId, TokenSpan};
+use backsight_core::score::{ScoreJob, SpanScore};
+use backsight_core::tokens::{TokenId, TokenSpan};
 
 /// One line of the jobs file.
 #[derive(Debug, Deserialize)]
@@ -62,7 +62,7 @@ fn span_json(score: &SpanScore, with_top: bool) -> Value {
     let logprobs: Vec<Option<f64>> = score.logprobs().map(|it| it.map(|logprob| logprob.get())).collect();
     let mut json = json!({"start": score.span().start(), "end": score.span().end(), "logprobs": logprobs});
     if with_top {
-        let row = |entries: &[(TokenId, crate::tokens::Logprob)]| -> Value {
+        let row = |entries: &[(TokenId, backsight_core::tokens::Logprob)]| -> Value {
             entries.iter().map(|(id, logprob)| json!([id, logprob.get()])).collect()
         };
         json["top"] = score.scores().iter().map(|score| row(score.top.entries())).collect();
@@ -79,8 +79,8 @@ pub fn failure(id: &Value, why: &str) -> Value {
 #[expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 mod tests {
     use super::*;
-    use crate::score::{Absence, TokenScore};
-    use crate::tokens::{Logprob, TopK};
+    use backsight_core::score::{Absence, TokenScore};
+    use backsight_core::tokens::{Logprob, TopK};
 
     #[test]
     fn jobs_are_read_or_refused_with_the_reason() {

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use crate::tokens::TokenId;
+use backsight_core::tokens::TokenId;
 
 /// A context, or several: text, or ids.
 #[derive(Clone, Debug, Deserialize, PartialEq)]

@@ -15,11 +15,11 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::error::server_message;
-use super::needed::{self, Candidate, Needed};
 use super::scan::Scanner;
 use super::{Counts, Drawn, Values};
-use crate::score::{Absence, ScoreJob, SpanScore, TokenScore};
-use crate::tokens::{TokenId, TopK};
+use backsight_core::needed::{self, Candidate, Needed};
+use backsight_core::score::{Absence, ScoreJob, SpanScore, TokenScore};
+use backsight_core::tokens::{TokenId, TopK};
 
 /// What SGLang writes for minus infinity: the lowest single-precision number.
 pub const FLOOR: f64 = f32::MIN as f64;
@@ -683,7 +683,7 @@ pub fn model_info(body: &[u8]) -> Result<Info, String> {
 #[expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 mod tests {
     use super::*;
-    use crate::tokens::TokenSpan;
+    use backsight_core::tokens::TokenSpan;
     use expect_test::{Expect, expect};
     use serde_json::json;
     use std::sync::Arc;

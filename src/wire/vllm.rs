@@ -14,12 +14,12 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::error::server_message;
-use super::needed::{self, Candidate, Needed};
 use super::openai::Usage;
 use super::scan::{Scanner, whole};
 use super::{Counts, Drawn};
-use crate::score::{Absence, ScoreJob, SpanScore, TokenScore};
-use crate::tokens::{TokenId, TopK};
+use backsight_core::needed::{self, Candidate, Needed};
+use backsight_core::score::{Absence, ScoreJob, SpanScore, TokenScore};
+use backsight_core::tokens::{TokenId, TopK};
 
 /// What vLLM writes for minus infinity, since JSON has none.
 pub const FLOOR: f64 = -9999.0;
@@ -100,7 +100,7 @@ pub struct Scores {
     pub counts: Counts,
 }
 
-/// Reads the scores of `job` from an answer to [`CompletionRequest::score`] that was sent the first
+/// Reads the scores of `job` from an answer to `CompletionRequest::score` that was sent the first
 /// `n_sent` tokens and asked for `top_k` candidates.
 pub fn scores(body: &[u8], job: &ScoreJob, n_sent: usize, top_k: usize) -> Result<Scores, String> {
     let needed = Needed::new(job);
@@ -372,7 +372,7 @@ pub fn version(body: &[u8]) -> Result<String, String> {
 #[expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 mod tests {
     use super::*;
-    use crate::tokens::TokenSpan;
+    use backsight_core::tokens::TokenSpan;
     use expect_test::{Expect, expect};
     use proptest::prelude::*;
     use std::fmt::Write as _;

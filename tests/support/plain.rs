@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use backsight::model::remote::{Kind, ServerInfo};
-use backsight::model::sglang::Sglang;
-use backsight::model::transport::{Settings, Transport};
-use backsight::model::vllm::Vllm;
+use backsight::model::Sglang;
+use backsight::model::Vllm;
+use backsight::model::{Kind, ServerInfo};
 use backsight::model::{Limits, Model};
+use backsight::model::{Settings, Transport};
 
 use super::stand_in::Dialect;
 use super::toy::VOCAB;

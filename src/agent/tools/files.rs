@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::agent::sandbox::{FileError, Workspace};
+use backsight_sandbox::{FileError, Workspace};
 
 use super::glob::Glob;
 use super::schema::Arguments;

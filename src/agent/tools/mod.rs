@@ -18,8 +18,8 @@ use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
-use crate::agent::sandbox::{FileError, Sandbox, SandboxError};
-use crate::episode;
+use backsight_core::episode;
+use backsight_sandbox::{FileError, Sandbox, SandboxError};
 
 use schema::Arguments;
 

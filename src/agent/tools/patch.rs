@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use crate::agent::sandbox::{FileError, Workspace};
+use backsight_sandbox::{FileError, Workspace};
 
 use super::diff::{self, FileDiff};
 use super::files::read_text;

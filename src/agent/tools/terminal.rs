@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::agent::sandbox::{BackgroundStatus, Capture, Command, Exit, Sandbox, WORKSPACE};
+use backsight_sandbox::{BackgroundStatus, Capture, Command, Exit, Sandbox, WORKSPACE};
 
 use super::cut::{cut_middle, strip_ansi};
 use super::schema::Arguments;

@@ -39,7 +39,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::unix::pipe;
 use tokio::sync::Semaphore;
 
-use crate::agent::sandbox::{
+use backsight_sandbox::{
     Command, Copied, Entry, FileError, Output, Sandbox, SandboxError, Sandboxes, Streams, Workspace,
 };
 

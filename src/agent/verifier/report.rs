@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::episode::{Assertion, Verification};
+use backsight_core::episode::{Assertion, Verification};
 
 /// What the hidden tests found.
 #[derive(Clone, Debug, PartialEq, Eq)]

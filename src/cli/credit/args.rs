@@ -7,11 +7,11 @@ use clap::{Args as ClapArgs, ValueEnum};
 use crate::cli::args::{ToolTextName, finite};
 use crate::cli::failure::Failure;
 use crate::cli::server::{KindName, ServerArgs};
-use crate::credit::hcapo::{Params, Ratio, Smoothing};
-use crate::lens::Placement;
 use crate::model::secret::Secret;
 use crate::store::episodes::run_dir_for;
 use crate::store::hindsight::Settings;
+use backsight_core::credit::hcapo::{Params, Ratio, Smoothing};
+use backsight_core::lens::Placement;
 
 pub(in crate::cli) const EXAMPLES: &str = "\
 Every action is re-read by a model that is told the outcome; what it then thinks of the action's tokens becomes the

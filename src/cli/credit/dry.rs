@@ -7,19 +7,20 @@ use serde_json::{Value, json};
 use super::args::CreditArgs;
 use super::setup::{Shown, absences, named_texts};
 use super::table::{clipped, gain};
-use crate::cli::failure::{Failure, one_line};
-use crate::cli::output;
+use crate::cli::failure::Failure;
+use crate::cli::output::{self, one_line};
 use crate::cli::server::KindName;
-use crate::credit::hcapo::Ratio;
+use crate::cli::stdout;
 use crate::pipeline::EMBEDDED;
 use crate::pipeline::credit::{notes, planned};
 use crate::pipeline::outline::{Outline, outline};
-use crate::pipeline::read::{ReadEpisode, Reader, Texts};
 use crate::pipeline::resume::{Asked, recorded};
-use crate::plan::{Backend, Figures};
+use crate::pipeline::{ReadEpisode, Reader, Texts};
 use crate::store::episodes::{LoadError, Loaded, Source, load};
 use crate::store::hindsight::{Hindsight, directory_of, read};
 use crate::wire::hindsight::Provenance;
+use backsight_core::credit::hcapo::Ratio;
+use backsight_core::plan::{Backend, Figures};
 
 /// What would be done for an episode.
 struct Forecast {
@@ -92,9 +93,9 @@ pub(super) fn run(args: &CreditArgs, shown: &Shown, sources: Vec<Source>) -> Res
     }
     if args.json {
         let all: Vec<Value> = forecasts.iter().map(as_json).collect();
-        output::data(format!("{}\n", json!({"episodes": all, "lost": losses})).as_bytes())?;
+        stdout::data(format!("{}\n", json!({"episodes": all, "lost": losses})).as_bytes())?;
     } else {
-        output::data(table(&forecasts, args).as_bytes())?;
+        stdout::data(table(&forecasts, args).as_bytes())?;
     }
     losses.iter().for_each(|why| output::tell(args.json, "lost", why));
     if losses.is_empty() {

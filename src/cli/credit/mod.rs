@@ -16,10 +16,11 @@ use serde_json::{Map, Value, json};
 pub(super) use self::args::{CreditArgs, EXAMPLES};
 use self::progress::Progress;
 use self::setup::{Ready, Shown};
+use super::block_on;
 use super::failure::Failure;
 use super::server::{KindName, model_failure};
 use super::sources::sources;
-use super::{block_on, output};
+use super::stdout;
 use crate::model::budget::{Allowance, Meter, ModelRole};
 use crate::model::notice::Notices;
 use crate::pipeline::credit::{Options, Report, Stop, Teacher, run as score};
@@ -56,10 +57,10 @@ fn credit(args: &CreditArgs) -> Result<(), Failure> {
         .map_err(|error| disk_failure(&args.run_dir().display(), &error))?;
     if args.json {
         let text = summary.to_json().to_string();
-        output::data(format!("{text}\n").as_bytes())?;
+        stdout::data(format!("{text}\n").as_bytes())?;
     } else {
-        output::data(table::episodes(&ended.reports).as_bytes())?;
-        output::data(table::totals(&summary).as_bytes())?;
+        stdout::data(table::episodes(&ended.reports).as_bytes())?;
+        stdout::data(table::totals(&summary).as_bytes())?;
     }
     verdict(&summary, ended.stop)
 }

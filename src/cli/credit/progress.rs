@@ -9,8 +9,7 @@ use std::time::{Duration, Instant};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::{Value, json};
 
-use crate::cli::failure::one_line;
-use crate::cli::output;
+use crate::cli::output::{self, one_line};
 use crate::model::budget::Meter;
 use crate::model::notice::Notices;
 use crate::pipeline::credit::{Event, Fate, Report};

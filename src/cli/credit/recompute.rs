@@ -9,6 +9,7 @@ use super::args::CreditArgs;
 use super::table::clipped;
 use crate::cli::failure::Failure;
 use crate::cli::output;
+use crate::cli::stdout;
 use crate::store::hindsight::{self, Hindsight, Settings, find, recompute};
 use crate::wire::hindsight::HindsightScores;
 
@@ -69,5 +70,5 @@ fn show(args: &CreditArgs, directory: &Path, scores: &HindsightScores) -> Result
         true => json!({"episode": name, "steps": scores.num_steps, "credited": n_credited}).to_string(),
         false => format!("{}: {n_credited} of {} steps", clipped(&name), scores.num_steps),
     };
-    output::data(format!("{line}\n").as_bytes())
+    stdout::data(format!("{line}\n").as_bytes())
 }

@@ -8,22 +8,22 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 
 use super::args::CreditArgs;
-use crate::chat::tokenizer::Tokenizer;
-use crate::chat::tool_text;
 use crate::cli::block_on;
 use crate::cli::chat::{parse_var, source_failure, tokenizer_failure, tool_text_of};
 use crate::cli::failure::Failure;
 use crate::cli::now;
 use crate::cli::server::{KindName, model_failure, teller, tokenizer_path};
-use crate::lens::{OUTCOME_TEMPLATE, OutcomeFacts, Template};
+use crate::model::Opened;
 use crate::model::notice::Notices;
-use crate::model::open::Opened;
 use crate::model::probe::require_scores;
 use crate::pipeline::outline::{Framing, OutcomeLens};
-use crate::pipeline::read::{Texts, hash};
+use crate::pipeline::reader::{Texts, hash};
 use crate::pipeline::resume::VARS;
 use crate::store::episodes::{SESSION, Source};
 use crate::wire::hindsight::Provenance;
+use backsight_chat::tokenizer::Tokenizer;
+use backsight_chat::tool_text;
+use backsight_core::lens::{OUTCOME_TEMPLATE, OutcomeFacts, Template};
 
 /// What was typed about conversations and the lens, with the files it names.
 pub(super) struct Shown {

@@ -1,9 +1,9 @@
 //! Tables for people: what became of each episode, and what it all cost.
 
-use crate::cli::failure::one_line;
+use crate::cli::output::one_line;
 use crate::pipeline::credit::{Fate, Report};
-use crate::plan::Figures;
 use crate::store::summary::{Summary, computed};
+use backsight_core::plan::Figures;
 
 use serde_json::Value;
 

@@ -7,10 +7,11 @@ use serde_json::{Value, json};
 
 use super::vllm::usage;
 use super::{Personality, Refusal, Served, finish_word, sampling};
-use crate::model::embedded::model::Talked;
 use crate::model::{ChatRequest, Generated, Model as _};
-use crate::tokens::{Logprob, TokenId};
-use crate::wire::{messages, served};
+use crate::wire::served;
+use backsight_chat::messages;
+use backsight_core::tokens::{Logprob, TokenId};
+use backsight_engine::model::Talked;
 
 impl Served {
     pub(super) async fn chat(&self, body: &[u8]) -> Result<Value, Refusal> {

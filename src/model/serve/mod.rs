@@ -22,10 +22,10 @@ use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
-use super::embedded::model::Embedded;
 use super::{Constraint, Error, Finish, Model as _, Place, Sampling};
-use crate::tokens::TokenId;
 use crate::wire::served::{self, Drawing};
+use backsight_core::tokens::TokenId;
+use backsight_engine::model::Embedded;
 
 /// A request longer than this is refused.
 const MAX_BODY: usize = 64 << 20;

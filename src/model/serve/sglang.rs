@@ -7,9 +7,9 @@ use serde_json::{Value, json};
 
 use super::{Refusal, Served};
 use crate::model::{Constraint, Finish, GenerateRequest, Generated, Model as _, Sampling, Scored, Usage};
-use crate::score::{ScoreJob, TokenScore};
-use crate::tokens::{Logprob, TokenId, TokenSpan, TopK};
 use crate::wire::served::{self, Generate, InputIds, SamplingParams};
+use backsight_core::score::{ScoreJob, TokenScore};
+use backsight_core::tokens::{Logprob, TokenId, TokenSpan, TopK};
 
 /// One prompt of a request.
 struct One {

@@ -7,9 +7,9 @@ use serde_json::{Map, Value, json};
 
 use super::{Personality, Refusal, Served, finish_word, sampling};
 use crate::model::{GenerateRequest, Generated, Model as _, Usage};
-use crate::score::{ScoreJob, TokenScore};
-use crate::tokens::{TokenId, TokenSpan};
 use crate::wire::served::{self, Completion, Prompt};
+use backsight_core::score::{ScoreJob, TokenScore};
+use backsight_core::tokens::{TokenId, TokenSpan};
 
 /// How many tokens vLLM samples when it is not told.
 const MAX_TOKENS: usize = 16;

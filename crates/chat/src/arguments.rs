@@ -1,0 +1,130 @@
+//! The form in which a template wants the arguments of tool calls.
+//!
+//! Conversations carry them as JSON objects or as JSON text, and templates are written for one or
+//! the other: text may be quoted twice, an object printed as Python's `repr`, either may fail. Each
+//! form is tried with marked arguments; a call is converted only if the form it has does not come out
+//! well and the other one does, and every conversion is reported. [`Template::render`] itself never
+//! converts anything.
+
+use serde_json::Value;
+
+use super::probe::{calls, for_each_call, function, mark, marked_arguments};
+use super::template::{RenderInput, Template, TemplateError};
+use crate::json::{self, BadJson};
+pub use crate::messages::ArgumentForm;
+use backsight_core::python::{JsonStyle, json_dumps};
+
+/// A tool call whose arguments were passed in another form than they were given in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Conversion {
+    /// The message of the call.
+    pub message_idx: usize,
+    /// The call in the message.
+    pub call_idx: usize,
+    /// The form its arguments have now.
+    pub to: ArgumentForm,
+}
+
+/// A conversation in the form its template wants.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Prepared {
+    /// The messages to render.
+    pub messages: Vec<Value>,
+    /// What was changed about them.
+    pub conversions: Vec<Conversion>,
+}
+
+/// Gives a conversation the form its template wants, and says what was changed.
+pub fn prepare_messages(template: &Template, input: &RenderInput<'_>) -> Result<Prepared, TemplateError> {
+    let mut messages = input.messages.to_vec();
+    let mut conversions = Vec::new();
+    for from in [ArgumentForm::Text, ArgumentForm::Object] {
+        let to = other(from);
+        if has_form(input.messages, from) && !shows(template, input, from) && shows(template, input, to) {
+            conversions.extend(convert(&mut messages, to)?);
+        }
+    }
+    Ok(Prepared { messages, conversions })
+}
+
+fn form_of(arguments: &Value) -> ArgumentForm {
+    if arguments.is_string() { ArgumentForm::Text } else { ArgumentForm::Object }
+}
+
+fn other(form: ArgumentForm) -> ArgumentForm {
+    match form {
+        ArgumentForm::Object => ArgumentForm::Text,
+        ArgumentForm::Text => ArgumentForm::Object,
+    }
+}
+
+fn has_form(messages: &[Value], form: ArgumentForm) -> bool {
+    let arguments = messages.iter().flat_map(calls).filter_map(|call| function(call).get("arguments"));
+    arguments.filter(|it| !it.is_null()).any(|arguments| form_of(arguments) == form)
+}
+
+/// Whether arguments of this form come out whole, once, and as JSON.
+fn shows(template: &Template, input: &RenderInput<'_>, form: ArgumentForm) -> bool {
+    let mut messages = input.messages.to_vec();
+    for (message_idx, message) in messages.iter_mut().enumerate() {
+        for_each_call(message, |call_idx, function| {
+            let marked = marked_arguments(message_idx, call_idx);
+            let arguments = if form == ArgumentForm::Text { Value::String(dumps(&marked)) } else { marked };
+            function.insert("arguments".to_owned(), arguments);
+        });
+    }
+    let Ok(rendered) = template.render(&RenderInput { messages: &messages, ..*input }) else { return false };
+    let mut all_calls = messages.iter().enumerate().flat_map(|(message_idx, message)| {
+        calls(message).iter().enumerate().map(move |(call_idx, _)| (message_idx, call_idx))
+    });
+    all_calls.all(|(message_idx, call_idx)| is_well_shown(&rendered.text, form, message_idx, call_idx))
+}
+
+fn is_well_shown(text: &str, form: ArgumentForm, message_idx: usize, call_idx: usize) -> bool {
+    let [key, value] = ["key", "value"].map(|what| mark(what, message_idx, call_idx));
+    match form {
+        ArgumentForm::Text => text.contains(&dumps(&marked_arguments(message_idx, call_idx))),
+        ArgumentForm::Object => {
+            let as_repr = format!("'{key}': '{value}'");
+            text.contains(&key) && text.contains(&value) && !text.contains(&as_repr)
+        }
+    }
+}
+
+fn dumps(value: &Value) -> String {
+    json_dumps(value, &JsonStyle::transformers())
+}
+
+/// Converts every call that can be; text that is no JSON object stays text, an object that cannot be passed on exactly is refused.
+fn convert(messages: &mut [Value], to: ArgumentForm) -> Result<Vec<Conversion>, TemplateError> {
+    let (mut conversions, mut refused) = (Vec::new(), Ok(()));
+    for (message_idx, message) in messages.iter_mut().enumerate() {
+        for_each_call(message, |call_idx, function| {
+            let Some(arguments) = function.get_mut("arguments") else { return };
+            match converted(arguments, to) {
+                Ok(Some(converted)) => {
+                    *arguments = converted;
+                    conversions.push(Conversion { message_idx, call_idx, to });
+                }
+                Ok(None) => {}
+                Err(number) => {
+                    refused = Err(TemplateError::InexactNumber { message_idx, call_idx, number });
+                }
+            }
+        });
+    }
+    refused.map(|()| conversions)
+}
+
+/// The arguments in the other form, `None` where they have none, or the number that it cannot hold.
+fn converted(arguments: &Value, to: ArgumentForm) -> Result<Option<Value>, String> {
+    match (arguments, to) {
+        (Value::String(text), ArgumentForm::Object) => match json::read(text) {
+            Ok(parsed) => Ok(Some(parsed).filter(Value::is_object)),
+            Err(BadJson::Inexact { number }) => Err(number),
+            Err(BadJson::Syntax(_)) => Ok(None),
+        },
+        (Value::Object(_), ArgumentForm::Text) => Ok(Some(Value::String(dumps(arguments)))),
+        _ => Ok(None),
+    }
+}

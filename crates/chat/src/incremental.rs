@@ -1,0 +1,134 @@
+//! Encoding a text that grows, at the cost of what is new.
+//!
+//! Owns [`Incremental`]: the ids of one text after another, each the same as encoding it whole, while
+//! only what lies behind the last safe cut in the common prefix is encoded again; of a text that differs
+//! in one place, only what lies between the cuts around that place. A cut is safe before a special token
+//! that the tokenizer takes out of the raw text first; where a text has none, it is encoded whole.
+
+use std::collections::HashMap;
+
+use super::tokenizer::{Encoded, Tokenizer, TokenizerError};
+use backsight_core::tokens::TokenId;
+
+/// The ids of a text that changes mostly by growing.
+pub struct Incremental<'t> {
+    tokenizer: &'t Tokenizer,
+    text: String,
+    ids: Vec<TokenId>,
+    cuts: Vec<Cut>,
+    seams: HashMap<TokenId, bool>,
+    /// The last piece that was put into another text: steps with the same lens in the same message share it.
+    piece: (String, Vec<TokenId>),
+    encoded_bytes: u64,
+}
+
+/// A place where text and ids can be parted: before a special token of the text.
+#[derive(Clone, Copy, Default)]
+struct Cut {
+    /// Where the special token begins in the text.
+    byte: usize,
+    /// Where it ends; the cut holds only while all of it stands in the text.
+    end: usize,
+    /// Its index among the ids.
+    token: usize,
+}
+
+impl<'t> Incremental<'t> {
+    /// Starts from the empty text.
+    pub fn new(tokenizer: &'t Tokenizer) -> Self {
+        Self {
+            tokenizer,
+            text: String::new(),
+            ids: Vec::new(),
+            cuts: Vec::new(),
+            seams: HashMap::new(),
+            piece: (String::new(), Vec::new()),
+            encoded_bytes: 0,
+        }
+    }
+
+    /// The ids of `text`, equal to encoding it whole.
+    pub fn encode(&mut self, text: &str) -> Result<&[TokenId], TokenizerError> {
+        let common = common_prefix(&self.text, text);
+        while self.cuts.last().is_some_and(|cut| cut.end > common) {
+            self.cuts.pop();
+        }
+        let from = self.cuts.last().copied().unwrap_or_default();
+        let fresh = self.tokenizer.encode(&text[from.byte..])?;
+        self.encoded_bytes += (text.len() - from.byte) as u64;
+        self.take(text, from, &fresh);
+        Ok(&self.ids)
+    }
+
+    /// The ids of a text that differs in one place from the one encoded last, which stays the one encoded last.
+    pub fn edited(&mut self, text: &str) -> Result<Vec<TokenId>, TokenizerError> {
+        let same = common_prefix(&self.text, text);
+        let rest = common_suffix(&self.text[same..], &text[same..]);
+        let n_before = self.cuts.partition_point(|cut| cut.end <= same);
+        let from = n_before.checked_sub(1).map(|idx| self.cuts[idx]).unwrap_or_default();
+        let behind = self.cuts.partition_point(|cut| cut.byte < self.text.len() - rest);
+        let to = self.cuts.get(behind).copied();
+        let end = to.map_or(text.len(), |cut| text.len() - (self.text.len() - cut.byte));
+        let tail = to.map_or(self.ids.len(), |cut| cut.token);
+        self.encode_piece(&text[from.byte..end])?;
+        Ok([&self.ids[..from.token], &self.piece.1, &self.ids[tail..]].concat())
+    }
+
+    fn encode_piece(&mut self, piece: &str) -> Result<(), TokenizerError> {
+        if self.piece.0 != piece {
+            let ids = self.tokenizer.encode_ids(piece)?;
+            self.encoded_bytes += piece.len() as u64;
+            self.piece = (piece.to_owned(), ids);
+        }
+        Ok(())
+    }
+
+    /// How many bytes went through the tokenizer so far: the work that was really done.
+    pub fn encoded_bytes(&self) -> u64 {
+        self.encoded_bytes
+    }
+
+    fn take(&mut self, text: &str, from: Cut, fresh: &Encoded) {
+        self.text.truncate(from.byte);
+        self.text.push_str(&text[from.byte..]);
+        self.ids.truncate(from.token);
+        self.ids.extend_from_slice(&fresh.ids);
+        self.cuts.pop();
+        for (idx, (&id, offset)) in fresh.ids.iter().zip(&fresh.offsets).enumerate() {
+            let (byte, end) = (from.byte + offset.start, from.byte + offset.end);
+            if self.is_seam(id, &text[byte..end]) {
+                self.cuts.push(Cut { byte, end, token: from.token + idx });
+            }
+        }
+    }
+
+    /// Whether `id`, which stands for `written`, parts the text. Byte-fallback tokens stand for other text than their own.
+    fn is_seam(&mut self, id: TokenId, written: &str) -> bool {
+        let tokenizer = self.tokenizer;
+        let seam = self.seams.entry(id).or_insert_with(|| tokenizer.is_seam(id));
+        *seam && tokenizer.added_text(id) == Some(written)
+    }
+}
+
+/// The length in bytes of what two texts begin with, on a character's border in both.
+pub(super) fn common_prefix(a: &str, b: &str) -> usize {
+    const BLOCK: usize = 4096;
+    let (a_bytes, b_bytes) = (a.as_bytes(), b.as_bytes());
+    let shorter = a_bytes.len().min(b_bytes.len());
+    let mut len = 0;
+    while len + BLOCK <= shorter && a_bytes[len..len + BLOCK] == b_bytes[len..len + BLOCK] {
+        len += BLOCK;
+    }
+    len += a_bytes[len..shorter].iter().zip(&b_bytes[len..shorter]).take_while(|(x, y)| x == y).count();
+    while !(a.is_char_boundary(len) && b.is_char_boundary(len)) {
+        len -= 1;
+    }
+    len
+}
+
+/// The length in bytes of what two texts end with, on a character's border in both.
+pub(super) fn common_suffix(a: &str, b: &str) -> usize {
+    let same = a.bytes().rev().zip(b.bytes().rev()).take_while(|(x, y)| x == y).count();
+    let is_border = |len: &usize| a.is_char_boundary(a.len() - len) && b.is_char_boundary(b.len() - len);
+    (0..=same).rev().find(is_border).unwrap_or(0)
+}

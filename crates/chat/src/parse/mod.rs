@@ -1,0 +1,208 @@
+//! Tool calls in what a model wrote: one parser per family of formats.
+//!
+//! Owns reading calls out of text. Running them, giving them ids and telling the student about the
+//! ones that could not be read is the agent's business; writing calls into a prompt that of the
+//! chat templates.
+//!
+//! What is read, and the exact text of `arguments`, follows the parsers that came with the agentic
+//! distillation environment, which in turn follow vLLM's. Where those lose or garble something,
+//! these do better, and each such place says so: a call always has a name, a name never runs over
+//! a marker of its format, and content is what stands before the first call, or absent.
+//!
+//! Model output is hostile input. Every parser makes one pass with a cursor that only moves
+//! forward, nothing recurses deeper than [`MAX_DEPTH`], and nothing fails: text that is no call is
+//! content.
+
+mod deepseek;
+mod glm;
+mod hermes;
+mod json;
+mod kimi;
+mod literal;
+mod llama;
+mod mistral;
+mod qwen3_coder;
+mod scan;
+
+use serde_json::Value;
+
+use backsight_core::episode::{Arguments, ToolCall};
+
+pub use json::MAX_DEPTH;
+
+/// A format in which a model writes tool calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Parser {
+    /// `<tool_call>{"name": …, "arguments": …}</tool_call>`; also Qwen 2.5 and Qwen 3.
+    Hermes,
+    /// The same in `<longcat_tool_call>`.
+    Longcat,
+    /// `[TOOL_CALLS] [{"name": …}]`, or `[TOOL_CALLS]name{…}` since version 11 of its tokenizer.
+    Mistral,
+    /// A bare JSON object with a name and arguments or parameters; Llama 3 and 4.
+    LlamaJson,
+    /// `<function=name><parameter=key>value</parameter></function>`.
+    Qwen3Coder,
+    /// A name and a fenced block of JSON between DeepSeek's own markers.
+    DeepseekV3,
+    /// A name and JSON between the same markers, without the fence.
+    DeepseekV31,
+    /// `functions.name:0` and JSON between Kimi's markers.
+    KimiK2,
+    /// `<tool_call>name`, a line break, `<arg_key>` and `<arg_value>` pairs.
+    Glm45,
+    /// The same without the line break.
+    Glm47,
+}
+
+/// Every name and the parser it means, the canonical name of a parser first.
+const NAMES: [(&str, Parser); 13] = [
+    ("hermes", Parser::Hermes),
+    ("qwen", Parser::Hermes),
+    ("longcat", Parser::Longcat),
+    ("mistral", Parser::Mistral),
+    ("llama3_json", Parser::LlamaJson),
+    ("llama4_json", Parser::LlamaJson),
+    ("qwen3_coder", Parser::Qwen3Coder),
+    ("deepseek_v3", Parser::DeepseekV3),
+    ("deepseek_v3_1", Parser::DeepseekV31),
+    ("deepseek_v31", Parser::DeepseekV31),
+    ("kimi_k2", Parser::KimiK2),
+    ("glm45", Parser::Glm45),
+    ("glm47", Parser::Glm47),
+];
+
+/// A parser was asked for by a name that none has.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no tool-call parser is called `{name}`; known are {}", Parser::ALL_NAMES.join(", "))]
+pub struct UnknownParser {
+    /// The name that was asked for.
+    pub name: String,
+}
+
+impl Parser {
+    /// Every name [`Parser::from_name`] knows, aliases included.
+    pub const ALL_NAMES: [&'static str; NAMES.len()] = {
+        let mut names = [""; NAMES.len()];
+        let mut idx = 0;
+        while idx < names.len() {
+            names[idx] = NAMES[idx].0;
+            idx += 1;
+        }
+        names
+    };
+
+    /// The parser of that name, as the servers' `--tool-call-parser` spells it.
+    pub fn from_name(name: &str) -> Result<Self, UnknownParser> {
+        let found = NAMES.into_iter().find(|&(known, _)| known == name);
+        found.map(|(_, parser)| parser).ok_or_else(|| UnknownParser { name: name.to_owned() })
+    }
+
+    /// The canonical name; aliases have none of their own.
+    pub fn name(self) -> &'static str {
+        NAMES.into_iter().find(|&(_, parser)| parser == self).map_or("", |(name, _)| name)
+    }
+
+    /// Reads the calls in `text`.
+    pub fn parse(self, text: &str) -> Parsed {
+        match self {
+            Self::Hermes => hermes::parse(text, &hermes::HERMES),
+            Self::Longcat => hermes::parse(text, &hermes::LONGCAT),
+            Self::Mistral => mistral::parse(text),
+            Self::LlamaJson => llama::parse(text),
+            Self::Qwen3Coder => qwen3_coder::parse(text),
+            Self::DeepseekV3 => deepseek::parse(text, deepseek::fenced_call),
+            Self::DeepseekV31 => deepseek::parse(text, deepseek::bare_call),
+            Self::KimiK2 => kimi::parse(text),
+            Self::Glm45 => glm::parse(text, &glm::GLM45),
+            Self::Glm47 => glm::parse(text, &glm::GLM47),
+        }
+    }
+}
+
+/// What a parser made of a text.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Parsed {
+    /// The text before the first call, without surrounding whitespace, absent when that is empty;
+    /// the whole text, untouched, when there is no call.
+    pub content: Option<String>,
+    /// The calls in order.
+    pub calls: Vec<ParsedCall>,
+    /// Why each piece that looked like a call could not be read, in a form the student can be told.
+    ///
+    /// Pieces that could be read are in `calls` beside these, with one exception: in the formats
+    /// of `Hermes`, `Longcat` and `Mistral`'s list a broken piece of JSON voids every call of the
+    /// text, since what was meant by the rest is then doubtful.
+    pub malformed: Vec<String>,
+}
+
+impl Parsed {
+    /// What was found in `text`, given the part of it that stands before the calls.
+    fn new(text: &str, before: &str, calls: Vec<ParsedCall>, malformed: Vec<String>) -> Self {
+        let content = if calls.is_empty() { text } else { scan::strip(before) };
+        let is_absent = content.is_empty() && !calls.is_empty();
+        Self { content: (!is_absent).then(|| content.to_owned()), calls, malformed }
+    }
+}
+
+/// A call as it was written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ParsedCall {
+    /// The id, where the student wrote one.
+    pub id: Option<String>,
+    /// The tool's name; never empty.
+    pub name: String,
+    /// The arguments as text: JSON as Python's `json.dumps` writes it where the format carries
+    /// JSON or values that can be converted, otherwise what the student wrote.
+    pub arguments: String,
+}
+
+impl ParsedCall {
+    fn new(name: &str, arguments: impl Into<String>) -> Self {
+        Self { id: None, name: name.to_owned(), arguments: arguments.into() }
+    }
+
+    /// The call as part of a message. Arguments that are no JSON object stay text, as does one with a number that
+    /// would be changed.
+    pub fn to_tool_call(&self) -> ToolCall {
+        let arguments = match crate::json::read(&self.arguments) {
+            Ok(Value::Object(fields)) => Arguments::Object(fields),
+            _ => Arguments::Text(self.arguments.clone()),
+        };
+        ToolCall { id: self.id.clone(), name: self.name.clone(), arguments }
+    }
+}
+
+/// A JSON object as Python's `json.dumps(ensure_ascii=False)` writes it back, every digit of its integers kept.
+pub(super) fn object_dumps(text: &str) -> Option<String> {
+    match json::loads(text).ok()? {
+        json::Json::Object(fields) => Some(fields.dumps()),
+        _ => None,
+    }
+}
+
+/// Why a piece of a text is no call.
+enum NoCall {
+    /// It says nothing, or something else: the other calls stand.
+    Other(String),
+    /// It was meant as a call and is broken: none of the calls stands.
+    Broken(String),
+}
+
+/// The calls among `pieces`, unless one is broken, and the reasons of the rest.
+fn all_or_none(pieces: impl Iterator<Item = Result<ParsedCall, NoCall>>) -> (Vec<ParsedCall>, Vec<String>) {
+    let mut calls = Vec::new();
+    let mut malformed = Vec::new();
+    let mut is_void = false;
+    for piece in pieces {
+        is_void |= matches!(piece, Err(NoCall::Broken(_)));
+        match piece {
+            Ok(call) => calls.push(call),
+            Err(NoCall::Other(why) | NoCall::Broken(why)) => malformed.push(why),
+        }
+    }
+    (if is_void { Vec::new() } else { calls }, malformed)
+}
+
+#[cfg(test)]
+mod tests;

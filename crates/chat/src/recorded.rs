@@ -1,0 +1,191 @@
+//! A lens written into recorded tokens, which stay as they are everywhere else.
+//!
+//! Owns [`insert`]. What was sampled is never tokenised again: the place is found in the text of the
+//! recorded tokens, and only the stretch between two special tokens around it, in which nothing was
+//! sampled, is encoded anew. A place that is not certain is refused.
+
+use std::ops::Range;
+
+use super::incremental::{common_prefix, common_suffix};
+use super::tokenizer::{Tokenizer, TokenizerError};
+use backsight_core::tokens::{TokenId, TokenSpan};
+
+/// What is to be written where.
+#[derive(Clone, Copy, Debug)]
+pub struct Insertion<'a> {
+    /// The context as the template renders it, without and with the lens, if it can.
+    pub rendered: Option<(&'a str, &'a str)>,
+    /// The text of the message the lens is written into.
+    pub content: &'a str,
+    /// What is written behind it.
+    pub addition: &'a str,
+}
+
+/// Why recorded tokens cannot be changed.
+#[derive(Debug, thiserror::Error)]
+pub enum CannotInsert {
+    /// Neither the rendering nor the message's text is in them, or its text is there twice.
+    #[error("the message the lens is written into is not found in the recorded tokens")]
+    NotFound,
+    /// Tokens that were sampled stand in the same stretch.
+    #[error("the lens would change tokens that were sampled")]
+    Sampled,
+    /// The stretch is no text.
+    #[error("the recorded tokens around the lens are no text")]
+    NotText,
+    /// The tokenizer refused.
+    #[error(transparent)]
+    Tokenizer(#[from] TokenizerError),
+}
+
+/// A context with something written into it; `sampled` are the actions in it.
+pub fn insert(
+    tokenizer: &Tokenizer,
+    context: &[TokenId],
+    sampled: &[TokenSpan],
+    insertion: &Insertion<'_>,
+) -> Result<Vec<TokenId>, CannotInsert> {
+    let text = Text::new(tokenizer, context)?;
+    let edit = text.find(insertion).ok_or(CannotInsert::NotFound)?;
+    let piece = text.piece_of(&edit.bytes).ok_or(CannotInsert::NotFound)?;
+    let Piece { tokens, start, .. } = &text.pieces[piece];
+    if sampled.iter().any(|span| span.start() < tokens.end && tokens.start < span.end()) {
+        return Err(CannotInsert::Sampled);
+    }
+    let whole = &text.text[*start..text.end_of(piece)];
+    if whole.contains(char::REPLACEMENT_CHARACTER) {
+        return Err(CannotInsert::NotText);
+    }
+    let (head, tail) = (&whole[..edit.bytes.start - start], &whole[edit.bytes.end - start..]);
+    let fresh = tokenizer.encode(&format!("{head}{}{tail}", edit.with))?.ids;
+    Ok([&context[..tokens.start], &fresh, &context[tokens.end..]].concat())
+}
+
+/// Some bytes of the text, and what stands there instead.
+struct Edit<'a> {
+    bytes: Range<usize>,
+    with: &'a str,
+}
+
+/// Tokens from one special token to the next, which are encoded independently of the others.
+struct Piece {
+    tokens: Range<usize>,
+    /// Where its text begins.
+    start: usize,
+}
+
+/// Tokens as text, in pieces.
+struct Text {
+    text: String,
+    pieces: Vec<Piece>,
+}
+
+impl Text {
+    fn new(tokenizer: &Tokenizer, ids: &[TokenId]) -> Result<Self, TokenizerError> {
+        let seams = (1..ids.len()).filter(|at| tokenizer.is_special(ids[*at]) && tokenizer.is_seam(ids[*at]));
+        let mut borders: Vec<usize> = seams.collect();
+        borders.insert(0, 0);
+        borders.push(ids.len());
+        let (mut text, mut pieces) = (String::new(), Vec::new());
+        for pair in borders.windows(2) {
+            pieces.push(Piece { tokens: pair[0]..pair[1], start: text.len() });
+            text.push_str(&tokenizer.decode(&ids[pair[0]..pair[1]])?);
+        }
+        Ok(Self { text, pieces })
+    }
+
+    fn end_of(&self, piece: usize) -> usize {
+        self.pieces.get(piece + 1).map_or(self.text.len(), |next| next.start)
+    }
+
+    /// The piece all of these bytes lie in; a place on a border belongs to the piece before it.
+    fn piece_of(&self, bytes: &Range<usize>) -> Option<usize> {
+        (0..self.pieces.len())
+            .find(|idx| self.pieces[*idx].start <= bytes.start && bytes.end <= self.end_of(*idx))
+    }
+
+    /// Where the rendering has it, if the text begins or ends as the rendering does; else behind the message's text.
+    fn find<'a>(&self, insertion: &Insertion<'a>) -> Option<Edit<'a>> {
+        insertion.rendered.and_then(|(plain, seen)| self.find_rendered(plain, seen)).or_else(|| {
+            let at = self.text.find(insertion.content).filter(|_| !insertion.content.is_empty())?;
+            let is_only = self.text.rfind(insertion.content) == Some(at);
+            let end = at + insertion.content.len();
+            is_only.then_some(Edit { bytes: end..end, with: insertion.addition })
+        })
+    }
+
+    fn find_rendered<'a>(&self, plain: &str, seen: &'a str) -> Option<Edit<'a>> {
+        let same = common_prefix(plain, seen);
+        let rest = common_suffix(&plain[same..], &seen[same..]);
+        let (end, with) = (plain.len() - rest, &seen[same..seen.len() - rest]);
+        if self.text.starts_with(&plain[..end]) {
+            return Some(Edit { bytes: same..end, with });
+        }
+        let start = self.text.strip_suffix(&plain[same..])?.len();
+        Some(Edit { bytes: start..start + (end - same), with })
+    }
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "tests fail by panicking")]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    const PLAIN: &str = "<|im_start|>user\nsort it<|im_end|>\n<|im_start|>assistant\n";
+    const SEEN: &str = "<|im_start|>user\nsort it\n\nLENS<|im_end|>\n<|im_start|>assistant\n";
+
+    fn tokenizer() -> Tokenizer {
+        Tokenizer::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/tokenizers/chatml"))
+            .unwrap()
+    }
+
+    /// The text with the lens in it, or why there is none.
+    fn check(recorded: &str, rendered: Option<(&str, &str)>, content: &str, expected: Result<&str, &str>) {
+        let tokenizer = tokenizer();
+        let context = tokenizer.encode(recorded).unwrap().ids;
+        let insertion = Insertion { rendered, content, addition: "\n\nLENS" };
+        let found = insert(&tokenizer, &context, &[], &insertion);
+        let found = found.map(|ids| tokenizer.decode(&ids).unwrap()).map_err(|error| error.to_string());
+        assert_eq!(found.as_deref().map_err(String::as_str), expected, "{recorded}");
+    }
+
+    #[test]
+    fn the_place_is_where_the_template_has_it() {
+        check(PLAIN, Some((PLAIN, SEEN)), "sort it", Ok(SEEN));
+        let other_end = PLAIN.replace("assistant\n", "assistant\n<think>");
+        check(&other_end, Some((PLAIN, SEEN)), "it", Ok(&SEEN.replace("assistant\n", "assistant\n<think>")));
+        let system = "<|im_start|>system\nsort it<|im_end|>\n";
+        let framed = format!("{system}{PLAIN}");
+        check(&framed, Some((PLAIN, SEEN)), "sort it", Ok(&format!("{system}{SEEN}")));
+    }
+
+    #[test]
+    fn without_a_rendering_the_text_must_be_there_once() {
+        let not_found = "the message the lens is written into is not found in the recorded tokens";
+        check(PLAIN, None, "sort it", Ok(SEEN));
+        check(&format!("{PLAIN}{PLAIN}"), None, "sort it", Err(not_found));
+        check(PLAIN, None, "sort that", Err(not_found));
+        check(PLAIN, None, "", Err(not_found));
+    }
+
+    #[test]
+    fn everything_outside_the_stretch_stays_as_it_was_sampled() {
+        let tokenizer = tokenizer();
+        let encode = |text: &str| tokenizer.encode(text).unwrap().ids;
+        // Letter by letter, as no tokenizer would write it.
+        let letters: Vec<TokenId> = "return".chars().flat_map(|c| encode(&c.to_string())).collect();
+        assert_ne!(letters, encode("return"));
+        let context =
+            [encode(PLAIN), letters.clone(), encode("<|im_end|>\n<|im_start|>user\nmore<|im_end|>")].concat();
+        let action = TokenSpan::at(encode(PLAIN).len(), letters.len());
+        let insertion = |content| Insertion { rendered: None, content, addition: "\n\nLENS" };
+        let first = insert(&tokenizer, &context, &[action], &insertion("sort it")).unwrap();
+        assert!(first.starts_with(&encode(SEEN)) && first.ends_with(&context[action.start()..]));
+        let last = insert(&tokenizer, &context, &[action], &insertion("more")).unwrap();
+        assert!(last.starts_with(&context[..action.end()]));
+        let own = insert(&tokenizer, &context, &[action], &insertion("return")).unwrap_err();
+        assert_eq!(own.to_string(), "the lens would change tokens that were sampled");
+    }
+}

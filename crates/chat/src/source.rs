@@ -1,0 +1,345 @@
+//! Where chat templates come from: a model's directory, a GGUF file, or a file of their own.
+//!
+//! Owns the order in which places are looked at, the choice between several named templates and the
+//! special tokens that templates are given as variables, all as transformers 5.22.2 has it.
+
+use std::fs::{self, File};
+use std::io::BufReader;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value};
+
+use super::template::{Template, TemplateError};
+use crate::gguf::{self, Gguf};
+
+/// The name of the template used when nothing else is asked for.
+const DEFAULT: &str = "default";
+/// The name of the template used when there are tools.
+const TOOL_USE: &str = "tool_use";
+/// The special tokens every tokenizer may have.
+const SPECIAL_TOKENS: [&str; 7] =
+    ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
+/// What GGUF calls them; the third is misspelt in the format itself.
+const GGUF_TOKENS: [&str; 7] = [
+    "bos_token_id",
+    "eos_token_id",
+    "unknown_token_id",
+    "seperator_token_id",
+    "padding_token_id",
+    "cls_token_id",
+    "mask_token_id",
+];
+
+/// Why no template could be had.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SourceError {
+    /// A file cannot be read or is not what it should be.
+    #[error("{}: {why}", path.display())]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// A file that is neither a model's nor leads to one.
+    #[error("{}: neither a model directory, nor its tokenizer.json, nor a GGUF file", path.display())]
+    NoModel {
+        /// The file.
+        path: PathBuf,
+    },
+    /// There is no template at all.
+    #[error("{}: no chat template found; looked for {looked_for}", path.display())]
+    NoTemplate {
+        /// The directory or file.
+        path: PathBuf,
+        /// The places that were looked at.
+        looked_for: &'static str,
+    },
+    /// There are several templates and none is the default.
+    #[error("{}: there is no chat template named {wanted:?}; there are {}", path.display(), names.join(", "))]
+    NoSuchName {
+        /// The directory or file.
+        path: PathBuf,
+        /// The name that was looked for.
+        wanted: String,
+        /// The names there are.
+        names: Vec<String>,
+    },
+    /// The template was found and is broken.
+    #[error(transparent)]
+    Template(#[from] TemplateError),
+}
+
+impl SourceError {
+    /// What to do about it.
+    pub fn help(&self) -> String {
+        match self {
+            Self::Unreadable { .. } => "check the path and the file".to_owned(),
+            Self::NoModel { .. } => {
+                "name the model's directory with --tokenizer, and a template with --template FILE".to_owned()
+            }
+            Self::NoTemplate { .. } => "give a template with --template FILE".to_owned(),
+            Self::NoSuchName { .. } => {
+                "save the one you want to a file and give it with --template FILE".to_owned()
+            }
+            Self::Template(error) => error.help(),
+        }
+    }
+}
+
+/// A template that has not been read yet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Named {
+    name: String,
+    source: String,
+    origin: String,
+}
+
+/// The chat templates of a model and the special tokens they are given.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ChatTemplates {
+    path: PathBuf,
+    templates: Vec<Named>,
+    special_tokens: Map<String, Value>,
+}
+
+impl ChatTemplates {
+    /// Those of the model `path` names: by its directory, a JSON file in there, or a GGUF file.
+    pub fn open(path: &Path) -> Result<Self, SourceError> {
+        match Place::of(path)? {
+            Place::Dir(dir) => Self::from_dir(dir),
+            Place::Gguf => Self::from_gguf(path),
+        }
+    }
+
+    /// The template in the file `template`, if one is given, with the special tokens of the model at `path`; else that model's own templates.
+    pub fn open_with(path: &Path, template: Option<&Path>) -> Result<Self, SourceError> {
+        match template {
+            Some(file) => Ok(Self { special_tokens: special_tokens(path)?, ..Self::from_file(file)? }),
+            None => Self::open(path),
+        }
+    }
+
+    /// The templates of a model's directory. Files of their own win over `tokenizer_config.json`.
+    pub fn from_dir(dir: &Path) -> Result<Self, SourceError> {
+        if !dir.is_dir() {
+            return Err(unreadable(dir, "there is no such directory"));
+        }
+        let config = read_json(&dir.join("tokenizer_config.json"))?;
+        let special_tokens = config_tokens(dir, &config)?;
+        let mut templates = template_files(dir)?;
+        if templates.is_empty() {
+            templates = config_templates(&config, &dir.join("tokenizer_config.json"));
+        }
+        if templates.is_empty() {
+            let path = dir.join("chat_template.json");
+            templates = config_templates(&read_json(&path)?, &path);
+        }
+        let looked_for =
+            "chat_template.jinja, additional_chat_templates/, tokenizer_config.json and chat_template.json";
+        Self { path: dir.to_owned(), templates, special_tokens }.checked(looked_for)
+    }
+
+    /// The templates in a GGUF file's metadata.
+    pub fn from_gguf(path: &Path) -> Result<Self, SourceError> {
+        let gguf = read_gguf(path)?;
+        let templates = gguf_templates(&gguf, path);
+        let special_tokens = gguf_special_tokens(&gguf);
+        Self { path: path.to_owned(), templates, special_tokens }
+            .checked("tokenizer.chat_template in its metadata")
+    }
+
+    /// A single template in a file of its own; it knows no special tokens.
+    pub fn from_file(path: &Path) -> Result<Self, SourceError> {
+        let source = read_text(path)?;
+        let templates = vec![named(DEFAULT, source, path)];
+        Ok(Self { path: path.to_owned(), templates, special_tokens: Map::new() })
+    }
+
+    fn checked(self, looked_for: &'static str) -> Result<Self, SourceError> {
+        if self.templates.is_empty() {
+            return Err(SourceError::NoTemplate { path: self.path, looked_for });
+        }
+        Ok(self)
+    }
+
+    /// The template for a conversation: `tool_use` if there are tools and such a template, else the default.
+    pub fn select(&self, has_tools: bool) -> Result<Template, SourceError> {
+        let has_tool_use = self.templates.iter().any(|it| it.name == TOOL_USE);
+        self.named(if has_tools && has_tool_use { TOOL_USE } else { DEFAULT })
+    }
+
+    /// The template of that name.
+    pub fn named(&self, name: &str) -> Result<Template, SourceError> {
+        match self.templates.iter().find(|it| it.name == name) {
+            Some(found) => Ok(Template::compile(&found.source, &found.origin)?),
+            None => Err(SourceError::NoSuchName {
+                path: self.path.clone(),
+                wanted: name.to_owned(),
+                names: self.names().map(str::to_owned).collect(),
+            }),
+        }
+    }
+
+    /// The names of the templates.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.templates.iter().map(|it| it.name.as_str())
+    }
+
+    /// The special tokens by the name templates know them under (`bos_token`, …).
+    pub fn special_tokens(&self) -> &Map<String, Value> {
+        &self.special_tokens
+    }
+
+    /// The variables a template is given: the special tokens, and what the user sets, which wins.
+    pub fn variables(&self, vars: &Map<String, Value>) -> Map<String, Value> {
+        let mut all = self.special_tokens.clone();
+        all.extend(vars.iter().map(|(name, value)| (name.clone(), value.clone())));
+        all
+    }
+}
+
+/// The special tokens of the model `path` names, which need no template beside them.
+fn special_tokens(path: &Path) -> Result<Map<String, Value>, SourceError> {
+    match Place::of(path)? {
+        Place::Dir(dir) => config_tokens(dir, &read_json(&dir.join("tokenizer_config.json"))?),
+        Place::Gguf => Ok(gguf_special_tokens(&read_gguf(path)?)),
+    }
+}
+
+/// What a path to a model leads to.
+enum Place<'p> {
+    Dir(&'p Path),
+    Gguf,
+}
+
+impl<'p> Place<'p> {
+    fn of(path: &'p Path) -> Result<Self, SourceError> {
+        let is = |extension: &str| path.extension().is_some_and(|it| it == extension);
+        if path.is_dir() {
+            return Ok(Self::Dir(path));
+        }
+        if !path.exists() {
+            return Err(unreadable(path, "there is no such file or directory"));
+        }
+        if is("gguf") {
+            return Ok(Self::Gguf);
+        }
+        let dir = path.parent().map(|dir| if dir.as_os_str().is_empty() { Path::new(".") } else { dir });
+        match dir {
+            Some(dir) if is("json") => Ok(Self::Dir(dir)),
+            _ => Err(SourceError::NoModel { path: path.to_owned() }),
+        }
+    }
+}
+
+fn read_gguf(path: &Path) -> Result<Gguf, SourceError> {
+    let file = File::open(path).map_err(|error| unreadable(path, error))?;
+    Gguf::read(BufReader::new(file)).map_err(|error| unreadable(path, error))
+}
+
+fn unreadable(path: &Path, error: impl std::fmt::Display) -> SourceError {
+    SourceError::Unreadable { path: path.to_owned(), why: error.to_string() }
+}
+
+fn read_text(path: &Path) -> Result<String, SourceError> {
+    fs::read_to_string(path).map_err(|error| unreadable(path, error))
+}
+
+/// A file's JSON, or nothing if there is no such file.
+fn read_json(path: &Path) -> Result<Value, SourceError> {
+    if !path.exists() {
+        return Ok(Value::Null);
+    }
+    serde_json::from_str(&read_text(path)?).map_err(|error| unreadable(path, error))
+}
+
+fn named(name: &str, source: String, path: &Path) -> Named {
+    Named { name: name.to_owned(), source, origin: path.display().to_string() }
+}
+
+/// `chat_template.jinja` is the default; files in `additional_chat_templates` are named after themselves.
+fn template_files(dir: &Path) -> Result<Vec<Named>, SourceError> {
+    let mut templates = Vec::new();
+    let path = dir.join("chat_template.jinja");
+    if path.exists() {
+        templates.push(named(DEFAULT, read_text(&path)?, &path));
+    }
+    let Ok(entries) = fs::read_dir(dir.join("additional_chat_templates")) else { return Ok(templates) };
+    let mut paths: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
+    paths.sort();
+    for path in paths.into_iter().filter(|path| path.extension().is_some_and(|it| it == "jinja")) {
+        let name = path.file_stem().map(|it| it.to_string_lossy().into_owned()).unwrap_or_default();
+        templates.push(named(&name, read_text(&path)?, &path));
+    }
+    Ok(templates)
+}
+
+/// The entry `chat_template`: one string, or a list of named ones.
+fn config_templates(config: &Value, path: &Path) -> Vec<Named> {
+    match config.get("chat_template") {
+        Some(Value::String(source)) => vec![named(DEFAULT, source.clone(), path)],
+        Some(Value::Array(entries)) => {
+            let texts = entries
+                .iter()
+                .filter_map(|it| Some((it.get("name")?.as_str()?, it.get("template")?.as_str()?)));
+            texts.map(|(name, source)| named(name, source.to_owned(), path)).collect()
+        }
+        Some(Value::Object(entries)) => {
+            let texts = entries.iter().filter_map(|(name, source)| Some((name, source.as_str()?)));
+            texts.map(|(name, source)| named(name, source.to_owned(), path)).collect()
+        }
+        _ => Vec::new(),
+    }
+}
+
+/// The tokens of `tokenizer_config.json`. `special_tokens_map.json` counts only in directories that
+/// do not list their added tokens in the former.
+fn config_tokens(dir: &Path, config: &Value) -> Result<Map<String, Value>, SourceError> {
+    let mut tokens = Map::new();
+    collect_tokens(&mut tokens, config);
+    if config.get("added_tokens_decoder").is_none() {
+        collect_tokens(&mut tokens, &read_json(&dir.join("special_tokens_map.json"))?);
+    }
+    Ok(tokens)
+}
+
+/// Standard tokens, tokens of the model's own (`image_token`, …) and those under `extra_special_tokens`.
+fn collect_tokens(tokens: &mut Map<String, Value>, config: &Value) {
+    let entries = config.as_object().into_iter().flatten();
+    let own = entries.filter(|(name, _)| SPECIAL_TOKENS.contains(&name.as_str()) || name.ends_with("_token"));
+    let extra = config.get("extra_special_tokens").and_then(Value::as_object).into_iter().flatten();
+    for (name, token) in own.chain(extra) {
+        if let Some(text) = token_text(token) {
+            tokens.insert(name.clone(), Value::String(text.to_owned()));
+        }
+    }
+}
+
+/// A token is a string or an object with its `content`.
+fn token_text(token: &Value) -> Option<&str> {
+    token.as_str().or_else(|| token.get("content")?.as_str())
+}
+
+/// `tokenizer.chat_template` is the default, `tokenizer.chat_template.NAME` are the others.
+fn gguf_templates(gguf: &Gguf, path: &Path) -> Vec<Named> {
+    let entries = gguf.metadata.iter().filter_map(|(key, value)| {
+        let rest = key.strip_prefix("tokenizer.chat_template")?;
+        let name = if rest.is_empty() { DEFAULT } else { rest.strip_prefix('.')? };
+        Some(named(name, value.as_str()?.to_owned(), path))
+    });
+    let mut templates: Vec<Named> = entries.collect();
+    templates.sort_by(|a, b| a.name.cmp(&b.name));
+    templates
+}
+
+fn gguf_special_tokens(gguf: &Gguf) -> Map<String, Value> {
+    let vocabulary =
+        gguf.metadata.get("tokenizer.ggml.tokens").and_then(gguf::Value::as_list).unwrap_or_default();
+    let tokens = SPECIAL_TOKENS.iter().zip(GGUF_TOKENS).filter_map(|(name, key)| {
+        let id = gguf.metadata.get(&format!("tokenizer.ggml.{key}"))?.as_usize()?;
+        let token = vocabulary.get(id)?.as_str()?;
+        Some(((*name).to_owned(), Value::String(token.to_owned())))
+    });
+    tokens.collect()
+}

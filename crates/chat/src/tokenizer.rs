@@ -1,0 +1,407 @@
+//! A model's own tokenizer, with the checks that keep wrong ids from ever leaving us.
+//!
+//! Owns encoding, decoding, the vocabulary's size and the tokens that end a turn. The work itself is
+//! done by the `tokenizers` crate over `tokenizer.json`. Deliberately absent: added BOS or EOS tokens
+//! when a rendered conversation is encoded, because a chat template writes its own.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+use tokenizers::models::bpe::BPE;
+use tokenizers::{
+    AddedToken, DecoderWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper, TokenizerImpl,
+};
+
+use super::vocabulary::{Vocabulary, VocabularyError};
+use crate::gguf::Gguf;
+use backsight_core::tokens::{OutOfVocabulary, TokenId, check_ids};
+use sha2::{Digest, Sha256};
+
+/// Why a tokenizer cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum TokenizerError {
+    /// A file is missing or unreadable.
+    #[error("{}: {why}", path.display())]
+    Unreadable {
+        /// Which file.
+        path: PathBuf,
+        /// What the system said.
+        why: String,
+    },
+    /// A file is there but is not what it should be.
+    #[error("{}: {why}", path.display())]
+    Broken {
+        /// Which file.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// The tokenizer refused a text or ids.
+    #[error("the tokenizer failed: {0}")]
+    Failed(String),
+    /// A GGUF file does not say enough for a tokenizer.
+    #[error(transparent)]
+    Vocabulary(#[from] VocabularyError),
+}
+
+impl TokenizerError {
+    /// What to do about it.
+    pub fn help(&self) -> &'static str {
+        match self {
+            Self::Unreadable { .. } => {
+                "name a model directory that holds tokenizer.json, or that file itself"
+            }
+            Self::Broken { .. } => "download the file again, or export it with save_pretrained",
+            Self::Vocabulary(_) => "name a model directory with tokenizer.json by --tokenizer",
+            Self::Failed(_) => "check that the tokenizer belongs to the model",
+        }
+    }
+}
+
+/// A SHA-256 in hexadecimal.
+fn sha256(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Ids of a text and the bytes each one stands for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Encoded {
+    /// The ids.
+    pub ids: Vec<TokenId>,
+    /// For each id its bytes in the text. Tokens that share a character have overlapping ranges.
+    pub offsets: Vec<Range<usize>>,
+}
+
+/// A model's tokenizer.
+pub struct Tokenizer {
+    inner: tokenizers::Tokenizer,
+    added: HashMap<TokenId, AddedToken>,
+    vocab_size: usize,
+    end_ids: Vec<TokenId>,
+}
+
+impl Tokenizer {
+    /// From a model directory, a `tokenizer.json` or a GGUF file.
+    ///
+    /// The files beside a `tokenizer.json` say which tokens end a turn and how large the model's vocabulary is.
+    pub fn open(path: &Path) -> Result<Self, TokenizerError> {
+        if path.extension().is_some_and(|it| it == "gguf") && !path.is_dir() {
+            return Self::from_gguf(path);
+        }
+        let file = if path.is_dir() { path.join("tokenizer.json") } else { path.to_owned() };
+        let dir = file.parent().unwrap_or(Path::new("."));
+        let mut tokenizer = Self::from_json(&read(&file)?)
+            .map_err(|why| TokenizerError::Broken { path: file.clone(), why: why.to_string() })?;
+        let beside = Beside::read(dir)?;
+        if let Some(vocab_size) = beside.vocab_size() {
+            tokenizer.vocab_size = vocab_size;
+        }
+        tokenizer.end_ids = beside.end_ids(&tokenizer);
+        Ok(tokenizer)
+    }
+
+    fn from_gguf(path: &Path) -> Result<Self, TokenizerError> {
+        let unreadable = |why: String| TokenizerError::Unreadable { path: path.to_owned(), why };
+        let file = std::fs::File::open(path).map_err(|error| unreadable(error.to_string()))?;
+        let gguf =
+            Gguf::read(std::io::BufReader::new(file)).map_err(|error| unreadable(error.to_string()))?;
+        let tokenizer = Self::from_vocabulary(&Vocabulary::from_gguf(&gguf));
+        tokenizer.map_err(|error| TokenizerError::Broken { path: path.to_owned(), why: error.to_string() })
+    }
+
+    /// From what a GGUF file says about it.
+    pub fn from_vocabulary(vocabulary: &Vocabulary) -> Result<Self, TokenizerError> {
+        let mut tokenizer = Self::from_json(vocabulary.to_json()?.to_string().as_bytes())?;
+        tokenizer.end_ids = vocabulary.ends.clone();
+        Ok(tokenizer)
+    }
+
+    /// The SHA-256 of the tokenizer at `path`: of its file, or of what a GGUF file says about it.
+    pub fn sha256(path: &Path) -> Result<String, TokenizerError> {
+        if path.extension().is_some_and(|it| it == "gguf") {
+            let json = Self::from_gguf(path)?.inner.to_string(false).map_err(failed)?;
+            return Ok(sha256(json.as_bytes()));
+        }
+        let file = if path.is_dir() { path.join("tokenizer.json") } else { path.to_owned() };
+        Ok(sha256(&read(&file)?))
+    }
+
+    /// From the bytes of a `tokenizer.json`, without knowledge of the model around it.
+    pub fn from_json(json: &[u8]) -> Result<Self, TokenizerError> {
+        // Nearly all models are BPE. Said so beforehand, a file is read once instead of three times over.
+        let bpe = serde_json::from_slice::<BpeTokenizer>(json).map(tokenizers::Tokenizer::from);
+        let inner = bpe.or_else(|_| tokenizers::Tokenizer::from_bytes(json)).map_err(failed)?;
+        Self::from_inner(inner)
+    }
+
+    fn from_inner(mut inner: tokenizers::Tokenizer) -> Result<Self, TokenizerError> {
+        // Some files ship with the limits of the training script; a conversation is never cut or padded here.
+        inner.with_truncation(None).map_err(failed)?;
+        inner.with_padding(None);
+        let vocab_size = id_limit(&inner);
+        let added = inner.get_added_tokens_decoder().into_iter().collect();
+        Ok(Self { inner, added, vocab_size, end_ids: Vec::new() })
+    }
+
+    /// Encodes text as it stands: special tokens written in it become their ids, none are added.
+    pub fn encode(&self, text: &str) -> Result<Encoded, TokenizerError> {
+        self.encode_with(text, false)
+    }
+
+    /// The ids that [`encode`](Self::encode) gives, without the work of finding their bytes.
+    pub fn encode_ids(&self, text: &str) -> Result<Vec<TokenId>, TokenizerError> {
+        Ok(self.inner.encode_fast(text, false).map_err(failed)?.get_ids().to_vec())
+    }
+
+    /// Encodes plain text as the model defines it, with the BOS or EOS its tokenizer adds.
+    pub fn encode_plain(&self, text: &str) -> Result<Encoded, TokenizerError> {
+        self.encode_with(text, true)
+    }
+
+    fn encode_with(&self, text: &str, add_special_tokens: bool) -> Result<Encoded, TokenizerError> {
+        let encoding = self.inner.encode(text, add_special_tokens).map_err(failed)?;
+        let offsets = encoding.get_offsets().iter().map(|&(start, end)| start..end).collect();
+        Ok(Encoded { ids: encoding.get_ids().to_vec(), offsets })
+    }
+
+    /// The text of ids, special tokens included.
+    pub fn decode(&self, ids: &[TokenId]) -> Result<String, TokenizerError> {
+        self.inner.decode(ids, false).map_err(failed)
+    }
+
+    /// The token as the vocabulary spells it.
+    pub fn spelling(&self, id: TokenId) -> Option<String> {
+        self.inner.id_to_token(id)
+    }
+
+    /// The id of a token spelled exactly so.
+    pub fn id_of(&self, spelling: &str) -> Option<TokenId> {
+        self.inner.token_to_id(spelling)
+    }
+
+    /// Ids must be below this: the rows of the model's embedding where its configuration is known, else one more than the highest id.
+    pub fn vocab_size(&self) -> usize {
+        self.vocab_size
+    }
+
+    /// Refuses ids the model does not have.
+    pub fn check_ids(&self, ids: &[TokenId]) -> Result<(), OutOfVocabulary> {
+        check_ids(ids, self.vocab_size)
+    }
+
+    /// The tokens that end a turn.
+    pub fn end_ids(&self) -> &[TokenId] {
+        &self.end_ids
+    }
+
+    /// Whether `id` is a special token such as `<|im_start|>`, not one that stands for text.
+    pub fn is_special(&self, id: TokenId) -> bool {
+        self.added.get(&id).is_some_and(|token| token.special)
+    }
+
+    /// How an added token is written.
+    pub(super) fn added_text(&self, id: TokenId) -> Option<&str> {
+        self.added.get(&id).map(|token| token.content.as_str())
+    }
+
+    /// The bytes each token stands for, by id; `None` for ids that stand for no text: special tokens and gaps.
+    pub fn token_bytes(&self) -> Vec<Option<Vec<u8>>> {
+        let vocabulary = self.inner.get_vocab(true);
+        let highest = vocabulary.values().max().map_or(0, |&id| id as usize + 1);
+        let mut bytes = vec![None; highest];
+        let spelling = Spelling::of(&self.inner);
+        for (token, id) in vocabulary {
+            bytes[id as usize] = match self.added.get(&id) {
+                // Byte-fallback tokens are sometimes listed as special, and stand for text all the same.
+                Some(added) if added.special => fallback_byte(&token).map(|byte| vec![byte]),
+                Some(added) => Some(added.content.clone().into_bytes()),
+                None => Some(spelling.bytes(&token)),
+            };
+        }
+        bytes
+    }
+
+    /// Whether text can be cut before every occurrence of `id` without changing any id on either side.
+    ///
+    /// The tokenizer takes such a token out of the raw text before anything else happens, so what stands
+    /// left and right of it is encoded apart. That holds when it takes no white space from its neighbours,
+    /// is found in the text as written, and no other added token can take its place.
+    pub(super) fn is_seam(&self, id: TokenId) -> bool {
+        let Some(token) = self.added.get(&id) else { return false };
+        let plain = !token.lstrip && !token.rstrip && !token.single_word && !token.content.is_empty();
+        let as_written = !token.normalized || self.inner.get_normalizer().is_none();
+        plain && as_written && !self.added.values().any(|other| reaches_into(&other.content, &token.content))
+    }
+}
+
+/// What a `tokenizer.json` with a BPE model holds.
+type BpeTokenizer =
+    TokenizerImpl<BPE, NormalizerWrapper, PreTokenizerWrapper, PostProcessorWrapper, DecoderWrapper>;
+
+/// One more than the highest id. Where there are no gaps that is the number of tokens, and no list has to be made.
+fn id_limit(tokenizer: &tokenizers::Tokenizer) -> usize {
+    let n_tokens = tokenizer.get_vocab_size(true);
+    let has_token = |id: usize| TokenId::try_from(id).is_ok_and(|id| tokenizer.id_to_token(id).is_some());
+    if (0..n_tokens).all(has_token) {
+        return n_tokens;
+    }
+    let highest = tokenizer.get_vocab(true).into_values().max();
+    highest.map_or(0, |id| id as usize + 1)
+}
+
+/// How a vocabulary spells bytes.
+enum Spelling {
+    /// Every byte by a printable character of its own, as GPT-2 does.
+    ByteLevel(HashMap<char, u8>),
+    /// Text as it is, but for `▁` as space and `<0xNN>` as a byte.
+    Text,
+}
+
+impl Spelling {
+    fn of(tokenizer: &tokenizers::Tokenizer) -> Self {
+        let decoder = tokenizer.get_decoder().and_then(|it| serde_json::to_string(it).ok());
+        let is_byte_level = decoder.is_some_and(|it| it.contains("\"type\":\"ByteLevel\""));
+        if is_byte_level { Self::ByteLevel(byte_letters()) } else { Self::Text }
+    }
+
+    fn bytes(&self, token: &str) -> Vec<u8> {
+        match self {
+            Self::ByteLevel(letters) => match token.chars().map(|c| letters.get(&c).copied()).collect() {
+                Some(bytes) => bytes,
+                None => token.as_bytes().to_vec(),
+            },
+            Self::Text => match fallback_byte(token) {
+                Some(byte) => vec![byte],
+                None => token.replace('▁', " ").into_bytes(),
+            },
+        }
+    }
+}
+
+/// GPT-2's alphabet: printable Latin-1 stands for itself, the other bytes for the letters from U+0100 on, in order.
+fn byte_letters() -> HashMap<char, u8> {
+    let stands_for_itself = |byte: &u8| matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
+    let own = (0..=u8::MAX).filter(stands_for_itself).map(|byte| (char::from(byte), byte));
+    let others = (0..=u8::MAX).filter(|byte| !stands_for_itself(byte));
+    own.chain(('\u{100}'..).zip(others)).collect()
+}
+
+/// The byte of a token spelled `<0xNN>`.
+fn fallback_byte(token: &str) -> Option<u8> {
+    let digits = token.strip_prefix("<0x")?.strip_suffix('>')?;
+    (digits.len() == 2).then(|| u8::from_str_radix(digits, 16).ok()).flatten()
+}
+
+/// Whether `other` can take an occurrence of `token` away: by beginning before it and ending inside or behind it, or by being longer.
+fn reaches_into(other: &str, token: &str) -> bool {
+    let mut tails = other.char_indices().skip(1).map(|(start, _)| &other[start..]);
+    let longer = other != token && other.starts_with(token);
+    longer || tails.any(|tail| token.starts_with(tail) || tail.starts_with(token))
+}
+
+/// What the files beside a `tokenizer.json` say.
+struct Beside {
+    model: Value,
+    generation: Value,
+    tokenizer: Value,
+}
+
+impl Beside {
+    fn read(dir: &Path) -> Result<Self, TokenizerError> {
+        Ok(Self {
+            model: read_json(&dir.join("config.json"))?,
+            generation: read_json(&dir.join("generation_config.json"))?,
+            tokenizer: read_json(&dir.join("tokenizer_config.json"))?,
+        })
+    }
+
+    fn vocab_size(&self) -> Option<usize> {
+        let nested = self.model.get("text_config").and_then(|it| it.get("vocab_size"));
+        let size = self.model.get("vocab_size").or(nested)?.as_u64()?;
+        usize::try_from(size).ok()
+    }
+
+    /// Every id that the model's files name as an end, each once.
+    fn end_ids(&self, tokenizer: &Tokenizer) -> Vec<TokenId> {
+        let mut ids = Vec::new();
+        for config in [&self.generation, &self.model] {
+            collect_ids(config.get("eos_token_id"), &mut ids);
+        }
+        let named = self.tokenizer.get("eos_token");
+        let spelling = named.and_then(|it| it.as_str().or_else(|| it.get("content")?.as_str()));
+        ids.extend(spelling.and_then(|spelling| tokenizer.id_of(spelling)));
+        ids.sort_unstable();
+        ids.dedup();
+        ids
+    }
+}
+
+/// `eos_token_id` is a number or a list of numbers.
+fn collect_ids(value: Option<&Value>, ids: &mut Vec<TokenId>) {
+    let values = match value {
+        Some(Value::Array(values)) => values.as_slice(),
+        Some(value) => std::slice::from_ref(value),
+        None => &[],
+    };
+    ids.extend(values.iter().filter_map(|value| TokenId::try_from(value.as_u64()?).ok()));
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, TokenizerError> {
+    std::fs::read(path)
+        .map_err(|error| TokenizerError::Unreadable { path: path.to_owned(), why: error.to_string() })
+}
+
+/// A file that may be missing, but must be JSON if it is there.
+fn read_json(path: &Path) -> Result<Value, TokenizerError> {
+    if !path.exists() {
+        return Ok(Value::Null);
+    }
+    serde_json::from_slice(&read(path)?)
+        .map_err(|error| TokenizerError::Broken { path: path.to_owned(), why: format!("not JSON: {error}") })
+}
+
+fn failed(error: tokenizers::Error) -> TokenizerError {
+    TokenizerError::Failed(error.to_string())
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "tests fail by panicking")]
+mod tests {
+    use super::*;
+
+    /// The bytes of a text's tokens, put together, are what the tokenizer itself decodes.
+    fn check(name: &str, text: &str) {
+        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/tokenizers").join(name);
+        let tokenizer = Tokenizer::open(&dir).unwrap();
+        let bytes = tokenizer.token_bytes();
+        let ids = tokenizer.encode(text).unwrap().ids;
+        let joined: Vec<u8> = ids.iter().flat_map(|&id| bytes[id as usize].clone().unwrap()).collect();
+        assert_eq!(String::from_utf8(joined).unwrap(), tokenizer.decode(&ids).unwrap(), "{name}: {text:?}");
+    }
+
+    #[test]
+    fn the_bytes_of_tokens_are_what_they_decode_to() {
+        let texts = [
+            "fn main() {}\n\tlet x = 1234;",
+            "naïve café 東京 🤖",
+            "a\u{ad}b\u{7f}\u{a0}c\0",
+            "  two  ",
+            "<0x41>",
+        ];
+        for name in ["chatml", "header", "metaspace"] {
+            texts.iter().for_each(|text| check(name, text));
+        }
+    }
+
+    #[test]
+    fn special_tokens_stand_for_no_text() {
+        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/tokenizers/chatml");
+        let tokenizer = Tokenizer::open(&dir).unwrap();
+        let bytes = tokenizer.token_bytes();
+        assert_eq!(bytes.len(), tokenizer.vocab_size());
+        assert_eq!(bytes[tokenizer.id_of("<|im_end|>").unwrap() as usize], None);
+        assert_eq!(bytes.iter().filter(|it| it.is_none()).count(), 7);
+    }
+}

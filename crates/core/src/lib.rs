@@ -1,0 +1,25 @@
+//! The pure middle of Backsight: what is scored, how it is asked for, and what it is worth.
+//!
+//! Nothing here reads a file, a clock or a socket. A [`Model`](model::Model) is only described;
+//! those that exist are elsewhere.
+//!
+//! ```
+//! use backsight_core::plan::{Backend, plan};
+//! use backsight_core::score::ScoreJob;
+//! use backsight_core::tokens::TokenSpan;
+//!
+//! // The first job's tokens begin the second's, so one request scores both.
+//! let job = |tokens: &[u32], at| ScoreJob::new(tokens.into(), vec![TokenSpan::at(at, 1)], 0).unwrap();
+//! let plan = plan(&[job(&[5, 6, 7], 2), job(&[5, 6, 7, 8], 3)], &Backend::SGLANG);
+//! assert_eq!(plan.requests.len(), 1);
+//! ```
+
+pub mod credit;
+pub mod episode;
+pub mod lens;
+pub mod model;
+pub mod needed;
+pub mod plan;
+pub mod python;
+pub mod score;
+pub mod tokens;

@@ -1,0 +1,61 @@
+//! What is refused before it is asked, because a model cannot answer it or falls over it.
+//!
+//! Owns the checks that every model makes alike.
+
+use super::Error;
+use crate::tokens::{self, TokenId};
+
+/// Refuses ids the model does not have.
+pub fn check_ids(ids: &[TokenId], vocab_size: Option<usize>) -> Result<(), Error> {
+    let Some(vocab_size) = vocab_size else { return Ok(()) };
+    tokens::check_ids(ids, vocab_size).map_err(|outside| Error::Invalid {
+        what: outside.to_string(),
+        help: "use the tokenizer of the model that is asked".to_owned(),
+    })
+}
+
+/// Refuses a prompt that leaves no room for one more token, which every server wants.
+pub fn check_length(n_tokens: usize, context_length: Option<usize>) -> Result<(), Error> {
+    let Some(context_length) = context_length.filter(|&length| n_tokens >= length) else { return Ok(()) };
+    Err(Error::Invalid {
+        what: format!("{n_tokens} tokens do not fit a context of {context_length} with room for one more"),
+        help: "shorten the sequence, or start the server with a longer context".to_owned(),
+    })
+}
+
+/// Refuses a prompt without tokens.
+pub fn check_prompt(prompt: &[TokenId]) -> Result<(), Error> {
+    if !prompt.is_empty() {
+        return Ok(());
+    }
+    Err(Error::Invalid { what: "the prompt has no tokens".to_owned(), help: "give at least one".to_owned() })
+}
+
+/// Refuses more candidates than there are tokens: servers fall over it.
+pub fn check_top_k(top_k: usize, vocab_size: Option<usize>) -> Result<(), Error> {
+    let Some(size) = vocab_size.filter(|&size| top_k > size) else { return Ok(()) };
+    Err(Error::Invalid {
+        what: format!("{top_k} candidates per position are more than the vocabulary's {size} tokens"),
+        help: "ask for a smaller top_k".to_owned(),
+    })
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "tests fail by panicking")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_and_lengths_are_checked() {
+        let what = |result: Result<(), Error>| result.unwrap_err().to_string();
+        assert_eq!(check_ids(&[1, 2], Some(3)), Ok(()));
+        assert_eq!(check_ids(&[9], None), Ok(()));
+        assert_eq!(what(check_ids(&[1, 3], Some(3))), "token 3 at position 1 is outside the vocabulary of 3");
+        assert_eq!(check_length(9, Some(10)), Ok(()));
+        assert_eq!(
+            what(check_length(10, Some(10))),
+            "10 tokens do not fit a context of 10 with room for one more"
+        );
+        assert_eq!(what(check_prompt(&[])), "the prompt has no tokens");
+    }
+}

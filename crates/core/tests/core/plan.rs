@@ -1,0 +1,250 @@
+//! Plans give every job the scores it would get alone, at the cost they say.
+#![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
+
+use std::collections::HashSet;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
+
+use crate::plans::distribute;
+use backsight_core::plan::{Backend, Plan, plan};
+use backsight_core::score::{Absence, ScoreJob, SpanScore, TokenScore};
+use backsight_core::tokens::{Logprob, TokenId, TokenSpan, TopK};
+use expect_test::{Expect, expect};
+use proptest::prelude::*;
+
+const VOCABULARY: TokenId = 3;
+
+/// A model made of arithmetic: the logprob of a token depends on all tokens before it.
+fn logprob(context: &[TokenId], token: TokenId) -> Logprob {
+    let mut hasher = DefaultHasher::new();
+    (context, token).hash(&mut hasher);
+    Logprob::new(-((hasher.finish() % 1_000_003) as f64) / 1e5).unwrap()
+}
+
+fn score_position(tokens: &[TokenId], at: usize, top_k: usize) -> TokenScore {
+    if at == 0 {
+        return TokenScore { logprob: Err(Absence::NoContext), top: TopK::default() };
+    }
+    let context = &tokens[..at];
+    let all = TopK::new((0..VOCABULARY).map(|token| (token, logprob(context, token))).collect());
+    let mut kept: Vec<_> = all.entries().iter().take(top_k).copied().collect();
+    if top_k > 0 {
+        kept.push((tokens[at], logprob(context, tokens[at])));
+    }
+    TokenScore { logprob: Ok(logprob(context, tokens[at])), top: TopK::new(kept) }
+}
+
+fn score(job: &ScoreJob) -> Vec<SpanScore> {
+    let position = |at| score_position(job.tokens(), at, job.top_k());
+    let span = |span: &TokenSpan| SpanScore::new(*span, span.range().map(position).collect()).unwrap();
+    job.spans().iter().map(span).collect()
+}
+
+fn job(tokens: &[TokenId], spans: &[(usize, usize)], top_k: usize) -> ScoreJob {
+    let spans = spans.iter().map(|&(start, end)| TokenSpan::new(start, end).unwrap()).collect();
+    ScoreJob::new(Arc::from(tokens), spans, top_k).unwrap()
+}
+
+/// SGLang's cache: everything ever computed, found up to the token before the first scored one.
+#[derive(Default)]
+struct RadixCache(Vec<Arc<[TokenId]>>);
+
+impl RadixCache {
+    fn common(a: &[TokenId], b: &[TokenId]) -> usize {
+        a.iter().zip(b).take_while(|(a, b)| a == b).count()
+    }
+
+    fn send(&mut self, ask: &ScoreJob) -> usize {
+        let start = ask.first_needed().unwrap() - 1;
+        let known = self.0.iter().map(|known| Self::common(known, ask.tokens())).max().unwrap_or(0);
+        self.0.push(Arc::clone(ask.tokens()));
+        known.min(start)
+    }
+}
+
+fn n_tree_nodes(jobs: &[ScoreJob]) -> usize {
+    let needed = jobs.iter().filter(|job| job.first_needed().is_some());
+    let prefixes = needed.flat_map(|job| (1..=job.end_needed()).map(|end| job.tokens()[..end].to_vec()));
+    prefixes.collect::<HashSet<_>>().len()
+}
+
+/// Shows a plan: tokens, spans, what it waits for.
+fn check(jobs: &[ScoreJob], backend: Backend, expected: Expect) {
+    let plan = plan(jobs, &backend);
+    let lines = plan.requests.iter().map(|it| {
+        let spans: Vec<_> = it.ask.spans().iter().map(TokenSpan::to_string).collect();
+        let after = it.after.map(|after| format!(" after {after}")).unwrap_or_default();
+        format!(
+            "{:?} {} top {} cached {}{after}\n",
+            it.ask.tokens(),
+            spans.join(" "),
+            it.ask.top_k(),
+            it.cached
+        )
+    });
+    let figures = plan.figures;
+    let computed = figures.computed_tokens();
+    let total = format!("naive {} sent {} computed {computed}\n", figures.naive_tokens, figures.sent_tokens);
+    expected.assert_eq(&(lines.collect::<String>() + &total));
+}
+
+#[test]
+fn prefixes_ride_along() {
+    let tokens = [1, 2, 0, 1, 1, 2, 0];
+    let steps =
+        [job(&tokens[..3], &[(1, 3)], 0), job(&tokens[..5], &[(4, 5)], 2), job(&tokens, &[(6, 7)], 1)];
+    check(
+        &steps,
+        Backend::SGLANG,
+        expect![[r#"
+        [1, 2, 0, 1, 1, 2, 0] [1, 3) [4, 5) [6, 7) top 2 cached 0
+        naive 15 sent 7 computed 7
+    "#]],
+    );
+    check(
+        &steps,
+        Backend::VLLM,
+        expect![[r#"
+        [1, 2, 0, 1, 1, 2, 0] [1, 3) [4, 5) [6, 7) top 2 cached 0
+        naive 15 sent 7 computed 7
+    "#]],
+    );
+}
+
+#[test]
+fn branches_pay_for_their_trunk_once() {
+    let branches = [
+        job(&[1, 1, 7, 5], &[(3, 4)], 0),
+        job(&[1, 1, 2, 2, 7, 6], &[(5, 6)], 0),
+        job(&[1, 1, 2, 2, 3, 3, 7, 8], &[(7, 8)], 0),
+    ];
+    check(
+        &branches,
+        Backend::SGLANG,
+        expect![[r#"
+        [1, 1, 2, 2, 3, 3, 7, 8] [7, 8) top 0 cached 0
+        [1, 1, 2, 2, 7, 6] [5, 6) top 0 cached 4 after 0
+        [1, 1, 7, 5] [3, 4) top 0 cached 2 after 0
+        naive 18 sent 18 computed 12
+    "#]],
+    );
+    check(
+        &branches,
+        Backend::VLLM,
+        expect![[r#"
+        [1, 1, 2, 2, 3, 3, 7, 8] [7, 8) top 0 cached 0
+        [1, 1, 2, 2, 7, 6] [5, 6) top 0 cached 0
+        [1, 1, 7, 5] [3, 4) top 0 cached 0
+        naive 18 sent 18 computed 18
+    "#]],
+    );
+}
+
+#[test]
+fn a_long_pass_is_split_where_memory_asks_for_it() {
+    let tokens = [0, 1, 2, 0, 1, 2, 0, 1, 2, 0];
+    let jobs = [job(&tokens, &[(2, 4), (5, 10)], 0), job(&[0, 1, 2, 0, 1, 2, 9], &[(6, 7)], 0)];
+    check(
+        &jobs,
+        Backend { max_scored: Some(3), ..Backend::SGLANG },
+        expect![[r#"
+        [0, 1, 2, 0] [2, 4) top 0 cached 0
+        [0, 1, 2, 0, 1, 2, 0, 1] [5, 8) top 0 cached 4 after 0
+        [0, 1, 2, 0, 1, 2, 0, 1, 2, 0] [8, 10) top 0 cached 7 after 1
+        [0, 1, 2, 0, 1, 2, 9] [6, 7) top 0 cached 5 after 1
+        naive 17 sent 29 computed 13
+    "#]],
+    );
+}
+
+#[test]
+fn what_needs_nothing_asks_nothing() {
+    let jobs = [job(&[1, 2], &[], 0), job(&[1, 2], &[(0, 1), (2, 2)], 0)];
+    let plan = plan(&jobs, &Backend::SGLANG);
+    assert_eq!((plan.requests.len(), plan.figures.naive_requests), (0, 0));
+    assert_eq!(distribute(&plan, &jobs, &[]), jobs.each_ref().map(|job| Ok(score(job))));
+}
+
+#[test]
+fn a_lost_request_fails_only_the_jobs_that_need_it() {
+    let jobs = [job(&[1, 1, 7], &[(2, 3)], 0), job(&[1, 1, 8], &[(2, 3)], 0)];
+    let plan = plan(&jobs, &Backend::SGLANG);
+    let mut answers: Vec<_> = plan.requests.iter().map(|it| Some(score(&it.ask))).collect();
+    answers[1] = None;
+    let found = distribute(&plan, &jobs, &answers);
+    assert_eq!(found[0], Ok(score(&jobs[0])));
+    assert_eq!(found[1].as_ref().unwrap_err().to_string(), "request 1 of the plan has no usable answer");
+    answers[1] = Some(Vec::new());
+    assert!(distribute(&plan, &jobs, &answers)[1].is_err(), "an answer that does not fit is none");
+    assert_eq!(plan.requests_of(1).into_iter().collect::<Vec<_>>(), [1]);
+}
+
+fn any_job() -> impl Strategy<Value = ScoreJob> {
+    let tokens = prop::collection::vec(0..VOCABULARY, 1..14);
+    tokens.prop_flat_map(|tokens| {
+        let n = tokens.len();
+        let span = (0..=n, 0..=n).prop_map(|(a, b)| (a.min(b), a.max(b)));
+        let spans = prop::collection::vec(span, 0..4);
+        (Just(tokens), spans, 0_usize..4).prop_map(|(tokens, spans, top_k)| job(&tokens, &spans, top_k))
+    })
+}
+
+fn any_backend() -> impl Strategy<Value = Backend> {
+    let max_scored = prop::option::of(1_usize..6);
+    (any::<bool>(), any::<bool>(), max_scored).prop_map(|(caches_scores, start_index, max_scored)| Backend {
+        caches_scores,
+        start_index,
+        max_scored,
+    })
+}
+
+fn check_costs(plan: &Plan, jobs: &[ScoreJob], backend: &Backend) {
+    let mut cache = RadixCache::default();
+    for (idx, request) in plan.requests.iter().enumerate() {
+        let found = cache.send(&request.ask);
+        assert_eq!(request.cached, if backend.caches_scores { found } else { 0 }, "request {idx}");
+        assert_eq!(request.after.is_some(), request.cached > 0);
+        if let Some(after) = request.after {
+            assert!(after < idx);
+            let provided = RadixCache::common(plan.requests[after].ask.tokens(), request.ask.tokens());
+            assert!(provided >= request.cached, "request {idx} after {after}");
+        }
+        let n_scored = request.ask.end_needed() - request.ask.first_needed().unwrap();
+        if let Some(max) = backend.max_scored.filter(|_| backend.start_index) {
+            assert!(n_scored <= max);
+        }
+        assert_eq!(request.ask.end_needed(), request.n_tokens(), "nothing is sent that is not needed");
+    }
+    let computed = plan.figures.computed_tokens() as usize;
+    if backend.caches_scores {
+        // The token before a branch is computed again when the branch's first token is scored.
+        assert!(computed <= n_tree_nodes(jobs) + plan.requests.len());
+    }
+    if backend.max_scored.is_none() {
+        assert!(plan.requests.len() as u64 <= plan.figures.naive_requests);
+        assert!(plan.figures.sent_tokens <= plan.figures.naive_tokens);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1500))]
+    #[test]
+    fn a_plan_scores_every_job_as_if_it_were_alone(
+        jobs in prop::collection::vec(any_job(), 0..9), backend in any_backend(),
+    ) {
+        let plan = plan(&jobs, &backend);
+        let answers: Vec<_> = plan.requests.iter().map(|it| Some(score(&it.ask))).collect();
+        let alone: Vec<_> = jobs.iter().map(|job| Ok(score(job))).collect();
+        prop_assert_eq!(distribute(&plan, &jobs, &answers), alone);
+        check_costs(&plan, &jobs, &backend);
+    }
+
+    #[test]
+    fn a_backend_that_keeps_only_its_last_sequence_loses_nothing(jobs in prop::collection::vec(any_job(), 0..9)) {
+        let plan = plan(&jobs, &Backend::EMBEDDED);
+        for pair in plan.requests.windows(2) {
+            let kept = RadixCache::common(pair[0].ask.tokens(), pair[1].ask.tokens());
+            prop_assert!(kept >= pair[1].cached);
+        }
+    }
+}

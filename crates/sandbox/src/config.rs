@@ -1,0 +1,180 @@
+//! What a sandbox is asked to be: its kind, its limits, what it may see.
+//!
+//! Plain data. What the machine can really enforce of it is told by `Containment`, after the start.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// The episode's own directory.
+pub const WORKSPACE: &str = "/workspace";
+
+const MIB: u64 = 1 << 20;
+
+/// Which mechanism keeps an episode apart from the machine.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum SandboxKind {
+    /// Linux namespaces, seccomp and limits, made by ourselves; needs no daemon.
+    #[default]
+    Namespaces,
+    /// A container of the local Docker engine.
+    Docker,
+    /// Nothing: commands run as the user who runs us.
+    None,
+}
+
+impl SandboxKind {
+    /// The kind of that name, as typed on the command line.
+    pub fn from_name(name: &str) -> Option<Self> {
+        match name {
+            "namespaces" | "default" => Some(Self::Namespaces),
+            "docker" => Some(Self::Docker),
+            "none" => Some(Self::None),
+            _ => None,
+        }
+    }
+
+    /// What the user must be told before anything runs, where the kind does not protect.
+    pub fn warning(&self) -> Option<&'static str> {
+        (*self == Self::None).then_some(
+            "--sandbox none: model-written code runs UNPROTECTED, as you, with your files, your network and your \
+             secrets; no limit holds, and it can read hidden tests and forge any reward\n\
+             help: use this only inside a machine you can throw away, and do not trust the rewards",
+        )
+    }
+}
+
+/// How much an episode may use. Bytes and seconds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Memory: per episode where a cgroup can be made, else address space per process.
+    pub memory: u64,
+    /// Processes and threads alive at once.
+    pub processes: u64,
+    /// One file.
+    pub file_size: u64,
+    /// Processor time of one process, in seconds.
+    pub cpu_seconds: u64,
+    /// Descriptors of one process.
+    pub open_files: u64,
+    /// All files of the workspace together.
+    pub workspace: u64,
+    /// All files of `/tmp`, and again of `/dev/shm`.
+    pub scratch: u64,
+    /// The life of the sandbox, in seconds.
+    pub wall_seconds: u64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            memory: 2048 * MIB,
+            processes: 128,
+            file_size: 256 * MIB,
+            cpu_seconds: 600,
+            open_files: 1024,
+            workspace: 256 * MIB,
+            scratch: 64 * MIB,
+            wall_seconds: 3600,
+        }
+    }
+}
+
+impl Limits {
+    /// The life of the sandbox.
+    pub fn wall(&self) -> Duration {
+        Duration::from_secs(self.wall_seconds)
+    }
+}
+
+/// What only containers need to know.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DockerConfig {
+    /// The client program.
+    pub program: PathBuf,
+    /// The image, which must hold a shell and Python.
+    pub image: String,
+}
+
+impl Default for DockerConfig {
+    fn default() -> Self {
+        Self { program: PathBuf::from("docker"), image: "python:3.12-slim".to_owned() }
+    }
+}
+
+/// Where the limits on an episode's memory and processes are enforced.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Containment {
+    /// Memory is bounded for the whole episode by a cgroup, not only per process.
+    pub memory_per_episode: bool,
+    /// Processes are counted by a cgroup, beside the per-namespace count of the kernel.
+    pub processes_by_cgroup: bool,
+}
+
+/// Everything a sandbox is made from.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SandboxConfig {
+    /// The mechanism.
+    pub kind: SandboxKind,
+    /// The limits.
+    pub limits: Limits,
+    /// Whether the machine's network is shared with the episode.
+    pub network: bool,
+    /// The Python interpreter to show inside; `python3` of the search path when absent.
+    pub python: Option<PathBuf>,
+    /// The program that answers to the hidden argument; ourselves when absent.
+    pub init: Option<PathBuf>,
+    /// For containers.
+    pub docker: DockerConfig,
+}
+
+impl SandboxConfig {
+    /// Whether the episode's programs reach a network.
+    pub fn has_network(&self) -> bool {
+        self.network || self.kind == SandboxKind::None
+    }
+
+    /// What a user may take for a limit on an episode, and is none here. That nothing at all holds without a
+    /// sandbox is said by its warning.
+    pub fn caveats(&self, containment: Containment) -> Vec<String> {
+        let Limits { memory, workspace, .. } = &self.limits;
+        let caveat = match self.kind {
+            SandboxKind::Namespaces if !containment.memory_per_episode => format!(
+                "the limit of {} MiB of memory holds for each process of an episode, not for all of them together: \
+                 no memory control group can be made here (root can, or a user with a delegated one)",
+                memory / MIB
+            ),
+            SandboxKind::Docker => format!(
+                "the limit of {} MiB does not hold for the workspace, which is a directory of this machine",
+                workspace / MIB
+            ),
+            _ => return Vec::new(),
+        };
+        vec![caveat]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_unprotected_kind_warns() {
+        let warns = |name| SandboxKind::from_name(name).map(|kind| kind.warning().is_some());
+        assert_eq!(warns("namespaces"), Some(false));
+        assert_eq!(warns("docker"), Some(false));
+        assert_eq!(warns("none"), Some(true));
+        assert_eq!(warns("chroot"), None);
+    }
+
+    #[test]
+    fn limits_that_do_not_hold_for_an_episode_are_said() {
+        let said = |kind, memory_per_episode| {
+            let config = SandboxConfig { kind, ..SandboxConfig::default() };
+            config.caveats(Containment { memory_per_episode, processes_by_cgroup: true }).concat()
+        };
+        assert_eq!(said(SandboxKind::Namespaces, true), "");
+        let each = said(SandboxKind::Namespaces, false);
+        assert!(each.starts_with("the limit of 2048 MiB of memory holds for each process"), "{each}");
+        assert!(said(SandboxKind::Docker, true).contains("256 MiB"));
+    }
+}

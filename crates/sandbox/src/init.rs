@@ -1,0 +1,239 @@
+//! Process 1 of a sandbox: builds it from inside, locks itself in, then starts programs and reaps.
+//!
+//! When the control socket closes it exits, and the kernel kills everything else. It keeps no
+//! right it does not need: what it gives up before the first program runs, no program can have.
+
+use std::collections::HashMap;
+use std::fs;
+use std::io;
+use std::io::{PipeReader, Read};
+use std::os::fd::{AsFd, OwnedFd};
+use std::process::{Command, Stdio};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{
+    DumpableBehavior, Pid, Resource, Rlimit, Signal, WaitOptions, WaitStatus, kill_process_group,
+    set_dumpable_behavior, set_parent_process_death_signal, setrlimit, wait,
+};
+use rustix::thread::{CapabilitySet, CapabilitySets};
+
+use super::channel::{self, Received};
+use super::config::Containment;
+use super::config::Limits;
+use super::ids::Ids;
+use super::loopback;
+use super::protocol::{Exit, Reply, Request, Spec};
+use super::root::{self, Tree};
+use super::seccomp::{self, SharedMemory};
+use super::step::{FailedStep, Step};
+use super::sys;
+
+/// Where the control socket is.
+fn control() -> io::Stdin {
+    io::stdin()
+}
+
+/// Becomes the sandbox's init; the exit status. `trees` are open already where only root could.
+pub fn main(
+    spec: &Spec,
+    ids: &Ids,
+    containment: Containment,
+    trees: Option<Vec<Tree>>,
+    go: PipeReader,
+) -> i32 {
+    let set_up = ids.become_inside().and_then(|()| build(spec, trees));
+    match set_up.and_then(|workspace| lock_in(&spec.limits, containment, &go).map(|()| workspace)) {
+        Ok(workspace) => {
+            let ready = channel::send(control(), &Reply::Ready.encode(), &[workspace.as_fd()]);
+            drop(workspace);
+            i32::from(ready.and_then(|()| serve(Some(go))).is_err())
+        }
+        Err(FailedStep { step, errno }) => {
+            // Whoever waits sees the socket close in any case.
+            let _ = channel::send(control(), &Reply::Failed { step, errno }.encode(), &[]);
+            1
+        }
+    }
+}
+
+/// Makes everything that programs will see; the workspace's directory.
+fn build(spec: &Spec, trees: Option<Vec<Tree>>) -> Result<OwnedFd, FailedStep> {
+    let trees = trees.map_or_else(|| root::open_trees(&spec.root), Ok)?;
+    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
+    root::build(&spec.root, trees)?;
+    if !spec.network {
+        loopback::up().step("bring up the private loopback")?;
+    }
+    rustix::system::sethostname(b"sandbox").step("name the sandbox")?;
+    open_directory(&spec.workspace).step("open the workspace")
+}
+
+pub(super) fn open_directory(path: &str) -> io::Result<OwnedFd> {
+    let flags = rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::CLOEXEC;
+    Ok(rustix::fs::open(path, flags, rustix::fs::Mode::empty())?)
+}
+
+/// Gives up every right, for good.
+fn lock_in(limits: &Limits, containment: Containment, go: &PipeReader) -> Result<(), FailedStep> {
+    // Under memory pressure of the whole machine, sandboxes go before anything else.
+    fs::write("/proc/self/oom_score_adj", "500").step("offer the sandbox to the OOM killer")?;
+    limit_resources(limits, containment).step("set resource limits")?;
+    drop_capabilities().step("drop capabilities")?;
+    rustix::thread::set_no_new_privs(true).step("forbid new privileges")?;
+    set_dumpable_behavior(DumpableBehavior::NotDumpable).step("hide the init's memory")?;
+    die_with_supervisor(go).step("tie the sandbox to its supervisor")?;
+    filter_calls(containment)
+}
+
+fn limit_resources(limits: &Limits, containment: Containment) -> io::Result<()> {
+    let mut all = vec![
+        (Resource::Nproc, limits.processes),
+        (Resource::Fsize, limits.file_size),
+        (Resource::Cpu, limits.cpu_seconds),
+        (Resource::Nofile, limits.open_files),
+        (Resource::Core, 0),
+        (Resource::Msgqueue, 0),
+        (Resource::Memlock, 1 << 20),
+    ];
+    // Address space is a poor measure of memory (runtimes reserve far more than they use), so it
+    // is limited only where nothing better is.
+    if !containment.memory_per_episode {
+        all.push((Resource::As, limits.memory));
+    }
+    for (resource, limit) in all {
+        setrlimit(resource, Rlimit { current: Some(limit), maximum: Some(limit) })?;
+    }
+    Ok(())
+}
+
+fn drop_capabilities() -> io::Result<()> {
+    for capability in CapabilitySet::all().iter() {
+        match rustix::thread::remove_capability_from_bounding_set(capability) {
+            // Newer than this kernel.
+            Err(rustix::io::Errno::INVAL) | Ok(()) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    rustix::thread::clear_ambient_capability_set()?;
+    let none = CapabilitySet::empty();
+    let sets = CapabilitySets { effective: none, permitted: none, inheritable: none };
+    Ok(rustix::thread::set_capabilities(None, sets)?)
+}
+
+/// Asks the kernel to kill us with the supervisor, and makes sure that it did not die before.
+fn die_with_supervisor(go: &PipeReader) -> io::Result<()> {
+    set_parent_process_death_signal(Some(Signal::KILL))?;
+    let mut supervisor = [PollFd::new(go, PollFlags::empty())];
+    let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+    match poll(&mut supervisor, Some(&at_once))? {
+        0 => Ok(()),
+        _ => Err(io::ErrorKind::BrokenPipe.into()),
+    }
+}
+
+fn filter_calls(containment: Containment) -> Result<(), FailedStep> {
+    let memory = if containment.memory_per_episode { SharedMemory::Counted } else { SharedMemory::Uncounted };
+    sys::install_filter(&mut seccomp::filter(memory)).step("install the system-call filter")
+}
+
+/// The programs that run, by the kernel's name for them and our owner's.
+struct Jobs {
+    running: HashMap<Pid, u64>,
+    /// What the supervisor says once the limits hold; nothing is started before.
+    go: Option<PipeReader>,
+}
+
+/// Starts, kills and reaps until the control socket closes.
+pub(super) fn serve(go: Option<PipeReader>) -> io::Result<()> {
+    let children = sys::child_signal()?;
+    let mut jobs = Jobs { running: HashMap::new(), go };
+    loop {
+        let control = control();
+        let mut sources = [PollFd::new(&control, PollFlags::IN), PollFd::new(&children, PollFlags::IN)];
+        match poll(&mut sources, None) {
+            Err(rustix::io::Errno::INTR) => continue,
+            result => result?,
+        };
+        let [has_request, has_ended] = sources.map(|source| !source.revents().is_empty());
+        if has_ended {
+            // The count of signals says nothing about the count of children.
+            let _ = rustix::io::read(&children, &mut [0u8; 128]);
+            jobs.reap()?;
+        }
+        if has_request && !jobs.answer()? {
+            return Ok(());
+        }
+    }
+}
+
+impl Jobs {
+    /// Does what one request asks; false when there are no more.
+    fn answer(&mut self) -> io::Result<bool> {
+        let Received { packet, descriptors } = channel::receive(control())?;
+        if packet.is_empty() {
+            return Ok(false);
+        }
+        match Request::decode(&packet) {
+            Ok(Request::Run { job, cwd, argv, env }) => {
+                if let Err(error) = self.run(job, &cwd, &argv, env, descriptors) {
+                    let errno = error.raw_os_error().unwrap_or(libc::EINVAL);
+                    channel::send(control(), &Reply::NotStarted { job, errno }.encode(), &[])?;
+                }
+            }
+            Ok(Request::Kill { job }) => self.kill(job),
+            Err(_) => return Err(io::ErrorKind::InvalidData.into()),
+        }
+        Ok(true)
+    }
+
+    fn run(
+        &mut self,
+        job: u64,
+        cwd: &str,
+        argv: &[String],
+        env: Vec<(String, String)>,
+        descriptors: Vec<OwnedFd>,
+    ) -> io::Result<()> {
+        if let Some(mut go) = self.go.take() {
+            go.read_exact(&mut [0])?;
+        }
+        let mut descriptors = descriptors.into_iter();
+        let mut stdio = || descriptors.next().map(Stdio::from).ok_or(io::ErrorKind::InvalidInput);
+        let (stdin, stdout, stderr) = (stdio()?, stdio()?, stdio()?);
+        let (program, arguments) = argv.split_first().ok_or(io::ErrorKind::InvalidInput)?;
+        let mut command = Command::new(program);
+        command.args(arguments).current_dir(cwd).env_clear().envs(env);
+        command.stdin(stdin).stdout(stdout).stderr(stderr);
+        sys::in_own_session(&mut command);
+        let child = command.spawn()?;
+        let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+        self.running.extend(pid.map(|pid| (pid, job)));
+        Ok(())
+    }
+
+    fn kill(&self, job: u64) {
+        for (pid, _) in self.running.iter().filter(|(_, it)| **it == job) {
+            // It may have ended a moment ago.
+            let _ = kill_process_group(*pid, Signal::KILL);
+        }
+    }
+
+    /// Collects every dead child, ours and those that lost their parents.
+    fn reap(&mut self) -> io::Result<()> {
+        while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG) {
+            if let Some(job) = self.running.remove(&pid) {
+                let reply = Reply::Exited { job, exit: exit_of(status) };
+                channel::send(control(), &reply.encode(), &[])?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn exit_of(status: WaitStatus) -> Exit {
+    match (status.exit_status(), status.terminating_signal()) {
+        (Some(code), _) => Exit::Code(code),
+        (None, Some(signal)) => Exit::Signal(signal),
+        (None, None) => Exit::Lost,
+    }
+}

@@ -1,0 +1,51 @@
+//! The sandbox: one per episode, made for hostile code.
+//!
+//! `Sandboxes` knows the machine and starts sandboxes; a `Sandbox` runs programs and gives access
+//! to the episode's files. By default it is made of namespaces, a private read-only root, a
+//! system-call filter and limits, by a launcher, a supervisor and an init of ours:
+//!
+//! ```text
+//! we ─ launcher (one, forks) ─ supervisor (one per sandbox, outside) ─ init (process 1, inside) ─ programs
+//! ```
+//!
+//! Each of them ends when the socket to the one who owns it closes, so nothing outlives us. What
+//! tools and verifiers do with a sandbox is left to them.
+
+mod backend;
+mod capture;
+mod cgroup;
+mod channel;
+mod config;
+pub mod docker;
+mod error;
+mod hostdir;
+mod ids;
+mod init;
+mod job;
+mod launcher;
+mod layout;
+mod loopback;
+mod namespaces;
+mod processes;
+mod protocol;
+mod python;
+mod root;
+mod sandbox;
+mod seccomp;
+mod start;
+mod step;
+mod strays;
+mod supervisor;
+mod sys;
+mod unprotected;
+mod workspace;
+
+pub use capture::Capture;
+pub use config::{Containment, DockerConfig, Limits, SandboxConfig, SandboxKind, WORKSPACE};
+pub use error::SandboxError;
+pub use launcher::{HIDDEN_ARGUMENT, become_launcher_if_asked};
+pub use protocol::Exit;
+pub use python::{Python, PythonError};
+pub use sandbox::{BackgroundStatus, Command, Output, Program, Sandbox, Streams};
+pub use start::Sandboxes;
+pub use workspace::{Copied, Entry, FileError, FileRead, Workspace};

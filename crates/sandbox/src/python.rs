@@ -1,0 +1,246 @@
+//! Finds the machine's Python, so that `python` and `python3` work inside wherever it lives.
+//!
+//! Owns asking an interpreter where its parts are and deciding which directories must be shown:
+//! the interpreter's own prefixes, never a home as a whole.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::config::WORKSPACE;
+
+/// Prints, as JSON, which interpreter this is, and where it and its libraries live.
+pub const QUESTION: &str = "import json, sys; print(json.dumps([sys.version, sys.executable, sys.prefix, \
+                            sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix]))";
+
+/// An interpreter of the machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Python {
+    /// The program.
+    pub executable: PathBuf,
+    /// Directories it needs besides the system's own, without repetition.
+    pub prefixes: Vec<PathBuf>,
+    /// Links that lead from the program to its real file, where no shown directory has them.
+    pub links: Vec<(PathBuf, PathBuf)>,
+    /// Which one it is: the directory of its libraries, and its version in its own words.
+    pub identity: Identity,
+}
+
+/// What tells interpreters apart.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Identity {
+    /// Where its libraries are.
+    pub prefix: PathBuf,
+    /// What it calls itself.
+    pub version: String,
+}
+
+impl std::fmt::Display for Identity {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let version = self.version.split_whitespace().next().unwrap_or("?");
+        write!(f, "{version} in {}", self.prefix.display())
+    }
+}
+
+/// Why an interpreter cannot be shown.
+#[derive(Debug, thiserror::Error)]
+pub enum PythonError {
+    /// It does not run.
+    #[error(
+        "python cannot be asked where it lives: {program} did not answer ({reason})\nhelp: install python3, or name one with --sandbox-python"
+    )]
+    Silent {
+        /// What was run.
+        program: PathBuf,
+        /// What happened.
+        reason: String,
+    },
+    /// Showing it would show a home.
+    #[error(
+        "python's prefix {prefix} holds a home directory and must not be shown to the sandbox\nhelp: name another interpreter with --sandbox-python"
+    )]
+    HoldsHome {
+        /// The directory.
+        prefix: PathBuf,
+    },
+    /// It lies where the episode's own files are.
+    #[error(
+        "python's prefix {prefix} lies in {WORKSPACE}, which is the episode's own directory inside the sandbox\nhelp: name an interpreter elsewhere with --sandbox-python"
+    )]
+    InWorkspace {
+        /// The directory.
+        prefix: PathBuf,
+    },
+    /// Another one runs inside.
+    #[error(
+        "python3 inside the sandbox is {found}, and should be {wanted}\nhelp: name another interpreter with --sandbox-python"
+    )]
+    Another {
+        /// Which one runs.
+        found: Identity,
+        /// Which one should.
+        wanted: Identity,
+    },
+    /// None runs inside.
+    #[error(
+        "python3 does not run inside the sandbox: {said}\nhelp: name another interpreter with --sandbox-python (for sandbox docker, an image that holds one with --docker-image)"
+    )]
+    Dead {
+        /// What was said instead.
+        said: String,
+    },
+}
+
+/// Checks what an interpreter inside a sandbox answered to `QUESTION`; any will do where none was chosen.
+pub fn check_answer(answer: &str, wanted: Option<&Identity>) -> Result<(), PythonError> {
+    let dead = || PythonError::Dead { said: answer.trim().chars().take(300).collect() };
+    let (version, paths) = read_answer(answer.trim().as_bytes()).ok_or_else(dead)?;
+    let found = Identity { prefix: paths.get(1).cloned().unwrap_or_default(), version };
+    match wanted {
+        Some(wanted) if *wanted != found => Err(PythonError::Another { found, wanted: wanted.clone() }),
+        _ => Ok(()),
+    }
+}
+
+/// Asks `program`, or the first of the usual names that answers.
+pub async fn find(program: Option<&Path>) -> Result<Python, PythonError> {
+    let usual = ["python3", "python", "/usr/bin/python3"].map(PathBuf::from).to_vec();
+    let candidates = program.map_or(usual, |it| vec![it.to_owned()]);
+    let mut answer = Err(PythonError::Silent { program: "python3".into(), reason: "not found".to_owned() });
+    for candidate in candidates {
+        answer = match ask(&candidate).await {
+            Ok((version, paths)) => understand(version, &paths, &homes()),
+            Err(error) => Err(PythonError::Silent { program: candidate, reason: error.to_string() }),
+        };
+        if answer.is_ok() {
+            break;
+        }
+    }
+    answer
+}
+
+async fn ask(program: &Path) -> io::Result<(String, Vec<PathBuf>)> {
+    let output = tokio::process::Command::new(program).args(["-I", "-c", QUESTION]).output().await?;
+    read_answer(&output.stdout).ok_or_else(|| io::Error::other(output.status.to_string()))
+}
+
+/// The version and the paths in an answer to `QUESTION`.
+fn read_answer(answer: &[u8]) -> Option<(String, Vec<PathBuf>)> {
+    let mut texts = serde_json::from_slice::<Vec<String>>(answer).ok()?.into_iter();
+    Some((texts.next()?, texts.map(PathBuf::from).collect()))
+}
+
+/// Directories that must not be shown, nor anything that holds them.
+fn homes() -> Vec<PathBuf> {
+    let own = std::env::var_os("HOME").map(PathBuf::from);
+    own.into_iter().chain(["/root", "/home"].map(PathBuf::from)).collect()
+}
+
+fn understand(version: String, paths: &[PathBuf], homes: &[PathBuf]) -> Result<Python, PythonError> {
+    let Some((executable, prefixes)) = paths.split_first() else {
+        return Err(PythonError::Silent { program: "python3".into(), reason: "empty answer".to_owned() });
+    };
+    let mut shown: Vec<PathBuf> = Vec::new();
+    for prefix in
+        prefixes.iter().flat_map(|prefix| [Some(prefix.clone()), prefix.canonicalize().ok()]).flatten()
+    {
+        if homes.iter().any(|home| home.starts_with(&prefix)) {
+            return Err(PythonError::HoldsHome { prefix });
+        }
+        if prefix.starts_with(WORKSPACE) {
+            return Err(PythonError::InWorkspace { prefix });
+        }
+        if !is_covered(&prefix, &shown) {
+            shown.push(prefix);
+        }
+    }
+    let links = links_from(executable, &shown);
+    let identity = Identity { prefix: prefixes.first().cloned().unwrap_or_default(), version };
+    Ok(Python { executable: executable.clone(), prefixes: shown, links, identity })
+}
+
+/// Whether a path lies in the system's directories or in one of those shown.
+fn is_covered(path: &Path, shown: &[PathBuf]) -> bool {
+    path.starts_with("/usr") || shown.iter().any(|it| path.starts_with(it))
+}
+
+/// Follows a program's links as far as they lie outside what is shown.
+fn links_from(program: &Path, shown: &[PathBuf]) -> Vec<(PathBuf, PathBuf)> {
+    let mut links = Vec::new();
+    let mut place = program.to_owned();
+    while let Ok(target) = std::fs::read_link(&place)
+        && links.len() < 16
+    {
+        let next = place.parent().unwrap_or(Path::new("/")).join(&target);
+        if !is_covered(&place, shown) {
+            links.push((place, target));
+        }
+        place = next;
+    }
+    links
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "tests fail by panicking")]
+mod tests {
+    use super::*;
+
+    fn shown(paths: &[&str]) -> Result<Vec<String>, String> {
+        let paths: Vec<PathBuf> = paths.iter().map(PathBuf::from).collect();
+        let homes = ["/home/ann", "/root", "/home"].map(PathBuf::from);
+        let python =
+            understand("3.11.7 (main)".to_owned(), &paths, &homes).map_err(|error| error.to_string())?;
+        Ok(python.prefixes.iter().map(|it| it.display().to_string()).collect())
+    }
+
+    #[test]
+    fn only_the_interpreter_is_shown() {
+        assert_eq!(shown(&["/usr/bin/python3", "/usr", "/usr"]), Ok(vec![]));
+        let pyenv = "/home/ann/.pyenv/versions/3.11.7";
+        assert_eq!(
+            shown(&["/home/ann/.pyenv/versions/3.11.7/bin/python", pyenv, pyenv]),
+            Ok(vec![pyenv.into()])
+        );
+        let venv = ["/home/ann/x/.venv/bin/python", "/home/ann/x/.venv", "/opt/py"];
+        assert_eq!(shown(&venv), Ok(vec!["/home/ann/x/.venv".into(), "/opt/py".into()]));
+    }
+
+    #[test]
+    fn a_home_is_never_shown() {
+        for prefix in ["/home/ann", "/home", "/", "/root"] {
+            let error = shown(&["/x/bin/python", prefix]).unwrap_err();
+            assert!(error.contains("holds a home"), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_episodes_own_directory_is_no_place_for_an_interpreter() {
+        let error = shown(&["/workspace/.venv/bin/python", "/workspace/.venv", "/usr"]).unwrap_err();
+        assert!(error.contains("lies in /workspace") && error.contains("--sandbox-python"), "{error}");
+    }
+
+    #[test]
+    fn another_interpreter_than_the_wanted_one_is_found_out() {
+        let wanted = Identity { prefix: "/opt/py".into(), version: "3.12.1 (main)".to_owned() };
+        let check = |answer: &str| check_answer(answer, Some(&wanted)).map_err(|error| error.to_string());
+        assert_eq!(check("[\"3.12.1 (main)\", \"/opt/py/bin/python3\", \"/opt/py\"]\n"), Ok(()));
+        let another = check("[\"3.11.2 (main)\", \"/usr/bin/python3\", \"/usr\"]").unwrap_err();
+        let expected =
+            "python3 inside the sandbox is 3.11.2 in /usr, and should be 3.12.1 in /opt/py\nhelp: ";
+        assert!(another.starts_with(expected), "{another}");
+        assert!(check("sh: python3: not found").unwrap_err().contains("not found"));
+        assert!(check_answer("[\"3\", \"/usr/bin/python3\", \"/usr\"]", None).is_ok());
+    }
+
+    #[test]
+    fn links_outside_what_is_shown_are_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let (bin, real) = (dir.path().join("bin"), dir.path().join("real"));
+        std::fs::create_dir_all(&bin).unwrap();
+        std::fs::create_dir_all(&real).unwrap();
+        std::fs::write(real.join("python3.11"), "").unwrap();
+        std::os::unix::fs::symlink("../real/python3.11", bin.join("python")).unwrap();
+        let links = links_from(&bin.join("python"), std::slice::from_ref(&real));
+        assert_eq!(links, vec![(bin.join("python"), PathBuf::from("../real/python3.11"))]);
+        assert_eq!(links_from(&bin.join("python"), &[dir.path().to_owned()]), vec![]);
+    }
+}

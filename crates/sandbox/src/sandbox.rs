@@ -1,0 +1,283 @@
+//! One sandbox: programs are run in it, and its files are reached through it.
+//!
+//! Owns [`Sandbox`] and what it is told. How it is contained is behind `backend`.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use super::backend::{Backend, Start};
+use super::capture::Capture;
+use super::config::Containment;
+use super::error::SandboxError;
+use super::job::{Ended, Job};
+use super::protocol::Exit;
+use super::workspace::Workspace;
+
+/// How long a killed program may take to be gone before it is given up.
+const KILL_GRACE: Duration = Duration::from_secs(5);
+/// No kernel takes a longer argument.
+const MAX_ARGUMENT: usize = 128 << 10;
+
+/// What to run.
+#[derive(Debug)]
+pub enum Program {
+    /// A line for the shell.
+    Shell(String),
+    /// A program and its arguments.
+    Argv(Vec<String>),
+}
+
+/// Where a program reads from and writes to; what it writes elsewhere is captured.
+#[derive(Debug)]
+pub enum Streams {
+    /// It reads these bytes; both its outputs are captured as one.
+    Captured(Vec<u8>),
+    /// It reads and writes these descriptors; its standard error is captured.
+    Connected {
+        /// Its standard input.
+        stdin: OwnedFd,
+        /// Its standard output.
+        stdout: OwnedFd,
+    },
+}
+
+/// A program to run in a sandbox.
+#[derive(Debug)]
+pub struct Command {
+    /// What.
+    pub program: Program,
+    /// Where, as the episode sees it; the workspace when absent.
+    pub cwd: Option<String>,
+    /// Variables besides the sandbox's own.
+    pub env: Vec<(String, String)>,
+    /// Its streams.
+    pub streams: Streams,
+    /// When it is killed.
+    pub timeout: Duration,
+    /// How many bytes of its output are kept.
+    pub output_cap: usize,
+}
+
+impl Command {
+    /// A line for the shell, with nothing to read, two minutes of time and a mebibyte of output.
+    pub fn shell(line: impl Into<String>) -> Self {
+        Self {
+            program: Program::Shell(line.into()),
+            cwd: None,
+            env: Vec::new(),
+            streams: Streams::Captured(Vec::new()),
+            timeout: Duration::from_secs(120),
+            output_cap: 1 << 20,
+        }
+    }
+
+    /// A program and its arguments; the rest as for `shell`.
+    pub fn argv<S: Into<String>>(argv: impl IntoIterator<Item = S>) -> Self {
+        let argv = argv.into_iter().map(Into::into).collect();
+        Self { program: Program::Argv(argv), ..Self::shell("") }
+    }
+}
+
+/// What became of a program.
+#[derive(Clone, Debug)]
+pub struct Output {
+    /// How it ended.
+    pub exit: Exit,
+    /// What it wrote.
+    pub capture: Capture,
+    /// Whether it was killed because its time was over.
+    pub timed_out: bool,
+    /// How long it ran.
+    pub duration: Duration,
+}
+
+/// A program in the background.
+#[derive(Clone, Debug)]
+pub struct BackgroundStatus {
+    /// Its name.
+    pub id: u64,
+    /// What it was called with.
+    pub command: String,
+    /// How it ended; absent while it runs.
+    pub exit: Option<Exit>,
+    /// How long it ran, or has run so far.
+    pub duration: Duration,
+    /// What it wrote so far.
+    pub capture: Capture,
+}
+
+/// One running sandbox. Dropping it kills everything in it.
+#[derive(Debug)]
+pub struct Sandbox {
+    pub(super) backend: Box<dyn Backend>,
+    pub(super) workspace: Workspace,
+    pub(super) shell: String,
+    pub(super) env: Vec<(String, String)>,
+    pub(super) containment: Containment,
+    pub(super) next_job: AtomicU64,
+    pub(super) background: Mutex<BTreeMap<u64, Job>>,
+}
+
+impl Sandbox {
+    /// The episode's files.
+    pub fn workspace(&self) -> &Workspace {
+        &self.workspace
+    }
+
+    /// Which limits hold for the whole episode.
+    pub fn containment(&self) -> Containment {
+        self.containment
+    }
+
+    /// Runs a program to its end, or kills it when its time is over.
+    pub async fn run(&self, command: Command) -> Result<Output, SandboxError> {
+        let timeout = command.timeout;
+        let program = describe(&command.program);
+        // The shell itself is there, so it is the directory that is not.
+        let directory = command.cwd.clone().filter(|_| matches!(command.program, Program::Shell(_)));
+        let (id, job) = self.start(command).await?;
+        let in_time = tokio::time::timeout(timeout, job.wait()).await;
+        let timed_out = in_time.is_err();
+        let (ended, duration) = match in_time {
+            Ok(end) => end,
+            Err(_) => self.kill_and_wait(id, &job).await,
+        };
+        let exit = started(ended, &program, directory)?;
+        Ok(Output { exit, capture: job.output(), timed_out, duration })
+    }
+
+    async fn kill_and_wait(&self, id: u64, job: &Job) -> (Ended, Duration) {
+        self.backend.kill(id).await;
+        let end = tokio::time::timeout(KILL_GRACE, job.wait()).await;
+        end.unwrap_or_else(|_| (Ok(Exit::Lost), job.started.elapsed()))
+    }
+
+    /// Starts a program and leaves it running; its name. Its timeout does not count.
+    pub async fn start_background(&self, command: Command) -> Result<u64, SandboxError> {
+        let (id, job) = self.start(command).await?;
+        self.jobs().insert(id, job);
+        Ok(id)
+    }
+
+    /// All programs in the background, in the order they were started.
+    pub fn list_background(&self) -> Vec<BackgroundStatus> {
+        self.jobs().iter().map(|(id, job)| status(*id, job)).collect()
+    }
+
+    /// One program in the background.
+    pub fn poll_background(&self, id: u64) -> Option<BackgroundStatus> {
+        self.jobs().get(&id).map(|job| status(id, job))
+    }
+
+    /// Kills a program in the background and returns what became of it.
+    pub async fn kill_background(&self, id: u64) -> Option<BackgroundStatus> {
+        let job = self.jobs().get(&id).cloned()?;
+        if job.ended().is_none() {
+            let _ = self.kill_and_wait(id, &job).await;
+        }
+        Some(status(id, &job))
+    }
+
+    /// Kills everything and returns when it is dead. The workspace can still be read.
+    pub async fn stop(&self) {
+        self.backend.stop().await;
+    }
+
+    async fn start(&self, command: Command) -> Result<(u64, Job), SandboxError> {
+        let id = self.next_job.fetch_add(1, Ordering::Relaxed);
+        let Command { program, cwd, env, streams, output_cap, .. } = command;
+        let text = describe(&program);
+        let argv = self.argv(program)?;
+        let (output, writer) = io::pipe()?;
+        let (stdin, stdout, input) = connect(streams, &writer)?;
+        let env = self.env.iter().cloned().chain(env).collect();
+        let cwd = cwd.unwrap_or_else(|| self.workspace.inside().to_owned());
+        let start = Start { job: id, argv, cwd, env, stdin, stdout, stderr: writer.into() };
+        let ended = self.backend.start(start).await?;
+        if let Some((writer, bytes)) = input {
+            feed(writer, bytes)?;
+        }
+        Ok((id, Job::watch(text, output.into(), output_cap, ended)?))
+    }
+
+    fn argv(&self, program: Program) -> Result<Vec<String>, SandboxError> {
+        let argv = match program {
+            Program::Shell(line) => vec![self.shell.clone(), "-c".to_owned(), line],
+            Program::Argv(argv) => argv,
+        };
+        if argv.is_empty() {
+            return Err(SandboxError::BadCommand("it is empty"));
+        }
+        if argv.iter().any(|it| it.contains('\0')) {
+            return Err(SandboxError::BadCommand("it contains a NUL character"));
+        }
+        if argv.iter().any(|it| it.len() >= MAX_ARGUMENT) {
+            return Err(SandboxError::BadCommand("an argument is longer than 128 KiB"));
+        }
+        Ok(argv)
+    }
+
+    fn jobs(&self) -> std::sync::MutexGuard<'_, BTreeMap<u64, Job>> {
+        self.background.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+type Input = Option<(OwnedFd, Vec<u8>)>;
+
+/// Standard input and output of a program, and what we must still write into the former.
+fn connect(streams: Streams, writer: &io::PipeWriter) -> io::Result<(OwnedFd, OwnedFd, Input)> {
+    match streams {
+        Streams::Connected { stdin, stdout } => Ok((stdin, stdout, None)),
+        Streams::Captured(bytes) if bytes.is_empty() => {
+            Ok((File::open("/dev/null")?.into(), writer.try_clone()?.into(), None))
+        }
+        Streams::Captured(bytes) => {
+            let (reader, input) = io::pipe()?;
+            Ok((reader.into(), writer.try_clone()?.into(), Some((input.into(), bytes))))
+        }
+    }
+}
+
+/// Writes a program's input without waiting for it to be read.
+fn feed(writer: OwnedFd, bytes: Vec<u8>) -> io::Result<()> {
+    let writer = tokio::net::unix::pipe::Sender::from_owned_fd(writer)?;
+    tokio::spawn(async move {
+        let mut writer = writer;
+        // A program that does not read to the end is its own business.
+        let _ = tokio::io::AsyncWriteExt::write_all(&mut writer, &bytes).await;
+    });
+    Ok(())
+}
+
+fn describe(program: &Program) -> String {
+    match program {
+        Program::Shell(line) => line.clone(),
+        Program::Argv(argv) => argv.join(" "),
+    }
+}
+
+fn started(ended: Ended, program: &str, directory: Option<String>) -> Result<Exit, SandboxError> {
+    ended.map_err(|errno| {
+        let error = io::Error::from_raw_os_error(errno);
+        match directory.filter(|_| [libc::ENOENT, libc::ENOTDIR, libc::EACCES].contains(&errno)) {
+            Some(directory) => SandboxError::NoDirectory { directory, error },
+            None => SandboxError::NotStarted { program: program.to_owned(), error },
+        }
+    })
+}
+
+fn status(id: u64, job: &Job) -> BackgroundStatus {
+    let end = job.ended();
+    BackgroundStatus {
+        id,
+        command: job.command.clone(),
+        exit: end.map(|(ended, _)| ended.unwrap_or(Exit::Lost)),
+        duration: end.map_or_else(|| job.started.elapsed(), |(_, duration)| duration),
+        capture: job.output(),
+    }
+}

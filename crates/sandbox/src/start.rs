@@ -1,0 +1,159 @@
+//! Starting sandboxes: looks at the machine once, then makes one sandbox per episode.
+
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::fs::fstat;
+use tokio::sync::OnceCell;
+
+use super::backend::Backend;
+use super::config::Containment;
+use super::config::WORKSPACE;
+use super::config::{SandboxConfig, SandboxKind};
+use super::docker::{Container, Docker};
+use super::error::SandboxError;
+use super::hostdir::HostDir;
+use super::layout::{self, Machine};
+use super::namespaces::{Launcher, Namespaces};
+use super::protocol::Spec;
+use super::python;
+use super::sandbox::{Command, Sandbox};
+use super::unprotected::Unprotected;
+use super::workspace::Workspace;
+
+/// Who owns files of a container when we are root.
+const NOBODY: (u32, u32) = (65534, 65534);
+
+/// Starts sandboxes of one configuration.
+#[derive(Debug)]
+pub struct Sandboxes {
+    config: SandboxConfig,
+    machine: OnceCell<Machine>,
+    launcher: Launcher,
+}
+
+impl Sandboxes {
+    /// Nothing is looked up or started before the first sandbox is.
+    pub fn new(config: SandboxConfig) -> Self {
+        let launcher = Launcher::new(config.init.clone());
+        Self { config, machine: OnceCell::new(), launcher }
+    }
+
+    /// The configuration.
+    pub fn config(&self) -> &SandboxConfig {
+        &self.config
+    }
+
+    /// Starts a sandbox, or says exactly what the machine lacks.
+    pub async fn start(&self) -> Result<Sandbox, SandboxError> {
+        match self.config.kind {
+            SandboxKind::Namespaces => self.start_namespaces().await,
+            SandboxKind::Docker => self.start_docker().await,
+            SandboxKind::None => self.start_unprotected().await,
+        }
+    }
+
+    async fn machine(&self) -> Result<&Machine, SandboxError> {
+        let look = async || {
+            let own = self.config.init.clone().into_iter().chain(std::env::current_exe().ok());
+            Ok(Machine::look(Some(python::find(self.config.python.as_deref()).await?), own.collect()))
+        };
+        self.machine.get_or_try_init(look).await
+    }
+
+    /// Makes a sandbox to see that it can be, and that the wanted interpreter runs inside.
+    pub async fn try_out(&self) -> Result<Containment, SandboxError> {
+        let sandbox = self.start().await?;
+        let output = sandbox.run(Command::argv(["python3", "-I", "-c", python::QUESTION])).await;
+        sandbox.stop().await;
+        let answer = match output {
+            Ok(output) => output.capture.text().to_string(),
+            Err(SandboxError::NotStarted { error, .. }) => error.to_string(),
+            Err(error) => return Err(error),
+        };
+        let wanted = self.machine.get().and_then(|it| it.python.as_ref()).map(|it| &it.identity);
+        python::check_answer(&answer, wanted)?;
+        Ok(sandbox.containment())
+    }
+
+    async fn start_namespaces(&self) -> Result<Sandbox, SandboxError> {
+        let machine = self.machine().await?;
+        let SandboxConfig { limits, network, .. } = &self.config;
+        let root = layout::plan(machine, limits, *network);
+        let (workspace, limits, network) = (WORKSPACE.to_owned(), limits.clone(), *network);
+        let spec = Spec { root, workspace, limits, network, unprotected: false };
+        let started = Namespaces::start(&self.launcher, &spec).await?;
+        let workspace = Workspace::new(started.workspace, None, WORKSPACE).owned_by_its_user()?;
+        let env = environment(&machine.search_path(), "/tmp");
+        Ok(sandbox(Box::new(started.backend), workspace, machine.shell.clone(), env, started.containment))
+    }
+
+    async fn start_unprotected(&self) -> Result<Sandbox, SandboxError> {
+        let machine = self.machine().await?;
+        let directory = HostDir::create()?;
+        let inside = directory.path().display().to_string();
+        let workspace = Workspace::new(directory.open()?, None, inside.clone());
+        let path = std::env::var("PATH").unwrap_or_else(|_| machine.search_path());
+        let path = machine.python_directory().map_or(path.clone(), |first| format!("{first}:{path}"));
+        let env = environment(&path, &inside);
+        let backend = Box::new(Unprotected::start(&self.launcher, &self.config.limits, directory).await?);
+        Ok(sandbox(backend, workspace, machine.shell.clone(), env, Containment::default()))
+    }
+
+    async fn start_docker(&self) -> Result<Sandbox, SandboxError> {
+        static COUNT: AtomicU64 = AtomicU64::new(0);
+        let directory = HostDir::create()?;
+        let is_root = rustix::process::geteuid().is_root();
+        let own = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+        let user = if is_root { NOBODY } else { own };
+        directory.give_to(user.0, user.1)?;
+        let name = format!("backsight-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        let path = directory.path().display().to_string();
+        let workspace = Workspace::new(directory.open()?, is_root.then_some(user), WORKSPACE);
+        let container = Container {
+            name: &name,
+            image: &self.config.docker.image,
+            workspace: &path,
+            user,
+            limits: &self.config.limits,
+            network: self.config.network,
+        };
+        let backend = Docker::start(&self.config.docker, &container, directory).await?;
+        let containment = Containment { memory_per_episode: true, processes_by_cgroup: true };
+        Ok(sandbox(Box::new(backend), workspace, "sh".to_owned(), environment("", "/tmp"), containment))
+    }
+}
+
+fn sandbox(
+    backend: Box<dyn Backend>,
+    workspace: Workspace,
+    shell: String,
+    env: Vec<(String, String)>,
+    containment: Containment,
+) -> Sandbox {
+    let (next_job, background) = (AtomicU64::new(1), Default::default());
+    Sandbox { backend, workspace, shell, env, containment, next_job, background }
+}
+
+/// The whole environment of a program: nothing of ours is handed on.
+fn environment(path: &str, home: &str) -> Vec<(String, String)> {
+    let variables = [
+        ("PATH", path),
+        ("HOME", home),
+        ("LANG", "C.UTF-8"),
+        ("TERM", "dumb"),
+        ("USER", "agent"),
+        ("PYTHONDONTWRITEBYTECODE", "1"),
+        ("PYTHONUNBUFFERED", "1"),
+    ];
+    variables.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec()
+}
+
+impl Workspace {
+    /// Takes on the identity of the directory's owner for all access, unless it is ourselves.
+    fn owned_by_its_user(self) -> Result<Self, SandboxError> {
+        let stat = fstat(self.directory().as_fd()).map_err(std::io::Error::from)?;
+        let is_ours = stat.st_uid == rustix::process::geteuid().as_raw();
+        Ok(if is_ours { self } else { self.with_owner((stat.st_uid, stat.st_gid)) })
+    }
+}

@@ -1,0 +1,500 @@
+//! An episode's files as we reach them from outside: contained whatever the episode left there.
+//!
+//! Every path is resolved by the kernel below the workspace's directory (`openat2` with
+//! `RESOLVE_BENEATH`), so neither `..` nor a link nor a race leads out of it. Files are opened and
+//! made with the identity of the episode's user, never with ours. Functions block; callers use
+//! `Workspace::blocking` from async code.
+
+use std::collections::VecDeque;
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
+
+use rustix::fs::{
+    AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, fstat, mkdirat, openat2, readlinkat, statat,
+    symlinkat,
+};
+use rustix::io::Errno;
+
+use super::config::WORKSPACE;
+use super::sys::FileIdentity;
+
+/// A walk through a workspace stops here; a hostile one could go on for ever.
+const MAX_ENTRIES: usize = 20_000;
+/// A copy looks at so many entries to find what is wanted, and no further.
+const MAX_SEEN: usize = 500_000;
+
+/// Why a file of the workspace cannot be had. Worded for the student, who can act on it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FileError {
+    /// The path leads out.
+    #[error("path is outside the workspace: {0}")]
+    Outside(String),
+    /// There is nothing.
+    #[error("no such file: {0}")]
+    Missing(String),
+    /// It is no regular file.
+    #[error("not a regular file: {0}")]
+    NotAFile(String),
+    /// It may not be touched.
+    #[error("permission denied: {0}")]
+    Denied(String),
+    /// The workspace or the file is as large as it may be.
+    #[error("no space left in the workspace for {0}")]
+    Full(String),
+    /// Anything else.
+    #[error("cannot access {0}: {1}")]
+    Other(String, String),
+}
+
+/// What was read of a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FileRead {
+    /// Its beginning, as far as asked for.
+    pub bytes: Vec<u8>,
+    /// Its whole length.
+    pub n_bytes: u64,
+}
+
+/// A file or directory found below the workspace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// Its path from the workspace.
+    pub path: String,
+    /// Whether it is a directory.
+    pub is_dir: bool,
+    /// Whether it is a link.
+    pub is_link: bool,
+    /// Its length.
+    pub n_bytes: u64,
+}
+
+/// What a copy took, and how much it left behind for lack of room.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Copied {
+    /// The files and links that were copied.
+    pub entries: Vec<Entry>,
+    /// How many were wanted and left behind.
+    pub n_left: usize,
+}
+
+/// The files of one episode; they can be read as long as this lives, also after its sandbox ended.
+#[derive(Clone, Debug)]
+pub struct Workspace {
+    directory: Arc<OwnedFd>,
+    owner: Option<(u32, u32)>,
+    inside: String,
+}
+
+impl Workspace {
+    /// A workspace in an open directory. `inside` is its path as the episode sees it; `owner` the
+    /// user and group its files belong to, when they are not our own.
+    pub fn new(directory: OwnedFd, owner: Option<(u32, u32)>, inside: impl Into<String>) -> Self {
+        Self { directory: Arc::new(directory), owner, inside: inside.into() }
+    }
+
+    pub(super) fn directory(&self) -> &OwnedFd {
+        &self.directory
+    }
+
+    pub(super) fn with_owner(self, owner: (u32, u32)) -> Self {
+        Self { owner: Some(owner), ..self }
+    }
+
+    /// Its path as the episode sees it.
+    pub fn inside(&self) -> &str {
+        &self.inside
+    }
+
+    /// Runs `work` on a thread that may block.
+    pub async fn blocking<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Self) -> Result<T, FileError> + Send + 'static,
+    ) -> Result<T, FileError> {
+        let workspace = self.clone();
+        let joined = tokio::task::spawn_blocking(move || work(&workspace)).await;
+        joined.unwrap_or_else(|error| Err(FileError::Other("the workspace".to_owned(), error.to_string())))
+    }
+
+    /// Reads up to `max` bytes of a regular file.
+    pub fn read(&self, path: &str, max: u64) -> Result<FileRead, FileError> {
+        let place = relative(path, &self.inside)?;
+        let _identity = self.identity()?;
+        let file = self.open(&place, OFlags::RDONLY).map_err(|error| explain(path, error))?;
+        let n_bytes = regular_len(&file).ok_or_else(|| FileError::NotAFile(path.to_owned()))?;
+        let mut bytes = Vec::new();
+        File::from(file).take(max).read_to_end(&mut bytes).map_err(|error| other(path, &error))?;
+        Ok(FileRead { bytes, n_bytes })
+    }
+
+    /// Writes a whole file, making the directories it lies in.
+    pub fn write(&self, path: &str, bytes: &[u8]) -> Result<(), FileError> {
+        let place = relative(path, &self.inside)?;
+        let _identity = self.identity()?;
+        let file = self.make(&place).map_err(|error| explain(path, error))?;
+        regular_len(&file).ok_or_else(|| FileError::NotAFile(path.to_owned()))?;
+        let mut file = File::from(file);
+        let written = file.set_len(0).and_then(|()| file.write_all(bytes));
+        written.map_err(|error| other(path, &error))
+    }
+
+    /// Everything below `path`, directories before what they hold, in order of names; links are not followed.
+    pub fn walk(&self, path: &str) -> Result<Vec<Entry>, FileError> {
+        let top = relative(path, &self.inside)?;
+        let _identity = self.identity()?;
+        let mut found = Vec::new();
+        let mut open = vec![top];
+        while let Some(directory) = open.pop() {
+            let mut entries = match self.list(&directory) {
+                // Only the place that was asked for must exist; the rest may change under our eyes.
+                Err(error) if found.is_empty() && open.is_empty() => return Err(explain(path, error)),
+                listed => listed.unwrap_or_default(),
+            };
+            entries.sort_by(|a, b| a.path.cmp(&b.path));
+            open.extend(entries.iter().rev().filter(|it| it.is_dir).map(|it| PathBuf::from(&it.path)));
+            found.extend(entries);
+            if found.len() > MAX_ENTRIES {
+                return Err(FileError::Other(path.to_owned(), format!("more than {MAX_ENTRIES} files")));
+            }
+        }
+        Ok(found)
+    }
+
+    /// Copies the regular files and links that `keep` accepts into another workspace, as long as there are
+    /// at most `max` bytes and not too many of them: those that `first` accepts before all others, and small
+    /// ones before large ones. A link is copied as a link, so that it leads where it led, or nowhere.
+    pub fn copy_into(
+        &self,
+        to: &Self,
+        max: u64,
+        keep: impl Fn(&str) -> bool,
+        first: impl Fn(&str) -> bool,
+    ) -> Result<Copied, FileError> {
+        let mut files = self.wanted(keep)?;
+        files.sort_by_key(|it| (!first(&it.path), it.n_bytes));
+        let (mut copied, mut room) = (Copied::default(), max);
+        for file in files {
+            // Holes cost their maker nothing, but us their whole length.
+            if file.n_bytes > room || copied.entries.len() >= MAX_ENTRIES {
+                copied.n_left += 1;
+                continue;
+            }
+            match self.copy_one(to, &file) {
+                Ok(()) => {
+                    room -= file.n_bytes;
+                    copied.entries.push(file);
+                }
+                Err(FileError::Full(_)) => copied.n_left += 1,
+                // What the episode made unreadable, or is no file at all, nobody can run either.
+                Err(
+                    FileError::Denied(_)
+                    | FileError::NotAFile(_)
+                    | FileError::Missing(_)
+                    | FileError::Outside(_),
+                ) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(copied)
+    }
+
+    /// The files and links that `keep` accepts, those near the top first; other directories are not entered.
+    fn wanted(&self, keep: impl Fn(&str) -> bool) -> Result<Vec<Entry>, FileError> {
+        let _identity = self.identity()?;
+        let (mut found, mut n_seen) = (Vec::new(), 0);
+        let mut open = VecDeque::from([PathBuf::new()]);
+        while let Some(directory) = open.pop_front().filter(|_| n_seen < MAX_SEEN) {
+            let entries = self.list(&directory).unwrap_or_default();
+            n_seen += entries.len();
+            for entry in entries {
+                match entry.is_dir {
+                    true if keep(&format!("{}/x", entry.path)) => open.push_back(PathBuf::from(entry.path)),
+                    false if keep(&entry.path) => found.push(entry),
+                    _ => {}
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    fn copy_one(&self, to: &Self, file: &Entry) -> Result<(), FileError> {
+        if !file.is_link {
+            return to.write(&file.path, &self.read(&file.path, file.n_bytes)?.bytes);
+        }
+        let target = self.link_target(Path::new(&file.path)).map_err(|error| explain(&file.path, error))?;
+        // Without a root of its own a workspace has its own place.
+        let target = match target.strip_prefix(&self.inside) {
+            Ok(below) => Path::new(&to.inside).join(below),
+            Err(_) => target,
+        };
+        let _identity = to.identity()?;
+        to.make_link(Path::new(&file.path), &target).map_err(|error| explain(&file.path, error))
+    }
+
+    fn link_target(&self, place: &Path) -> rustix::io::Result<PathBuf> {
+        let above = self.directory_of(place)?;
+        let target = readlinkat(above, place.file_name().unwrap_or_default(), Vec::new())?;
+        Ok(PathBuf::from(OsString::from_vec(target.into_bytes())))
+    }
+
+    fn make_link(&self, place: &Path, target: &Path) -> rustix::io::Result<()> {
+        self.make_parents(place)?;
+        symlinkat(target, self.directory_of(place)?, place.file_name().unwrap_or_default())
+    }
+
+    fn directory_of(&self, place: &Path) -> rustix::io::Result<OwnedFd> {
+        self.resolve(place.parent().unwrap_or(Path::new("")), OFlags::PATH | OFlags::CLOEXEC)
+    }
+
+    fn identity(&self) -> Result<Option<FileIdentity>, FileError> {
+        let assume = |(uid, gid)| FileIdentity::assume(uid, gid);
+        self.owner.map(assume).transpose().map_err(|error| other("the workspace", &error))
+    }
+
+    fn open(&self, place: &Path, flags: OFlags) -> rustix::io::Result<OwnedFd> {
+        // A pipe that nobody writes to must not make us wait.
+        let flags = flags | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+        self.resolve(place, flags)
+    }
+
+    fn resolve(&self, place: &Path, flags: OFlags) -> rustix::io::Result<OwnedFd> {
+        let mode = if flags.contains(OFlags::CREATE) { Mode::from_raw_mode(0o644) } else { Mode::empty() };
+        let contained = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
+        let place = if place.as_os_str().is_empty() { Path::new(".") } else { place };
+        // The kernel asks to try again when a directory was moved while it looked.
+        for _ in 0..32 {
+            match openat2(&*self.directory, place, flags, mode, contained) {
+                Err(Errno::AGAIN) => {}
+                result => return result,
+            }
+        }
+        Err(Errno::AGAIN)
+    }
+
+    fn make(&self, place: &Path) -> rustix::io::Result<OwnedFd> {
+        let flags = OFlags::WRONLY | OFlags::CREATE;
+        match self.open(place, flags) {
+            Err(Errno::NOENT) => {
+                self.make_parents(place)?;
+                self.open(place, flags)
+            }
+            result => result,
+        }
+    }
+
+    fn make_parents(&self, place: &Path) -> rustix::io::Result<()> {
+        let parents: Vec<&Path> = place.ancestors().skip(1).filter(|it| !it.as_os_str().is_empty()).collect();
+        for directory in parents.into_iter().rev() {
+            match mkdirat(
+                self.directory_of(directory)?,
+                directory.file_name().unwrap_or_default(),
+                Mode::from_raw_mode(0o755),
+            ) {
+                Ok(()) | Err(Errno::EXIST) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    fn list(&self, directory: &Path) -> rustix::io::Result<Vec<Entry>> {
+        let opened = self.open(directory, OFlags::RDONLY | OFlags::DIRECTORY)?;
+        let mut entries = Vec::new();
+        for entry in Dir::read_from(&opened)? {
+            let name = entry?.file_name().to_owned();
+            // Names that are no text cannot be said in a tool call either.
+            let Ok(name) = name.to_str() else { continue };
+            if name != "." && name != ".." {
+                entries.extend(self.describe(&opened, directory, name));
+            }
+        }
+        Ok(entries)
+    }
+
+    fn describe(&self, opened: &OwnedFd, directory: &Path, name: &str) -> Option<Entry> {
+        let stat = statat(opened, name, AtFlags::SYMLINK_NOFOLLOW).ok()?;
+        let path = directory.join(name).to_str()?.to_owned();
+        let kind = FileType::from_raw_mode(stat.st_mode);
+        let (is_dir, is_link) = (kind == FileType::Directory, kind == FileType::Symlink);
+        Some(Entry { path, is_dir, is_link, n_bytes: u64::try_from(stat.st_size).unwrap_or(0) })
+    }
+}
+
+fn regular_len(file: &OwnedFd) -> Option<u64> {
+    let stat = fstat(file).ok()?;
+    let is_regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+    is_regular.then(|| u64::try_from(stat.st_size).unwrap_or(0))
+}
+
+fn explain(path: &str, error: Errno) -> FileError {
+    let path = path.to_owned();
+    match error {
+        Errno::XDEV | Errno::LOOP => FileError::Outside(path),
+        Errno::NOENT | Errno::NOTDIR => FileError::Missing(path),
+        Errno::ISDIR | Errno::NXIO | Errno::OPNOTSUPP => FileError::NotAFile(path),
+        Errno::ACCESS | Errno::PERM => FileError::Denied(path),
+        Errno::NOSPC | Errno::DQUOT | Errno::FBIG => FileError::Full(path),
+        error => FileError::Other(path, io::Error::from(error).to_string()),
+    }
+}
+
+fn other(path: &str, error: &io::Error) -> FileError {
+    match error.raw_os_error() {
+        Some(errno) => explain(path, Errno::from_raw_os_error(errno)),
+        None => FileError::Other(path.to_owned(), error.to_string()),
+    }
+}
+
+/// A path as the student writes it, from the workspace: relative, or absolute below it.
+///
+/// `..` is taken away by the text alone; a path that climbs out is refused here, one that would
+/// climb out through a link later, by the kernel.
+pub fn relative(path: &str, inside: &str) -> Result<PathBuf, FileError> {
+    let outside = || FileError::Outside(path.to_owned());
+    let given = Path::new(path);
+    // Without our own root the workspace is elsewhere, but students are told of this one.
+    let places = [inside, WORKSPACE];
+    let below = match given.is_absolute() {
+        true => places.iter().find_map(|place| given.strip_prefix(place).ok()).ok_or_else(outside)?,
+        false => given,
+    };
+    let mut place = PathBuf::new();
+    for component in below.components() {
+        match component {
+            Component::Normal(name) => place.push(name),
+            Component::CurDir => {}
+            Component::ParentDir if place.pop() => {}
+            _ => return Err(outside()),
+        }
+    }
+    Ok(place)
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "tests fail by panicking")]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    fn workspace() -> (tempfile::TempDir, Workspace) {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("work")).unwrap();
+        std::fs::write(dir.path().join("secret"), "outside").unwrap();
+        let opened = File::open(dir.path().join("work")).unwrap();
+        (dir, Workspace::new(opened.into(), None, "/workspace"))
+    }
+
+    fn check_path(path: &str, expected: Option<&str>) {
+        assert_eq!(relative(path, "/workspace").ok().as_deref(), expected.map(Path::new), "{path}");
+    }
+
+    #[test]
+    fn paths_are_relative_or_below_the_workspace() {
+        check_path("a/b.py", Some("a/b.py"));
+        check_path("./a/../b", Some("b"));
+        check_path("/workspace/a", Some("a"));
+        check_path("/workspace", Some(""));
+        check_path("", Some(""));
+        check_path("/etc/passwd", None);
+        check_path("/workspace/../etc/passwd", None);
+        check_path("/workspacex/a", None);
+        check_path("../a", None);
+        check_path("a/../../b", None);
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let (_dir, workspace) = workspace();
+        workspace.write("a/b/c.txt", b"hello").unwrap();
+        workspace.write("/workspace/a/b/c.txt", b"bye").unwrap();
+        let read = workspace.read("a/b/c.txt", 2).unwrap();
+        assert_eq!(read, FileRead { bytes: b"by".to_vec(), n_bytes: 3 });
+        let paths: Vec<_> = workspace.walk("").unwrap().into_iter().map(|it| it.path).collect();
+        assert_eq!(paths, ["a", "a/b", "a/b/c.txt"]);
+    }
+
+    #[test]
+    fn links_do_not_lead_out() {
+        let (dir, workspace) = workspace();
+        let work = dir.path().join("work");
+        symlink("../secret", work.join("up")).unwrap();
+        symlink(dir.path().join("secret"), work.join("absolute")).unwrap();
+        symlink(dir.path(), work.join("dir")).unwrap();
+        symlink("/proc/self/root", work.join("magic")).unwrap();
+        for path in ["up", "absolute", "dir/secret", "magic/etc/passwd"] {
+            assert_eq!(workspace.read(path, 9), Err(FileError::Outside(path.to_owned())));
+            assert_eq!(workspace.write(path, b"x"), Err(FileError::Outside(path.to_owned())), "{path}");
+        }
+        assert_eq!(workspace.write("dir/new/file", b"x"), Err(FileError::Outside("dir/new/file".to_owned())));
+        assert_eq!(std::fs::read_to_string(dir.path().join("secret")).unwrap(), "outside");
+        assert!(workspace.walk("dir").is_err());
+    }
+
+    #[test]
+    fn links_that_stay_inside_work() {
+        let (dir, workspace) = workspace();
+        workspace.write("real.txt", b"hello").unwrap();
+        symlink("real.txt", dir.path().join("work/link.txt")).unwrap();
+        assert_eq!(workspace.read("link.txt", 9).unwrap().bytes, b"hello");
+    }
+
+    #[test]
+    fn pipes_and_directories_are_no_files() {
+        let (dir, workspace) = workspace();
+        let pipe = dir.path().join("work/pipe");
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe, FileType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap();
+        assert_eq!(workspace.read("pipe", 9), Err(FileError::NotAFile("pipe".to_owned())));
+        assert_eq!(workspace.write("pipe", b"x"), Err(FileError::NotAFile("pipe".to_owned())));
+        assert_eq!(workspace.read("", 9), Err(FileError::NotAFile(String::new())));
+        assert_eq!(workspace.read("nothing", 9), Err(FileError::Missing("nothing".to_owned())));
+    }
+
+    fn copied(from: &Workspace, to: &Workspace, max: u64) -> (Vec<String>, usize) {
+        let copied = from.copy_into(to, max, |path| !path.contains("test"), |path| path.ends_with(".py"));
+        let copied = copied.unwrap();
+        (copied.entries.into_iter().map(|it| it.path).collect(), copied.n_left)
+    }
+
+    #[test]
+    fn a_copy_leaves_out_what_is_not_wanted() {
+        let ((_from_dir, from), (_to_dir, to)) = (workspace(), workspace());
+        from.write("solution.py", b"x").unwrap();
+        from.write("tests/test_it.py", b"x").unwrap();
+        assert_eq!(copied(&from, &to, 99), (vec!["solution.py".to_owned()], 0));
+        let paths: Vec<_> = to.walk("").unwrap().into_iter().map(|it| it.path).collect();
+        assert_eq!(paths, ["solution.py"]);
+    }
+
+    #[test]
+    fn a_copy_takes_what_comes_first_while_there_is_room() {
+        let ((_from_dir, from), (_to_dir, to)) = (workspace(), workspace());
+        for (path, n_bytes) in [("a/big.bin", 50), ("small.txt", 5), ("z.py", 30), ("y.py", 20)] {
+            from.write(path, &vec![b'x'; n_bytes]).unwrap();
+        }
+        assert_eq!(copied(&from, &to, 56).0, ["y.py", "z.py", "small.txt"]);
+        assert_eq!(copied(&from, &to, 29), (vec!["y.py".to_owned(), "small.txt".to_owned()], 2));
+    }
+
+    #[test]
+    fn a_copy_has_links_that_lead_where_they_led_or_nowhere() {
+        let ((from_dir, from), (to_dir, to)) = (workspace(), workspace());
+        let (at, work) = (from_dir.path().join("work"), to_dir.path().join("work"));
+        from.write("real/s.py", b"x").unwrap();
+        symlink("/workspace/real/s.py", at.join("solution.py")).unwrap();
+        symlink("real", at.join("pkg")).unwrap();
+        symlink("../secret", at.join("leak")).unwrap();
+        copied(&from, &to, 99);
+        let targets = ["solution.py", "pkg", "leak"].map(|link| std::fs::read_link(work.join(link)).unwrap());
+        assert_eq!(
+            targets.map(|it| it.to_str().unwrap().to_owned()),
+            ["/workspace/real/s.py", "real", "../secret"]
+        );
+        assert_eq!(to.read("pkg/s.py", 9).unwrap().bytes, b"x");
+        assert_eq!(to.read("leak", 9), Err(FileError::Outside("leak".to_owned())));
+    }
+}

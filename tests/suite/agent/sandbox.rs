@@ -1,0 +1,449 @@
+//! The sandbox as its users see it: programs run, limits are told, failures are explained.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use backsight::sandbox::{
+    Command, DockerConfig, Exit, Limits, SandboxConfig, SandboxError, SandboxKind, Sandboxes, Streams,
+};
+
+use super::{init, python, shell, start, start_kind};
+
+#[tokio::test]
+async fn programs_run_with_input_environment_and_directory() {
+    let sandbox = start(Limits::default()).await;
+    sandbox.workspace().write("dir/file.txt", b"hello").unwrap();
+    let mut command = Command::shell("cat - file.txt; echo \" $NAME\"; pwd");
+    command.cwd = Some("/workspace/dir".into());
+    command.env = vec![("NAME".into(), "value".into())];
+    command.streams = Streams::Captured(b"input ".to_vec());
+    let output = sandbox.run(command).await.unwrap();
+    assert_eq!(
+        (output.exit, output.capture.text().as_str()),
+        (Exit::Code(0), "input hello value\n/workspace/dir\n")
+    );
+}
+
+#[tokio::test]
+async fn ends_are_told_apart() {
+    let sandbox = start(Limits::default()).await;
+    assert_eq!(shell(&sandbox, "exit 7").await.0, Exit::Code(7));
+    assert_eq!(shell(&sandbox, "kill -SEGV $$").await.0, Exit::Signal(11));
+    let error = sandbox.run(Command::argv(["/no/such/program"])).await.unwrap_err();
+    assert!(
+        matches!(&error, SandboxError::NotStarted { error, .. } if error.raw_os_error() == Some(2)),
+        "{error}"
+    );
+    let error = sandbox.run(Command::shell("x".repeat(1 << 20))).await.unwrap_err();
+    assert!(matches!(error, SandboxError::BadCommand(_)), "{error}");
+    let error = sandbox.run(Command::shell("a\0b")).await.unwrap_err();
+    assert!(matches!(error, SandboxError::BadCommand(_)), "{error}");
+}
+
+#[tokio::test]
+async fn both_sides_see_the_same_files() {
+    let sandbox = start(Limits::default()).await;
+    sandbox.workspace().write("from_outside.txt", b"one").unwrap();
+    let (_, text) =
+        shell(&sandbox, "cat from_outside.txt; echo two > from_outside.txt; mkdir d; echo three > d/x").await;
+    assert_eq!(text, "one");
+    let read = |path: &str| String::from_utf8(sandbox.workspace().read(path, 99).unwrap().bytes).unwrap();
+    assert_eq!((read("from_outside.txt").as_str(), read("d/x").as_str()), ("two\n", "three\n"));
+    sandbox.workspace().write("d/x", b"four").unwrap();
+    let (_, owner) = shell(&sandbox, "cat d/x; stat -c ' %U' from_outside.txt d/x").await;
+    assert_eq!(owner, "four agent\n agent");
+}
+
+#[tokio::test]
+async fn python_is_there_under_both_names_and_nothing_of_its_home() {
+    let sandbox = start(Limits::default()).await;
+    let (exit, versions) = shell(&sandbox, "python --version && python3 --version").await;
+    assert_eq!(exit, Exit::Code(0), "{versions}");
+    let modules = "import ctypes, decimal, json, multiprocessing, sqlite3, ssl, unittest; print('fine')";
+    assert_eq!(python(&sandbox, modules).await, "fine");
+    let prefix = python(&sandbox, "import sys; print(sys.prefix)").await;
+    if Path::new(&prefix).starts_with("/root") || Path::new(&prefix).starts_with("/home") {
+        let home = Path::new(&prefix).components().take(3).collect::<std::path::PathBuf>();
+        let (_, seen) =
+            shell(&sandbox, &format!("find /root /home -maxdepth 9 -not -path '{prefix}*' 2>/dev/null"))
+                .await;
+        let outside: Vec<&str> = seen.lines().filter(|it| !Path::new(&prefix).starts_with(it)).collect();
+        assert_eq!(outside, Vec::<&str>::new(), "below {}", home.display());
+    }
+    let (exit, _) = shell(&sandbox, &format!("touch {prefix}/x || touch {prefix}/lib/x")).await;
+    assert_ne!(exit, Exit::Code(0));
+}
+
+#[tokio::test]
+async fn processes_can_talk_to_themselves() {
+    let sandbox = start(Limits::default()).await;
+    let program = "
+import multiprocessing, socket
+server = socket.create_server(('127.0.0.1', 0))
+client = socket.create_connection(server.getsockname())
+client.sendall(b'loop')
+print(server.accept()[0].recv(9).decode())
+with multiprocessing.Pool(2) as pool:
+    print(sum(pool.map(abs, range(-9, 9))))
+";
+    assert_eq!(python(&sandbox, program).await, "loop\n81");
+}
+
+#[tokio::test]
+async fn a_command_that_ignores_everything_ends_with_its_time() {
+    let sandbox = start(Limits::default()).await;
+    let mut command =
+        Command::shell("trap '' TERM INT HUP; echo started; sleep 1000 & while :; do sleep 1; done");
+    command.timeout = Duration::from_millis(600);
+    let started = Instant::now();
+    let output = sandbox.run(command).await.unwrap();
+    assert!(output.timed_out && started.elapsed() < Duration::from_secs(30));
+    assert_eq!((output.exit, output.capture.text().as_str()), (Exit::Signal(9), "started\n"));
+    let (_, left) = shell(&sandbox, "ls /proc | grep -c '^[0-9]'").await;
+    assert!(left.parse::<u32>().unwrap() <= 5, "{left} processes are left");
+}
+
+#[tokio::test]
+async fn a_command_ends_though_its_children_keep_printing() {
+    let sandbox = start(Limits::default()).await;
+    let mut command = Command::shell("setsid sh -c 'while :; do echo noise; done' & sleep 0.2; echo done");
+    command.output_cap = 4096;
+    let output = sandbox.run(command).await.unwrap();
+    assert_eq!((output.exit, output.timed_out), (Exit::Code(0), false));
+    assert!(output.capture.text().len() < 6000);
+}
+
+#[tokio::test]
+async fn background_programs_are_listed_polled_and_killed() {
+    let sandbox = start(Limits::default()).await;
+    let id = sandbox.start_background(Command::shell("echo ready; sleep 1000")).await.unwrap();
+    let quick = sandbox.start_background(Command::shell("exit 3")).await.unwrap();
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while Instant::now() < deadline {
+        let is_ready = sandbox.poll_background(id).unwrap().capture.text() == "ready\n";
+        if is_ready && sandbox.poll_background(quick).unwrap().exit == Some(Exit::Code(3)) {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let exits: Vec<_> = sandbox.list_background().into_iter().map(|it| (it.id, it.exit)).collect();
+    assert_eq!(exits, [(id, None), (quick, Some(Exit::Code(3)))]);
+    assert_eq!(sandbox.kill_background(id).await.unwrap().exit, Some(Exit::Signal(9)));
+    assert!(sandbox.kill_background(999).await.is_none() && sandbox.poll_background(999).is_none());
+}
+
+#[tokio::test]
+async fn a_stopped_sandbox_runs_nothing_but_its_files_stay() {
+    let sandbox = start(Limits::default()).await;
+    sandbox.workspace().write("kept.txt", b"kept").unwrap();
+    let waiting = sandbox.start_background(Command::shell("sleep 1000")).await.unwrap();
+    sandbox.stop().await;
+    let error = sandbox.run(Command::shell("true")).await.unwrap_err();
+    assert!(matches!(error, SandboxError::Ended), "{error}");
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert_eq!(sandbox.poll_background(waiting).unwrap().exit, Some(Exit::Lost));
+    assert_eq!(sandbox.workspace().read("kept.txt", 9).unwrap().bytes, b"kept");
+}
+
+#[tokio::test]
+async fn the_wall_clock_ends_a_sandbox() {
+    let sandbox = start(Limits { wall_seconds: 1, ..Limits::default() }).await;
+    let output = sandbox.run(Command::shell("sleep 1000")).await.unwrap();
+    assert_eq!((output.exit, output.timed_out), (Exit::Lost, false));
+    assert!(output.duration < Duration::from_secs(60));
+}
+
+#[tokio::test]
+async fn programs_that_cannot_be_the_launcher_are_refused() {
+    let start = async |init: &str| {
+        let config = SandboxConfig { init: Some(init.into()), ..SandboxConfig::default() };
+        Sandboxes::new(config).start().await.unwrap_err().to_string()
+    };
+    let missing = start("/no/such/launcher").await;
+    assert!(missing.contains("/no/such/launcher") && missing.contains("help:"), "{missing}");
+    let other = start("/bin/true").await;
+    assert!(other.contains("help:"), "{other}");
+    let unset = Sandboxes::new(SandboxConfig::default()).start().await.unwrap_err().to_string();
+    assert!(unset.contains("does not answer to the hidden argument"), "{unset}");
+}
+
+/// The limits on this machine are those of whole episodes; where they are not, tests that count on
+/// it must fail here first.
+#[tokio::test]
+async fn memory_is_limited_per_episode_here() {
+    let sandbox = start(Limits::default()).await;
+    assert!(
+        sandbox.containment().memory_per_episode,
+        "no cgroup for memory could be made: {:?}",
+        sandbox.containment()
+    );
+}
+
+/// A stand-in for the engine's client: `run` says ready and waits for the end of its input, `exec`
+/// runs the program here, and every call is written down.
+const FAKE_DOCKER: &str = r#"#!/bin/sh
+here=$(dirname "$0")
+echo "$@" >> "$here/calls"
+case "$1" in
+run)
+  for word in "$@"; do case "$word" in type=bind,source=*) word=${word#*source=}; echo "${word%%,*}" > "$here/workspace";; esac; done
+  echo ready; cat > /dev/null; echo ended >> "$here/calls";;
+exec)
+  shift; while [ "$1" != "${1#--}" ]; do case "$1" in --interactive) shift;; --env) export "$2"; shift 2;; *) shift 2;; esac; done
+  shift; cd "$(cat "$here/workspace")"; exec "$@";;
+esac
+"#;
+
+fn docker(dir: &Path, script: &str) -> Sandboxes {
+    let program = dir.join("docker");
+    std::fs::write(&program, script).unwrap();
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let docker = DockerConfig { program, ..DockerConfig::default() };
+    Sandboxes::new(SandboxConfig { kind: SandboxKind::Docker, docker, ..SandboxConfig::default() })
+}
+
+#[tokio::test]
+async fn a_container_is_started_used_and_removed() {
+    let dir = tempfile::tempdir().unwrap();
+    let sandbox = docker(dir.path(), FAKE_DOCKER).start().await.unwrap();
+    sandbox.workspace().write("x.txt", b"hello").unwrap();
+    assert_eq!(
+        shell(&sandbox, "cat x.txt; echo \" $LANG\"; exit 4").await,
+        (Exit::Code(4), "hello C.UTF-8".into())
+    );
+    let mut slow = Command::shell("sleep 1000");
+    slow.timeout = Duration::from_millis(300);
+    assert!(sandbox.run(slow).await.unwrap().timed_out);
+    sandbox.stop().await;
+    let calls = std::fs::read_to_string(dir.path().join("calls")).unwrap();
+    let verbs: Vec<&str> = calls.lines().map(|it| it.split(' ').next().unwrap()).collect();
+    assert_eq!(verbs[..4], ["run", "exec", "exec", "exec"], "{calls}");
+    assert!(verbs.contains(&"rm") && verbs.contains(&"ended"), "{calls}");
+    assert!(calls.contains("kill -s KILL"), "{calls}");
+}
+
+#[tokio::test]
+async fn an_engine_that_does_not_start_says_why() {
+    let dir = tempfile::tempdir().unwrap();
+    let sandboxes = docker(dir.path(), "#!/bin/sh\necho 'Cannot connect to the daemon' >&2\nexit 1\n");
+    let error = sandboxes.start().await.unwrap_err().to_string();
+    assert!(error.contains("Cannot connect to the daemon") && error.contains("help:"), "{error}");
+}
+
+#[tokio::test]
+async fn without_a_sandbox_programs_run_all_the_same() {
+    let sandbox = start_kind(SandboxKind::None, Limits::default()).await;
+    sandbox.workspace().write("x.txt", b"hello").unwrap();
+    assert_eq!(shell(&sandbox, "cat x.txt").await, (Exit::Code(0), "hello".into()));
+    let mut slow = Command::shell("sleep 1000 & sleep 1000");
+    slow.timeout = Duration::from_millis(200);
+    assert!(sandbox.run(slow).await.unwrap().timed_out);
+    let directory = sandbox.workspace().inside().to_owned();
+    assert!(Path::new(&directory).exists());
+    drop(sandbox);
+    assert!(!Path::new(&directory).exists());
+}
+
+/// A sandbox in a test that was started again as somebody else, with a copy of the launcher.
+fn config_of_helper(limits: Limits) -> SandboxConfig {
+    let init = std::env::var_os("BACKSIGHT_TEST_INIT").map(Into::into);
+    SandboxConfig { init, limits, ..SandboxConfig::default() }
+}
+
+/// A virtual environment of its own below the directory for temporary files.
+fn make_venv() -> (tempfile::TempDir, std::path::PathBuf) {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let venv = dir.path().canonicalize().unwrap().join("venv");
+    let made = std::process::Command::new("python3")
+        .args(["-m", "venv", "--without-pip"])
+        .arg(&venv)
+        .status()
+        .unwrap();
+    assert!(made.success());
+    (dir, venv)
+}
+
+#[tokio::test]
+async fn an_interpreter_below_tmp_is_the_one_that_runs() {
+    let (_dir, venv) = make_venv();
+    for kind in [SandboxKind::Namespaces, SandboxKind::None] {
+        let python_path = Some(venv.join("bin/python3"));
+        let config = SandboxConfig { kind, init: init(), python: python_path, ..SandboxConfig::default() };
+        let sandboxes = Sandboxes::new(config);
+        sandboxes.try_out().await.unwrap_or_else(|error| panic!("{error}"));
+        let sandbox = sandboxes.start().await.unwrap();
+        let prefix = python(&sandbox, "import sys; print(sys.prefix)").await;
+        assert_eq!(Path::new(&prefix), venv);
+        let (exit, _) = shell(&sandbox, "echo x > /tmp/mine && cat /tmp/mine").await;
+        assert_eq!(exit, Exit::Code(0), "the rest of /tmp is the episode's own");
+    }
+}
+
+#[tokio::test]
+async fn an_interpreter_under_another_name_is_the_one_that_runs() {
+    let (_dir, venv) = make_venv();
+    // `python3` beside it is something else.
+    for name in ["python", "python3"] {
+        std::fs::remove_file(venv.join("bin").join(name)).unwrap();
+        std::fs::write(venv.join("bin").join(name), "#!/bin/sh\necho another\n").unwrap();
+        std::fs::set_permissions(venv.join("bin").join(name), PermissionsExt::from_mode(0o755)).unwrap();
+    }
+    let base = std::process::Command::new("python3")
+        .args(["-c", "import sys; print(sys._base_executable)"])
+        .output()
+        .unwrap();
+    let base = String::from_utf8(base.stdout).unwrap();
+    std::os::unix::fs::symlink(base.trim(), venv.join("bin/python-x")).unwrap();
+    let python_path = Some(venv.join("bin/python-x"));
+    let sandboxes =
+        Sandboxes::new(SandboxConfig { init: init(), python: python_path, ..SandboxConfig::default() });
+    match sandboxes.try_out().await {
+        // Whether an environment is recognised through our name for it depends on the interpreter; if it is
+        // not, that must be said.
+        Ok(_) => {
+            let sandbox = sandboxes.start().await.unwrap();
+            assert_eq!(Path::new(&python(&sandbox, "import sys; print(sys.prefix)").await), venv);
+        }
+        Err(error) => assert!(error.to_string().contains("and should be"), "{error}"),
+    }
+}
+
+#[tokio::test]
+async fn our_own_program_cannot_be_read_where_it_would_be_shown() {
+    let (_dir, venv) = make_venv();
+    let [ours, copy] = ["backsight", "copy"].map(|name| venv.join("bin").join(name));
+    std::fs::copy(init().unwrap(), &ours).unwrap();
+    std::fs::hard_link(&ours, &copy).unwrap();
+    let python_path = Some(venv.join("bin/python3"));
+    let config = SandboxConfig { init: Some(ours.clone()), python: python_path, ..SandboxConfig::default() };
+    let sandbox = Sandboxes::new(config).start().await.unwrap();
+    // The hidden tests of a built-in task.
+    let look = |path: &Path| format!("grep -c 'from solution import merge_intervals' {}", path.display());
+    assert_eq!(shell(&sandbox, &look(&copy)).await.0, Exit::Code(0), "the control did not work");
+    let (exit, said) = shell(&sandbox, &look(&ours)).await;
+    assert!(exit != Exit::Code(0) && said.contains("denied"), "{exit:?} {said}");
+    let (exit, _) = shell(&sandbox, "grep -c merge_intervals /proc/1/exe").await;
+    assert_ne!(exit, Exit::Code(0));
+}
+
+#[tokio::test]
+async fn without_a_sandbox_nothing_is_left_running_either() {
+    let sandbox = start_kind(SandboxKind::None, Limits::default()).await;
+    let strays = "
+        setsid sh -c 'echo $$ >> pids; sleep 300' &
+        (setsid setsid env -i sh -c 'echo $$ >> pids; exec sleep 300' &) &
+        (trap '' TERM HUP INT; setsid sh -c 'echo $BASHPID $$ >> pids; while :; do sleep 1; done' &) &
+        while [ \"$(cat pids 2>/dev/null | wc -l)\" -lt 3 ]; do sleep 0.05; done; cat pids";
+    let (exit, pids) = shell(&sandbox, strays).await;
+    let pids: Vec<u32> = pids.split_whitespace().map(|it| it.parse().unwrap()).collect();
+    assert!(exit == Exit::Code(0) && pids.len() >= 3, "{pids:?}");
+    let alive = || pids.iter().filter(|pid| Path::new(&format!("/proc/{pid}")).exists()).count();
+    assert!(alive() >= 3, "the control did not work");
+    sandbox.stop().await;
+    assert_eq!(alive(), 0, "every process is dead when it has stopped");
+}
+
+/// Run by other tests as an ordinary user, and as the root of a container.
+#[tokio::test]
+#[ignore = "a helper of other tests"]
+async fn works_helper() {
+    let sandbox = Sandboxes::new(config_of_helper(Limits::default())).start().await;
+    let sandbox = sandbox.unwrap_or_else(|error| panic!("{error}"));
+    sandbox.workspace().write("x", b"1").unwrap();
+    let line = "id -u; cat x; python3 -c 'print(2)'; touch /usr/x /etc/x 2>/dev/null || echo no; grep CapEff /proc/self/status";
+    let (exit, text) = shell(&sandbox, line).await;
+    assert_eq!(
+        (exit, text.replace('\t', " ").as_str()),
+        (Exit::Code(0), "1000\n12\nno\nCapEff: 0000000000000000")
+    );
+    let limits = Limits { processes: 20, memory: 512 << 20, ..Limits::default() };
+    let sandbox = Sandboxes::new(config_of_helper(limits)).start().await.unwrap();
+    if !sandbox.containment().memory_per_episode {
+        // Then each process is limited by itself, and memory that belongs to none does not exist.
+        let hog = "try:\n    bytearray(1 << 30)\nexcept MemoryError:\n    print('bounded')\nimport os\ntry:\n    os.memfd_create('x')\nexcept OSError:\n    print('absent')";
+        assert_eq!(python(&sandbox, hog).await, "bounded\nabsent");
+    }
+    let n_forks: u32 = python(&sandbox, super::redteam::FORKS).await.parse().unwrap();
+    assert!((10..20).contains(&n_forks), "{n_forks}");
+}
+
+/// Run by `a_kernel_that_forbids_namespaces_is_an_error_with_its_reason`.
+#[tokio::test]
+#[ignore = "a helper of another test"]
+async fn refused_helper() {
+    let error = Sandboxes::new(config_of_helper(Limits::default())).start().await.unwrap_err().to_string();
+    let expected = "the sandbox cannot be made, because the kernel refuses user namespaces: cannot create user, mount, pid, network, ipc and uts namespaces: No space left on device (os error 28)\nhelp: raise the number of namespaces (sysctl user.max_user_namespaces), or lower --concurrency";
+    assert_eq!(error, expected);
+}
+
+/// Runs a helper of this program behind `prefix`, with copies that everybody may read.
+fn run_helper(prefix: &[&str], helper: &str) {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let (test, init_copy) = (dir.path().join("test"), dir.path().join("init"));
+    std::fs::copy(std::env::current_exe().unwrap(), &test).unwrap();
+    std::fs::copy(init().unwrap(), &init_copy).unwrap();
+    let output = std::process::Command::new(prefix[0])
+        .args(&prefix[1..])
+        .arg(&test)
+        .args(["--ignored", "--exact", helper, "--nocapture"])
+        .env("BACKSIGHT_TEST_INIT", &init_copy)
+        .current_dir("/")
+        .output()
+        .unwrap();
+    let text =
+        String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && text.contains("1 passed"), "{text}");
+}
+
+/// Tests that run as an ordinary user show by themselves that one can make sandboxes; what needs
+/// root to be set up can only be shown as root.
+fn is_root() -> bool {
+    std::os::unix::fs::MetadataExt::uid(&std::fs::metadata("/proc/self").unwrap()) == 0
+}
+
+#[test]
+fn an_ordinary_user_can_make_sandboxes() {
+    if is_root() {
+        let ordinary = ["setpriv", "--reuid", "23456", "--regid", "23456", "--clear-groups", "--"];
+        run_helper(&ordinary, "agent::sandbox::works_helper");
+    }
+}
+
+/// Runs a program in user and mount namespaces with 65536 ids, as containers without privileges have.
+const CONTAINER: &str = "
+import ctypes, os, sys
+ready, mapped = os.pipe(), os.pipe()
+pid = os.fork()
+if pid == 0:
+    assert ctypes.CDLL(None).unshare(0x10000000 | 0x00020000) == 0
+    os.write(ready[1], b'1')
+    os.read(mapped[0], 1)
+    os.setgid(0)
+    os.setuid(0)
+    os.execvp(sys.argv[1], sys.argv[1:])
+os.read(ready[0], 1)
+for kind in ('uid', 'gid'):
+    with open(f'/proc/{pid}/{kind}_map', 'w') as file:
+        file.write('0 0 65536')
+os.write(mapped[1], b'1')
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+";
+
+#[test]
+fn the_root_of_a_container_can_make_sandboxes() {
+    if is_root() {
+        run_helper(&["python3", "-c", CONTAINER], "agent::sandbox::works_helper");
+    }
+}
+
+#[test]
+fn a_kernel_that_forbids_namespaces_is_an_error_with_its_reason() {
+    if is_root() {
+        // The switch is that of the new user namespace alone.
+        let forbid = "echo 0 > /proc/sys/user/max_user_namespaces; exec \"$0\" \"$@\"";
+        run_helper(&["python3", "-c", CONTAINER, "sh", "-c", forbid], "agent::sandbox::refused_helper");
+    }
+}

@@ -1,0 +1,325 @@
+//! The tools in a real sandbox: what they answer, and that no path leads out through any of them.
+
+use backsight::agent::{ToolLimits, ToolResult, Toolbox};
+use backsight::episode::Arguments;
+use backsight::sandbox::{Limits, Sandbox, SandboxKind};
+use serde_json::{Value, json};
+
+use super::{shell, start, start_kind};
+
+async fn call(sandbox: &Sandbox, name: &str, arguments: Value) -> (Value, ToolResult) {
+    let arguments = Arguments::Object(arguments.as_object().unwrap().clone());
+    let result = Toolbox::new(sandbox, ToolLimits::default()).call(name, &arguments).await;
+    (serde_json::from_str(&result.content).unwrap(), result)
+}
+
+async fn check(sandbox: &Sandbox, name: &str, arguments: Value, expected: Value) {
+    let (answer, _) = call(sandbox, name, arguments.clone()).await;
+    assert_eq!(answer, expected, "{name} {arguments}");
+}
+
+#[tokio::test]
+async fn commands_answer_with_output_and_status() {
+    let sandbox = start(Limits::default()).await;
+    check(
+        &sandbox,
+        "terminal",
+        json!({"command": "echo hi; exit 3"}),
+        json!({"output": "hi\n", "exit_code": 3, "error": null}),
+    )
+    .await;
+    check(
+        &sandbox,
+        "terminal",
+        json!({"command": "printf '\\033[31mred\\033[0m'"}),
+        json!({"output": "red", "exit_code": 0, "error": null}),
+    )
+    .await;
+    let late =
+        json!({"output": "", "exit_code": 124, "error": "Command timed out after 1 seconds and was killed"});
+    check(&sandbox, "terminal", json!({"command": "sleep 100", "timeout": 1}), late).await;
+    check(
+        &sandbox,
+        "terminal",
+        json!({"command": "mkdir -p a && pwd", "workdir": "."}),
+        json!({"output": "/workspace\n", "exit_code": 0, "error": null}),
+    )
+    .await;
+    check(
+        &sandbox,
+        "terminal",
+        json!({"command": "pwd", "workdir": "a"}),
+        json!({"output": "/workspace/a\n", "exit_code": 0, "error": null}),
+    )
+    .await;
+    check(
+        &sandbox,
+        "terminal",
+        json!({"command": "pwd", "workdir": "nowhere"}),
+        json!({"error": "the directory /workspace/nowhere cannot be entered: No such file or directory (os error 2)"}),
+    )
+    .await;
+    check(&sandbox, "terminal", json!({"command": "  "}), json!({"error": "command is empty"})).await;
+    check(&sandbox, "terminal", json!({}), json!({"error": "command is missing"})).await;
+    let killed = json!({"output": "", "exit_code": 137, "error": "Command was killed by signal 9"});
+    check(&sandbox, "terminal", json!({"command": "kill -9 $$"}), killed).await;
+}
+
+#[tokio::test]
+async fn long_output_is_cut_and_kept() {
+    let sandbox = start(Limits::default()).await;
+    let (answer, result) =
+        call(&sandbox, "terminal", json!({"command": "echo first; seq 100000; echo last"})).await;
+    let output = answer["output"].as_str().unwrap();
+    assert!(
+        output.starts_with("first\n1\n")
+            && output.ends_with("100000\nlast\n")
+            && output.contains("characters omitted")
+    );
+    assert!(output.chars().count() < 50_200);
+    let full = result.full.unwrap();
+    assert!(full.contains("\n50000\n") && full.len() > 500_000);
+}
+
+#[tokio::test]
+async fn background_commands_are_looked_after() {
+    let sandbox = start(Limits::default()).await;
+    let (answer, _) =
+        call(&sandbox, "terminal", json!({"command": "echo up; sleep 500", "background": true})).await;
+    let id = answer["id"].as_u64().unwrap();
+    while call(&sandbox, "process", json!({"action": "poll", "id": id})).await.0["output"] != "up\n" {
+        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+    }
+    let (list, _) = call(&sandbox, "process", json!({"action": "list"})).await;
+    assert_eq!(list["processes"][0]["status"], "running");
+    assert_eq!(list["processes"][0]["command"], "echo up; sleep 500");
+    let (killed, _) = call(&sandbox, "process", json!({"action": "kill", "id": id})).await;
+    assert_eq!((&killed["status"], &killed["exit_code"]), (&json!("exited"), &json!(137)));
+    check(
+        &sandbox,
+        "process",
+        json!({"action": "poll", "id": 99}),
+        json!({"error": "no background command has that id; list them"}),
+    )
+    .await;
+    check(
+        &sandbox,
+        "process",
+        json!({"action": "what"}),
+        json!({"error": "action must be list, poll or kill, not \"what\""}),
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn files_are_written_read_and_changed() {
+    let sandbox = start(Limits::default()).await;
+    check(
+        &sandbox,
+        "write_file",
+        json!({"path": "a/x.py", "content": "def f():\n    return 1\n"}),
+        json!({"path": "a/x.py", "bytes_written": 22}),
+    )
+    .await;
+    let content = json!({"content": "1|def f():\n2|    return 1", "total_lines": 2, "truncated": false});
+    check(&sandbox, "read_file", json!({"path": "/workspace/a/x.py"}), content).await;
+    let (patched, _) = call(
+        &sandbox,
+        "patch",
+        json!({"path": "a/x.py", "old_string": "return 1", "new_string": "return 2"}),
+    )
+    .await;
+    assert_eq!(
+        patched["diff"],
+        "--- a/a/x.py\n+++ b/a/x.py\n@@ -1,2 +1,2 @@\n def f():\n-    return 1\n+    return 2\n"
+    );
+    let (fuzzy, _) = call(
+        &sandbox,
+        "patch",
+        json!({"path": "a/x.py", "old_string": "def f():\n  return 2", "new_string": "def f():\n  return 3"}),
+    )
+    .await;
+    assert!(fuzzy["success"] == true && fuzzy["note"].is_string(), "{fuzzy}");
+    let diff = "--- a/a/x.py\n+++ b/a/x.py\n@@ -1,1 +1,1 @@\n-def f():\n+def g():\n--- /dev/null\n+++ b/new.txt\n@@ -0,0 +1 @@\n+new\n";
+    let (applied, _) = call(&sandbox, "patch", json!({"mode": "patch", "patch": diff})).await;
+    assert_eq!(applied["files_modified"], json!(["a/x.py", "new.txt"]));
+    assert_eq!(shell(&sandbox, "cat a/x.py new.txt").await.1, "def g():\n  return 3\nnew");
+}
+
+#[tokio::test]
+async fn a_diff_that_does_not_fit_changes_nothing() {
+    let sandbox = start(Limits::default()).await;
+    sandbox.workspace().write("a", b"one\n").unwrap();
+    sandbox.workspace().write("b", b"two\n").unwrap();
+    let diff = "--- a/a\n+++ b/a\n@@ -1 +1 @@\n-one\n+1\n--- a/b\n+++ b/b\n@@ -1 +1 @@\n-three\n+3\n";
+    let (answer, result) = call(&sandbox, "patch", json!({"patch": diff})).await;
+    assert!(
+        result.is_error && answer["error"].as_str().unwrap().starts_with("hunk 1 does not fit b"),
+        "{answer}"
+    );
+    assert_eq!(shell(&sandbox, "cat a b").await.1, "one\ntwo");
+}
+
+#[tokio::test]
+async fn files_are_searched_by_name_and_content() {
+    let sandbox = start(Limits::default()).await;
+    for (path, text) in
+        [("a.py", "x = 1\ny = 2\n"), ("sub/b.py", "y = 3\n"), ("c.txt", "y\n"), ("bin", "\0y")]
+    {
+        sandbox.workspace().write(path, text.as_bytes()).unwrap();
+    }
+    check(
+        &sandbox,
+        "search_files",
+        json!({"pattern": "*.py", "target": "files"}),
+        json!({"files": ["a.py", "sub/b.py"], "total_count": 2, "truncated": false}),
+    )
+    .await;
+    check(
+        &sandbox,
+        "search_files",
+        json!({"pattern": "^y", "file_glob": "*.py"}),
+        json!({"matches": "a.py:2:y = 2\nsub/b.py:1:y = 3", "total_count": 2, "truncated": false}),
+    )
+    .await;
+    check(
+        &sandbox,
+        "search_files",
+        json!({"pattern": "y", "limit": 1, "offset": 1}),
+        json!({"matches": "c.txt:1:y", "total_count": 3, "truncated": true}),
+    )
+    .await;
+    check(
+        &sandbox,
+        "search_files",
+        json!({"pattern": "y", "path": "sub"}),
+        json!({"matches": "sub/b.py:1:y = 3", "total_count": 1, "truncated": false}),
+    )
+    .await;
+    check(
+        &sandbox,
+        "search_files",
+        json!({"pattern": "y", "path": "sub/b.py"}),
+        json!({"matches": "sub/b.py:1:y = 3", "total_count": 1, "truncated": false}),
+    )
+    .await;
+    check(
+        &sandbox,
+        "search_files",
+        json!({"pattern": "y", "path": "nowhere"}),
+        json!({"error": "no such file: nowhere"}),
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn wrong_calls_are_answered() {
+    let sandbox = start(Limits::default()).await;
+    let toolbox = Toolbox::new(&sandbox, ToolLimits::default());
+    let unknown = toolbox.call("browser", &Arguments::Text("{}".into())).await;
+    assert!(
+        unknown.is_error && unknown.content.contains("Unknown tool 'browser'. Available tools: ["),
+        "{}",
+        unknown.content
+    );
+    let bad = toolbox.call("terminal", &Arguments::Text("{'command': 'ls'}".into())).await;
+    assert!(bad.is_error && bad.content.contains("Please retry with valid JSON."), "{}", bad.content);
+    sandbox.stop().await;
+    let dead = toolbox.call("terminal", &Arguments::Text("{\"command\": \"ls\"}".into())).await;
+    assert!(dead.is_error && dead.content.contains("Tool execution failed"), "{}", dead.content);
+}
+
+/// Ways out of the workspace; made by `prepare`.
+const ESCAPES: [&str; 9] = [
+    "../outside.txt",
+    "/etc/passwd",
+    "/workspace/../etc/passwd",
+    "sub/../../outside.txt",
+    "link",
+    "linked_dir/passwd",
+    "chain",
+    "/proc/self/environ",
+    "magic/etc/passwd",
+];
+
+async fn prepare(sandbox: &Sandbox) {
+    let made = "mkdir sub; ln -s /etc/passwd link; ln -s /etc linked_dir; ln -s sub/hop chain; ln -s ../../etc/passwd sub/hop; ln -s /proc/1/root magic; ln -s /nowhere/new dangling; mkfifo pipe; ln -s . loop";
+    let (_, said) = shell(sandbox, made).await;
+    assert_eq!(said, "");
+}
+
+/// Every file tool with a path that leads out: none may answer anything but an error.
+#[tokio::test]
+async fn no_file_tool_leads_out() {
+    let sandbox = start(Limits::default()).await;
+    prepare(&sandbox).await;
+    for path in ESCAPES {
+        let diff = format!("--- a/{path}\n+++ b/{path}\n@@ -1 +1 @@\n-root\n+x\n");
+        let new = format!("--- /dev/null\n+++ b/{path}\n@@ -0,0 +1 @@\n+x\n");
+        let calls = [
+            ("read_file", json!({"path": path})),
+            ("write_file", json!({"path": path, "content": "x"})),
+            ("patch", json!({"path": path, "old_string": "root", "new_string": "x"})),
+            ("patch", json!({"patch": diff})),
+            ("patch", json!({"patch": new})),
+            ("search_files", json!({"pattern": "root", "path": path})),
+            ("search_files", json!({"pattern": "*", "target": "files", "path": path})),
+        ];
+        for (tool, arguments) in calls {
+            let (answer, result) = call(&sandbox, tool, arguments.clone()).await;
+            let error =
+                answer["error"].as_str().unwrap_or_else(|| panic!("{tool} {arguments} answered {answer}"));
+            assert!(
+                result.is_error
+                    && (error.contains("outside the workspace") || error.contains("no such file")),
+                "{tool} {arguments}: {error}"
+            );
+        }
+    }
+    for (tool, arguments) in
+        [("write_file", json!({"path": "dangling", "content": "x"})), ("read_file", json!({"path": "pipe"}))]
+    {
+        assert!(call(&sandbox, tool, arguments).await.1.is_error);
+    }
+    let (found, _) = call(&sandbox, "search_files", json!({"pattern": "root:"})).await;
+    assert_eq!(found["total_count"], 0, "links are not followed while searching: {found}");
+}
+
+/// Ways out where there is no sandbox around the files: containment of the tools is their own. They
+/// lead to a file of ours, so that nothing is lost should one of them be open.
+#[tokio::test]
+async fn no_file_tool_leads_out_even_without_a_sandbox() {
+    let outside = tempfile::tempdir().unwrap();
+    let canary = outside.path().join("canary.txt");
+    std::fs::write(&canary, "untouched").unwrap();
+    let sandbox = start_kind(SandboxKind::None, Limits::default()).await;
+    let (dir, file) = (outside.path().display(), canary.display());
+    shell(&sandbox, &format!("ln -s {file} link; ln -s {dir} linked_dir; ln -s link chain; ln -s / root"))
+        .await;
+    assert_eq!(shell(&sandbox, "cat link").await.1, "untouched", "the control did not work");
+    let name = outside.path().file_name().unwrap().to_str().unwrap();
+    let up = format!("../{name}/canary.txt");
+    let through_root = format!("root{file}");
+    for path in [
+        "link",
+        "linked_dir/canary.txt",
+        "linked_dir/new.txt",
+        "chain",
+        &up,
+        canary.to_str().unwrap(),
+        &through_root,
+    ] {
+        let calls = [
+            ("read_file", json!({"path": path})),
+            ("write_file", json!({"path": path, "content": "x"})),
+            ("patch", json!({"path": path, "old_string": "untouched", "new_string": "x"})),
+            ("search_files", json!({"pattern": "untouched", "path": path})),
+        ];
+        for (tool, arguments) in calls {
+            let (answer, result) = call(&sandbox, tool, arguments).await;
+            assert!(result.is_error, "{tool} {path} answered {answer}");
+        }
+    }
+    assert_eq!(std::fs::read_to_string(&canary).unwrap(), "untouched");
+    assert_eq!(std::fs::read_dir(outside.path()).unwrap().count(), 1);
+}

@@ -1,0 +1,548 @@
+//! The verifier against honest, wrong and hostile solutions.
+
+use std::time::Duration;
+
+use backsight::agent::{TestReport, Verifier};
+use backsight::sandbox::{Command, Limits, Sandbox, SandboxKind, Sandboxes};
+use backsight::tasks::builtin;
+
+use super::{sandboxes, shell};
+
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+fn here() -> Sandboxes {
+    sandboxes(SandboxKind::Namespaces, Limits::default())
+}
+
+async fn episode(sandboxes: &Sandboxes, files: &[(&str, &str)]) -> Sandbox {
+    let sandbox = sandboxes.start().await.unwrap_or_else(|error| panic!("{error}"));
+    for (path, text) in files {
+        sandbox.workspace().write(path, text.as_bytes()).unwrap();
+    }
+    sandbox
+}
+
+async fn verify(files: &[(&str, &str)], tests: &str) -> TestReport {
+    let sandboxes = here();
+    let episode = episode(&sandboxes, files).await;
+    Verifier::new(&sandboxes, TIMEOUT).verify(&episode, tests).await.unwrap()
+}
+
+async fn solve(solution: &str, tests: &str) -> TestReport {
+    verify(&[("solution.py", solution)], tests).await
+}
+
+fn tests_of(id: &str) -> String {
+    builtin().unwrap().into_iter().find(|it| it.task.id == id).unwrap().test_code.unwrap()
+}
+
+/// A solution of each built-in task, and one that only satisfies the examples of its prompt.
+const SOLUTIONS: [(&str, &str, &str); 8] = [
+    (
+        "fizzbuzz",
+        "def fizzbuzz(n):\n    return ['FizzBuzz' if i % 15 == 0 else 'Fizz' if i % 3 == 0 else 'Buzz' if i % 5 == 0 else str(i) for i in range(1, n + 1)]\n",
+        "def fizzbuzz(n):\n    return ['1', '2', 'Fizz', '4', 'Buzz'][:n]\n",
+    ),
+    (
+        "palindrome",
+        "def is_palindrome(s):\n    t = [c.lower() for c in s if c.isalnum()]\n    return t == t[::-1]\n",
+        "def is_palindrome(s):\n    return s in ('Level', 'A man, a plan, a canal: Panama')\n",
+    ),
+    (
+        "two_sum",
+        "def two_sum(nums, target):\n    seen = {}\n    for i, n in enumerate(nums):\n        if target - n in seen:\n            return [seen[target - n], i]\n        seen[n] = i\n    return []\n",
+        "def two_sum(nums, target):\n    return [0, 1] if target == 9 else []\n",
+    ),
+    (
+        "flatten",
+        "def flatten(nested):\n    flat, stack = [], [iter(nested)]\n    while stack:\n        for item in stack[-1]:\n            if isinstance(item, list):\n                stack.append(iter(item))\n                break\n            flat.append(item)\n        else:\n            stack.pop()\n    return flat\n",
+        "def flatten(nested):\n    return [1, 2, 3, 4, 5] if nested else []\n",
+    ),
+    (
+        "longest_common_prefix",
+        "import os\ndef longest_common_prefix(words):\n    return os.path.commonprefix(words)\n",
+        "def longest_common_prefix(words):\n    return 'fl' if 'flow' in words else ''\n",
+    ),
+    (
+        "group_anagrams",
+        "from collections import defaultdict\ndef group_anagrams(words):\n    groups = defaultdict(list)\n    for word in words:\n        groups[''.join(sorted(word))].append(word)\n    return list(groups.values())\n",
+        "def group_anagrams(words):\n    return [['eat', 'tea'], ['bat']] if words else []\n",
+    ),
+    (
+        "valid_parentheses",
+        "def valid_parentheses(s):\n    stack, pairs = [], {')': '(', ']': '[', '}': '{'}\n    for c in s:\n        if c in '([{':\n            stack.append(c)\n        elif c in pairs and (not stack or stack.pop() != pairs[c]):\n            return False\n    return not stack\n",
+        "def valid_parentheses(s):\n    return s != '(]'\n",
+    ),
+    (
+        "merge_intervals",
+        "def merge_intervals(intervals):\n    merged = []\n    for start, end in sorted(intervals):\n        if merged and start <= merged[-1][1]:\n            merged[-1][1] = max(merged[-1][1], end)\n        else:\n            merged.append([start, end])\n    return merged\n",
+        "def merge_intervals(intervals):\n    return [[1, 6], [8, 10]] if len(intervals) == 3 else [[1, 5]]\n",
+    ),
+];
+
+#[tokio::test]
+async fn built_in_tasks_can_be_solved_and_not_by_their_examples_alone() {
+    let sandboxes = here();
+    for (id, right, wrong) in SOLUTIONS {
+        for (solution, expected) in [(right, Some(1.0)), (wrong, Some(0.2))] {
+            let episode = episode(&sandboxes, &[("solution.py", solution)]).await;
+            let report = Verifier::new(&sandboxes, TIMEOUT).verify(&episode, &tests_of(id)).await.unwrap();
+            assert_eq!(report.correctness(), expected, "{id}: {report:#?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn every_assertion_is_reported() {
+    let tests = "from solution import f\nassert f(1) == 1\nassert f(2) == 5, 'five'\nassert f(3) > 2\n";
+    let report = solve("def f(x):\n    print('called')\n    return x\n", tests).await;
+    let lines: Vec<_> = report
+        .assertions
+        .iter()
+        .map(|it| (it.line, it.text.as_str(), it.passed, it.detail.as_str()))
+        .collect();
+    assert_eq!(
+        lines,
+        [(2, "f(1) == 1", true, ""), (3, "f(2) == 5", false, "2 != 5"), (4, "f(3) > 2", true, "")]
+    );
+    assert_eq!(
+        (report.n_passed, report.n_failed, report.error.as_deref(), report.correctness()),
+        (2, 1, None, Some(0.2))
+    );
+    assert!(report.output.contains("called"));
+}
+
+#[tokio::test]
+async fn levels_follow_from_what_happened() {
+    let tests = "from solution import f\nassert f(1) == 1\n";
+    let cases = [
+        ("def f(x): return x", 1.0, None),
+        ("def f(x): return 2", 0.2, None),
+        ("def f(x): raise KeyError('x')", 0.1, Some("KeyError: 'x'")),
+        ("def f(x): return", 0.2, None),
+        (
+            "def g(x): return x",
+            0.1,
+            Some("ImportError: cannot import name 'f' from 'solution' (unknown location)"),
+        ),
+        ("def f(x) return x", 0.1, Some("SyntaxError: ")),
+        ("import time\ntime.sleep(0)\nraise RuntimeError('at import')", 0.1, Some("RuntimeError: at import")),
+    ];
+    for (solution, correctness, error) in cases {
+        let report = solve(solution, tests).await;
+        assert_eq!(report.correctness(), Some(correctness), "{solution}: {report:#?}");
+        assert!(
+            error.is_none_or(|error| report.error.as_deref().unwrap().starts_with(error)),
+            "{solution}: {report:#?}"
+        );
+    }
+    let missing = verify(&[], tests).await;
+    assert_eq!(
+        (missing.correctness(), missing.error.as_deref()),
+        (Some(0.1), Some("ModuleNotFoundError: No module named 'solution'"))
+    );
+}
+
+#[tokio::test]
+async fn a_solution_that_hangs_runs_out_of_time() {
+    let sandboxes = here();
+    let episode = episode(&sandboxes, &[("solution.py", "def f(x):\n    while True: pass\n")]).await;
+    let verifier = Verifier::new(&sandboxes, Duration::from_secs(2));
+    let report = verifier.verify(&episode, "from solution import f\nassert f(1) == 1\n").await.unwrap();
+    assert_eq!(
+        (report.correctness(), report.error.as_deref()),
+        (Some(0.1), Some("the tests ran out of time"))
+    );
+}
+
+/// Solutions that try to pass without solving anything. `fizzbuzz` is what is asked.
+const HOSTILE: &[(&str, &str)] = &[
+    (
+        "prints that it passed",
+        "print('All tests passed!')\ndef fizzbuzz(n):\n    print('All tests passed! {\"passed\": 9, \"failed\": 0}')\n",
+    ),
+    ("exits while imported", "import sys\nsys.exit(0)\n"),
+    ("exits when called", "import sys\ndef fizzbuzz(n):\n    sys.exit(0)\n"),
+    ("exits hard while imported", "import os\nos._exit(0)\n"),
+    (
+        "exits hard when called",
+        "import os\ndef fizzbuzz(n):\n    print('passed', flush=True)\n    os._exit(0)\n",
+    ),
+    (
+        "registers an exit handler",
+        "import atexit, os\natexit.register(lambda: (print('All tests passed!'), os._exit(0)))\ndef fizzbuzz(n):\n    return []\n",
+    ),
+    (
+        "patches builtins",
+        "import builtins\nbuiltins.all = builtins.any = builtins.isinstance = lambda *a: True\nbuiltins.len = lambda x: 0\nbuiltins.AssertionError = ValueError\nbuiltins.bool = lambda x=0: True\nclass L(list):\n    pass\nbuiltins.list = L\ndef fizzbuzz(n):\n    return []\n",
+    ),
+    (
+        "equals everything",
+        "class Same:\n    def __eq__(self, other): return True\n    def __ne__(self, other): return False\n    def __getitem__(self, at): return self\n    def __iter__(self): return iter([])\n    def __len__(self): return 0\n    def __bool__(self): return True\n    __hash__ = None\ndef fizzbuzz(n):\n    return Same()\n",
+    ),
+    (
+        "is a list that equals everything",
+        "class Same(list):\n    def __eq__(self, other): return True\n    def __ne__(self, other): return False\n    def __getitem__(self, at): return 'FizzBuzz'\ndef fizzbuzz(n):\n    return Same()\n",
+    ),
+    (
+        "is a class that equals everything",
+        "class fizzbuzz:\n    def __init__(self, n): pass\n    def __eq__(self, other): return True\n    def __iter__(self): return iter([])\n    def __getitem__(self, at): return 'FizzBuzz'\n",
+    ),
+    (
+        "patches equality of strings and lists",
+        "import ctypes, gc\ntry:\n    d = gc.get_referents(list.__dict__)[0]\n    d['__eq__'] = lambda a, b: True\n    ctypes.pythonapi.PyType_Modified(ctypes.py_object(list))\nexcept Exception:\n    pass\ndef fizzbuzz(n):\n    return []\n",
+    ),
+    (
+        "looks for the tests",
+        "import gc, glob, os, sys\nfound = []\nfor root, _, files in os.walk('/workspace'):\n    found += files\nfor path in glob.glob('/proc/[0-9]*/cmdline') + glob.glob('/tmp/*') + glob.glob('/proc/self/fd/*'):\n    try:\n        text = open(path, errors='replace').read() if 'fd' not in path else ''\n        if 'fizzbuzz(15)' in text: found.append(path)\n    except OSError:\n        pass\nfound += [o for o in gc.get_objects() if isinstance(o, str) and 'FizzBuzz' in o and 'assert' in o]\nprint('FOUND', [f for f in found if f != 'solution.py'])\ndef fizzbuzz(n):\n    return []\n",
+    ),
+    (
+        "looks through the frames",
+        "import sys\ndef fizzbuzz(n):\n    frame = sys._getframe()\n    while frame:\n        for name, value in list(frame.f_globals.items()) + list(frame.f_locals.items()):\n            if 'secret' in name.lower(): print('FOUND', name)\n            if callable(value) and name in ('check', 'check_equal'): frame.f_globals[name] = lambda *a: True\n        frame = frame.f_back\n    return []\n",
+    ),
+    (
+        "answers for the examiner",
+        "import os, json\ndef fizzbuzz(n):\n    for fd in range(3, 20):\n        try: os.write(fd, b'\\n' + json.dumps({'passed': 9, 'failed': 0, 'error': None, 'assertions': []}).encode() + b'\\n')\n        except OSError: pass\n    return []\n",
+    ),
+    ("ends every loop", "def fizzbuzz(n):\n    raise StopIteration\n"),
+    ("fails an assertion of its own", "def fizzbuzz(n):\n    raise AssertionError('passed')\n"),
+    (
+        "floods the pipe",
+        "import os\ndef fizzbuzz(n):\n    for fd in range(3, 20):\n        try: os.write(fd, b'[' * 100000 + b'\\n')\n        except OSError: pass\n    return []\n",
+    ),
+    ("returns itself", "def fizzbuzz(n):\n    a = []\n    a.append(a)\n    return a\n"),
+    ("returns a function", "def fizzbuzz(n):\n    return fizzbuzz\n"),
+    (
+        "leaves a process behind",
+        "import os\nif os.fork() == 0:\n    os.setsid()\n    import time\n    while True:\n        time.sleep(0.01)\ndef fizzbuzz(n):\n    return []\n",
+    ),
+    (
+        "kills its parent",
+        "import os, signal\ndef fizzbuzz(n):\n    for pid in (os.getppid(), 1, -1):\n        try: os.kill(pid, signal.SIGKILL)\n        except OSError: pass\n    return []\n",
+    ),
+    (
+        "replaces the channel",
+        "import os, sys\nfor fd in range(3, 20):\n    try: os.close(fd)\n    except OSError: pass\ndef fizzbuzz(n):\n    return []\n",
+    ),
+];
+
+/// Tests of every style that ask for `fizzbuzz`; those of the built-in task come first.
+const STYLES: [(&str, &str); 8] = [
+    (
+        "tolerance",
+        "from solution import fizzbuzz\nassert abs(fizzbuzz(3)[0] - 1.5) < 1\nassert abs(fizzbuzz(9) - 12.566) < 1e-2\n",
+    ),
+    (
+        "membership",
+        "from solution import fizzbuzz\nassert 'Fizz' in fizzbuzz(3)\nassert 'Buzz' not in fizzbuzz(3)\n",
+    ),
+    (
+        "methods",
+        "from solution import fizzbuzz\nassert fizzbuzz(3).count('Fizz') == 1\nassert fizzbuzz(5)[-1].startswith('B')\n",
+    ),
+    (
+        "pytest.raises",
+        "import pytest\nfrom solution import fizzbuzz\nwith pytest.raises(Exception) as caught:\n    fizzbuzz('x')\nassert 'number' in str(caught.value)\n",
+    ),
+    (
+        "anything raised",
+        "import pytest\nfrom solution import fizzbuzz\nassert fizzbuzz(1) == ['1']\nwith pytest.raises(Exception):\n    fizzbuzz('x')\n",
+    ),
+    (
+        "unittest",
+        "import unittest\nfrom solution import fizzbuzz\nclass T(unittest.TestCase):\n    def test_a(self): self.assertEqual(fizzbuzz(1), ['1'])\n    def test_b(self): self.assertIn('Fizz', fizzbuzz(3))\n    def test_c(self): self.assertTrue(all(fizzbuzz(3)))\n    def test_d(self):\n        with self.assertRaises(Exception): fizzbuzz('x')\nunittest.main()\n",
+    ),
+    (
+        "pytest",
+        "import pytest, solution\n@pytest.fixture\ndef three(): return 3\n@pytest.mark.parametrize('n', [1, 2])\ndef test_length(n): assert len(solution.fizzbuzz(n)) == n\ndef test_three(three): assert solution.fizzbuzz(three)[-1] == 'Fizz'\n",
+    ),
+    (
+        "mixed",
+        "import unittest\nimport solution\nassert solution is not None\ntry:\n    n = len(solution.fizzbuzz(2))\nexcept Exception:\n    n = 2\nassert n == 2\ndef test_one():\n    assert solution.fizzbuzz(1) == ['1']\nclass T(unittest.TestCase):\n    def test_a(self): self.assertEqual(solution.fizzbuzz(1), ['1'])\n",
+    ),
+];
+
+#[tokio::test]
+async fn hostile_solutions_get_an_unsolved_tasks_level() {
+    let sandboxes = here();
+    let of_task = tests_of("fizzbuzz");
+    let styles = [("equality", of_task.as_str())].into_iter().chain(STYLES);
+    for ((style, tests), (what, solution)) in
+        styles.flat_map(|it| HOSTILE.iter().map(move |hostile| (it, hostile)))
+    {
+        let episode = episode(&sandboxes, &[("solution.py", solution)]).await;
+        let report =
+            Verifier::new(&sandboxes, Duration::from_secs(20)).verify(&episode, tests).await.unwrap();
+        let level = report.correctness();
+        assert!(level.is_some_and(|it| it <= 0.2), "one that {what} passed {style}: {report:#?}");
+        assert!(
+            !report.output.contains("FOUND ['") && !report.output.contains("FOUND secret"),
+            "one that {what}: {report:#?}"
+        );
+    }
+}
+
+/// A case of a file in `cases/`: what to expect of which files and tests.
+struct Case {
+    name: String,
+    expected: String,
+    error: String,
+    files: Vec<(String, String)>,
+    tests: String,
+}
+
+fn cases(text: &str) -> Vec<Case> {
+    text.split("\n=== ").skip(1).map(read_case).collect()
+}
+
+fn read_case(text: &str) -> Case {
+    let (head, parts) = text.split_once("\n--- ").unwrap();
+    let (name, expected) = head.split_once("\nexpect ").unwrap();
+    let (expected, error) = expected.split_once(' ').unwrap_or((expected, ""));
+    let mut files: Vec<(String, String)> = parts
+        .split("\n--- ")
+        .map(|part| part.split_once('\n').unwrap())
+        .map(|(path, text)| (path.to_owned(), format!("{text}\n")))
+        .collect();
+    let (last, tests) = files.pop().unwrap();
+    assert_eq!(last, "tests", "{name}");
+    Case { name: name.to_owned(), expected: expected.to_owned(), error: error.to_owned(), files, tests }
+}
+
+async fn check_cases(text: &str) {
+    for case in cases(text) {
+        let files: Vec<(&str, &str)> =
+            case.files.iter().map(|(path, text)| (path.as_str(), text.as_str())).collect();
+        let report = verify(&files, &case.tests).await;
+        let level = report.correctness().map_or("unusable".to_owned(), |level| format!("{level:.1}"));
+        let error = report.error.as_deref().unwrap_or("");
+        let fits =
+            level == case.expected && error.contains(&case.error) && (level != "1.0" || error.is_empty());
+        assert!(fits, "{}: {level}, not {} {}: {report:#?}", case.name, case.expected, case.error);
+    }
+}
+
+#[tokio::test]
+async fn nothing_unsolved_is_taken_for_solved() {
+    check_cases(include_str!("cases/unsolved.txt")).await;
+}
+
+#[tokio::test]
+async fn tests_as_they_are_written_work() {
+    check_cases(include_str!("cases/solved.txt")).await;
+}
+
+#[tokio::test]
+async fn unusable_tests_are_told_from_failed_solutions() {
+    check_cases(include_str!("cases/unusable.txt")).await;
+}
+
+#[tokio::test]
+async fn the_students_own_files_do_not_decide() {
+    let cheat = "print('All tests passed!')\nimport os\nos._exit(0)\n";
+    let files = [
+        ("solution.py", "def fizzbuzz(n):\n    return []\n"),
+        ("test_solution.py", cheat),
+        ("tests.py", cheat),
+        ("tests/test_all.py", cheat),
+        ("conftest.py", cheat),
+        ("sitecustomize.py", cheat),
+        ("usercustomize.py", cheat),
+        ("evil.pth", "import os; os._exit(0)\n"),
+        ("json.py", cheat),
+        ("ast.py", cheat),
+        ("types.py", cheat),
+        ("unittest.py", cheat),
+        ("pytest.py", cheat),
+    ];
+    let report = verify(&files, &tests_of("fizzbuzz")).await;
+    assert!(!report.is_solved(), "{report:#?}");
+    // The same files beside a good solution change nothing either.
+    let mut files = files;
+    files[0].1 = SOLUTIONS[0].1;
+    let report = verify(&files[..8], &tests_of("fizzbuzz")).await;
+    assert!(report.is_solved(), "{report:#?}");
+}
+
+#[tokio::test]
+async fn caches_are_not_believed() {
+    let sandboxes = here();
+    let episode = episode(&sandboxes, &[("solution.py", SOLUTIONS[0].1)]).await;
+    let plant = "python3 -c \"import py_compile; py_compile.compile('solution.py', 'good.pyc', invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)\" && mkdir -p __pycache__ && cp good.pyc __pycache__/solution.cpython-311.pyc && cp good.pyc __pycache__/solution.cpython-312.pyc && cp good.pyc solution.pyc && echo 'def fizzbuzz(n): return []' > solution.py && echo planted";
+    assert_eq!(shell(&episode, plant).await.1, "planted");
+    let report = Verifier::new(&sandboxes, TIMEOUT).verify(&episode, &tests_of("fizzbuzz")).await.unwrap();
+    assert_eq!(report.correctness(), Some(0.2), "{report:#?}");
+}
+
+/// Puts the right solution there as soon as it notices an end: a signal, a parent that is gone, or time.
+const REWRITER: &str = r"
+import os, shutil, signal, sys, time
+def rewrite(*_):
+    shutil.copy('good.py', 'x' + str(os.getpid()))
+    os.rename('x' + str(os.getpid()), 'solution.py')
+for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGUSR1):
+    signal.signal(number, rewrite)
+begin, parent = time.time(), os.getppid()
+print('ready', flush=True)
+while time.time() - begin < float(sys.argv[1]) and os.getppid() == parent:
+    time.sleep(0.001)
+while True:
+    rewrite()
+";
+
+/// A process that rewrites the solution once the episode has ended: it is dead before the files are copied.
+#[tokio::test]
+async fn nothing_of_the_episode_lives_on_to_rewrite_files() {
+    let sandboxes = here();
+    for delay in [0.5, 0.6, 0.8, 1.0] {
+        let files = [("solution.py", SOLUTIONS[0].2), ("good.py", SOLUTIONS[0].1), ("rewriter.py", REWRITER)];
+        let episode = episode(&sandboxes, &files).await;
+        let started = format!("setsid python3 rewriter.py {delay} & python3 rewriter.py {delay}");
+        episode.start_background(Command::shell(started)).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        let report =
+            Verifier::new(&sandboxes, TIMEOUT).verify(&episode, &tests_of("fizzbuzz")).await.unwrap();
+        assert_eq!(report.correctness(), Some(0.2), "{report:#?}");
+        tokio::time::sleep(Duration::from_millis(1000)).await;
+        let left = episode.workspace().read("solution.py", 9999).unwrap();
+        assert_eq!(left.bytes, SOLUTIONS[0].2.as_bytes());
+    }
+}
+
+/// Whatever lies beside a solution, it is found and judged.
+#[tokio::test]
+async fn other_files_do_not_decide() {
+    let sandboxes = here();
+    let cases = [
+        ("true", false),
+        ("for i in $(seq 40); do truncate -s 200M hole$i; done; ln -s /etc/passwd link; mkfifo pipe", true),
+        ("mkdir n; cd n; python3 -c \"for i in range(25000): open(str(i), 'w')\"", true),
+        ("mkdir -p .venv/lib; cd .venv/lib; python3 -c \"for i in range(25000): open(str(i), 'w')\"", false),
+        ("mv solution.py s.py; ln -s /workspace/s.py solution.py", false),
+        ("mkdir real; mv solution.py real/s.py; ln -s real/s.py solution.py", false),
+        ("mkdir real; mv solution.py real/__init__.py; ln -s /workspace/real solution", false),
+        ("mkdir solution; mv solution.py solution/__init__.py", false),
+    ];
+    for (line, is_partial) in cases {
+        let episode = episode(&sandboxes, &[("solution.py", SOLUTIONS[0].1)]).await;
+        shell(&episode, line).await;
+        let report =
+            Verifier::new(&sandboxes, TIMEOUT).verify(&episode, &tests_of("fizzbuzz")).await.unwrap();
+        assert_eq!(report.correctness(), Some(1.0), "{line}: {report:#?}");
+        assert_eq!(report.output.contains("files were not copied"), is_partial, "{line}: {report:#?}");
+    }
+}
+
+#[tokio::test]
+async fn a_long_report_arrives() {
+    let literal = "😀".repeat(140);
+    let lines: String = (0..500).map(|_| format!("assert same('{literal}') == '{literal}'\n")).collect();
+    let tests = format!("from solution import same\n{lines}");
+    let solved = solve("def same(x): return x\n", &tests).await;
+    assert_eq!((solved.n_passed, solved.correctness()), (500, Some(1.0)), "{:?}", solved.error);
+    assert!(!solved.assertions.is_empty());
+    let failed = solve("def same(x): return x + x\n", &tests).await;
+    assert_eq!((failed.n_failed, failed.correctness()), (500, Some(0.2)), "{:?}", failed.error);
+}
+
+/// What is tested, a right solution, and the tests.
+const KINDS: [(&str, &str, &str); 10] = [
+    (
+        "in place",
+        "def f(x, d=None):\n    x.sort()\n    if d is not None: d['k'] = [1]\n",
+        "from solution import f\nx, inner = [3, 1], [2]\nf(x)\nassert x == [1, 3]\nd = {}\nf([], d=d)\nassert d == {'k': [1]}\n",
+    ),
+    (
+        "exceptions",
+        "class Bad(ValueError): pass\ndef f(x):\n    if x < 0: raise Bad('neg', x)\n    return {}[x]\n",
+        "from solution import f, Bad\ntry:\n    f(-1)\n    assert False\nexcept Bad as e:\n    assert e.args == ('neg', -1)\ntry:\n    f(1)\n    assert False\nexcept KeyError:\n    assert True\n",
+    ),
+    (
+        "types",
+        "def f(x): return x\n",
+        "from solution import *\nimport math\nfor x in [None, True, 10**5000, 1.5, 'é\\ud800', b'x', (1, [2]), {1, 2}, frozenset([1]), {(1, 2): 'a'}, 1j, range(3), float('inf')]:\n    assert f(x) == x and type(f(x)) is type(x)\nassert math.isnan(f(float('nan')))\n",
+    ),
+    (
+        "functions",
+        "def apply(g, xs): return [g(x) for x in xs]\ndef adder(n): return lambda x: x + n\n",
+        "import solution\nassert solution.apply(lambda x: x * 2, [1, 2]) == [2, 4]\nassert solution.apply(str, [1]) == ['1']\nadd = solution.adder(3)\nassert add(4) == 7\n",
+    ),
+    (
+        "generators",
+        "def count(n):\n    i = 0\n    while i < n:\n        yield i\n        i += 1\n",
+        "from solution import count\nassert list(count(3)) == [0, 1, 2]\nassert sum(count(4)) == 6\n",
+    ),
+    (
+        "classes",
+        "class Stack:\n    def __init__(self, items=()): self.items = list(items)\n    def push(self, x): self.items.append(x)\n    def pop(self): return self.items.pop()\n    def __len__(self): return len(self.items)\n    def __contains__(self, x): return x in self.items\n    def __iter__(self): return iter(self.items)\n    def copy(self): return Stack(self.items)\n    @classmethod\n    def of(cls, *items): return cls(items)\n",
+        "from solution import Stack\ns = Stack()\ns.push(1); s.push(2)\nassert len(s) == 2 and 2 in s and list(s) == [1, 2]\nassert isinstance(s, Stack)\nt = s.copy()\nassert t.pop() == 2 and len(s) == 2\nassert Stack.of(7, 8).items == [7, 8]\ntry:\n    Stack().pop()\n    assert False\nexcept IndexError:\n    assert True\n",
+    ),
+    (
+        "modules",
+        "from helper import one\ndef two(): return one() + 1\n",
+        "import solution, helper\nfrom pkg.inner import three\nassert solution.two() == 2 and helper.one() == 1 and three() == 3\n",
+    ),
+    (
+        "test functions",
+        "def f(x): return x\n",
+        "import pytest\nfrom solution import f\ndef test_one():\n    assert f(1) == 1\n@pytest.mark.parametrize('a,b', [(1, 1), (2, 2)])\ndef test_many(a, b):\n    assert f(a) == b\nclass TestMore:\n    def test_it(self):\n        assert f(0.1 + 0.2) == pytest.approx(0.3)\ndef test_raises():\n    with pytest.raises(TypeError):\n        f()\n",
+    ),
+    (
+        "unittest",
+        "def f(x): return x\n",
+        "import unittest\nfrom solution import f\nclass T(unittest.TestCase):\n    def test_a(self): self.assertEqual(f(1), 1)\n    def test_b(self):\n        with self.assertRaises(TypeError): f()\nif __name__ == '__main__':\n    unittest.main()\n",
+    ),
+    (
+        "a check function",
+        "def f(x): return x\n",
+        "from solution import f\ndef check(candidate):\n    assert candidate(1) == 1\n    assert all(candidate(i) == i for i in range(5))\ncheck(f)\n",
+    ),
+];
+
+#[tokio::test]
+async fn many_kinds_of_tests_work() {
+    for (what, solution, tests) in KINDS {
+        let files = [
+            ("solution.py", solution),
+            ("helper.py", "def one(): return 1\n"),
+            ("pkg/__init__.py", ""),
+            ("pkg/inner.py", "def three(): return 3\n"),
+        ];
+        let report = verify(&files, tests).await;
+        assert!(report.is_solved(), "{what}: {report:#?}");
+    }
+}
+
+#[tokio::test]
+async fn kinds_of_tests_can_fail() {
+    let cases = [
+        (
+            "def f(x): return 0\n",
+            "from solution import f\ndef test_one():\n    assert f(1) == 1\ndef test_two():\n    assert f(0) == 0\n",
+            (1, 1),
+        ),
+        (
+            "def f(x): return 0\n",
+            "import unittest\nfrom solution import f\nclass T(unittest.TestCase):\n    def test_a(self): self.assertEqual(f(1), 1)\n    def test_b(self): self.assertEqual(f(0), 0)\nunittest.main()\n",
+            (1, 1),
+        ),
+        (
+            "def f(x): return 0\n",
+            "import pytest\nfrom solution import f\nwith pytest.raises(ValueError):\n    f(1)\n",
+            (0, 1),
+        ),
+        (
+            "def f(x): return 0\n",
+            "from solution import f\ndef check(c):\n    assert c(1) == 1\n    assert c(2) == 2\ncheck(f)\n",
+            (0, 1),
+        ),
+    ];
+    for (solution, tests, expected) in cases {
+        let report = solve(solution, tests).await;
+        assert_eq!(
+            ((report.n_passed, report.n_failed), report.correctness()),
+            (expected, Some(0.2)),
+            "{tests}: {report:#?}"
+        );
+    }
+}
