@@ -134,14 +134,15 @@ async fn what_a_server_cut_short_is_not_kept_as_more() {
         let (many, few) = tokio::join!(model.score_many(&jobs), model.score(&eight));
         assert_eq!((widths(many[0].as_ref().unwrap()), widths(&few.unwrap())), (4, 4));
     }
-    let n_narrow = n_asked(&narrow, "/v1/completions");
+    // A job may learn from the other's refusal, and even take its answer; neither is refused twice.
+    assert!((2..=4).contains(&n_asked(&narrow, "/v1/completions")));
     let wide = StandIn::start(Setup::new(Dialect::Vllm)).await;
     let (model, _, recognition) = open(dir.path(), &wide.url(), Allowance::default()).await;
     assert_eq!(recognition, Recognition::Known);
     assert_eq!(widths(&model.score(&with(4)).await.unwrap()), 4);
     assert_eq!(n_asked(&wide, "/v1/completions"), 0, "that many are kept");
     assert_eq!(widths(&model.score(&with(10)).await.unwrap()), 10);
-    assert_eq!((n_asked(&wide, "/v1/completions"), n_narrow), (1, 4), "more are asked for");
+    assert_eq!(n_asked(&wide, "/v1/completions"), 1, "more are asked for");
 }
 
 #[tokio::test]
