@@ -275,7 +275,7 @@ mod tests {
                 return Err(Error::Invalid { what: "too short".into(), help: String::new() });
             }
             let usage = Usage { prompt_tokens: self.0, cached_tokens: Some(2), completion_tokens: 1 };
-            Ok(Scored { spans: vec![], usage })
+            Ok(Scored { spans: vec![], version: None, usage })
         }
 
         async fn chat(&self, _: &ChatRequest) -> Result<ChatAnswer, Error> {

@@ -31,7 +31,7 @@ mod window;
 
 pub use backsight_core::model::{
     ChatAnswer, ChatRequest, Constraint, Error, Finish, GenerateRequest, Generated, Limits, Model, Place,
-    SampledToken, Sampling, Scored, Usage, check_ids, check_length, check_prompt, check_top_k,
+    SampledToken, Sampling, Scored, ToldVersion, Usage, check_ids, check_length, check_prompt, check_top_k,
 };
 
 pub use self::anthropic::Anthropic;

@@ -227,7 +227,7 @@ pub fn nothing_to_score(job: &ScoreJob) -> Result<Scored, Error> {
     let scores = needed.positions().map(|_| absent(Absence::NoContext)).collect();
     let invalid = |what| Error::Invalid { what, help: "check the spans".to_owned() };
     let spans = needed.into_spans(job, scores).map_err(invalid)?;
-    Ok(Scored { spans, usage: Usage::default() })
+    Ok(Scored { spans, version: None, usage: Usage::default() })
 }
 
 /// Asks once more when an answer holds something that is no logprob: it may have been a passing
@@ -264,7 +264,7 @@ pub fn generated(drawn: Drawn, n_sent: usize, own: bool) -> Generated {
     };
     let tokens = drawn.ids.into_iter().zip(values).map(token).collect();
     let usage = usage(drawn.counts, n_sent);
-    Generated { tokens, finish: finish(drawn.finish.as_deref()), usage }
+    Generated { tokens, finish: finish(drawn.finish.as_deref()), versions: drawn.versions, usage }
 }
 
 #[cfg(test)]

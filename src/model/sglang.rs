@@ -296,7 +296,8 @@ impl Model for Sglang {
 }
 
 fn scored(scores: Scores, window: Window) -> Scored {
-    Scored { spans: scores.spans, usage: remote::usage(scores.counts, window.end) }
+    let usage = remote::usage(scores.counts, window.end);
+    Scored { spans: scores.spans, version: scores.version, usage }
 }
 
 /// How big a request and its answer are.

@@ -144,7 +144,8 @@ impl Vllm {
             chance.check(&scores.spans).map(|()| scores)
         };
         let scores = self.transport.call(&call, &decode).await?;
-        Ok(Scored { spans: scores.spans, usage: remote::usage(scores.counts, n_sent) })
+        let usage = remote::usage(scores.counts, n_sent);
+        Ok(Scored { spans: scores.spans, version: scores.version, usage })
     }
 
     async fn draw(&self, request: &GenerateRequest, top_k: usize) -> Result<Drawn, Error> {

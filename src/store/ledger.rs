@@ -493,7 +493,7 @@ mod tests {
             let usage = self.ask().await?;
             let id = (request.sampling.seed.unwrap() % 50_000) as TokenId;
             let tokens = vec![SampledToken { id, logprob: None, top: TopK::default() }];
-            Ok(Generated { tokens, finish: Finish::Stop, usage })
+            Ok(Generated { tokens, finish: Finish::Stop, versions: vec![], usage })
         }
 
         async fn score(&self, job: &ScoreJob) -> Result<Scored, Error> {
@@ -502,7 +502,7 @@ mod tests {
                 let scores = span.range().map(|position| self.score_of(job.tokens(), position)).collect();
                 SpanScore::new(*span, scores).unwrap()
             };
-            Ok(Scored { spans: job.spans().iter().map(score).collect(), usage })
+            Ok(Scored { spans: job.spans().iter().map(score).collect(), version: None, usage })
         }
 
         async fn chat(&self, request: &ChatRequest) -> Result<ChatAnswer, Error> {

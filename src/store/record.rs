@@ -7,7 +7,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::model::{ChatAnswer, Finish, Generated, SampledToken, Scored, Usage};
+use crate::model::{ChatAnswer, Finish, Generated, SampledToken, Scored, ToldVersion, Usage};
 use backsight_core::episode::{Arguments, Content, Message, Role, ToolCall};
 use backsight_core::score::{Absence, SpanScore, TokenScore};
 use backsight_core::tokens::{Logprob, TokenSpan, TopK};
@@ -33,7 +33,7 @@ pub trait Record: Sized {
 pub struct Damaged(pub String);
 
 /// The first byte: the version of the encoding.
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 
 impl Record for Scored {
     const KIND: &'static str = "score";
@@ -44,6 +44,7 @@ impl Record for Scored {
             positions().flat_map(|it| it.logprob.iter().chain(it.top.entries().iter().map(|it| &it.1)));
         let mut out = Writer::new(floats);
         out.usage(self.usage);
+        out.version(self.version.as_deref());
         out.number(self.spans.len() as u64);
         for span in &self.spans {
             out.number(span.span().start() as u64);
@@ -56,9 +57,10 @@ impl Record for Scored {
     fn decode(bytes: &[u8]) -> Result<Self, Damaged> {
         let mut reader = Reader::new(bytes)?;
         let usage = reader.usage()?;
+        let version = reader.version()?;
         let n_spans = reader.count()?;
         let spans = (0..n_spans).map(|_| reader.span_score()).collect::<Result<_, _>>()?;
-        reader.finish(Self { spans, usage })
+        reader.finish(Self { spans, version, usage })
     }
 
     fn usage(&self) -> Usage {
@@ -76,6 +78,7 @@ impl Record for Generated {
         let mut out = Writer::new(floats.iter());
         out.usage(self.usage);
         out.ending(&self.finish);
+        out.versions(&self.versions);
         out.number(self.tokens.len() as u64);
         for token in &self.tokens {
             out.number(u64::from(token.id));
@@ -89,9 +92,10 @@ impl Record for Generated {
         let mut reader = Reader::new(bytes)?;
         let usage = reader.usage()?;
         let finish = reader.ending()?;
+        let versions = reader.versions()?;
         let n_tokens = reader.count()?;
         let tokens = (0..n_tokens).map(|_| reader.sampled_token()).collect::<Result<_, _>>()?;
-        reader.finish(Self { tokens, finish, usage })
+        reader.finish(Self { tokens, finish, versions, usage })
     }
 
     fn usage(&self) -> Usage {
@@ -205,6 +209,22 @@ impl Writer {
         }
     }
 
+    fn version(&mut self, version: Option<&str>) {
+        self.bytes.push(u8::from(version.is_some()));
+        if let Some(version) = version {
+            self.text(version);
+        }
+    }
+
+    fn versions(&mut self, versions: &[ToldVersion]) {
+        self.number(versions.len() as u64);
+        for ToldVersion { version, span } in versions {
+            self.text(version);
+            self.number(span.start() as u64);
+            self.number(span.len() as u64);
+        }
+    }
+
     fn usage(&mut self, usage: Usage) {
         self.number(usage.prompt_tokens);
         // Zero is "not told"; what was told is kept one higher.
@@ -292,7 +312,7 @@ impl<'a> Reader<'a> {
     }
 
     fn span_score(&mut self) -> Result<SpanScore, Damaged> {
-        let start = usize::try_from(self.number()?).unwrap_or(usize::MAX);
+        let start = self.place()?;
         let len = self.count()?;
         let scores = (0..len).map(|_| self.token_score()).collect::<Result<Vec<_>, _>>()?;
         SpanScore::new(TokenSpan::at(start, len), scores).map_err(|why| Damaged(why.to_string()))
@@ -326,6 +346,29 @@ impl<'a> Reader<'a> {
             [3] => Ok(Finish::Other(self.text()?.to_owned())),
             [other] => Err(Damaged(format!("{other} marks no way to end"))),
         }
+    }
+
+    fn version(&mut self) -> Result<Option<String>, Damaged> {
+        match self.array()? {
+            [0] => Ok(None),
+            _ => Ok(Some(self.text()?.to_owned())),
+        }
+    }
+
+    fn versions(&mut self) -> Result<Vec<ToldVersion>, Damaged> {
+        let count = self.count()?;
+        (0..count).map(|_| self.told_version()).collect()
+    }
+
+    fn told_version(&mut self) -> Result<ToldVersion, Damaged> {
+        let version = self.text()?.to_owned();
+        let start = self.place()?;
+        Ok(ToldVersion { version, span: TokenSpan::at(start, self.place()?) })
+    }
+
+    /// A place among tokens, or a number of them.
+    fn place(&mut self) -> Result<usize, Damaged> {
+        Ok(usize::try_from(self.number()?).unwrap_or(usize::MAX))
     }
 
     fn usage(&mut self) -> Result<Usage, Damaged> {
@@ -449,7 +492,8 @@ mod tests {
     fn scored() -> impl Strategy<Value = Scored> {
         let span = (0usize..100_000, prop::collection::vec(token_score(), 0..8))
             .prop_map(|(start, scores)| SpanScore::new(TokenSpan::at(start, scores.len()), scores).unwrap());
-        (prop::collection::vec(span, 0..4), usage()).prop_map(|(spans, usage)| Scored { spans, usage })
+        (prop::collection::vec(span, 0..4), prop::option::of(".{0,9}"), usage())
+            .prop_map(|(spans, version, usage)| Scored { spans, version, usage })
     }
 
     fn finish() -> impl Strategy<Value = Finish> {
@@ -460,8 +504,10 @@ mod tests {
     fn generated() -> impl Strategy<Value = Generated> {
         let token = (any::<u32>(), prop::option::of(logprob()), top())
             .prop_map(|(id, logprob, top)| SampledToken { id, logprob, top });
-        (prop::collection::vec(token, 0..8), finish(), usage())
-            .prop_map(|(tokens, finish, usage)| Generated { tokens, finish, usage })
+        let version = (".{0,9}", 0usize..1000, 0usize..1000)
+            .prop_map(|(version, start, len)| ToldVersion { version, span: TokenSpan::at(start, len) });
+        (prop::collection::vec(token, 0..8), finish(), prop::collection::vec(version, 0..3), usage())
+            .prop_map(|(tokens, finish, versions, usage)| Generated { tokens, finish, versions, usage })
     }
 
     fn bits(scored: &Scored) -> Vec<u64> {
@@ -523,6 +569,7 @@ mod tests {
             let score = TokenScore { logprob: Logprob::new(value).map_err(|_| Absence::NotReturned), top };
             Scored {
                 spans: vec![SpanScore::new(TokenSpan::at(1, 1), vec![score]).unwrap()],
+                version: None,
                 usage: Usage::default(),
             }
         };

@@ -20,8 +20,10 @@ pub mod score_jobs;
 pub mod served;
 pub mod sglang;
 mod skim;
+mod versions;
 pub mod vllm;
 
+use backsight_core::model::ToldVersion;
 use backsight_core::tokens::{Logprob, TokenId, TopK};
 
 /// Tokens of one call as a server counts them.
@@ -46,6 +48,8 @@ pub struct Drawn {
     pub top: Vec<TopK>,
     /// Why it ended, in the server's word.
     pub finish: Option<String>,
+    /// The weights behind the ids, where the server tells.
+    pub versions: Vec<ToldVersion>,
     /// What it cost.
     pub counts: Counts,
 }

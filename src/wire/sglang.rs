@@ -16,6 +16,7 @@ use serde_json::Value;
 
 use super::error::server_message;
 use super::scan::Scanner;
+use super::versions::{Name, Run, Versions};
 use super::{Counts, Drawn, Values};
 use backsight_core::needed::{self, Candidate, Needed};
 use backsight_core::score::{Absence, ScoreJob, SpanScore, TokenScore};
@@ -179,6 +180,8 @@ fn scoring<'a>(
 pub struct Scores {
     /// One per span.
     pub spans: Vec<SpanScore>,
+    /// The weights that read the prompt, where the server tells.
+    pub version: Option<String>,
     /// What the server counted.
     pub counts: Counts,
     /// The logprobs of the chosen ids at each needed position, where they were asked for.
@@ -227,6 +230,7 @@ struct Reader<'a, 'job> {
     chosen: Option<Vec<Vec<Candidate>>>,
     flat: Flat<'a>,
     counts: Counts,
+    versions: Versions,
     finish: Option<Value>,
 }
 
@@ -241,6 +245,7 @@ impl<'a, 'job> Reader<'a, 'job> {
             chosen: None,
             flat: Flat::default(),
             counts: Counts::default(),
+            versions: Versions::default(),
             finish: None,
         };
         let mut found = false;
@@ -268,6 +273,7 @@ impl<'a, 'job> Reader<'a, 'job> {
             b"cached_tokens" => self.counts.cached_tokens = Some(scanner.count()?),
             b"finish_reason" => self.finish = serde_json::from_slice(scanner.raw()?).ok(),
             _ if key.starts_with(FLAT_PREFIX) => self.flat.field(&key[FLAT_PREFIX.len()..], scanner)?,
+            _ if self.versions.field(key, scanner)? => {}
             _ => scanner.skip()?,
         }
         Ok(())
@@ -359,7 +365,8 @@ impl<'a, 'job> Reader<'a, 'job> {
         }
         let chosen = self.chosen.unwrap_or_default();
         let chosen = chosen.into_iter().map(|row| chosen_row(&row)).collect();
-        Ok(Scores { spans: self.needed.into_spans(self.job, scores)?, counts: self.counts, chosen })
+        let (spans, version) = (self.needed.into_spans(self.job, scores)?, self.versions.of_prompt()?);
+        Ok(Scores { spans, version, counts: self.counts, chosen })
     }
 
     /// The rows of the needed positions behind 0, from whichever form the server used.
@@ -580,6 +587,10 @@ struct GeneratedMeta {
     output_token_logprobs: Option<Vec<Triple>>,
     #[serde(default)]
     output_top_logprobs: Option<Vec<Option<Vec<Triple>>>>,
+    #[serde(default)]
+    weight_version: Option<Name>,
+    #[serde(default)]
+    weight_versions: Option<Vec<Run>>,
 }
 
 type Triple = (Option<f64>, TokenId, Option<String>);
@@ -607,7 +618,9 @@ pub fn drawn(body: &[u8], top_k: usize) -> Result<Drawn, String> {
         cached_tokens: meta.cached_tokens,
         completion_tokens: meta.completion_tokens,
     };
-    Ok(Drawn { ids, logprobs, top, finish: finish_word(meta.finish_reason.as_ref()), counts })
+    let versions = Versions { one: meta.weight_version, runs: meta.weight_versions };
+    let versions = versions.of_sampled(ids.len())?;
+    Ok(Drawn { ids, logprobs, top, finish: finish_word(meta.finish_reason.as_ref()), versions, counts })
 }
 
 fn values(triples: &[Triple], tops: &[Option<Vec<Triple>>], top_k: usize) -> Values {

@@ -16,6 +16,7 @@ use serde_json::Value;
 use super::error::server_message;
 use super::openai::Usage;
 use super::scan::{Scanner, whole};
+use super::versions::{Name, Run, Versions};
 use super::{Counts, Drawn};
 use backsight_core::needed::{self, Candidate, Needed};
 use backsight_core::score::{Absence, ScoreJob, SpanScore, TokenScore};
@@ -96,6 +97,8 @@ impl<'a> CompletionRequest<'a> {
 pub struct Scores {
     /// One per span.
     pub spans: Vec<SpanScore>,
+    /// The weights that read the prompt, where the server tells.
+    pub version: Option<String>,
     /// What the server counted.
     pub counts: Counts,
 }
@@ -104,11 +107,12 @@ pub struct Scores {
 /// `n_sent` tokens and asked for `top_k` candidates.
 pub fn scores(body: &[u8], job: &ScoreJob, n_sent: usize, top_k: usize) -> Result<Scores, String> {
     let needed = Needed::new(job);
-    let mut reader =
-        PromptReader { prompt: &job.tokens()[..n_sent], needed: &needed, top_k, rows: Vec::new() };
+    let prompt = &job.tokens()[..n_sent];
+    let versions = Versions::default();
+    let mut reader = PromptReader { prompt, needed: &needed, top_k, rows: Vec::new(), versions };
     let counts = reader.answer(body)?;
-    let rows = reader.rows;
-    Ok(Scores { spans: needed.into_spans(job, rows)?, counts })
+    let (rows, version) = (reader.rows, reader.versions.of_prompt()?);
+    Ok(Scores { spans: needed.into_spans(job, rows)?, version, counts })
 }
 
 /// Walks an answer and keeps the rows of the needed positions.
@@ -117,6 +121,7 @@ struct PromptReader<'a> {
     needed: &'a Needed,
     top_k: usize,
     rows: Vec<TokenScore>,
+    versions: Versions,
 }
 
 impl PromptReader<'_> {
@@ -133,6 +138,7 @@ impl PromptReader<'_> {
                 counts = Some(Usage::read(scanner.raw()?)?);
                 Ok(())
             }
+            _ if self.versions.field(key, scanner)? => Ok(()),
             _ => Ok(scanner.skip()?),
         })?;
         scanner.end()?;
@@ -151,6 +157,7 @@ impl PromptReader<'_> {
                 self.positions(scanner)
             }
             b"prompt_logprobs" => Ok(()),
+            _ if self.versions.field(key, scanner)? => Ok(()),
             _ => Ok(scanner.skip()?),
         })?;
         if found { Ok(()) } else { Err("the answer has no prompt_logprobs".to_owned()) }
@@ -249,6 +256,10 @@ struct Completion {
     choices: Vec<CompletionChoice>,
     #[serde(default)]
     usage: Option<Usage>,
+    #[serde(default)]
+    weight_version: Option<Name>,
+    #[serde(default)]
+    weight_versions: Option<Vec<Run>>,
 }
 
 #[derive(Deserialize)]
@@ -261,6 +272,10 @@ struct CompletionChoice {
     logprobs: Option<CompletionLogprobs>,
     #[serde(default)]
     finish_reason: Option<String>,
+    #[serde(default)]
+    weight_version: Option<Name>,
+    #[serde(default)]
+    weight_versions: Option<Vec<Run>>,
 }
 
 #[derive(Deserialize)]
@@ -290,8 +305,11 @@ pub fn drawn(body: &[u8], prompt: &[TokenId], top_k: usize) -> Result<Drawn, Str
         Some(logprobs) => logprobs.read(&ids, top_k)?,
         None => (vec![None; ids.len()], vec![TopK::default(); ids.len()]),
     };
+    let versions = Versions { one: choice.weight_version.clone(), runs: choice.weight_versions.clone() };
+    let versions = versions.or(Versions { one: answer.weight_version, runs: answer.weight_versions });
+    let versions = versions.of_sampled(ids.len())?;
     let counts = answer.usage.map(Counts::from).unwrap_or_default();
-    Ok(Drawn { ids, logprobs, top, finish: choice.finish_reason.clone(), counts })
+    Ok(Drawn { ids, logprobs, top, finish: choice.finish_reason.clone(), versions, counts })
 }
 
 impl CompletionLogprobs {

@@ -9,6 +9,7 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
+use backsight::model::ToldVersion;
 use backsight::score::{ScoreJob, SpanScore};
 use backsight::tokens::{Logprob, TokenId, TokenSpan, TopK};
 use backsight::wire::{Counts, Drawn, error, openai, sglang, vllm};
@@ -225,6 +226,7 @@ fn check_vllm_completion(it: &Exchange) -> &'static str {
     for job in jobs(&prompt, top_k) {
         let scores = vllm::scores(&it.body(), &job, prompt.len(), top_k).unwrap();
         assert_eq!(scores.counts, openai_counts(&it.response));
+        assert_eq!(scores.version, None, "completions tell no version");
         let row = |position: usize| vllm_row(&choice["prompt_logprobs"][position], top_k);
         let own = |position: usize| {
             choice["prompt_logprobs"][position][prompt[position].to_string()]["logprob"].as_f64()
@@ -277,6 +279,7 @@ fn check_vllm_sampled(it: &Exchange) -> &'static str {
     );
     assert_eq!(drawn.finish.as_deref(), choice["finish_reason"].as_str());
     assert_eq!(drawn.counts, openai_counts(&it.response));
+    assert_eq!(drawn.versions, [], "completions tell no version");
     let why = vllm::drawn(&it.body(), &prompt[1..], top_k).unwrap_err();
     assert_eq!(why, "the server read another prompt than the one that was sent");
     "sampled"
@@ -351,6 +354,7 @@ fn check_sglang_spans(name: &str, job: &ScoreJob, start: usize, scores: &sglang:
     let prompt = job.tokens();
     assert_eq!(scores.counts.cached_tokens, meta["cached_tokens"].as_u64());
     assert_eq!(scores.counts.prompt_tokens, prompt.len() as u64);
+    assert_eq!(scores.version.as_deref(), Some("default"));
     let own = |position: usize| meta["input_token_logprobs"][position - start][0].as_f64();
     let row = |position: usize| {
         let mut row = sglang_row(meta, position - start, job.top_k());
@@ -447,6 +451,8 @@ fn check_sglang_sampled(it: &Exchange) -> &'static str {
     check_drawn(it, &drawn, &ids(&it.response["output_ids"]), top_k, own, top);
     assert_eq!(drawn.finish.as_deref(), meta["finish_reason"]["type"].as_str());
     assert_eq!(drawn.counts.cached_tokens, meta["cached_tokens"].as_u64());
+    let version = ToldVersion { version: "default".to_owned(), span: TokenSpan::at(0, drawn.ids.len()) };
+    assert_eq!(drawn.versions, [version]);
     "sampled"
 }
 

@@ -240,7 +240,8 @@ impl Model for Scripted {
         ids.truncate(request.sampling.max_tokens);
         let finish = if ends(&ids, request) { Finish::Stop } else { Finish::Length };
         let tokens = self.sampled(request, &ids);
-        Ok(Generated { tokens, finish, usage: self.usage(request.prompt.len(), ids.len()) })
+        let usage = self.usage(request.prompt.len(), ids.len());
+        Ok(Generated { tokens, finish, versions: vec![], usage })
     }
 
     async fn score(&self, job: &ScoreJob) -> Result<Scored, Error> {
@@ -263,7 +264,7 @@ impl Model for Scripted {
         drop(positions);
         let invalid = |what| Error::Invalid { what, help: "check the spans".to_owned() };
         let spans = needed.into_spans(job, scores).map_err(invalid)?;
-        Ok(Scored { spans, usage: self.usage(n_sent, 0) })
+        Ok(Scored { spans, version: None, usage: self.usage(n_sent, 0) })
     }
 
     async fn chat(&self, request: &ChatRequest) -> Result<ChatAnswer, Error> {

@@ -238,7 +238,7 @@ impl Engine {
         let scored = jobs.iter().zip(reused).map(|(job, reused)| {
             let positions: Vec<usize> = needed(job).collect();
             let answers: Vec<Answer> = answers.by_ref().take(positions.len()).collect();
-            Scored { spans: spans(job, &positions, &answers), usage: usage(job, reused) }
+            Scored { spans: spans(job, &positions, &answers), version: None, usage: usage(job, reused) }
         });
         scored.collect()
     }

@@ -46,7 +46,7 @@ impl Sequence {
             completion_tokens: self.sampled.len() as u64,
         };
         let finish = self.outcome.unwrap_or(Ok(Finish::Length))?;
-        Ok(Generated { tokens: self.sampled, finish, usage })
+        Ok(Generated { tokens: self.sampled, finish, versions: Vec::new(), usage })
     }
 
     /// Draws the next token from its logits.

@@ -73,7 +73,12 @@ impl Served {
             Some(start) => Some((start, self.score_from(one, start).await?)),
             None => None,
         };
-        let mut generated = Generated { tokens: Vec::new(), finish: Finish::Length, usage: Usage::default() };
+        let mut generated = Generated {
+            tokens: Vec::new(),
+            finish: Finish::Length,
+            versions: Vec::new(),
+            usage: Usage::default(),
+        };
         if sampling.max_tokens > 0 {
             let request = GenerateRequest {
                 prompt: one.prompt.clone(),

@@ -15,7 +15,7 @@ pub use self::check::{check_ids, check_length, check_prompt, check_top_k};
 pub use self::error::Error;
 use crate::episode::Message;
 use crate::score::{ScoreJob, SpanScore};
-use crate::tokens::{Logprob, TokenId, TopK};
+use crate::tokens::{Logprob, TokenId, TokenSpan, TopK};
 
 /// A language model that can be sampled from, asked for logprobs, and talked to.
 #[async_trait]
@@ -121,6 +121,15 @@ pub struct SampledToken {
     pub top: TopK,
 }
 
+/// The weights that computed some of the tokens, as the server names them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ToldVersion {
+    /// The name.
+    pub version: String,
+    /// Which tokens, counted from the first sampled one.
+    pub span: TokenSpan,
+}
+
 /// A sampled continuation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Generated {
@@ -128,6 +137,8 @@ pub struct Generated {
     pub tokens: Vec<SampledToken>,
     /// Why it ended.
     pub finish: Finish,
+    /// The weights behind the tokens, in order and without overlap; empty where the server tells none.
+    pub versions: Vec<ToldVersion>,
     /// What it cost.
     pub usage: Usage,
 }
@@ -137,6 +148,8 @@ pub struct Generated {
 pub struct Scored {
     /// One per span.
     pub spans: Vec<SpanScore>,
+    /// The weights that read the tokens, as the server names them, where it does.
+    pub version: Option<String>,
     /// What it cost.
     pub usage: Usage,
 }

@@ -1,0 +1,157 @@
+//! Which weights computed an answer, as SGLang and vLLM tell it.
+//!
+//! Produced by SGLang 0.5.23 in every `meta_info`, and by vLLM 0.32.0 on its token route. Two keys: `weight_versions`
+//! is a list of `{version, start, end}`, half-open and counted from the first sampled token, with one empty span where
+//! nothing was sampled; `weight_version` is one name for all of it. The surprise: the single name is the one that was
+//! current when the answer was written, so the list is believed first. Deliberately absent: what a change of weights
+//! means.
+
+use serde::Deserialize;
+use serde_json::Number;
+
+use super::scan::Scanner;
+use backsight_core::model::ToldVersion;
+use backsight_core::tokens::TokenSpan;
+
+/// A name that some write as a number.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(untagged, expecting = "expected a text or a number")]
+pub(super) enum Name {
+    /// As most write it.
+    Text(String),
+    /// As a trainer that counts may.
+    Number(Number),
+}
+
+impl From<Name> for String {
+    fn from(name: Name) -> Self {
+        match name {
+            Name::Text(text) => text,
+            Name::Number(number) => number.to_string(),
+        }
+    }
+}
+
+/// One entry of `weight_versions`.
+#[derive(Clone, Debug, Deserialize)]
+pub(super) struct Run {
+    version: Name,
+    start: usize,
+    end: usize,
+}
+
+/// What an answer tells of its weights.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Versions {
+    /// `weight_version`.
+    pub(super) one: Option<Name>,
+    /// `weight_versions`.
+    pub(super) runs: Option<Vec<Run>>,
+}
+
+impl Versions {
+    /// Takes the value of `key`, if it is one of the two; says whether it is.
+    pub(super) fn field(&mut self, key: &[u8], scanner: &mut Scanner<'_>) -> Result<bool, String> {
+        let broken = |why: serde_json::Error| format!("{}: {why}", String::from_utf8_lossy(key));
+        match key {
+            b"weight_version" => self.one = serde_json::from_slice(scanner.raw()?).map_err(broken)?,
+            b"weight_versions" => self.runs = serde_json::from_slice(scanner.raw()?).map_err(broken)?,
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+
+    /// What is told here, and where it is not, what `other` tells.
+    pub(super) fn or(self, other: Self) -> Self {
+        Self { one: self.one.or(other.one), runs: self.runs.or(other.runs) }
+    }
+
+    /// The weights that read a prompt. They are those of the whole answer, so there can be but one name.
+    pub(super) fn of_prompt(self) -> Result<Option<String>, String> {
+        let mut names: Vec<String> =
+            self.runs.into_iter().flatten().map(|run| run.version.into()).collect();
+        names.dedup();
+        match names.len() {
+            0 => Ok(self.one.map(String::from)),
+            1 => Ok(names.pop()),
+            _ => Err(format!("the prompt was read under several weights: {}", names.join(", "))),
+        }
+    }
+
+    /// The weights of `n` sampled tokens, in order. What is told of tokens that are not there is left out.
+    pub(super) fn of_sampled(self, n: usize) -> Result<Vec<ToldVersion>, String> {
+        let all = |name: Name| Run { version: name, start: 0, end: n };
+        let runs = self.runs.filter(|runs| !runs.is_empty());
+        let runs = runs.unwrap_or_else(|| self.one.map(all).into_iter().collect());
+        let ends = std::iter::once(0).chain(runs.iter().map(|run| run.end));
+        if runs.iter().zip(ends).any(|(run, last)| run.start < last || run.end < run.start) {
+            return Err("the runs of weight_versions overlap or go backwards".to_owned());
+        }
+        let told = runs.into_iter().map(|run| {
+            let (start, end) = (run.start.min(n), run.end.min(n));
+            ToldVersion { version: run.version.into(), span: TokenSpan::at(start, end - start) }
+        });
+        Ok(told.filter(|told| !told.span.is_empty()).collect())
+    }
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "tests fail by panicking")]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn versions(json: &Value) -> Versions {
+        let text = json.to_string();
+        let mut versions = Versions::default();
+        let read = |scanner: &mut Scanner<'_>, key: &[u8]| match versions.field(key, scanner)? {
+            true => Ok(()),
+            false => Ok(scanner.skip()?),
+        };
+        Scanner::new(text.as_bytes()).object(read).unwrap();
+        versions
+    }
+
+    /// What `n` sampled tokens were computed by, and what read the prompt.
+    fn check(json: Value, n: usize, sampled: &str, prompt: &str) {
+        let told = versions(&json).of_sampled(n).map(|all| {
+            let one = |it: &ToldVersion| format!("{} {}", it.version, it.span);
+            all.iter().map(one).collect::<Vec<_>>().join("; ")
+        });
+        assert_eq!(told.unwrap_or_else(|why| why), sampled, "{json}");
+        let told = versions(&json).of_prompt().map(|it| it.unwrap_or_default());
+        assert_eq!(told.unwrap_or_else(|why| why), prompt, "{json}");
+    }
+
+    fn run(version: &str, start: usize, end: usize) -> Value {
+        json!({"version": version, "start": start, "end": end})
+    }
+
+    #[test]
+    fn runs_come_before_the_one_name() {
+        check(json!({}), 3, "", "");
+        check(json!({"weight_version": null, "weight_versions": null}), 3, "", "");
+        check(json!({"weight_version": "a"}), 3, "a [0, 3)", "a");
+        check(json!({"weight_version": 7, "other": 1}), 3, "7 [0, 3)", "7");
+        check(json!({"weight_version": "b", "weight_versions": [run("a", 0, 3)]}), 3, "a [0, 3)", "a");
+        check(json!({"weight_version": "b", "weight_versions": [run("a", 0, 0)]}), 0, "", "a");
+        check(json!({"weight_version": "b", "weight_versions": []}), 1, "b [0, 1)", "b");
+    }
+
+    #[test]
+    fn a_change_in_the_middle_is_kept() {
+        let several = "the prompt was read under several weights: a, b";
+        let both = json!({"weight_versions": [run("a", 0, 2), run("b", 2, 5)]});
+        check(both.clone(), 5, "a [0, 2); b [2, 5)", several);
+        check(both, 3, "a [0, 2); b [2, 3)", several);
+        check(json!({"weight_versions": [run("a", 1, 2)]}), 5, "a [1, 2)", "a");
+    }
+
+    #[test]
+    fn runs_that_contradict_each_other_are_refused() {
+        let wrong = "the runs of weight_versions overlap or go backwards";
+        let several = "the prompt was read under several weights: a, b";
+        check(json!({"weight_versions": [run("a", 0, 3), run("b", 2, 5)]}), 5, wrong, several);
+        check(json!({"weight_versions": [run("a", 3, 2)]}), 5, wrong, "a");
+    }
+}
