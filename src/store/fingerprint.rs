@@ -1,17 +1,26 @@
-//! Which model answers: who it says it is, and what it says about a fixed text.
+//! Which weights answer: who the server says it is, and what it says about a fixed text.
 //!
-//! Owns [`Fingerprint`] and the rule by which two of them are the same model. A name and an address
-//! prove little, because weights are replaced behind both; the logprobs of a probe text tell. Where
-//! it is remembered is the ledger's business.
+//! Owns [`Fingerprint`] and the rule by which two of them are of the same weights. A name and an address prove
+//! little, because weights are replaced behind both; the logprobs of a probe text tell, as far as a server repeats
+//! itself: what differs by more than [`tolerance`] of the noise it has shown is a change. When to measure is the
+//! business of `versions`, where it is remembered that of the ledger.
 
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 
 use crate::model::{Error, Model};
 use backsight_core::score::ScoreJob;
 use backsight_core::tokens::{Logprob, TokenId, TokenSpan};
 
-/// Logprobs of the probe that differ by more than this on average belong to another model.
-pub const LARGEST_MEAN_DIFFERENCE: f64 = 0.05;
+/// Differences up to so many times the largest noise that was seen are noise.
+pub const NOISE_MULTIPLE: f64 = 5.0;
+/// What logprobs in single precision can tell apart, on average over a text.
+const FINEST: f64 = 2e-6;
+
+/// The mean difference of a probe's logprobs up to which weights count as the same.
+pub fn tolerance(noise: f64) -> f64 {
+    (NOISE_MULTIPLE * noise).max(FINEST)
+}
 
 /// Who a server says it is.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -38,7 +47,8 @@ pub struct Fingerprint {
 }
 
 impl Fingerprint {
-    /// Scores `probe` with `model`. A model that cannot score is known by its identity alone.
+    /// Scores `probe` with `model`. A model that cannot score is known by its identity alone. A version of the weights
+    /// that comes with the scores is the one they have.
     pub async fn measure(model: &dyn Model, identity: Identity, probe: &[TokenId]) -> Result<Self, Error> {
         if !model.limits().scores || probe.is_empty() {
             return Ok(Self { identity, probe: Vec::new(), logprobs: Vec::new() });
@@ -50,7 +60,8 @@ impl Fingerprint {
         })?;
         let scored = model.score(&job).await?;
         let logprobs = scored.spans.iter().flat_map(|span| span.logprobs()).collect();
-        Ok(Self { identity, probe: probe.to_vec(), logprobs })
+        let weights = scored.version.or(identity.weights);
+        Ok(Self { identity: Identity { weights, ..identity }, probe: probe.to_vec(), logprobs })
     }
 
     /// The mean difference of the probe's logprobs; `None` when the two cannot be compared, because
@@ -70,6 +81,35 @@ impl Fingerprint {
         }
         Some(if n_compared == 0 { 0.0 } else { sum / n_compared as f64 })
     }
+
+    /// Whether the two are of the same weights, on a server with so much noise.
+    pub fn agrees(&self, other: &Self, noise: f64) -> bool {
+        self.mean_difference(other).is_some_and(|by| by <= tolerance(noise))
+    }
+
+    /// The name of these weights: eight hexadecimal digits that follow from what was measured. None without evidence.
+    pub fn version(&self) -> Option<String> {
+        if self.probe.is_empty() {
+            return None;
+        }
+        let mut hash = Sha256::new();
+        let Identity { kind, version, model, weights } = &self.identity;
+        for part in [Some(kind), version.as_ref(), Some(model), weights.as_ref()] {
+            hash.update([u8::from(part.is_some())]);
+            hash.update(part.map_or(&[][..], |part| part.as_bytes()));
+        }
+        self.probe.iter().for_each(|id| hash.update(id.to_le_bytes()));
+        self.logprobs.iter().flatten().for_each(|it| hash.update(it.get().to_bits().to_le_bytes()));
+        Some(hash.finalize()[..4].iter().map(|byte| format!("{byte:02x}")).collect())
+    }
+}
+
+/// How two measurements differ, for people.
+pub fn differs(by: Option<f64>) -> String {
+    match by {
+        Some(by) => format!("the logprobs of a probe text differ by {by:.1e} on average"),
+        None => "it names other weights, or gives other positions of a probe text a logprob".to_owned(),
+    }
 }
 
 #[cfg(test)]
@@ -77,14 +117,15 @@ impl Fingerprint {
 mod tests {
     use super::*;
 
-    fn fingerprint(logprobs: &[Option<f64>]) -> Fingerprint {
-        let logprobs: Vec<_> = logprobs.iter().map(|it| it.map(|it| Logprob::new(it).unwrap())).collect();
+    fn fingerprint(values: &[Option<f64>]) -> Fingerprint {
         let identity = Identity { kind: "vllm".into(), model: "m".into(), ..Identity::default() };
-        Fingerprint { identity, probe: (0..logprobs.len() as u32).collect(), logprobs }
+        let logprobs = values.iter().map(|it| it.map(|value| Logprob::new(value).unwrap())).collect();
+        Fingerprint { identity, probe: vec![1; values.len()], logprobs }
     }
 
     fn check(a: &[Option<f64>], b: &[Option<f64>], difference: Option<f64>) {
         let (a, b) = (fingerprint(a), fingerprint(b));
+        let b = Fingerprint { probe: a.probe.clone(), ..b };
         assert_eq!(a.mean_difference(&b), difference);
         assert_eq!(b.mean_difference(&a), difference);
     }
@@ -112,5 +153,24 @@ mod tests {
         let mut other = fingerprint(&[]);
         other.identity.weights = Some("step-200".into());
         assert_eq!(other.mean_difference(&fingerprint(&[])), None);
+        assert_eq!(other.version(), None);
+    }
+
+    #[test]
+    fn the_noise_that_was_seen_decides_what_is_a_change() {
+        let (base, near) = (fingerprint(&[Some(-1.0)]), fingerprint(&[Some(-1.0001)]));
+        assert!(!base.agrees(&near, 0.0) && !base.agrees(&near, 1e-5) && base.agrees(&near, 1e-4));
+        assert!(base.agrees(&base, 0.0));
+    }
+
+    #[test]
+    fn a_version_is_named_after_what_was_measured() {
+        let base = fingerprint(&[None, Some(-1.0)]);
+        let mut told = base.clone();
+        told.identity.weights = Some("step-2".into());
+        let names = [&base, &fingerprint(&[None, Some(-1.5)]), &told].map(|it| it.version().unwrap());
+        assert!(names.iter().all(|name| name.len() == 8));
+        assert!(names[0] != names[1] && names[1] != names[2] && names[0] != names[2]);
+        assert_eq!(base.version(), base.clone().version());
     }
 }

@@ -1,0 +1,519 @@
+//! Which weights an answer came from: measured before it and after it, never assumed.
+//!
+//! Owns [`Versions`]: when the probe text is measured again, what counts as a change, and what becomes of the answers
+//! between two measurements that differ. An answer is provisional until a measurement that began after it agrees with
+//! the one before it. Where the weights changed, scores in between are dropped and asked for again; draws are kept,
+//! and lie between two versions. How measurements are compared is `fingerprint`'s business, where they are kept the
+//! ledger's.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use futures_util::future::{BoxFuture, join_all};
+use tokio::sync::{Mutex as AsyncMutex, RwLock, RwLockReadGuard};
+use tokio::time::Instant;
+
+use super::fingerprint::{Fingerprint, differs, tolerance};
+use super::ledger::Ledger;
+use crate::model::budget::ModelRole;
+use crate::model::key::ModelId;
+use crate::model::{Error, Transport};
+
+/// What happens when a server has new weights.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum NewWeights {
+    /// The run ends.
+    #[default]
+    Stop,
+    /// The run goes on with them: beside a trainer they are what is waited for.
+    Continue,
+}
+
+/// When weights are measured again, and what a change means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WeightRules {
+    /// After so many answers.
+    pub answers: u64,
+    /// After this long, once an answer comes.
+    pub time: Duration,
+    /// What a change means.
+    pub new_weights: NewWeights,
+}
+
+impl Default for WeightRules {
+    fn default() -> Self {
+        Self { answers: 200, time: Duration::from_secs(60), new_weights: NewWeights::Stop }
+    }
+}
+
+/// How long a measurement may be waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Patience {
+    /// It is one of many.
+    Brief,
+    /// What was made waits for it.
+    Full,
+}
+
+/// Measures the fingerprint of one endpoint.
+pub type Measure = Box<dyn Fn(Patience) -> BoxFuture<'static, Result<Fingerprint, Error>> + Send + Sync>;
+
+/// One endpoint, as its weights are measured.
+pub struct Gauge {
+    /// Its address, for messages.
+    pub server: String,
+    /// Measures it.
+    pub measure: Measure,
+    /// What it gave when it was opened.
+    pub expected: Fingerprint,
+    /// How much it differed from itself meanwhile.
+    pub noise: f64,
+}
+
+/// When an answer came in, and what the weights were taken for then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Stamp {
+    /// So many measurements had been begun.
+    pub after: u64,
+    /// The version that the last of them found.
+    pub model: ModelId,
+}
+
+/// Which weights an answer came from, once that is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// The ones that were measured before it and after it.
+    Known(ModelId),
+    /// One of two: it came between two measurements that differ.
+    Between(ModelId, ModelId),
+}
+
+/// What measuring has cost and shown.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Checks {
+    /// How often the probe text was scored.
+    pub requests: u64,
+    /// Of how many tokens it was made, in all.
+    pub tokens: u64,
+    /// How often the weights had changed.
+    pub changes: u64,
+    /// The mean difference of logprobs from which on a change is seen.
+    pub smallest_change: f64,
+}
+
+/// The versions of one model over one run.
+pub struct Versions {
+    ledger: Arc<Ledger>,
+    role: ModelRole,
+    rules: WeightRules,
+    transport: Option<Transport>,
+    gauges: Vec<Measure>,
+    servers: Vec<String>,
+    state: Mutex<State>,
+    /// One measurement at a time; whoever comes meanwhile finds what it showed.
+    measuring: AsyncMutex<()>,
+    /// Read while a request is under way, so that it can be waited for until none is.
+    asking: RwLock<()>,
+    /// Read while an answer is being kept, so that a change never comes between its stamp and the ledger.
+    keeping: RwLock<()>,
+}
+
+struct State {
+    order: Order,
+    expected: Vec<Fingerprint>,
+    noise: Vec<f64>,
+    names: HashMap<ModelId, String>,
+    checks: Checks,
+    /// Since the last measurement.
+    answers: u64,
+    since: Instant,
+    disruptions: u64,
+    is_checking: bool,
+    /// How much each endpoint had answered when everything was settled.
+    seen: Vec<u64>,
+    stopped_by: Option<Error>,
+}
+
+/// What a measurement showed of an endpoint.
+enum Finding {
+    Same,
+    /// It cannot be reached.
+    Gone,
+    /// It has other weights, which were measured unless it refuses the probe text.
+    Changed(Option<Fingerprint>),
+}
+
+impl Versions {
+    /// The versions of a model that was just measured and is known to the ledger as `model`.
+    pub fn new(
+        ledger: Arc<Ledger>,
+        role: ModelRole,
+        rules: WeightRules,
+        transport: Option<Transport>,
+        gauges: Vec<Gauge>,
+        (model, name): (ModelId, Option<String>),
+    ) -> Arc<Self> {
+        let noise: Vec<f64> = gauges.iter().map(|it| it.noise).collect();
+        let expected = gauges.iter().map(|it| it.expected.clone()).collect();
+        let (servers, gauges): (Vec<_>, Vec<_>) =
+            gauges.into_iter().map(|it| (it.server, it.measure)).unzip();
+        let smallest_change = smallest_change(&noise);
+        let state = State {
+            order: Order::new(model),
+            expected,
+            noise,
+            names: name.into_iter().map(|name| (model, name)).collect(),
+            checks: Checks { smallest_change, ..Checks::default() },
+            answers: 0,
+            since: Instant::now(),
+            disruptions: transport.as_ref().map_or(0, Transport::disruptions),
+            is_checking: false,
+            seen: transport.as_ref().map(Transport::answers).unwrap_or_default(),
+            stopped_by: None,
+        };
+        let (state, measuring) = (Mutex::new(state), AsyncMutex::new(()));
+        let (asking, keeping) = (RwLock::new(()), RwLock::new(()));
+        Arc::new(Self { ledger, role, rules, transport, gauges, servers, state, measuring, asking, keeping })
+    }
+
+    /// The version that answers now; fails once a change has ended the run.
+    pub fn current(&self) -> Result<ModelId, Error> {
+        let state = self.lock();
+        state.stopped_by.clone().map_or(Ok(state.order.current), Err)
+    }
+
+    /// What an answer is stamped with that comes in now.
+    pub fn now(&self) -> Stamp {
+        let state = self.lock();
+        Stamp { after: state.order.begun, model: state.order.current }
+    }
+
+    /// The name of a version; none where there was nothing to measure.
+    pub fn name(&self, model: ModelId) -> Option<String> {
+        self.lock().names.get(&model).cloned()
+    }
+
+    /// What measuring has cost and shown so far.
+    pub fn checks(&self) -> Checks {
+        self.lock().checks
+    }
+
+    /// Held while a request is under way.
+    pub async fn asking(&self) -> RwLockReadGuard<'_, ()> {
+        self.asking.read().await
+    }
+
+    /// Held while an answer gets its stamp and its place in the ledger.
+    pub async fn keeping(&self) -> RwLockReadGuard<'_, ()> {
+        self.keeping.read().await
+    }
+
+    /// Whether an answer names other weights than those that were measured.
+    pub fn contradicts(&self, told: Option<&str>) -> bool {
+        let state = self.lock();
+        let names = |it: &Fingerprint| it.identity.weights.as_deref() == told;
+        told.is_some() && !state.expected.is_empty() && !state.expected.iter().any(names)
+    }
+
+    /// Takes note of an answer, and measures again beside the work when it is time.
+    pub fn answered(self: &Arc<Self>) {
+        if self.gauges.is_empty() || !self.is_due() {
+            return;
+        }
+        let versions = Arc::clone(self);
+        tokio::spawn(async move {
+            // What cannot be measured now is measured another time, at the latest when something is to be settled.
+            let _ = versions.check(Patience::Brief).await;
+            versions.lock().is_checking = false;
+        });
+    }
+
+    fn is_due(&self) -> bool {
+        let disruptions = self.transport.as_ref().map_or(0, Transport::disruptions);
+        let mut state = self.lock();
+        state.answers += 1;
+        let is_time = state.answers >= self.rules.answers || state.since.elapsed() >= self.rules.time;
+        let is_due = (is_time || state.disruptions != disruptions) && !state.is_checking;
+        (state.disruptions, state.is_checking) = (disruptions, state.is_checking || is_due);
+        is_due
+    }
+
+    /// Measures the weights now.
+    pub async fn check(&self, patience: Patience) -> Result<(), Error> {
+        let _measuring = self.measuring.lock().await;
+        self.measure(patience).await
+    }
+
+    /// Returns once it is known which weights an answer came from.
+    pub async fn settle(&self, stamp: Stamp) -> Result<Fate, Error> {
+        let _measuring = loop {
+            if let Some(fate) = self.fate(stamp) {
+                return Ok(fate);
+            }
+            let measuring = self.measuring.lock().await;
+            if self.fate(stamp).is_none() {
+                break measuring;
+            }
+        };
+        self.measure(Patience::Full).await?;
+        // A measurement settles everything from before it began, one way or the other.
+        Ok(self.fate(stamp).unwrap_or(Fate::Known(stamp.model)))
+    }
+
+    fn fate(&self, stamp: Stamp) -> Option<Fate> {
+        self.lock().order.fate(stamp)
+    }
+
+    async fn measure(&self, patience: Patience) -> Result<(), Error> {
+        let began = self.begin();
+        let mut is_lost = false;
+        for (idx, read) in self.read_all(patience).await?.into_iter().enumerate() {
+            match self.judge(idx, read, patience).await? {
+                Finding::Same => {}
+                Finding::Gone => is_lost |= self.answered_since(idx),
+                Finding::Changed(new) => return self.change(idx, new).await,
+            }
+        }
+        if is_lost {
+            return self.doubt().await;
+        }
+        self.ledger.settle(self.role, began).await?;
+        let mut state = self.lock();
+        state.order.agree(began);
+        state.seen = self.answers_by_endpoint();
+        Ok(())
+    }
+
+    fn begin(&self) -> u64 {
+        let mut state = self.lock();
+        (state.answers, state.since) = (0, Instant::now());
+        state.order.begin()
+    }
+
+    /// Measures every endpoint. One of several that is gone need not be waited for; when all are, that is the error.
+    async fn read_all(&self, patience: Patience) -> Result<Vec<Result<Fingerprint, Error>>, Error> {
+        let all = |patience| join_all((0..self.gauges.len()).map(move |idx| self.read(idx, patience)));
+        let is_only = self.gauges.len() == 1;
+        let mut found = all(if is_only { patience } else { Patience::Brief }).await;
+        let is_gone = |it: &Result<Fingerprint, Error>| it.as_ref().is_err_and(Error::may_pass);
+        if patience == Patience::Full && !is_only && found.iter().all(is_gone) {
+            found = all(Patience::Full).await;
+        }
+        let is_any_here = !found.iter().all(is_gone);
+        match found.first() {
+            Some(Err(error)) if !is_any_here => Err(error.clone()),
+            _ => Ok(found),
+        }
+    }
+
+    async fn read(&self, idx: usize, patience: Patience) -> Result<Fingerprint, Error> {
+        let found = (self.gauges[idx])(patience).await;
+        if let Ok(found) = &found {
+            let mut state = self.lock();
+            state.checks.requests += 1;
+            state.checks.tokens += found.probe.len() as u64;
+        }
+        found
+    }
+
+    async fn judge(
+        &self,
+        idx: usize,
+        read: Result<Fingerprint, Error>,
+        patience: Patience,
+    ) -> Result<Finding, Error> {
+        let (expected, noise) = {
+            let state = self.lock();
+            (state.expected[idx].clone(), state.noise[idx])
+        };
+        match read {
+            Ok(found) if found.agrees(&expected, noise) => Ok(Finding::Same),
+            // A server that names its new weights needs no further witness.
+            Ok(found) if found.identity != expected.identity => Ok(Finding::Changed(Some(found))),
+            Ok(found) => self.confirm(idx, &expected, noise, found.mean_difference(&expected), patience).await,
+            Err(error) if error.may_pass() => Ok(Finding::Gone),
+            // The same model would take the same text.
+            Err(Error::Refused { .. }) => Ok(Finding::Changed(None)),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Measures twice more: what both of them do not confirm was noise. Where a change would end the run nothing else
+    /// is under way meanwhile, so that company cannot be the reason.
+    async fn confirm(
+        &self,
+        idx: usize,
+        expected: &Fingerprint,
+        noise: f64,
+        by: Option<f64>,
+        patience: Patience,
+    ) -> Result<Finding, Error> {
+        let _quiet = match self.rules.new_weights {
+            NewWeights::Stop => Some(self.asking.write().await),
+            NewWeights::Continue => None,
+        };
+        let mut last = None;
+        for _ in 0..2 {
+            let again = self.read(idx, patience).await?;
+            if again.agrees(expected, noise) {
+                self.saw_noise(idx, by.unwrap_or(0.0));
+                return Ok(Finding::Same);
+            }
+            last = Some(again);
+        }
+        Ok(Finding::Changed(last))
+    }
+
+    fn saw_noise(&self, idx: usize, by: f64) {
+        let mut state = self.lock();
+        state.noise[idx] = state.noise[idx].max(by);
+        state.checks.smallest_change = smallest_change(&state.noise);
+    }
+
+    /// Whether an endpoint has answered since everything was settled.
+    fn answered_since(&self, idx: usize) -> bool {
+        self.answers_by_endpoint().get(idx) != self.lock().seen.get(idx)
+    }
+
+    fn answers_by_endpoint(&self) -> Vec<u64> {
+        self.transport.as_ref().map(Transport::answers).unwrap_or_default()
+    }
+
+    /// An endpoint is gone before its last answers could be settled: nobody can say which they are.
+    async fn doubt(&self) -> Result<(), Error> {
+        let seen = self.answers_by_endpoint();
+        let _keeping = self.keeping.write().await;
+        let model = self.lock().order.current;
+        self.ledger.doubt(self.role, model).await?;
+        let mut state = self.lock();
+        state.order.change(model);
+        state.seen = seen;
+        Ok(())
+    }
+
+    /// An endpoint has other weights; `new` says which, unless it does not even take the probe text.
+    async fn change(&self, idx: usize, new: Option<Fingerprint>) -> Result<(), Error> {
+        let (old, noise, before) = {
+            let state = self.lock();
+            (state.expected[idx].clone(), state.noise[idx], state.order.current)
+        };
+        let model = match &new {
+            Some(new) => self.ledger.identify(new, noise).await?.0,
+            None => before,
+        };
+        let _keeping = self.keeping.write().await;
+        self.ledger.doubt(self.role, model).await?;
+        let mut state = self.lock();
+        state.order.change(model);
+        state.checks.changes += 1;
+        if self.rules.new_weights == NewWeights::Stop || new.is_none() {
+            let server = self.servers[idx].clone();
+            state.stopped_by = Some(Error::Changed { server, why: reason(new.as_ref(), &old) });
+        }
+        if let Some(new) = new {
+            state.names.extend(new.version().map(|name| (model, name)));
+            state.expected[idx] = new;
+        }
+        Ok(())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The mean difference from which on a change of any endpoint is seen.
+fn smallest_change(noise: &[f64]) -> f64 {
+    noise.iter().copied().map(tolerance).fold(0.0, f64::max)
+}
+
+fn reason(new: Option<&Fingerprint>, old: &Fingerprint) -> String {
+    match new {
+        Some(new) => differs(new.mean_difference(old)),
+        None => "it refuses a probe text that it took before".to_owned(),
+    }
+}
+
+/// The order of measurements and changes, by which an answer's fate is known.
+#[derive(Debug, PartialEq, Eq)]
+struct Order {
+    /// Measurements that were begun.
+    begun: u64,
+    /// What came in before this one was begun is settled.
+    settled: u64,
+    current: ModelId,
+    /// Stretches between measurements that differ.
+    doubts: Vec<(Range<u64>, ModelId, ModelId)>,
+}
+
+impl Order {
+    /// After a first measurement, which found `model`.
+    fn new(model: ModelId) -> Self {
+        Self { begun: 1, settled: 1, current: model, doubts: Vec::new() }
+    }
+
+    fn begin(&mut self) -> u64 {
+        self.begun += 1;
+        self.begun
+    }
+
+    /// The measurement that was begun as number `began` found what the last one found.
+    fn agree(&mut self, began: u64) {
+        self.settled = self.settled.max(began);
+    }
+
+    /// The last measurement found another model: nobody knows when it changed.
+    fn change(&mut self, model: ModelId) {
+        self.doubts.push((self.settled..self.begun + 1, self.current, model));
+        self.begun += 1;
+        (self.settled, self.current) = (self.begun, model);
+    }
+
+    fn fate(&self, stamp: Stamp) -> Option<Fate> {
+        let doubt = self.doubts.iter().find(|it| it.0.contains(&stamp.after));
+        match doubt {
+            Some(&(_, before, after)) => Some(Fate::Between(before, after)),
+            None => (stamp.after < self.settled).then_some(Fate::Known(stamp.model)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OLD: ModelId = ModelId(1);
+    const NEW: ModelId = ModelId(2);
+
+    fn fates(order: &Order) -> Vec<Option<Fate>> {
+        (1..=order.begun).map(|after| order.fate(Stamp { after, model: order.current })).collect()
+    }
+
+    #[test]
+    fn an_answer_is_settled_by_a_measurement_that_began_after_it() {
+        let mut order = Order::new(OLD);
+        assert_eq!(fates(&order), [None]);
+        let began = order.begin();
+        assert_eq!(fates(&order), [None, None]);
+        order.agree(began);
+        assert_eq!(fates(&order), [Some(Fate::Known(OLD)), None]);
+    }
+
+    #[test]
+    fn what_lies_between_two_measurements_that_differ_is_of_either() {
+        let mut order = Order::new(OLD);
+        let began = order.begin();
+        order.agree(began);
+        order.begin();
+        order.change(NEW);
+        let between = Some(Fate::Between(OLD, NEW));
+        let known = Stamp { after: 1, model: OLD };
+        assert_eq!(order.fate(known), Some(Fate::Known(OLD)));
+        assert_eq!(fates(&order)[1..], [between, between, None]);
+        let began = order.begin();
+        order.agree(began);
+        assert_eq!(fates(&order)[1..], [between, between, Some(Fate::Known(NEW)), None]);
+    }
+}
