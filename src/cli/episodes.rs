@@ -98,15 +98,17 @@ pub(super) async fn run(mut ask: Ask<'_>, choose: Choose<'_>) -> Result<Finished
     let concurrency = concurrency(&ask.config, &opened)?;
     let model = format!("{} ({})", opened.info.model, opened.info.kind.name());
     let (command, run_too) = (ask.command, Arc::clone(&run));
-    let batch = Batch { command, model, setting, watched, run: run_too, concurrency, started_at };
+    let student = Arc::clone(&paid.model);
+    let batch = Batch { command, model, setting, student, watched, run: run_too, concurrency, started_at };
     let done = work(&batch, &slots, &teller).await?;
     let mut summary = summary(ask.command, &done);
     summary.paid = paid.ledger.paid().await.map_err(model_failure)?;
-    summary.more.insert("found_in_ledger".to_owned(), paid.model.lookups().found.into());
+    summary.more.insert("found_in_ledger".to_owned(), paid.model.all_lookups().found.into());
     summary.seconds = (began.elapsed().as_secs_f64() * 1000.0).round() / 1000.0;
     paid.ledger.notice().into_iter().for_each(|notice| teller.notices.add(notice));
     summary.notices = teller.notices.all();
     summary.spent = meter.spent();
+    summary.weights = paid.model.checks();
     teller.ended(&summary);
     let Done { digests, stopped } = done;
     Ok(Finished { run, model: opened.info.model, slots, digests, stopped, summary })
@@ -263,7 +265,7 @@ impl Teller {
 /// Opens the model, looks at it, and finds out how to speak to it.
 async fn open_student(ask: &Ask<'_>, teller: &Teller) -> Result<(Opened, Speech), Failure> {
     let model: ModelPart = part(&ask.config)?;
-    let server = server_args(&model)?;
+    let server = server_args(&model, &part(&ask.config)?)?;
     server.check(&model.url)?;
     let (opened, report) = look(&server, &model.url, teller).await?;
     student::check_server(&opened, &report, &teller.notices).map_err(model_failure)?;
@@ -284,7 +286,7 @@ async fn look(server: &ServerArgs, urls: &[String], teller: &Teller) -> Result<(
     Ok((opened, report))
 }
 
-fn server_args(model: &ModelPart) -> Result<ServerArgs, Failure> {
+fn server_args(model: &ModelPart, run: &RunPart) -> Result<ServerArgs, Failure> {
     if let (Some(name), Some(path)) = (&model.api_key_env, &model.api_key_file) {
         let what = format!("the API key is said to be in {name} and in {}", path.display());
         return Err(Failure::input(what, "give --api-key-env or --api-key-file, not both"));
@@ -300,6 +302,9 @@ fn server_args(model: &ModelPart) -> Result<ServerArgs, Failure> {
         concurrency: None,
         timeout: model.timeout,
         patience: model.patience,
+        weights_check_answers: run.weights_check_answers,
+        weights_check_seconds: run.weights_check_seconds,
+        new_weights: NewWeightsName::from_str(&run.new_weights, false).unwrap_or(NewWeightsName::Stop),
         api_key: None,
     })
 }
@@ -339,10 +344,13 @@ async fn student(
     meter: Arc<Meter>,
     teller: &Teller,
 ) -> Result<Paid, Failure> {
-    let part: RunPart = part(&ask.config)?;
+    let (model, part): (ModelPart, RunPart) = (part(&ask.config)?, part(&ask.config)?);
+    let rules = server_args(&model, &part)?.weight_rules();
     let place = RunPlace { run: ask.command.to_owned(), seed: part.seed };
-    let paid = Paid::open_at(opened, run.lock(), meter, place).await.map_err(model_failure)?;
-    check_recognition(&paid, &opened.info.model)?;
+    let paid = Paid::open_at(opened, run.lock(), meter, place, rules).await.map_err(model_failure)?;
+    if rules.new_weights == NewWeights::Stop {
+        check_recognition(&paid, &opened.info.model)?;
+    }
     paid.notice().into_iter().for_each(|notice| teller.notices.add(notice));
     Ok(paid)
 }
@@ -351,7 +359,7 @@ async fn student(
 fn check_recognition(paid: &Paid, model: &str) -> Result<(), Failure> {
     let Recognition::Changed(Some(by)) = paid.recognition else { return Ok(()) };
     Err(Failure::input(
-        format!("{model} is not the model this run began with: its logprobs differ by {by:.2} on average"),
+        format!("{model} is not the model this run began with: {}", differs(Some(by))),
         "choose another directory with --run",
     ))
 }

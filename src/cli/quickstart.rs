@@ -138,7 +138,7 @@ fn scored(
         Event::Finished(report) => drop(told.send(report)),
     };
     let stop = block_on(async {
-        let paid = Paid::open(opened, lock, meter, "quickstart").await?;
+        let paid = Paid::open(opened, lock, meter, "quickstart", WeightRules::default()).await?;
         let teacher = Teacher { model: paid.model, texts, is_embedded: true };
         Ok(score(sources, teacher, options, Arc::new(watch)).await)
     })?;

@@ -32,9 +32,10 @@ use crate::store::journal::Journal;
 use crate::store::run::CONFIG_FILE;
 use crate::store::spool::Spool;
 use crate::store::summary::{Naive, SUMMARY, Summary};
-use crate::store::{LockError, RunLock};
+use crate::store::stamp::Stamp;
+use crate::store::{Ledgered, LockError, RunLock};
 use crate::wire::score_jobs;
-use backsight_core::score::{ScoreJob, SpanScore};
+use backsight_core::score::{Absence, ScoreJob, SpanScore};
 
 /// One line of the jobs file.
 struct Line {
@@ -45,13 +46,32 @@ struct Line {
 /// Answers on their way into the file.
 struct Rows {
     spool: Spool,
-    /// The ids and the places of the jobs that are asked for, as the plan counts them.
-    asked: Vec<(Value, usize)>,
-    lost: BTreeMap<String, u64>,
-    /// Jobs that were not come to because something stopped all of them.
-    n_left: u64,
+    /// The jobs that are asked for, as the plan counts them.
+    asked: Vec<Row>,
+    /// Lines that are no jobs.
+    n_no_jobs: u64,
     unwritable: Option<io::Error>,
 }
+
+/// A job that is asked for.
+struct Row {
+    id: Value,
+    place: usize,
+    fate: RowFate,
+}
+
+/// What became of a job.
+enum RowFate {
+    /// It was not come to, because something stopped all of them.
+    Left,
+    /// Its numbers came in by then, from weights that are called so.
+    Scored(Stamp, Option<String>),
+    /// It has no numbers, or not all of them.
+    Lost(&'static str),
+}
+
+/// A job around whose answers the weights changed is asked for again so often before it is lost.
+const ASKED_AT_MOST: usize = 3;
 
 pub(super) fn run(args: &ScoreArgs) -> Result<(), Failure> {
     prepare(args).map_err(|failure| failure.in_json(args.json))
@@ -76,18 +96,21 @@ async fn work(args: &ScoreArgs, lines: Vec<Line>, lock: RunLock, voice: &Arc<Voi
     let lines = lines.into_iter().map(|line| line.capped(opened.model.limits(), &notices)).collect();
     let allowance = Allowance { max_requests: args.max_requests, max_tokens: args.max_tokens };
     let meter = Meter::new(ModelRole::Teacher, allowance);
-    let paid = Paid::open(&opened, lock, meter.clone(), "score").await.map_err(model_failure)?;
+    let rules = args.server.weight_rules();
+    let paid = Paid::open(&opened, lock, meter.clone(), "score", rules).await.map_err(model_failure)?;
     paid.notice().into_iter().for_each(|notice| notices.add(notice));
-    let model: Arc<dyn Model> = paid.model.clone();
+    let unknown = paid.forgotten(&args.out, args.out.exists()).await.map_err(model_failure)?;
+    unknown.into_iter().for_each(|notice| notices.add(notice));
     let stop = pin!(interrupted()?);
     let done = tokio::select! {
-        done = score(args, lines, &model, voice, &notices) => done?,
+        done = score(args, lines, &paid.model, voice, &notices) => done?,
         signal = stop => return Err(voice.interrupted(signal)),
     };
     paid.ledger.notice().into_iter().for_each(|notice| notices.add(notice));
     voice.news(&notices);
     let mut summary = done.summary(args, &notices);
     summary.spent = meter.spent();
+    summary.weights = paid.model.checks();
     summary.seconds = began.elapsed().as_secs_f64();
     summary.paid = paid.ledger.paid().await.map_err(model_failure)?;
     summary.more.insert("found_in_ledger".to_owned(), paid.model.lookups().found.into());
@@ -174,11 +197,12 @@ impl Done {
     }
 }
 
-/// Scores every job that can be and writes all rows; a failure is its own job's.
+/// Scores every job that can be and writes all rows; a failure is its own job's. A row is written when it is known
+/// whose its numbers are; one that the weights changed around is asked for again.
 async fn score(
     args: &ScoreArgs,
     lines: Vec<Line>,
-    model: &Arc<dyn Model>,
+    model: &Arc<Ledgered>,
     voice: &Voice,
     notices: &Notices,
 ) -> Result<Done, Failure> {
@@ -188,14 +212,24 @@ async fn score(
     voice.news(notices);
     voice.say("began", json!({"command": "score", "jobs": n}), None);
     voice.bar.set_length(jobs.len() as u64);
-    let mut settle = |job: usize, scored| {
-        voice.bar.inc(1);
-        voice.news(notices);
-        rows.take(job, &jobs[job], scored)
-    };
-    let planned = score_planned(model, &jobs, &mut settle).await;
+    let (mut planned, mut wanted) = (Planned::default(), (0..jobs.len()).collect::<Vec<_>>());
+    for _ in 0..ASKED_AT_MOST {
+        let chosen: Vec<ScoreJob> = wanted.iter().map(|&job| jobs[job].clone()).collect();
+        let mut settle = |idx: usize, scored| {
+            voice.bar.inc(1);
+            voice.news(notices);
+            rows.take(wanted[idx], &jobs[wanted[idx]], scored, model.stamp_now())
+        };
+        let asked = score_planned(&(Arc::clone(model) as Arc<dyn Model>), &chosen, &mut settle).await;
+        planned = planned.and(asked);
+        wanted = rows.doubtful(&wanted, model, &mut planned).await;
+        if wanted.is_empty() || planned.stopped_by.is_some() || rows.unwritable.is_some() {
+            break;
+        }
+    }
+    rows.withdraw(&wanted, planned.stopped_by.is_some()).map_err(failed)?;
     voice.bar.finish_and_clear();
-    let (lost, n_left) = (rows.lost.clone(), rows.n_left);
+    let (lost, n_left) = rows.losses();
     rows.finish(&args.out).map_err(failed)?;
     Ok(Done { n, lost, n_left, planned })
 }
@@ -243,17 +277,16 @@ impl Rows {
     /// Writes the rows of what is no job; the others are to be asked for.
     fn begin(out: &Path, lines: Vec<Line>) -> io::Result<(Self, Vec<ScoreJob>)> {
         let spool = Spool::create(&run_dir(out).join("rows.spool"), lines.len())?;
-        let (asked, lost) = (Vec::new(), BTreeMap::new());
-        let mut rows = Self { spool, asked, lost, n_left: 0, unwritable: None };
+        let mut rows = Self { spool, asked: Vec::new(), n_no_jobs: 0, unwritable: None };
         let mut jobs = Vec::new();
         for (place, line) in lines.into_iter().enumerate() {
             match line.job {
                 Ok(job) => {
-                    rows.asked.push((line.id, place));
+                    rows.asked.push(Row { id: line.id, place, fate: RowFate::Left });
                     jobs.push(job);
                 }
                 Err(why) => {
-                    rows.lose("no job");
+                    rows.n_no_jobs += 1;
                     rows.spool.put(place, &score_jobs::failure(&line.id, &why).to_string())?;
                 }
             }
@@ -261,25 +294,74 @@ impl Rows {
         Ok((rows, jobs))
     }
 
-    /// Writes the row of a job; when that is not possible nothing more need be asked for.
-    fn take(&mut self, idx: usize, job: &ScoreJob, scored: Result<Vec<SpanScore>, Error>) -> ControlFlow<()> {
-        if let Err(error) = &scored {
-            match error.stops_the_run() {
-                true => self.n_left += 1,
-                false => self.lose(reason(error)),
-            }
-        }
-        let (id, place) = &self.asked[idx];
-        let row = match scored {
-            Ok(spans) => score_jobs::answer(id, job, &spans),
-            Err(error) => score_jobs::failure(id, &error.to_string()),
+    /// Takes the row of a job; when that is not possible nothing more need be asked for.
+    fn take(
+        &mut self,
+        idx: usize,
+        job: &ScoreJob,
+        scored: Result<JobScores, Error>,
+        stamp: Stamp,
+    ) -> ControlFlow<()> {
+        let row = &mut self.asked[idx];
+        row.fate = match &scored {
+            Err(error) if error.stops_the_run() => RowFate::Left,
+            Err(error) => RowFate::Lost(reason(error)),
+            Ok(scores) if scores.spans.iter().any(lacks_a_number) => RowFate::Lost("numbers are absent"),
+            Ok(scores) => RowFate::Scored(stamp, scores.version.clone()),
         };
-        self.unwritable = self.spool.put(*place, &row.to_string()).err();
+        let text = match scored {
+            Ok(scores) => score_jobs::answer(&row.id, job, &scores.spans, scores.version.as_deref()),
+            Err(error) => score_jobs::failure(&row.id, &error.to_string()),
+        };
+        self.unwritable = self.spool.put(row.place, &text.to_string()).err();
         if self.unwritable.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     }
 
-    fn lose(&mut self, why: &str) {
-        *self.lost.entry(why.to_owned()).or_default() += 1;
+    /// Which of these jobs have numbers that nobody vouches for. What keeps that from being found out stops the run.
+    async fn doubtful(&self, jobs: &[usize], model: &Ledgered, planned: &mut Planned) -> Vec<usize> {
+        let mut doubtful = Vec::new();
+        for &job in jobs {
+            let RowFate::Scored(stamp, version) = &self.asked[job].fate else { continue };
+            let is_sure = match model.vouches_for(*stamp, version.as_deref()).await {
+                Ok(is_sure) => is_sure,
+                Err(error) => {
+                    planned.stopped_by.get_or_insert(error);
+                    false
+                }
+            };
+            doubtful.extend((!is_sure).then_some(job));
+        }
+        if let Err(error) = model.is_going_on() {
+            planned.stopped_by.get_or_insert(error);
+        }
+        doubtful
+    }
+
+    /// Takes numbers back that nobody vouches for.
+    fn withdraw(&mut self, jobs: &[usize], is_stopped: bool) -> io::Result<()> {
+        for &job in jobs {
+            let row = &mut self.asked[job];
+            row.fate = if is_stopped { RowFate::Left } else { RowFate::Lost("weights changed") };
+            let text = score_jobs::failure(&row.id, "the weights changed while it was scored");
+            self.spool.put(row.place, &text.to_string())?;
+        }
+        Ok(())
+    }
+
+    /// How many jobs were lost, by reason, and how many were not come to.
+    fn losses(&self) -> (BTreeMap<String, u64>, u64) {
+        let (mut lost, mut n_left) = (BTreeMap::new(), 0);
+        if self.n_no_jobs > 0 {
+            lost.insert("no job".to_owned(), self.n_no_jobs);
+        }
+        for row in &self.asked {
+            match row.fate {
+                RowFate::Left => n_left += 1,
+                RowFate::Lost(why) => *lost.entry(why.to_owned()).or_default() += 1,
+                RowFate::Scored(..) => {}
+            }
+        }
+        (lost, n_left)
     }
 
     fn finish(self, out: &Path) -> io::Result<()> {
@@ -288,6 +370,11 @@ impl Rows {
             None => self.spool.finish(out),
         }
     }
+}
+
+/// Whether a position has no number although it has a context.
+fn lacks_a_number(span: &SpanScore) -> bool {
+    span.absent().any(|(_, why)| *why != Absence::NoContext)
 }
 
 /// The kind of failure, for counting.

@@ -17,6 +17,7 @@ use crate::model::opened::Opened;
 use crate::model::remote::{Kind, OpenOptions};
 use crate::model::secret::Secret;
 use crate::model::transport::{Auth, Notice, Settings, Transport, Watch};
+use crate::store::{NewWeights, WeightRules};
 
 /// What every command that asks a server takes.
 #[derive(Clone, Debug, ClapArgs)]
@@ -45,9 +46,26 @@ pub(super) struct ServerArgs {
     /// Seconds every server may be gone before work on them ends
     #[arg(long, value_name = "SECONDS", default_value_t = 300)]
     pub(super) patience: u64,
+    /// Measure the server's weights again after so many answers
+    #[arg(long, value_name = "N", default_value_t = 200, value_parser = clap::value_parser!(u64).range(1..))]
+    pub(super) weights_check_answers: u64,
+    /// Measure them again after so many seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..))]
+    pub(super) weights_check_seconds: u64,
+    /// What to do when the server has new weights
+    #[arg(long, value_enum, value_name = "WHAT", default_value_t = NewWeightsName::Stop)]
+    pub(super) new_weights: NewWeightsName,
     /// The key itself, for the one command that takes it as a flag.
     #[arg(skip)]
     pub(super) api_key: Option<Secret>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum NewWeightsName {
+    /// End the run; what the old ones gave is kept
+    Stop,
+    /// Go on with them; every result says which weights gave it
+    Continue,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -92,6 +110,18 @@ impl ServerArgs {
             settings.pool.concurrency = usize::try_from(concurrency).unwrap_or(usize::MAX);
         }
         Transport::open(urls, settings).map_err(model_failure)
+    }
+
+    /// When weights are measured again, and what a change means.
+    pub(super) fn weight_rules(&self) -> WeightRules {
+        WeightRules {
+            answers: self.weights_check_answers,
+            time: Duration::from_secs(self.weights_check_seconds),
+            new_weights: match self.new_weights {
+                NewWeightsName::Stop => NewWeights::Stop,
+                NewWeightsName::Continue => NewWeights::Continue,
+            },
+        }
     }
 
     fn auth(&self) -> Result<Option<Auth>, Failure> {

@@ -174,6 +174,9 @@ pub const KEYS: &[Key] = &[
     manner(RUN, "concurrency", Whole(1), None, "Episodes at once; without it 16, or 4 for kind embedded"),
     manner(RUN, "max_requests", Whole(0), None, "Stop this process after so many requests"),
     manner(RUN, "max_tokens", Whole(0), None, "Stop this process after so many tokens, sent and sampled"),
+    manner(RUN, "weights_check_answers", Whole(1), Some("200"), "Measure the server's weights again after so many answers"),
+    manner(RUN, "weights_check_seconds", Whole(1), Some("60"), "Measure them again after so many seconds"),
+    manner(RUN, "new_weights", OneOf(&["stop", "continue"]), Some("stop"), "What to do when the server has new weights: end the run, or go on with them and say which gave what"),
 ];
 
 /// The key whose name is most like `name`, if any is much like it.

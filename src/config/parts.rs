@@ -234,6 +234,12 @@ pub struct RunPart {
     pub max_requests: Option<u64>,
     /// When to stop.
     pub max_tokens: Option<u64>,
+    /// Answers after which weights are measured again.
+    pub weights_check_answers: u64,
+    /// Seconds after which weights are measured again.
+    pub weights_check_seconds: u64,
+    /// `stop` or `continue`.
+    pub new_weights: String,
 }
 
 /// What only `collect` needs.

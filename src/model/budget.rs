@@ -50,7 +50,7 @@ pub struct Allowance {
 /// What a role has paid.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Spent {
-    /// Calls that were sent.
+    /// Calls that were answered.
     pub requests: u64,
     /// Tokens sent.
     pub prompt_tokens: u64,
@@ -85,7 +85,8 @@ pub struct Meter {
 #[derive(Debug, Default)]
 struct State {
     spent: Spent,
-    /// What the calls under way may still cost.
+    /// How many calls are under way, and what they may still cost.
+    under_way: u64,
     reserved: u64,
 }
 
@@ -111,7 +112,7 @@ impl Meter {
         loop {
             let settled = self.settled.notified();
             if self.try_reserve(tokens)? {
-                return Ok(Reservation { meter: Arc::clone(self), tokens, usage: None, sent: true });
+                return Ok(Reservation { meter: Arc::clone(self), tokens, usage: None });
             }
             settled.await;
         }
@@ -123,9 +124,7 @@ impl Meter {
         let mut rooms = vec![self.reserve(first.tokens().len() as u64).await?];
         for tokens in rest.map(|job| job.tokens().len() as u64) {
             match self.try_reserve(tokens) {
-                Ok(true) => {
-                    rooms.push(Reservation { meter: Arc::clone(self), tokens, usage: None, sent: true })
-                }
+                Ok(true) => rooms.push(Reservation { meter: Arc::clone(self), tokens, usage: None }),
                 Ok(false) | Err(_) => break,
             }
         }
@@ -134,8 +133,13 @@ impl Meter {
 
     fn try_reserve(&self, tokens: u64) -> Result<bool, Error> {
         let mut state = self.lock();
-        if let Some(limit) = self.allowance.max_requests.filter(|&limit| state.spent.requests >= limit) {
-            return Err(self.used_up("requests", limit));
+        if let Some(limit) = self.allowance.max_requests {
+            if state.spent.requests >= limit {
+                return Err(self.used_up("requests", limit));
+            }
+            if state.spent.requests + state.under_way >= limit {
+                return Ok(false);
+            }
         }
         if let Some(limit) = self.allowance.max_tokens {
             let settled = state.spent.tokens().saturating_add(tokens);
@@ -146,7 +150,7 @@ impl Meter {
                 return Ok(false);
             }
         }
-        state.spent.requests += 1;
+        state.under_way += 1;
         state.reserved += tokens;
         Ok(true)
     }
@@ -165,14 +169,12 @@ struct Reservation {
     meter: Arc<Meter>,
     tokens: u64,
     usage: Option<Usage>,
-    sent: bool,
 }
 
 impl Reservation {
-    /// Adds the cost of an answer; a call that was never sent costs nothing.
+    /// Adds the cost of an answer; a call without one costs nothing.
     fn settle<T>(mut self, outcome: Result<T, Error>, usage: impl Fn(&T) -> Usage) -> Result<T, Error> {
         self.usage = outcome.as_ref().ok().map(usage);
-        self.sent = !matches!(outcome, Err(Error::Invalid { .. } | Error::Unsupported { .. }));
         outcome
     }
 }
@@ -181,7 +183,8 @@ impl Drop for Reservation {
     fn drop(&mut self) {
         let mut state = self.meter.lock();
         state.reserved = state.reserved.saturating_sub(self.tokens);
-        state.spent.requests -= u64::from(!self.sent);
+        state.under_way -= 1;
+        state.spent.requests += u64::from(self.usage.is_some());
         state.spent.add(self.usage.unwrap_or_default());
         drop(state);
         self.meter.settled.notify_waiters();

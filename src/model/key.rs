@@ -17,7 +17,7 @@ use backsight_core::tokens::TokenId;
 pub struct Key([u8; 32]);
 
 /// Which model, in the numbering of one ledger.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ModelId(pub i64);
 
 impl Key {

@@ -39,9 +39,35 @@ pub struct Planned {
     pub stopped_by: Option<Error>,
 }
 
+impl Planned {
+    /// What this and a later plan came to together; the first is what was expected of all of it.
+    #[must_use]
+    pub fn and(self, later: Self) -> Self {
+        if self == Self::default() {
+            return later;
+        }
+        let cached = self.usage.cached_tokens.zip(later.usage.cached_tokens);
+        let usage = Usage {
+            prompt_tokens: self.usage.prompt_tokens + later.usage.prompt_tokens,
+            cached_tokens: cached.map(|(a, b)| a + b),
+            completion_tokens: self.usage.completion_tokens + later.usage.completion_tokens,
+        };
+        Self { usage, n_alone: self.n_alone + later.n_alone, stopped_by: later.stopped_by, ..self }
+    }
+}
+
+/// The scores of a job, put together from answers of one version.
+#[derive(Clone, Debug, PartialEq)]
+pub struct JobScores {
+    /// One per span, in the job's order.
+    pub spans: Vec<SpanScore>,
+    /// The weights behind them, where that is known.
+    pub version: Option<String>,
+}
+
 /// Is told what became of a job, by its index; once for each, in the order in which they are settled. After a break
 /// nothing more is asked for or told.
-pub type Settle<'a> = dyn FnMut(usize, Result<Vec<SpanScore>, Error>) -> ControlFlow<()> + Send + 'a;
+pub type Settle<'a> = dyn FnMut(usize, Result<JobScores, Error>) -> ControlFlow<()> + Send + 'a;
 
 /// What scoring costs a model with these limits.
 pub fn backend(limits: &Limits) -> Backend {
@@ -112,7 +138,7 @@ struct Request {
     /// The requests that wait for it.
     next: Vec<usize>,
     /// Its answer, until all its jobs are settled.
-    answer: Option<Vec<SpanScore>>,
+    answer: Option<JobScores>,
     /// How many of its jobs are not settled yet.
     n_open: usize,
 }
@@ -306,7 +332,7 @@ impl<'a, 's> Work<'a, 's> {
         match scored {
             Ok(scored) => {
                 self.pay(scored.usage);
-                self.finish(job, Ok(scored.spans));
+                self.finish(job, Ok(scores(scored)));
             }
             Err(error) => self.fail(job, error),
         }
@@ -317,7 +343,7 @@ impl<'a, 's> Work<'a, 's> {
         match scored {
             Ok(scored) => {
                 self.pay(scored.usage);
-                self.requests[request].answer = Some(scored.spans);
+                self.requests[request].answer = Some(scores(scored));
                 for job in self.requests[request].jobs.clone() {
                     self.jobs[job].n_open -= 1;
                     if self.jobs[job].n_open == 0 && self.jobs[job].state == State::Planned {
@@ -336,20 +362,30 @@ impl<'a, 's> Work<'a, 's> {
         for job in jobs {
             match self.jobs[job].state {
                 State::Planned if is_own || error.stops_the_run() => self.fail(job, error.clone()),
-                State::Planned => {
-                    self.jobs[job].state = State::Alone;
-                    self.alone.push_back(job);
-                    self.n_alone += 1;
-                }
+                State::Planned => self.ask_alone(job),
                 State::Alone | State::Settled => {}
             }
         }
     }
 
+    fn ask_alone(&mut self, job: usize) {
+        self.jobs[job].state = State::Alone;
+        self.alone.push_back(job);
+        self.n_alone += 1;
+    }
+
+    /// Puts a job's scores together. Answers of different weights do not belong together: one request gives one version.
     fn assemble(&mut self, job: usize) {
-        let answer = |request: usize| self.requests[request].answer.as_deref();
+        let answers = self.jobs[job].requests.iter().filter_map(|&it| self.requests[it].answer.as_ref());
+        let versions: BTreeSet<Option<&String>> = answers.map(|it| it.version.as_ref()).collect();
+        if versions.len() > 1 {
+            return self.ask_alone(job);
+        }
+        let version = versions.into_iter().flatten().next().cloned();
+        let answer = |request: usize| self.requests[request].answer.as_ref().map(|it| &it.spans[..]);
         let spans = self.plan.assemble(self.asks, job, answer);
-        self.finish(job, spans.map_err(|why| unusable(&why.to_string())));
+        let scores = spans.map(|spans| JobScores { spans, version });
+        self.finish(job, scores.map_err(|why| unusable(&why.to_string())));
     }
 
     fn fail(&mut self, job: usize, error: Error) {
@@ -360,7 +396,7 @@ impl<'a, 's> Work<'a, 's> {
     }
 
     /// Settles a job and forgets the answers that nobody needs any more.
-    fn finish(&mut self, job: usize, result: Result<Vec<SpanScore>, Error>) {
+    fn finish(&mut self, job: usize, result: Result<JobScores, Error>) {
         self.jobs[job].state = State::Settled;
         for request in std::mem::take(&mut self.jobs[job].requests) {
             self.requests[request].n_open -= 1;
@@ -391,6 +427,10 @@ impl<'a, 's> Work<'a, 's> {
         let (figures, usage) = (self.plan.figures, self.usage);
         Planned { figures, usage, n_alone: self.n_alone, stopped_by: self.stopped_by }
     }
+}
+
+fn scores(scored: Scored) -> JobScores {
+    JobScores { spans: scored.spans, version: scored.version }
 }
 
 fn unusable(why: &str) -> Error {

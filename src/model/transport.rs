@@ -11,6 +11,7 @@
 use std::fmt;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, SystemTime};
 
 use base64::Engine as _;
@@ -20,7 +21,6 @@ use reqwest::header::{
 };
 
 use super::body::{self, BodyFault};
-use super::doubt::{Check, Doubts};
 use super::endpoint::{Endpoint, Lease, Pool, PoolRules, Report, Turn};
 use super::retry::{self, Failure, Jitter, Kind, Policy};
 use super::secret::Secret;
@@ -145,7 +145,10 @@ pub struct Transport {
 struct Shared {
     http: reqwest::Client,
     pool: Arc<Pool>,
-    doubts: Doubts<Transport>,
+    /// Failures after which a server may be another process.
+    disruptions: AtomicU64,
+    /// Answers by endpoint.
+    answers: Vec<AtomicU64>,
     headers: Vec<HeaderMap>,
     secrets: Vec<Secret>,
     settings: Settings,
@@ -176,7 +179,8 @@ impl Transport {
             http: http_client(&settings)?,
             headers,
             secrets: secrets_of(&endpoints, &settings),
-            doubts: Doubts::new(endpoints.len()),
+            disruptions: AtomicU64::new(0),
+            answers: endpoints.iter().map(|_| AtomicU64::new(0)).collect(),
             pool: Pool::new(endpoints, settings.pool.clone()),
             jitter: Jitter::new(
                 settings.jitter_seed.unwrap_or_else(|| RandomState::new().build_hasher().finish()),
@@ -211,9 +215,14 @@ impl Transport {
         endpoints.map(|endpoint| Self::to(vec![endpoint.clone()], settings.clone())).collect()
     }
 
-    /// From now on an endpoint that failed is looked at before its next answer is handed on.
-    pub fn check_with(&self, check: Check<Self>) {
-        self.shared.doubts.check_with(check);
+    /// How often a call failed in a way after which the server may be another process.
+    pub fn disruptions(&self) -> u64 {
+        self.shared.disruptions.load(Relaxed)
+    }
+
+    /// How many answers each endpoint has given.
+    pub fn answers(&self) -> Vec<u64> {
+        self.shared.answers.iter().map(|it| it.load(Relaxed)).collect()
     }
 
     /// A transport to some of the endpoints, by their places.
@@ -240,28 +249,14 @@ impl Transport {
     ) -> Result<T, Error> {
         let mut progress = Progress::default();
         loop {
-            self.shared.doubts.fail_if_changed()?;
             let lease = self.shared.pool.lease(call.sticky, call.tokens, &progress.tried).await?;
             progress.begin(lease.idx());
-            let idx = lease.idx();
             let limit = call.timeout.unwrap_or(self.shared.settings.timeout).min(self.longest);
             match self.shared.attempt(lease, call, limit, decode).await {
-                Ok(answer) => match self.trusted(idx).await {
-                    Ok(()) => return Ok(answer),
-                    Err(failure) => self.pause(&mut progress, failure).await?,
-                },
+                Ok(answer) => return Ok(answer),
                 Err(failure) => self.pause(&mut progress, failure).await?,
             }
         }
-    }
-
-    /// Makes sure that an endpoint that failed is still the model it was.
-    async fn trusted(&self, idx: usize) -> Result<(), Failure> {
-        let settled = self.shared.doubts.settle(idx, || Ok(self.only(&[idx])?.briefly())).await;
-        settled.map_err(|error| {
-            let kind = if error.may_pass() { Kind::Broken } else { Kind::Refused };
-            Failure { kind, error, retry_after: None }
-        })
     }
 
     /// Waits as long as the failure calls for, or fails for good.
@@ -336,9 +331,7 @@ impl Shared {
             }
             Err(failure) => Err(failure),
         };
-        if let Err(failure) = &outcome {
-            self.doubts.take(lease.idx(), failure);
-        }
+        self.count(lease.idx(), outcome.as_ref().err());
         let turn = match &outcome {
             Err(it) if it.kind != Kind::Refused => {
                 // What is longer than anybody waits must not close the endpoint for that long.
@@ -350,6 +343,18 @@ impl Shared {
         };
         self.tell_turn(turn, server);
         outcome
+    }
+
+    /// Counts answers and disruptions: a busy server says so itself, and a refusal is an answer.
+    fn count(&self, idx: usize, failure: Option<&Failure>) {
+        let Some(failure) = failure else {
+            self.answers[idx].fetch_add(1, Relaxed);
+            return;
+        };
+        let is_busy = matches!(failure.error, Error::Unavailable { status: 408 | 425 | 429 | 529, .. });
+        if failure.kind != Kind::Refused && !is_busy {
+            self.disruptions.fetch_add(1, Relaxed);
+        }
     }
 
     /// Sends the request and reads the answer; anything but a whole body with a status of 2xx is a failure.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::read::{ReadEpisode, Seen};
 use crate::model::planned::{Pace, score_at};
-use crate::model::{Error, Model};
+use crate::model::{Error, JobScores, Model};
 use backsight_core::plan::{Backend, Figures, plan};
 use backsight_core::score::{ScoreJob, SpanScore};
 
@@ -77,13 +77,13 @@ impl Jobs {
         wanted: &[usize],
         model: &Arc<dyn Model>,
         pace: &Pace,
-        mut heed: impl FnMut(&Result<Vec<SpanScore>, Error>) -> bool + Send,
+        mut heed: impl FnMut(&Result<JobScores, Error>) -> bool + Send,
     ) -> Answers {
         let mut answers: Vec<Option<Result<SpanScore, Error>>> = self.all.iter().map(|_| None).collect();
-        let mut settle = |idx: usize, spans: Result<Vec<SpanScore>, Error>| {
-            let goes_on = heed(&spans);
+        let mut settle = |idx: usize, scores: Result<JobScores, Error>| {
+            let goes_on = heed(&scores);
             // Every job has one span.
-            answers[wanted[idx]] = spans.map(|spans| spans.into_iter().next()).transpose();
+            answers[wanted[idx]] = scores.map(|scores| scores.spans.into_iter().next()).transpose();
             if goes_on { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
         };
         score_at(pace, model, &self.chosen(wanted), &mut settle).await;

@@ -17,9 +17,10 @@ use super::watch::Watched;
 use crate::agent::{AgentSetting, EpisodePlace, run_episode};
 use crate::event::Event;
 use crate::metrics::{self, Digest};
-use crate::model::Error;
+use crate::model::{Error, Model};
+use crate::store::Ledgered;
 use crate::store::run::{RunDir, RunError};
-use backsight_core::episode::Episode;
+use backsight_core::episode::{Episode, TokenVersion};
 
 /// What a batch of episodes is run with.
 pub struct Batch {
@@ -27,9 +28,11 @@ pub struct Batch {
     pub command: &'static str,
     /// What the student is called.
     pub model: String,
-    /// How each is run. Its student is `watched`.
+    /// How each is run; every episode gets a student of its own.
     pub setting: AgentSetting,
-    /// The student, as the one who knows whether there is a point in going on.
+    /// The student, whose every answer is kept.
+    pub student: Arc<Ledgered>,
+    /// Who knows whether there is a point in going on.
     pub watched: Arc<Watched>,
     /// Where they are kept.
     pub run: Arc<RunDir>,
@@ -142,12 +145,17 @@ impl<'a> Work<'a> {
                 return;
             }
             let Some(idx) = self.waiting.pop_front() else { return };
-            let (setting, task) = (self.batch.setting.clone(), Arc::clone(&self.slots[idx].task));
+            let own = Arc::new(self.batch.student.counted_apart());
+            let student = Arc::new(self.batch.watched.over(Arc::clone(&own) as Arc<dyn Model>));
+            let setting = AgentSetting { student, ..self.batch.setting.clone() };
+            let task = Arc::clone(&self.slots[idx].task);
             let place = EpisodePlace { episode: self.slots[idx].episode, started_at: self.batch.started_at };
             self.under_way.spawn(async move {
                 let began = Instant::now();
-                let episode = run_episode(&setting, &task, place).await;
-                Ran { idx, episode, seconds: began.elapsed().as_secs_f64() }
+                let mut episode = run_episode(&setting, &task, place).await;
+                let seconds = began.elapsed().as_secs_f64();
+                episode.versions = versions(&episode, &own).await;
+                Ran { idx, episode, seconds }
             });
         }
     }
@@ -212,6 +220,13 @@ impl<'a> Work<'a> {
         }
         (self.tell)(&event);
     }
+}
+
+/// Which weights sampled the actions of an episode. One that failed is run again, so nothing is measured for it.
+async fn versions(episode: &Episode, student: &Ledgered) -> Vec<TokenVersion> {
+    let drawn = student.drawn_by(episode.outcome.is_ok()).await;
+    let n_steps = episode.steps().iter().filter(|step| step.tokens.is_some()).count();
+    drawn.into_iter().filter(|it| it.step < n_steps).collect()
 }
 
 /// The episode of a slot, if it is there and need not be run again.

@@ -19,8 +19,8 @@ use super::reader::{Reader, Texts};
 use super::resume::{Asked, Differences, OldScores, Standing, reusable, standing};
 use super::{Loss, Reason};
 use crate::model::planned::{Pace, backend};
-use crate::model::{Error, Model};
-use crate::store::Ledgered;
+use crate::model::{Error, JobScores, Model};
+use crate::store::{Ledgered, Stands};
 use crate::store::episodes::{Loaded, Source, load};
 use crate::store::hindsight::{
     Hindsight, HindsightError, Measured, MeasuredStep, assemble, directory_of, write,
@@ -34,6 +34,8 @@ use backsight_core::plan::{Backend, Figures};
 use backsight_core::score::SpanScore;
 use backsight_core::tokens::Logprob;
 
+/// An episode around whose scores the weights changed is asked for again so often before it is lost.
+const ASKED_AT_MOST: u32 = 3;
 /// So many requests that failed in a row, without an answer in between, are a server that is gone.
 const GONE_AFTER: u32 = 3;
 
@@ -329,44 +331,88 @@ impl Shared {
         Work { loaded, asked, directory, places: outline.places, read, jobs, figures, old: reused, notes }
     }
 
-    /// Asks for what is missing, and writes what follows from it.
-    async fn score(self: Arc<Self>, work: Box<Work>) {
-        let id = work.loaded.episode.id.clone();
+    /// Asks for what is missing, and writes what follows from it once it is known whose the answers are.
+    async fn score(self: Arc<Self>, mut work: Box<Work>) {
+        let own = Arc::new(self.teacher.model.counted_apart());
+        let mut n_asked = 0;
+        let (figures, report) = loop {
+            own.begin_again();
+            n_asked += 1;
+            let (figures, answers) = self.ask(&work, &own).await;
+            match self.stands(&mut work, &own, answers.as_ref()).await {
+                Some(true) => break (figures, self.written(work, answers).await),
+                Some(false) if n_asked < ASKED_AT_MOST => {}
+                Some(false) => break (figures, self.never_still(&work)),
+                None => break (figures, work.report(Fate::Unfinished)),
+            }
+        };
+        self.finish(Report { figures, n_sent: own.sent(), n_found: own.lookups().found, ..report });
+    }
+
+    /// Asks for what no earlier run left; no answers when the run was stopped before all were there.
+    async fn ask(&self, work: &Work, own: &Arc<Ledgered>) -> (Figures, Option<Answers>) {
+        let id = &work.loaded.episode.id;
         let wanted = work.jobs.wanted(missing(&work.old, self.options.needs_plain()));
         let pace = Pace { backend: self.teacher.backend(), at_once: self.options.requests_at_once };
         let figures = work.jobs.figures_of(&wanted, &pace.backend);
         let (tokens, scores) = (figures.computed_tokens(), wanted.len() as u64);
         (self.watch)(Event::Begun { id: id.clone(), scores, tokens });
         let mut n_settled = 0;
-        let heed = |answer: &Result<Vec<SpanScore>, Error>| {
+        let heed = |answer: &Result<JobScores, Error>| {
             n_settled += 1;
             let share = tokens * n_settled / scores - tokens * (n_settled - 1) / scores;
             (self.watch)(Event::Settled { id: id.clone(), tokens: share });
             self.brake.heed(answer)
         };
-        let own = Arc::new(self.teacher.model.counted_apart());
-        let model: Arc<dyn Model> = Arc::clone(&own) as Arc<dyn Model>;
+        let model: Arc<dyn Model> = Arc::clone(own) as Arc<dyn Model>;
         let answers = work.jobs.ask(&wanted, &model, &pace, heed).await;
-        let reward = work.loaded.episode.outcome.as_ref().ok().map(|outcome| outcome.reward);
-        let unfinished = Report::new(&id, reward, Fate::Unfinished);
-        let report = if self.brake.is_stopped() && answers.is_cut_short(&wanted) {
-            unfinished
-        } else {
-            let shared = Arc::clone(&self);
-            let written = tokio::task::spawn_blocking(move || shared.write(*work, &answers)).await;
-            written.unwrap_or(unfinished)
+        let is_cut = self.brake.is_stopped() && answers.is_cut_short(&wanted);
+        (figures, (!is_cut).then_some(answers))
+    }
+
+    /// Whether all scores of an episode are of one version; nothing if that cannot be found out any more. What an
+    /// earlier run left counts only if it is of the same.
+    async fn stands(&self, work: &mut Work, own: &Ledgered, answers: Option<&Answers>) -> Option<bool> {
+        answers?;
+        let version = match own.settle().await {
+            Ok(Stands::Yes(version)) => version,
+            // A change that ends the run has ended it by now.
+            Ok(Stands::No) => return own.is_going_on().is_ok().then_some(false),
+            Err(error) => {
+                self.brake.pull(Stop::Model(error));
+                return None;
+            }
         };
-        self.finish(Report { figures, n_sent: own.sent(), n_found: own.lookups().found, ..report });
+        let is_other = version.is_some() && version != work.asked.provenance.version;
+        work.asked.provenance.version = version.or(work.asked.provenance.version.take());
+        if is_other && work.uses_old() {
+            work.old = vec![OldScores::default(); work.read.steps.len()];
+            return Some(false);
+        }
+        Some(true)
+    }
+
+    /// Writes an episode's files, off the threads that ask.
+    async fn written(self: &Arc<Self>, work: Box<Work>, answers: Option<Answers>) -> Report {
+        let unfinished = work.report(Fate::Unfinished);
+        let Some(answers) = answers else { return unfinished };
+        let shared = Arc::clone(self);
+        let written = tokio::task::spawn_blocking(move || shared.write(*work, &answers)).await;
+        written.unwrap_or(unfinished)
+    }
+
+    fn never_still(&self, work: &Work) -> Report {
+        let why = format!("the weights changed while it was scored, {ASKED_AT_MOST} times");
+        work.report(Fate::Lost(Loss::new(Reason::Server, why)))
     }
 
     fn write(&self, work: Work, answers: &Answers) -> Report {
-        let reward = work.loaded.episode.outcome.as_ref().ok().map(|outcome| outcome.reward);
         let mut report = Report {
             n_steps: work.read.steps.len(),
             n_shortened: work.n_shortened(),
             notes: work.notes.clone(),
             directory: Some(work.directory.clone()),
-            ..Report::new(&work.loaded.episode.id, reward, Fate::Made)
+            ..work.report(Fate::Made)
         };
         let with_plain = self.options.needs_plain();
         let measured = work.measured(answers, with_plain);
@@ -413,6 +459,17 @@ fn nothing_reused(old: &Hindsight, reused: &[OldScores]) -> Option<String> {
 }
 
 impl Work {
+    /// How it ends, as far as that says.
+    fn report(&self, fate: Fate) -> Report {
+        let reward = self.loaded.episode.outcome.as_ref().ok().map(|outcome| outcome.reward);
+        Report::new(&self.loaded.episode.id, reward, fate)
+    }
+
+    /// Whether anything an earlier run left is used.
+    fn uses_old(&self) -> bool {
+        self.old.iter().any(|it| it.lens.is_some() || it.plain.is_some())
+    }
+
     fn n_shortened(&self) -> usize {
         let steps = self.read.steps.iter().flatten();
         steps.filter(|step| !step.window.dropped.is_empty()).count()

@@ -1,12 +1,14 @@
 //! A model whose every answer is kept: behind its budget, and behind the ledger of a run directory.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use crate::model::Error;
 use crate::model::Opened;
 use crate::model::budget::Meter;
-use crate::store::ledger::{Recognition, RunPlace};
-use crate::store::{Ledger, Ledgered, RunLock, keep};
+use crate::store::fingerprint::differs;
+use crate::store::ledger::Recognition;
+use crate::store::{Ledger, Ledgered, RunLock, RunPlace, WeightRules, keep};
 
 /// A model that pays for nothing twice.
 pub struct Paid {
@@ -27,9 +29,10 @@ impl Paid {
         lock: RunLock,
         meter: Arc<Meter>,
         command: &str,
+        rules: WeightRules,
     ) -> Result<Self, Error> {
         let place = RunPlace { run: command.to_owned(), seed: 0 };
-        Self::open_at(opened, Arc::new(lock), meter, place).await
+        Self::open_at(opened, Arc::new(lock), meter, place, rules).await
     }
 
     /// The same for draws that depend on a seed.
@@ -38,17 +41,30 @@ impl Paid {
         lock: Arc<RunLock>,
         meter: Arc<Meter>,
         place: RunPlace,
+        rules: WeightRules,
     ) -> Result<Self, Error> {
         let ledger = Ledger::open(lock)?;
-        let (model, recognition) = keep(opened, Arc::clone(&ledger), meter, place).await?;
+        let (model, recognition) = keep(opened, Arc::clone(&ledger), meter, place, rules).await?;
         let model = Arc::new(model);
         Ok(Self { model, ledger, recognition })
+    }
+
+    /// What to say when there are results at `outputs` but no record of what they cost.
+    pub async fn forgotten(&self, outputs: &Path, are_there: bool) -> Result<Option<String>, Error> {
+        let is_forgotten = are_there && self.ledger.is_empty().await?;
+        Ok(is_forgotten.then(|| {
+            format!(
+                "there are results at {} but {} is missing or empty: what was paid for them is paid again",
+                outputs.display(),
+                self.ledger.path().display()
+            )
+        }))
     }
 
     /// What a person should know about it.
     pub fn notice(&self) -> Option<String> {
         let Recognition::Changed(difference) = self.recognition else { return None };
-        let by = difference.map(|it| format!(" (logprobs differ by {it:.2} on average)")).unwrap_or_default();
+        let by = difference.map(|it| format!(" ({})", differs(Some(it)))).unwrap_or_default();
         Some(format!("the model is another than last time{by}; old answers are not used"))
     }
 }

@@ -45,6 +45,7 @@ impl Asked {
         let (mut asked, old) = (self.clone(), old.provenance.clone().unwrap_or_default());
         let provenance = &mut asked.provenance;
         provenance.model = provenance.model.take().or(old.model);
+        provenance.version = provenance.version.take().or(old.version);
         provenance.tokenizer_sha256 = provenance.tokenizer_sha256.take().or(old.tokenizer_sha256);
         provenance.template_sha256 = provenance.template_sha256.take().or(old.template_sha256);
         asked
@@ -133,6 +134,7 @@ fn differing_measures(old: &Provenance, new: &Provenance) -> Vec<&'static str> {
     let other = |key: &str| old.other.get(key) == new.other.get(key);
     let pairs = [
         ("model", old.model == new.model),
+        ("version", old.version == new.version),
         ("tokenizer", old.tokenizer_sha256 == new.tokenizer_sha256),
         ("template", old.template_sha256 == new.template_sha256),
         ("system", old.system_sha256 == new.system_sha256),

@@ -19,13 +19,13 @@ use backsight_core::score::ScoreJob;
 const GONE_AFTER: u32 = 3;
 
 /// Who is told of each turn.
-pub type TellTurn = Box<dyn Fn(&Event) + Send + Sync>;
+pub type TellTurn = Arc<dyn Fn(&Event) + Send + Sync>;
 
 /// A model that stops answering when there is no point in asking.
 pub struct Watched {
     inner: Arc<dyn Model>,
     tell: Option<TellTurn>,
-    state: Mutex<State>,
+    state: Arc<Mutex<State>>,
 }
 
 #[derive(Debug, Default)]
@@ -39,7 +39,12 @@ struct State {
 impl Watched {
     /// `inner`, which has not failed yet; `tell` hears of each of its turns.
     pub fn new(inner: Arc<dyn Model>, tell: Option<TellTurn>) -> Arc<Self> {
-        Arc::new(Self { inner, tell, state: Mutex::default() })
+        Arc::new(Self { inner, tell, state: Arc::default() })
+    }
+
+    /// The same watch over `inner`: what stops one stops all.
+    pub fn over(&self, inner: Arc<dyn Model>) -> Self {
+        Self { inner, tell: self.tell.clone(), state: Arc::clone(&self.state) }
     }
 
     /// Why nothing more is asked; none while there is hope.

@@ -17,13 +17,17 @@ use crate::model::Error;
 /// Marks the file as a ledger of ours: `BSLG`.
 const APPLICATION_ID: i32 = 0x4253_4c47;
 /// The version of [`SCHEMA`].
-const SCHEMA_VERSION: i32 = 1;
+const SCHEMA_VERSION: i32 = 2;
+/// `provisional` holds the answers that no measurement has settled yet, `doubtful` draws that lie between two versions,
+/// `spent` what answers cost that were paid and not kept.
 const SCHEMA: &str = "
     CREATE TABLE models (
         id INTEGER PRIMARY KEY,
-        identity TEXT NOT NULL,
+        identity TEXT,
         probe TEXT NOT NULL,
-        logprobs TEXT NOT NULL
+        logprobs TEXT NOT NULL,
+        noise REAL NOT NULL,
+        checksum BLOB NOT NULL
     );
     CREATE TABLE answers (
         key BLOB PRIMARY KEY,
@@ -35,6 +39,21 @@ const SCHEMA: &str = "
         completion_tokens INTEGER NOT NULL,
         checksum BLOB NOT NULL,
         answer BLOB NOT NULL
+    );
+    CREATE TABLE provisional (
+        key BLOB PRIMARY KEY,
+        role TEXT NOT NULL,
+        after INTEGER NOT NULL
+    ) WITHOUT ROWID;
+    CREATE TABLE doubtful (
+        key BLOB PRIMARY KEY,
+        until INTEGER NOT NULL REFERENCES models (id)
+    ) WITHOUT ROWID;
+    CREATE TABLE spent (
+        role TEXT NOT NULL,
+        prompt_tokens INTEGER NOT NULL,
+        cached_tokens INTEGER,
+        completion_tokens INTEGER NOT NULL
     );
 ";
 /// Answers in one transaction at most.
@@ -231,11 +250,6 @@ fn ledger_error(path: &Path, why: &rusqlite::Error) -> Error {
     failed(path, &why.to_string(), help)
 }
 
-/// A damaged record in the file at `path`.
-pub fn damaged(path: &Path, why: &str) -> Error {
-    failed(path, why, HELP_MOVE)
-}
-
 #[cfg(test)]
 #[expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 mod tests {
@@ -244,7 +258,7 @@ mod tests {
     fn add(bytes: usize) -> impl FnOnce(&Connection) -> rusqlite::Result<i64> + Send + 'static {
         move |connection| {
             connection.execute(
-                "INSERT INTO models (identity, probe, logprobs) VALUES (?1, '', '')",
+                "INSERT INTO models (identity, probe, logprobs, noise, checksum) VALUES (?1, '', '', 0, '')",
                 ["x".repeat(bytes)],
             )?;
             Ok(connection.last_insert_rowid())
@@ -338,7 +352,7 @@ mod tests {
         std::fs::remove_file(&path).unwrap();
         drop(Disk::open(&path).unwrap());
         Connection::open(&path).unwrap().pragma_update(None, "user_version", 99).unwrap();
-        refused("it has version 99 and this program writes version 1");
+        refused("it has version 99 and this program writes version 2");
     }
 
     #[test]

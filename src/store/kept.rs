@@ -1,68 +1,117 @@
-//! An opened model made fit for a run: recognised, metered, and its answers kept.
+//! An opened model made fit for a run: recognised, metered, its weights watched and its answers kept.
 //!
-//! Owns [`keep`], the one way from a server to a model whose calls are in the ledger. What the ledger does is
-//! `ledger`'s business, who may pay how much is the meter's.
+//! Owns [`keep`], the one way from a server to a model whose calls are in the ledger, and how much a server differs
+//! from itself, alone and in company. What the ledger does is `ledger`'s business, when weights are measured again that
+//! of `versions`, who may pay how much is the meter's.
 
 use std::sync::Arc;
 
-use super::fingerprint::{Fingerprint, Identity, LARGEST_MEAN_DIFFERENCE};
-use super::ledger::{Ledger, Ledgered, Recognition, RunPlace};
-use crate::model::Error;
+use futures_util::future::join_all;
+
+use super::fingerprint::{Fingerprint, Identity};
+use super::ledger::{Ledger, Recognition};
+use super::ledgered::{Ledgered, RunPlace};
+use super::versions::{Checks, Gauge, Measure, NewWeights, Patience, Versions, WeightRules};
 use crate::model::budget::{Budgeted, Meter};
-use crate::model::doubt::Check;
 use crate::model::probe::probe_ids;
-use crate::model::{Opened, Transport};
+use crate::model::{Error, Model, Opened, Transport};
+use backsight_core::tokens::TokenId;
+
+/// How often the probe text is scored one at a time, and then so many at once, to see how much a server differs from
+/// itself.
+const ALONE: usize = 2;
+const TOGETHER: usize = 4;
 
 /// The model behind its meter and the ledger, and whether the ledger knew it.
 ///
-/// The model is known by who it says it is and by the logprobs of a probe text, which are measured now.
+/// The model is known by who it says it is and by the logprobs of a probe text, which are measured now and again.
 pub async fn keep(
     opened: &Opened,
     ledger: Arc<Ledger>,
     meter: Arc<Meter>,
     place: RunPlace,
+    rules: WeightRules,
 ) -> Result<(Ledgered, Recognition), Error> {
+    let (identity, probe, role) = (identity(opened), probe_ids(opened), meter.role());
+    let gauges = gauges(opened, &identity, &probe, rules).await?;
+    let noise = gauges.iter().map(|it| it.noise).fold(0.0, f64::max);
+    let fingerprint = match gauges.first() {
+        Some(gauge) => gauge.expected.clone(),
+        None => Fingerprint::measure(&*opened.model, identity, &probe).await?,
+    };
+    let (model, recognition) = ledger.identify(&fingerprint, noise).await?;
+    ledger.resume(role, model).await?;
+    let (transport, names) = (opened.transport.clone(), ledger.names().await?);
+    let versions = Versions::new(Arc::clone(&ledger), role, rules, transport, gauges, (model, names));
+    let budgeted = Arc::new(Budgeted::new(Arc::clone(&opened.model), meter));
+    Ok((Ledgered::new(ledger, budgeted, versions, role, place), recognition))
+}
+
+fn identity(opened: &Opened) -> Identity {
     let info = &opened.info;
-    let identity = Identity {
+    Identity {
         kind: info.kind.name().to_owned(),
         version: info.version.clone(),
         model: info.model.clone(),
         weights: info.weight_version.clone(),
+    }
+}
+
+/// A gauge for every endpoint. A model in this process cannot change, and one that scores nothing cannot be measured.
+async fn gauges(
+    opened: &Opened,
+    identity: &Identity,
+    probe: &[TokenId],
+    rules: WeightRules,
+) -> Result<Vec<Gauge>, Error> {
+    let Some(transport) = opened.transport.as_ref().filter(|_| opened.model.limits().scores) else {
+        return Ok(Vec::new());
     };
-    let fingerprint = Fingerprint::measure(&*opened.model, identity, &probe_ids(opened)).await?;
-    let (id, recognition) = ledger.identify(&fingerprint).await?;
-    if let Some(transport) = opened.transport.as_ref().filter(|_| !fingerprint.probe.is_empty()) {
-        transport.check_with(same_model(opened, fingerprint));
+    let n_endpoints = transport.answers().len();
+    if n_endpoints > 1 && rules.new_weights == NewWeights::Continue {
+        return Err(Error::Invalid {
+            what: "new weights cannot be told apart on several servers".to_owned(),
+            help: "name one --url, or leave out --new-weights continue".to_owned(),
+        });
     }
-    let role = meter.role();
-    let budgeted = Arc::new(Budgeted::new(Arc::clone(&opened.model), meter));
-    Ok((Ledgered::new(ledger, budgeted, id, role, place), recognition))
+    let all = (0..n_endpoints).map(|idx| gauge(opened, transport.only(&[idx]), identity, probe));
+    join_all(all).await.into_iter().collect()
 }
 
-/// Measures the fingerprint of a server that came back, and compares.
-fn same_model(opened: &Opened, expected: Fingerprint) -> Check<Transport> {
-    let (known, expected) = (opened.known(), Arc::new(expected));
-    Arc::new(move |transport| {
-        let (server, expected) = (transport.server(), Arc::clone(&expected));
-        let model = known.over(transport);
-        Box::pin(async move {
-            let found = Fingerprint::measure(&*model, expected.identity.clone(), &expected.probe).await;
-            match found.map(|found| found.mean_difference(&expected)) {
-                Ok(Some(by)) if by <= LARGEST_MEAN_DIFFERENCE => Ok(()),
-                Ok(by) => Err(Error::Changed { server, why: differs(by) }),
-                Err(Error::Refused { status, message, .. }) => {
-                    let why = format!("it refuses the probe text: HTTP {status}: {message}");
-                    Err(Error::Changed { server, why })
-                }
-                Err(error) => Err(error),
-            }
-        })
-    })
+async fn gauge(
+    opened: &Opened,
+    endpoint: Result<Transport, Error>,
+    identity: &Identity,
+    probe: &[TokenId],
+) -> Result<Gauge, Error> {
+    let (endpoint, known) = (endpoint?, opened.known());
+    let (brief, patient) = (known.over(endpoint.briefly()), known.over(endpoint.clone()));
+    let (identity, probe) = (identity.clone(), Arc::<[TokenId]>::from(probe));
+    let (expected, noise) = calibrate(&*patient, &identity, &probe).await?;
+    let requests = (ALONE + TOGETHER) as u64;
+    let checks = Checks { requests, tokens: requests * probe.len() as u64, ..Checks::default() };
+    let measure: Measure = Box::new(move |patience| {
+        let model = Arc::clone(if patience == Patience::Brief { &brief } else { &patient });
+        let (identity, probe) = (identity.clone(), Arc::clone(&probe));
+        Box::pin(async move { Fingerprint::measure(&*model, identity, &probe).await })
+    });
+    Ok(Gauge { server: endpoint.server(), measure, expected, noise, checks })
 }
 
-fn differs(by: Option<f64>) -> String {
-    match by {
-        Some(by) => format!("the logprobs of a probe text differ by {by:.2} on average"),
-        None => "it gives other positions of a probe text a logprob".to_owned(),
+/// What a server says of the probe text, and how much it differs from that when asked again, alone and in company.
+async fn calibrate(
+    model: &dyn Model,
+    identity: &Identity,
+    probe: &[TokenId],
+) -> Result<(Fingerprint, f64), Error> {
+    let measure = || Fingerprint::measure(model, identity.clone(), probe);
+    let expected = measure().await?;
+    let mut noise: f64 = 0.0;
+    for _ in 1..ALONE {
+        noise = noise.max(expected.mean_difference(&measure().await?).unwrap_or(0.0));
     }
+    for found in join_all((0..TOGETHER).map(|_| measure())).await {
+        noise = noise.max(expected.mean_difference(&found?).unwrap_or(0.0));
+    }
+    Ok((expected, noise))
 }

@@ -13,16 +13,21 @@ pub(crate) mod journal;
 pub(crate) mod kept;
 
 pub(crate) mod ledger;
+pub(crate) mod ledgered;
 pub(crate) mod lock;
 mod record;
 pub(crate) mod run;
 pub(crate) mod spool;
+pub(crate) mod stamp;
 pub(crate) mod summary;
+pub(crate) mod versions;
 
 pub use self::episodes::load_directory;
 pub use self::fingerprint::{Fingerprint, Identity};
 pub use self::kept::keep;
-pub use self::ledger::{Ledger, Ledgered, RunPlace};
+pub use self::ledger::Ledger;
+pub use self::ledgered::{Ledgered, RunPlace, Stands};
 pub use self::lock::{LockError, RunLock};
+pub use self::versions::{NewWeights, WeightRules};
 pub use crate::model::key::{Key, ModelId};
 pub use crate::wire::record::{from_json as episode_from_json, to_json as episode_to_json};

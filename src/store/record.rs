@@ -16,6 +16,8 @@ use backsight_core::tokens::{Logprob, TokenSpan, TopK};
 pub trait Record: Sized {
     /// What it is, as the ledger's file names it.
     const KIND: &'static str;
+    /// Whether it was drawn: then it is kept whatever becomes of the weights, since it cannot be had again.
+    const IS_DRAW: bool = true;
 
     /// The bytes to store.
     fn encode(&self) -> Vec<u8>;
@@ -25,6 +27,16 @@ pub trait Record: Sized {
 
     /// What it cost.
     fn usage(&self) -> Usage;
+
+    /// Whether every number is there that was asked for.
+    fn is_whole(&self) -> bool {
+        true
+    }
+
+    /// The weights as the server names them; of several the last.
+    fn told(&self) -> Option<&str> {
+        None
+    }
 }
 
 /// The bytes are not what was stored.
@@ -37,6 +49,7 @@ const VERSION: u8 = 2;
 
 impl Record for Scored {
     const KIND: &'static str = "score";
+    const IS_DRAW: bool = false;
 
     fn encode(&self) -> Vec<u8> {
         let positions = || self.spans.iter().flat_map(SpanScore::scores);
@@ -65,6 +78,16 @@ impl Record for Scored {
 
     fn usage(&self) -> Usage {
         self.usage
+    }
+
+    /// The first token of a sequence has no context, and so nothing that could be lacking.
+    fn is_whole(&self) -> bool {
+        let mut absent = self.spans.iter().flat_map(SpanScore::absent);
+        absent.all(|(_, why)| *why == Absence::NoContext)
+    }
+
+    fn told(&self) -> Option<&str> {
+        self.version.as_deref()
     }
 }
 
@@ -100,6 +123,10 @@ impl Record for Generated {
 
     fn usage(&self) -> Usage {
         self.usage
+    }
+
+    fn told(&self) -> Option<&str> {
+        self.versions.last().map(|it| it.version.as_str())
     }
 }
 

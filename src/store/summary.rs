@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value, json};
 
+use super::versions::Checks;
 use crate::model::budget::{ModelRole, Spent};
 
 /// The file in a run directory.
@@ -46,6 +47,8 @@ pub struct Summary {
     pub naive: Option<Naive>,
     /// What each role has paid in this run directory, however many processes it took.
     pub paid: Vec<(ModelRole, Spent)>,
+    /// What measuring the weights cost and showed, where they can change.
+    pub weights: Option<Checks>,
     /// What should be known.
     pub notices: Vec<String>,
     /// What only this command tells.
@@ -84,7 +87,7 @@ impl Summary {
             "tokens": {"naive": naive.tokens, "sent": spent.prompt_tokens, "cached": spent.cached_tokens,
                        "computed": computed(spent), "sampled": spent.completion_tokens},
             "requests": spent.requests, "naive_requests": naive.requests, "seconds": self.seconds,
-            "paid": paid, "notices": self.notices,
+            "paid": paid, "weights": self.weights.as_ref().map(Checks::to_json), "notices": self.notices,
         });
         if let Value::Object(keys) = &mut json {
             keys.extend(self.more.clone());

@@ -12,11 +12,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, join_all};
+use serde_json::{Value, json};
 use tokio::sync::{Mutex as AsyncMutex, RwLock, RwLockReadGuard};
 use tokio::time::Instant;
 
 use super::fingerprint::{Fingerprint, differs, tolerance};
 use super::ledger::Ledger;
+use super::stamp::{Fate, Stamp};
 use crate::model::budget::ModelRole;
 use crate::model::key::ModelId;
 use crate::model::{Error, Transport};
@@ -70,24 +72,8 @@ pub struct Gauge {
     pub expected: Fingerprint,
     /// How much it differed from itself meanwhile.
     pub noise: f64,
-}
-
-/// When an answer came in, and what the weights were taken for then.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Stamp {
-    /// So many measurements had been begun.
-    pub after: u64,
-    /// The version that the last of them found.
-    pub model: ModelId,
-}
-
-/// Which weights an answer came from, once that is known.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fate {
-    /// The ones that were measured before it and after it.
-    Known(ModelId),
-    /// One of two: it came between two measurements that differ.
-    Between(ModelId, ModelId),
+    /// What finding that out has cost.
+    pub checks: Checks,
 }
 
 /// What measuring has cost and shown.
@@ -101,6 +87,19 @@ pub struct Checks {
     pub changes: u64,
     /// The mean difference of logprobs from which on a change is seen.
     pub smallest_change: f64,
+}
+
+impl Checks {
+    /// As summaries have it.
+    pub fn to_json(&self) -> Value {
+        let Self { requests, tokens, changes, smallest_change } = self;
+        json!({"requests": requests, "tokens": tokens, "changes": changes, "smallest_change": smallest_change})
+    }
+
+    fn and(self, other: &Self) -> Self {
+        let (requests, tokens) = (self.requests + other.requests, self.tokens + other.tokens);
+        Self { requests, tokens, ..self }
+    }
 }
 
 /// The versions of one model over one run.
@@ -153,19 +152,19 @@ impl Versions {
         rules: WeightRules,
         transport: Option<Transport>,
         gauges: Vec<Gauge>,
-        (model, name): (ModelId, Option<String>),
+        (model, names): (ModelId, HashMap<ModelId, String>),
     ) -> Arc<Self> {
         let noise: Vec<f64> = gauges.iter().map(|it| it.noise).collect();
+        let checks = gauges.iter().fold(Checks::default(), |all, it| all.and(&it.checks));
         let expected = gauges.iter().map(|it| it.expected.clone()).collect();
         let (servers, gauges): (Vec<_>, Vec<_>) =
             gauges.into_iter().map(|it| (it.server, it.measure)).unzip();
-        let smallest_change = smallest_change(&noise);
         let state = State {
             order: Order::new(model),
             expected,
+            checks: Checks { smallest_change: smallest_change(&noise), ..checks },
             noise,
-            names: name.into_iter().map(|name| (model, name)).collect(),
-            checks: Checks { smallest_change, ..Checks::default() },
+            names,
             answers: 0,
             since: Instant::now(),
             disruptions: transport.as_ref().map_or(0, Transport::disruptions),
@@ -195,9 +194,9 @@ impl Versions {
         self.lock().names.get(&model).cloned()
     }
 
-    /// What measuring has cost and shown so far.
-    pub fn checks(&self) -> Checks {
-        self.lock().checks
+    /// What measuring has cost and shown so far; nothing where weights cannot change, or cannot be measured.
+    pub fn checks(&self) -> Option<Checks> {
+        (!self.gauges.is_empty()).then(|| self.lock().checks)
     }
 
     /// Held while a request is under way.
@@ -218,8 +217,9 @@ impl Versions {
     }
 
     /// Takes note of an answer, and measures again beside the work when it is time.
-    pub fn answered(self: &Arc<Self>) {
-        if self.gauges.is_empty() || !self.is_due() {
+    pub fn answered(self: &Arc<Self>, told: Option<&str>) {
+        let contradicts = self.contradicts(told);
+        if self.gauges.is_empty() || !self.is_due(contradicts) {
             return;
         }
         let versions = Arc::clone(self);
@@ -230,12 +230,13 @@ impl Versions {
         });
     }
 
-    fn is_due(&self) -> bool {
+    fn is_due(&self, contradicts: bool) -> bool {
         let disruptions = self.transport.as_ref().map_or(0, Transport::disruptions);
         let mut state = self.lock();
         state.answers += 1;
         let is_time = state.answers >= self.rules.answers || state.since.elapsed() >= self.rules.time;
-        let is_due = (is_time || state.disruptions != disruptions) && !state.is_checking;
+        let is_suspect = contradicts || state.disruptions != disruptions;
+        let is_due = (is_time || is_suspect) && !state.is_checking;
         (state.disruptions, state.is_checking) = (disruptions, state.is_checking || is_due);
         is_due
     }
@@ -262,7 +263,8 @@ impl Versions {
         Ok(self.fate(stamp).unwrap_or(Fate::Known(stamp.model)))
     }
 
-    fn fate(&self, stamp: Stamp) -> Option<Fate> {
+    /// Which weights an answer came from, if that is known by now.
+    pub fn fate(&self, stamp: Stamp) -> Option<Fate> {
         self.lock().order.fate(stamp)
     }
 

@@ -243,6 +243,9 @@ pub struct Provenance {
     /// What served it, with its version where it says.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub server: Option<String>,
+    /// Its weights, as they were measured before and after.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub version: Option<String>,
     /// SHA-256 of the tokenizer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tokenizer_sha256: Option<String>,

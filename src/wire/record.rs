@@ -11,7 +11,7 @@ use super::fault::Fault;
 use backsight_chat::messages::{self, ArgumentForm, list_from_json, to_json_with};
 use backsight_core::episode::{
     ActionTokens, Assertion, Compaction, Episode, Message, Outcome, Progress, Step, Stop, Subtask, Task,
-    TokenSource, ToolText, Verification,
+    TokenSource, TokenVersion, ToolText, Verification, Version,
 };
 use backsight_core::tokens::{Logprob, TokenId, TokenSpan, TopK};
 
@@ -49,6 +49,8 @@ struct Record {
     stop: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     verification: Option<VerificationRecord>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    versions: Vec<VersionRecord>,
     outcome: OutcomeRecord,
     #[serde(default)]
     progress: ProgressRecord,
@@ -102,6 +104,18 @@ struct AssertionRecord {
     passed: bool,
     #[serde(default)]
     detail: String,
+}
+
+/// `version` is null where it is not known; `between` then names the two it is one of, if that is known.
+#[derive(Serialize, Deserialize)]
+struct VersionRecord {
+    step: usize,
+    span: [usize; 2],
+    version: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    between: Option<[String; 2]>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    told: Option<String>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -199,6 +213,7 @@ pub fn to_json(episode: &Episode) -> Result<Value, serde_json::Error> {
         steps: episode.steps().iter().map(step_record).collect(),
         stop: episode.stop.map(|stop| stop.name().to_owned()),
         verification: episode.verification.clone().map(verification_record),
+        versions: episode.versions.iter().cloned().map(version_record).collect(),
         outcome: outcome_record(&episode.outcome),
         progress: progress_record(&episode.progress),
     })
@@ -229,6 +244,7 @@ fn episode(record: Record) -> Result<Episode, Fault> {
     episode.temperature = record.temperature;
     episode.stop = record.stop.as_deref().map(stop).transpose()?;
     episode.verification = record.verification.map(verification);
+    episode.versions = record.versions.into_iter().map(version).collect::<Result<_, _>>()?;
     episode.token_source = match record.tokens {
         TokensName::Exact => TokenSource::Exact,
         TokensName::Rendered => TokenSource::Rendered,
@@ -271,6 +287,27 @@ fn verification(record: VerificationRecord) -> Verification {
     let assertion = |AssertionRecord { line, text, passed, detail }| Assertion { line, text, passed, detail };
     let assertions = assertions.into_iter().map(assertion).collect();
     Verification { n_passed, n_failed, error, assertions, output, seconds }
+}
+
+fn version_record(found: TokenVersion) -> VersionRecord {
+    let TokenVersion { step, span, version, told } = found;
+    let (version, between) = match version {
+        Version::Known(name) => (Some(name), None),
+        Version::Between(before, after) => (None, Some([before, after])),
+        Version::Unknown => (None, None),
+    };
+    VersionRecord { step, span: [span.start(), span.end()], version, between, told }
+}
+
+fn version(record: VersionRecord) -> Result<TokenVersion, Fault> {
+    let VersionRecord { step, span: [start, end], version, between, told } = record;
+    let version = match (version, between) {
+        (Some(name), _) => Version::Known(name),
+        (None, Some([before, after])) => Version::Between(before, after),
+        (None, None) => Version::Unknown,
+    };
+    let span = TokenSpan::new(start, end).map_err(Fault::new)?;
+    Ok(TokenVersion { step, span, version, told })
 }
 
 fn tool_text_name(tool_text: ToolText) -> ToolTextName {

@@ -46,12 +46,15 @@ fn job(value: Value, default_top_k: usize) -> Result<ScoreJob, String> {
     ScoreJob::new(Arc::from(line.tokens), spans, top_k).map_err(|error| error.to_string())
 }
 
-/// The answer to a job that was scored.
-pub fn answer(id: &Value, job: &ScoreJob, spans: &[SpanScore]) -> Value {
+/// The answer to a job that was scored, by weights that have this name.
+pub fn answer(id: &Value, job: &ScoreJob, spans: &[SpanScore], version: Option<&str>) -> Value {
     let absent = spans.iter().flat_map(SpanScore::absent);
     let absent: Vec<Value> = absent.map(|(position, why)| json!([position, why.to_string()])).collect();
     let spans: Vec<Value> = spans.iter().map(|span| span_json(span, job.top_k() > 0)).collect();
     let mut answer = json!({"id": id, "spans": spans});
+    if let Some(version) = version {
+        answer["version"] = version.into();
+    }
     if !absent.is_empty() {
         answer["absent"] = absent.into();
     }
@@ -113,8 +116,9 @@ mod tests {
         let expected = json!({
             "id": 3,
             "spans": [{"start": 0, "end": 2, "logprobs": [null, -0.5], "top": [[], [[8, -0.5]]]}],
+            "version": "12ab34cd",
             "absent": [[0, "the first token has no context"]],
         });
-        assert_eq!(answer(&json!(3), &job, &spans), expected);
+        assert_eq!(answer(&json!(3), &job, &spans, Some("12ab34cd")), expected);
     }
 }

@@ -159,6 +159,30 @@ pub struct ActionTokens {
     pub top: Vec<TopK>,
 }
 
+/// Which weights some tokens came from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Version {
+    /// The ones with this name, measured before and after.
+    Known(String),
+    /// One of these two: the weights changed around the tokens.
+    Between(String, String),
+    /// They could not be measured.
+    Unknown,
+}
+
+/// Which weights sampled some of a step's tokens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TokenVersion {
+    /// The step.
+    pub step: usize,
+    /// Which tokens, counted from the first of its action.
+    pub span: TokenSpan,
+    /// The weights, as they were measured.
+    pub version: Version,
+    /// The weights, as the server names them, where it does.
+    pub told: Option<String>,
+}
+
 /// One action and the next state it led to.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Step {
@@ -341,6 +365,8 @@ pub struct Episode {
     pub temperature: Option<f64>,
     /// What the task's tests found, if they ran.
     pub verification: Option<Verification>,
+    /// Which weights sampled its actions, in order; empty where nobody looked.
+    pub versions: Vec<TokenVersion>,
     compactions: Vec<Compaction>,
     steps: Vec<Step>,
 }
@@ -407,6 +433,7 @@ impl Episode {
             stop: None,
             temperature: None,
             verification: None,
+            versions: Vec::new(),
             compactions: Vec::new(),
             steps: Vec::new(),
         }

@@ -82,10 +82,11 @@ async fn scored(
     let ready = setup::open(args, &shown, &notices).await?;
     let allowance = Allowance { max_requests: args.max_requests, max_tokens: args.max_tokens };
     let meter = Meter::new(ModelRole::Teacher, allowance);
-    let paid = Paid::open(&ready.opened, lock, meter.clone(), "credit").await.map_err(model_failure)?;
+    let rules = args.server.weight_rules();
+    let paid = Paid::open(&ready.opened, lock, meter.clone(), "credit", rules).await.map_err(model_failure)?;
     paid.notice().into_iter().for_each(|notice| notices.add(notice));
     let progress = Arc::new(Progress::new(&sources, args.json, meter.clone(), notices.clone()));
-    let options = options(args, shown, &ready);
+    let options = options(args, shown, &ready, paid.model.version_now());
     write_config(args, &options)?;
     tell_absences(args, &ready, &sources, &progress);
     let teacher = Teacher {
@@ -101,6 +102,7 @@ async fn scored(
     let planned = table::planned(&reports);
     summary.naive = Some(Naive { tokens: planned.naive_tokens, requests: planned.naive_requests });
     summary.spent = meter.spent();
+    summary.weights = paid.model.checks();
     summary.more.insert("planned_tokens".to_owned(), planned.computed_tokens().into());
     let n_found: u64 = reports.iter().map(|report| report.n_found).sum();
     summary.more.insert("found_in_ledger".to_owned(), n_found.into());
@@ -113,11 +115,12 @@ async fn scored(
     Ok((summary, Ended { reports, stop }))
 }
 
-fn options(args: &CreditArgs, shown: Shown, ready: &Ready) -> Options {
+fn options(args: &CreditArgs, shown: Shown, ready: &Ready, version: Option<String>) -> Options {
     let is_embedded = args.server.kind == KindName::Embedded;
     let provenance = Provenance {
         model: Some(ready.opened.info.model.clone()),
         server: Some(setup::server_name(&ready.opened)),
+        version,
         tokenizer_sha256: Some(ready.tokenizer_sha256.clone()),
         template_sha256: Some(ready.texts.template_sha256()),
         ..shown.provenance

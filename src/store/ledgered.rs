@@ -1,0 +1,734 @@
+//! A model whose answers are kept: the ledger is asked first, and what the model answers is stored before it is used.
+//!
+//! Owns [`Ledgered`]. It stands outside of budgets, so that what is found costs nothing, gives every draw its seed, and
+//! knows whose the answers are that it handed out. An answer that lacks a number is never kept: it is asked for again,
+//! twice at most. Where answers are kept is the business of `ledger`, whose they are that of `versions`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use async_trait::async_trait;
+use futures_util::future::join_all;
+
+use super::ledger::Ledger;
+use super::record::Record;
+use super::stamp::{Fate, Stamp, Standing};
+use super::versions::{Checks, Patience, Versions};
+use crate::model::budget::ModelRole;
+use crate::model::key::{Key, ModelId, seed_for};
+use crate::model::{
+    ChatAnswer, ChatRequest, Error, GenerateRequest, Generated, Limits, Model, Place, Sampling, Scored,
+};
+use backsight_core::episode::{TokenVersion, Version};
+use backsight_core::score::ScoreJob;
+use backsight_core::tokens::TokenSpan;
+
+/// How often one call is asked for in one run: an answer that lacks a number, or that the weights changed under, is
+/// asked for again.
+const ASKED_AT_MOST: u32 = 3;
+
+/// Where draws are made: the run's name and its `--seed`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RunPlace {
+    /// Stays the same when the run is continued.
+    pub run: String,
+    /// From which every draw's seed is derived.
+    pub seed: u64,
+}
+
+/// How often a [`Ledgered`] model could answer from its ledger.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Lookups {
+    /// Calls answered from the ledger.
+    pub found: u64,
+    /// Calls that were paid and stored.
+    pub paid: u64,
+}
+
+/// Whether what was made of scores may be used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Stands {
+    /// All of them are of one version, which has this name where it could be measured.
+    Yes(Option<String>),
+    /// The weights changed around one of them: what was made is to be made again.
+    No,
+}
+
+/// A model whose answers are kept.
+pub struct Ledgered {
+    ledger: Arc<Ledger>,
+    inner: Arc<dyn Model>,
+    versions: Arc<Versions>,
+    role: ModelRole,
+    place: RunPlace,
+    counts: Counts,
+    /// Those of everybody who shares the model.
+    all: Arc<Counts>,
+    handed: Mutex<Handed>,
+}
+
+#[derive(Default)]
+struct Counts {
+    found: AtomicU64,
+    paid: AtomicU64,
+    sent: AtomicU64,
+}
+
+impl Counts {
+    fn lookups(&self) -> Lookups {
+        Lookups { found: self.found.load(Ordering::Relaxed), paid: self.paid.load(Ordering::Relaxed) }
+    }
+}
+
+/// Whose the answers are that were handed out.
+#[derive(Default)]
+struct Handed {
+    scores: BTreeSet<Standing>,
+    draws: Vec<Draw>,
+}
+
+/// A draw, as far as it matters whose it is.
+struct Draw {
+    step: usize,
+    standing: Standing,
+    /// The weights of its tokens, as the server names them.
+    told: Vec<(TokenSpan, Option<String>)>,
+}
+
+/// What became of an answer.
+enum Kept<R> {
+    Kept(R, Standing),
+    /// It lacks a number.
+    Incomplete(R),
+    /// The weights changed while it was under way, and what they were is unknown.
+    Straddles,
+}
+
+impl Ledgered {
+    /// `inner`, whose versions are watched, working for `role`.
+    pub fn new(
+        ledger: Arc<Ledger>,
+        inner: Arc<dyn Model>,
+        versions: Arc<Versions>,
+        role: ModelRole,
+        place: RunPlace,
+    ) -> Self {
+        let (counts, all, handed) = (Counts::default(), Arc::default(), Mutex::default());
+        Self { ledger, inner, versions, role, place, counts, all, handed }
+    }
+
+    /// The same model with counts of its own, from zero, and nothing handed out.
+    #[must_use]
+    pub fn counted_apart(&self) -> Self {
+        let (ledger, inner) = (Arc::clone(&self.ledger), Arc::clone(&self.inner));
+        let own = Self::new(ledger, inner, Arc::clone(&self.versions), self.role, self.place.clone());
+        Self { all: Arc::clone(&self.all), ..own }
+    }
+
+    /// What was found and what was paid through this model.
+    pub fn lookups(&self) -> Lookups {
+        self.counts.lookups()
+    }
+
+    /// The same of everybody who shares it.
+    pub fn all_lookups(&self) -> Lookups {
+        self.all.lookups()
+    }
+
+    /// How many calls were asked of the server because the ledger had no answer, whatever came of them.
+    pub fn sent(&self) -> u64 {
+        self.counts.sent.load(Ordering::Relaxed)
+    }
+
+    fn count(&self, what: impl Fn(&Counts) -> &AtomicU64, n: u64) {
+        for counts in [&self.counts, &*self.all] {
+            what(counts).fetch_add(n, Ordering::Relaxed);
+        }
+    }
+
+    /// What measuring the weights has cost and shown, where they can change.
+    pub fn checks(&self) -> Option<Checks> {
+        self.versions.checks()
+    }
+
+    /// Measures the weights once more if anything waits for that; tells whether the scores handed out so far stand.
+    pub async fn settle(&self) -> Result<Stands, Error> {
+        let standings = self.handed().scores.clone();
+        let mut fates = BTreeSet::new();
+        for standing in standings {
+            fates.insert(self.fate(standing).await?);
+        }
+        let mut fates = fates.into_iter();
+        match (fates.next(), fates.next()) {
+            (None, _) => Ok(Stands::Yes(None)),
+            (Some(Fate::Known(model)), None) => Ok(Stands::Yes(self.versions.name(model))),
+            _ => Ok(Stands::No),
+        }
+    }
+
+    /// Fails once a change of the weights has ended the run.
+    pub fn is_going_on(&self) -> Result<(), Error> {
+        self.versions.current().map(drop)
+    }
+
+    /// What the weights are called that answer now, where they could be measured.
+    pub fn version_now(&self) -> Option<String> {
+        self.versions.name(self.versions.now().model)
+    }
+
+    /// When an answer comes in that comes in now.
+    pub fn stamp_now(&self) -> Stamp {
+        self.versions.now()
+    }
+
+    /// Whether an answer that was complete at `stamp` is of the version it says; waits until that is known.
+    pub async fn vouches_for(&self, stamp: Stamp, version: Option<&str>) -> Result<bool, Error> {
+        match self.versions.settle(stamp).await? {
+            Fate::Known(model) => Ok(self.versions.name(model).is_none_or(|name| Some(&*name) == version)),
+            Fate::Between(..) => Ok(false),
+        }
+    }
+
+    /// Forgets what was handed out, because it is made again.
+    pub fn begin_again(&self) {
+        *self.handed() = Handed::default();
+    }
+
+    /// Which weights sampled the draws handed out so far, by step. Waits until that is known if `to_the_end`; what
+    /// cannot be found out stays unknown.
+    pub async fn drawn_by(&self, to_the_end: bool) -> Vec<TokenVersion> {
+        let draws = std::mem::take(&mut self.handed().draws);
+        let mut all = Vec::new();
+        for Draw { step, standing, told } in draws {
+            let fate = if to_the_end { self.fate(standing).await.ok() } else { self.fate_now(standing) };
+            let version = fate.map_or(Version::Unknown, |fate| self.version(fate));
+            let named = |(span, told)| TokenVersion { step, span, version: version.clone(), told };
+            all.extend(told.into_iter().map(named));
+        }
+        all.sort_by_key(|it| (it.step, it.span.start()));
+        all
+    }
+
+    fn fate_now(&self, standing: Standing) -> Option<Fate> {
+        match standing {
+            Standing::Provisional(stamp) => self.versions.fate(stamp),
+            Standing::Settled(fate) => Some(fate),
+        }
+    }
+
+    async fn fate(&self, standing: Standing) -> Result<Fate, Error> {
+        match standing {
+            Standing::Provisional(stamp) => self.versions.settle(stamp).await,
+            Standing::Settled(fate) => Ok(fate),
+        }
+    }
+
+    fn version(&self, fate: Fate) -> Version {
+        let name = |model| self.versions.name(model);
+        match fate {
+            Fate::Known(model) => name(model).map_or(Version::Unknown, Version::Known),
+            Fate::Between(before, after) => match (name(before), name(after)) {
+                (Some(before), Some(after)) => Version::Between(before, after),
+                _ => Version::Unknown,
+            },
+        }
+    }
+
+    /// The stored answer, or the one `ask` gives, stored.
+    ///
+    /// `key` says under which key: asked again after the answer, because the largest K may have become less meanwhile,
+    /// and an answer with fewer candidates is never kept as one with more.
+    async fn once<R: Record>(
+        &self,
+        key: impl Fn(ModelId) -> Key,
+        ask: impl AsyncFn() -> Result<R, Error>,
+        mut n_asked: u32,
+    ) -> Result<(R, Standing), Error> {
+        loop {
+            let now = key(self.versions.current()?);
+            let _flight = self.ledger.flights.enter(now).await;
+            if let Some(found) = self.ledger.get(now).await? {
+                self.count(|it| &it.found, 1);
+                return Ok(found);
+            }
+            n_asked += 1;
+            let answer = {
+                let _asking = self.versions.asking().await;
+                let sent_to = self.versions.current()?;
+                let answer = ask().await;
+                self.keep(sent_to, &key, answer).await?
+            };
+            match answer {
+                Kept::Kept(answer, standing) => return Ok((answer, standing)),
+                // The numbers that did come are good; whoever needs the others sees that they are absent.
+                Kept::Incomplete(answer) if n_asked >= ASKED_AT_MOST => {
+                    return Ok((answer, Standing::Provisional(self.versions.now())));
+                }
+                Kept::Straddles if n_asked >= ASKED_AT_MOST => return Err(never_still()),
+                Kept::Incomplete(_) => {}
+                Kept::Straddles => self.versions.check(Patience::Brief).await?,
+            }
+        }
+    }
+
+    /// Stores an answer before it is handed on.
+    async fn keep<R: Record>(
+        &self,
+        sent_to: ModelId,
+        key: impl Fn(ModelId) -> Key,
+        answer: Result<R, Error>,
+    ) -> Result<Kept<R>, Error> {
+        let never_left = |error: &Error| {
+            matches!(error, Error::Budget { .. } | Error::Invalid { .. } | Error::Unsupported { .. })
+        };
+        let left = !answer.as_ref().is_err_and(never_left);
+        self.count(|it| &it.sent, u64::from(left));
+        let answer = answer?;
+        let _keeping = self.versions.keeping().await;
+        let stamp = self.versions.now();
+        let is_still = stamp.model == sent_to;
+        if !R::IS_DRAW && (!is_still || self.versions.contradicts(answer.told())) {
+            self.ledger.spend(self.role, answer.usage()).await?;
+            return Ok(Kept::Straddles);
+        }
+        if !answer.is_whole() {
+            self.ledger.spend(self.role, answer.usage()).await?;
+            return Ok(Kept::Incomplete(answer));
+        }
+        let standing = match is_still {
+            true => Standing::Provisional(stamp),
+            false => Standing::Settled(Fate::Between(sent_to, stamp.model)),
+        };
+        self.ledger.put(key(sent_to), standing, self.role, &answer).await?;
+        self.count(|it| &it.paid, 1);
+        self.versions.answered(answer.told());
+        Ok(Kept::Kept(answer, standing))
+    }
+
+    /// Scores jobs under distinct keys: what is stored, and for the rest what is answered now, stored.
+    async fn once_many(&self, jobs: &BTreeMap<Key, &ScoreJob>) -> BTreeMap<Key, Result<Scored, Error>> {
+        let (mut answers, mut missing, mut flights) = (BTreeMap::new(), Vec::new(), Vec::new());
+        // Keys are entered in their order by everybody, so that no two callers wait for each other.
+        for (&key, &job) in jobs {
+            let flight = self.ledger.flights.enter(key).await;
+            match self.ledger.get(key).await.transpose() {
+                Some(answer) => {
+                    self.count(|it| &it.found, u64::from(answer.is_ok()));
+                    answers.insert(key, answer.map(|it| self.hand_out(it)));
+                }
+                None => {
+                    flights.push(flight);
+                    missing.push((key, job));
+                }
+            }
+        }
+        let together = self.ask_together(&missing).await;
+        drop(flights);
+        let rest = missing.into_iter().zip(together).map(|((key, job), kept)| async move {
+            match kept {
+                Ok(Kept::Kept(answer, standing)) => (key, Ok(self.hand_out((answer, standing)))),
+                Ok(Kept::Incomplete(_) | Kept::Straddles) => (key, self.score_again(job, 1).await),
+                Err(error) => (key, Err(error)),
+            }
+        });
+        answers.extend(join_all(rest).await);
+        answers
+    }
+
+    async fn ask_together(&self, missing: &[(Key, &ScoreJob)]) -> Vec<Result<Kept<Scored>, Error>> {
+        if missing.is_empty() {
+            return Vec::new();
+        }
+        let _asking = self.versions.asking().await;
+        let sent_to = match self.versions.current() {
+            Ok(model) => model,
+            Err(error) => return missing.iter().map(|_| Err(error.clone())).collect(),
+        };
+        let jobs: Vec<ScoreJob> = missing.iter().map(|(_, job)| (*job).clone()).collect();
+        let scored = self.inner.score_many(&jobs).await;
+        let kept = jobs.iter().zip(scored);
+        join_all(kept.map(|(job, scored)| self.keep(sent_to, |model| self.score_key(model, job), scored))).await
+    }
+
+    async fn score_again(&self, job: &ScoreJob, n_asked: u32) -> Result<Scored, Error> {
+        let found = self.once(|model| self.score_key(model, job), async || self.inner.score(job).await, n_asked);
+        Ok(self.hand_out(found.await?))
+    }
+
+    /// Takes note of whose a score is; it says so itself from now on.
+    fn hand_out(&self, (scored, standing): (Scored, Standing)) -> Scored {
+        let model = match standing {
+            Standing::Provisional(stamp) => stamp.model,
+            Standing::Settled(Fate::Known(model) | Fate::Between(model, _)) => model,
+        };
+        let version = self.versions.name(model).or(scored.version);
+        self.handed().scores.insert(standing);
+        Scored { version, ..scored }
+    }
+
+    fn note_draw(&self, place: &Place, generated: &Generated, standing: Standing) {
+        let all = TokenSpan::at(0, generated.tokens.len());
+        let told: Vec<_> = generated.versions.iter().map(|it| (it.span, Some(it.version.clone()))).collect();
+        let told = if told.is_empty() { vec![(all, None)] } else { told };
+        self.handed().draws.push(Draw { step: place.step, standing, told });
+    }
+
+    fn handed(&self) -> MutexGuard<'_, Handed> {
+        self.handed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The key of a score with as many candidates as the model gives now.
+    fn score_key(&self, model: ModelId, job: &ScoreJob) -> Key {
+        Key::of_score(model, &job.within(self.inner.top_k_limit()))
+    }
+
+    fn generate_key(&self, model: ModelId, request: &GenerateRequest) -> Key {
+        match self.inner.top_k_limit().filter(|limit| request.top_k > *limit) {
+            Some(top_k) => {
+                Key::of_generate(model, &self.place.run, &GenerateRequest { top_k, ..request.clone() })
+            }
+            None => Key::of_generate(model, &self.place.run, request),
+        }
+    }
+
+    fn seeded(&self, sampling: &Sampling, place: &Place) -> Sampling {
+        let seed = sampling.seed.or_else(|| Some(seed_for(self.place.seed, place)));
+        Sampling { seed, ..sampling.clone() }
+    }
+}
+
+fn never_still() -> Error {
+    let why = format!("its weights changed while it answered, {ASKED_AT_MOST} times");
+    Error::Garbled { server: "the model".to_owned(), why }
+}
+
+#[async_trait]
+impl Model for Ledgered {
+    async fn generate(&self, request: &GenerateRequest) -> Result<Generated, Error> {
+        let sampling = self.seeded(&request.sampling, &request.place);
+        let request = GenerateRequest { sampling, ..request.clone() };
+        let ask = async || self.inner.generate(&request).await;
+        let (generated, standing) = self.once(|model| self.generate_key(model, &request), ask, 0).await?;
+        self.note_draw(&request.place, &generated, standing);
+        Ok(generated)
+    }
+
+    async fn score(&self, job: &ScoreJob) -> Result<Scored, Error> {
+        self.score_again(job, 0).await
+    }
+
+    async fn score_many(&self, jobs: &[ScoreJob]) -> Vec<Result<Scored, Error>> {
+        let model = match self.versions.current() {
+            Ok(model) => model,
+            Err(error) => return jobs.iter().map(|_| Err(error.clone())).collect(),
+        };
+        let keys: Vec<Key> = jobs.iter().map(|job| self.score_key(model, job)).collect();
+        let distinct: BTreeMap<Key, &ScoreJob> = keys.iter().copied().zip(jobs).collect();
+        let answers = self.once_many(&distinct).await;
+        keys.iter().map(|key| answers[key].clone()).collect()
+    }
+
+    async fn chat(&self, request: &ChatRequest) -> Result<ChatAnswer, Error> {
+        let sampling = self.seeded(&request.sampling, &request.place);
+        let request = ChatRequest { sampling, ..request.clone() };
+        let key = |model| Key::of_chat(model, &self.place.run, &request);
+        Ok(self.once(key, async || self.inner.chat(&request).await, 0).await?.0)
+    }
+
+    fn limits(&self) -> &Limits {
+        self.inner.limits()
+    }
+
+    fn top_k_limit(&self) -> Option<usize> {
+        self.inner.top_k_limit()
+    }
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "tests fail by panicking")]
+mod tests {
+    use super::*;
+    use crate::model::{Finish, SampledToken, Usage};
+    use backsight_core::episode::{Message, Role};
+    use backsight_core::score::{Absence, SpanScore, TokenScore};
+    use backsight_core::tokens::{TokenId, TokenSpan, TopK};
+    use std::path::Path;
+
+    /// Answers by arithmetic: scores from the tokens and its weights, samples from the seed.
+    struct Arithmetic {
+        weights: f64,
+        asked: AtomicU64,
+        broken: bool,
+        limits: Limits,
+    }
+
+    impl Arithmetic {
+        fn new(weights: f64) -> Arc<Self> {
+            let limits = Limits { scores: true, ..Limits::default() };
+            Arc::new(Self { weights, asked: AtomicU64::new(0), broken: false, limits })
+        }
+
+        async fn ask(&self) -> Result<Usage, Error> {
+            self.asked.fetch_add(1, Ordering::Relaxed);
+            tokio::task::yield_now().await;
+            if self.broken {
+                return Err(Error::Unreachable { server: "s".into(), why: "reset".into() });
+            }
+            Ok(Usage { prompt_tokens: 10, cached_tokens: Some(4), completion_tokens: 1 })
+        }
+
+        fn score_of(&self, tokens: &[TokenId], position: usize) -> TokenScore {
+            let value = -self.weights - f64::from(tokens[position]) / 7.0;
+            let logprob =
+                if position == 0 { Err(Absence::NoContext) } else { Ok(Logprob::new(value).unwrap()) };
+            TokenScore { logprob, top: TopK::new(vec![(3, Logprob::new(value - 1.0).unwrap())]) }
+        }
+    }
+
+    #[async_trait]
+    impl Model for Arithmetic {
+        async fn generate(&self, request: &GenerateRequest) -> Result<Generated, Error> {
+            let usage = self.ask().await?;
+            let id = (request.sampling.seed.unwrap() % 50_000) as TokenId;
+            let tokens = vec![SampledToken { id, logprob: None, top: TopK::default() }];
+            Ok(Generated { tokens, finish: Finish::Stop, versions: vec![], usage })
+        }
+
+        async fn score(&self, job: &ScoreJob) -> Result<Scored, Error> {
+            let usage = self.ask().await?;
+            let score = |span: &TokenSpan| {
+                let scores = span.range().map(|position| self.score_of(job.tokens(), position)).collect();
+                SpanScore::new(*span, scores).unwrap()
+            };
+            Ok(Scored { spans: job.spans().iter().map(score).collect(), version: None, usage })
+        }
+
+        async fn chat(&self, request: &ChatRequest) -> Result<ChatAnswer, Error> {
+            let usage = self.ask().await?;
+            let message = Message::text(Role::Assistant, format!("{:?}", request.sampling.seed));
+            Ok(ChatAnswer { message, finish: Finish::Stop, usage })
+        }
+
+        fn limits(&self) -> &Limits {
+            &self.limits
+        }
+    }
+
+    fn open(dir: &Path) -> Arc<Ledger> {
+        Ledger::open(Arc::new(RunLock::acquire(dir).unwrap())).unwrap()
+    }
+
+    async fn ledgered(ledger: &Arc<Ledger>, model: &Arc<Arithmetic>) -> (Ledgered, Recognition) {
+        let identity = Identity { kind: "test".into(), model: "m".into(), ..Identity::default() };
+        let fingerprint = Fingerprint::measure(&**model, identity, &[5, 6, 7]).await.unwrap();
+        model.asked.store(0, Ordering::Relaxed);
+        let (id, recognition) = ledger.identify(&fingerprint).await.unwrap();
+        let place = RunPlace { run: "run".into(), seed: 7 };
+        let inner: Arc<dyn Model> = Arc::<Arithmetic>::clone(model);
+        (Ledgered::new(Arc::clone(ledger), inner, id, ModelRole::Judge, place), recognition)
+    }
+
+    fn job(tokens: &[TokenId]) -> ScoreJob {
+        ScoreJob::new(tokens.into(), vec![TokenSpan::at(0, tokens.len())], 1).unwrap()
+    }
+
+    fn sampling() -> Sampling {
+        Sampling { temperature: 1.0, top_p: 1.0, top_k: None, seed: None, max_tokens: 9, constraint: None }
+    }
+
+    fn place(episode: usize, vote: usize) -> Place {
+        Place { task: "t".into(), episode, step: 0, vote }
+    }
+
+    fn asked(model: &Arithmetic) -> u64 {
+        model.asked.load(Ordering::Relaxed)
+    }
+
+    #[tokio::test]
+    async fn a_score_is_paid_once_also_over_restarts() {
+        let dir = tempfile::tempdir().unwrap();
+        let model = Arithmetic::new(0.1);
+        let first = {
+            let (ledgered, recognition) = ledgered(&open(dir.path()), &model).await;
+            assert_eq!(recognition, Recognition::New);
+            let first = ledgered.score(&job(&[1, 2, 3])).await.unwrap();
+            assert_eq!(ledgered.score(&job(&[1, 2, 3])).await.unwrap(), first);
+            assert_eq!(ledgered.lookups(), Lookups { found: 1, paid: 1 });
+            assert_eq!(asked(&model), 1);
+            first
+        };
+        let (ledgered, recognition) = ledgered(&open(dir.path()), &model).await;
+        assert_eq!(recognition, Recognition::Known);
+        assert_eq!(ledgered.score(&job(&[1, 2, 3])).await.unwrap(), first);
+        assert_eq!(asked(&model), 0);
+    }
+
+    #[tokio::test]
+    async fn of_several_jobs_only_what_is_not_stored_is_paid() {
+        let dir = tempfile::tempdir().unwrap();
+        let model = Arithmetic::new(0.1);
+        let (ledgered, _) = ledgered(&open(dir.path()), &model).await;
+        let alone = ledgered.score(&job(&[1, 2])).await.unwrap();
+        let jobs = [job(&[1, 2]), job(&[3, 4]), job(&[5, 6]), job(&[3, 4])];
+        let answers: Vec<Scored> =
+            ledgered.score_many(&jobs).await.into_iter().collect::<Result<_, _>>().unwrap();
+        assert_eq!((&answers[0], &answers[1]), (&alone, &answers[3]));
+        assert_ne!(answers[1], answers[2]);
+        assert_eq!(asked(&model), 3);
+        assert_eq!(ledgered.score(&job(&[5, 6])).await.unwrap(), answers[2]);
+        assert_eq!((asked(&model), ledgered.lookups()), (3, Lookups { found: 2, paid: 3 }));
+        assert!(ledgered.ledger.flights.lock().is_empty());
+    }
+
+    /// Each asks for the same jobs in another order: nobody waits for ever, and nothing is paid twice.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn overlapping_groups_of_jobs_do_not_wait_for_each_other() {
+        let dir = tempfile::tempdir().unwrap();
+        let model = Arithmetic::new(0.1);
+        let (ledgered, _) = ledgered(&open(dir.path()), &model).await;
+        let ledgered = Arc::new(ledgered);
+        let calls: Vec<_> = (0..30u32)
+            .map(|n| {
+                let ledgered = Arc::clone(&ledgered);
+                let jobs: Vec<ScoreJob> = (0..10).map(|it| job(&[7, (it * 7 + n) % 10])).collect();
+                tokio::spawn(async move { ledgered.score_many(&jobs).await })
+            })
+            .collect();
+        for call in calls {
+            let answers =
+                tokio::time::timeout(std::time::Duration::from_secs(60), call).await.unwrap().unwrap();
+            assert!(answers.iter().all(Result::is_ok));
+        }
+        assert_eq!(asked(&model), 10);
+    }
+
+    #[tokio::test]
+    async fn equal_calls_at_the_same_time_are_paid_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let model = Arithmetic::new(0.1);
+        let (ledgered, _) = ledgered(&open(dir.path()), &model).await;
+        let ledgered = Arc::new(ledgered);
+        let calls: Vec<_> = (0..50)
+            .map(|_| {
+                let ledgered = Arc::clone(&ledgered);
+                tokio::spawn(async move { ledgered.score(&job(&[1, 2, 3])).await })
+            })
+            .collect();
+        for call in calls {
+            call.await.unwrap().unwrap();
+        }
+        assert_eq!(asked(&model), 1);
+        assert!(ledgered.ledger.flights.lock().is_empty());
+    }
+
+    #[tokio::test]
+    async fn three_votes_are_three_draws() {
+        let dir = tempfile::tempdir().unwrap();
+        let model = Arithmetic::new(0.1);
+        let (ledgered, _) = ledgered(&open(dir.path()), &model).await;
+        let mut answers = Vec::new();
+        for vote in [0, 1, 2, 0, 1, 2] {
+            let messages = vec![Message::text(Role::User, "what do you think?")];
+            let request =
+                ChatRequest { messages, tools: vec![], sampling: sampling(), place: place(0, vote) };
+            answers.push(ledgered.chat(&request).await.unwrap().message);
+        }
+        assert_eq!(asked(&model), 3);
+        assert_eq!(answers[..3], answers[3..]);
+        assert!(answers[0] != answers[1] && answers[1] != answers[2] && answers[0] != answers[2]);
+    }
+
+    #[tokio::test]
+    async fn the_four_episodes_of_a_group_differ() {
+        let dir = tempfile::tempdir().unwrap();
+        let model = Arithmetic::new(0.1);
+        let (ledgered, _) = ledgered(&open(dir.path()), &model).await;
+        let mut ids = std::collections::HashSet::new();
+        for episode in 0..4 {
+            let place = place(episode, 0);
+            let request = GenerateRequest {
+                prompt: vec![1, 2],
+                sampling: sampling(),
+                stop_ids: vec![],
+                top_k: 0,
+                place,
+            };
+            let first = ledgered.generate(&request).await.unwrap();
+            assert_eq!(ledgered.generate(&request).await.unwrap(), first);
+            ids.insert(first.tokens[0].id);
+        }
+        assert_eq!((ids.len(), asked(&model)), (4, 4));
+    }
+
+    #[tokio::test]
+    async fn other_weights_behind_the_same_name_are_noticed() {
+        let dir = tempfile::tempdir().unwrap();
+        let ledger = open(dir.path());
+        let mut values = Vec::new();
+        let mut seen = Vec::new();
+        for weights in [0.1, 0.11, 0.5, 0.1] {
+            let model = Arithmetic::new(weights);
+            let (ledgered, recognition) = ledgered(&ledger, &model).await;
+            let scored = ledgered.score(&job(&[1, 2])).await.unwrap();
+            values.push(scored.spans[0].scores()[1].logprob.clone().unwrap().get());
+            seen.push((recognition, asked(&model)));
+        }
+        let changed =
+            |seen: &Recognition| matches!(seen, Recognition::Changed(Some(by)) if (by - 0.4).abs() < 0.02);
+        assert_eq!(seen[0], (Recognition::New, 1));
+        assert_eq!(seen[1], (Recognition::Known, 0), "noise is no other model");
+        assert!(changed(&seen[2].0) && seen[2].1 == 1, "{seen:?}");
+        assert_eq!(seen[3], (Recognition::Known, 0), "the old answers are found again");
+        assert_eq!((values[0], values[1], values[3]), (values[0], values[0], values[0]));
+        assert!(values[2] < values[0] - 0.3);
+    }
+
+    #[tokio::test]
+    async fn a_failed_call_is_not_stored() {
+        let dir = tempfile::tempdir().unwrap();
+        let ledger = open(dir.path());
+        let model = Arithmetic::new(0.1);
+        let (healthy, _) = ledgered(&ledger, &model).await;
+        let limits = model.limits.clone();
+        let broken = Arc::new(Arithmetic { weights: 0.1, asked: AtomicU64::new(0), broken: true, limits });
+        let place = RunPlace { run: "run".into(), seed: 7 };
+        let failing = Ledgered::new(Arc::clone(&ledger), broken, healthy.model, ModelRole::Judge, place);
+        assert!(failing.score(&job(&[1, 2])).await.is_err());
+        healthy.score(&job(&[1, 2])).await.unwrap();
+        assert_eq!(asked(&model), 1);
+    }
+
+    #[tokio::test]
+    async fn what_was_paid_is_told_by_role() {
+        let dir = tempfile::tempdir().unwrap();
+        let ledger = open(dir.path());
+        let (ledgered, _) = ledgered(&ledger, &Arithmetic::new(0.1)).await;
+        for n in 1..4 {
+            ledgered.score(&job(&[n, 2])).await.unwrap();
+            ledgered.score(&job(&[n, 2])).await.unwrap();
+        }
+        let spent = Spent { requests: 3, prompt_tokens: 30, cached_tokens: 12, completion_tokens: 3 };
+        assert_eq!(ledger.paid().await.unwrap(), [(ModelRole::Judge, spent)]);
+    }
+
+    #[tokio::test]
+    async fn a_flipped_bit_is_paid_again_and_never_a_number() {
+        let dir = tempfile::tempdir().unwrap();
+        let model = Arithmetic::new(0.1);
+        let (ledgered, _) = ledgered(&open(dir.path()), &model).await;
+        let first = ledgered.score(&job(&[1, 2])).await.unwrap();
+        let connection = Connection::open(dir.path().join(LEDGER_FILE)).unwrap();
+        let mut answer: Vec<u8> =
+            connection.query_row("SELECT answer FROM answers", [], |row| row.get(0)).unwrap();
+        let middle = answer.len() / 2;
+        answer[middle] ^= 1;
+        connection.execute("UPDATE answers SET answer = ?1", [answer]).unwrap();
+        let again = ledgered.score(&job(&[1, 2])).await.unwrap();
+        assert_eq!((again, asked(&model)), (first, 2));
+        let said = ledgered.ledger.notice().unwrap();
+        assert!(said.starts_with("1 stored answers were damaged on the disk ("), "{said}");
+        ledgered.score(&job(&[1, 2])).await.unwrap();
+        assert_eq!(asked(&model), 2, "what is paid again is stored again");
+    }
+}

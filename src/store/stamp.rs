@@ -1,0 +1,30 @@
+//! Whose an answer is: when it came in, counted in measurements of the weights, and what became of that.
+
+use crate::model::key::ModelId;
+
+/// When an answer came in, and what the weights were taken for then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Stamp {
+    /// So many measurements had been begun.
+    pub after: u64,
+    /// The version that the last of them found.
+    pub model: ModelId,
+}
+
+/// Which weights an answer came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Fate {
+    /// The ones that were measured before it and after it.
+    Known(ModelId),
+    /// One of two: it came between two measurements that differ, or that cannot vouch for it.
+    Between(ModelId, ModelId),
+}
+
+/// What is known of that so far.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Standing {
+    /// No measurement has come after it yet.
+    Provisional(Stamp),
+    /// It is known.
+    Settled(Fate),
+}
