@@ -321,8 +321,9 @@ impl Rows {
     async fn doubtful(&self, jobs: &[usize], model: &Ledgered, planned: &mut Planned) -> Vec<usize> {
         let mut doubtful = Vec::new();
         for &job in jobs {
-            let RowFate::Scored(stamp, version) = &self.asked[job].fate else { continue };
-            let is_sure = match model.vouches_for(*stamp, version.as_deref()).await {
+            // A job that needs no answer has no weights either.
+            let RowFate::Scored(stamp, Some(version)) = &self.asked[job].fate else { continue };
+            let is_sure = match model.vouches_for(*stamp, version).await {
                 Ok(is_sure) => is_sure,
                 Err(error) => {
                     planned.stopped_by.get_or_insert(error);

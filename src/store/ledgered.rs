@@ -183,11 +183,9 @@ impl Ledgered {
     }
 
     /// Whether an answer that was complete at `stamp` is of the version it says; waits until that is known.
-    pub async fn vouches_for(&self, stamp: Stamp, version: Option<&str>) -> Result<bool, Error> {
-        match self.versions.settle(stamp).await? {
-            Fate::Known(model) => Ok(self.versions.name(model).is_none_or(|name| Some(&*name) == version)),
-            Fate::Between(..) => Ok(false),
-        }
+    pub async fn vouches_for(&self, stamp: Stamp, version: &str) -> Result<bool, Error> {
+        let fate = self.versions.settle(stamp).await?;
+        Ok(matches!(fate, Fate::Known(model) if self.versions.name(model).as_deref() == Some(version)))
     }
 
     /// Forgets what was handed out, because it is made again.
@@ -449,10 +447,16 @@ impl Model for Ledgered {
 #[expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 mod tests {
     use super::*;
+    use crate::model::budget::Spent;
     use crate::model::{Finish, SampledToken, Usage};
+    use crate::store::fingerprint::{Fingerprint, Identity};
+    use crate::store::ledger::{LEDGER_FILE, Recognition};
+    use crate::store::versions::WeightRules;
+    use crate::store::lock::RunLock;
+    use rusqlite::Connection;
     use backsight_core::episode::{Message, Role};
     use backsight_core::score::{Absence, SpanScore, TokenScore};
-    use backsight_core::tokens::{TokenId, TokenSpan, TopK};
+    use backsight_core::tokens::{Logprob, TokenId, TopK};
     use std::path::Path;
 
     /// Answers by arithmetic: scores from the tokens and its weights, samples from the seed.
@@ -523,10 +527,16 @@ mod tests {
         let identity = Identity { kind: "test".into(), model: "m".into(), ..Identity::default() };
         let fingerprint = Fingerprint::measure(&**model, identity, &[5, 6, 7]).await.unwrap();
         model.asked.store(0, Ordering::Relaxed);
-        let (id, recognition) = ledger.identify(&fingerprint).await.unwrap();
-        let place = RunPlace { run: "run".into(), seed: 7 };
-        let inner: Arc<dyn Model> = Arc::<Arithmetic>::clone(model);
-        (Ledgered::new(Arc::clone(ledger), inner, id, ModelRole::Judge, place), recognition)
+        let (id, recognition) = ledger.identify(&fingerprint, 0.002).await.unwrap();
+        (kept(ledger, Arc::<Arithmetic>::clone(model), id), recognition)
+    }
+
+    /// A model that cannot change.
+    fn kept(ledger: &Arc<Ledger>, inner: Arc<dyn Model>, id: ModelId) -> Ledgered {
+        let (role, place) = (ModelRole::Judge, RunPlace { run: "run".into(), seed: 7 });
+        let known = (id, Default::default());
+        let versions = Versions::new(Arc::clone(ledger), role, WeightRules::default(), None, vec![], known);
+        Ledgered::new(Arc::clone(ledger), inner, versions, role, place)
     }
 
     fn job(tokens: &[TokenId]) -> ScoreJob {
@@ -692,8 +702,7 @@ mod tests {
         let (healthy, _) = ledgered(&ledger, &model).await;
         let limits = model.limits.clone();
         let broken = Arc::new(Arithmetic { weights: 0.1, asked: AtomicU64::new(0), broken: true, limits });
-        let place = RunPlace { run: "run".into(), seed: 7 };
-        let failing = Ledgered::new(Arc::clone(&ledger), broken, healthy.model, ModelRole::Judge, place);
+        let failing = kept(&ledger, broken, healthy.versions.now().model);
         assert!(failing.score(&job(&[1, 2])).await.is_err());
         healthy.score(&job(&[1, 2])).await.unwrap();
         assert_eq!(asked(&model), 1);
@@ -727,8 +736,86 @@ mod tests {
         let again = ledgered.score(&job(&[1, 2])).await.unwrap();
         assert_eq!((again, asked(&model)), (first, 2));
         let said = ledgered.ledger.notice().unwrap();
-        assert!(said.starts_with("1 stored answers were damaged on the disk ("), "{said}");
+        assert!(said.starts_with("1 stored records were damaged on the disk ("), "{said}");
         ledgered.score(&job(&[1, 2])).await.unwrap();
         assert_eq!(asked(&model), 2, "what is paid again is stored again");
+    }
+
+    /// One flipped byte in whatever is text: the record is dropped, its answer is paid again, and that is all.
+    #[tokio::test]
+    async fn a_flipped_byte_in_a_text_is_no_end() {
+        for flip in [
+            "UPDATE models SET identity = CAST(x'ff' || substr(identity, 2) AS TEXT)",
+            "UPDATE models SET logprobs = replace(logprobs, '-', '+')",
+            "UPDATE models SET probe = CAST(x'80' AS TEXT)",
+            "UPDATE answers SET role = CAST(x'ff75646765' AS TEXT)",
+            "UPDATE answers SET kind = CAST(x'ff' AS TEXT)",
+            "UPDATE answers SET checksum = 'text'",
+        ] {
+            let dir = tempfile::tempdir().unwrap();
+            let model = Arithmetic::new(0.1);
+            let first = ledgered(&open(dir.path()), &model).await.0.score(&job(&[1, 2])).await.unwrap();
+            Connection::open(dir.path().join(LEDGER_FILE)).unwrap().execute(flip, []).unwrap();
+            let (ledgered, _) = ledgered(&open(dir.path()), &model).await;
+            let again = ledgered.score(&job(&[1, 2])).await.unwrap();
+            assert_eq!(again.spans, first.spans, "{flip}");
+            ledgered.ledger.paid().await.unwrap();
+        }
+    }
+
+    /// An answer without a number, as often as it lacks one.
+    struct Lacking {
+        inner: Arc<Arithmetic>,
+        left: AtomicU64,
+    }
+
+    #[async_trait]
+    impl Model for Lacking {
+        async fn generate(&self, request: &GenerateRequest) -> Result<Generated, Error> {
+            self.inner.generate(request).await
+        }
+
+        async fn score(&self, job: &ScoreJob) -> Result<Scored, Error> {
+            let scored = self.inner.score(job).await?;
+            let less = |left: u64| left.checked_sub(1);
+            if self.left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less).is_err() {
+                return Ok(scored);
+            }
+            let lacking = |span: &SpanScore| {
+                let score = TokenScore { logprob: Err(Absence::NotReturned), top: TopK::default() };
+                SpanScore::new(span.span(), vec![score; span.span().len()]).unwrap()
+            };
+            Ok(Scored { spans: scored.spans.iter().map(lacking).collect(), ..scored })
+        }
+
+        async fn chat(&self, request: &ChatRequest) -> Result<ChatAnswer, Error> {
+            self.inner.chat(request).await
+        }
+
+        fn limits(&self) -> &Limits {
+            self.inner.limits()
+        }
+    }
+
+    #[tokio::test]
+    async fn an_answer_without_a_number_is_asked_for_again_twice_and_never_kept() {
+        for (lacks, together) in [(2, false), (2, true), (3, false), (3, true)] {
+            let dir = tempfile::tempdir().unwrap();
+            let arithmetic = Arithmetic::new(0.1);
+            let ledger = open(dir.path());
+            let id = ledgered(&ledger, &arithmetic).await.0.versions.now().model;
+            let inner = Arc::new(Lacking { inner: Arc::clone(&arithmetic), left: AtomicU64::new(lacks) });
+            let ledgered = kept(&ledger, inner, id);
+            let score = async || match together {
+                true => ledgered.score_many(&[job(&[1, 2])]).await.remove(0).unwrap(),
+                false => ledgered.score(&job(&[1, 2])).await.unwrap(),
+            };
+            let first = score().await;
+            assert_eq!((first.is_whole(), asked(&arithmetic)), (lacks == 2, 3));
+            assert!(score().await.is_whole());
+            assert_eq!(asked(&arithmetic), 3 + u64::from(lacks == 3), "what is whole is kept");
+            let spent = ledger.paid().await.unwrap()[0].1.requests;
+            assert_eq!(spent, asked(&arithmetic), "every answer was paid");
+        }
     }
 }

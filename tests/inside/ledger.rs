@@ -13,8 +13,9 @@ use backsight::model::budget::{Allowance, Budgeted, Meter, ModelRole};
 use backsight::model::transport::Settings;
 use backsight::model::{ChatRequest, Error, GenerateRequest, Model, Place, Sampling};
 use backsight::score::ScoreJob;
-use backsight::store::ledger::{Recognition, RunPlace};
-use backsight::store::{Fingerprint, Identity, Ledger, Ledgered, LockError, RunLock};
+use backsight::store::ledger::Recognition;
+use backsight::store::versions::{Versions, WeightRules};
+use backsight::store::{Fingerprint, Identity, Ledger, Ledgered, LockError, RunLock, RunPlace};
 use backsight::tokens::{Logprob, TokenSpan};
 
 use crate::inside::support::plain;
@@ -56,11 +57,13 @@ async fn open(dir: &Path, url: &str, allowance: Allowance) -> (Ledgered, Arc<Met
     let client = plain::open(Dialect::Vllm, &[url.to_owned()], Settings::default());
     let identity = Identity { kind: "vllm".into(), model: "toy".into(), ..Identity::default() };
     let fingerprint = Fingerprint::measure(&*client, identity, &PROBE).await.unwrap();
-    let (id, recognition) = ledger.identify(&fingerprint).await.unwrap();
+    let (id, recognition) = ledger.identify(&fingerprint, 0.0).await.unwrap();
     let meter = Meter::new(ModelRole::Teacher, allowance);
     let budgeted = Arc::new(Budgeted::new(client, Arc::clone(&meter)));
-    let place = RunPlace { run: "run".into(), seed: 3 };
-    (Ledgered::new(ledger, budgeted, id, ModelRole::Teacher, place), meter, recognition)
+    let (role, place) = (ModelRole::Teacher, RunPlace { run: "run".into(), seed: 3 });
+    let known = (id, HashMap::new());
+    let versions = Versions::new(Arc::clone(&ledger), role, WeightRules::default(), None, vec![], known);
+    (Ledgered::new(ledger, budgeted, versions, role, place), meter, recognition)
 }
 
 fn sampling() -> Sampling {

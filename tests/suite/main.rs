@@ -22,3 +22,4 @@ mod scripted;
 mod serve;
 mod stranger;
 mod tidy;
+mod weights;

@@ -12,15 +12,15 @@ use crate::support::toy::{Toy, mix};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-const DIALECTS: [Dialect; 2] = [Dialect::Vllm, Dialect::Sglang];
+pub const DIALECTS: [Dialect; 2] = [Dialect::Vllm, Dialect::Sglang];
 /// The probe text has other ids than these.
-const FIRST_ID: u32 = 600;
+pub const FIRST_ID: u32 = 600;
 
 /// What came of running the program.
-struct Ran {
-    code: i32,
+pub struct Ran {
+    pub code: i32,
     stdout: String,
-    stderr: String,
+    pub stderr: String,
 }
 
 impl Ran {
@@ -29,16 +29,16 @@ impl Ran {
         Self { code: output.status.code().unwrap(), stdout: text(output.stdout), stderr: text(output.stderr) }
     }
 
-    fn summary(&self) -> Value {
+    pub fn summary(&self) -> Value {
         serde_json::from_str(&self.stdout).unwrap()
     }
 }
 
 /// A directory with jobs, and the program run in it.
-struct Place(TempDir);
+pub struct Place(TempDir);
 
 impl Place {
-    fn new(jobs: &[Value]) -> Self {
+    pub fn new(jobs: &[Value]) -> Self {
         let place = Self(TempDir::new().unwrap());
         let lines: String = jobs.iter().map(|job| format!("{job}\n")).collect();
         place.write("jobs.jsonl", lines.as_bytes());
@@ -67,15 +67,27 @@ impl Place {
     }
 
     /// Against one stand-in; an SGLang server also needs a tokenizer to be named.
-    async fn score_at(&self, server: &StandIn, more: &[&str]) -> Ran {
+    pub async fn score_at(&self, server: &StandIn, more: &[&str]) -> Ran {
         let tokenizer = tokenizer();
         let named = ["--tokenizer", tokenizer.to_str().unwrap()];
         self.score(&[server.url()], &[&named[..], more].concat()).await
     }
 
-    fn rows(&self) -> Vec<Value> {
+    pub fn rows(&self) -> Vec<Value> {
         let text = fs::read_to_string(self.path("out.jsonl")).unwrap();
         text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+
+    /// The rows without the name of the weights, which every row with numbers has.
+    fn bare_rows(&self) -> Vec<Value> {
+        let bare = |mut row: Value| {
+            let has_name = row["version"].as_str().is_some_and(|name| name.len() == 8);
+            let numbers = row["spans"].as_array().unwrap().iter().flat_map(|it| it["logprobs"].as_array().unwrap());
+            assert_eq!(has_name, numbers.clone().any(Value::is_number), "{row}");
+            row.as_object_mut().unwrap().remove("version");
+            row
+        };
+        self.rows().into_iter().map(bare).collect()
     }
 }
 
@@ -93,19 +105,24 @@ fn tokenizer() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tokenizers/chatml")
 }
 
-fn tokens(salt: u32, n: u32) -> Vec<u32> {
+pub fn tokens(salt: u32, n: u32) -> Vec<u32> {
     (0..n).map(|at| FIRST_ID + (at * at + salt * 7) % 100).collect()
 }
 
-fn job(id: u32, tokens: &[u32], spans: &[[usize; 2]]) -> Value {
+pub fn job(id: u32, tokens: &[u32], spans: &[[usize; 2]]) -> Value {
     json!({"id": id, "tokens": tokens, "spans": spans})
 }
 
 /// The answer that arithmetic gives.
 fn expected(job: &Value) -> Value {
+    expected_of(job, Toy { weights: 1 })
+}
+
+/// The same under other weights.
+pub fn expected_of(job: &Value, toy: Toy) -> Value {
     let tokens: Vec<u32> =
         job["tokens"].as_array().unwrap().iter().map(|it| it.as_u64().unwrap() as u32).collect();
-    let (toy, top_k) = (Toy { weights: 1 }, job["top_k"].as_u64().unwrap_or(0) as usize);
+    let top_k = job["top_k"].as_u64().unwrap_or(0) as usize;
     let (logprobs, contexts) = (toy.logprobs(&tokens), toy.contexts(&tokens));
     let mut absent = Vec::new();
     let span = |span: &Value| {
@@ -167,7 +184,7 @@ async fn rows_are_right_and_in_order_and_cost_less_than_job_by_job() {
         let place = Place::new(&jobs);
         let ran = place.score_at(&server, &["--json"]).await;
         assert_eq!(ran.code, 0, "{}", ran.stderr);
-        assert_eq!(place.rows(), jobs.iter().map(expected).collect::<Vec<_>>());
+        assert_eq!(place.bare_rows(), jobs.iter().map(expected).collect::<Vec<_>>());
         let summary = ran.summary();
         assert_eq!(
             (&summary["jobs"], &summary["scored"], &summary["failed"]),
@@ -194,7 +211,7 @@ async fn rows_are_right_and_in_order_and_cost_less_than_job_by_job() {
         place.write("jobs.jsonl", lines.as_bytes());
         let again = place.score_at(&server, &["--json"]).await;
         assert_eq!((again.code, n_requests(&server)), (0, n_sent + 1), "{}", again.stderr);
-        assert_eq!(place.rows(), jobs.iter().map(expected).collect::<Vec<_>>());
+        assert_eq!(place.bare_rows(), jobs.iter().map(expected).collect::<Vec<_>>());
         let summary = again.summary();
         assert_eq!((&summary["requests"], &summary["tokens"]["sent"]), (&json!(1), &json!(5)), "{summary}");
         assert_eq!(
@@ -237,7 +254,7 @@ async fn a_bad_job_harms_no_other() {
             "{}",
             ran.stderr
         );
-        let rows = place.rows();
+        let rows = place.bare_rows();
         assert_eq!(rows[0], expected(&job(0, &trunk, &[[20, 30]])), "it rides along with a poisoned one");
         assert_eq!(rows[6], expected(&job(6, &tokens(3, 8), &[[2, 8]])));
         let errors = [
@@ -266,7 +283,7 @@ async fn limits_stop_cleanly_and_the_same_command_continues() {
             for _ in 0..3 {
                 let ran = place.score_at(&server, &limit).await;
                 codes.push(ran.code);
-                let rows = place.rows();
+                let rows = place.bare_rows();
                 let n_scored = rows.iter().filter(|row| row.get("error").is_none()).count();
                 if ran.code == 3 {
                     assert_eq!(n_scored, 5 * codes.len(), "{}", ran.stderr);
@@ -281,7 +298,7 @@ async fn limits_stop_cleanly_and_the_same_command_continues() {
                 }
             }
             assert_eq!(codes, [3, 3, 0], "{dialect:?} {limit:?}");
-            assert_eq!(place.rows(), jobs.iter().map(expected).collect::<Vec<_>>());
+            assert_eq!(place.bare_rows(), jobs.iter().map(expected).collect::<Vec<_>>());
             assert_eq!(server.work().requests, server.asked().len() as u64);
         }
     }
@@ -297,7 +314,7 @@ async fn a_larger_k_than_the_server_gives_is_capped_and_told() {
     let words = "note: the model gives at most 4 candidates per position, 50 were asked for; start the server with --max-logprobs 50";
     assert!(ran.stderr.contains(words), "{}", ran.stderr);
     jobs[0]["top_k"] = json!(4);
-    assert_eq!(place.rows(), [expected(&jobs[0])]);
+    assert_eq!(place.bare_rows(), [expected(&jobs[0])]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -312,7 +329,7 @@ async fn several_servers_give_what_all_of_them_give() {
         let ran = place.score(&urls, &["--top-k", "40"]).await;
         assert_eq!(ran.code, 1, "{}", ran.stderr);
         assert!(ran.stderr.contains("at most 20 candidates per position"), "{}", ran.stderr);
-        let rows = place.rows();
+        let rows = place.bare_rows();
         jobs[..80].iter_mut().for_each(|job| job["top_k"] = json!(20));
         assert_eq!(rows[..80], jobs[..80].iter().map(expected).collect::<Vec<_>>());
         let words = "150 tokens do not fit a context of 100";
@@ -410,7 +427,7 @@ async fn several_servers_must_be_one_model() {
     assert_eq!(ran.code, 0, "{}", ran.stderr);
     assert!(ran.stderr.contains(&format!("note: {gone} cannot be reached")), "{}", ran.stderr);
     assert!(ran.stderr.contains("going on without it"), "{}", ran.stderr);
-    assert_eq!(place.rows(), jobs.iter().map(expected).collect::<Vec<_>>());
+    assert_eq!(place.bare_rows(), jobs.iter().map(expected).collect::<Vec<_>>());
     assert!(n_requests(&a) > 5 && n_requests(&b) > 5, "both work");
 }
 
@@ -421,7 +438,7 @@ async fn other_weights_behind_the_same_address_are_noticed() {
     let first = StandIn::start(Setup::new(Dialect::Vllm)).await;
     let (address, url) = (first.address.to_string(), first.url());
     assert_eq!(place.score(std::slice::from_ref(&url), &[]).await.code, 0);
-    let before = place.rows();
+    let before = place.bare_rows();
     drop(first);
     let second =
         StandIn::start_at(&address, Setup { toy: Toy { weights: 2 }, ..Setup::new(Dialect::Vllm) }).await;
@@ -432,7 +449,7 @@ async fn other_weights_behind_the_same_address_are_noticed() {
         "{}",
         ran.stderr
     );
-    assert_ne!(place.rows(), before);
+    assert_ne!(place.bare_rows(), before);
 }
 
 /// Of one or two servers the first is replaced by one with these weights while a run goes on.
@@ -479,7 +496,7 @@ async fn a_server_that_comes_back_with_other_weights_ends_the_run() {
             format!("{} is another model than before: the logprobs of a probe text", servers[0].url());
         assert!(ran.stderr.contains(&words), "{}", ran.stderr);
         let mut n_right = 0;
-        for (row, job) in place.rows().iter().zip(&jobs).filter(|(row, _)| row.get("error").is_none()) {
+        for (row, job) in place.bare_rows().iter().zip(&jobs).filter(|(row, _)| row.get("error").is_none()) {
             assert_eq!(row, &expected(job), "an answer of other weights");
             n_right += 1;
         }
@@ -492,7 +509,7 @@ async fn a_server_that_comes_back_as_it_was_is_taken_again() {
     for dialect in DIALECTS {
         let (place, jobs, servers, ran) = replaced(dialect, 1, 1).await;
         assert_eq!(ran.code, 0, "{}", ran.stderr);
-        assert_eq!(place.rows(), jobs.iter().map(expected).collect::<Vec<_>>());
+        assert_eq!(place.bare_rows(), jobs.iter().map(expected).collect::<Vec<_>>());
         assert!(n_requests(&servers[0]) > 0);
     }
 }
@@ -522,7 +539,7 @@ async fn a_signal_ends_it_with_a_word_and_the_same_command_continues() {
         let n_asked = n_requests(&server);
         assert_eq!(place.score(&[server.url()], &[]).await.code, 0);
         assert!(n_requests(&server) < n_asked + 195, "what was kept is not paid again");
-        assert_eq!(place.rows(), jobs.iter().map(expected).collect::<Vec<_>>());
+        assert_eq!(place.bare_rows(), jobs.iter().map(expected).collect::<Vec<_>>());
     }
 }
 
@@ -559,7 +576,7 @@ async fn a_second_process_says_so_and_stops() {
     assert!(second.stderr.contains(&words), "{}", second.stderr);
     let ended = tokio::task::spawn_blocking(move || first.wait().unwrap()).await.unwrap();
     assert!(ended.success());
-    assert_eq!(place.rows(), [expected(&job(0, &tokens(1, 9), &[[2, 9]]))]);
+    assert_eq!(place.bare_rows(), [expected(&job(0, &tokens(1, 9), &[[2, 9]]))]);
 }
 
 /// Killed at random moments; in the end the file is that of an undisturbed run, and little was asked twice.
@@ -596,7 +613,7 @@ async fn killed_again_and_again_it_ends_with_the_same_file() {
                 None => n_kills += 1,
             }
         }
-        assert_eq!(place.rows(), jobs.iter().map(expected).collect::<Vec<_>>());
+        assert_eq!(place.bare_rows(), jobs.iter().map(expected).collect::<Vec<_>>());
         assert!(n_kills >= 2, "only {n_kills} kills: the test is too easy");
         let n_asked = n_asked();
         // Four requests are in the air at a time, of up to 32 jobs where jobs go together.

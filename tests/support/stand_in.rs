@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::io::ErrorKind;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -53,6 +53,8 @@ pub enum Fault {
     OneTooLong,
     /// One logprob is `NaN`.
     NotANumber,
+    /// One logprob is `null`.
+    Null,
     /// The logprobs are those of other ids, as from another tokenizer.
     OtherIds,
     /// A NUL byte in the middle.
@@ -109,6 +111,12 @@ pub struct Setup {
     pub sampled_shift: f64,
     /// The message it answers to a chat request, where it is not left to the toy.
     pub talks: Box<Talk>,
+    /// After so many prompts it has these weights, and goes on as if nothing had happened.
+    pub new_weights: Option<(u64, u64)>,
+    /// Whether an SGLang server names its weights.
+    pub names_weights: bool,
+    /// By how much, at most, its logprobs differ from one request to the next.
+    pub noise: f64,
 }
 
 impl Setup {
@@ -129,6 +137,9 @@ impl Setup {
             says: Box::new(|_, _| None),
             sampled_shift: 0.0,
             talks: Box::new(|_| None),
+            new_weights: None,
+            names_weights: true,
+            noise: 0.0,
         }
     }
 
@@ -164,6 +175,8 @@ struct State {
     bytes_written: Mutex<u64>,
     routes: Mutex<HashMap<String, u64>>,
     dead: AtomicBool,
+    /// Prompts it was sent so far.
+    n_prompts: AtomicU64,
 }
 
 impl StandIn {
@@ -191,6 +204,7 @@ impl StandIn {
             bytes_written: Mutex::default(),
             routes: Mutex::default(),
             dead: AtomicBool::new(false),
+            n_prompts: AtomicU64::new(0),
         });
         let accepting = tokio::spawn(accept(listener, Arc::clone(&state)));
         Self { address, state, accepting }
@@ -287,7 +301,12 @@ async fn send(
     match fault {
         None
         | Some(
-            Fault::OneTooShort | Fault::OneTooLong | Fault::NotANumber | Fault::OtherIds | Fault::ErrorIn200,
+            Fault::OneTooShort
+            | Fault::OneTooLong
+            | Fault::NotANumber
+            | Fault::Null
+            | Fault::OtherIds
+            | Fault::ErrorIn200,
         ) => {
             respond(stream, status, "", body.len(), body.as_bytes()).await?;
         }
@@ -371,6 +390,7 @@ impl State {
         let times = seen.entry(hash).or_default();
         *times += 1;
         let prompts = all_prompts(&body);
+        self.n_prompts.fetch_add(prompts.len() as u64, Ordering::Relaxed);
         let ids = prompts.first().cloned().unwrap_or_default();
         let asked = Asked { route, ids, prompts, times_before: *times - 1, head, body };
         self.work.lock().unwrap().requests += 1;
@@ -413,15 +433,32 @@ impl State {
         }
     }
 
+    /// The model as it is now.
+    fn toy(&self) -> Toy {
+        let n_prompts = self.n_prompts.load(Ordering::Relaxed);
+        match self.setup.new_weights {
+            Some((after, weights)) if n_prompts > after => Toy { weights },
+            _ => self.setup.toy,
+        }
+    }
+
+    /// What this answer's logprobs are off by.
+    fn shift(&self) -> f64 {
+        let n_prompts = self.n_prompts.load(Ordering::Relaxed);
+        -self.setup.noise * (mix(n_prompts) % 1000) as f64 / 1000.0
+    }
+
     fn models(&self) -> String {
         let model = json!({"id": "toy", "object": "model", "max_model_len": self.setup.context_length});
         json!({"object": "list", "data": [model]}).to_string()
     }
 
     fn model_info(&self) -> String {
-        let weights = self.setup.toy.weights;
-        json!({"model_path": "toy", "served_model_name": "toy", "weight_version": format!("w{weights}")})
-            .to_string()
+        json!({"model_path": "toy", "served_model_name": "toy", "weight_version": self.weights_name()}).to_string()
+    }
+
+    fn weights_name(&self) -> Option<String> {
+        self.setup.names_weights.then(|| format!("w{}", self.toy().weights))
     }
 
     fn completions(&self, body: &Value, fault: Option<&Fault>) -> (u16, String) {
@@ -443,12 +480,12 @@ impl State {
         let mut choices = Vec::new();
         let (mut n_prompt, mut n_cached, mut n_sampled) = (0, 0, 0);
         for (index, ids) in prompts.iter().enumerate() {
-            let contexts = self.setup.toy.contexts(ids);
+            let contexts = self.toy().contexts(ids);
             // Scoring never reads the cache; other requests do, in blocks of 16.
             let most = if k.is_some() { 0 } else { (ids.len().max(1) - 1) / 16 * 16 };
             let cached = self.reuse(&contexts, ids.len(), most) / 16 * 16;
             let sampled = self.sampled(ids, body, "max_tokens", 16);
-            let rows = k.map(|k| vllm_rows(ids, &contexts, k, fault));
+            let rows = k.map(|k| vllm_rows(ids, &contexts, k, fault, self.shift()));
             let finish = finish(&sampled, body, "max_tokens", 16);
             choices.push(self.vllm_choice(index, ids, &sampled, finish, rows, body));
             (n_prompt, n_cached, n_sampled) =
@@ -493,7 +530,7 @@ impl State {
 
     fn vllm_sampled(&self, ids: &[u32], sampled: &[u32], k: usize) -> Value {
         let all: Vec<u32> = ids.iter().chain(sampled).copied().collect();
-        let contexts = &self.setup.toy.contexts(&all)[ids.len()..];
+        let contexts = &self.toy().contexts(&all)[ids.len()..];
         let name = |id: u32| format!("token_id:{id}");
         let own: Vec<f64> = sampled.iter().zip(contexts).map(|(&id, context)| context.logprob(id)).collect();
         let top = |(&id, context): (&u32, &Context)| {
@@ -546,14 +583,14 @@ impl State {
         if start > ids.len() {
             return Err(format!("req.logprob_start_len={start} is higher than the number of input tokens"));
         }
-        let contexts = self.setup.toy.contexts(ids);
+        let contexts = self.toy().contexts(ids);
         // What is before the first wanted logprob may come from the cache; one id is always computed.
         let cached = self.reuse(&contexts, ids.len(), start.min(ids.len() - 1));
         let sampled = self.sampled(ids, &body["sampling_params"], "max_new_tokens", 128);
         let finish = finish(&sampled, &body["sampling_params"], "max_new_tokens", 128);
-        let (own, top) = sglang_rows(ids, &contexts, start, k, fault);
+        let (own, top) = sglang_rows(ids, &contexts, start, k, fault, self.shift());
         let all: Vec<u32> = ids.iter().chain(&sampled).copied().collect();
-        let contexts = &self.setup.toy.contexts(&all)[ids.len()..];
+        let contexts = &self.toy().contexts(&all)[ids.len()..];
         let shift = self.setup.sampled_shift;
         let drawn: Vec<Value> =
             sampled.iter().zip(contexts).map(|(&id, it)| json!([it.logprob(id) + shift, id, null])).collect();
@@ -563,12 +600,12 @@ impl State {
         let drawn_top: Vec<Value> = sampled.iter().zip(contexts).map(row).collect();
         Ok(format!(
             "{{\"text\":\"\",\"output_ids\":{},\"meta_info\":{{\"id\":\"1\",\"finish_reason\":{{\"type\":\"{finish}\",\"length\":{}}},\
-             \"prompt_tokens\":{},\"weight_version\":\"w{}\",\"input_token_logprobs\":[{}],{}\
+             \"prompt_tokens\":{},\"weight_version\":{},\"input_token_logprobs\":[{}],{}\
              \"output_token_logprobs\":{},\"output_top_logprobs\":{},\"completion_tokens\":{},\"cached_tokens\":{cached}}}}}",
             json!(sampled),
             sampled.len(),
             ids.len(),
-            self.setup.toy.weights,
+            json!(self.weights_name()),
             own.join(","),
             // Without candidates to tell there is no such key.
             if k > 0 { format!("\"input_top_logprobs\":[{}],", top.join(",")) } else { String::new() },
@@ -612,7 +649,7 @@ impl State {
         let seed = sampling["seed"].as_u64().or(sampling["sampling_seed"].as_u64()).unwrap_or(0);
         let said = (self.setup.says)(ids, seed);
         let sampled =
-            said.map_or_else(|| self.setup.toy.sample(ids, seed, n), |ids| ids.into_iter().take(n).collect());
+            said.map_or_else(|| self.toy().sample(ids, seed, n), |ids| ids.into_iter().take(n).collect());
         self.work.lock().unwrap().sampled += sampled.len() as u64;
         sampled
     }
@@ -661,7 +698,13 @@ fn named(id: u32, fault: Option<&Fault>) -> u32 {
     if fault == Some(&Fault::OtherIds) { (id + 1) % VOCAB as u32 } else { id }
 }
 
-fn vllm_rows(ids: &[u32], contexts: &[Context], k: usize, fault: Option<&Fault>) -> Vec<String> {
+fn vllm_rows(
+    ids: &[u32],
+    contexts: &[Context],
+    k: usize,
+    fault: Option<&Fault>,
+    shift: f64,
+) -> Vec<String> {
     let row = |at: usize| {
         let (context, id) = (contexts[at], named(ids[at], fault));
         let own = std::iter::once((id, context.logprob(id)));
@@ -669,7 +712,7 @@ fn vllm_rows(ids: &[u32], contexts: &[Context], k: usize, fault: Option<&Fault>)
         let mut row = String::from("{");
         for (nth, (id, logprob)) in own.chain(others).enumerate() {
             let comma = if nth > 0 { "," } else { "" };
-            let rank = context.rank(id);
+            let (rank, logprob) = (context.rank(id), logprob + shift);
             let _ = write!(
                 row,
                 "{comma}\"{id}\":{{\"logprob\":{logprob},\"rank\":{rank},\"decoded_token\":\"t{id}\"}}"
@@ -690,24 +733,26 @@ fn sglang_rows(
     start: usize,
     k: usize,
     fault: Option<&Fault>,
+    shift: f64,
 ) -> (Vec<String>, Vec<String>) {
     let own = |at: usize| {
         let id = named(ids[at], fault);
         if at == start {
             format!("[null,{id},null]")
         } else {
-            format!("[{},{id},null]", contexts[at].logprob(id))
+            format!("[{},{id},null]", contexts[at].logprob(id) + shift)
         }
     };
     let top = |at: usize| {
-        let entries = contexts[at].top(k).into_iter().map(|(id, logprob)| format!("[{logprob},{id},null]"));
+        let entry = |(id, logprob): (u32, f64)| format!("[{},{id},null]", logprob + shift);
+        let entries = contexts[at].top(k).into_iter().map(entry);
         if at == start { "null".to_owned() } else { format!("[{}]", entries.collect::<Vec<_>>().join(",")) }
     };
     let mut owns: Vec<String> = (start..ids.len()).map(own).collect();
     let tops = if k == 0 { 0..0 } else { start..ids.len() };
     let mut tops: Vec<String> = tops.map(top).collect();
     spoil(&mut owns, fault, "[");
-    spoil(&mut tops, fault.filter(|it| **it != Fault::NotANumber), "[");
+    spoil(&mut tops, fault.filter(|it| !matches!(it, Fault::NotANumber | Fault::Null)), "[");
     (owns, tops)
 }
 
@@ -716,11 +761,11 @@ fn spoil(rows: &mut Vec<String>, fault: Option<&Fault>, before: &str) {
     match fault {
         Some(Fault::OneTooShort) => drop(rows.pop()),
         Some(Fault::OneTooLong) => rows.extend(rows.last().cloned()),
-        Some(Fault::NotANumber) => {
+        Some(spoilt @ (Fault::NotANumber | Fault::Null)) => {
             let Some(last) = rows.last_mut() else { return };
             let Some(at) = last.find(before).map(|at| at + before.len()) else { return };
             let end = last[at..].find(',').map_or(last.len(), |length| at + length);
-            last.replace_range(at..end, "NaN");
+            last.replace_range(at..end, if *spoilt == Fault::Null { "null" } else { "NaN" });
         }
         _ => {}
     }

@@ -30,7 +30,7 @@ impl Alone {
         [&self.context[..], &self.action].concat()
     }
 
-    fn mean(&self, toy: Toy) -> f64 {
+    pub fn mean(&self, toy: Toy) -> f64 {
         let logprobs = toy.logprobs(&self.tokens()).split_off(self.context.len());
         mean_logprob(logprobs.into_iter().map(|it| it.map(|it| Logprob::new(it).unwrap()))).unwrap()
     }

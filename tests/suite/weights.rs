@@ -1,0 +1,181 @@
+//! Servers that stay healthy and change: weights replaced in the middle of a run, and numbers that are not there.
+#![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use serde_json::{Value, json};
+
+use backsight::lens::{OUTCOME_TEMPLATE, Placement};
+
+use crate::credit::numbers::{Alone, alone};
+use crate::credit::place::{KEEPS, Place as Episodes};
+use crate::score::{DIALECTS, FIRST_ID, Place, expected_of, job, tokens};
+use crate::support::stand_in::{Dialect, Fault, Setup, StandIn};
+use crate::support::toy::Toy;
+
+const OLD: Toy = Toy { weights: 1 };
+const NEW: Toy = Toy { weights: 2 };
+
+/// Jobs that share nothing, so that each is a request of its own.
+fn jobs(n: u32) -> Vec<Value> {
+    (0..n).map(|id| job(id, &tokens(id * 3, 12), &[[5, 12]])).collect()
+}
+
+/// A server whose weights are others after so many prompts.
+fn swapping(dialect: Dialect, after: u64, names_weights: bool) -> Setup {
+    let new_weights = Some((after, NEW.weights));
+    Setup { new_weights, names_weights, ..Setup::new(dialect) }
+}
+
+/// How many rows are right under these weights; a row with a number of any others fails.
+fn count_right(rows: &[Value], jobs: &[Value], allowed: &[Toy]) -> BTreeMap<u64, usize> {
+    let mut right = BTreeMap::new();
+    for (row, job) in rows.iter().zip(jobs) {
+        if row.get("error").is_some() {
+            assert_eq!(row["spans"], json!([]), "{row}");
+            continue;
+        }
+        let toy = allowed.iter().find(|toy| expected_of(job, **toy)["spans"] == row["spans"]);
+        *right.entry(toy.unwrap_or_else(|| panic!("wrong numbers: {row}")).weights).or_default() += 1;
+    }
+    right
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn new_weights_behind_a_healthy_server_end_the_run_and_give_no_number() {
+    for (dialect, names_weights, more) in [
+        (Dialect::Vllm, false, &[][..]),
+        (Dialect::Vllm, false, &["--weights-check-answers", "20"]),
+        (Dialect::Sglang, false, &["--weights-check-answers", "20"]),
+        (Dialect::Sglang, true, &[]),
+    ] {
+        let server = StandIn::start(swapping(dialect, 80, names_weights)).await;
+        let jobs = jobs(200);
+        let place = Place::new(&jobs);
+        let ran = place.score_at(&server, more).await;
+        assert_eq!(ran.code, 3, "{dialect:?}: {}", ran.stderr);
+        assert!(ran.stderr.contains(" is another model than before: "), "{}", ran.stderr);
+        let right = count_right(&place.rows(), &jobs, &[OLD]);
+        assert!(right.get(&OLD.weights).copied().unwrap_or(0) < 80, "{right:?}");
+        // The same command begins anew with what is there now.
+        let again = place.score_at(&server, more).await;
+        assert_eq!(again.code, 0, "{}", again.stderr);
+        assert_eq!(count_right(&place.rows(), &jobs, &[NEW]), [(NEW.weights, 200)].into());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_goes_on_with_new_weights_where_that_is_wanted() {
+    for (dialect, names_weights) in [(Dialect::Vllm, false), (Dialect::Sglang, false), (Dialect::Sglang, true)] {
+        let server = StandIn::start(swapping(dialect, 120, names_weights)).await;
+        let jobs = jobs(200);
+        let place = Place::new(&jobs);
+        let more = ["--new-weights", "continue", "--weights-check-answers", "20", "--json", "--concurrency", "4"];
+        let ran = place.score_at(&server, &more).await;
+        assert_eq!(ran.code, 0, "{dialect:?}: {}", ran.stderr);
+        let rows = place.rows();
+        let right = count_right(&rows, &jobs, &[OLD, NEW]);
+        assert_eq!(right.values().sum::<usize>(), 200, "{right:?}");
+        // Each row names the weights it is of.
+        let mut names: BTreeMap<&str, BTreeSet<u64>> = BTreeMap::new();
+        for (row, job) in rows.iter().zip(&jobs) {
+            let toy = [OLD, NEW].into_iter().find(|toy| expected_of(job, *toy)["spans"] == row["spans"]).unwrap();
+            names.entry(row["version"].as_str().unwrap()).or_default().insert(toy.weights);
+        }
+        assert!(names.values().all(|it| it.len() == 1), "{names:?}");
+        assert_eq!(ran.summary()["weights"]["changes"], 1, "{}", ran.summary());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn noise_is_no_change_and_says_how_much_can_be_seen() {
+    for dialect in DIALECTS {
+        let setup = Setup { noise: 0.01, names_weights: false, ..Setup::new(dialect) };
+        let server = StandIn::start(setup).await;
+        let place = Place::new(&jobs(300));
+        let ran = place.score_at(&server, &["--weights-check-answers", "10", "--json"]).await;
+        assert_eq!(ran.code, 0, "{}", ran.stderr);
+        let weights = ran.summary()["weights"].clone();
+        assert_eq!(weights["changes"], 0);
+        let smallest = weights["smallest_change"].as_f64().unwrap();
+        assert!((0.005..0.06).contains(&smallest), "{weights}");
+    }
+}
+
+/// Of a run of 1,000 jobs, measuring takes less than two requests in a hundred.
+#[tokio::test(flavor = "multi_thread")]
+async fn measuring_costs_little() {
+    let server = StandIn::start(Setup::new(Dialect::Vllm)).await;
+    let place = Place::new(&(0..1000).map(|id| job(id, &tokens(id, 60), &[[5, 60]])).collect::<Vec<_>>());
+    let ran = place.score_at(&server, &["--json"]).await;
+    assert_eq!(ran.code, 0, "{}", ran.stderr);
+    let (summary, weights) = (ran.summary(), ran.summary()["weights"].clone());
+    assert!(weights["requests"].as_u64().unwrap() * 50 <= summary["requests"].as_u64().unwrap(), "{summary}");
+}
+
+/// The server's answers to one job lack a number until it is mended.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_has_no_number_is_asked_for_again_and_never_reused() {
+    for dialect in DIALECTS {
+        for fault in [Fault::Null, Fault::NotANumber] {
+            let (is_broken, n_asked) = (Arc::new(AtomicUsize::new(1)), Arc::new(AtomicUsize::new(0)));
+            let (broken, asked) = (Arc::clone(&is_broken), Arc::clone(&n_asked));
+            let setup = Setup::new(dialect).faults(move |it| {
+                let is_hit = it.ids.first() == Some(&FIRST_ID) && it.ids.len() == 9;
+                asked.fetch_add(usize::from(is_hit), Ordering::SeqCst);
+                (is_hit && broken.load(Ordering::SeqCst) == 1).then(|| fault.clone())
+            });
+            let server = StandIn::start(setup).await;
+            let mut jobs = jobs(20);
+            jobs.push(job(20, &tokens(0, 9), &[[4, 9]]));
+            jobs.push(job(21, &tokens(700, 5), &[[0, 1]]));
+            let place = Place::new(&jobs);
+            let ran = place.score_at(&server, &["--json"]).await;
+            assert_eq!(ran.code, 1, "{}", ran.stderr);
+            assert_eq!(ran.summary()["lost"], json!({"jobs": {"numbers are absent": 1}}));
+            assert_eq!((&ran.summary()["scored"], n_asked.load(Ordering::SeqCst)), (&json!(21), 3));
+            assert_eq!(place.rows()[20]["spans"][0]["logprobs"][4], Value::Null);
+            is_broken.store(0, Ordering::SeqCst);
+            let again = place.score_at(&server, &["--json"]).await;
+            assert_eq!(again.code, 0, "{}", again.stderr);
+            assert_eq!((&again.summary()["requests"], n_asked.load(Ordering::SeqCst)), (&json!(1), 4));
+            assert_eq!(place.rows()[20]["spans"], expected_of(&jobs[20], OLD)["spans"]);
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn credit_writes_nothing_that_new_weights_may_have_given() {
+    for (dialect, names_weights) in [(Dialect::Vllm, false), (Dialect::Sglang, false), (Dialect::Sglang, true)] {
+        let place = Episodes::empty(KEEPS);
+        let names: Vec<String> = (0..30).map(|n| format!("episode_{n:03}")).collect();
+        names.iter().for_each(|name| place.write_talk(name, 4));
+        let server = StandIn::start(swapping(dialect, 25, names_weights)).await;
+        let more = ["--weights-check-answers", "5", "--placement", "last"];
+        place.credit(&server, &more).await.expect(3);
+        let n_old = count_credited(&place, &names, OLD);
+        assert!(n_old < 30);
+        place.credit(&server, &more).await.expect(0);
+        let n_new = names.iter().filter(|name| is_of(&place, name, NEW)).count();
+        assert_eq!((n_old, n_new), (names.iter().filter(|name| is_of(&place, name, OLD)).count(), 30 - n_old));
+    }
+}
+
+/// How many episodes have credit, all of whose numbers are those of `toy`.
+fn count_credited(place: &Episodes, names: &[String], toy: Toy) -> usize {
+    let is_made = |name: &&String| place.path(&format!("episodes/{name}/hindsight_scores.json")).exists();
+    let made: Vec<&String> = names.iter().filter(is_made).collect();
+    made.iter().for_each(|name| assert!(is_of(place, name, toy), "{name} has numbers of other weights"));
+    made.len()
+}
+
+fn is_of(place: &Episodes, name: &str, toy: Toy) -> bool {
+    let steps = alone(place, name, Some(Placement::Last), OUTCOME_TEMPLATE);
+    let scored = place.scores(name)["steps"].clone();
+    let is_right = |(idx, step): (usize, &Alone)| {
+        (scored[idx]["mean_logprob"].as_f64().unwrap() - step.mean(toy)).abs() < 1e-12
+    };
+    steps.len() == scored.as_array().unwrap().len() && steps.iter().enumerate().all(is_right)
+}
