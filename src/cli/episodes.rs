@@ -16,7 +16,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use super::failure::Failure;
 use super::keys::config_failure;
 use super::now;
-use super::server::{KindName, ServerArgs, model_failure};
+use super::server::{KindName, NewWeightsName, ServerArgs, model_failure};
 use super::talk::Talk;
 use crate::agent::{AgentSetting, Speech};
 use crate::config::Config;
@@ -33,9 +33,11 @@ use crate::pipeline::paid::Paid;
 use crate::pipeline::slots::Slot;
 use crate::pipeline::student;
 use crate::pipeline::watch::{TellTurn, Watched};
-use crate::store::ledger::{Recognition, RunPlace};
-use crate::store::run::{RunDir, RunError};
+use crate::store::fingerprint::differs;
+use crate::store::ledger::Recognition;
+use crate::store::run::{EPISODES, RunDir, RunError};
 use crate::store::summary::Summary;
+use crate::store::{NewWeights, RunPlace};
 use crate::tasks::hub::{HubError, HubSettings};
 use crate::tasks::source::{Loaded, TaskSource, load_all};
 use crate::tasks::{CodingTask, TaskError};
@@ -326,7 +328,7 @@ async fn sandboxes(ask: &Ask<'_>, teller: &Teller) -> Result<Arc<Sandboxes>, Fai
 /// Who hears of each turn, where somebody wants to.
 fn tell_turns(talk: &Arc<Talk>) -> Option<TellTurn> {
     let talk = Arc::clone(talk);
-    talk.is_verbose().then(|| Box::new(move |event: &Event| talk.tell(event)) as TellTurn)
+    talk.is_verbose().then(|| Arc::new(move |event: &Event| talk.tell(event)) as TellTurn)
 }
 
 /// What the student may cost.
@@ -351,7 +353,10 @@ async fn student(
     if rules.new_weights == NewWeights::Stop {
         check_recognition(&paid, &opened.info.model)?;
     }
-    paid.notice().into_iter().for_each(|notice| teller.notices.add(notice));
+    let episodes = run.dir().join(EPISODES);
+    let are_there = std::fs::read_dir(&episodes).is_ok_and(|mut it| it.next().is_some());
+    let forgotten = paid.forgotten(&episodes, are_there).await.map_err(model_failure)?;
+    paid.notice().into_iter().chain(forgotten).for_each(|notice| teller.notices.add(notice));
     Ok(paid)
 }
 
@@ -463,6 +468,7 @@ pub(super) fn table(finished: &Finished) -> String {
             paid.completion_tokens
         ));
     }
+    text.extend(super::output::weights(summary).map(|line| line.replacen("weights ", "weights    ", 1) + "\n"));
     text.push_str(&format!("run        {}, {:.1} s\n", finished.run.dir().display(), summary.seconds));
     text
 }

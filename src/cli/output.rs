@@ -5,9 +5,22 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
 
+use crate::store::summary::Summary;
+
 /// So many of something: `1 job`, `2 jobs`.
 pub(super) fn count(n: u64, what: &str) -> String {
     if n == 1 { format!("1 {what}") } else { format!("{n} {what}s") }
+}
+
+/// How the weights were watched, where they can change.
+pub(super) fn weights(summary: &Summary) -> Option<String> {
+    let checks = summary.weights?;
+    let changes = match checks.changes {
+        0 => "no change".to_owned(),
+        n => count(n, "change"),
+    };
+    let (times, by) = (count(checks.requests, "time"), checks.smallest_change);
+    Some(format!("weights measured {times}: {changes}; a change by {by:.0e} nats on average would show"))
 }
 
 /// Writes one line of talk.

@@ -45,6 +45,9 @@ fn table(report: &Report) -> String {
     let line = |(key, value): (&String, &Value)| {
         let shown = match (key.as_str(), value) {
             ("self_test", value) => self_test(value),
+            ("smallest_change", Value::Number(by)) => {
+                format!("{:.1e} nats on average, in the weights", by.as_f64().unwrap_or_default())
+            }
             ("max_top_k", Value::Null) if report.prompt_logprobs == Some(true) => "no limit".to_owned(),
             ("max_top_k", Value::Null) => "none".to_owned(),
             (_, value) => plain(value),

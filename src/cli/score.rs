@@ -456,6 +456,7 @@ fn report(args: &ScoreArgs, summary: &Summary, voice: &Voice) -> Result<(), Fail
     output::talk(&format!("{made} of {jobs} scored, in {}", args.out.display()));
     output::talk(&plan_line(summary));
     output::talk(&paid_line(summary));
+    output::weights(summary).into_iter().for_each(|line| output::talk(&line));
     Ok(())
 }
 

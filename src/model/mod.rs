@@ -10,6 +10,7 @@ mod breaker;
 pub(crate) mod budget;
 pub(crate) mod endpoint;
 pub(crate) mod key;
+pub(crate) mod noise;
 pub(crate) mod notice;
 pub(crate) mod open;
 pub(crate) mod openai;

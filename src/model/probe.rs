@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
+use super::noise::{noise_of, tolerance};
 use super::opened::Opened;
 use super::remote::{Kind, ServerInfo};
 use super::transport::{Answer, Call, Method, Transport};
@@ -52,6 +53,8 @@ pub struct Report {
     pub template_drops: Option<Vec<&'static str>>,
     /// Whether the same request gives the same numbers.
     pub deterministic: Option<bool>,
+    /// The mean difference of logprobs from which on it shows that the weights have changed.
+    pub smallest_change: Option<f64>,
     /// The largest difference between the logprobs of the same tokens as prompt and as sample.
     pub self_test: Option<f64>,
     /// What kept a line from being measured.
@@ -81,6 +84,7 @@ impl Report {
             "tokenizer_agrees": self.tokenizer_agrees,
             "template_drops": self.template_drops,
             "deterministic": self.deterministic,
+            "smallest_change": self.smallest_change,
             "self_test": {"max_abs_diff": self.self_test, "ok": self.self_test_ok()},
         })
     }
@@ -145,6 +149,11 @@ pub fn mean_difference(a: &[Option<Logprob>], b: &[Option<Logprob>]) -> Option<f
     (!differences.is_empty()).then(|| differences.iter().sum::<f64>() / differences.len() as f64)
 }
 
+fn difference(a: &Scored, b: &Scored) -> Option<f64> {
+    let logprobs = |it: &Scored| it.spans.iter().flat_map(SpanScore::logprobs).collect::<Vec<_>>();
+    mean_difference(&logprobs(a), &logprobs(b))
+}
+
 /// Asks the model everything.
 pub async fn probe(opened: &Opened) -> Report {
     let mut report = Report {
@@ -157,6 +166,7 @@ pub async fn probe(opened: &Opened) -> Report {
         tokenizer_agrees: None,
         template_drops: template_drops(opened),
         deterministic: None,
+        smallest_change: None,
         self_test: None,
         notes: Vec::new(),
     };
@@ -204,11 +214,10 @@ async fn measure_ids(model: &dyn Model, ids: &[TokenId], report: &mut Report) {
     if is_gone || !model.limits().scores {
         return;
     }
-    let first = score(model, ids, 1).await;
-    report.prompt_logprobs = whether(&first, |scored| scored.spans[0].absent().next().is_none());
-    let Some(first) = kept(first, &mut report.notes) else { return };
-    let second = kept(score(model, ids, 1).await, &mut report.notes);
-    report.deterministic = second.map(|second| first.spans == second.spans);
+    let measured = noise_of(async || score(model, ids, 1).await, difference).await;
+    report.prompt_logprobs = whether(&measured, |(scored, _)| scored.spans[0].absent().next().is_none());
+    let Some((_, noise)) = kept(measured, &mut report.notes) else { return };
+    (report.deterministic, report.smallest_change) = (Some(noise == 0.0), Some(tolerance(noise)));
     let late = kept(score(model, ids, ids.len() - 4).await, &mut report.notes);
     report.prefix_cache_with_logprobs = late.and_then(|scored| uses_cache(&scored, report.info.kind));
     if let Some(sampled) = sampled {

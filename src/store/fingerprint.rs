@@ -2,25 +2,16 @@
 //!
 //! Owns [`Fingerprint`] and the rule by which two of them are of the same weights. A name and an address prove
 //! little, because weights are replaced behind both; the logprobs of a probe text tell, as far as a server repeats
-//! itself: what differs by more than [`tolerance`] of the noise it has shown is a change. When to measure is the
+//! itself: what differs by more than the [`tolerance`] for the noise it has shown is a change. When to measure is the
 //! business of `versions`, where it is remembered that of the ledger.
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use crate::model::noise::tolerance;
 use crate::model::{Error, Model};
 use backsight_core::score::ScoreJob;
 use backsight_core::tokens::{Logprob, TokenId, TokenSpan};
-
-/// Differences up to so many times the largest noise that was seen are noise.
-pub const NOISE_MULTIPLE: f64 = 5.0;
-/// What logprobs in single precision can tell apart, on average over a text.
-const FINEST: f64 = 2e-6;
-
-/// The mean difference of a probe's logprobs up to which weights count as the same.
-pub fn tolerance(noise: f64) -> f64 {
-    (NOISE_MULTIPLE * noise).max(FINEST)
-}
 
 /// Who a server says it is.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -1,8 +1,7 @@
 //! An opened model made fit for a run: recognised, metered, its weights watched and its answers kept.
 //!
-//! Owns [`keep`], the one way from a server to a model whose calls are in the ledger, and how much a server differs
-//! from itself, alone and in company. What the ledger does is `ledger`'s business, when weights are measured again that
-//! of `versions`, who may pay how much is the meter's.
+//! Owns [`keep`], the one way from a server to a model whose calls are in the ledger. What the ledger does is
+//! `ledger`'s business, when weights are measured again that of `versions`, who may pay how much is the meter's.
 
 use std::sync::Arc;
 
@@ -13,14 +12,10 @@ use super::ledger::{Ledger, Recognition};
 use super::ledgered::{Ledgered, RunPlace};
 use super::versions::{Checks, Gauge, Measure, NewWeights, Patience, Versions, WeightRules};
 use crate::model::budget::{Budgeted, Meter};
+use crate::model::noise::{N_MEASURED, noise_of};
 use crate::model::probe::probe_ids;
-use crate::model::{Error, Model, Opened, Transport};
+use crate::model::{Error, Opened, Transport};
 use backsight_core::tokens::TokenId;
-
-/// How often the probe text is scored one at a time, and then so many at once, to see how much a server differs from
-/// itself.
-const ALONE: usize = 2;
-const TOGETHER: usize = 4;
 
 /// The model behind its meter and the ledger, and whether the ledger knew it.
 ///
@@ -87,31 +82,14 @@ async fn gauge(
     let (endpoint, known) = (endpoint?, opened.known());
     let (brief, patient) = (known.over(endpoint.briefly()), known.over(endpoint.clone()));
     let (identity, probe) = (identity.clone(), Arc::<[TokenId]>::from(probe));
-    let (expected, noise) = calibrate(&*patient, &identity, &probe).await?;
-    let requests = (ALONE + TOGETHER) as u64;
-    let checks = Checks { requests, tokens: requests * probe.len() as u64, ..Checks::default() };
+    let measure = async || Fingerprint::measure(&*patient, identity.clone(), &probe).await;
+    let (expected, noise) = noise_of(measure, Fingerprint::mean_difference).await?;
+    let tokens = N_MEASURED * probe.len() as u64;
+    let checks = Checks { requests: N_MEASURED, tokens, ..Checks::default() };
     let measure: Measure = Box::new(move |patience| {
         let model = Arc::clone(if patience == Patience::Brief { &brief } else { &patient });
         let (identity, probe) = (identity.clone(), Arc::clone(&probe));
         Box::pin(async move { Fingerprint::measure(&*model, identity, &probe).await })
     });
     Ok(Gauge { server: endpoint.server(), measure, expected, noise, checks })
-}
-
-/// What a server says of the probe text, and how much it differs from that when asked again, alone and in company.
-async fn calibrate(
-    model: &dyn Model,
-    identity: &Identity,
-    probe: &[TokenId],
-) -> Result<(Fingerprint, f64), Error> {
-    let measure = || Fingerprint::measure(model, identity.clone(), probe);
-    let expected = measure().await?;
-    let mut noise: f64 = 0.0;
-    for _ in 1..ALONE {
-        noise = noise.max(expected.mean_difference(&measure().await?).unwrap_or(0.0));
-    }
-    for found in join_all((0..TOGETHER).map(|_| measure())).await {
-        noise = noise.max(expected.mean_difference(&found?).unwrap_or(0.0));
-    }
-    Ok((expected, noise))
 }

@@ -17,12 +17,13 @@ use sha2::{Digest, Sha256};
 use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard};
 
 use super::disk::Disk;
-use super::fingerprint::{Fingerprint, Identity, tolerance};
+use super::fingerprint::{Fingerprint, Identity};
 use super::lock::RunLock;
 use super::record::Record;
 use super::stamp::{Fate, Stamp, Standing};
 use crate::model::budget::{ModelRole, Spent};
 use crate::model::key::{Key, ModelId};
+use crate::model::noise::tolerance;
 use crate::model::{Error, Usage};
 use backsight_core::tokens::Logprob;
 

@@ -28,6 +28,6 @@ pub use self::kept::keep;
 pub use self::ledger::Ledger;
 pub use self::ledgered::{Ledgered, RunPlace, Stands};
 pub use self::lock::{LockError, RunLock};
-pub use self::versions::{NewWeights, WeightRules};
+pub use self::versions::{NewWeights, Versions, WeightRules};
 pub use crate::model::key::{Key, ModelId};
 pub use crate::wire::record::{from_json as episode_from_json, to_json as episode_to_json};

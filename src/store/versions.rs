@@ -16,11 +16,12 @@ use serde_json::{Value, json};
 use tokio::sync::{Mutex as AsyncMutex, RwLock, RwLockReadGuard};
 use tokio::time::Instant;
 
-use super::fingerprint::{Fingerprint, differs, tolerance};
+use super::fingerprint::{Fingerprint, differs};
 use super::ledger::Ledger;
 use super::stamp::{Fate, Stamp};
 use crate::model::budget::ModelRole;
 use crate::model::key::ModelId;
+use crate::model::noise::tolerance;
 use crate::model::{Error, Transport};
 
 /// What happens when a server has new weights.

@@ -14,8 +14,9 @@ use backsight::model::transport::Settings;
 use backsight::model::{ChatRequest, Error, GenerateRequest, Model, Place, Sampling};
 use backsight::score::ScoreJob;
 use backsight::store::ledger::Recognition;
-use backsight::store::versions::{Versions, WeightRules};
-use backsight::store::{Fingerprint, Identity, Ledger, Ledgered, LockError, RunLock, RunPlace};
+use backsight::store::{
+    Fingerprint, Identity, Ledger, Ledgered, LockError, RunLock, RunPlace, Versions, WeightRules,
+};
 use backsight::tokens::{Logprob, TokenSpan};
 
 use crate::inside::support::plain;

@@ -84,7 +84,10 @@ async fn scored(
     let meter = Meter::new(ModelRole::Teacher, allowance);
     let rules = args.server.weight_rules();
     let paid = Paid::open(&ready.opened, lock, meter.clone(), "credit", rules).await.map_err(model_failure)?;
-    paid.notice().into_iter().for_each(|notice| notices.add(notice));
+    let inputs = args.inputs();
+    let is_made = inputs.iter().any(|input| find(input, &args.run_dir()).is_ok_and(|made| !made.is_empty()));
+    let forgotten = paid.forgotten(&inputs[0], is_made).await.map_err(model_failure)?;
+    paid.notice().into_iter().chain(forgotten).for_each(|notice| notices.add(notice));
     let progress = Arc::new(Progress::new(&sources, args.json, meter.clone(), notices.clone()));
     let options = options(args, shown, &ready, paid.model.version_now());
     write_config(args, &options)?;

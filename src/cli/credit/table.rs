@@ -1,6 +1,6 @@
 //! Tables for people: what became of each episode, and what it all cost.
 
-use crate::cli::output::one_line;
+use crate::cli::output::{one_line, weights};
 use crate::pipeline::credit::{Fate, Report};
 use crate::store::summary::{Summary, computed};
 use backsight_core::plan::Figures;
@@ -80,6 +80,7 @@ pub(super) fn totals(summary: &Summary) -> String {
             gain(tokens, planned)
         )),
     }
+    text.extend(weights(summary).map(|line| format!("{line}\n")));
     for (what, lost) in &summary.lost {
         for (reason, n) in lost {
             text.push_str(&format!("lost {n} {what}: {reason}\n"));

@@ -17,8 +17,7 @@ use backsight::model::ModelRole;
 use backsight::model::{ChatAnswer, ChatRequest, Error, GenerateRequest, Generated, Limits, Model, Scored};
 use backsight::sandbox::{SandboxConfig, Sandboxes};
 use backsight::score::ScoreJob;
-use backsight::store::RunPlace;
-use backsight::store::{Fingerprint, Identity, Ledger, Ledgered, RunLock};
+use backsight::store::{Fingerprint, Identity, Ledger, Ledgered, RunLock, RunPlace, Versions, WeightRules};
 use backsight::store::{episode_from_json, episode_to_json};
 use backsight::tasks::CodingTask;
 use backsight::tokens::TokenId;
@@ -548,10 +547,11 @@ async fn what_was_paid_is_not_paid_again() {
     let student = Arc::new(texts(&solving()));
     let ledger = Ledger::open(Arc::new(RunLock::acquire(dir.path()).unwrap())).unwrap();
     let fingerprint = Fingerprint::measure(&*student, Identity::default(), &[1, 2, 3]).await.unwrap();
-    let (id, _) = ledger.identify(&fingerprint).await.unwrap();
-    let run_place = RunPlace { run: "run".into(), seed: 0 };
-    let ledgered =
-        Ledgered::new(ledger, Arc::clone(&student) as Arc<dyn Model>, id, ModelRole::Student, run_place);
+    let known = (ledger.identify(&fingerprint, 0.0).await.unwrap().0, Default::default());
+    let (role, run_place) = (ModelRole::Student, RunPlace { run: "run".into(), seed: 0 });
+    let versions = Versions::new(Arc::clone(&ledger), role, WeightRules::default(), None, vec![], known);
+    let inner = Arc::clone(&student) as Arc<dyn Model>;
+    let ledgered = Ledgered::new(ledger, inner, versions, role, run_place);
     let mut setting = setting(saying(&[]));
     setting.student = Arc::new(ledgered);
     let first = run(&setting).await;
