@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use backsight::model::Opened;
-use backsight::model::score_planned;
+use backsight::model::{JobScores, score_planned};
 use backsight::model::{Allowance, Meter, ModelRole};
 use backsight::model::{Error, Model};
 use backsight::model::{Kind, OpenOptions};
@@ -162,8 +162,8 @@ async fn with_ledger(url: &str) -> Cost {
 
 async fn all_planned(model: Arc<dyn Model>, jobs: Vec<ScoreJob>) -> f64 {
     let mut all = 0.0;
-    let mut settle = |_, scored: Result<Vec<SpanScore>, Error>| {
-        all += sum(&scored.unwrap());
+    let mut settle = |_, scored: Result<JobScores, Error>| {
+        all += sum(&scored.unwrap().spans);
         ControlFlow::Continue(())
     };
     score_planned(&model, &jobs, &mut settle).await;

@@ -22,6 +22,7 @@ use super::stdout;
 use crate::model::Opened;
 use crate::model::budget::{Allowance, Meter, ModelRole, Spent};
 use crate::model::notice::Notices;
+use crate::model::JobScores;
 use crate::model::planned::{Planned, score_planned};
 use crate::model::probe::require_scores;
 use crate::model::transport::Transport;

@@ -23,8 +23,8 @@ pub fn tolerance(noise: f64) -> f64 {
 }
 
 /// Measures several times, alone and in company: the first measurement, and the largest difference to it.
-pub async fn noise_of<T>(
-    measure: impl AsyncFn() -> Result<T, Error>,
+pub async fn noise_of<T, F: Future<Output = Result<T, Error>>>(
+    measure: impl Fn() -> F,
     difference: impl Fn(&T, &T) -> Option<f64>,
 ) -> Result<(T, f64), Error> {
     let first = measure().await?;

@@ -214,7 +214,7 @@ async fn measure_ids(model: &dyn Model, ids: &[TokenId], report: &mut Report) {
     if is_gone || !model.limits().scores {
         return;
     }
-    let measured = noise_of(async || score(model, ids, 1).await, difference).await;
+    let measured = noise_of(|| score(model, ids, 1), difference).await;
     report.prompt_logprobs = whether(&measured, |(scored, _)| scored.spans[0].absent().next().is_none());
     let Some((_, noise)) = kept(measured, &mut report.notes) else { return };
     (report.deterministic, report.smallest_change) = (Some(noise == 0.0), Some(tolerance(noise)));

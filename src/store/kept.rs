@@ -82,7 +82,7 @@ async fn gauge(
     let (endpoint, known) = (endpoint?, opened.known());
     let (brief, patient) = (known.over(endpoint.briefly()), known.over(endpoint.clone()));
     let (identity, probe) = (identity.clone(), Arc::<[TokenId]>::from(probe));
-    let measure = async || Fingerprint::measure(&*patient, identity.clone(), &probe).await;
+    let measure = || Fingerprint::measure(&*patient, identity.clone(), &probe);
     let (expected, noise) = noise_of(measure, Fingerprint::mean_difference).await?;
     let tokens = N_MEASURED * probe.len() as u64;
     let checks = Checks { requests: N_MEASURED, tokens, ..Checks::default() };

@@ -237,10 +237,10 @@ impl Ledgered {
     ///
     /// `key` says under which key: asked again after the answer, because the largest K may have become less meanwhile,
     /// and an answer with fewer candidates is never kept as one with more.
-    async fn once<R: Record>(
+    async fn once<R: Record, F: Future<Output = Result<R, Error>>>(
         &self,
         key: impl Fn(ModelId) -> Key,
-        ask: impl AsyncFn() -> Result<R, Error>,
+        ask: impl Fn() -> F,
         mut n_asked: u32,
     ) -> Result<(R, Standing), Error> {
         loop {
@@ -350,7 +350,7 @@ impl Ledgered {
     }
 
     async fn score_again(&self, job: &ScoreJob, n_asked: u32) -> Result<Scored, Error> {
-        let found = self.once(|model| self.score_key(model, job), async || self.inner.score(job).await, n_asked);
+        let found = self.once(|model| self.score_key(model, job), || self.inner.score(job), n_asked);
         Ok(self.hand_out(found.await?))
     }
 
@@ -406,8 +406,8 @@ impl Model for Ledgered {
     async fn generate(&self, request: &GenerateRequest) -> Result<Generated, Error> {
         let sampling = self.seeded(&request.sampling, &request.place);
         let request = GenerateRequest { sampling, ..request.clone() };
-        let ask = async || self.inner.generate(&request).await;
-        let (generated, standing) = self.once(|model| self.generate_key(model, &request), ask, 0).await?;
+        let key = |model| self.generate_key(model, &request);
+        let (generated, standing) = self.once(key, || self.inner.generate(&request), 0).await?;
         self.note_draw(&request.place, &generated, standing);
         Ok(generated)
     }
@@ -431,7 +431,7 @@ impl Model for Ledgered {
         let sampling = self.seeded(&request.sampling, &request.place);
         let request = ChatRequest { sampling, ..request.clone() };
         let key = |model| Key::of_chat(model, &self.place.run, &request);
-        Ok(self.once(key, async || self.inner.chat(&request).await, 0).await?.0)
+        Ok(self.once(key, || self.inner.chat(&request), 0).await?.0)
     }
 
     fn limits(&self) -> &Limits {

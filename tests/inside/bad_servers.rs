@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use backsight::model::endpoint::{BreakerRules, PoolRules};
-use backsight::model::planned::{Pace, Planned, score_at, score_planned};
+use backsight::model::planned::{JobScores, Pace, Planned, score_at, score_planned};
 use backsight::model::retry::Policy;
 use backsight::model::secret::Secret;
 use backsight::model::transport::{Auth, Call, Method, Notice, Settings, Transport};
@@ -132,8 +132,9 @@ fn rider(n: u32) -> ScoreJob {
 
 async fn planned(model: &Arc<dyn Model>, jobs: &[ScoreJob]) -> (Vec<Result<Vec<SpanScore>, Error>>, Planned) {
     let mut outcomes: Vec<Option<_>> = jobs.iter().map(|_| None).collect();
-    let mut settle = |job: usize, scored| {
-        assert!(outcomes[job].replace(scored).is_none(), "job {job} was settled twice");
+    let mut settle = |job: usize, scored: Result<JobScores, Error>| {
+        let spans = scored.map(|it| it.spans);
+        assert!(outcomes[job].replace(spans).is_none(), "job {job} was settled twice");
         ControlFlow::Continue(())
     };
     let planned = score_planned(model, jobs, &mut settle).await;
@@ -317,8 +318,8 @@ async fn a_plan_goes_on_while_one_of_its_requests_waits() {
         let model = plain::open(dialect, &[server.url()], settings());
         let jobs: Vec<ScoreJob> = (0..N_JOBS).map(job).collect();
         let (begun, mut settled) = (Instant::now(), Vec::new());
-        let mut settle = |job: usize, scored: Result<Vec<SpanScore>, Error>| {
-            assert_eq!(assert_nothing_wrong(&jobs[job], &scored.unwrap()), 0);
+        let mut settle = |job: usize, scored: Result<JobScores, Error>| {
+            assert_eq!(assert_nothing_wrong(&jobs[job], &scored.unwrap().spans), 0);
             settled.push((job, begun.elapsed()));
             ControlFlow::Continue(())
         };

@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use crate::inside::support::scripted::{Asked, Scripted};
-use backsight::model::planned::{Planned, score_planned};
+use backsight::model::planned::{JobScores, Planned, score_planned};
 use backsight::model::{Error, Limits, Model};
 use backsight::score::{ScoreJob, SpanScore};
 use backsight::tokens::{TokenId, TokenSpan};
@@ -58,8 +58,9 @@ fn refuses_poison(asked: Asked<'_>, _: u64) -> Option<Error> {
 
 async fn planned(model: &Arc<dyn Model>, jobs: &[ScoreJob], most: usize) -> (Outcomes, Planned) {
     let (mut outcomes, mut n): (Vec<Option<_>>, _) = (jobs.iter().map(|_| None).collect(), 0);
-    let mut settle = |job: usize, scored| {
-        assert!(outcomes[job].replace(scored).is_none(), "job {job} was settled twice");
+    let mut settle = |job: usize, scored: Result<JobScores, Error>| {
+        let spans = scored.map(|it| it.spans);
+        assert!(outcomes[job].replace(spans).is_none(), "job {job} was settled twice");
         n += 1;
         if n == most { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };

@@ -10,9 +10,9 @@ use backsight::credit::hcapo::{Params, StepScore, credit, mean_logprob};
 use backsight::engine::model::Embedded;
 use backsight::episode::{Episode, Message, Outcome, Role, Task, steps_of};
 use backsight::lens::{OUTCOME_TEMPLATE, Placement, Template};
-use backsight::model::{Error, Model, score_planned};
+use backsight::model::{Error, JobScores, Model, score_planned};
 use backsight::pipeline::{Framing, OutcomeLens, Reader, Texts, outline};
-use backsight::score::{ScoreJob, SpanScore};
+use backsight::score::ScoreJob;
 use serde_json::{Map, json};
 
 use crate::support::tiny::write_model;
@@ -55,8 +55,8 @@ async fn an_episode_of_ones_own_gets_its_credit() {
     let jobs = jobs(dir.path(), &episode);
 
     let mut means = vec![None; jobs.len()];
-    let mut settle = |idx: usize, scores: Result<Vec<SpanScore>, Error>| {
-        means[idx] = mean_logprob(scores.unwrap()[0].logprobs());
+    let mut settle = |idx: usize, scores: Result<JobScores, Error>| {
+        means[idx] = mean_logprob(scores.unwrap().spans[0].logprobs());
         ControlFlow::Continue(())
     };
     assert_eq!(score_planned(&model, &jobs, &mut settle).await.stopped_by, None);

@@ -29,6 +29,7 @@ use crate::pipeline::resume::Asked;
 use crate::store::RunLock;
 use crate::store::atomic;
 use crate::store::episodes::Source;
+use crate::store::hindsight::find;
 use crate::store::summary::{Naive, SUMMARY, Summary};
 use crate::wire::hindsight::Provenance;
 
