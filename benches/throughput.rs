@@ -26,8 +26,7 @@ use backsight::model::{Error, Model};
 use backsight::model::{Kind, OpenOptions};
 use backsight::model::{Settings, Transport};
 use backsight::score::{ScoreJob, SpanScore};
-use backsight::store::RunPlace;
-use backsight::store::{Ledger, RunLock, keep};
+use backsight::store::{Ledger, RunLock, RunPlace, WeightRules, keep};
 use backsight::tokens::TokenSpan;
 use futures_util::{StreamExt, stream};
 use rustix::time::{ClockId, clock_gettime};
@@ -156,7 +155,7 @@ async fn with_ledger(url: &str) -> Cost {
     let ledger = Ledger::open(Arc::new(RunLock::acquire(dir.path()).unwrap())).unwrap();
     let meter = Meter::new(ModelRole::Teacher, Allowance::default());
     let place = RunPlace { run: "bench".into(), seed: 0 };
-    let (model, _) = keep(&open(url).await, ledger, meter, place).await.unwrap();
+    let (model, _) = keep(&open(url).await, ledger, meter, place, WeightRules::default()).await.unwrap();
     measure(Arc::new(model), all_planned).await
 }
 

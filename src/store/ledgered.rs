@@ -527,7 +527,7 @@ mod tests {
         let identity = Identity { kind: "test".into(), model: "m".into(), ..Identity::default() };
         let fingerprint = Fingerprint::measure(&**model, identity, &[5, 6, 7]).await.unwrap();
         model.asked.store(0, Ordering::Relaxed);
-        let (id, recognition) = ledger.identify(&fingerprint, 0.002).await.unwrap();
+        let (id, recognition) = ledger.identify(&fingerprint, 0.003).await.unwrap();
         (kept(ledger, Arc::<Arithmetic>::clone(model), id), recognition)
     }
 
