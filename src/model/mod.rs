@@ -9,6 +9,7 @@ mod body;
 mod breaker;
 pub(crate) mod budget;
 pub(crate) mod doubt;
+mod echo;
 pub(crate) mod endpoint;
 pub(crate) mod key;
 pub(crate) mod notice;

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use serde::Serialize;
 
 use super::notice::Notices;
-use super::transport::{Answer, Call, LOOK_UP, Method, Transport};
+use super::transport::{Answer, Body, Call, LOOK_UP, Method, Transport};
 use super::{Error, Finish, Generated, Place, SampledToken, Scored, Usage};
 use crate::wire::openai::{self, Listed};
 use crate::wire::{Counts, Drawn};
@@ -94,7 +94,7 @@ pub async fn ask<T>(
     let call = Call {
         method: Method::GET,
         path,
-        body: None,
+        body: Body::None,
         tokens: 0,
         sticky: 0,
         max_answer: MAX_INFO,
@@ -170,12 +170,12 @@ fn quoted(names: &[&str]) -> String {
 }
 
 /// A request's body.
-pub fn body(request: &impl Serialize) -> Result<Option<Vec<u8>>, Error> {
+pub fn body(request: &impl Serialize) -> Result<Vec<u8>, Error> {
     let invalid = |why: serde_json::Error| Error::Invalid {
         what: format!("the request cannot be written: {why}"),
         help: "numbers must be finite".to_owned(),
     };
-    serde_json::to_vec(request).map(Some).map_err(invalid)
+    serde_json::to_vec(request).map_err(invalid)
 }
 
 /// A seed as servers take it, which read signed numbers.
