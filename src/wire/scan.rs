@@ -157,7 +157,10 @@ impl<'a> Scanner<'a> {
             b"NaN" => Ok(Some(f64::NAN)),
             b"Infinity" => Ok(Some(f64::INFINITY)),
             b"-Infinity" => Ok(Some(f64::NEG_INFINITY)),
-            word => Ok(Some(finite(word).ok_or_else(|| self.broken("expected a number"))?)),
+            word => finite(word).map(Some).ok_or_else(|| match self.at == self.bytes.len() {
+                true => self.cut(),
+                false => self.broken("expected a number"),
+            }),
         }
     }
 
@@ -315,6 +318,7 @@ mod tests {
         assert_eq!(number("null").unwrap(), None);
         assert!(number("NaN").unwrap().unwrap().is_nan());
         assert_eq!(number("-Infinity").unwrap(), Some(f64::NEG_INFINITY));
+        assert_eq!(number("-").unwrap_err().to_string(), "the JSON ends in the middle at byte 1");
         for wrong in ["inf", "nan", "+1", ".5", "1e999", "\"1\"", "", "0x1", "1-", "infinity"] {
             assert!(number(wrong).is_err(), "{wrong}");
         }

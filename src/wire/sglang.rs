@@ -976,7 +976,7 @@ mod tests {
         let body = json!({"text": "", "meta_info": meta(json!({}))}).to_string();
         let doubled = |key: &str, value: &str| body.replacen(key, &format!("{key}:{value},{key}"), 1);
         for (key, value) in
-            [("meta_info", "{}"), ("prompt_tokens", "4"), ("input_token_logprobs", "[]"), ("type", "1")]
+            [("meta_info", "{}"), ("prompt_tokens", "4"), ("finish_reason", "null"), ("type", "1")]
         {
             let quoted = format!("\"{key}\"");
             assert_eq!(refused(doubled(&quoted, value)), format!("the key `{key}` is there twice"));
