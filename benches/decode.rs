@@ -149,7 +149,7 @@ fn answer(job: &ScoreJob) -> Vec<u8> {
     );
     for &given in &job.tokens()[1..] {
         json.push_str(",{");
-        push_candidate(&mut json, &mut random, given, TOP_K as u32 + 1);
+        push_candidate(&mut json, &mut random, given, TOP_K as u32 + 1 + random.below(1000));
         for rank in 1..=TOP_K as u32 {
             json.push(',');
             let id = 100_000 + rank * 1000 + random.below(1000);
@@ -157,15 +157,18 @@ fn answer(job: &ScoreJob) -> Vec<u8> {
         }
         json.push('}');
     }
+    let ids: Vec<String> = job.tokens().iter().map(u32::to_string).collect();
+    let ids = ids.join(",");
     let usage =
         format!(r#""usage":{{"prompt_tokens":{N_POSITIONS},"total_tokens":4001,"completion_tokens":1}}"#);
-    write!(json, r#"],"prompt_token_ids":null}}],{usage}}}"#).unwrap();
+    write!(json, r#"],"prompt_token_ids":[{ids}]}}],{usage}}}"#).unwrap();
     json.into_bytes()
 }
 
 fn push_candidate(json: &mut String, random: &mut Random, id: u32, rank: u32) {
     const TEXTS: [&str; 8] = [" the", "\\n", " function", "\\\"", "}", " é", ").", " capital"];
-    let logprob = f64::from(-(random.below(1 << 24) as f32) / 1e6);
+    // A worse rank is never likelier.
+    let logprob = f64::from(-(rank as f32) - random.below(1 << 24) as f32 / (1 << 24) as f32);
     let text = TEXTS[random.below(8) as usize];
     write!(json, r#""{id}":{{"logprob":{logprob},"rank":{rank},"decoded_token":"{text}"}}"#).unwrap();
 }

@@ -9,7 +9,7 @@ use async_trait::async_trait;
 
 use super::openai::{chat_answer, chat_tokens, unsupported};
 use super::remote::{self, Kind, OpenOptions, ServerInfo};
-use super::transport::{Answer, Call, Method, Transport};
+use super::transport::{Answer, Body, Call, Method, Transport};
 use super::{ChatAnswer, ChatRequest, Error, GenerateRequest, Generated, Limits, Model, Scored};
 use crate::wire::anthropic::{self as wire, MessagesRequest};
 use crate::wire::openai;
@@ -105,7 +105,7 @@ impl Model for Anthropic {
         let call = Call {
             method: Method::POST,
             path: "/v1/messages",
-            body: remote::body(&self.messages_request(request)?)?,
+            body: Body::Same(remote::body(&self.messages_request(request)?)?),
             tokens: chat_tokens(request),
             sticky: remote::sticky_step(&request.place),
             max_answer: remote::max_chat_answer(request.sampling.max_tokens),

@@ -15,17 +15,19 @@ use tokio::time::Instant;
 
 pub use super::breaker::BreakerRules;
 use super::breaker::{Admission, Breaker};
+use super::echo::Echo;
 use super::retry::mix;
 use super::secret::Secret;
 use super::window::Window;
 pub use super::window::WindowRules;
 use super::{Error, retry};
 
-/// The address of a server.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// The address of a server. Clones share what is learnt of it.
+#[derive(Clone, Debug)]
 pub struct Endpoint {
     base: String,
     login: Option<(String, Secret)>,
+    echo: Arc<Echo>,
 }
 
 impl Endpoint {
@@ -44,7 +46,7 @@ impl Endpoint {
             .then(|| (decoded(url.username()), Secret::new(&decoded(url.password().unwrap_or_default()))));
         let port = url.port().map(|port| format!(":{port}")).unwrap_or_default();
         let host = url.host_str().unwrap_or_default();
-        Ok(Self { base: format!("{}://{host}{port}{path}", url.scheme()), login })
+        Ok(Self { base: format!("{}://{host}{port}{path}", url.scheme()), login, echo: Arc::default() })
     }
 
     /// The address without credentials, as messages show it.
@@ -60,6 +62,11 @@ impl Endpoint {
     /// The user and password written into the address, if any.
     pub fn login(&self) -> Option<&(String, Secret)> {
         self.login.as_ref()
+    }
+
+    /// Whether it repeats the ids of requests.
+    pub fn echo(&self) -> &Echo {
+        &self.echo
     }
 }
 

@@ -8,6 +8,7 @@ pub(crate) mod anthropic;
 mod body;
 mod breaker;
 pub(crate) mod budget;
+mod echo;
 pub(crate) mod endpoint;
 pub(crate) mod key;
 pub(crate) mod noise;

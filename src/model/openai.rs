@@ -11,7 +11,7 @@ use async_trait::async_trait;
 use serde_json::{Value, json};
 
 use super::remote::{self, Kind, OpenOptions, ServerInfo};
-use super::transport::{Answer, Call, Method, Transport};
+use super::transport::{Answer, Body, Call, Method, Transport};
 use super::{
     ChatAnswer, ChatRequest, Constraint, Error, Finish, GenerateRequest, Generated, Limits, Model, Scored,
 };
@@ -194,7 +194,7 @@ async fn chat_without(
     let call = Call {
         method: Method::POST,
         path: "/v1/chat/completions",
-        body: remote::body(&body)?,
+        body: Body::Same(remote::body(&body)?),
         tokens: chat_tokens(request),
         sticky: remote::sticky_step(&request.place),
         max_answer: remote::max_chat_answer(request.sampling.max_tokens),

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::noise::{noise_of, tolerance};
 use super::opened::Opened;
 use super::remote::{Kind, ServerInfo};
-use super::transport::{Answer, Call, Method, Transport};
+use super::transport::{Answer, Body, Call, Method, Transport};
 use super::{ChatRequest, Error, GenerateRequest, Generated, Limits, Model, Place, Sampling, Scored};
 use crate::wire::openai;
 use backsight_chat::drops::drops;
@@ -43,6 +43,8 @@ pub struct Report {
     pub ids_in: Option<bool>,
     /// Whether it returns the sampled ids.
     pub ids_out: Option<bool>,
+    /// Whether it repeats the ids of requests, so that an answer is known to belong to its prompt.
+    pub ids_echoed: Option<bool>,
     /// Whether it scores prompts.
     pub prompt_logprobs: Option<bool>,
     /// Whether scoring again finds the prefix in the cache.
@@ -77,6 +79,7 @@ impl Report {
             "context_length": self.limits.context_length,
             "ids_in": self.ids_in,
             "ids_out": self.ids_out,
+            "ids_echoed": self.ids_echoed,
             "prompt_logprobs": self.prompt_logprobs,
             "max_top_k": self.limits.max_top_k,
             "start_index": self.limits.start_index,
@@ -161,6 +164,7 @@ pub async fn probe(opened: &Opened) -> Report {
         limits: opened.model.limits().clone(),
         ids_in: None,
         ids_out: None,
+        ids_echoed: None,
         prompt_logprobs: None,
         prefix_cache_with_logprobs: None,
         tokenizer_agrees: None,
@@ -172,10 +176,14 @@ pub async fn probe(opened: &Opened) -> Report {
     };
     report.tokenizer_agrees = tokenizer_agrees(opened, &mut report.notes).await;
     match taking_ids(opened, &mut report.notes) {
-        Some(model) => measure_ids(&*model, &probe_ids(opened), &mut report).await,
+        Some(model) => {
+            measure_ids(&*model, &probe_ids(opened), &mut report).await;
+            report.ids_echoed = opened.transport.as_ref().and_then(Transport::ids_echoed);
+        }
         None => {
             // Their protocols have no place for ids.
             (report.ids_in, report.ids_out, report.prompt_logprobs) = (Some(false), Some(false), Some(false));
+            report.ids_echoed = Some(false);
             report.deterministic = same_chat(&*opened.model, &mut report.notes).await;
         }
     }
@@ -314,7 +322,7 @@ async fn tokenizer_agrees(opened: &Opened, notes: &mut Vec<String>) -> Option<bo
     let call = Call {
         method: Method::POST,
         path: "/tokenize",
-        body: Some(body.to_string().into_bytes()),
+        body: Body::Same(body.to_string().into_bytes()),
         tokens: 0,
         sticky: 0,
         max_answer: 1 << 20,

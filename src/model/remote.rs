@@ -4,12 +4,11 @@
 //! routes and formats.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use serde::Serialize;
 
 use super::notice::Notices;
-use super::transport::{Answer, Call, LOOK_UP, Method, Transport};
+use super::transport::{Answer, Body, Call, LOOK_UP, Method, Transport};
 use super::{Error, Finish, Generated, Place, SampledToken, Scored, Usage};
 use crate::wire::openai::{self, Listed};
 use crate::wire::{Counts, Drawn};
@@ -94,7 +93,7 @@ pub async fn ask<T>(
     let call = Call {
         method: Method::GET,
         path,
-        body: None,
+        body: Body::None,
         tokens: 0,
         sticky: 0,
         max_answer: MAX_INFO,
@@ -170,12 +169,12 @@ fn quoted(names: &[&str]) -> String {
 }
 
 /// A request's body.
-pub fn body(request: &impl Serialize) -> Result<Option<Vec<u8>>, Error> {
+pub fn body(request: &impl Serialize) -> Result<Vec<u8>, Error> {
     let invalid = |why: serde_json::Error| Error::Invalid {
         what: format!("the request cannot be written: {why}"),
         help: "numbers must be finite".to_owned(),
     };
-    serde_json::to_vec(request).map(Some).map_err(invalid)
+    serde_json::to_vec(request).map_err(invalid)
 }
 
 /// A seed as servers take it, which read signed numbers.
@@ -230,25 +229,6 @@ pub fn nothing_to_score(job: &ScoreJob) -> Result<Scored, Error> {
     Ok(Scored { spans, version: None, usage: Usage::default() })
 }
 
-/// Asks once more when an answer holds something that is no logprob: it may have been a passing
-/// fault, and an absence that is stored is stored for good. The second answer is taken as it is.
-#[derive(Debug, Default)]
-pub struct SecondChance(AtomicBool);
-
-impl SecondChance {
-    /// Refuses the first such answer, so that the transport asks again.
-    pub fn check(&self, spans: &[SpanScore]) -> Result<(), String> {
-        let mut absent = spans.iter().flat_map(SpanScore::absent);
-        let bad = absent.find(|(_, why)| matches!(why, Absence::NotALogprob(_)));
-        match bad {
-            Some((position, why)) if !self.0.swap(true, Relaxed) => {
-                Err(format!("position {position}: {why}"))
-            }
-            _ => Ok(()),
-        }
-    }
-}
-
 /// What a call cost; a server that does not count is charged for what was sent.
 pub fn usage(counts: Counts, n_sent: usize) -> Usage {
     let prompt_tokens = if counts.prompt_tokens == 0 { n_sent as u64 } else { counts.prompt_tokens };
@@ -291,17 +271,6 @@ mod tests {
         check(&names, Some("qwen3-4b"), Err(&format!("http://s has no model `qwen3-4b`; it lists {listed}")));
         check(&["a", "b"], None, Err("http://s has 2 models: `a`, `b`"));
         check(&[], None, Err("http://s lists no models"));
-    }
-
-    #[test]
-    fn what_is_no_logprob_is_asked_for_once_more() {
-        let span = |why| SpanScore::new(TokenSpan::at(4, 1), vec![absent(why)]).unwrap();
-        let chance = SecondChance::default();
-        assert_eq!(chance.check(&[span(Absence::NoContext), span(Absence::NotReturned)]), Ok(()));
-        let nan = [span(Absence::NotALogprob("NaN is not a finite number".to_owned()))];
-        let why = "position 4: the server returned no logprob: NaN is not a finite number";
-        assert_eq!(chance.check(&nan), Err(why.to_owned()));
-        assert_eq!(chance.check(&nan), Ok(()));
     }
 
     #[test]

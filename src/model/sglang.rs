@@ -12,10 +12,11 @@ use async_trait::async_trait;
 use futures_util::future::join_all;
 use tokio::sync::OnceCell;
 
+use super::echo;
 use super::openai::{self, Dialect};
-use super::remote::{self, Kind, OpenOptions, SecondChance, ServerInfo};
+use super::remote::{self, Kind, OpenOptions, ServerInfo};
 use super::sampled::{self, Reported};
-use super::transport::{Answer, Call, Method, Transport};
+use super::transport::{Answer, Body, Call, Method, Transport};
 use super::{
     ChatAnswer, ChatRequest, Constraint, Error, GenerateRequest, Generated, Limits, Model, Scored, check_ids,
     check_length, check_prompt, check_top_k,
@@ -117,7 +118,7 @@ impl Sglang {
         let call = Call {
             method: Method::POST,
             path: "/generate",
-            body: remote::body(request)?,
+            body: Body::Named(&|id| named(request, id)),
             tokens: size.tokens as u64,
             sticky: size.sticky,
             max_answer: size.max_answer(),
@@ -128,11 +129,7 @@ impl Sglang {
 
     async fn score_window(&self, job: &ScoreJob, window: Window) -> Result<Scores, Error> {
         let request = wire::score_request(job, window);
-        let chance = SecondChance::default();
-        let decode = |answer: &Answer<'_>| {
-            let scores = wire::scores(answer.body, job, window)?;
-            chance.check(&scores.spans).map(|()| scores)
-        };
+        let decode = |answer: &Answer<'_>| read_scores(answer, job, window);
         self.post(&self.transport, &request, size(&[(job, window)], job.top_k()), &decode).await
     }
 
@@ -155,13 +152,13 @@ impl Sglang {
     /// One request for several jobs: the scores of those whose part of the answer is usable as it stands.
     async fn score_batch(&self, sent: &[(&ScoreJob, Window)]) -> Vec<Option<Scores>> {
         let top_k = sent.iter().map(|(job, _)| job.top_k()).max().unwrap_or(0);
-        let decode = |answer: &Answer<'_>| wire::batch_scores(answer.body, sent);
+        let decode = |answer: &Answer<'_>| {
+            let all = wire::batch_scores(answer.body, sent)?.into_iter().enumerate();
+            Ok(all.map(|(idx, scores)| own_scores(answer, idx, scores?)).collect::<Vec<_>>())
+        };
         let transport = self.transport.only_when_busy();
         let all = self.post(&transport, &wire::batch_request(sent), size(sent, top_k), &decode).await;
-        let usable = |scores: Result<Scores, String>| {
-            scores.ok().filter(|scores| SecondChance::default().check(&scores.spans).is_ok())
-        };
-        all.map_or_else(|_| Vec::new(), |all| all.into_iter().map(usable).collect())
+        all.map_or_else(|_| Vec::new(), |all| all.into_iter().map(Result::ok).collect())
     }
 
     /// The logprobs of chosen ids at every needed position of a job, in the order of the positions;
@@ -171,7 +168,7 @@ impl Sglang {
         let Some(window) = self.window(job)? else { return Ok(Vec::new()) };
         let request =
             wire::GenerateRequest { token_ids_logprob: Some(ids), ..wire::score_request(job, window) };
-        let decode = |answer: &Answer<'_>| wire::scores(answer.body, job, window);
+        let decode = |answer: &Answer<'_>| read_scores(answer, job, window);
         let scores = self
             .post(&self.transport, &request, size(&[(job, window)], job.top_k() + ids.len()), &decode)
             .await?;
@@ -184,6 +181,7 @@ impl Sglang {
     async fn draw(&self, request: &GenerateRequest) -> Result<Drawn, Error> {
         let (n_sent, max_tokens) = (request.prompt.len(), self.room(request));
         let body = wire::GenerateRequest {
+            rid: None,
             input_ids: OneOrMany::One(&request.prompt),
             sampling_params: sampling_params(request, max_tokens),
             return_logprob: true,
@@ -200,7 +198,8 @@ impl Sglang {
             sticky: remote::sticky_episode(&request.place),
         };
         self.post(&self.transport, &body, size, &|answer: &Answer<'_>| {
-            wire::drawn(answer.body, request.top_k)
+            let drawn = wire::drawn(answer.body, n_sent, request.top_k)?;
+            answer.attempt.check(drawn.id.as_deref()).map(|()| drawn)
         })
         .await
     }
@@ -293,6 +292,26 @@ impl Model for Sglang {
     fn limits(&self) -> &Limits {
         &self.limits
     }
+}
+
+/// The request, each of its prompts under an id of its own.
+fn named(request: &wire::GenerateRequest<'_>, id: &str) -> Result<Vec<u8>, Error> {
+    let rid = match &request.input_ids {
+        OneOrMany::One(_) => OneOrMany::One(id.to_owned()),
+        OneOrMany::Many(all) => OneOrMany::Many((0..all.len()).map(|idx| echo::of_prompt(id, idx)).collect()),
+    };
+    remote::body(&wire::GenerateRequest { rid: Some(rid), ..request.clone() })
+}
+
+/// The scores in an answer, if it is the answer to this attempt.
+fn read_scores(answer: &Answer<'_>, job: &ScoreJob, window: Window) -> Result<Scores, String> {
+    let scores = wire::scores(answer.body, job, window)?;
+    answer.attempt.check(scores.id.as_deref()).map(|()| scores)
+}
+
+/// The scores of one prompt of several, if they are its own.
+fn own_scores(answer: &Answer<'_>, idx: usize, scores: Scores) -> Result<Scores, String> {
+    answer.attempt.check_prompt(idx, scores.id.as_deref()).map(|()| scores)
 }
 
 fn scored(scores: Scores, window: Window) -> Scored {

@@ -4,7 +4,7 @@
 //! and that no API key reaches a message. What a request says and what its answer means is the
 //! business of the clients, who give a route, a body and a decoder.
 //!
-//! One call: take a [`Lease`], send, read, give the lease back, decode. When
+//! One call: take a [`Lease`], send under an id of its own, read, give the lease back, decode. When
 //! that fails and the failure may pass: another endpoint at once if one is up, else wait (holding
 //! nothing) and begin the next round.
 
@@ -21,20 +21,35 @@ use reqwest::header::{
 };
 
 use super::body::{self, BodyFault};
+use super::echo::{Attempt, Ids};
 use super::endpoint::{Endpoint, Lease, Pool, PoolRules, Report, Turn};
 use super::retry::{self, Failure, Jitter, Kind, Policy};
 use super::secret::Secret;
 use super::{Error, resting};
 
+/// Writes the body of one attempt, given its id.
+pub type Write<'a> = dyn Fn(&str) -> Result<Vec<u8>, Error> + Send + Sync + 'a;
+
+/// What is sent with a request; JSON.
+#[derive(Clone)]
+pub enum Body<'a> {
+    /// Nothing.
+    None,
+    /// The same in every attempt.
+    Same(Vec<u8>),
+    /// Something that says the attempt's id.
+    Named(&'a Write<'a>),
+}
+
 /// One request, described apart from where it is sent.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Call<'a> {
     /// `POST`, mostly.
     pub method: Method,
     /// The route, `/v1/completions`.
     pub path: &'a str,
-    /// A JSON body.
-    pub body: Option<Vec<u8>>,
+    /// What is sent.
+    pub body: Body<'a>,
     /// What it costs the server while in flight.
     pub tokens: u64,
     /// A hash of the prompt's beginning: the same value goes to the same endpoint, whose cache knows it.
@@ -45,11 +60,25 @@ pub struct Call<'a> {
     pub timeout: Option<Duration>,
 }
 
+impl Body<'_> {
+    /// The bytes of one attempt. What cannot be written once is never sent.
+    fn write(&self, id: &str) -> Result<Option<Vec<u8>>, Failure> {
+        let refused = |error| Failure { kind: Kind::Refused, error, retry_after: None };
+        match self {
+            Self::None => Ok(None),
+            Self::Same(bytes) => Ok(Some(bytes.clone())),
+            Self::Named(write) => write(id).map(Some).map_err(refused),
+        }
+    }
+}
+
 /// An answer with a status of 2xx, to be decoded.
 #[derive(Clone, Copy, Debug)]
 pub struct Answer<'a> {
     /// The whole body.
     pub body: &'a [u8],
+    /// The attempt it answers.
+    pub attempt: Attempt<'a>,
 }
 
 /// How an API key is presented.
@@ -153,6 +182,7 @@ struct Shared {
     secrets: Vec<Secret>,
     settings: Settings,
     jitter: Jitter,
+    ids: Ids,
 }
 
 /// How long a person waits for something that is computed.
@@ -186,6 +216,7 @@ impl Transport {
                 settings.jitter_seed.unwrap_or_else(|| RandomState::new().build_hasher().finish()),
             ),
             settings,
+            ids: Ids::new(),
         };
         let (policy, longest) = (shared.settings.policy.clone(), Duration::MAX);
         Ok(Self { policy, longest, shared: Arc::new(shared) })
@@ -236,6 +267,12 @@ impl Transport {
     pub fn server(&self) -> String {
         let names: Vec<&str> = self.shared.pool.endpoints().iter().map(Endpoint::name).collect();
         names.join(", ")
+    }
+
+    /// Whether every endpoint repeats the ids of requests, as far as there were answers to tell by.
+    pub fn ids_echoed(&self) -> Option<bool> {
+        let heard: Vec<_> = self.shared.pool.endpoints().iter().map(|it| it.echo().is_heard()).collect();
+        if heard.contains(&Some(false)) { Some(false) } else { heard.into_iter().min().flatten() }
     }
 
     /// Sends `call` until it is answered, refused, or given up.
@@ -322,12 +359,14 @@ impl Shared {
         limit: Duration,
         decode: &(dyn Fn(&Answer<'_>) -> Result<T, String> + Send + Sync),
     ) -> Result<T, Failure> {
-        let server = lease.endpoint().name().to_owned();
-        let received = tokio::time::timeout(limit, self.exchange(&lease, call)).await;
+        let (endpoint, id) = (&self.pool.endpoints()[lease.idx()], self.ids.next());
+        let server = endpoint.name().to_owned();
+        let received = tokio::time::timeout(limit, self.exchange(&lease, call, &id)).await;
         let outcome = match received.unwrap_or_else(|_| Err(timed_out(&server, limit))) {
             Ok(body) => {
                 lease.answered();
-                self.decode(&server, &Answer { body: &body }, decode)
+                let attempt = Attempt { id: &id, echo: endpoint.echo() };
+                self.decode(&server, &Answer { body: &body, attempt }, decode)
             }
             Err(failure) => Err(failure),
         };
@@ -358,12 +397,12 @@ impl Shared {
     }
 
     /// Sends the request and reads the answer; anything but a whole body with a status of 2xx is a failure.
-    async fn exchange(&self, lease: &Lease, call: &Call<'_>) -> Result<Vec<u8>, Failure> {
+    async fn exchange(&self, lease: &Lease, call: &Call<'_>, id: &str) -> Result<Vec<u8>, Failure> {
         let endpoint = lease.endpoint();
         let mut request = self.http.request(call.method.clone(), endpoint.url(call.path));
         request = request.headers(self.headers[lease.idx()].clone());
-        if let Some(body) = &call.body {
-            request = request.header(CONTENT_TYPE, "application/json").body(body.clone());
+        if let Some(body) = call.body.write(id)? {
+            request = request.header(CONTENT_TYPE, "application/json").body(body);
         }
         let response = request.send().await.map_err(|why| self.not_sent(endpoint, why))?;
         if let Some(kind) = retry::judge_status(response.status().as_u16()) {

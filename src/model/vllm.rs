@@ -10,9 +10,9 @@ use async_trait::async_trait;
 use tokio::sync::OnceCell;
 
 use super::openai::{self, Dialect};
-use super::remote::{self, Kind, OpenOptions, SecondChance, ServerInfo};
+use super::remote::{self, Kind, OpenOptions, ServerInfo};
 use super::sampled::{self, Reported};
-use super::transport::{Answer, Call, LOOK_UP, Method, Transport};
+use super::transport::{Answer, Body, Call, LOOK_UP, Method, Transport};
 use super::{
     ChatAnswer, ChatRequest, Error, GenerateRequest, Generated, Limits, Model, Scored, check_ids,
     check_length, check_prompt,
@@ -131,17 +131,16 @@ impl Vllm {
         let call = Call {
             method: Method::POST,
             path: "/v1/completions",
-            body: remote::body(&request)?,
+            body: Body::Named(&|id| named(&request, id)),
             tokens: n_sent as u64 + 1,
             // Scoring reads no cache, so the work is spread over all endpoints.
             sticky: remote::hashed(prompt),
             max_answer: max_answer(n_sent, top_k),
             timeout: None,
         };
-        let chance = SecondChance::default();
         let decode = |answer: &Answer<'_>| {
             let scores = wire::scores(answer.body, job, n_sent, top_k)?;
-            chance.check(&scores.spans).map(|()| scores)
+            answer.attempt.check(scores.id.as_deref()).map(|()| scores)
         };
         let scores = self.transport.call(&call, &decode).await?;
         let usage = remote::usage(scores.counts, n_sent);
@@ -150,16 +149,20 @@ impl Vllm {
 
     async fn draw(&self, request: &GenerateRequest, top_k: usize) -> Result<Drawn, Error> {
         let (n_sent, max_tokens) = (request.prompt.len(), request.sampling.max_tokens);
+        let body = completion(&self.info.model, request, top_k);
         let call = Call {
             method: Method::POST,
             path: "/v1/completions",
-            body: remote::body(&completion(&self.info.model, request, top_k))?,
+            body: Body::Named(&|id| named(&body, id)),
             tokens: (n_sent + max_tokens) as u64,
             sticky: remote::sticky_episode(&request.place),
             max_answer: max_answer(n_sent + max_tokens, top_k),
             timeout: None,
         };
-        let decode = |answer: &Answer<'_>| wire::drawn(answer.body, &request.prompt, top_k);
+        let decode = |answer: &Answer<'_>| {
+            let drawn = wire::drawn(answer.body, &request.prompt, top_k)?;
+            answer.attempt.check(drawn.id.as_deref()).map(|()| drawn)
+        };
         self.transport.call(&call, &decode).await
     }
 
@@ -232,6 +235,11 @@ fn max_answer(n_tokens: usize, top_k: usize) -> usize {
     MAX_ANSWER.0.saturating_add(per_token.saturating_mul(n_tokens))
 }
 
+/// The request under its id.
+fn named(request: &CompletionRequest<'_>, id: &str) -> Result<Vec<u8>, Error> {
+    remote::body(&CompletionRequest { request_id: Some(id), ..request.clone() })
+}
+
 fn completion<'a>(model: &'a str, request: &'a GenerateRequest, top_k: usize) -> CompletionRequest<'a> {
     let sampling = &request.sampling;
     CompletionRequest {
@@ -243,7 +251,6 @@ fn completion<'a>(model: &'a str, request: &'a GenerateRequest, top_k: usize) ->
         stop_token_ids: &request.stop_ids,
         logprobs: Some(top_k),
         prompt_logprobs: None,
-        return_token_ids: true,
         return_tokens_as_token_ids: true,
         structured_outputs: sampling.constraint.as_ref().map(openai::structured_outputs),
         ..CompletionRequest::score(model, &request.prompt, 0)
@@ -285,7 +292,7 @@ async fn refusal(transport: &Transport, model: &str, top_k: i64) -> Result<Refus
     let call = Call {
         method: Method::POST,
         path: "/v1/completions",
-        body: remote::body(&request)?,
+        body: Body::Same(remote::body(&request)?),
         tokens: 2,
         sticky: 0,
         max_answer: MAX_ANSWER.0,

@@ -16,6 +16,7 @@ use serde_json::{Map, Value, json};
 use super::Counts;
 use super::error::server_message;
 use super::openai::Answered;
+use super::strict;
 use backsight_core::episode::{Arguments, Content, Message, Role, ToolCall};
 
 /// The body of `POST /v1/messages`.
@@ -210,7 +211,7 @@ impl From<Usage> for Counts {
 
 /// Reads the answer to a [`MessagesRequest`].
 pub fn answered(body: &[u8]) -> Result<Answered, String> {
-    let answer: Answer = serde_json::from_slice(body).map_err(|why| why.to_string())?;
+    let answer: Answer = strict::read(body)?;
     let Some(blocks) = answer.content else {
         return Err(format!("no content in the answer: {}", server_message(body)));
     };
@@ -246,7 +247,7 @@ struct ModelEntry {
 
 /// Reads `GET /v1/models/NAME`: the model that a name or an alias stands for.
 pub fn model_id(body: &[u8]) -> Result<String, String> {
-    serde_json::from_slice(body).map(|it: ModelEntry| it.id).map_err(|why| why.to_string())
+    strict::read(body).map(|it: ModelEntry| it.id)
 }
 
 #[cfg(test)]
@@ -341,6 +342,14 @@ mod tests {
             .assert_eq(&backsight_chat::messages::to_json(&it.message).to_string());
         assert_eq!(it.finish.as_deref(), Some("tool_use"));
         assert_eq!(it.counts, Counts { prompt_tokens: 10, cached_tokens: Some(3), completion_tokens: 4 });
+    }
+
+    #[test]
+    fn what_is_said_twice_is_refused() {
+        let input = r#"{"path": "a", "path": "b"}"#;
+        let call = format!(r#"{{"type": "tool_use", "id": "x", "name": "f", "input": {input}}}"#);
+        let body = format!(r#"{{"content": [{call}]}}"#);
+        assert_eq!(answered(body.as_bytes()).unwrap_err(), "the key `path` is there twice");
     }
 
     #[test]

@@ -15,11 +15,13 @@ pub mod pi_result;
 pub mod pi_session;
 pub mod published;
 pub mod record;
+mod rows;
 pub mod scan;
 pub mod score_jobs;
 pub mod served;
 pub mod sglang;
 mod skim;
+mod strict;
 mod versions;
 pub mod vllm;
 
@@ -37,9 +39,22 @@ pub struct Counts {
     pub completion_tokens: u64,
 }
 
+impl Counts {
+    /// Refuses an answer to a prompt of another length, where the server counts.
+    fn check_sent(self, n_sent: usize) -> Result<(), String> {
+        match self.prompt_tokens {
+            0 => Ok(()),
+            n if n == n_sent as u64 => Ok(()),
+            n => Err(format!("the server read {n} tokens, {n_sent} were sent")),
+        }
+    }
+}
+
 /// A sampled continuation as a server told it: one logprob and one row per id.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Drawn {
+    /// The id of the request, where the server tells it.
+    pub id: Option<String>,
     /// The sampled ids, the stop token included.
     pub ids: Vec<TokenId>,
     /// The logprob of each, where there is one.

@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 
 use super::Counts;
 use super::error::server_message;
+use super::strict;
 use backsight_chat::messages;
 use backsight_core::episode::{Content, Message, Role};
 use backsight_core::tokens::TokenId;
@@ -61,8 +62,7 @@ pub fn tokenized(body: &[u8]) -> Result<Vec<TokenId>, String> {
     struct Tokenized {
         tokens: Vec<TokenId>,
     }
-    let answer: Tokenized =
-        serde_json::from_slice(body).map_err(|why| format!("{why}: {}", server_message(body)))?;
+    let answer: Tokenized = strict::read(body).map_err(|why| format!("{why}: {}", server_message(body)))?;
     Ok(answer.tokens)
 }
 
@@ -99,7 +99,7 @@ struct Choice {
 
 /// Reads the answer to a [`ChatRequest`].
 pub fn answered(body: &[u8]) -> Result<Answered, String> {
-    let answer: Chat = serde_json::from_slice(body).map_err(|why| why.to_string())?;
+    let answer: Chat = strict::read(body)?;
     let counts = answer.usage.map(Counts::from).unwrap_or_default();
     let Some(choice) = answer.choices.into_iter().next() else {
         return Err(format!("no choices in the answer: {}", server_message(body)));
@@ -145,7 +145,7 @@ struct PromptDetails {
 impl Usage {
     /// Reads the bytes of one `usage` value, which may be null.
     pub fn read(bytes: &[u8]) -> Result<Counts, String> {
-        let usage: Option<Self> = serde_json::from_slice(bytes).map_err(|why| format!("usage: {why}"))?;
+        let usage: Option<Self> = strict::read(bytes).map_err(|why| format!("usage: {why}"))?;
         Ok(usage.map(Counts::from).unwrap_or_default())
     }
 }
@@ -217,7 +217,7 @@ impl From<ModelEntry> for Listed {
 
 /// Reads `GET /v1/models`.
 pub fn models(body: &[u8]) -> Result<Vec<Listed>, String> {
-    let list: ModelList = serde_json::from_slice(body).map_err(|why| why.to_string())?;
+    let list: ModelList = strict::read(body)?;
     Ok(list.data.into_iter().map(Listed::from).collect())
 }
 
@@ -283,6 +283,13 @@ mod tests {
             chat(json!({"role": "assistant", "content": 5})),
             expect!["error: `content` must be a string, a list of text parts or null, not a number"],
         );
+    }
+
+    #[test]
+    fn what_is_said_twice_is_refused() {
+        let message = r#"{"role":"assistant","content":"a","content":"b"}"#;
+        let body = format!(r#"{{"choices":[{{"message":{message}}}]}}"#);
+        assert_eq!(answered(body.as_bytes()).unwrap_err(), "the key `content` is there twice");
     }
 
     #[test]

@@ -6,6 +6,8 @@
 //! `-Infinity` are read as the non-finite numbers they stand for, because servers written in Python
 //! emit them; deciding what they mean is left to the reader. Deliberately absent: building a tree.
 
+use std::borrow::Cow;
+use std::collections::HashSet;
 use std::fmt;
 
 use super::skim::{CUT, nested_len};
@@ -75,8 +77,24 @@ impl<'a> Scanner<'a> {
         }
     }
 
-    /// Reads an object; `entry` is called with each key as it is written and must take the value.
+    /// Reads an object; `entry` is called with each key as it is written and must take the value. A key that is there
+    /// twice is refused, because nobody can tell which of its values is meant.
     pub fn object(
+        &mut self,
+        mut entry: impl FnMut(&mut Self, &'a [u8]) -> Result<(), String>,
+    ) -> Result<(), String> {
+        let mut seen = HashSet::new();
+        self.entries(|scanner, key| {
+            let name = unescaped(key)?;
+            if !seen.insert(name.clone()) {
+                return Err(format!("the key `{}` is there twice", String::from_utf8_lossy(&name)));
+            }
+            entry(scanner, key)
+        })
+    }
+
+    /// Like [`Scanner::object`], for callers who look themselves after keys that are there twice.
+    pub fn entries(
         &mut self,
         mut entry: impl FnMut(&mut Self, &'a [u8]) -> Result<(), String>,
     ) -> Result<(), String> {
@@ -139,7 +157,10 @@ impl<'a> Scanner<'a> {
             b"NaN" => Ok(Some(f64::NAN)),
             b"Infinity" => Ok(Some(f64::INFINITY)),
             b"-Infinity" => Ok(Some(f64::NEG_INFINITY)),
-            word => Ok(Some(finite(word).ok_or_else(|| self.broken("expected a number"))?)),
+            word => finite(word).map(Some).ok_or_else(|| match self.at == self.bytes.len() {
+                true => self.cut(),
+                false => self.broken("expected a number"),
+            }),
         }
     }
 
@@ -225,6 +246,16 @@ impl<'a> Scanner<'a> {
     }
 }
 
+/// A key as it is meant, whatever way it is written.
+fn unescaped(key: &[u8]) -> Result<Cow<'_, [u8]>, String> {
+    if !key.contains(&b'\\') {
+        return Ok(Cow::Borrowed(key));
+    }
+    let quoted = [&b"\""[..], key, b"\""].concat();
+    let text: String = serde_json::from_slice(&quoted).map_err(|why| format!("a key: {why}"))?;
+    Ok(Cow::Owned(text.into_bytes()))
+}
+
 /// A finite number as JSON writes it: Rust also reads `inf`, `nan`, `+1` and `.5`, which are none.
 fn finite(word: &[u8]) -> Option<f64> {
     let digits = word.strip_prefix(b"-").unwrap_or(word);
@@ -287,6 +318,7 @@ mod tests {
         assert_eq!(number("null").unwrap(), None);
         assert!(number("NaN").unwrap().unwrap().is_nan());
         assert_eq!(number("-Infinity").unwrap(), Some(f64::NEG_INFINITY));
+        assert_eq!(number("-").unwrap_err().to_string(), "the JSON ends in the middle at byte 1");
         for wrong in ["inf", "nan", "+1", ".5", "1e999", "\"1\"", "", "0x1", "1-", "infinity"] {
             assert!(number(wrong).is_err(), "{wrong}");
         }
@@ -309,6 +341,8 @@ mod tests {
         assert_eq!(walked, Ok(()));
         assert_eq!(seen, [("a".to_owned(), 3), ("b\\n".to_owned(), 0), ("c".to_owned(), 0)]);
         assert_eq!(scanner.end(), Ok(()));
+        let twice = Scanner::new(br#"{"a": 1, "b": {"a": 2}, "a": 1}"#).object(|it, _| Ok(it.skip()?));
+        assert_eq!(twice.unwrap_err(), "the key `a` is there twice");
         let missing = Scanner::new(b"[1 2]").list(|it, _| Ok(it.skip()?));
         assert_eq!(missing.unwrap_err(), "expected a comma or the end of a list at byte 3");
         let twice = Scanner::new(b"{} {}");

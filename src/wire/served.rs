@@ -73,6 +73,8 @@ pub struct Drawing {
 /// The body of `POST /v1/completions`.
 #[derive(Clone, Debug, Deserialize, PartialEq)]
 pub struct Completion {
+    /// What the request is called; the answer is called the same.
+    pub request_id: Option<String>,
     /// The served name.
     pub model: Option<String>,
     /// The context.
@@ -139,6 +141,8 @@ pub struct Tokenize {
 /// The body of SGLang's `POST /generate`.
 #[derive(Clone, Debug, Deserialize, PartialEq)]
 pub struct Generate {
+    /// What each context is called; its answer is called the same.
+    pub rid: Option<OneOrMany<String>>,
     /// One context, or several.
     pub input_ids: Option<InputIds>,
     /// A context as text.

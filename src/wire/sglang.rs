@@ -3,6 +3,8 @@
 //! Produced by SGLang; recorded from 0.5.23 (`tests/fixtures/wire/sglang-0.5.23`). Owns that
 //! request, its answers and the two information routes. The surprises: the list that starts at
 //! `logprob_start_len` has a null for its first token, so one asks one token earlier and drops it;
+//! tokens before it are not repeated, so only the request's id (`rid`, which comes back as
+//! `meta_info.id`) and the count tell whose answer it is; a batch with an id twice is refused;
 //! a top-K row leaves the given token out when it is not among the best; top-K rows come nested,
 //! as flat lists or as base64 of little-endian float32 and int32, and a server may fall back from
 //! one to another; minus infinity is the lowest float32; the logprobs of sampled tokens are those
@@ -16,8 +18,9 @@ use serde_json::Value;
 
 use super::error::server_message;
 use super::scan::Scanner;
-use super::versions::{Name, Run, Versions};
-use super::{Counts, Drawn, Values};
+use super::strict::{self, Name};
+use super::versions::{Run, Versions};
+use super::{Counts, Drawn, Values, rows};
 use backsight_core::needed::{self, Candidate, Needed};
 use backsight_core::score::{Absence, ScoreJob, SpanScore, TokenScore};
 use backsight_core::tokens::{TokenId, TopK};
@@ -38,6 +41,9 @@ pub enum OneOrMany<T> {
 /// The body of `POST /generate`.
 #[derive(Clone, Debug, Serialize)]
 pub struct GenerateRequest<'a> {
+    /// Our own name for each prompt, which comes back with its answer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rid: Option<OneOrMany<String>>,
     /// The context, as ids.
     pub input_ids: OneOrMany<&'a [TokenId]>,
     /// How to draw.
@@ -163,6 +169,7 @@ fn scoring<'a>(
     rows: bool,
 ) -> GenerateRequest<'a> {
     GenerateRequest {
+        rid: None,
         input_ids,
         sampling_params: SamplingParams::none(),
         return_logprob: true,
@@ -178,6 +185,8 @@ fn scoring<'a>(
 /// The scores of a job, and what they cost.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Scores {
+    /// The id of the request, where the server tells it.
+    pub id: Option<String>,
     /// One per span.
     pub spans: Vec<SpanScore>,
     /// The weights that read the prompt, where the server tells.
@@ -224,6 +233,7 @@ struct Reader<'a, 'job> {
     job: &'job ScoreJob,
     window: Window,
     needed: Needed,
+    id: Option<String>,
     /// The logprobs of the given tokens at the needed positions behind 0.
     own: Option<Vec<Option<f64>>>,
     nested: Option<Vec<Vec<Candidate>>>,
@@ -240,6 +250,7 @@ impl<'a, 'job> Reader<'a, 'job> {
             job,
             window,
             needed: Needed::new(job),
+            id: None,
             own: None,
             nested: None,
             chosen: None,
@@ -268,10 +279,11 @@ impl<'a, 'job> Reader<'a, 'job> {
             b"input_token_ids_logprobs" => {
                 self.chosen = Some(self.rows(scanner, "input_token_ids_logprobs")?);
             }
+            b"id" => self.id = Name::read(scanner)?,
             b"prompt_tokens" => self.counts.prompt_tokens = scanner.count()?,
             b"completion_tokens" => self.counts.completion_tokens = scanner.count()?,
             b"cached_tokens" => self.counts.cached_tokens = Some(scanner.count()?),
-            b"finish_reason" => self.finish = serde_json::from_slice(scanner.raw()?).ok(),
+            b"finish_reason" => self.finish = strict::read(scanner.raw()?)?,
             _ if key.starts_with(FLAT_PREFIX) => self.flat.field(&key[FLAT_PREFIX.len()..], scanner)?,
             _ if self.versions.field(key, scanner)? => {}
             _ => scanner.skip()?,
@@ -350,6 +362,7 @@ impl<'a, 'job> Reader<'a, 'job> {
         if let Some(message) = self.finish.as_ref().and_then(aborted) {
             return Err(format!("the server gave up: {message}"));
         }
+        self.counts.check_sent(self.window.end)?;
         let own = self.own.as_ref().ok_or("the answer has no input_token_logprobs")?;
         let tops = self.tops(own.len())?;
         let mut scores = Vec::with_capacity(self.needed.len());
@@ -366,7 +379,7 @@ impl<'a, 'job> Reader<'a, 'job> {
         let chosen = self.chosen.unwrap_or_default();
         let chosen = chosen.into_iter().map(|row| chosen_row(&row)).collect();
         let (spans, version) = (self.needed.into_spans(self.job, scores)?, self.versions.of_prompt()?);
-        Ok(Scores { spans, version, counts: self.counts, chosen })
+        Ok(Scores { id: self.id, spans, version, counts: self.counts, chosen })
     }
 
     /// The rows of the needed positions behind 0, from whichever form the server used.
@@ -389,14 +402,22 @@ impl<'a, 'job> Reader<'a, 'job> {
             return Err(format!("position {position} has {} candidates, {k} were asked for", row.len()));
         }
         let score = needed::token_score(given, value, row, k, Some(FLOOR));
-        let n = score.top.entries().len();
-        let finite = row.iter().filter(|candidate| candidate.1.is_some_and(|value| value > FLOOR)).count();
-        let listed = row.iter().any(|candidate| candidate.0 == given);
-        if score.logprob.is_ok() && k > 0 && n != finite + usize::from(!listed) {
-            return Err(format!("position {position} lists a token twice"));
+        if score.logprob.is_ok() && k > 0 {
+            check_row(given, value, row, &score.top).map_err(|why| format!("position {position} {why}"))?;
         }
         Ok(score)
     }
+}
+
+/// Refuses a row that contradicts itself, or the logprob of the given token.
+fn check_row(given: TokenId, own: Option<f64>, row: &[Candidate], top: &TopK) -> Result<(), &'static str> {
+    let finite = row.iter().filter(|candidate| candidate.1.is_some_and(|value| value > FLOOR)).count();
+    let is_listed = row.iter().any(|candidate| candidate.0 == given);
+    if top.entries().len() != finite + usize::from(!is_listed) {
+        return Err("lists a token twice");
+    }
+    rows::check_order(row)?;
+    if is_listed { Ok(()) } else { rows::check_outsider(own, row) }
 }
 
 fn chosen_row(row: &[Candidate]) -> TopK {
@@ -576,6 +597,8 @@ struct Generated {
 #[derive(Deserialize)]
 struct GeneratedMeta {
     #[serde(default)]
+    id: Option<Name>,
+    #[serde(default)]
     finish_reason: Option<Value>,
     #[serde(default)]
     prompt_tokens: u64,
@@ -595,10 +618,9 @@ struct GeneratedMeta {
 
 type Triple = (Option<f64>, TokenId, Option<String>);
 
-/// Reads a sampled continuation.
-pub fn drawn(body: &[u8], top_k: usize) -> Result<Drawn, String> {
-    let answer: Generated =
-        serde_json::from_slice(body).map_err(|why| format!("{why}: {}", server_message(body)))?;
+/// Reads a sampled continuation of `n_sent` tokens.
+pub fn drawn(body: &[u8], n_sent: usize, top_k: usize) -> Result<Drawn, String> {
+    let answer: Generated = strict::read(body).map_err(|why| format!("{why}: {}", server_message(body)))?;
     let meta = answer.meta_info;
     if let Some(message) = meta.finish_reason.as_ref().and_then(aborted) {
         return Err(format!("the server gave up: {message}"));
@@ -612,25 +634,32 @@ pub fn drawn(body: &[u8], top_k: usize) -> Result<Drawn, String> {
     if top_k > 0 && tops.len() != ids.len() {
         return Err(format!("{} sampled tokens have {} rows of alternatives", ids.len(), tops.len()));
     }
-    let (logprobs, top) = values(&triples, &tops, top_k);
+    let (logprobs, top) = values(&triples, &tops, top_k)?;
     let counts = Counts {
         prompt_tokens: meta.prompt_tokens,
         cached_tokens: meta.cached_tokens,
         completion_tokens: meta.completion_tokens,
     };
+    counts.check_sent(n_sent)?;
     let versions = Versions { one: meta.weight_version, runs: meta.weight_versions };
     let versions = versions.of_sampled(ids.len())?;
-    Ok(Drawn { ids, logprobs, top, finish: finish_word(meta.finish_reason.as_ref()), versions, counts })
+    let (id, finish) = (meta.id.map(String::from), finish_word(meta.finish_reason.as_ref()));
+    Ok(Drawn { id, ids, logprobs, top, finish, versions, counts })
 }
 
-fn values(triples: &[Triple], tops: &[Option<Vec<Triple>>], top_k: usize) -> Values {
+fn values(triples: &[Triple], tops: &[Option<Vec<Triple>>], top_k: usize) -> Result<Values, String> {
     let score = |(index, triple): (usize, &Triple)| {
         let row = tops.get(index).and_then(Option::as_ref).map_or(&[][..], Vec::as_slice);
         let row: Vec<Candidate> = row.iter().map(|triple| (triple.1, triple.0)).collect();
         let score = needed::token_score(triple.1, triple.0, &row, top_k, Some(FLOOR));
-        (score.logprob.ok(), score.top)
+        if score.logprob.is_ok() && top_k > 0 {
+            let checked = check_row(triple.1, triple.0, &row, &score.top);
+            checked.map_err(|why| format!("sampled token {index} {why}"))?;
+        }
+        Ok((score.logprob.ok(), score.top))
     };
-    triples.iter().enumerate().map(score).unzip()
+    let scores: Vec<_> = triples.iter().enumerate().map(score).collect::<Result<_, String>>()?;
+    Ok(scores.into_iter().unzip())
 }
 
 /// `{"type": "stop", …}`, or the bare word of older servers.
@@ -683,7 +712,7 @@ impl Info {
 
 /// Reads either information route.
 pub fn info(body: &[u8]) -> Result<Info, String> {
-    serde_json::from_slice(body).map_err(|why| why.to_string())
+    strict::read(body)
 }
 
 /// Reads the route that tells of the model, as only SGLang does: it names where the weights came from.
@@ -897,6 +926,64 @@ mod tests {
         let job = job(&[(2, 4)], 1);
         let why = scores(br#"{"error":{"message":"busy"}}"#, &job, Window::of(&job).unwrap()).unwrap_err();
         assert_eq!(why, "the answer has no meta_info: busy");
+    }
+
+    #[test]
+    fn rows_that_contradict_themselves_are_refused() {
+        let scored = |own: f64, row: Value| {
+            let job = job(&[(2, 4)], 2);
+            let own = json!([[null, 11, null], [own, 12, null], [-0.5, 13, null]]);
+            let rows = json!([null, row, [[-0.5, 13, null], [-0.75, 5, null]]]);
+            let meta = meta(json!({"input_token_logprobs": own, "input_top_logprobs": rows}));
+            let body = json!({"meta_info": meta}).to_string();
+            let found = scores(body.as_bytes(), &job, Window::of(&job).unwrap());
+            found.map_or_else(|why| why, |it| show(&it.spans))
+        };
+        let row = |best: f64, second: f64| json!([[best, 5, null], [second, 6, null]]);
+        assert_eq!(
+            scored(-2.5, row(-1.0, -0.25)),
+            "position 2 lists a likelier candidate behind a less likely one"
+        );
+        assert_eq!(
+            scored(-0.5, row(-0.25, -1.0)),
+            "position 2 leaves the given token out of the best, though it is likelier than one"
+        );
+        let rest = "; -0.5 [(13, -0.5), (5, -0.75)]";
+        assert_eq!(scored(-1.0, row(-1.0, -1.0)), format!("-1 [(5, -1.0), (6, -1.0), (12, -1.0)]{rest}"));
+        let floor = json!([[-1.0, 12, null], [FLOOR, 6, null]]);
+        assert_eq!(scored(-1.0, floor), format!("-1 [(12, -1.0)]{rest}"));
+    }
+
+    #[test]
+    fn answers_to_another_prompt_are_refused() {
+        check(meta(json!({"prompt_tokens": 5})), expect!["error: the server read 5 tokens, 4 were sent"]);
+        let drawn = |n_sent: usize| {
+            let body = json!({"output_ids": [7], "meta_info": {
+                "id": "mine", "prompt_tokens": 4, "output_token_logprobs": [[-1.0, 7, null]],
+                "weight_versions": [{"version": "a", "start": 0, "end": 1}],
+            }});
+            drawn(body.to_string().as_bytes(), n_sent, 0)
+        };
+        assert_eq!(drawn(5).unwrap_err(), "the server read 4 tokens, 5 were sent");
+        let own = drawn(4).unwrap();
+        assert_eq!((own.id.as_deref(), own.versions[0].version.as_str()), (Some("mine"), "a"));
+    }
+
+    #[test]
+    fn what_is_there_twice_is_refused() {
+        let job = job(&[(2, 4)], 1);
+        let refused = |body: String| scores(body.as_bytes(), &job, Window::of(&job).unwrap()).unwrap_err();
+        let body = json!({"text": "", "meta_info": meta(json!({}))}).to_string();
+        let doubled = |key: &str, value: &str| body.replacen(key, &format!("{key}:{value},{key}"), 1);
+        for (key, value) in
+            [("meta_info", "{}"), ("prompt_tokens", "4"), ("finish_reason", "null"), ("type", "1")]
+        {
+            let quoted = format!("\"{key}\"");
+            assert_eq!(refused(doubled(&quoted, value)), format!("the key `{key}` is there twice"));
+        }
+        let sampled =
+            r#"{"meta_info":{"output_token_logprobs":[],"finish_reason":{"type":"stop","type":"abort"}}}"#;
+        assert!(drawn(sampled.as_bytes(), 1, 0).unwrap_err().starts_with("the key `type` is there twice"));
     }
 
     #[test]

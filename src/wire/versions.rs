@@ -7,30 +7,11 @@
 //! means.
 
 use serde::Deserialize;
-use serde_json::Number;
 
 use super::scan::Scanner;
+use super::strict::{self, Name};
 use backsight_core::model::ToldVersion;
 use backsight_core::tokens::TokenSpan;
-
-/// A name that some write as a number.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(untagged, expecting = "expected a text or a number")]
-pub(super) enum Name {
-    /// As most write it.
-    Text(String),
-    /// As a trainer that counts may.
-    Number(Number),
-}
-
-impl From<Name> for String {
-    fn from(name: Name) -> Self {
-        match name {
-            Name::Text(text) => text,
-            Name::Number(number) => number.to_string(),
-        }
-    }
-}
 
 /// One entry of `weight_versions`.
 #[derive(Clone, Debug, Deserialize)]
@@ -52,10 +33,9 @@ pub(super) struct Versions {
 impl Versions {
     /// Takes the value of `key`, if it is one of the two; says whether it is.
     pub(super) fn field(&mut self, key: &[u8], scanner: &mut Scanner<'_>) -> Result<bool, String> {
-        let broken = |why: serde_json::Error| format!("{}: {why}", String::from_utf8_lossy(key));
         match key {
-            b"weight_version" => self.one = serde_json::from_slice(scanner.raw()?).map_err(broken)?,
-            b"weight_versions" => self.runs = serde_json::from_slice(scanner.raw()?).map_err(broken)?,
+            b"weight_version" => self.one = strict::read(scanner.raw()?)?,
+            b"weight_versions" => self.runs = strict::read(scanner.raw()?)?,
             _ => return Ok(false),
         }
         Ok(true)
@@ -68,8 +48,7 @@ impl Versions {
 
     /// The weights that read a prompt. They are those of the whole answer, so there can be but one name.
     pub(super) fn of_prompt(self) -> Result<Option<String>, String> {
-        let mut names: Vec<String> =
-            self.runs.into_iter().flatten().map(|run| run.version.into()).collect();
+        let mut names: Vec<String> = self.runs.into_iter().flatten().map(|run| run.version.into()).collect();
         names.dedup();
         match names.len() {
             0 => Ok(self.one.map(String::from)),

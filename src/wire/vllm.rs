@@ -4,7 +4,8 @@
 //! of any 0.1x and later. Owns the request and the two answers we read from it. The surprises:
 //! `prompt_logprobs` covers the whole prompt, one object per position keyed by token id, K entries
 //! or K + 1 when the given token is outside the top K, in no order to rely on; its first entry is
-//! null; minus infinity is written as -9999.0; `top_logprobs` are keyed by text unless
+//! null; a rank is the place among the likeliest, but for the given token how many are at least as
+//! likely; minus infinity is written as -9999.0; the id of a request comes back behind `cmpl-`; `top_logprobs` are keyed by text unless
 //! `return_tokens_as_token_ids` is set; values under `structured_outputs` are those of the
 //! constrained distribution. Deliberately absent: the chat route, which is OpenAI's.
 
@@ -15,8 +16,10 @@ use serde_json::Value;
 
 use super::error::server_message;
 use super::openai::Usage;
+use super::rows::{self, Ranked};
 use super::scan::{Scanner, whole};
-use super::versions::{Name, Run, Versions};
+use super::strict::{self, Name};
+use super::versions::{Run, Versions};
 use super::{Counts, Drawn};
 use backsight_core::needed::{self, Candidate, Needed};
 use backsight_core::score::{Absence, ScoreJob, SpanScore, TokenScore};
@@ -29,6 +32,9 @@ pub const FLOOR: f64 = -9999.0;
 /// `generation_config.json` decides those that are left out.
 #[derive(Clone, Debug, Serialize)]
 pub struct CompletionRequest<'a> {
+    /// Our own name for the request, which comes back with the answer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub request_id: Option<&'a str>,
     /// The served name.
     pub model: &'a str,
     /// The context, as ids.
@@ -72,6 +78,7 @@ impl<'a> CompletionRequest<'a> {
     /// A request for the logprobs of a prompt; the one token that must be sampled is thrown away.
     pub fn score(model: &'a str, prompt: &'a [TokenId], top_k: i64) -> Self {
         Self {
+            request_id: None,
             model,
             prompt,
             max_tokens: 1,
@@ -84,7 +91,7 @@ impl<'a> CompletionRequest<'a> {
             stop_token_ids: &[],
             logprobs: None,
             prompt_logprobs: Some(top_k),
-            return_token_ids: false,
+            return_token_ids: true,
             return_tokens_as_token_ids: false,
             skip_special_tokens: false,
             structured_outputs: None,
@@ -95,6 +102,8 @@ impl<'a> CompletionRequest<'a> {
 /// The scores of a job, and what they cost.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Scores {
+    /// The id of the request, where the server tells it.
+    pub id: Option<String>,
     /// One per span.
     pub spans: Vec<SpanScore>,
     /// The weights that read the prompt, where the server tells.
@@ -108,11 +117,12 @@ pub struct Scores {
 pub fn scores(body: &[u8], job: &ScoreJob, n_sent: usize, top_k: usize) -> Result<Scores, String> {
     let needed = Needed::new(job);
     let prompt = &job.tokens()[..n_sent];
-    let versions = Versions::default();
-    let mut reader = PromptReader { prompt, needed: &needed, top_k, rows: Vec::new(), versions };
-    let counts = reader.answer(body)?;
-    let (rows, version) = (reader.rows, reader.versions.of_prompt()?);
-    Ok(Scores { spans: needed.into_spans(job, rows)?, version, counts })
+    let mut reader = PromptReader { prompt, needed: &needed, top_k, rows: Vec::new(), told: Told::default() };
+    reader.answer(body)?;
+    let (rows, told) = (reader.rows, reader.told);
+    told.counts.check_sent(n_sent)?;
+    let (spans, version) = (needed.into_spans(job, rows)?, told.versions.of_prompt()?);
+    Ok(Scores { id: told.id, spans, version, counts: told.counts })
 }
 
 /// Walks an answer and keeps the rows of the needed positions.
@@ -121,59 +131,99 @@ struct PromptReader<'a> {
     needed: &'a Needed,
     top_k: usize,
     rows: Vec<TokenScore>,
+    told: Told,
+}
+
+/// What an answer tells beside its numbers.
+#[derive(Default)]
+struct Told {
+    id: Option<String>,
     versions: Versions,
+    counts: Counts,
 }
 
 impl PromptReader<'_> {
-    fn answer(&mut self, body: &[u8]) -> Result<Counts, String> {
-        let mut counts = None;
+    fn answer(&mut self, body: &[u8]) -> Result<(), String> {
         let mut n_choices = 0;
         let mut scanner = Scanner::new(body);
-        scanner.object(|scanner, key| match key {
-            b"choices" => {
-                n_choices = scanner.list(|scanner, _| self.choice(scanner))?;
-                Ok(())
+        scanner.object(|scanner, key| {
+            match key {
+                b"choices" => n_choices = scanner.list(|scanner, _| self.choice(scanner))?,
+                b"usage" => self.told.counts = Usage::read(scanner.raw()?)?,
+                b"id" => self.told.id = Name::read(scanner)?,
+                _ if self.told.versions.field(key, scanner)? => {}
+                _ => scanner.skip()?,
             }
-            b"usage" => {
-                counts = Some(Usage::read(scanner.raw()?)?);
-                Ok(())
-            }
-            _ if self.versions.field(key, scanner)? => Ok(()),
-            _ => Ok(scanner.skip()?),
+            Ok(())
         })?;
         scanner.end()?;
         match n_choices {
-            1 => Ok(counts.unwrap_or_default()),
+            1 => Ok(()),
             0 => Err(format!("no choices in the answer: {}", server_message(body))),
             n => Err(format!("{n} choices for one prompt")),
         }
     }
 
     fn choice(&mut self, scanner: &mut Scanner<'_>) -> Result<(), String> {
-        let mut found = false;
-        scanner.object(|scanner, key| match key {
-            b"prompt_logprobs" if !scanner.null()? => {
-                found = true;
-                self.positions(scanner)
+        let (mut rows, mut tells_ids) = (None, false);
+        scanner.object(|scanner, key| {
+            match key {
+                b"prompt_logprobs" | b"prompt_token_ids" if scanner.null()? => {}
+                b"prompt_logprobs" => {
+                    rows = Some(scanner.clone());
+                    self.positions(scanner)?;
+                }
+                b"prompt_token_ids" => {
+                    tells_ids = true;
+                    self.check_prompt(scanner)?;
+                }
+                _ if self.told.versions.field(key, scanner)? => {}
+                _ => scanner.skip()?,
             }
-            b"prompt_logprobs" => Ok(()),
-            _ if self.versions.field(key, scanner)? => Ok(()),
-            _ => Ok(scanner.skip()?),
+            Ok(())
         })?;
-        if found { Ok(()) } else { Err("the answer has no prompt_logprobs".to_owned()) }
+        let mut rows = rows.ok_or("the answer has no prompt_logprobs")?;
+        if tells_ids { Ok(()) } else { self.check_rows(&mut rows) }
+    }
+
+    /// The ids that the server read must be those that were sent.
+    fn check_prompt(&self, scanner: &mut Scanner<'_>) -> Result<(), String> {
+        let mut is_same = true;
+        let n_found = scanner.list(|scanner, position| {
+            let read = scanner.count()?;
+            is_same &= self.prompt.get(position).is_some_and(|&sent| u64::from(sent) == read);
+            Ok(())
+        })?;
+        if is_same && n_found == self.prompt.len() { Ok(()) } else { Err(OTHER_PROMPT.to_owned()) }
+    }
+
+    /// Where the ids are not told, every row must list the token that was sent there, also one that nobody needs.
+    fn check_rows(&self, scanner: &mut Scanner<'_>) -> Result<(), String> {
+        let check = |scanner: &mut Scanner<'_>, position: usize| {
+            let sent = self.prompt[position];
+            let mut is_listed = scanner.null()? || position == 0;
+            if !is_listed {
+                scanner.entries(|scanner, key| {
+                    is_listed |= whole(key) == Some(u64::from(sent));
+                    Ok(scanner.skip()?)
+                })?;
+            }
+            if is_listed { Ok(()) } else { Err(not_listed(position, sent)) }
+        };
+        scanner.list(check).map(drop)
     }
 
     fn positions(&mut self, scanner: &mut Scanner<'_>) -> Result<(), String> {
         let n_sent = self.prompt.len();
         self.rows = Vec::with_capacity(self.needed.len());
         let mut needed = self.needed.positions().peekable();
-        let mut candidates = Vec::with_capacity(self.top_k + 1);
+        let mut row = Row::default();
         let n_found = scanner.list(|scanner, position| {
             if needed.next_if_eq(&position).is_none() || position >= n_sent {
                 return Ok(scanner.skip()?);
             }
-            let row = self.row(scanner, position, &mut candidates)?;
-            self.rows.push(row);
+            let score = self.position(scanner, position, &mut row)?;
+            self.rows.push(score);
             Ok(())
         })?;
         if n_found == n_sent {
@@ -182,11 +232,11 @@ impl PromptReader<'_> {
         Err(format!("prompt_logprobs has {n_found} positions, {n_sent} tokens were sent"))
     }
 
-    fn row(
+    fn position(
         &self,
         scanner: &mut Scanner<'_>,
         position: usize,
-        candidates: &mut Vec<Candidate>,
+        row: &mut Row,
     ) -> Result<TokenScore, String> {
         if position == 0 {
             scanner.skip()?;
@@ -195,49 +245,88 @@ impl PromptReader<'_> {
         if scanner.null()? {
             return Ok(needed::absent(Absence::NotReturned));
         }
-        candidates.clear();
-        scanner.object(|scanner, key| {
-            let id = whole(key).and_then(|id| TokenId::try_from(id).ok());
-            let id =
-                id.ok_or_else(|| format!("position {position} lists `{}`, which is no token id", show(key)))?;
-            candidates.push((id, candidate_logprob(scanner)?));
-            Ok(())
-        })?;
-        self.check_row(position, candidates)
+        row.read(scanner, position)?;
+        self.score(position, row)
     }
 
     /// A row must have K entries, or one more for the given token, each id once.
-    fn check_row(&self, position: usize, candidates: &[Candidate]) -> Result<TokenScore, String> {
-        let (given, n, k) = (self.prompt[position], candidates.len(), self.top_k);
-        let mut own = candidates.iter().filter(|candidate| candidate.0 == given);
-        let Some(&(_, value)) = own.next() else {
-            return Err(format!(
-                "position {position} has no logprob for token {given}, which was sent there"
-            ));
-        };
+    fn score(&self, position: usize, row: &mut Row) -> Result<TokenScore, String> {
+        let (given, n, k) = (self.prompt[position], row.candidates.len(), self.top_k);
+        let own = row.candidates.iter().position(|candidate| candidate.0 == given);
+        let own = own.ok_or_else(|| not_listed(position, given))?;
         if n < k || n > k + 1 {
             return Err(format!("position {position} has {n} candidates, {k} were asked for"));
         }
-        let score = needed::token_score(given, value, candidates, k, Some(FLOOR));
-        let distinct = score.top.entries().len() == n || has_distinct_ids(candidates);
-        if own.next().is_some() || !distinct {
+        let score = needed::token_score(given, row.candidates[own].1, &row.candidates, k, Some(FLOOR));
+        if score.top.entries().len() != n && !has_distinct_ids(&row.candidates) {
             return Err(format!("position {position} lists a token twice"));
+        }
+        if score.logprob.is_ok() && k > 0 {
+            row.check(own, k).map_err(|why| format!("position {position} {why}"))?;
         }
         Ok(score)
     }
 }
 
-/// The `logprob` of one candidate's `{"logprob", "rank", "decoded_token"}`.
-fn candidate_logprob(scanner: &mut Scanner<'_>) -> Result<Option<f64>, String> {
-    let mut logprob = None;
-    scanner.object(|scanner, key| {
-        if key == b"logprob" {
-            logprob = scanner.number()?;
+const OTHER_PROMPT: &str = "the server read another prompt than the one that was sent";
+
+fn not_listed(position: usize, sent: TokenId) -> String {
+    format!("position {position} has no logprob for token {sent}, which was sent there")
+}
+
+/// The candidates of one position. One is used for all of them, so that memory is set aside once.
+#[derive(Default)]
+struct Row {
+    candidates: Vec<Candidate>,
+    /// Of each candidate, where it is told.
+    ranks: Vec<Option<u64>>,
+    told_ranks: Vec<Ranked>,
+}
+
+impl Row {
+    fn read(&mut self, scanner: &mut Scanner<'_>, position: usize) -> Result<(), String> {
+        self.candidates.clear();
+        self.ranks.clear();
+        scanner.entries(|scanner, key| {
+            let id = whole(key).and_then(|id| TokenId::try_from(id).ok());
+            let id =
+                id.ok_or_else(|| format!("position {position} lists `{}`, which is no token id", show(key)))?;
+            let (logprob, rank) = candidate(scanner)?;
+            self.candidates.push((id, logprob));
+            self.ranks.push(rank);
+            Ok(())
+        })
+    }
+
+    /// Refuses a row of the best `k` that contradicts itself; `own` is where the given token stands.
+    fn check(&mut self, own: usize, k: usize) -> Result<(), String> {
+        let ranked = self.ranks.iter().zip(&self.candidates);
+        self.told_ranks.clear();
+        self.told_ranks.extend(ranked.filter_map(|(rank, candidate)| Some(((*rank)?, candidate.1?))));
+        rows::check_ranks(&mut self.told_ranks)?;
+        if self.candidates.len() == k {
             return Ok(());
         }
-        Ok(scanner.skip()?)
+        if let Some(rank) = self.ranks[own].filter(|&rank| rank <= k as u64) {
+            return Err(format!("ranks the given token {rank}, though it is not among the best {k}"));
+        }
+        Ok(rows::check_outsider(self.candidates[own].1, &self.candidates)?)
+    }
+}
+
+/// The `logprob` and the `rank` of one candidate's `{"logprob", "rank", "decoded_token"}`.
+fn candidate(scanner: &mut Scanner<'_>) -> Result<(Option<f64>, Option<u64>), String> {
+    let (mut logprob, mut rank) = (None, None);
+    scanner.entries(|scanner, key| {
+        let is_second = match key {
+            b"logprob" => logprob.replace(scanner.number()?).is_some(),
+            b"rank" if scanner.null()? => rank.replace(None).is_some(),
+            b"rank" => rank.replace(Some(scanner.count()?)).is_some(),
+            _ => return Ok(scanner.skip()?),
+        };
+        if is_second { Err(format!("the key `{}` is there twice", show(key))) } else { Ok(()) }
     })?;
-    Ok(logprob)
+    Ok((logprob.flatten(), rank.flatten()))
 }
 
 fn has_distinct_ids(candidates: &[Candidate]) -> bool {
@@ -252,6 +341,8 @@ fn show(key: &[u8]) -> String {
 
 #[derive(Deserialize)]
 struct Completion {
+    #[serde(default)]
+    id: Option<Name>,
     #[serde(default)]
     choices: Vec<CompletionChoice>,
     #[serde(default)]
@@ -292,14 +383,14 @@ type Alternatives = HashMap<String, Option<f64>>;
 
 /// Reads a sampled continuation of `prompt`.
 pub fn drawn(body: &[u8], prompt: &[TokenId], top_k: usize) -> Result<Drawn, String> {
-    let answer: Completion = serde_json::from_slice(body).map_err(|why| why.to_string())?;
+    let answer: Completion = strict::read(body)?;
     let [choice] = answer.choices.as_slice() else {
         let n = answer.choices.len();
         return Err(format!("{n} choices for one prompt: {}", server_message(body)));
     };
     let ids = choice.token_ids.clone().ok_or("the answer has no token_ids")?;
     if choice.prompt_token_ids.as_ref().is_some_and(|ids| ids != prompt) {
-        return Err("the server read another prompt than the one that was sent".to_owned());
+        return Err(OTHER_PROMPT.to_owned());
     }
     let (logprobs, top) = match &choice.logprobs {
         Some(logprobs) => logprobs.read(&ids, top_k)?,
@@ -309,7 +400,9 @@ pub fn drawn(body: &[u8], prompt: &[TokenId], top_k: usize) -> Result<Drawn, Str
     let versions = versions.or(Versions { one: answer.weight_version, runs: answer.weight_versions });
     let versions = versions.of_sampled(ids.len())?;
     let counts = answer.usage.map(Counts::from).unwrap_or_default();
-    Ok(Drawn { ids, logprobs, top, finish: choice.finish_reason.clone(), versions, counts })
+    counts.check_sent(prompt.len())?;
+    let (id, finish) = (answer.id.map(String::from), choice.finish_reason.clone());
+    Ok(Drawn { id, ids, logprobs, top, finish, versions, counts })
 }
 
 impl CompletionLogprobs {
@@ -331,6 +424,10 @@ impl CompletionLogprobs {
             let row = tops.get(index).and_then(Option::as_ref);
             let row = row.map(|row| alternatives(index, row)).transpose()?.unwrap_or_default();
             let score = needed::token_score(id, value, &row, top_k, Some(FLOOR));
+            // With one more than K the sampled token is the one from outside the best.
+            if score.logprob.is_ok() && row.len() > top_k {
+                rows::check_outsider(value, &row).map_err(|why| format!("sampled token {index} {why}"))?;
+            }
             values.0.push(score.logprob.ok());
             values.1.push(score.top);
         }
@@ -383,7 +480,7 @@ struct Version {
 
 /// Reads `GET /version`.
 pub fn version(body: &[u8]) -> Result<String, String> {
-    serde_json::from_slice(body).map(|it: Version| it.version).map_err(|why| why.to_string())
+    strict::read(body).map(|it: Version| it.version)
 }
 
 #[cfg(test)]
@@ -496,6 +593,92 @@ mod tests {
     }
 
     #[test]
+    fn rows_that_contradict_themselves_are_refused() {
+        let with = |row: &str| answer(&format!("[null,{row},{ROW_2},{ROW_3}]"));
+        check(
+            &with(r#"{"11":{"logprob":-2.5,"rank":7},"5":{"logprob":-0.25,"rank":2}}"#),
+            expect!["error: position 1 has no candidate of rank 1"],
+        );
+        check(
+            &with(r#"{"11":{"logprob":-0.25,"rank":7},"5":{"logprob":-2.5,"rank":1}}"#),
+            expect!["error: position 1 ranks a likelier candidate behind a less likely one"],
+        );
+        check(
+            &with(r#"{"11":{"logprob":-0.25,"rank":1},"5":{"logprob":-0.25,"rank":1}}"#),
+            expect!["error: position 1 ranks the given token 1, though it is not among the best 1"],
+        );
+        check(
+            &with(r#"{"11":{"logprob":-0.25},"5":{"logprob":-2.5}}"#),
+            expect![
+                "error: position 1 leaves the given token out of the best, though it is likelier than one"
+            ],
+        );
+        let tie = r#"{"11":{"logprob":-0.25,"rank":2},"5":{"logprob":-0.25,"rank":1}}"#;
+        check(&with(tie), expect!["-0.25 [(5, -0.25), (11, -0.25)]; -0.5 [(12, -0.5)]"]);
+        let floor = r#"{"11":{"logprob":-0.25,"rank":null},"5":{"logprob":-0.125,"rank":1}}"#;
+        check(&with(floor), expect!["-0.25 [(5, -0.125), (11, -0.25)]; -0.5 [(12, -0.5)]"]);
+    }
+
+    #[test]
+    fn what_is_there_twice_is_refused() {
+        let body = answer(&format!("[null,{ROW_1},{ROW_2},{ROW_3}]"));
+        let doubled = |key: &str, value: &str| body.replacen(key, &format!("{key}:{value},{key}"), 1);
+        let keys = [
+            ("id", "1"),
+            ("choices", "[]"),
+            ("usage", "null"),
+            ("index", "0"),
+            ("prompt_logprobs", "null"),
+            ("logprob", "-1"),
+            ("rank", "1"),
+        ];
+        for (key, value) in keys {
+            let body = doubled(&format!("\"{key}\""), value);
+            let why = scores(body.as_bytes(), &job(1, 3), 4, 1).unwrap_err();
+            assert_eq!(why, format!("the key `{key}` is there twice"));
+        }
+        let body = doubled("\"prompt_tokens\"", "4");
+        let why = scores(body.as_bytes(), &job(1, 3), 4, 1).unwrap_err();
+        assert!(why.starts_with("usage: duplicate field `prompt_tokens`"), "{why}");
+    }
+
+    #[test]
+    fn answers_to_another_prompt_are_refused() {
+        let other = ROW_3.replace("13", "14");
+        check(
+            &answer(&format!("[null,{ROW_1},{ROW_2},{other}]")),
+            expect!["error: position 3 has no logprob for token 13, which was sent there"],
+        );
+        let with_ids = |ids: &str| {
+            let list = format!("[null,{ROW_1},{ROW_2},{ROW_3}],\"prompt_token_ids\":{ids}");
+            answer(&list)
+        };
+        let right = || expect!["-2.5 [(5, -0.25), (11, -2.5)]; -0.5 [(12, -0.5)]"];
+        check(&with_ids("[10,11,12,13]"), right());
+        check(&with_ids("null"), right());
+        let wrong = || expect!["error: the server read another prompt than the one that was sent"];
+        check(&with_ids("[9,11,12,13]"), wrong());
+        check(&with_ids("[10,11,12]"), wrong());
+        check(&with_ids("[10,11,12,13,14]"), wrong());
+        let longer = with_ids("null").replace("\"prompt_tokens\":4", "\"prompt_tokens\":5");
+        check(&longer, expect!["error: the server read 5 tokens, 4 were sent"]);
+    }
+
+    #[test]
+    fn what_is_told_beside_the_numbers_is_read() {
+        let body = answer(&format!("[null,{ROW_1},{ROW_2},{ROW_3}]"));
+        let found = |body: &str| {
+            let scores = scores(body.as_bytes(), &job(1, 3), 4, 1).unwrap();
+            (scores.id, scores.version)
+        };
+        let told = |text: &str| Some(text.to_owned());
+        assert_eq!(found(&body), (told("x"), None));
+        assert_eq!(found(&body.replace("\"id\":\"x\"", "\"weight_version\":\"7\"")), (None, told("7")));
+        let runs = "\"weight_versions\":[{\"version\":\"a\",\"start\":0,\"end\":1}],\"index\"";
+        assert_eq!(found(&body.replace("\"index\"", runs)).1, told("a"));
+    }
+
+    #[test]
     fn bodies_that_are_no_answer_are_refused() {
         check("<html>busy</html>", expect!["error: expected an object at byte 0"]);
         check("", expect!["error: the JSON ends in the middle at byte 0"]);
@@ -554,6 +737,31 @@ mod tests {
             r#"{"token_logprobs":[-1,-2],"top_logprobs":[{"the":-1},{}]}"#,
             "sampled token 0 has the alternative `the`, which is no id",
         );
+        check(
+            r#"{"token_logprobs":[-1,-2],"top_logprobs":[{"token_id:7":-1},{"token_id:8":-2,"token_id:8":-3}]}"#,
+            "the key `token_id:8` is there twice",
+        );
+        check(
+            r#"{"token_logprobs":[-1,-2],"top_logprobs":[{"token_id:7":-1,"token_id:9":-3},{"token_id:8":-2}]}"#,
+            "sampled token 0 leaves the given token out of the best, though it is likelier than one",
+        );
+    }
+
+    #[test]
+    fn samples_of_another_prompt_are_refused() {
+        let check = |answer: &str, expected: &str| {
+            let body = format!(r#"{{"id":"cmpl-9",{answer}}}"#);
+            let found = drawn(body.as_bytes(), &[1, 2], 0);
+            let shown = found.map_or_else(|why| why, |it| format!("{:?} {:?}", it.id, it.versions.len()));
+            assert_eq!(shown, expected);
+        };
+        let choice = |more: &str| format!(r#""choices":[{{"token_ids":[7,8]{more}}}]"#);
+        check(&choice(""), "Some(\"cmpl-9\") 0");
+        check(&choice(r#","weight_version":"a""#), "Some(\"cmpl-9\") 1");
+        check(&format!(r#"{},"weight_version":"a""#, choice("")), "Some(\"cmpl-9\") 1");
+        check(&choice(r#","prompt_token_ids":[1,3]"#), OTHER_PROMPT);
+        let counted = format!(r#"{},"usage":{{"prompt_tokens":3}}"#, choice(""));
+        check(&counted, "the server read 3 tokens, 2 were sent");
     }
 
     #[test]

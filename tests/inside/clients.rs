@@ -97,7 +97,7 @@ fn vllm_sample(body: &Value, k: i64) -> Value {
     let row = |id: i64| {
         let mut row = json!({format!("token_id:{id}"): lp(-1.0)});
         for rank in 1..=k {
-            row[format!("token_id:{}", 90 + rank)] = json!(lp(-(rank as f64)));
+            row[format!("token_id:{}", 90 + rank)] = json!(lp(-(rank as f64) / 4.0));
         }
         row
     };
@@ -108,7 +108,8 @@ fn vllm_sample(body: &Value, k: i64) -> Value {
     let choice = json!({
         "token_ids": [7, 2], "prompt_token_ids": body["prompt"], "finish_reason": "stop", "logprobs": logprobs,
     });
-    json!({"choices": [choice], "usage": {"prompt_tokens": 3, "completion_tokens": 2}})
+    let n_prompt = body["prompt"].as_array().unwrap().len();
+    json!({"choices": [choice], "usage": {"prompt_tokens": n_prompt, "completion_tokens": 2}})
 }
 
 async fn vllm() -> (Stub, Vllm, OpenOptions) {
@@ -190,7 +191,10 @@ async fn vllm_samples_with_every_parameter() {
         "min_p": 0.0, "repetition_penalty": 1.0, "seed": 4, "stop_token_ids": [2], "logprobs": 2,
         "return_token_ids": true, "return_tokens_as_token_ids": true, "skip_special_tokens": false,
     });
-    assert_eq!(stub.take()[0].body, expected);
+    let mut body = stub.take()[0].body.clone();
+    let id = body.as_object_mut().unwrap().shift_remove("request_id").unwrap();
+    assert!(id.as_str().unwrap().starts_with("backsight-"), "{id}");
+    assert_eq!(body, expected);
     assert_eq!(drawn.tokens.iter().map(|it| it.id).collect::<Vec<_>>(), [7, 2]);
     assert_eq!(drawn.tokens[0].logprob.map(Logprob::get), Some(-1.0));
     assert_eq!((drawn.finish, drawn.usage.completion_tokens), (Finish::Stop, 2));
@@ -261,7 +265,8 @@ fn sglang_sample(body: &Value) -> Value {
     json!({"output_ids": [7], "meta_info": {
         "output_token_logprobs": [[lp(-1.0), 7, null]],
         "output_top_logprobs": [[[lp(-1.0), 7, null], [lp(-2.0), 8, null]]],
-        "prompt_tokens": 3, "completion_tokens": 1, "cached_tokens": 2, "finish_reason": {"type": "stop", "matched": 7},
+        "prompt_tokens": body["input_ids"].as_array().unwrap().len(),
+        "completion_tokens": 1, "cached_tokens": 2, "finish_reason": {"type": "stop", "matched": 7},
     }})
 }
 

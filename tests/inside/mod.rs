@@ -18,4 +18,5 @@ mod stand_in;
 mod subtasks;
 #[path = "../support/mod.rs"]
 mod support;
+mod whose;
 mod wire_recorded;

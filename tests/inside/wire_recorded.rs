@@ -309,7 +309,7 @@ fn check_sglang_generate(it: &Exchange) -> &'static str {
     }
     let meta = &it.response["meta_info"];
     if it.request["return_logprob"] != true {
-        let why = sglang::drawn(&it.body(), 0).unwrap_err();
+        let why = sglang::drawn(&it.body(), 1, 0).unwrap_err();
         assert_eq!(why, "the answer has no output_token_logprobs", "{}", it.name);
         return "no logprobs";
     }
@@ -437,7 +437,8 @@ fn check_sglang_batch(it: &Exchange) -> &'static str {
 fn check_sglang_sampled(it: &Exchange) -> &'static str {
     let meta = &it.response["meta_info"];
     let top_k = top_k(&it.request, None);
-    let drawn = sglang::drawn(&it.body(), top_k).unwrap();
+    let n_sent = meta["prompt_tokens"].as_u64().unwrap() as usize;
+    let drawn = sglang::drawn(&it.body(), n_sent, top_k).unwrap();
     let own = |index: usize| meta["output_token_logprobs"][index][0].as_f64();
     let top = |index: usize| {
         let given = meta["output_token_logprobs"][index][1].as_u64().unwrap() as TokenId;

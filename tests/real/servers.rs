@@ -9,6 +9,7 @@ use std::env;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use backsight::engine::engine::Engine;
 use backsight::episode::{Content, Message, Role};
@@ -19,6 +20,7 @@ use backsight::model::{ChatRequest, Constraint, Finish, GenerateRequest, Generat
 use backsight::model::{Settings, Transport};
 use backsight::score::ScoreJob;
 use backsight::tokens::{Logprob, TokenId, TokenSpan};
+use futures_util::future::join_all;
 use serde_json::{Value, json};
 
 use crate::compared;
@@ -360,6 +362,96 @@ async fn check_cache(model: &Sglang) {
     assert_eq!(again.usage.cached_tokens, Some(149));
     let chosen = model.score_chosen(&job, &[5, 6]).await.unwrap();
     assert_eq!((chosen.len(), chosen[0].entries().len()), (50, 2));
+}
+
+/// A prompt of eight tokens, unlike any other `n` at its beginning and like all of them at its end, which is scored.
+fn alike(n: usize, top_k: usize) -> ScoreJob {
+    let first = [n % 16, n / 16 % 16, n / 256 % 16, 7].map(|it| 3000 + 17 * it as TokenId);
+    let tokens: Vec<TokenId> = first.into_iter().chain([3575, 282, 4649, 314]).collect();
+    ScoreJob::new(tokens.into(), vec![TokenSpan::at(4, 4)], top_k).unwrap()
+}
+
+/// A way to a server that counts how often something had to be asked again.
+fn counting(url: &str) -> (Transport, Arc<AtomicUsize>) {
+    let retries = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&retries);
+    let watch = Arc::new(move |_| {
+        counted.fetch_add(1, Relaxed);
+    });
+    let settings = Settings { watch: Some(watch), ..Settings::default() };
+    (Transport::open(&[url], settings).unwrap(), retries)
+}
+
+/// A thousand requests at once, alone and in batches: each prompt gets its own numbers, and no answer is refused.
+async fn check_thousand(model: &dyn Model, path: &str) {
+    let mut engine = Engine::load(Path::new(path)).unwrap();
+    let expected: Vec<_> = (0..250).map(|n| engine.score(&alike(n, 0)).unwrap()).collect();
+    let check = |n: usize, scored: backsight::model::Scored| {
+        let both = scored.spans[0].logprobs().zip(expected[n].spans[0].logprobs());
+        for (found, expected) in both {
+            let difference = found.unwrap().get() - expected.unwrap().get();
+            assert!(difference.abs() < TOLERANCE, "prompt {n}: {difference}");
+        }
+        scored.spans[0].scores().len()
+    };
+    let asked = (0..1000).map(async |request| match (request % 25, request % 250) {
+        (0, n) => {
+            let prompt = alike(n, 0).tokens().to_vec();
+            let drawn =
+                model.generate(&GenerateRequest { prompt, ..self::request(1.0, None) }).await.unwrap();
+            drawn.tokens.iter().filter(|token| token.logprob.is_some()).count()
+        }
+        (1..5, n) => {
+            let pair = [n, (n + 100) % 250];
+            let all = model.score_many(&pair.map(|n| alike(n, 3))).await;
+            pair.into_iter().zip(all).map(|(n, scored)| check(n, scored.unwrap())).sum()
+        }
+        (_, n) => check(n, model.score(&alike(n, request % 3)).await.unwrap()),
+    });
+    let n = join_all(asked).await.into_iter().sum();
+    compared(n, "tokens of a thousand requests at once");
+}
+
+#[tokio::test]
+async fn vllm_answers_by_name() {
+    let Some(url) = url("BACKSIGHT_VLLM_URL") else { return };
+    let (transport, retries) = counting(&url);
+    let model = Vllm::open(transport.clone(), options()).await.unwrap();
+    let prompt = alike(1, 0).tokens().to_vec();
+    for more in [json!({"prompt_logprobs": 2}), json!({"logprobs": 2})] {
+        let mut body = json!({"model": model.info().model, "prompt": prompt, "max_tokens": 1, "request_id": "mine", "return_token_ids": true});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let answer = post(&url, "/v1/completions", body).await;
+        assert_eq!((&answer["id"], &answer["usage"]["prompt_tokens"]), (&json!("cmpl-mine"), &json!(8)));
+        assert_eq!(ids(&answer["choices"][0]["prompt_token_ids"]), prompt);
+    }
+    check_thousand(&model, model.info().model_path.as_deref().unwrap()).await;
+    assert_eq!((transport.ids_echoed(), retries.load(Relaxed)), (Some(true), 0));
+}
+
+#[tokio::test]
+async fn sglang_answers_by_name() {
+    let Some(url) = url("BACKSIGHT_SGLANG_URL") else { return };
+    let (transport, retries) = counting(&url);
+    let model = Sglang::open(transport.clone(), options()).await.unwrap();
+    let [one, two] = [1, 2].map(|n| alike(n, 0).tokens().to_vec());
+    let forms = [
+        json!({"input_ids": one, "rid": "mine", "sampling_params": {"max_new_tokens": 0}, "logprob_start_len": 3}),
+        json!({"input_ids": one, "rid": "mine", "sampling_params": {"max_new_tokens": 2}, "logprob_start_len": -1}),
+        json!({"input_ids": [one, two], "rid": ["mine", "other"], "sampling_params": {"max_new_tokens": 0}, "logprob_start_len": [3, 3]}),
+    ];
+    for mut body in forms {
+        body["return_logprob"] = json!(true);
+        let answer = post(&url, "/generate", body.clone()).await;
+        let all = answer.as_array().cloned().unwrap_or_else(|| vec![answer]);
+        for (answer, id) in all.iter().zip(["mine", "other"]) {
+            let meta = &answer["meta_info"];
+            assert_eq!((&meta["id"], &meta["prompt_tokens"]), (&json!(id), &json!(8)), "{body}");
+            assert_eq!(meta["weight_version"], meta["weight_versions"][0]["version"]);
+        }
+    }
+    check_thousand(&model, model.info().model_path.as_deref().unwrap()).await;
+    assert_eq!((transport.ids_echoed(), retries.load(Relaxed)), (Some(true), 0));
 }
 
 #[tokio::test]

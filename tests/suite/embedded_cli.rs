@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 const JOB: &str = r#"{"id": "a", "tokens": [5, 6, 7, 8, 9], "spans": [[2, 5]], "top_k": 2}"#;
-const PROBE_KEYS: [&str; 15] = [
+const PROBE_KEYS: [&str; 16] = [
     "kind",
     "version",
     "model",
@@ -22,6 +22,7 @@ const PROBE_KEYS: [&str; 15] = [
     "context_length",
     "ids_in",
     "ids_out",
+    "ids_echoed",
     "prompt_logprobs",
     "max_top_k",
     "start_index",

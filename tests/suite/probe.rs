@@ -25,7 +25,8 @@ fn parts(findings: &Value, keys: &[&str]) -> Vec<Value> {
     keys.iter().map(|key| findings[key].clone()).collect()
 }
 
-const MEASURED: [&str; 5] = ["kind", "ids_in", "ids_out", "prompt_logprobs", "prefix_cache_with_logprobs"];
+const MEASURED: [&str; 6] =
+    ["kind", "ids_in", "ids_out", "ids_echoed", "prompt_logprobs", "prefix_cache_with_logprobs"];
 
 #[tokio::test(flavor = "multi_thread")]
 async fn both_servers_are_measured_with_and_without_a_tokenizer() {
@@ -36,7 +37,7 @@ async fn both_servers_are_measured_with_and_without_a_tokenizer() {
         for more in [&[][..], &["--tokenizer", &tokenizer]] {
             let (code, findings, said) = probe(&server.url(), more).await;
             assert_eq!(code, 0, "{said}");
-            let expected = [json!(name), json!(true), json!(true), json!(true), json!(caches)];
+            let expected = [json!(name), json!(true), json!(true), json!(true), json!(true), json!(caches)];
             assert_eq!(parts(&findings, &MEASURED), expected, "{dialect:?} {more:?}: {said}");
             assert_eq!(findings["self_test"]["ok"], true, "{said}");
             let is_told =
@@ -53,8 +54,18 @@ async fn what_was_not_measured_is_null() {
     let server = StandIn::start(Setup::new(Dialect::Sglang).faults(broken)).await;
     let (code, findings, said) = probe(&server.url(), &[]).await;
     assert_eq!(code, 0, "{said}");
-    let expected = [json!("sglang"), Value::Null, Value::Null, Value::Null, Value::Null];
+    let expected = [json!("sglang"), Value::Null, Value::Null, Value::Null, Value::Null, Value::Null];
     assert_eq!(parts(&findings, &MEASURED), expected, "{said}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_names_requests_itself_is_told_of() {
+    for dialect in [Dialect::Vllm, Dialect::Sglang] {
+        let server = StandIn::start(Setup { echoes: false, ..Setup::new(dialect) }).await;
+        let (code, findings, said) = probe(&server.url(), &[]).await;
+        assert_eq!((code, &findings["ids_echoed"]), (0, &json!(false)), "{said}");
+        assert_eq!(findings["prompt_logprobs"], true, "{said}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -150,7 +150,7 @@ fn check_probe(server: &Server, kind: &str) -> Value {
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(report["kind"], kind);
     assert_eq!(report["self_test"]["ok"], true, "{report}");
-    for key in ["ids_in", "ids_out", "prompt_logprobs", "tokenizer_agrees", "deterministic"] {
+    for key in ["ids_in", "ids_out", "ids_echoed", "prompt_logprobs", "tokenizer_agrees", "deterministic"] {
         assert_eq!(report[key], true, "{key} in {report}");
     }
     assert_eq!(String::from_utf8_lossy(&output.stderr), "", "nothing is left unmeasured");
@@ -261,6 +261,32 @@ async fn prompts_come_alone_or_together() {
             expected["index"] = json!(index);
             assert_eq!(choice, &expected);
         }
+    }
+}
+
+/// The names of requests come back in every form, and the ids of the prompt where they are wanted.
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_are_answered_by_name() {
+    let server = Server::start("vllm");
+    let wanted =
+        json!({"prompt": [5, 6, 7], "max_tokens": 1, "request_id": "mine", "return_token_ids": true});
+    let answer = ask(&server, "/v1/completions", wanted).await;
+    assert_eq!((&answer["id"], &answer["usage"]["prompt_tokens"]), (&json!("cmpl-mine"), &json!(3)));
+    assert_eq!(answer["choices"][0]["prompt_token_ids"], json!([5, 6, 7]));
+    let server = Server::start("sglang");
+    let wanted = |ids: Value, rid: Value| json!({"input_ids": ids, "rid": rid, "sampling_params": {"max_new_tokens": 1}});
+    let named = async |ids: Value, rid: Value| {
+        let answer = ask(&server, "/generate", wanted(ids, rid)).await;
+        let all = answer.as_array().cloned().unwrap_or_else(|| vec![answer]);
+        let told = |it: &Value| (it["meta_info"]["id"].clone(), it["meta_info"]["prompt_tokens"].clone());
+        all.iter().map(told).collect::<Vec<_>>()
+    };
+    assert_eq!(named(json!([5, 6, 7]), json!("mine")).await, [(json!("mine"), json!(3))]);
+    let both = named(json!([[5, 6, 7], [8]]), json!(["a", "b"])).await;
+    assert_eq!(both, [(json!("a"), json!(3)), (json!("b"), json!(1))]);
+    for rid in [json!(["a", "a"]), json!(["a"])] {
+        let body = wanted(json!([[5, 6, 7], [8]]), rid.clone()).to_string();
+        assert_eq!(post(&server, "/generate", body).await.0, 400, "{rid}");
     }
 }
 

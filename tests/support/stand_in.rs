@@ -14,6 +14,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::oneshot;
 
 use super::toy::{Context, PrefixCache, Toy, VOCAB, Work, mix};
 
@@ -65,6 +66,14 @@ pub enum Fault {
     Empty,
     /// Status 200 and an error in the body.
     ErrorIn200,
+    /// The answer to another request with this fault, which gets the answer to this one.
+    Swapped,
+    /// The answers to a batch, last first.
+    Reversed,
+    /// The answer to a prompt with one token more before it.
+    Longer,
+    /// The answer under an id of the server's own.
+    OtherId,
 }
 
 /// A request, as far as a fault may depend on it.
@@ -75,7 +84,7 @@ pub struct Asked {
     pub ids: Vec<u32>,
     /// All prompts of a batch.
     pub prompts: Vec<Vec<u32>>,
-    /// How often this very body was asked before.
+    /// How often this very body, but for its id, was asked before.
     pub times_before: usize,
     /// The raw request head, for tests that look at headers.
     pub head: String,
@@ -97,6 +106,8 @@ pub struct Setup {
     pub faults: Box<Choose>,
     /// What `/tokenize` answers; without it there is no such route.
     pub tokenizes: Option<Vec<u32>>,
+    /// Whether the ids of requests are repeated.
+    pub echoes: bool,
     /// Whether prompts are scored; otherwise the wish is ignored, as by servers that do not know it.
     pub scores: bool,
     /// Keeps every request for inspection; off for benchmarks.
@@ -130,6 +141,7 @@ impl Setup {
             context_length,
             faults: Box::new(|_| None),
             tokenizes: None,
+            echoes: true,
             scores: true,
             keeps_requests: true,
             vocab_size: VOCAB,
@@ -174,10 +186,15 @@ struct State {
     asked: Mutex<Vec<Asked>>,
     bytes_written: Mutex<u64>,
     routes: Mutex<HashMap<String, u64>>,
+    /// An answer that waits for another to change places with.
+    swapping: Mutex<Option<(Reply, oneshot::Sender<Reply>)>>,
     dead: AtomicBool,
     /// Prompts it was sent so far.
     n_prompts: AtomicU64,
 }
+
+/// A status and a body.
+type Reply = (u16, String);
 
 impl StandIn {
     pub async fn start(setup: Setup) -> Self {
@@ -203,6 +220,7 @@ impl StandIn {
             asked: Mutex::default(),
             bytes_written: Mutex::default(),
             routes: Mutex::default(),
+            swapping: Mutex::default(),
             dead: AtomicBool::new(false),
             n_prompts: AtomicU64::new(0),
         });
@@ -263,7 +281,10 @@ async fn serve(stream: TcpStream, state: Arc<State>) {
         let asked = state.record(head, body);
         let faults = state.faults(&asked);
         let fault = faults.iter().flatten().next().cloned();
-        let answer = state.answer(&asked, fault.as_ref(), &faults);
+        let mut answer = state.answer(&asked, fault.as_ref(), &faults);
+        if fault == Some(Fault::Swapped) {
+            answer = state.swapped(answer).await;
+        }
         if state.dead.load(Ordering::Relaxed) {
             return;
         }
@@ -294,7 +315,7 @@ async fn read_request(stream: &mut BufReader<TcpStream>) -> Option<(String, Vec<
 async fn send(
     stream: &mut TcpStream,
     fault: Option<Fault>,
-    (status, body): (u16, String),
+    (status, body): Reply,
     state: &State,
 ) -> Option<bool> {
     let half = body.len() / 2;
@@ -307,7 +328,8 @@ async fn send(
             | Fault::Null
             | Fault::OtherIds
             | Fault::ErrorIn200,
-        ) => {
+        )
+        | Some(Fault::Swapped | Fault::Reversed | Fault::Longer | Fault::OtherId) => {
             respond(stream, status, "", body.len(), body.as_bytes()).await?;
         }
         Some(Fault::Slow(wait)) => {
@@ -385,7 +407,8 @@ async fn huge(stream: &mut TcpStream, length: usize, told: bool, state: &State) 
 impl State {
     fn record(&self, head: String, body: Vec<u8>) -> Asked {
         let route = head.split(' ').nth(1).unwrap_or_default().to_owned();
-        let hash = body.iter().fold(mix(route.len() as u64), |hash, &byte| mix(hash ^ u64::from(byte)));
+        let nameless = nameless(&body);
+        let hash = nameless.iter().fold(mix(route.len() as u64), |hash, &byte| mix(hash ^ u64::from(byte)));
         let mut seen = self.seen.lock().unwrap();
         let times = seen.entry(hash).or_default();
         *times += 1;
@@ -414,7 +437,10 @@ impl State {
         if fault == Some(&Fault::ErrorIn200) {
             return (200, json!({"error": {"message": "the engine is dead", "code": 500}}).to_string());
         }
-        let body: Value = serde_json::from_slice(&asked.body).unwrap_or(Value::Null);
+        let mut body: Value = serde_json::from_slice(&asked.body).unwrap_or(Value::Null);
+        if fault == Some(&Fault::Longer) {
+            lengthen(&mut body);
+        }
         match (self.setup.dialect, asked.route.as_str()) {
             (_, "/health") => (200, String::new()),
             (_, "/v1/models") => (200, self.models()),
@@ -446,6 +472,32 @@ impl State {
     fn shift(&self) -> f64 {
         let n_prompts = self.n_prompts.load(Ordering::Relaxed);
         -self.setup.noise * (mix(n_prompts) % 1000) as f64 / 1000.0
+    }
+
+    /// The answer of another request, which waits for this one or is waited for.
+    async fn swapped(&self, answer: Reply) -> Reply {
+        let other = {
+            let mut swapping = self.swapping.lock().unwrap();
+            match swapping.take() {
+                Some((theirs, ours)) => {
+                    // Whoever waited may have left meanwhile.
+                    let _ = ours.send(answer);
+                    return theirs;
+                }
+                None => {
+                    let (ours, theirs) = oneshot::channel();
+                    *swapping = Some((answer, ours));
+                    theirs
+                }
+            }
+        };
+        other.await.unwrap()
+    }
+
+    /// The id under which a request is answered.
+    fn id(&self, asked: &Value, fault: Option<&Fault>) -> String {
+        let echoed = asked.as_str().filter(|_| self.setup.echoes && fault != Some(&Fault::OtherId));
+        echoed.unwrap_or("0123456789abcdef").to_owned()
     }
 
     fn models(&self) -> String {
@@ -497,11 +549,11 @@ impl State {
             "completion_tokens": n_sampled,
             "prompt_tokens_details": {"cached_tokens": n_cached},
         });
-        let choices = choices.join(",");
+        let (choices, id) = (choices.join(","), self.id(&body["request_id"], fault));
         (
             200,
             format!(
-                "{{\"id\":\"cmpl-1\",\"object\":\"text_completion\",\"model\":\"toy\",\"choices\":[{choices}],\"usage\":{usage}}}"
+                "{{\"id\":\"cmpl-{id}\",\"object\":\"text_completion\",\"model\":\"toy\",\"choices\":[{choices}],\"usage\":{usage}}}"
             ),
         )
     }
@@ -555,6 +607,10 @@ impl State {
         if let Some(why) = self.unfit(&prompts) {
             return sglang_error(&why);
         }
+        let rids: Vec<&Value> = body["rid"].as_array().into_iter().flatten().collect();
+        if rids.iter().enumerate().any(|(at, rid)| rids[..at].contains(rid)) {
+            return sglang_error("Duplicate request IDs detected within the request");
+        }
         let is_batch = body["input_ids"][0].is_array();
         let mut answers = Vec::new();
         for (index, ids) in prompts.iter().enumerate() {
@@ -562,6 +618,9 @@ impl State {
                 Ok(answer) => answers.push(answer),
                 Err(why) => return sglang_error(&why),
             }
+        }
+        if faults.contains(&Some(Fault::Reversed)) {
+            answers.reverse();
         }
         let answers = answers.join(",");
         (200, if is_batch { format!("[{answers}]") } else { answers })
@@ -599,13 +658,15 @@ impl State {
         };
         let drawn_top: Vec<Value> = sampled.iter().zip(contexts).map(row).collect();
         Ok(format!(
-            "{{\"text\":\"\",\"output_ids\":{},\"meta_info\":{{\"id\":\"1\",\"finish_reason\":{{\"type\":\"{finish}\",\"length\":{}}},\
-             \"prompt_tokens\":{},\"weight_version\":{},\"input_token_logprobs\":[{}],{}\
+            "{{\"text\":\"\",\"output_ids\":{},\"meta_info\":{{\"id\":\"{}\",\"finish_reason\":{{\"type\":\"{finish}\",\"length\":{}}},\
+             \"prompt_tokens\":{},\"weight_version\":{},\"weight_versions\":{},\"input_token_logprobs\":[{}],{}\
              \"output_token_logprobs\":{},\"output_top_logprobs\":{},\"completion_tokens\":{},\"cached_tokens\":{cached}}}}}",
             json!(sampled),
+            self.id(&of_prompt("rid"), fault),
             sampled.len(),
             ids.len(),
             json!(self.weights_name()),
+            json!(self.weights_name().map(|name| json!([{"version": name, "start": 0, "end": sampled.len()}]))),
             own.join(","),
             // Without candidates to tell there is no such key.
             if k > 0 { format!("\"input_top_logprobs\":[{}],", top.join(",")) } else { String::new() },
@@ -673,6 +734,27 @@ impl State {
 fn finish(sampled: &[u32], sampling: &Value, limit: &str, default: u64) -> &'static str {
     let most = sampling[limit].as_u64().unwrap_or(default) as usize;
     if sampled.len() < most { "stop" } else { "length" }
+}
+
+/// A body without the id, which is new each time.
+fn nameless(body: &[u8]) -> Vec<u8> {
+    let Ok(Value::Object(mut json)) = serde_json::from_slice(body) else { return body.to_vec() };
+    for key in ["rid", "request_id"] {
+        json.shift_remove(key);
+    }
+    Value::Object(json).to_string().into_bytes()
+}
+
+/// Puts one token more before the prompt; the logprobs that are asked for stay those of the same tokens.
+fn lengthen(body: &mut Value) {
+    for key in ["prompt", "input_ids"] {
+        if let Some(ids) = body.get_mut(key).and_then(Value::as_array_mut) {
+            ids.insert(0, json!(7));
+        }
+    }
+    if let Some(start) = body.get_mut("logprob_start_len").filter(|it| it.as_i64() >= Some(0)) {
+        *start = json!(start.as_i64().map(|start| start + 1));
+    }
 }
 
 fn all_prompts(body: &[u8]) -> Vec<Vec<u32>> {

@@ -3,16 +3,19 @@
 //! Owns its window (`logprob_start_len`, whose first entry is null), its triples and its batches. Logprobs of
 //! chosen ids are not computed and are refused.
 
+use std::collections::BTreeSet;
+
 use serde_json::{Value, json};
 
 use super::{Refusal, Served};
 use crate::model::{Constraint, Finish, GenerateRequest, Generated, Model as _, Sampling, Scored, Usage};
-use crate::wire::served::{self, Generate, InputIds, SamplingParams};
+use crate::wire::served::{self, Generate, InputIds, OneOrMany, SamplingParams};
 use backsight_core::score::{ScoreJob, TokenScore};
 use backsight_core::tokens::{Logprob, TokenId, TokenSpan, TopK};
 
 /// One prompt of a request.
 struct One {
+    rid: String,
     prompt: Vec<TokenId>,
     /// The token before the first whose logprob is wanted.
     start: Option<usize>,
@@ -26,7 +29,8 @@ impl Served {
             return Err(Refusal::bad("token_ids_logprob is not supported by this server"));
         }
         let (prompts, is_batch) = self.prompts(&asked)?;
-        let all = prompts.into_iter().enumerate().map(|(idx, prompt)| self.one(&asked, idx, prompt));
+        let named = rids(asked.rid.as_ref(), prompts.len())?.into_iter().zip(prompts).enumerate();
+        let all = named.map(|(idx, (rid, prompt))| self.one(&asked, idx, rid, prompt));
         let all = all.collect::<Result<Vec<One>, Refusal>>()?;
         let sampling = sampling(&asked.sampling_params)?;
         let mut answers = Vec::with_capacity(all.len());
@@ -53,7 +57,7 @@ impl Served {
         Ok((prompts, is_batch))
     }
 
-    fn one(&self, asked: &Generate, idx: usize, prompt: Vec<TokenId>) -> Result<One, Refusal> {
+    fn one(&self, asked: &Generate, idx: usize, rid: String, prompt: Vec<TokenId>) -> Result<One, Refusal> {
         let missing = || Refusal::bad("a list of the request has another length than input_ids");
         let start =
             asked.logprob_start_len.as_ref().map_or(Some(-1), |it| it.get(idx)).ok_or_else(missing)?;
@@ -65,7 +69,7 @@ impl Served {
         if self.model.limits().vocab_size.is_some_and(|vocab| top_k > vocab) {
             return Err(Refusal::bad("top_logprobs_num is larger than the vocabulary"));
         }
-        Ok(One { prompt, start, top_k })
+        Ok(One { rid, prompt, start, top_k })
     }
 
     async fn generate_one(&self, asked: &Generate, one: &One, sampling: &Sampling) -> Result<Value, Refusal> {
@@ -112,7 +116,7 @@ impl Served {
         };
         let cached = scored.as_ref().map_or(generated.usage, |(_, scored)| scored.usage).cached_tokens;
         let mut meta = json!({
-            "id": "backsight", "finish_reason": finish, "prompt_tokens": one.prompt.len(),
+            "id": one.rid, "finish_reason": finish, "prompt_tokens": one.prompt.len(),
             "completion_tokens": ids.len(), "cached_tokens": cached, "weight_version": "default",
         });
         if asked.return_logprob {
@@ -127,6 +131,26 @@ impl Served {
             }
         }
         json!({"text": self.sampled_text(&ids, &generated.finish), "output_ids": ids, "meta_info": meta})
+    }
+}
+
+/// What each of `n` prompts is called. SGLang refuses a name that is there twice.
+fn rids(asked: Option<&OneOrMany<String>>, n: usize) -> Result<Vec<String>, Refusal> {
+    match asked {
+        None => Ok(vec!["backsight".to_owned(); n]),
+        Some(OneOrMany::One(rid)) if n == 1 => Ok(vec![rid.clone()]),
+        Some(OneOrMany::One(rid)) => Ok((0..n).map(|idx| format!("{rid}_{idx}")).collect()),
+        Some(OneOrMany::Many(all)) if all.len() != n => {
+            Err(Refusal::bad("rid has another length than input_ids"))
+        }
+        Some(OneOrMany::Many(all)) => {
+            let distinct: BTreeSet<&String> = all.iter().collect();
+            if distinct.len() == n {
+                Ok(all.clone())
+            } else {
+                Err(Refusal::bad("Duplicate request IDs detected"))
+            }
+        }
     }
 }
 

@@ -30,8 +30,9 @@ impl Served {
             total.completion_tokens += usage.completion_tokens;
             total.cached_tokens = total.cached_tokens.zip(usage.cached_tokens).map(|(all, new)| all + new);
         }
+        let id = format!("cmpl-{}", asked.request_id.as_deref().unwrap_or("backsight"));
         Ok(json!({
-            "id": "cmpl-backsight", "object": "text_completion", "created": 0, "model": self.name,
+            "id": id, "object": "text_completion", "created": 0, "model": self.name,
             "choices": choices, "usage": usage(&total),
         }))
     }
@@ -135,10 +136,11 @@ impl Served {
         let mut row = Map::new();
         let entry = |id: TokenId, logprob: f64, rank: Option<usize>| json!({"logprob": logprob, "rank": rank, "decoded_token": self.text(&[id])});
         row.insert(given.to_string(), entry(given, own.get(), None));
-        for (idx, &(id, logprob)) in score.top.entries().iter().enumerate() {
-            // A row with one more than K holds the given token from outside the best.
-            let is_outside = id == given && score.top.entries().len() > top_k;
-            row.insert(id.to_string(), entry(id, logprob.get(), (!is_outside).then_some(idx + 1)));
+        // A row with one more than K holds the given token from outside the best.
+        let outsider = (score.top.entries().len() > top_k).then_some(given);
+        let best = score.top.entries().iter().filter(|it| Some(it.0) != outsider);
+        for (idx, &(id, logprob)) in best.enumerate() {
+            row.insert(id.to_string(), entry(id, logprob.get(), Some(idx + 1)));
         }
         Value::Object(row)
     }
