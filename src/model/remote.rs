@@ -13,7 +13,7 @@ use super::{Error, Finish, Generated, Place, SampledToken, Scored, Usage};
 use crate::wire::openai::{self, Listed};
 use crate::wire::{Counts, Drawn};
 use backsight_core::needed::{Needed, absent};
-use backsight_core::score::{Absence, ScoreJob, SpanScore};
+use backsight_core::score::{Absence, ScoreJob};
 use backsight_core::tokens::TokenId;
 
 /// The protocols we speak.
