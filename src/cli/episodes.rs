@@ -301,6 +301,7 @@ fn server_args(model: &ModelPart) -> Result<ServerArgs, Failure> {
         timeout: model.timeout,
         patience: model.patience,
         api_key: None,
+        needs_text: true,
     })
 }
 

@@ -7,6 +7,7 @@ mod embedded;
 mod exact;
 mod flags;
 mod kill;
+mod names;
 mod numbers;
 mod place;
 mod plans;
