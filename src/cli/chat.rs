@@ -97,6 +97,9 @@ impl Job {
                 conversion.to
             ));
         }
+        for message in &rendering.joined {
+            output::talk(&format!("note: message {message}: its parts of text are passed as one string"));
+        }
         for Loss { message_idx, part, .. } in &rendering.losses.parts {
             // What somebody said is never left out on purpose.
             let how = if *part == Part::Text { "warning" } else { "note" };

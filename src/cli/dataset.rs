@@ -109,11 +109,11 @@ fn with_scores(
     if let Err(why) = &loaded.episode.outcome {
         return Err(format!("the episode failed: {why}"));
     }
-    match hindsight::read(&hindsight::directory_of(loaded, run_dir)) {
-        Ok(Some(found)) => scored_episode(loaded, found, form).map_err(|error| error.to_string()),
-        Ok(None) => Err("not scored; help: run backsight credit first".to_owned()),
-        Err(error) => Err(error.to_string()),
-    }
+    let found =
+        hindsight::read(&hindsight::directory_of(loaded, run_dir)).map_err(|error| error.to_string())?;
+    let found = found.ok_or("not scored; help: run backsight credit first")?;
+    let found = hindsight::credited(found).map_err(|error| error.to_string())?;
+    scored_episode(loaded, found, form).map_err(|error| error.to_string())
 }
 
 /// Credit computed with another reward than the episode has now.

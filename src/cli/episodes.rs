@@ -308,6 +308,7 @@ fn server_args(model: &ModelPart, run: &RunPart) -> Result<ServerArgs, Failure> 
         weights_check_seconds: run.weights_check_seconds,
         new_weights: NewWeightsName::from_str(&run.new_weights, false).unwrap_or(NewWeightsName::Stop),
         api_key: None,
+        needs_text: true,
     })
 }
 

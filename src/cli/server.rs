@@ -25,10 +25,10 @@ pub(super) struct ServerArgs {
     /// What the server is
     #[arg(long, value_enum, default_value_t = KindName::Auto)]
     pub(super) kind: KindName,
-    /// The model to ask, as the server names it; for --kind embedded a name from `model list` or a path
+    /// The model to ask, as the server names it, or any name if it has only one whose tokenizer agrees; for --kind embedded a name from `model list` or a path
     #[arg(long, value_name = "NAME")]
     pub(super) model: Option<String>,
-    /// The model's tokenizer: a directory with tokenizer.json, or a name on the hub like Qwen/Qwen3-4B; else the directory the server names, if it is readable here
+    /// The model's tokenizer: a directory with tokenizer.json, or a name on the hub like Qwen/Qwen3-4B; else the directory the server names, if it is readable here; else what --model names, where texts are read
     #[arg(long, value_name = "DIR_OR_NAME")]
     pub(super) tokenizer: Option<PathBuf>,
     /// Environment variable that holds the API key
@@ -58,6 +58,9 @@ pub(super) struct ServerArgs {
     /// The key itself, for the one command that takes it as a flag.
     #[arg(skip)]
     pub(super) api_key: Option<Secret>,
+    /// Whether the command reads texts, and so needs the model's tokenizer.
+    #[arg(skip)]
+    pub(super) needs_text: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -175,7 +178,12 @@ impl ServerArgs {
 
     /// Asks the server what it is.
     pub(super) async fn open(&self, transport: Transport, notices: &Notices) -> Result<Opened, Failure> {
-        let options = OpenOptions { model: self.model.clone(), vocab_size: None, notices: notices.clone() };
+        let options = OpenOptions {
+            model: self.model.clone(),
+            vocab_size: None,
+            needs_text: self.needs_text,
+            notices: notices.clone(),
+        };
         let tokenizer = match &self.tokenizer {
             Some(named) => Some(tokenizer_path(named).await?),
             None => None,

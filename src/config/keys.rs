@@ -109,8 +109,8 @@ use Shape::{Number, OneOf, Path, Program, Text, Truth, Whole, Words};
 pub const KEYS: &[Key] = &[
     manner(MODEL, "url", Words, None, "A server's address, with or without /v1; several share the work; none for kind embedded"),
     result(MODEL, BOTH, "kind", OneOf(KINDS), Some("auto"), "What the server is"),
-    result(MODEL, BOTH, "model", Text, None, "The model to ask, as the server names it; for kind embedded a name from `model list` or a path"),
-    result(MODEL, BOTH, "tokenizer", Path, None, "The model's tokenizer: a directory, or owner/name on the hub; else the directory the server names, if it is readable here"),
+    result(MODEL, BOTH, "model", Text, None, "The model to ask, as the server names it; any name if its only model's tokenizer agrees; for kind embedded from `model list` or a path"),
+    result(MODEL, BOTH, "tokenizer", Path, None, "The model's tokenizer: a directory, or owner/name on the hub; else the directory the server names, if readable here; else model"),
     manner(MODEL, "api_key_env", Text, None, "Environment variable that holds the API key"),
     manner(MODEL, "api_key_file", Path, None, "File that holds the API key"),
     manner(MODEL, "timeout", Whole(1), Some("600"), "Seconds one request may take"),

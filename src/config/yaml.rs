@@ -11,7 +11,8 @@ use super::{ConfigError, File};
 
 /// Names in `env` that mean one of our keys.
 const SAME: [(&str, &str); 7] = [
-    ("max_token_length", "context_budget"),
+    // There it bounds each answer of the model; nothing bounds the whole conversation.
+    ("max_token_length", "max_turn_tokens"),
     ("total_steps", "groups"),
     ("max_num_workers", "concurrency"),
     ("default_result_size_chars", "tool_result_chars"),
@@ -132,11 +133,7 @@ impl Said {
         match (name, &value) {
             (_, Json::Null) => {}
             ("tokenizer_name", _) => self.tokenizer(&value),
-            ("terminal_backend", Json::String(backend)) if backend == "docker" => {
-                self.table.insert("sandbox".to_owned(), Value::String("docker".to_owned()));
-            }
-            // Commands on the bare machine are what our own sandbox stands in for.
-            ("terminal_backend", _) => self.left_out.push(name.to_owned()),
+            ("terminal_backend", _) => self.backend(file, &value)?,
             _ if LEFT_OUT.contains(&name) => self.left_out.push(name.to_owned()),
             _ => {
                 let same = SAME.iter().find(|(theirs, _)| *theirs == name).map(|(_, ours)| *ours);
@@ -148,6 +145,18 @@ impl Said {
                 }
             }
         }
+        Ok(())
+    }
+
+    /// Commands on the bare machine are what our own sandbox stands in for. Where the file also names a sandbox in our
+    /// words, those count.
+    fn backend(&mut self, file: File<'_>, backend: &Json) -> Result<(), ConfigError> {
+        let sandbox = match backend.as_str() {
+            Some("local") => "namespaces",
+            Some("docker") => "docker",
+            _ => return Err(unknown_backend(file, backend)),
+        };
+        self.table.entry("sandbox").or_insert_with(|| Value::String(sandbox.to_owned()));
         Ok(())
     }
 
@@ -211,6 +220,13 @@ fn key_in_file(file: File<'_>) -> ConfigError {
     }
 }
 
+fn unknown_backend(file: File<'_>, backend: &Json) -> ConfigError {
+    ConfigError::Conflict {
+        what: format!("{}: commands cannot be run by the terminal_backend {backend}", file.name),
+        help: "write `local` for our own sandbox on this machine, or `docker`".to_owned(),
+    }
+}
+
 fn wrong(file: File<'_>, name: &str, value: &Json, wanted: &str) -> ConfigError {
     ConfigError::Wrong {
         place: format!("{name} in {}", file.name),
@@ -261,12 +277,30 @@ mod tests {
         let environment = "env:\n  group_size: 2\n  max_token_length: 4096\n  total_steps: -1\n  use_wandb: true\n  \
                            tokenizer_name: Qwen/Qwen3-4B\n  dataset_name: null\n  system_prompt: |\n    Be good.\n    Be kind.\n  \
                            terminal_backend: docker\n";
-        let ours = "group_size = 2\ncontext_budget = 4096\ninstructions = \"Be good.\\nBe kind.\\n\"\nsandbox = 'docker'";
+        let ours = "group_size = 2\nmax_turn_tokens = 4096\ninstructions = \"Be good.\\nBe kind.\\n\"\nsandbox = 'docker'";
         check(environment, ours, &["use_wandb", "tokenizer_name"]);
         let one = "openai:\n  base_url: http://a:1/v1\n  model_name: m\n  server_type: vllm\n  api_key: x\n  timeout: 60.0\nslurm: false\n";
         check(one, "url = ['http://a:1/v1']\nmodel = 'm'\nkind = 'vllm'\ntimeout = 60", &["slurm"]);
         let two = "server_configs:\n  - base_url: http://a:1\n    model_name: m\n    num_requests_for_eval: 4\n  - {base_url: http://b:1, model_name: m}\n";
         check(two, "url = ['http://a:1', 'http://b:1']\nmodel = 'm'", &["num_requests_for_eval"]);
+    }
+
+    #[test]
+    fn a_backend_is_a_sandbox_of_ours() {
+        check("env: {terminal_backend: local}\n", "sandbox = 'namespaces'", &[]);
+        check("env: {terminal_backend: docker}\n", "sandbox = 'docker'", &[]);
+        for both in
+            ["{terminal_backend: local, sandbox: docker}", "{sandbox: docker, terminal_backend: local}"]
+        {
+            check(&format!("env: {both}\n"), "sandbox = 'docker'", &[]);
+        }
+        for (backend, shown) in [("modal", "\"modal\""), ("3", "3")] {
+            let text = format!("env: {{terminal_backend: {backend}}}\n");
+            let error = read(file(&text)).unwrap_err();
+            let expected = format!("c.yaml: commands cannot be run by the terminal_backend {shown}");
+            assert_eq!(error.to_string(), expected);
+            assert!(error.help().contains("`local`") && error.help().contains("`docker`"));
+        }
     }
 
     #[test]

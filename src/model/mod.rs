@@ -25,6 +25,7 @@ mod sampled;
 pub(crate) mod secret;
 pub(crate) mod serve;
 pub(crate) mod sglang;
+mod tokenizers;
 pub(crate) mod transport;
 pub(crate) mod vllm;
 pub(crate) mod weights;

@@ -1,23 +1,24 @@
 //! Opening a model: finding out what kind of server it is, and what must be known before anything is sent.
 //!
 //! Owns [`open`] and [`open_embedded`], which every command that needs a model goes through. The size of the vocabulary comes
-//! from the tokenizer that was named, else from the directory the server names if it is readable here. Several servers
-//! are one model only if they say so and give the same logprobs. Questions are asked briefly, because a person waits.
+//! from the tokenizer that was named, else from the directory the server names if it is readable here. A server's only
+//! model may be asked for under another name if its tokenizer is ours. Several servers are one model only if they say so
+//! and give the same logprobs. Questions are asked briefly, because a person waits.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use super::anthropic::Anthropic;
 use super::openai::OpenAi;
 use super::opened::{Opened, client};
-use super::probe::{SAME_WEIGHTS, mean_difference, probe_logprobs};
+use super::probe::{SAME_WEIGHTS, mean_difference, probe_logprobs, tokenizer_agrees};
 use super::remote::{self, Kind, OpenOptions, ServerInfo};
 use super::sglang::Sglang;
+use super::tokenizers::{Found, Sought, load};
 use super::transport::Transport;
 use super::vllm::Vllm;
 use super::{Error, Model, endpoint};
-use crate::wire;
-use backsight_chat::tokenizer::Tokenizer;
+use crate::wire::{self, openai::Listed};
 use backsight_engine::model::Embedded;
 
 /// Opens the servers behind `transport`; `kind` is found out if it is not given.
@@ -100,38 +101,57 @@ async fn open_one(
         Some(kind) => kind,
         None => detect(&transport.briefly()).await?,
     };
-    let mut tokenizer = tokenizer.map(load).transpose()?;
-    options.vocab_size =
-        tokenizer.as_ref().map(|(_, tokenizer)| tokenizer.vocab_size()).or(options.vocab_size);
+    let named = tokenizer.map(load).transpose()?;
+    options.vocab_size = named.as_ref().map(|(_, tokenizer)| tokenizer.vocab_size()).or(options.vocab_size);
+    let other_name = other_name(&transport, kind, options.model.as_deref()).await?;
+    let model = options.model.clone().filter(|_| options.needs_text || other_name.is_some());
+    let (sought, notices) = (Sought { named, model, is_needed: options.needs_text }, options.notices.clone());
+    if let Some(name) = &other_name {
+        options.model = Some(name.served.clone());
+    }
+    let opened = connect(transport, kind, sought, options).await?;
+    if let Some(name) = other_name {
+        notices.add(name.check(&opened).await?);
+    }
+    Ok(opened)
+}
+
+/// Asks the server what it is, and finds its tokenizer.
+async fn connect(
+    transport: Transport,
+    kind: Kind,
+    sought: Sought,
+    options: OpenOptions,
+) -> Result<Opened, Error> {
     let way = Some(transport.clone());
-    let (model, info): (Arc<dyn Model>, ServerInfo) = match kind {
+    let (model, info, tokenizer): (Arc<dyn Model>, ServerInfo, Option<Found>) = match kind {
         Kind::Vllm => {
             let mut client = Vllm::open(transport, options).await?;
             let info = client.info().clone();
-            tokenizer = tokenizer.or_else(|| beside(&info));
+            let tokenizer = sought.find(&info).await?;
             if let Some((_, tokenizer)) = &tokenizer {
                 client = client.with_vocab_size(tokenizer.vocab_size());
             }
-            (Arc::new(client), info)
+            (Arc::new(client), info, tokenizer)
         }
         Kind::Sglang => {
             let mut client = Sglang::open(transport, options).await?;
             let info = client.info().clone();
-            tokenizer = tokenizer.or_else(|| beside(&info));
+            let tokenizer = sought.find(&info).await?;
             if let Some((_, tokenizer)) = &tokenizer {
                 client = client.with_vocab_size(tokenizer.vocab_size());
             }
-            (Arc::new(client), info)
+            (Arc::new(client), info, tokenizer)
         }
         Kind::OpenAi => {
             let client = OpenAi::open(transport, options).await?;
             let info = client.info().clone();
-            (Arc::new(client), info)
+            (Arc::new(client), info, sought.named)
         }
         Kind::Anthropic => {
             let client = Anthropic::open(transport, options).await?;
             let info = client.info().clone();
-            (Arc::new(client), info)
+            (Arc::new(client), info, sought.named)
         }
         Kind::Embedded => {
             return Err(Error::Invalid {
@@ -141,6 +161,43 @@ async fn open_one(
         }
     };
     Ok(Opened { model, info, tokenizer, transport: way })
+}
+
+/// The name of a server's only model, and another that it was asked for by.
+struct OtherName {
+    served: String,
+    wanted: String,
+}
+
+/// Both names, where they differ and the server can be asked whether its tokenizer is ours.
+async fn other_name(
+    transport: &Transport,
+    kind: Kind,
+    wanted: Option<&str>,
+) -> Result<Option<OtherName>, Error> {
+    let (Some(wanted), Kind::Vllm | Kind::Sglang) = (wanted, kind) else { return Ok(None) };
+    Ok(match remote::listed(&transport.briefly()).await?.as_slice() {
+        [Listed { id, .. }] if id != wanted => {
+            Some(OtherName { served: id.clone(), wanted: wanted.to_owned() })
+        }
+        _ => None,
+    })
+}
+
+impl OtherName {
+    /// What is to be told where the only model is meant, because its tokenizer is ours; else there is no model of that name.
+    async fn check(self, opened: &Opened) -> Result<String, Error> {
+        let Self { served, wanted } = self;
+        let server = opened.transport.as_ref().map(Transport::server).unwrap_or_default();
+        let agrees = tokenizer_agrees(opened, &mut Vec::new()).await;
+        match (agrees, &opened.tokenizer) {
+            (Some(true), Some((path, _))) => Ok(format!(
+                "{server} has no model `{wanted}`; its only one, `{served}`, is taken for it, because its tokenizer is the one at {}",
+                path.display()
+            )),
+            _ => Err(remote::no_such_model(&server, vec![&served], &wanted)),
+        }
+    }
 }
 
 /// Loads the model at `path` into this process; `name` is what it is called in reports and ledgers.
@@ -179,17 +236,4 @@ async fn detect(transport: &Transport) -> Result<Kind, Error> {
             help: "say it with --kind vllm, sglang, openai or anthropic".to_owned(),
         }),
     }
-}
-
-fn load(path: &Path) -> Result<(PathBuf, Arc<Tokenizer>), Error> {
-    match Tokenizer::open(path) {
-        Ok(tokenizer) => Ok((path.to_owned(), Arc::new(tokenizer))),
-        Err(error) => Err(Error::Invalid { what: error.to_string(), help: error.help().to_owned() }),
-    }
-}
-
-/// The tokenizer in the directory the server names, if that is on this machine.
-fn beside(info: &ServerInfo) -> Option<(PathBuf, Arc<Tokenizer>)> {
-    let path = info.tokenizer_path.as_deref().or(info.model_path.as_deref()).map(PathBuf::from)?;
-    load(&path).ok()
 }

@@ -310,7 +310,7 @@ fn template_drops(opened: &Opened) -> Option<Vec<&'static str>> {
 
 /// Whether the server's tokenizer gives the probe text the ids ours gives; `None` where it cannot be asked, as for a
 /// model in this process, which has no other tokenizer than ours.
-async fn tokenizer_agrees(opened: &Opened, notes: &mut Vec<String>) -> Option<bool> {
+pub async fn tokenizer_agrees(opened: &Opened, notes: &mut Vec<String>) -> Option<bool> {
     let transport = opened.transport.as_ref()?.briefly();
     if !matches!(opened.info.kind, Kind::Vllm | Kind::Sglang) {
         return None;

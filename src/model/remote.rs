@@ -73,6 +73,8 @@ pub struct OpenOptions {
     pub model: Option<String>,
     /// The size of its vocabulary, as the tokenizer knows it.
     pub vocab_size: Option<usize>,
+    /// Whether texts are to become its tokens. Then its name tells where its tokenizer is, when nothing else does.
+    pub needs_text: bool,
     /// Where to tell what a person should know.
     pub notices: Notices,
 }
@@ -130,13 +132,20 @@ pub fn choose(server: &str, listed: &[Listed], wanted: Option<&str>) -> Result<L
     };
     let what = match (found, wanted) {
         (Some(found), _) => return Ok(found.clone()),
-        (None, Some(name)) => {
-            format!("{server} has no model `{name}`; it lists {}", quoted(&nearest_first(name, names)))
-        }
+        (None, Some(name)) => return Err(no_such_model(server, names, name)),
         (None, None) if names.is_empty() => format!("{server} lists no models"),
         (None, None) => format!("{server} has {} models: {}", names.len(), quoted(&names)),
     };
-    Err(Error::Invalid { what, help: "name one with --model".to_owned() })
+    Err(Error::Invalid { what, help: NAME_ONE.to_owned() })
+}
+
+const NAME_ONE: &str = "name one with --model";
+
+/// The error of a model that is not among those a server lists.
+pub fn no_such_model(server: &str, names: Vec<&str>, wanted: &str) -> Error {
+    let what =
+        format!("{server} has no model `{wanted}`; it lists {}", quoted(&nearest_first(wanted, names)));
+    Error::Invalid { what, help: NAME_ONE.to_owned() }
 }
 
 /// The names most like `wanted` first, the others in their order.

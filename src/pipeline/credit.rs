@@ -3,7 +3,7 @@
 //! Owns the order of things. One thread loads and reads episodes ahead of the model; several episodes
 //! are asked for at once; each is written as soon as it is complete. Whatever goes wrong with a step
 //! or an episode is its own loss; what makes going on pointless stops the run, and nothing is written that a
-//! stop cut short: the answers are in the ledger.
+//! stop cut short: the answers are in the ledger. Nor does a file with losses take the place of a more complete one.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -23,7 +23,7 @@ use crate::model::{Error, JobScores, Model};
 use crate::store::{Ledgered, Stands};
 use crate::store::episodes::{Loaded, Source, load};
 use crate::store::hindsight::{
-    Hindsight, HindsightError, Measured, MeasuredStep, assemble, directory_of, write,
+    Hindsight, HindsightError, Measured, MeasuredStep, assemble, directory_of, n_scored, write,
 };
 use crate::wire::hindsight::Provenance;
 use backsight_core::credit::hcapo::Ratio;
@@ -140,6 +140,8 @@ pub enum Fate {
     Made,
     /// Some steps have none.
     Partial,
+    /// Some steps have none, and the files that are there have scores for so many, which are more: they stay.
+    Spared(usize),
     /// It was complete already.
     Kept(Differences),
     /// Its reward is below what was asked for.
@@ -427,6 +429,11 @@ impl Shared {
         report.lost_steps = work.lost_steps(&made, answers, with_plain);
         report.n_credited = report.n_steps - report.lost_steps.len();
         if !report.lost_steps.is_empty() {
+            let n_before = n_scored(&work.directory);
+            if n_before > report.n_credited {
+                report.fate = Fate::Spared(n_before);
+                return report;
+            }
             report.fate = Fate::Partial;
         }
         if let Err(error) = write(&work.directory, &made) {

@@ -99,9 +99,12 @@ pub enum DatasetError {
 /// session file again.
 pub fn scored_episode(
     loaded: &Loaded,
-    hindsight: Hindsight,
+    mut hindsight: Hindsight,
     form: MessageForm,
 ) -> Result<(ScoredEpisode, Vec<String>), LoadError> {
+    if hindsight.scores.episode_id.is_null() {
+        hindsight.scores.episode_id = loaded.file_id.clone();
+    }
     let Located { messages, actions, notes } = locate(loaded, &hindsight.scores.steps, form)?;
     let (id, task) = (loaded.episode.id.clone(), loaded.episode.task.id.clone());
     Ok((ScoredEpisode { id, task, messages, actions, hindsight }, notes))

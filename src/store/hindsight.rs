@@ -85,11 +85,20 @@ pub enum CannotRecompute {
     },
     /// Another choice of tokens needs every token's logprob.
     #[error(
-        "the tokens' logprobs are not recorded, so max_logprob_tokens must stay {recorded}; help: score again without --recompute"
+        "the tokens' logprobs are not recorded, so max_logprob_tokens must stay {}; help: score again without --recompute",
+        recorded.map_or_else(|| "what it was".to_owned(), |it| it.to_string())
     )]
     NoTokens {
-        /// What the file was made with.
-        recorded: i64,
+        /// What the file was made with, where it says so.
+        recorded: Option<i64>,
+    },
+    /// A step says neither what was measured nor why nothing was.
+    #[error(
+        "step {step_index} has no `mean_logprob` and no `error`, and no logprobs are recorded for it; help: score again without --recompute"
+    )]
+    NotMeasured {
+        /// Which step.
+        step_index: usize,
     },
     /// Nothing says what the episode was worth.
     #[error("the episode has no reward")]
@@ -158,6 +167,12 @@ pub struct Hindsight {
     pub scores: HindsightScores,
     /// The tokens, where they were kept.
     pub tokens: Option<HindsightTokens>,
+}
+
+/// How many steps the file in an episode's directory has scores for; none where there is no file that can be read.
+pub fn n_scored(directory: &Path) -> usize {
+    let scores = read_file(&directory.join(SCORES), HindsightScores::parse);
+    scores.ok().flatten().map_or(0, |scores| scores.n_scored())
 }
 
 /// Reads the files in an episode's directory; `None` when it has none.
@@ -232,15 +247,14 @@ pub fn assemble(
     let all = loaded.episode.steps().iter().zip(places).zip(&measured.steps).enumerate();
     let steps =
         all.map(|(idx, ((step, place), measured))| scored_step(idx, step.message_idx, place, measured));
-    let zero = || Number::from(0);
     let scores = HindsightScores {
         episode_id: loaded.file_id.clone(),
         reward: loaded.file_reward.clone().ok_or(CannotRecompute::NoReward)?,
         frozen_scores: loaded.file_scores.clone(),
-        dense_rewards_used: false,
-        num_steps: 0,
-        num_subtasks_covered: 0,
-        subtask_reward_range: [zero(), zero()],
+        dense_rewards_used: None,
+        num_steps: None,
+        num_subtasks_covered: None,
+        subtask_reward_range: None,
         steps: steps.collect(),
         pi_hind_mean: None,
         hyperparams: Hyperparams::new(&settings.params, settings.max_logprob_tokens),
@@ -302,14 +316,33 @@ fn step_tokens(loaded: &Loaded, measured: Measured) -> HindsightTokens {
     }
 }
 
+/// The same with credit for every step that was scored: as the file has it, or computed as the file was made.
+pub fn credited(found: Hindsight) -> Result<Hindsight, CannotRecompute> {
+    let lacks_credit = |step: &ScoredStep| !step.has_failed() && step.credit(true).is_none();
+    if !found.scores.steps.iter().any(lacks_credit) {
+        return Ok(found);
+    }
+    let scores = recompute(&found, &Settings::recorded(&found.scores.hyperparams))?;
+    Ok(Hindsight { scores, ..found })
+}
+
 /// Computes all credit of an episode from its recorded values; what was measured is kept.
 pub fn recompute(old: &Hindsight, settings: &Settings) -> Result<HindsightScores, CannotRecompute> {
+    if let Some(step) = old.scores.steps.iter().find(|step| !is_measured(step, old.tokens.as_ref())) {
+        return Err(CannotRecompute::NotMeasured { step_index: step.step_index });
+    }
     let new = with_settings(old, settings)?;
     let lacks_plain = new.steps.iter().all(|step| step.plain_mean_logprob.is_none());
     if settings.params.ratio == Ratio::Lift && !new.steps.is_empty() && lacks_plain {
         return Err(CannotRecompute::NoPlain);
     }
     Ok(new)
+}
+
+/// Whether a step says what was measured, or why nothing was.
+fn is_measured(step: &ScoredStep, tokens: Option<&HindsightTokens>) -> bool {
+    let recorded = || tokens.iter().flat_map(|it| &it.steps).find(|it| it.step_index == step.step_index);
+    step.has_failed() || step.mean_logprob.is_some() || recorded().is_some_and(|it| it.logprobs.is_some())
 }
 
 /// The scores with credit by these settings; a step whose values do not give any says why.
@@ -323,7 +356,12 @@ fn with_settings(old: &Hindsight, settings: &Settings) -> Result<HindsightScores
     let measured =
         old.scores.steps.iter().map(|step| measure(step, by_step.get(&step.step_index), ours, settings));
     let steps: Vec<ScoredStep> = measured.collect::<Result<_, _>>()?;
-    Ok(with_credit(HindsightScores { steps, ..old.scores.clone() }, settings))
+    let mut hyperparams = Hyperparams::new(&settings.params, settings.max_logprob_tokens);
+    if by_step.is_empty() {
+        // The means stay what they are, over tokens that only the file can tell.
+        hyperparams.max_logprob_tokens = old.scores.hyperparams.max_logprob_tokens;
+    }
+    Ok(with_credit(HindsightScores { steps, hyperparams, ..old.scores.clone() }, &settings.params))
 }
 
 /// A step with the means over the tokens that count, and nothing computed from them yet.
@@ -334,9 +372,8 @@ fn measure(
     settings: &Settings,
 ) -> Result<ScoredStep, CannotRecompute> {
     let mut step = ScoredStep { pi_hind: None, rho: None, q_h: None, q_h_smoothed: None, ..old.clone() };
-    let failed = step.error.is_some() || step.other.contains_key("skipped");
     // A published file writes a number for a step that failed; ours never does.
-    step.mean_logprob = step.mean_logprob.filter(|_| ours || !failed);
+    step.mean_logprob = step.mean_logprob.filter(|_| ours || !old.has_failed());
     let Some((tokens, [start, end])) = tokens.and_then(|it| Some((it, it.span?))) else { return Ok(step) };
     let total = end - start;
     let wanted =
@@ -373,10 +410,10 @@ fn tail_mean(
 }
 
 /// Fills in everything that follows from the measured values.
-fn with_credit(mut scores: HindsightScores, settings: &Settings) -> HindsightScores {
+fn with_credit(mut scores: HindsightScores, params: &Params) -> HindsightScores {
     let input: Vec<StepScore<'_>> = scores.steps.iter().map(step_score).collect();
     let reward = scores.reward.as_f64().unwrap_or(f64::NAN);
-    let Credit { steps, pi_mean, dense_rewards_used } = credit(&input, reward, &settings.params);
+    let Credit { steps, pi_mean, dense_rewards_used } = credit(&input, reward, params);
     for (step, credit) in scores.steps.iter_mut().zip(steps) {
         match credit {
             Ok(credit) => {
@@ -394,12 +431,11 @@ fn with_credit(mut scores: HindsightScores, settings: &Settings) -> HindsightSco
     }
     let nothing = (scores.steps.is_empty()).then(|| Number::from(0));
     scores.pi_hind_mean = pi_mean.and_then(Number::from_f64).or(nothing);
-    scores.dense_rewards_used = dense_rewards_used;
-    scores.num_steps = scores.steps.len();
-    scores.num_subtasks_covered = groups_covered(&scores.steps);
-    scores.subtask_reward_range = reward_range(&scores.steps);
+    scores.dense_rewards_used = Some(dense_rewards_used);
+    scores.num_steps = Some(scores.steps.len());
+    scores.num_subtasks_covered = Some(groups_covered(&scores.steps));
+    scores.subtask_reward_range = Some(reward_range(&scores.steps));
     scores.partial = Some(scores.steps.iter().any(|step| step.error.is_some()));
-    scores.hyperparams = Hyperparams::new(&settings.params, settings.max_logprob_tokens);
     scores
 }
 

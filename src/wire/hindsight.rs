@@ -4,8 +4,9 @@
 //! published readers look only at `steps[].q_h_smoothed` and `q_h`. The surprises: a step that failed
 //! carries `mean_logprob` 0.0 in published files, but no such key in ours; integers stay integers
 //! (`reward`, scores, an id); text is ASCII, indented by two, without a last line break; keys we do not
-//! know are kept. The sidecar keeps token ids and every token's logprob, so that credit can be
-//! computed again without a server.
+//! know are kept. What follows from the measured values may be missing; what was measured, the reward and
+//! the messages it belongs to may not. The sidecar keeps token ids and every token's logprob, so that credit
+//! can be computed again without a server.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Number, Value};
@@ -19,7 +20,8 @@ use backsight_core::tokens::TokenId;
 /// The scores of one episode.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct HindsightScores {
-    /// As the episode's own files write it.
+    /// As the episode's own files write it; null where the file does not say.
+    #[serde(default)]
     pub episode_id: Value,
     /// The episode's reward.
     pub reward: Number,
@@ -27,19 +29,24 @@ pub struct HindsightScores {
     #[serde(default)]
     pub frozen_scores: Map<String, Value>,
     /// Whether any step was rewarded by its subtask.
-    pub dense_rewards_used: bool,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dense_rewards_used: Option<bool>,
     /// How many steps follow.
-    pub num_steps: usize,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub num_steps: Option<usize>,
     /// How many distinct subtasks or phases they belong to.
-    pub num_subtasks_covered: usize,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub num_subtasks_covered: Option<usize>,
     /// The least and the largest reward of a step.
-    pub subtask_reward_range: [Number; 2],
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub subtask_reward_range: Option<[Number; 2]>,
     /// One per assistant message.
     pub steps: Vec<ScoredStep>,
     /// Mean π_hind of the scored steps.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pi_hind_mean: Option<Number>,
     /// What credit was computed with.
+    #[serde(default)]
     pub hyperparams: Hyperparams,
     /// Whether a step has no credit. Published files do not say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -122,12 +129,23 @@ impl ScoredStep {
     /// Its Q_H for training, smoothed or not; none where it failed.
     pub fn credit(&self, smoothed: bool) -> Option<f64> {
         let wanted = self.q_h_smoothed.filter(|_| smoothed);
-        wanted.or(self.q_h).filter(|_| self.error.is_none() && !self.other.contains_key("skipped"))
+        wanted.or(self.q_h).filter(|_| !self.has_failed())
+    }
+
+    /// Whether it was asked for in vain. A published file writes numbers for such a step all the same.
+    pub fn has_failed(&self) -> bool {
+        self.error.is_some() || self.other.contains_key("skipped")
+    }
+
+    /// Whether it has credit, or what credit follows from.
+    pub fn is_scored(&self) -> bool {
+        !self.has_failed() && (self.credit(true).is_some() || self.mean_logprob.is_some())
     }
 }
 
-/// What credit was computed with.
+/// What credit was computed with. A value that a file does not tell is the published one.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Hyperparams {
     /// T_temp.
     pub t_temp: f64,
@@ -143,17 +161,31 @@ pub struct Hyperparams {
     pub smooth: bool,
     /// Whether steps are rewarded by their subtasks.
     pub dense_rewards: bool,
-    /// The last so many tokens of an action were scored; 0 is all of them.
-    pub max_logprob_tokens: i64,
+    /// The last so many tokens of an action were scored; 0 or less is all of them. Unlike the others it tells of the
+    /// measurement, so it has no published value.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_logprob_tokens: Option<i64>,
     /// How it was smoothed. Published files always mean `recursive`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub smoothing: Option<SmoothingName>,
     /// Whether only with steps of the same subtask.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub smooth_within_subtasks: Option<bool>,
     /// What ρ compares with. Published files always mean `mean`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub ratio: Option<RatioName>,
+}
+
+impl Default for Hyperparams {
+    fn default() -> Self {
+        Self {
+            max_logprob_tokens: None,
+            smoothing: None,
+            smooth_within_subtasks: None,
+            ratio: None,
+            ..Self::new(&Params::PUBLISHED, 0)
+        }
+    }
 }
 
 /// [`Smoothing`] in files.
@@ -199,7 +231,7 @@ impl Hyperparams {
             alpha,
             smooth: params.smoothing != Smoothing::None,
             dense_rewards: params.dense_rewards,
-            max_logprob_tokens: i64::try_from(max_logprob_tokens).unwrap_or(i64::MAX),
+            max_logprob_tokens: Some(i64::try_from(max_logprob_tokens).unwrap_or(i64::MAX)),
             smoothing: Some(smoothing),
             smooth_within_subtasks: Some(params.within_subtasks),
             ratio: Some(ratio),
@@ -225,9 +257,9 @@ impl Hyperparams {
         }
     }
 
-    /// How many tokens at an action's end are scored; 0 is all of them.
+    /// How many tokens at an action's end are scored; 0 is all of them, as far as is told.
     pub fn scored_tail(&self) -> usize {
-        usize::try_from(self.max_logprob_tokens).unwrap_or(0)
+        self.max_logprob_tokens.and_then(|it| usize::try_from(it).ok()).unwrap_or(0)
     }
 }
 
@@ -319,6 +351,11 @@ impl HindsightScores {
     /// Whether every step has credit.
     pub fn is_complete(&self) -> bool {
         self.steps.iter().all(|step| step.credit(true).is_some())
+    }
+
+    /// How many steps are scored.
+    pub fn n_scored(&self) -> usize {
+        self.steps.iter().filter(|step| step.is_scored()).count()
     }
 }
 

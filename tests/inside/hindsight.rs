@@ -10,7 +10,7 @@ use backsight::episode::TokenSource;
 use backsight::lens::Window;
 use backsight::store::episodes::load_directory;
 use backsight::store::hindsight::{
-    Hindsight, Measured, MeasuredStep, Settings, assemble, read, recompute, write,
+    Hindsight, Measured, MeasuredStep, Settings, assemble, credited, read, recompute, write,
 };
 use backsight::tokens::{Logprob, TokenSpan};
 use backsight::wire::hindsight::{
@@ -64,7 +64,7 @@ fn another_hyper_parameter_needs_no_server() {
     let first = &new.steps[0];
     assert_eq!(first.pi_hind, Some(first.mean_logprob.unwrap().exp()));
     assert_eq!(first.q_h, first.q_h_smoothed);
-    assert!(!new.dense_rewards_used && !new.hyperparams.smooth);
+    assert_eq!((new.dense_rewards_used, new.hyperparams.smooth), (Some(false), false));
     assert_eq!(new.hyperparams.params(), params);
     let shorter = recompute(&old, &Settings { max_logprob_tokens: 7, ..recorded }).unwrap_err();
     assert!(
@@ -75,6 +75,63 @@ fn another_hyper_parameter_needs_no_server() {
     let params = Params { ratio: Ratio::Lift, ..recorded.params };
     let lift = recompute(&old, &Settings { params, ..recorded }).unwrap_err();
     assert!(lift.to_string().starts_with("no step has a score under the plain lens"));
+}
+
+/// A recorded file without what follows from the measured values.
+fn bare(text: &str) -> Value {
+    let mut json: Value = serde_json::from_str(text).unwrap();
+    json.as_object_mut().unwrap().retain(|key, _| ["reward", "steps"].contains(&key.as_str()));
+    let measured = ["mean_logprob", "step_index", "message_index", "subtask_id", "subtask_reward", "phase"];
+    for step in json["steps"].as_array_mut().unwrap() {
+        step.as_object_mut().unwrap().retain(|key, _| measured.contains(&key.as_str()));
+    }
+    json
+}
+
+#[test]
+fn credit_follows_from_what_was_measured_alone() {
+    for (name, text) in recorded() {
+        let whole = published(&text);
+        let bare = published(&bare(&text).to_string());
+        let new = recompute(&bare, &Settings::recorded(&bare.scores.hyperparams)).unwrap();
+        let credit = |scores: &HindsightScores| {
+            let steps = scores.steps.iter().map(|it| [it.pi_hind, it.rho, it.q_h, it.q_h_smoothed]);
+            (steps.collect::<Vec<_>>(), scores.pi_hind_mean.clone(), scores.num_steps)
+        };
+        assert_eq!(credit(&new), credit(&whole.scores), "{name}");
+        assert_eq!(
+            (&new.num_subtasks_covered, &new.subtask_reward_range),
+            (&whole.scores.num_subtasks_covered, &whole.scores.subtask_reward_range),
+            "{name}"
+        );
+        assert_eq!(new.hyperparams.max_logprob_tokens, None, "over which tokens the means are, nobody said");
+        assert_eq!(credited(bare).unwrap().scores, new, "{name}");
+        assert_eq!(credited(whole.clone()).unwrap(), whole, "{name}");
+    }
+}
+
+#[test]
+fn what_was_measured_is_missed_by_its_name() {
+    let recorded = &recorded()[0].1;
+    let without = |change: &dyn Fn(&mut Value)| {
+        let mut json = bare(recorded);
+        change(&mut json);
+        match HindsightScores::parse(&json.to_string()) {
+            Err(fault) => fault.to_string(),
+            Ok(scores) => credited(Hindsight { scores, tokens: None }).unwrap_err().to_string(),
+        }
+    };
+    let remove = |json: &mut Value, key: &str| drop(json.as_object_mut().unwrap().remove(key).unwrap());
+    assert_eq!(without(&|json| remove(json, "reward")), "line 1: missing field `reward`");
+    assert_eq!(without(&|json| remove(json, "steps")), "line 1: missing field `steps`");
+    let index = without(&|json| remove(&mut json["steps"][2], "message_index"));
+    assert_eq!(index, "line 1: missing field `message_index`");
+    let mean = without(&|json| remove(&mut json["steps"][2], "mean_logprob"));
+    assert!(mean.starts_with("step 2 has no `mean_logprob` and no `error`, and no logprobs"), "{mean}");
+    let old = published(&bare(recorded).to_string());
+    let tail = Settings { max_logprob_tokens: 7, ..Settings::recorded(&old.scores.hyperparams) };
+    let error = recompute(&old, &tail).unwrap_err().to_string();
+    assert!(error.contains("so max_logprob_tokens must stay what it was; help: "), "{error}");
 }
 
 #[test]
@@ -194,7 +251,7 @@ fn files_are_written_and_read_back() {
         assert!(error.ends_with(expected), "{error}");
     };
     check("{\n\"a\": NaN}", "hindsight_scores.json line 2: not JSON: expected value");
-    check("{}", "hindsight_scores.json line 1: missing field `episode_id`");
+    check("{}", "hindsight_scores.json line 1: missing field `reward`");
     fs::write(&path, &recorded()[0].1).unwrap();
     let sidecar = directory.path().join("hindsight_tokens.json");
     fs::write(&sidecar, fs::read_to_string(&sidecar).unwrap().replace("[8,12]", "[8,13]")).unwrap();

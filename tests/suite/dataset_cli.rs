@@ -186,6 +186,34 @@ fn steps_without_credit_are_counted() {
 }
 
 #[test]
+fn credit_that_is_missing_follows_from_what_was_measured() {
+    let place = Place::new("plan_fixed");
+    for name in ["episode_001", "episode_002", "episode_003"] {
+        place.edit(name, |scores| {
+            scores.as_object_mut().unwrap().retain(|key, _| ["reward", "steps"].contains(&key.as_str()));
+            for step in scores["steps"].as_array_mut().unwrap() {
+                let derived = ["pi_hind", "rho", "q_h", "q_h_smoothed"];
+                step.as_object_mut().unwrap().retain(|key, _| !derived.contains(&key.as_str()));
+            }
+        });
+    }
+    let ran = place.run(&["--messages", "published"]);
+    assert_eq!((ran.code, ran.stderr.as_str()), (0, ""));
+    let recorded = fixtures().join("dataset/plan_fixed/hcapo_train.jsonl");
+    assert_eq!(place.read("hcapo_train.jsonl"), fs::read_to_string(recorded).unwrap());
+    place.edit("episode_001", |scores| {
+        scores["steps"][3].as_object_mut().unwrap().remove("mean_logprob").unwrap();
+    });
+    let ran = place.run(&[]);
+    assert_eq!(ran.code, 1);
+    assert!(
+        ran.stdout.contains("episode_001: step 3 has no `mean_logprob` and no `error`"),
+        "{}",
+        ran.stdout
+    );
+}
+
+#[test]
 fn nothing_is_written_when_there_is_nothing_to_write() {
     let place = Place::new("plan_fixed");
     place.run(&[]);

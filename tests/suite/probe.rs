@@ -6,6 +6,8 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use crate::support::stand_in::{Asked, Dialect, Fault, Setup, StandIn};
+use backsight::chat::tokenizer::Tokenizer;
+use backsight::model::PROBE_TEXT;
 use serde_json::{Value, json};
 
 /// Exit code, findings and what was said.
@@ -46,6 +48,21 @@ async fn both_servers_are_measured_with_and_without_a_tokenizer() {
             assert!(said.lines().all(|it| serde_json::from_str::<Value>(it).is_ok()), "{said}");
         }
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_only_model_may_have_another_name_if_its_tokenizer_agrees() {
+    let tokenizer = tokenizer();
+    let ids = Tokenizer::open(Path::new(&tokenizer)).unwrap().encode(PROBE_TEXT).unwrap().ids;
+    let agrees = Setup { tokenizes: Some(ids), ..Setup::new(Dialect::Vllm) };
+    let server = StandIn::start(agrees.says(|_, _| Some((600..612).collect()))).await;
+    let more = ["--model", "other", "--tokenizer", &tokenizer];
+    let (code, findings, said) = probe(&server.url(), &more).await;
+    assert_eq!((code, &findings["model"]), (0, &json!("toy")), "{said}");
+    assert!(said.contains("has no model `other`; its only one, `toy`, is taken for it"), "{said}");
+    let (code, _, said) = probe(&server.url(), &more[..2]).await;
+    assert_eq!(code, 2, "{said}");
+    assert!(said.contains("has no model `other`; it lists `toy`"), "{said}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

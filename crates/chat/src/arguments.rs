@@ -8,6 +8,7 @@
 
 use serde_json::Value;
 
+use super::parts;
 use super::probe::{calls, for_each_call, function, mark, marked_arguments};
 use super::template::{RenderInput, Template, TemplateError};
 use crate::json::{self, BadJson};
@@ -38,6 +39,9 @@ pub struct Prepared {
 pub fn prepare_messages(template: &Template, input: &RenderInput<'_>) -> Result<Prepared, TemplateError> {
     let mut messages = input.messages.to_vec();
     let mut conversions = Vec::new();
+    // Text in parts must not keep a template from showing arguments.
+    let strings: Vec<Value> = input.messages.iter().map(parts::joined).collect();
+    let input = &RenderInput { messages: &strings, ..*input };
     for from in [ArgumentForm::Text, ArgumentForm::Object] {
         let to = other(from);
         if has_form(input.messages, from) && !shows(template, input, from) && shows(template, input, to) {

@@ -29,8 +29,6 @@ pub struct Drops {
     pub system: bool,
     /// What the assistant says beside a tool call.
     pub prose: bool,
-    /// Text that comes in parts.
-    pub parts: bool,
     /// What users and assistants say at all.
     pub text: bool,
 }
@@ -45,7 +43,6 @@ impl Drops {
             (self.reasoning, "reasoning"),
             (self.system, "the system message"),
             (self.prose, "text beside tool calls"),
-            (self.parts, "text in parts"),
             (self.text, "text"),
         ];
         all.into_iter().filter(|(is_dropped, _)| *is_dropped).map(|(_, name)| name).collect()
@@ -107,7 +104,6 @@ pub fn drops(template: &Template, vars: &Map<String, Value>, now: Option<Now>) -
         reasoning: probe.drops_reasoning(),
         system: probe.drops_system(),
         prose: probe.drops_prose(),
-        parts: probe.drops_parts(),
         text: probe.drops_text(),
     }
 }
@@ -155,13 +151,6 @@ impl Probe<'_> {
             [json!({"role": "user", "content": question}), json!({"role": "assistant", "content": answer})];
         let text = self.render(&messages, None);
         text.is_some_and(|text| !text.contains(&question) || !text.contains(&answer))
-    }
-
-    fn drops_parts(&self) -> bool {
-        let words = mark("text", 0, 0);
-        let parts = json!([{"type": "text", "text": words}]);
-        let text = self.render(&[json!({"role": "user", "content": parts})], None);
-        text.is_some_and(|text| !text.contains(&words))
     }
 
     /// Looks at what shows the call; a template that shows no call is asked about its text all the same.

@@ -10,14 +10,12 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
-use super::arguments::prepare_messages;
 use super::drops::drops;
 use super::parse::{ParsedCall, Parser};
 use super::probe::{calls, for_each_call, mark, marked_arguments};
-use super::render::render_conversation;
+use super::render::{given, render_conversation};
 use super::template::{Now, RenderInput, Template, TemplateError};
 use super::tokenizer::{Tokenizer, TokenizerError};
-use super::tool_text;
 use crate::messages::{ArgumentForm, to_json_with};
 use backsight_core::episode::{Content, Message, Role, ToolText};
 use backsight_core::tokens::TokenId;
@@ -250,11 +248,9 @@ impl ChatFormat {
         now: Now,
     ) -> Result<String, TemplateError> {
         let input = self.input(messages, tools, add_generation_prompt, now);
-        let (messages, tools) = match self.tool_text {
-            Some(choice) => (tool_text::apply(choice, &self.template, &input), None),
-            None => (prepare_messages(&self.template, &input)?.messages, input.tools),
-        };
-        Ok(self.template.render(&RenderInput { messages: &messages, tools, ..input })?.text)
+        let given = given(&self.template, &input, self.tool_text)?;
+        let input = RenderInput { messages: &given.messages, tools: given.tools, ..input };
+        Ok(self.template.render(&input)?.text)
     }
 
     fn no_tail(&self, message_idx: usize, why: &'static str) -> FormatError {

@@ -27,6 +27,7 @@ mod jinja;
 pub mod json;
 pub mod messages;
 pub mod parse;
+pub mod parts;
 mod probe;
 pub mod recorded;
 pub mod render;

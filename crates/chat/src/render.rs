@@ -1,13 +1,14 @@
 //! The one way our own conversations are rendered.
 //!
-//! Puts the pieces in order: the form of arguments, the search for what gets lost, the template
-//! itself, or the named rendering of tools that was chosen instead. Nothing is chosen silently, and
+//! Puts the pieces in order: the form of arguments, or the named rendering of tools that was chosen instead; the form
+//! of text; the template itself; the search for what gets lost. Nothing is chosen silently, and
 //! what was done is part of the answer.
 
 use serde_json::Value;
 
 use super::arguments::{Conversion, prepare_messages};
 use super::drops::{Losses, Part, drops, losses, refuse_lost_calls, refuse_lost_text, tool_name};
+use super::parts::{Settled, settle};
 use super::probe::calls;
 use super::template::{RenderInput, Rendered, Template, TemplateError};
 use super::tool_text;
@@ -22,6 +23,8 @@ pub struct Rendering {
     pub messages: Vec<Value>,
     /// Tool calls whose arguments were passed in another form.
     pub conversions: Vec<Conversion>,
+    /// Those of the messages whose parts of text were joined.
+    pub joined: Vec<usize>,
     /// What the template left out. Never a tool call, nor the text of a message that is nothing else.
     pub losses: Losses,
 }
@@ -36,13 +39,7 @@ pub fn render_conversation(
     tool_text: Option<ToolText>,
 ) -> Result<Rendering, TemplateError> {
     let given_tools = input.tools;
-    let (messages, tools, conversions) = match tool_text {
-        Some(choice) => (tool_text::apply(choice, template, input), None, Vec::new()),
-        None => {
-            let prepared = prepare_messages(template, input)?;
-            (prepared.messages, input.tools, prepared.conversions)
-        }
-    };
+    let Given { messages, tools, conversions, joined } = given(template, input, tool_text)?;
     let input = RenderInput { messages: &messages, tools, ..*input };
     let rendered = template.render(&input)?;
     let mut losses = losses(template, &input)?;
@@ -51,7 +48,33 @@ pub fn render_conversation(
     if tool_text == Some(ToolText::Flatten) {
         losses.schemas = given_tools.unwrap_or_default().iter().map(tool_name).collect();
     }
-    Ok(Rendering { rendered, messages, conversions, losses })
+    Ok(Rendering { rendered, messages, conversions, joined, losses })
+}
+
+/// A conversation as its template is given it, and what was done to it.
+pub(super) struct Given<'a> {
+    pub(super) messages: Vec<Value>,
+    pub(super) tools: Option<&'a [Value]>,
+    conversions: Vec<Conversion>,
+    joined: Vec<usize>,
+}
+
+/// Gives a conversation the form its template wants, with tools as the template or a named rendering writes them.
+pub(super) fn given<'a>(
+    template: &Template,
+    input: &RenderInput<'a>,
+    tool_text: Option<ToolText>,
+) -> Result<Given<'a>, TemplateError> {
+    let (messages, tools, conversions) = match tool_text {
+        Some(choice) => (tool_text::apply(choice, template, input), None, Vec::new()),
+        None => {
+            let prepared = prepare_messages(template, input)?;
+            (prepared.messages, input.tools, prepared.conversions)
+        }
+    };
+    let Settled { messages, joined } =
+        settle(template, &RenderInput { messages: &messages, tools, ..*input });
+    Ok(Given { messages, tools, conversions, joined })
 }
 
 /// The named rendering a conversation needs because its template leaves out its tools, their calls, or what stands beside a call; `None` where the template serves.

@@ -11,6 +11,7 @@ use serde_json::{Map, Value};
 
 use super::drops::{Losses, lost_answer};
 use super::incremental::{common_prefix, common_suffix};
+use super::parts;
 use super::render::render_conversation;
 use super::spans::{self, Reread, SpanError};
 use super::template::{Growing, Now, RenderInput, Template, TemplateError};
@@ -61,7 +62,7 @@ pub struct Shown<'a> {
     original: &'a [Message],
     /// The original messages as JSON.
     plain: Vec<Value>,
-    /// What the template is given: the same, or with tools written as text.
+    /// What the template is given: the same, or with tools written as text and parts of text joined.
     messages: Vec<Value>,
     growing: Growing<'a>,
     losses: Losses,
@@ -148,10 +149,14 @@ impl<'a> Shown<'a> {
         let mut target = self.original[lens.target].clone();
         lens::write(&mut target, lens.text);
         let target = json(&target);
-        let Some(choice) = self.manner.tool_text else { return self.growing.with(lens.target, &target) };
+        let Some(choice) = self.manner.tool_text else {
+            return self.growing.with(lens.target, &parts::like(target, &self.messages[lens.target]));
+        };
         let mut before = self.plain[..action].to_vec();
         before[lens.target] = target;
         let shown = tool_text::apply(choice, self.manner.template, &self.manner.input(&before));
+        let shown: Vec<Value> =
+            shown.into_iter().zip(&self.messages).map(|(new, old)| parts::like(new, old)).collect();
         let changed = shown.iter().zip(&self.messages).position(|(new, old)| new != old);
         changed.map_or_else(|| Ok(self.growing.clone()), |idx| self.growing.with(idx, &shown[idx]))
     }
@@ -198,6 +203,7 @@ mod tests {
     use std::path::Path;
 
     use super::*;
+    use backsight_core::episode::Content;
     use backsight_core::lens::{Placement, target, write};
 
     /// A plain template, and one that shows the first message otherwise once there are more than four.
@@ -242,6 +248,28 @@ mod tests {
             assert_eq!(lens.unwrap(), whole(&seen), "{action} under the lens");
             let plain = &found.sequences[turn.sequence][..turn.span.start()];
             assert_eq!(plain, whole(&talk[..action]), "{action} as the student saw it");
+        }
+    }
+
+    /// A message in parts is joined for this template, with a lens in it as without.
+    #[test]
+    fn a_lens_in_text_that_comes_in_parts_is_rendered_like_the_rest() {
+        let template =
+            Template::compile(&PLAIN.replace("{{ m.content }}", "{{ '' + m.content }}"), "t").unwrap();
+        let parts = |role, texts: [&str; 2]| Message {
+            content: Some(Content::Parts(texts.map(str::to_owned).into())),
+            ..Message::text(role, "")
+        };
+        let (talk, vars) =
+            ([parts(Role::User, ["count ", "up"]), parts(Role::Assistant, ["1 ", "2"])], Map::new());
+        for tool_text in [None, Some(ToolText::Hermes), Some(ToolText::Flatten)] {
+            let manner = Manner { template: &template, vars: &vars, tools: &[], tool_text, now: None };
+            let shown = Shown::new(manner, &talk).unwrap();
+            let prompt = |lens| shown.prompt(1, lens).unwrap();
+            let expected =
+                |text: &str| format!("<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n");
+            assert_eq!(prompt(None), expected("count up"));
+            assert_eq!(prompt(Some(Lens { target: 0, text: "it went" })), expected("count up\n\nit went"));
         }
     }
 

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use super::jinja::python_str;
 use super::parse::object_dumps;
+use super::parts::text_of_parts;
 use super::probe::{calls, function, mark};
 use super::template::{RenderInput, Template};
 use backsight_core::episode::ToolText;
@@ -154,7 +155,8 @@ fn flatten_message(message: &Value) -> Value {
     match role(message) {
         "tool" => {
             let name = message.get("name").map_or_else(|| "tool".to_owned(), python_str);
-            let content = message.get("content").map_or_else(String::new, python_str);
+            let text = |content: &Value| text_of_parts(content).unwrap_or_else(|| python_str(content));
+            let content = message.get("content").map_or_else(String::new, text);
             json!({"role": "user", "content": format!("[Tool Result: {name}]\n{content}")})
         }
         "assistant" if !calls(message).is_empty() => {

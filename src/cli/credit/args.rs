@@ -22,7 +22,7 @@ same command continues where it stopped. FSWE_AGENT_API_URL, FSWE_AGENT_MODEL an
 
 Examples:
   backsight credit --input-dir trajectories --dry-run
-  backsight credit --input-dir trajectories --url http://localhost:30000 --tokenizer models/Qwen3-4B
+  backsight credit --input-dir trajectories --url http://localhost:30000 --model Qwen/Qwen3-4B
   backsight credit --input-dir trajectories --url http://localhost:8000 --system system.txt --tools tools.json \\
       --placement last --ratio lift
   backsight credit --episodes talks.jsonl --kind embedded --tool-text hermes
@@ -82,7 +82,7 @@ pub(in crate::cli) struct CreditArgs {
     /// Shorten longer sequences, whole messages at a time; without it the server's own context counts
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u64).range(1..))]
     max_context: Option<u64>,
-    /// Score again what is complete; answers that were paid for before are used again, not paid for again
+    /// Score again what is complete; answers that were paid for before are used again, and a file stays until one at least as complete is made
     #[arg(long, conflicts_with = "recompute")]
     pub(super) overwrite: bool,
     /// Show what would be done; needs no server, and a tokenizer only to count tokens
@@ -149,9 +149,9 @@ impl LensArgs {
 /// How scores become credit. What is not typed is the default, or with --recompute what the file was made with.
 #[derive(Clone, Debug, ClapArgs)]
 pub(super) struct MethodArgs {
-    /// Only the last so many tokens of an action count; 0 is all of them [default: 0]
-    #[arg(long, value_name = "N")]
-    max_logprob_tokens: Option<usize>,
+    /// Only the last so many tokens of an action count; 0 or less is all of them [default: 0]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    max_logprob_tokens: Option<i64>,
     /// Temperature of the hindsight probability (Eq. 6) [default: 5.0]
     #[arg(long, value_name = "T", value_parser = above_zero)]
     t_temp: Option<f64>,
@@ -247,7 +247,8 @@ impl MethodArgs {
             dense_rewards: self.no_dense_rewards.map_or(old.dense_rewards, |without| !without),
             ratio: ratio.unwrap_or(old.ratio),
         };
-        let max_logprob_tokens = self.max_logprob_tokens.unwrap_or(base.max_logprob_tokens);
+        let typed = self.max_logprob_tokens.map(|it| usize::try_from(it).unwrap_or(0));
+        let max_logprob_tokens = typed.unwrap_or(base.max_logprob_tokens);
         Settings { params, max_logprob_tokens }
     }
 }
@@ -299,7 +300,7 @@ impl CreditArgs {
         self.run.clone().unwrap_or_else(|| run_dir_for(&self.inputs()[0]))
     }
 
-    /// Where the tokenizer is, if anything that was typed says so.
+    /// Where the tokenizer is, if anything that was typed says so; a model's name on the hub is left to those who ask it.
     pub(super) fn text_path(&self) -> Option<PathBuf> {
         let model = self.server.model.as_deref().map(PathBuf::from);
         let has_text = |path: &PathBuf| {

@@ -193,8 +193,12 @@ fn verdict(summary: &Summary, stop: Option<Stop>) -> Result<(), Failure> {
     if n_lost + n_steps == 0 {
         return Ok(());
     }
+    let spared = match summary.made("spared_episodes") {
+        0 => String::new(),
+        n => format!("; {n} keep the more complete files they had"),
+    };
     Err(Failure::losses(
-        format!("{n_lost} episodes and {n_steps} steps of others have no credit; each says why"),
+        format!("{n_lost} episodes and {n_steps} steps of others have no credit; each says why{spared}"),
         "mend the causes; the same command asks only for what is missing",
     ))
 }

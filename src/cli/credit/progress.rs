@@ -147,7 +147,7 @@ impl Progress {
     pub(super) fn finish(&self) -> Vec<Report> {
         let mut reports = std::mem::take(&mut self.lock().reports);
         self.bar.finish_and_clear();
-        for notice in kept_notices(&reports) {
+        for notice in kept_notices(&reports).into_iter().chain(spared_notice(&reports)) {
             self.note(&notice);
         }
         self.tell_notices();
@@ -182,6 +182,15 @@ fn kept_notices(reports: &[Report]) -> Vec<String> {
     differing.map(notice).collect()
 }
 
+/// What to say about files that were not replaced.
+fn spared_notice(reports: &[Report]) -> Option<String> {
+    let n = reports.iter().filter(|report| matches!(report.fate, Fate::Spared(_))).count();
+    let whose = output::count(n as u64, "episode");
+    (n > 0).then(|| {
+        format!("the files of {whose} stay as they were: more steps are scored there than could be this time")
+    })
+}
+
 fn style() -> ProgressStyle {
     let style = ProgressStyle::with_template("{bar:30} {pos} of {len} episodes  {msg}");
     style.unwrap_or_else(|_| ProgressStyle::default_bar())
@@ -199,10 +208,11 @@ fn duration(seconds: f64) -> String {
 /// An episode's end in a line.
 fn line(report: &Report) -> String {
     let Report { id, n_steps, n_credited, n_sent, .. } = report;
+    let asked =
+        || format!("{n_credited} of {n_steps} steps, {n_sent} requests{}{}", found(report), whys(report));
     let ended = match &report.fate {
-        Fate::Made | Fate::Partial => {
-            format!("{n_credited} of {n_steps} steps, {n_sent} requests{}{}", found(report), whys(report))
-        }
+        Fate::Made | Fate::Partial => asked(),
+        Fate::Spared(n_before) => format!("{}; what is there has {n_before} and stays", asked()),
         Fate::Kept(_) => format!("{n_credited} of {n_steps} steps already, left alone"),
         Fate::Skipped => "skipped: its reward is too small".to_owned(),
         Fate::Lost(loss) => format!("lost: {loss}"),
@@ -235,6 +245,7 @@ fn as_json(report: &Report) -> Value {
     let (fate, why) = match &report.fate {
         Fate::Made => ("made", None),
         Fate::Partial => ("partial", None),
+        Fate::Spared(n_before) => ("spared", Some(format!("{n_before} steps are scored in what is there"))),
         Fate::Kept(_) => ("kept", None),
         Fate::Skipped => ("skipped", None),
         Fate::Lost(loss) => ("lost", Some(loss.to_string())),
@@ -260,6 +271,7 @@ pub(super) fn summarise(reports: &[Report], notices: &Notices) -> Summary {
         match &report.fate {
             Fate::Made => count("episodes", 1),
             Fate::Partial => count("partial_episodes", 1),
+            Fate::Spared(_) => count("spared_episodes", 1),
             Fate::Kept(_) => count("kept_episodes", 1),
             Fate::Skipped => count("skipped_episodes", 1),
             Fate::Unfinished => summary.left += 1,

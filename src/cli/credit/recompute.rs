@@ -63,12 +63,13 @@ fn renew(directory: &Path, args: &CreditArgs) -> Result<HindsightScores, String>
 
 fn show(args: &CreditArgs, directory: &Path, scores: &HindsightScores) -> Result<(), Failure> {
     let n_credited = scores.steps.iter().filter(|step| step.credit(true).is_some()).count();
+    let n_steps = scores.steps.len();
     let name = directory
         .file_name()
         .map_or_else(|| super::shown_path(directory), |it| it.to_string_lossy().into_owned());
     let line = match args.json {
-        true => json!({"episode": name, "steps": scores.num_steps, "credited": n_credited}).to_string(),
-        false => format!("{}: {n_credited} of {} steps", clipped(&name), scores.num_steps),
+        true => json!({"episode": name, "steps": n_steps, "credited": n_credited}).to_string(),
+        false => format!("{}: {n_credited} of {n_steps} steps", clipped(&name)),
     };
     stdout::data(format!("{line}\n").as_bytes())
 }

@@ -12,7 +12,7 @@ use crate::cli::block_on;
 use crate::cli::chat::{parse_var, source_failure, tokenizer_failure, tool_text_of};
 use crate::cli::failure::Failure;
 use crate::cli::now;
-use crate::cli::server::{KindName, model_failure, teller, tokenizer_path};
+use crate::cli::server::{ServerArgs, model_failure, teller, tokenizer_path};
 use crate::model::Opened;
 use crate::model::notice::Notices;
 use crate::model::probe::require_scores;
@@ -131,14 +131,11 @@ pub(super) struct Ready {
 
 /// Opens the model and refuses one that cannot score, that has no text, or whose tokenizer is another than ours.
 pub(super) async fn open(args: &CreditArgs, shown: &Shown, notices: &Notices) -> Result<Ready, Failure> {
-    let mut server = args.server.clone();
-    if server.kind != KindName::Embedded {
-        server.tokenizer = args.text_path();
-    }
+    let server = ServerArgs { needs_text: true, ..args.server.clone() };
     let opened = server.open_any(&args.url, notices, teller(args.json)).await?;
     require_scores(&opened).await.map_err(model_failure)?;
     let Some((path, tokenizer)) = opened.tokenizer.clone() else {
-        let help = "name the model's directory with --tokenizer";
+        let help = "name the model's directory with --tokenizer, or the model as on the hub with --model";
         return Err(Failure::input(
             "no tokenizer was named, and the server's own is not on this machine",
             help,

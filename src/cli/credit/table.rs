@@ -35,6 +35,7 @@ fn result(report: &Report) -> String {
     match &report.fate {
         Fate::Made => "made".to_owned(),
         Fate::Partial => "partial".to_owned(),
+        Fate::Spared(n_before) => format!("spared: {n_before} before"),
         Fate::Kept(_) => "kept".to_owned(),
         Fate::Skipped => "skipped".to_owned(),
         Fate::Lost(loss) => format!("lost: {}", loss.reason.name()),
@@ -54,8 +55,10 @@ pub(super) fn totals(summary: &Summary) -> String {
         summary.made("skipped_episodes"),
         summary.lost("episodes")
     );
-    if summary.left > 0 {
-        text.push_str(&format!(", {} not finished", summary.left));
+    for (n, what) in [(summary.made("spared_episodes"), "spared"), (summary.left, "not finished")] {
+        if n > 0 {
+            text.push_str(&format!(", {n} {what}"));
+        }
     }
     text.push_str(&format!(
         "\n{} requests in {:.1} s: {} tokens sent, {} of them cached, {} computed",

@@ -17,7 +17,9 @@ fn bad_configurations() {
     let (place, server) = (Place::new(), Server::start(scripted(Dialect::Vllm)));
     place.write("bad.toml", "group_size = 4\ngruop = 1\n");
     place.write("broken.toml", "group_size = [\n");
-    let cases: [(&[&str], &[&str]); 9] = [
+    place.write("modal.yaml", "env:\n  terminal_backend: modal\n");
+    let cases: [(&[&str], &[&str]); 10] = [
+        (&["--config", "modal.yaml"], &["modal.yaml: ", "terminal_backend \"modal\"", "`local`", "`docker`"]),
         (&["--config", "bad.toml"], &["bad.toml: there is no key `gruop`", "`groups`", "backsight config"]),
         (&["--config", "broken.toml"], &["broken.toml line "]),
         (&["--config", "missing.toml"], &["missing.toml: No such file"]),

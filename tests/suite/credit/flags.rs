@@ -149,6 +149,17 @@ async fn the_published_variables_and_names_serve() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn no_tokens_or_fewer_are_all_of_them() {
+    let (place, server) = (Place::recorded(KEEPS), sglang().await);
+    place.credit(&server, &[]).await.expect(0);
+    let made = place.made();
+    place.credit(&server, &["--overwrite", "--max-logprob-tokens", "-1"]).await.expect(0);
+    assert_eq!(place.made(), made);
+    place.run(&["--input-dir", "episodes", "--recompute", "--max-logprob-tokens=-7"]).await.expect(0);
+    assert_eq!(place.made(), made);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_key_is_sent_and_never_kept() {
     const KEY: &str = "sk-do-not-keep-me-4711";
     let (place, server) = (Place::recorded(KEEPS), sglang().await);
@@ -376,6 +387,43 @@ async fn published_files_are_recomputed_from_their_means() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_follows_from_the_measured_values_may_be_missing() {
+    let (place, server) = (Place::recorded(KEEPS), sglang().await);
+    place.credit(&server, &[]).await.expect(0);
+    let made = place.made();
+    let path = "episodes/episode_001/hindsight_scores.json";
+    let mut bare = place.json(path);
+    for key in ["dense_rewards_used", "num_steps", "num_subtasks_covered", "subtask_reward_range"] {
+        bare.as_object_mut().unwrap().remove(key).unwrap();
+    }
+    for key in ["pi_hind_mean", "hyperparams"] {
+        bare.as_object_mut().unwrap().remove(key).unwrap();
+    }
+    for step in bare["steps"].as_array_mut().unwrap() {
+        for key in ["mean_logprob", "pi_hind", "rho", "q_h", "q_h_smoothed"] {
+            step.as_object_mut().unwrap().remove(key).unwrap();
+        }
+    }
+    place.write(path, &bare.to_string());
+    let again = ["--input-dir", "episodes", "--recompute"];
+    place.run(&again).await.expect(0);
+    let (whole, written) = (&made[0].1, place.text(path));
+    assert_eq!(
+        serde_json::from_str::<Value>(whole).unwrap(),
+        serde_json::from_str::<Value>(&written).unwrap()
+    );
+    // Without the tokens the means are what was measured.
+    std::fs::remove_file(place.path("episodes/episode_001/hindsight_tokens.json")).unwrap();
+    place.write(path, &bare.to_string());
+    let ran = place.run(&again).await.expect(1);
+    assert!(ran.stderr.contains("step 0 has no `mean_logprob` and no `error`"), "{}", ran.stderr);
+    bare.as_object_mut().unwrap().remove("reward").unwrap();
+    place.write(path, &bare.to_string());
+    let ran = place.run(&again).await.expect(1);
+    assert!(ran.stderr.contains("hindsight_scores.json line 1: missing field `reward`"), "{}", ran.stderr);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn episodes_in_files_have_their_scores_in_the_run_directory() {
     let (place, server) = (Place::empty(KEEPS), vllm().await);
     let talk = |id: &str| {
@@ -396,6 +444,24 @@ async fn episodes_in_files_have_their_scores_in_the_run_directory() {
     let recomputed =
         place.run(&["--episodes", "talks.jsonl", "--recompute", "--gamma", "0.1"]).await.expect(0);
     assert!(recomputed.stdout.contains("second: 1 of 1 steps"), "{recomputed:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn text_in_parts_is_read_like_text_in_one_piece() {
+    let talk = |content: &dyn Fn(&str) -> Value| {
+        let said = [("user", "count"), ("assistant", "1 2 3"), ("user", "go on"), ("assistant", "4")];
+        let messages = said.map(|(role, text)| json!({"role": role, "content": content(text)}));
+        json!({"id": "talk", "messages": messages, "reward": 1}).to_string()
+    };
+    let mut asked = Vec::new();
+    for talk in [talk(&|text| text.into()), talk(&|text| json!([{"type": "text", "text": text}]))] {
+        let (place, server) = (Place::empty(KEEPS), sglang().await);
+        place.write("episodes/talk.jsonl", &talk);
+        place.credit(&server, &[]).await.expect(0);
+        asked.push(place.asked(&server).into_iter().map(|it| it.ids).collect::<Vec<_>>());
+    }
+    assert!(!asked[0].is_empty());
+    assert_eq!(asked[0], asked[1]);
 }
 
 #[tokio::test(flavor = "multi_thread")]

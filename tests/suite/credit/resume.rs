@@ -150,6 +150,44 @@ async fn complete_files_are_left_alone_and_differences_are_told() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_is_there_stays_until_something_as_complete_is_made() {
+    let place = Place::recorded(KEEPS);
+    let (server, sick) = sick_server(&place).await;
+    sick.store(false, Ordering::Relaxed);
+    place.credit(&server, &[]).await.expect(0);
+    let made = place.made();
+    sick.store(true, Ordering::Relaxed);
+    let anew = ["--overwrite", "--placement", "last"];
+    let ran = place.credit(&server, &anew).await.expect(1);
+    assert_eq!(place.made(), made, "a file with losses is no better than a complete one");
+    for words in [
+        "episode_001: 7 of 9 steps, ",
+        "; what is there has 9 and stays",
+        "note: the files of 3 episodes stay as they were",
+        "6 steps of others have no credit; each says why; 3 keep the more complete files they had",
+    ] {
+        assert!(ran.stderr.contains(words), "{words}: {}", ran.stderr);
+    }
+    assert!(ran.stdout.contains(", 3 spared\n"), "{}", ran.stdout);
+    let summary = place.summary();
+    assert_eq!((&summary["made"]["spared_episodes"], &summary["made"]["steps"]), (&json!(3), &json!(0)));
+    assert_eq!(summary["lost"]["steps"], json!({"not answered": 6}));
+    sick.store(false, Ordering::Relaxed);
+    place.credit(&server, &anew).await.expect(0);
+    assert_eq!(place.made(), undisturbed(&["--placement", "last"]).await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_partial_file_gives_way_to_one_that_is_as_complete() {
+    let place = Place::recorded(KEEPS);
+    let (server, _sick) = sick_server(&place).await;
+    place.credit(&server, &[]).await.expect(1);
+    place.credit(&server, &["--overwrite", "--placement", "last"]).await.expect(1);
+    let scores = place.scores("episode_001");
+    assert_eq!((&scores["provenance"]["placement"], &scores["partial"]), (&json!("last"), &json!(true)));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_published_partial_file_is_scored_anew() {
     let (place, server) = (Place::recorded(KEEPS), sglang().await);
     let published = crate::support::tiny::fixture("hcapo/dataset/compat/episode_001/hindsight_scores.json");

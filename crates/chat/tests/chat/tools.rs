@@ -1,5 +1,5 @@
-//! What templates do with tools: what they drop, which form of arguments they want, and the named
-//! renderings that stand in for them.
+//! What templates do with tools: what they drop, which form of arguments and of text they want, and the
+//! named renderings that stand in for them.
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 use backsight_chat::arguments::{ArgumentForm, Conversion, prepare_messages};
@@ -80,7 +80,6 @@ fn what_a_template_ignores_is_found_out() {
         reasoning: true,
         system: true,
         prose: true,
-        parts: true,
         text: true,
     };
     let none = Drops::default();
@@ -96,7 +95,8 @@ fn what_a_template_ignores_is_found_out() {
             Drops { tools: true, tool_calls: true, tool_results: true, reasoning: true, ..none },
         ),
         (CALL_OR_TEXT, Drops { tools: true, reasoning: true, prose: true, ..none }),
-        (STRINGS_ONLY, Drops { tools: true, tool_calls: true, reasoning: true, parts: true, ..none }),
+        // Text in parts is joined for it.
+        (STRINGS_ONLY, Drops { tools: true, tool_calls: true, reasoning: true, ..none }),
         ("{{ messages|length }}", all),
         ("{{ raise_exception('never') }}", none),
     ];
@@ -271,6 +271,82 @@ fn arguments_get_the_form_a_template_wants() {
     }
 }
 
+/// Text in two parts.
+fn in_parts(a: &str, b: &str) -> Value {
+    json!([{"type": "text", "text": a}, {"type": "text", "text": b}])
+}
+
+#[test]
+fn text_in_parts_is_joined_unless_the_template_shows_the_parts() {
+    const LOOPS: &str = "{% for m in messages %}<{{ m.role }}>{% if m.content is string %}{{ m.content }}\
+        {% else %}{% for p in m.content %}{{ p.text }}|{% endfor %}{% endif %}{% endfor %}";
+    const ADDS: &str = "{% for m in messages %}{{ '<' + m.role + '>' + m.content }}{% endfor %}";
+    const DUMPS: &str = "{% for m in messages %}<{{ m.role }}>{{ m.content if m.content is string else m.content|tojson }}{% endfor %}";
+    const FIRST: &str = "{% for m in messages %}<{{ m.role }}>{{ m.content if m.content is string else m.content[0].text }}{% endfor %}";
+    const STRINGS: &str =
+        "{% for m in messages %}<{{ m.role }}>{{ m.content if m.content is string }}{% endfor %}";
+    const PRINTS: &str = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}";
+    // Shows the parts of users and fails on those of others.
+    const USERS: &str = "{% for m in messages %}<{{ m.role }}>{% if m.role == 'user' and m.content is not string %}\
+        {% for p in m.content %}{{ p.text }}|{% endfor %}{% else %}{{ '' + m.content }}{% endif %}{% endfor %}";
+    let messages = [
+        json!({"role": "system", "content": in_parts("be ", "brief")}),
+        json!({"role": "user", "content": in_parts("a", "b")}),
+        json!({"role": "assistant", "content": "c"}),
+        json!({"role": "user", "content": [{"text": "d"}]}),
+        json!({"role": "assistant", "content": in_parts("e", "f")}),
+    ];
+    let plain = "<system>be brief<user>ab<assistant>c<user>d<assistant>ef";
+    let cases = [
+        (LOOPS, "<system>be |brief|<user>a|b|<assistant>c<user>d|<assistant>e|f|", &[][..]),
+        (USERS, "<system>be brief<user>a|b|<assistant>c<user>d|<assistant>ef", &[0, 4]),
+        (ADDS, plain, &[0, 1, 3, 4]),
+        (DUMPS, plain, &[0, 1, 3, 4]),
+        (STRINGS, plain, &[0, 1, 3, 4]),
+        (PRINTS, plain, &[0, 1, 3, 4]),
+        // One part is shown whole, two are not.
+        (FIRST, plain, &[0, 1, 4]),
+    ];
+    for (source, expected, joined) in cases {
+        for choice in [None, Some(ToolText::Hermes), Some(ToolText::Flatten)] {
+            let rendering = with_input(&messages, None, |input| {
+                render_conversation(&template(source), input, choice).unwrap()
+            });
+            assert_eq!(
+                (rendering.rendered.text.as_str(), &rendering.joined[..]),
+                (expected, joined),
+                "{source}"
+            );
+            assert_eq!(rendering.losses, Losses::default(), "{source}");
+        }
+    }
+}
+
+#[test]
+fn text_in_parts_keeps_no_arguments_from_their_form() {
+    let text = json!("{\"q\": 1}");
+    let source = OBJECT_ARGUMENTS.replace("{{ m.content }}", "{{ '' + m.content }}");
+    let messages = [
+        json!({"role": "user", "content": in_parts("a", "b")}),
+        json!({"role": "assistant", "content": in_parts("c", "d"), "tool_calls": [call("search", text)]}),
+    ];
+    let rendering =
+        with_input(&messages, None, |input| render_conversation(&template(&source), input, None).unwrap());
+    assert_eq!(rendering.rendered.text, "abcdsearch<q>1");
+    assert_eq!((rendering.conversions.len(), rendering.joined), (1, vec![0, 1]));
+}
+
+#[test]
+fn parts_that_are_no_text_are_left_to_the_template() {
+    let image = json!([{"type": "text", "text": "a"}, {"type": "image_url", "image_url": "b"}]);
+    let messages = [json!({"role": "user", "content": image})];
+    let source =
+        "{% for m in messages %}{% for p in m.content %}{{ p.text or '[image]' }}{% endfor %}{% endfor %}";
+    let rendering =
+        with_input(&messages, None, |input| render_conversation(&template(source), input, None).unwrap());
+    assert_eq!((rendering.rendered.text.as_str(), &rendering.joined[..]), ("a[image]", &[][..]));
+}
+
 #[test]
 fn hermes_writes_tools_as_text() {
     let messages = conversation(&json!({"q": "é <b>"}));
@@ -336,6 +412,10 @@ fn flatten_is_the_published_scorers_form() {
         (
             json!({"role": "tool", "content": null}),
             json!({"role": "user", "content": "[Tool Result: tool]\nNone"}),
+        ),
+        (
+            json!({"role": "tool", "name": "bash", "content": in_parts("o", "ut")}),
+            json!({"role": "user", "content": "[Tool Result: bash]\nout"}),
         ),
         (json!({"role": "user", "content": "x"}), json!({"role": "user", "content": "x"})),
         (
