@@ -1,6 +1,6 @@
 //! Talk: what people and machines are told on stderr.
 
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
@@ -8,6 +8,14 @@ use serde_json::{Value, json};
 /// So many of something: `1 job`, `2 jobs`.
 pub(super) fn count(n: u64, what: &str) -> String {
     if n == 1 { format!("1 {what}") } else { format!("{n} {what}s") }
+}
+
+/// Takes away the bar that may stand where the next line of talk goes.
+pub(super) fn clear_line() {
+    if io::stderr().is_terminal() {
+        // Nobody can be told that stderr is gone.
+        let _ = write!(io::stderr().lock(), "\r\x1b[2K");
+    }
 }
 
 /// Writes one line of talk.

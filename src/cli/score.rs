@@ -5,7 +5,6 @@ use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
-use std::pin::pin;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -14,9 +13,10 @@ use serde_json::{Value, json};
 
 use super::args::ScoreArgs;
 use super::block_on;
-use super::episodes::interrupted;
 use super::failure::Failure;
+use super::interrupt::Orderly;
 use super::output::{self, one_line};
+use super::pulse::with_pulse;
 use super::server::model_failure;
 use super::stdout;
 use crate::model::Opened;
@@ -28,6 +28,7 @@ use crate::model::transport::Transport;
 use crate::model::{Error, Limits, Model};
 use crate::pipeline::paid::Paid;
 use crate::store::atomic;
+use crate::store::episodes::BOM;
 use crate::store::journal::Journal;
 use crate::store::run::CONFIG_FILE;
 use crate::store::spool::Spool;
@@ -38,7 +39,7 @@ use backsight_core::score::{ScoreJob, SpanScore};
 
 /// One line of the jobs file.
 struct Line {
-    id: Value,
+    id: score_jobs::Id,
     job: Result<ScoreJob, String>,
 }
 
@@ -46,19 +47,15 @@ struct Line {
 struct Rows {
     spool: Spool,
     /// The ids and the places of the jobs that are asked for, as the plan counts them.
-    asked: Vec<(Value, usize)>,
+    asked: Vec<(score_jobs::Id, usize)>,
     lost: BTreeMap<String, u64>,
     /// Jobs that were not come to because something stopped all of them.
     n_left: u64,
     unwritable: Option<io::Error>,
 }
 
-pub(super) fn run(args: &ScoreArgs) -> Result<(), Failure> {
-    prepare(args).map_err(|failure| failure.in_json(args.json))
-}
-
 /// Reads and checks everything before anybody is asked.
-fn prepare(args: &ScoreArgs) -> Result<(), Failure> {
+pub(super) fn run(args: &ScoreArgs) -> Result<(), Failure> {
     args.server.check(&args.url)?;
     let lines = read_jobs(&args.jobs, args.top_k)?;
     refuse_overwriting(&args.jobs, &args.out)?;
@@ -79,10 +76,10 @@ async fn work(args: &ScoreArgs, lines: Vec<Line>, lock: RunLock, voice: &Arc<Voi
     let paid = Paid::open(&opened, lock, meter.clone(), "score").await.map_err(model_failure)?;
     paid.notice().into_iter().for_each(|notice| notices.add(notice));
     let model: Arc<dyn Model> = paid.model.clone();
-    let stop = pin!(interrupted()?);
+    let mut orderly = Orderly::begin();
     let done = tokio::select! {
         done = score(args, lines, &model, voice, &notices) => done?,
-        signal = stop => return Err(voice.interrupted(signal)),
+        signal = orderly.signal() => return Err(voice.interrupted(signal)),
     };
     paid.ledger.notice().into_iter().for_each(|notice| notices.add(notice));
     voice.news(&notices);
@@ -133,6 +130,13 @@ impl Voice {
         notices.take().iter().for_each(|notice| self.note(notice));
     }
 
+    /// Says how far it is.
+    fn pulse(&self) {
+        let (done, all) = (self.bar.position(), self.bar.length().unwrap_or(0));
+        let line = format!("{done} of {} so far", output::count(all, "job"));
+        self.say("progress", json!({"done": done, "of": all}), Some(&line));
+    }
+
     fn interrupted(&self, signal: u8) -> Failure {
         self.bar.finish_and_clear();
         self.say("stopped", json!({"why": "interrupted"}), None);
@@ -165,7 +169,7 @@ impl Done {
             made: [("jobs", n_scored)].into(),
             lost,
             left: self.n_left,
-            stopped_by: self.planned.stopped_by.as_ref().map(ToString::to_string),
+            stopped_by: self.planned.ended_by.as_ref().map(ToString::to_string),
             naive: Some(Naive { tokens: figures.naive_tokens, requests: figures.naive_requests }),
             notices: notices.all(),
             more: more.as_object().cloned().unwrap_or_default(),
@@ -193,7 +197,7 @@ async fn score(
         voice.news(notices);
         rows.take(job, &jobs[job], scored)
     };
-    let planned = score_planned(model, &jobs, &mut settle).await;
+    let planned = with_pulse(score_planned(model, &jobs, &mut settle), || voice.pulse()).await;
     voice.bar.finish_and_clear();
     let (lost, n_left) = (rows.lost.clone(), rows.n_left);
     rows.finish(&args.out).map_err(failed)?;
@@ -254,7 +258,7 @@ impl Rows {
                 }
                 Err(why) => {
                     rows.lose("no job");
-                    rows.spool.put(place, &score_jobs::failure(&line.id, &why).to_string())?;
+                    rows.spool.put(place, &score_jobs::failure(&line.id, &why))?;
                 }
             }
         }
@@ -274,7 +278,7 @@ impl Rows {
             Ok(spans) => score_jobs::answer(id, job, &spans),
             Err(error) => score_jobs::failure(id, &error.to_string()),
         };
-        self.unwritable = self.spool.put(*place, &row.to_string()).err();
+        self.unwritable = self.spool.put(*place, &row).err();
         if self.unwritable.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     }
 
@@ -310,11 +314,16 @@ fn read_jobs(path: &Path, top_k: usize) -> Result<Vec<Line>, Failure> {
     let mut lines = Vec::new();
     for (n, line) in BufReader::new(file).split(b'\n').enumerate() {
         let line = line.map_err(unreadable)?;
+        let line = line.strip_prefix(BOM).filter(|_| n == 0).unwrap_or(&line);
         if line.trim_ascii().is_empty() {
             continue;
         }
-        let (id, job) = score_jobs::read(&line, top_k);
+        let (id, job) = score_jobs::read(line, top_k);
         lines.push(Line { id, job: job.map_err(|why| format!("{} line {}: {why}", path.display(), n + 1)) });
+    }
+    if lines.is_empty() {
+        let help = "write one job a line; `score --help` shows what a job is";
+        return Err(Failure::input(format!("{}: there is no job in the file", path.display()), help));
     }
     Ok(lines)
 }
@@ -372,7 +381,7 @@ fn report(args: &ScoreArgs, summary: &Summary, voice: &Voice) -> Result<(), Fail
 }
 
 fn verdict(done: &Done) -> Result<(), Failure> {
-    match (&done.planned.stopped_by, done.n_failed()) {
+    match (&done.planned.ended_by, done.n_failed()) {
         (Some(error), _) => Err(model_failure(error.clone())),
         (None, 0) => Ok(()),
         (None, n_failed) => Err(Failure::losses(

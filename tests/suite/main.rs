@@ -20,5 +20,6 @@ mod quickstart;
 mod score;
 mod scripted;
 mod serve;
+mod signals;
 mod stranger;
 mod tidy;
