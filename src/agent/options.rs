@@ -5,16 +5,27 @@
 
 use std::time::Duration;
 
+use super::tools::NAMES;
+
 /// What the student is told about its work.
 pub const SYSTEM_PROMPT: &str = include_str!("../../prompts/agent_system.txt");
 
 /// How calls are forced out of a student that would not write well-formed ones by itself.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ForcedCalls {
     /// In how many turns, from the first on; later ones are free.
     pub turns: usize,
     /// How many characters a text among the arguments may have.
     pub max_text: usize,
+    /// Which tool is called, turn by turn and again from the first; any where there is none.
+    pub tools: Vec<String>,
+}
+
+impl ForcedCalls {
+    /// The one tool that may be called in a turn; none where any may.
+    pub fn tool(&self, turn: usize) -> Option<&str> {
+        self.tools.iter().cycle().nth(turn).map(String::as_str)
+    }
 }
 
 /// What the loop is allowed.
@@ -86,11 +97,19 @@ impl LoopOptions {
             ("max_turn_tokens", self.max_turn_tokens),
             ("context_budget", self.context_budget.unwrap_or(1)),
             ("turn_output_chars", self.turn_output_chars),
-            ("forced_calls", self.forced_calls.map_or(1, |it| it.turns)),
-            ("forced_text", self.forced_calls.map_or(1, |it| it.max_text)),
+            ("forced_calls", self.forced_calls.as_ref().map_or(1, |it| it.turns)),
+            ("forced_text", self.forced_calls.as_ref().map_or(1, |it| it.max_text)),
         ];
         if let Some((name, value)) = counts.into_iter().find(|(_, value)| *value == 0) {
             return Err(bad(name, value, "1 or more"));
+        }
+        let mut tools = self.forced_calls.iter().flat_map(|it| &it.tools);
+        if let Some(name) = tools.find(|name| !NAMES.contains(&name.as_str())) {
+            return Err(bad(
+                "forced_tools",
+                name,
+                "terminal, process, read_file, write_file, patch or search_files",
+            ));
         }
         let times = [("episode_seconds", self.episode_time), ("verifier_seconds", self.verifier_time)];
         if let Some((name, _)) = times.into_iter().find(|(_, time)| time.is_zero()) {
@@ -118,9 +137,22 @@ mod tests {
     #[test]
     fn the_system_prompt_names_tools_that_exist() {
         for name in ["write_file", "terminal"] {
-            assert!(SYSTEM_PROMPT.contains(name) && crate::agent::tools::NAMES.contains(&name));
+            assert!(SYSTEM_PROMPT.contains(name) && NAMES.contains(&name));
         }
         assert!(SYSTEM_PROMPT.lines().all(|line| line == line.trim_end()));
+    }
+
+    #[test]
+    fn forced_tools_come_again_from_the_first() {
+        let forced = |tools: &[&str]| ForcedCalls {
+            turns: 9,
+            max_text: 9,
+            tools: tools.iter().map(ToString::to_string).collect(),
+        };
+        let forced = |tools: &[&str], turn| forced(tools).tool(turn).map(str::to_owned);
+        assert_eq!(forced(&[], 3), None);
+        assert_eq!(forced(&["write_file", "terminal"], 1).as_deref(), Some("terminal"));
+        assert_eq!(forced(&["write_file", "terminal"], 2).as_deref(), Some("write_file"));
     }
 
     #[test]
@@ -132,7 +164,13 @@ mod tests {
         check(|it| it.max_agent_turns = 0, Some("max_agent_turns is 0, but must be 1 or more"));
         check(|it| it.context_budget = Some(0), Some("context_budget is 0, but must be 1 or more"));
         check(|it| it.episode_time = Duration::ZERO, Some("episode_seconds is 0, but must be more than 0"));
-        let forced = ForcedCalls { turns: 1, max_text: 0 };
-        check(|it| it.forced_calls = Some(forced), Some("forced_text is 0, but must be 1 or more"));
+        let forced = |max_text: usize, tool: &str| {
+            Some(ForcedCalls { turns: 1, max_text, tools: vec![tool.to_owned()] })
+        };
+        let text = "forced_text is 0, but must be 1 or more";
+        check(|it| it.forced_calls = forced(0, "terminal"), Some(text));
+        let tools = "forced_tools is web, but must be terminal, process, read_file, write_file, patch or search_files";
+        check(|it| it.forced_calls = forced(9, "web"), Some(tools));
+        check(|it| it.forced_calls = forced(9, "patch"), None);
     }
 }

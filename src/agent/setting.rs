@@ -40,7 +40,7 @@ impl AgentSetting {
     /// The setting, if its parts make sense together.
     pub fn checked(mut self) -> Result<Self, BadOption> {
         self.options = self.options.checked()?;
-        match (&self.speech, self.options.forced_calls) {
+        match (&self.speech, &self.options.forced_calls) {
             (Speech::Chat(_), Some(forced)) => Err(BadOption {
                 name: "forced_calls",
                 value: forced.turns.to_string(),

@@ -4,6 +4,7 @@
 //! exactly the ids that are recorded. Over a chat route the server renders; the episode says so.
 //! Deliberately absent: calling tools, and ending an episode.
 
+use serde_json::Value;
 use tokio::time::Instant;
 
 use crate::agent::force::call_pattern;
@@ -191,10 +192,11 @@ impl Asking<'_> {
         talk: &Transcript,
         turn: usize,
     ) -> Result<Option<Constraint>, Failure> {
-        let Some(forced) = self.setting.options.forced_calls.filter(|it| turn < it.turns) else {
-            return Ok(None);
-        };
-        let pattern = call_pattern(format.parser(), &talk.episode().tools, forced.max_text);
+        let forced = self.setting.options.forced_calls.as_ref().filter(|it| turn < it.turns);
+        let Some(forced) = forced else { return Ok(None) };
+        let may_be_called = |it: &&Value| forced.tool(turn).is_none_or(|name| it["function"]["name"] == name);
+        let tools: Vec<Value> = talk.episode().tools.iter().filter(may_be_called).cloned().collect();
+        let pattern = call_pattern(format.parser(), &tools, forced.max_text);
         let none = || {
             let name = format.parser().name();
             Failure::new(format!(

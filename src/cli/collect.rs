@@ -16,10 +16,6 @@ use crate::tasks::CodingTask;
 use crate::tasks::source::{TaskSource, split_all};
 
 pub(super) fn run(args: &CollectArgs) -> Result<(), Failure> {
-    collect(args).map_err(|failure| failure.in_json(args.talk.json))
-}
-
-fn collect(args: &CollectArgs) -> Result<(), Failure> {
     let config = args.keys.resolve()?;
     let collect: CollectPart = part(&config)?;
     let talk = Arc::new(args.talk.talk());

@@ -10,10 +10,16 @@ use super::args::{
 use super::credit::{CreditArgs, EXAMPLES};
 use super::keys::ConfigArgs;
 
+const EXIT_CODES: &str = "\
+New here? Run: backsight quickstart
+
+Exit codes: 0 all was made; 1 finished with losses, each with its reason; 2 usage or unreadable input; 3 stopped early;
+130 and 143 ended by SIGINT and SIGTERM. After 1, 3 and a signal the same command continues.";
+
 /// Turns LLM-agent trajectories into dense training signal.
 #[derive(Debug, Parser)]
 #[command(name = "backsight", version, max_term_width = 110, arg_required_else_help = true)]
-#[command(after_help = "New here? Run: backsight quickstart")]
+#[command(after_help = EXIT_CODES)]
 pub(super) struct Args {
     #[command(subcommand)]
     pub(super) command: Command,
@@ -51,4 +57,19 @@ pub(super) enum Command {
     /// Get and find the models that run inside Backsight
     #[command(subcommand)]
     Model(ModelCommand),
+}
+
+impl Command {
+    /// Whether it tells what it does as events.
+    pub(super) fn as_json(&self) -> bool {
+        match self {
+            Self::Collect(args) => args.talk.json,
+            Self::Evaluate(args) => args.talk.json,
+            Self::Probe(args) => args.json,
+            Self::Score(args) => args.json,
+            Self::Credit(args) => args.json,
+            Self::Dataset(args) => args.json,
+            Self::Quickstart(_) | Self::Config(_) | Self::Chat(_) | Self::Model(_) => false,
+        }
+    }
 }

@@ -35,10 +35,6 @@ struct Input {
 }
 
 pub(super) fn run(args: &DatasetArgs) -> Result<(), Failure> {
-    make(args).map_err(|failure| failure.in_json(args.json))
-}
-
-fn make(args: &DatasetArgs) -> Result<(), Failure> {
     let form = match args.messages {
         MessagesName::Full => MessageForm::Full,
         MessagesName::Published => MessageForm::Published,

@@ -11,11 +11,12 @@ use std::time::Instant;
 use clap::ValueEnum;
 use serde::de::DeserializeOwned;
 use sha2::{Digest as _, Sha256};
-use tokio::signal::unix::{SignalKind, signal};
 
 use super::failure::Failure;
+use super::interrupt::{self, Orderly, unless_interrupted};
 use super::keys::config_failure;
 use super::now;
+use super::pulse::with_pulse;
 use super::server::{KindName, NewWeightsName, ServerArgs, model_failure};
 use super::talk::Talk;
 use crate::agent::{AgentSetting, Speech};
@@ -92,7 +93,7 @@ pub(super) async fn run(mut ask: Ask<'_>, choose: Choose<'_>) -> Result<Finished
     ask.config.set("kind", opened.info.kind.name());
     ask.config.set("model", opened.info.model.clone());
     run.keep_config(&seen_from(run.dir(), &ask.config)?).map_err(run_failure)?;
-    let sandboxes = sandboxes(&ask, &teller).await?;
+    let sandboxes = unless_interrupted(sandboxes(&ask, &teller)).await??;
     let meter = meter(&ask.config)?;
     let paid = student(&ask, &opened, &run, Arc::clone(&meter), &teller).await?;
     let watched = Watched::new(Arc::clone(&paid.model) as Arc<dyn Model>, tell_turns(&ask.talk));
@@ -102,7 +103,7 @@ pub(super) async fn run(mut ask: Ask<'_>, choose: Choose<'_>) -> Result<Finished
     let (command, run_too) = (ask.command, Arc::clone(&run));
     let student = Arc::clone(&paid.model);
     let batch = Batch { command, model, setting, student, watched, run: run_too, concurrency, started_at };
-    let done = work(&batch, &slots, &teller).await?;
+    let done = work(&batch, &slots, &teller).await;
     let mut summary = summary(ask.command, &done);
     summary.paid = paid.ledger.paid().await.map_err(model_failure)?;
     summary.more.insert("found_in_ledger".to_owned(), paid.model.all_lookups().found.into());
@@ -400,28 +401,13 @@ fn concurrency(config: &Config, opened: &Opened) -> Result<usize, Failure> {
     Ok(run.concurrency.unwrap_or(if is_embedded { CONCURRENCY.1 } else { CONCURRENCY.0 }))
 }
 
-async fn work(batch: &Batch, slots: &[Slot], teller: &Teller) -> Result<Done, Failure> {
+async fn work(batch: &Batch, slots: &[Slot], teller: &Teller) -> Done {
     let tell = |event: &Event| {
         teller.talk.tell(event);
         teller.news();
     };
-    Ok(batch::run(batch, slots, &tell, interrupted()?).await)
-}
-
-/// Ends with the number of the signal that asks us to.
-pub(super) fn interrupted() -> Result<impl Future<Output = u8>, Failure> {
-    let listen = |kind| {
-        signal(kind).map_err(|error| {
-            Failure::stopped(format!("signals cannot be listened for: {error}"), "try again")
-        })
-    };
-    let (mut interrupt, mut terminate) = (listen(SignalKind::interrupt())?, listen(SignalKind::terminate())?);
-    Ok(async move {
-        tokio::select! {
-            _ = interrupt.recv() => 2,
-            _ = terminate.recv() => 15,
-        }
-    })
+    let mut orderly = Orderly::begin();
+    with_pulse(batch::run(batch, slots, &tell, orderly.signal()), || teller.talk.pulse()).await
 }
 
 /// What was made and what was lost.
@@ -483,7 +469,7 @@ pub(super) fn as_json(finished: &Finished) -> String {
 pub(super) fn verdict(finished: &Finished) -> Result<(), Failure> {
     let continues = "the same command continues";
     match &finished.stopped {
-        Some(Stopped::Signal(number)) => Err(Failure::signal(*number, "interrupted", continues)),
+        Some(Stopped::Signal(number)) => Err(interrupt::failure(*number)),
         Some(Stopped::Run(error)) => Err(Failure::stopped(error, error.help())),
         Some(Stopped::Model(error)) => Err(Failure::stopped(error, error.help().unwrap_or(continues))),
         None => match finished.summary.lost("episodes") {

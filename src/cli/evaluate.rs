@@ -16,10 +16,6 @@ use crate::tasks::source::{TaskSource, are_named, split_all};
 use crate::tasks::{CodingTask, TaskError};
 
 pub(super) fn run(args: &EvaluateArgs) -> Result<(), Failure> {
-    evaluate(args).map_err(|failure| failure.in_json(args.talk.json))
-}
-
-fn evaluate(args: &EvaluateArgs) -> Result<(), Failure> {
     let config = args.keys.resolve()?;
     let (evaluate, agent): (EvaluatePart, AgentPart) = (part(&config)?, part(&config)?);
     let talk = Arc::new(args.talk.talk());

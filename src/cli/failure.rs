@@ -11,13 +11,12 @@ pub(super) struct Failure {
     message: String,
     help: Option<String>,
     code: u8,
-    as_json: bool,
 }
 
 impl Failure {
     /// Wrong usage, configuration or input; nothing was paid for.
     pub(super) fn input(message: impl Display, help: impl Display) -> Self {
-        Self { message: message.to_string(), help: Some(help.to_string()), code: 2, as_json: false }
+        Self { message: message.to_string(), help: Some(help.to_string()), code: 2 }
     }
 
     /// Finished, but some of what was asked for is missing.
@@ -40,17 +39,22 @@ impl Failure {
         let text = text.to_string();
         let (message, help) = text.split_once("\nhelp: ").unwrap_or((&text, ""));
         let help = Some(help.to_owned()).filter(|it| !it.is_empty());
-        Self { message: message.to_owned(), help, code: if is_usage { 2 } else { 3 }, as_json: false }
+        Self { message: message.to_owned(), help, code: if is_usage { 2 } else { 3 } }
     }
 
-    /// To be reported as an event, if `as_json`.
-    pub(super) fn in_json(self, as_json: bool) -> Self {
-        Self { as_json, ..self }
+    /// Whether the user, or what was left of an earlier run, has to be mended.
+    pub(super) fn is_usage(&self) -> bool {
+        self.code == 2
+    }
+
+    /// Whether a signal ended the command: what is left of it is not gone on with.
+    pub(super) fn is_signal(&self) -> bool {
+        self.code > 128
     }
 
     /// Prints `error:` and `help:` lines, or an event, and gives the exit code.
-    pub(super) fn report(&self) -> ExitCode {
-        if self.as_json {
+    pub(super) fn report(&self, as_json: bool) -> ExitCode {
+        if as_json {
             let event = serde_json::json!({
                 "time": crate::pipeline::batch::now(), "event": "error", "message": self.message,
                 "help": self.help, "code": self.code,

@@ -1,17 +1,19 @@
 //! The live part of `quickstart`: the model itself works on tasks, in sandboxes, and is checked by hidden tests.
 //!
 //! It is `collect` with a configuration made for a very small model: few turns, and calls that are
-//! well formed because nothing else can be sampled. What happened is then told step by step.
+//! well formed and in a sensible order because nothing else can be sampled. What happened is then told step by step.
 
 use std::path::Path;
 use std::sync::Arc;
+
+use serde_json::Value;
 
 use super::episodes::{self, Ask, Finished, part};
 use super::failure::Failure;
 use super::keys::config_failure;
 use super::output::one_line;
 use super::talk::{Loudness, Talk};
-use super::{block_on, collect};
+use super::{block_on, collect, program};
 use crate::config::parts::CollectPart;
 use crate::config::{Config, Typed};
 use crate::store::RunLock;
@@ -22,31 +24,41 @@ use backsight_chat::messages;
 use backsight_core::episode::{Content, Episode, Message};
 
 /// What a very small model can do in a minute or two.
-const KEYS: [(&str, &[&str]); 9] = [
+const KEYS: [(&str, &[&str]); 10] = [
     ("kind", &["embedded"]),
     ("tasks", &["fizzbuzz", "palindrome"]),
     ("group_size", &["2"]),
     ("max_agent_turns", &["4"]),
     ("max_turn_tokens", &["160"]),
     ("forced_calls", &["4"]),
+    ("forced_tools", &["write_file", "terminal"]),
     ("forced_text", &["120"]),
     ("terminal_timeout", &["10"]),
     ("verifier_seconds", &["20"]),
 ];
-/// How much of a call and of its answer is shown.
-const CALL_WIDTH: usize = 92;
+/// How much of a line is shown, how many lines of a file, and of a command's output.
+const CALL_WIDTH: usize = 100;
+const N_LINES: usize = 12;
+const N_OUTPUT: usize = 3;
+/// What must be known to read it.
+const HEAD: &str = "\
+Live: the model works on two tasks, twice each, in a sandbox. It is so small that its calls are forced into form and
+order: it can only write a file, run a command, write and run again. What stands in the file and in the command is its
+own. Hidden tests decide.
+reward: 0.7 x correctness (1 all hidden tests pass, 0.2 one fails, 0.1 they cannot even run the solution)
+        + 0.15 x efficiency (1 up to three steps, less for more) + 0.15 x use of tools (1 for writing and running)
+";
 
-/// Runs the episodes into `dir`, as if for the first time.
+/// Runs the episodes into `dir`, or those of them that an earlier quickstart did not come to.
 pub(super) fn run(model: &Path, dir: &Path) -> Result<Finished, Failure> {
-    forget(dir)?;
-    let mut typed: Typed =
-        KEYS.iter().map(|(key, words)| (*key, words.iter().map(|it| (*it).to_owned()).collect())).collect();
-    typed.insert("model", vec![model.display().to_string()]);
-    let config = Config::resolve("collect", None, &typed).map_err(config_failure)?;
-    let chosen: CollectPart = part(&config)?;
-    let talk = Arc::new(Talk::new(false, Loudness::Usual));
-    let ask = Ask { command: "collect", config, dir, talk, temperature: chosen.agent_temperature };
-    let mut finished = block_on(episodes::run(ask, &collect::choosing(&chosen)))??;
+    let mut finished = match begin(model, dir) {
+        // What was made otherwise, with another model or by another version, cannot be gone on with.
+        Err(failure) if failure.is_usage() && is_ours(dir) => {
+            forget(dir)?;
+            begin(model, dir)?
+        }
+        begun => begun?,
+    };
     collect::keep(&mut finished)?;
     match episodes::verdict(&finished) {
         // Lost episodes are shown with the others.
@@ -55,30 +67,46 @@ pub(super) fn run(model: &Path, dir: &Path) -> Result<Finished, Failure> {
     }
 }
 
-/// Takes away what an earlier quickstart left, and nothing else.
+fn begin(model: &Path, dir: &Path) -> Result<Finished, Failure> {
+    let mut typed: Typed =
+        KEYS.iter().map(|(key, words)| (*key, words.iter().map(|it| (*it).to_owned()).collect())).collect();
+    typed.insert("model", vec![model.display().to_string()]);
+    let config = Config::resolve("collect", None, &typed).map_err(config_failure)?;
+    let chosen: CollectPart = part(&config)?;
+    let talk = Arc::new(Talk::new(false, Loudness::Usual));
+    let ask = Ask { command: "collect", config, dir, talk, temperature: chosen.agent_temperature };
+    block_on(episodes::run(ask, &collect::choosing(&chosen)))?
+}
+
+/// Whether a directory is one that `collect` made.
+fn is_ours(dir: &Path) -> bool {
+    [CONFIG_FILE, LOCK_FILE, LEDGER_FILE].iter().all(|name| dir.join(name).is_file())
+}
+
+/// Takes away what an earlier quickstart left.
 fn forget(dir: &Path) -> Result<(), Failure> {
-    let is_ours = [CONFIG_FILE, LOCK_FILE, LEDGER_FILE].iter().all(|name| dir.join(name).is_file());
-    if !is_ours {
-        return Ok(());
-    }
     let _lock = RunLock::acquire(dir).map_err(|error| Failure::stopped(&error, error.help()))?;
     std::fs::remove_dir_all(dir).map_err(|error| {
         Failure::stopped(format!("{}: {error}", dir.display()), "name another directory with --out")
     })
 }
 
-/// The command that does the same.
+/// The command that makes further episodes of the same kind.
 pub(super) fn command(model: &str, dir: &Path) -> String {
-    let flags = KEYS.iter().map(|(key, words)| format!("--{} {}", key.replace('_', "-"), words.join(" ")));
-    let flags: Vec<String> = flags.collect();
-    format!("backsight collect --model {model} {} --run {}", flags.join(" "), dir.display())
+    let flag = |(key, words): &(&str, &[&str])| {
+        let words = words.iter().map(|it| (*it).to_owned());
+        std::iter::once(format!("--{}", key.replace('_', "-"))).chain(words).collect::<Vec<_>>()
+    };
+    let (flags, dir) = (KEYS.iter().flat_map(flag).collect::<Vec<String>>(), dir.display().to_string());
+    let flags = flags.iter().map(String::as_str);
+    program::command(
+        ["collect", "--model", model].into_iter().chain(flags).chain(["--seed", "1", "--run", &dir]),
+    )
 }
 
 /// What happened, step by step.
 pub(super) fn text(finished: &Finished) -> String {
-    let mut text = "Live: the model works on two tasks, twice each, in a sandbox. It is so small that its tool calls are\n\
-                    forced into form; what is in them is its own. Hidden tests decide.\n"
-        .to_owned();
+    let mut text = HEAD.to_owned();
     for slot in &finished.slots {
         match finished.run.episode(&slot.id()) {
             Some(episode) => text.push_str(&told(&episode)),
@@ -96,15 +124,15 @@ fn told(episode: &Episode) -> String {
     let n_tokens: usize =
         episode.steps().iter().filter_map(|it| it.tokens.as_ref()).map(|it| it.span.len()).sum();
     let n_steps = episode.steps().len();
-    let mut text = format!("\n{}  {ended}, {n_steps} steps, {n_tokens} sampled tokens\n", episode.id);
+    let mut lines = vec![format!("\n{}  {ended}, {n_steps} steps, {n_tokens} sampled tokens", episode.id)];
     for step in episode.steps() {
-        let action = &episode.messages[step.message_idx];
-        text.push_str(&format!("  {}\n", clipped(&said(action))));
+        lines
+            .extend(acted(&episode.messages[step.message_idx]).iter().map(|it| format!("  {}", clipped(it))));
         for answer in &episode.messages[step.next_state.clone()] {
-            text.push_str(&format!("    -> {}\n", clipped(&content(answer))));
+            lines.extend(answered(&content(answer)).iter().map(|it| format!("    -> {}", clipped(it))));
         }
     }
-    text
+    lines.join("\n") + "\n"
 }
 
 /// What the hidden tests found.
@@ -118,11 +146,31 @@ fn tests(episode: &Episode) -> String {
     }
 }
 
-fn said(action: &Message) -> String {
-    match action.tool_calls.first() {
-        Some(call) => format!("{} {}", call.name, messages::arguments_text(&call.arguments)),
-        None => content(action),
+/// An action as people read it: a file with its lines, a command as it is typed, anything else as it is.
+fn acted(action: &Message) -> Vec<String> {
+    let Some(call) = action.tool_calls.first() else { return vec![content(action)] };
+    let text = messages::arguments_text(&call.arguments);
+    let arguments: Value = serde_json::from_str(&text).unwrap_or_default();
+    let argument = |name: &str| arguments[name].as_str();
+    match (call.name.as_str(), argument("path"), argument("content"), argument("command")) {
+        ("write_file", Some(path), Some(content), _) => {
+            let lines = content.lines().take(N_LINES).map(|line| format!("  | {line}"));
+            std::iter::once(format!("write_file {path}")).chain(lines).collect()
+        }
+        ("terminal", _, _, Some(command)) => vec![format!("terminal $ {command}")],
+        (name, ..) => vec![format!("{name} {text}")],
     }
+}
+
+/// What a tool answered: of a command its exit code and the end of its output, where an error says what it is.
+fn answered(text: &str) -> Vec<String> {
+    let answer: Value = serde_json::from_str(text).unwrap_or_default();
+    let Some(output) = answer["output"].as_str() else { return vec![text.to_owned()] };
+    let lines: Vec<&str> = output.lines().filter(|line| !line.trim().is_empty()).collect();
+    let end = lines[lines.len().saturating_sub(N_OUTPUT)..].iter().map(|line| (*line).to_owned());
+    let code = format!("exit code {}", answer["exit_code"]);
+    let error = answer["error"].as_str().map(str::to_owned);
+    std::iter::once(code).chain(error).chain(end).collect()
 }
 
 fn content(message: &Message) -> String {
@@ -130,9 +178,33 @@ fn content(message: &Message) -> String {
 }
 
 fn clipped(text: &str) -> String {
-    let line = one_line(text.trim());
+    let line = one_line(text.trim_end());
     match line.char_indices().nth(CALL_WIDTH) {
         Some(_) => line.chars().take(CALL_WIDTH - 1).chain(['…']).collect(),
         None => line,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use backsight_core::episode::{Arguments, Role, ToolCall};
+
+    fn called(name: &str, arguments: &str) -> Vec<String> {
+        let call =
+            ToolCall { id: None, name: name.to_owned(), arguments: Arguments::Text(arguments.to_owned()) };
+        acted(&Message { tool_calls: vec![call], ..Message::text(Role::Assistant, "") })
+    }
+
+    #[test]
+    fn actions_and_answers_are_shown_as_people_read_them() {
+        let file = r#"{"path": "a.py", "content": "def f():\n    return 1\n"}"#;
+        assert_eq!(called("write_file", file), ["write_file a.py", "  | def f():", "  |     return 1"]);
+        assert_eq!(called("terminal", r#"{"command": "ls -l"}"#), ["terminal $ ls -l"]);
+        assert_eq!(called("process", r#"{"action": "list"}"#), [r#"process {"action": "list"}"#]);
+        assert_eq!(called("terminal", "nothing"), ["terminal nothing"]);
+        let ran = r#"{"output": "Traceback\n  x\n  y\n\nNameError: z\n", "exit_code": 1, "error": null}"#;
+        assert_eq!(answered(ran), ["exit code 1", "  x", "  y", "NameError: z"]);
+        assert_eq!(answered(r#"{"path": "a.py"}"#), [r#"{"path": "a.py"}"#]);
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Data goes to stdout, talk to stderr. Every failure names the thing and the reason, and `help:` says
 //! what to do next. Exit codes: 0 all that was asked for was made, 1 finished with losses, 2 usage or
-//! unreadable input, 3 stopped early.
+//! unreadable input, 3 stopped early, 130 and 143 ended by SIGINT and SIGTERM.
 
 mod args;
 mod chat;
@@ -13,12 +13,15 @@ mod dataset;
 mod episodes;
 mod evaluate;
 mod failure;
+mod interrupt;
 mod keys;
 mod live;
 mod model;
 mod now;
 mod output;
 mod probe;
+mod program;
+mod pulse;
 mod quickstart;
 mod score;
 mod serve;
@@ -38,13 +41,16 @@ use self::failure::Failure;
 
 /// Runs the program with these arguments, the program's name first.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
-    let args = match Args::try_parse_from(arguments) {
+    let arguments: Vec<OsString> = arguments.into_iter().collect();
+    let args = match Args::try_parse_from(&arguments) {
         Ok(args) => args,
         Err(error) => return usage(&error),
     };
-    match dispatch(args.command) {
+    arguments.first().into_iter().for_each(|word| program::started_as(word));
+    let as_json = args.command.as_json();
+    match interrupt::listen(as_json).and_then(|()| dispatch(args.command)) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => failure.report(),
+        Err(failure) => failure.report(as_json),
     }
 }
 

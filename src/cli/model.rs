@@ -6,7 +6,9 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use super::block_on;
 use super::failure::Failure;
+use super::interrupt::unless_interrupted;
 use super::output;
+use super::pulse::with_pulse;
 use super::stdout;
 use crate::model::weights::{KNOWN, Weights, WeightsError};
 
@@ -23,9 +25,10 @@ fn bring(weights: &Weights, name: Option<&str>) -> Result<(&'static str, PathBuf
         bar.set_position(done);
     };
     let tell = |note: &str| bar.suspend(|| output::talk(&format!("note: {note}")));
-    let pulled = block_on(weights.pull(name, &progress, &tell))?;
+    let say = || output::talk(&format!("{} MB so far", bar.position() / 1_000_000));
+    let pulled = block_on(unless_interrupted(with_pulse(weights.pull(name, &progress, &tell), say)))?;
     bar.finish_and_clear();
-    pulled.map_err(failed)
+    pulled?.map_err(failed)
 }
 
 pub(super) fn list() -> Result<(), Failure> {

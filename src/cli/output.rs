@@ -1,6 +1,6 @@
 //! Talk: what people and machines are told on stderr.
 
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
@@ -21,6 +21,14 @@ pub(super) fn weights(summary: &Summary) -> Option<String> {
     };
     let (times, by) = (count(checks.requests, "time"), checks.smallest_change);
     Some(format!("weights measured {times}: {changes}; a change by {by:.0e} nats on average would show"))
+}
+
+/// Takes away the bar that may stand where the next line of talk goes.
+pub(super) fn clear_line() {
+    if io::stderr().is_terminal() {
+        // Nobody can be told that stderr is gone.
+        let _ = write!(io::stderr().lock(), "\r\x1b[2K");
+    }
 }
 
 /// Writes one line of talk.

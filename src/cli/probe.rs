@@ -11,10 +11,6 @@ use crate::model::notice::Notices;
 use crate::model::probe::{Report, probe};
 
 pub(super) fn run(args: &ProbeArgs) -> Result<(), Failure> {
-    look(args).map_err(|failure| failure.in_json(args.json))
-}
-
-fn look(args: &ProbeArgs) -> Result<(), Failure> {
     args.server.check(args.url.as_slice())?;
     let (notices, tell) = (Notices::default(), teller(args.json));
     let report = block_on(async {

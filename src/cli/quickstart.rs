@@ -12,9 +12,9 @@ use super::args::QuickstartArgs;
 use super::chat::source_failure;
 use super::failure::Failure;
 use super::output::{self, one_line};
+use super::pulse::with_pulse;
 use super::server::model_failure;
-use super::stdout;
-use super::{block_on, live, model};
+use super::{block_on, live, model, program, stdout};
 use crate::model::budget::{Allowance, Meter, ModelRole};
 use crate::model::open::open_embedded;
 use crate::model::opened::Opened;
@@ -37,6 +37,8 @@ const TITLE_WIDTH: usize = 48;
 
 /// The recorded episode, in the directory of results.
 const EPISODE_FILE: &str = "episode.jsonl";
+/// The same for `chat render`.
+const CONVERSATION_FILE: &str = "conversation.json";
 
 pub(super) fn run(args: &QuickstartArgs) -> Result<(), Failure> {
     let began = Instant::now();
@@ -44,14 +46,17 @@ pub(super) fn run(args: &QuickstartArgs) -> Result<(), Failure> {
     output::talk(&format!("loading {name}"));
     let opened = open_embedded(&name, &path, None).map_err(model_failure)?;
     let live_dir = args.out.join("live");
-    let live = live::run(&path, &live_dir);
+    let live = match live::run(&path, &live_dir) {
+        Err(failure) if failure.is_signal() => return Err(failure),
+        live => live,
+    };
     if let Ok(live) = &live {
         stdout::data(format!("{}\n", live::text(live)).as_bytes())?;
     }
     credit(args, &name, &path, &opened, began)?;
-    let again = live::command(&path.display().to_string(), &live_dir);
+    let again = live::command(&path.display().to_string(), &args.out.join("more"));
     // What the machine does not allow is said last, so that it is not overlooked.
-    live.map(|_| stdout::data(format!("  {again}\n").as_bytes()))?
+    live.and_then(|_| stdout::data(format!("  {again}\n").as_bytes()))
 }
 
 /// The recorded part: an episode's steps are re-read knowing its outcome, and get their credit.
@@ -108,7 +113,7 @@ fn check_fits(longest: usize, opened: &Opened) -> Result<(), Failure> {
 /// The episode as `credit` and as `chat render` read it.
 fn write(out: &Path, episode: &Episode) -> Result<(), Failure> {
     let talk = format!("{}\n", conversation(episode));
-    for (name, text) in [(EPISODE_FILE, EPISODE), ("conversation.json", &talk)] {
+    for (name, text) in [(EPISODE_FILE, EPISODE), (CONVERSATION_FILE, &talk)] {
         let path = out.join(name);
         fs::write(&path, text).map_err(|error| {
             let help = "free some space, or name another directory with --out";
@@ -137,11 +142,13 @@ fn scored(
         // Nobody listens any more when the command has failed otherwise.
         Event::Finished(report) => drop(told.send(report)),
     };
-    let stop = block_on(async {
+    let work = async {
         let paid = Paid::open(opened, lock, meter, "quickstart", WeightRules::default()).await?;
         let teacher = Teacher { model: paid.model, texts, is_embedded: true };
         Ok(score(sources, teacher, options, Arc::new(watch)).await)
-    })?;
+    };
+    let say = || output::talk(&format!("{} of {} tokens so far", bar.position(), bar.length().unwrap_or(0)));
+    let stop = block_on(with_pulse(work, say))?;
     bar.finish_and_clear();
     match stop.map_err(model_failure)? {
         Some(Stop::Model(error)) => Err(model_failure(error)),
@@ -173,7 +180,7 @@ fn files(out: &Path, ended: &Ended) -> Vec<(PathBuf, &'static str)> {
         (scores.join("hindsight_scores.json"), "every step's credit"),
         (scores.join("hindsight_tokens.json"), "every action's tokens with their logprobs under both lenses"),
         (out.join(EPISODE_FILE), "the recorded episode"),
-        (out.join("conversation.json"), "the same for `backsight chat render`"),
+        (out.join(CONVERSATION_FILE), "the same for `chat render`"),
     ]
 }
 
@@ -220,15 +227,41 @@ impl Report<'_> {
     }
 
     fn next(&self, out: &Path) -> String {
-        let (model, path, out) = (self.name, self.path.display(), out.display());
-        format!(
-            "What to try next:\n\
-             \x20 backsight credit --episodes {out}/episode.jsonl --run {out} --recompute --gamma 0.9 --smoothing paper\n\
-             \x20 backsight credit --episodes {out}/episode.jsonl --kind embedded --model {model} --tool-text hermes --placement last\n\
-             \x20 backsight chat render --tokenizer {path} --messages {out}/conversation.json --tool-text hermes\n\
-             \x20 backsight probe --kind embedded --model {model}\n\
-             \x20 backsight model serve --model {model}\n"
-        )
+        let text = |path: &Path| path.display().to_string();
+        let (model, path, dir) = (self.name, text(self.path), text(out));
+        let (episode, talk) = (text(&out.join(EPISODE_FILE)), text(&out.join(CONVERSATION_FILE)));
+        let commands: [&[&str]; 5] = [
+            &[
+                "credit",
+                "--episodes",
+                &episode,
+                "--run",
+                &dir,
+                "--recompute",
+                "--gamma",
+                "0.9",
+                "--smoothing",
+                "paper",
+            ],
+            &[
+                "credit",
+                "--episodes",
+                &episode,
+                "--kind",
+                "embedded",
+                "--model",
+                model,
+                "--tool-text",
+                "hermes",
+                "--placement",
+                "last",
+            ],
+            &["chat", "render", "--tokenizer", &path, "--messages", &talk, "--tool-text", "hermes"],
+            &["probe", "--kind", "embedded", "--model", model],
+            &["model", "serve", "--model", model],
+        ];
+        let line = |words: &&[&str]| format!("  {}\n", program::command(words.iter().copied()));
+        format!("What to try next:\n{}", commands.iter().map(line).collect::<String>())
     }
 }
 

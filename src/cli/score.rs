@@ -5,7 +5,6 @@ use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
-use std::pin::pin;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -14,9 +13,10 @@ use serde_json::{Value, json};
 
 use super::args::ScoreArgs;
 use super::block_on;
-use super::episodes::interrupted;
 use super::failure::Failure;
+use super::interrupt::Orderly;
 use super::output::{self, one_line};
+use super::pulse::with_pulse;
 use super::server::model_failure;
 use super::stdout;
 use crate::model::Opened;
@@ -29,6 +29,7 @@ use crate::model::transport::Transport;
 use crate::model::{Error, Limits, Model};
 use crate::pipeline::paid::Paid;
 use crate::store::atomic;
+use crate::store::episodes::BOM;
 use crate::store::journal::Journal;
 use crate::store::run::CONFIG_FILE;
 use crate::store::spool::Spool;
@@ -40,7 +41,7 @@ use backsight_core::score::{Absence, ScoreJob, SpanScore};
 
 /// One line of the jobs file.
 struct Line {
-    id: Value,
+    id: score_jobs::Id,
     job: Result<ScoreJob, String>,
 }
 
@@ -56,7 +57,7 @@ struct Rows {
 
 /// A job that is asked for.
 struct Row {
-    id: Value,
+    id: score_jobs::Id,
     place: usize,
     fate: RowFate,
 }
@@ -74,12 +75,8 @@ enum RowFate {
 /// A job around whose answers the weights changed is asked for again so often before it is lost.
 const ASKED_AT_MOST: usize = 3;
 
-pub(super) fn run(args: &ScoreArgs) -> Result<(), Failure> {
-    prepare(args).map_err(|failure| failure.in_json(args.json))
-}
-
 /// Reads and checks everything before anybody is asked.
-fn prepare(args: &ScoreArgs) -> Result<(), Failure> {
+pub(super) fn run(args: &ScoreArgs) -> Result<(), Failure> {
     args.server.check(&args.url)?;
     let lines = read_jobs(&args.jobs, args.top_k)?;
     refuse_overwriting(&args.jobs, &args.out)?;
@@ -102,10 +99,10 @@ async fn work(args: &ScoreArgs, lines: Vec<Line>, lock: RunLock, voice: &Arc<Voi
     paid.notice().into_iter().for_each(|notice| notices.add(notice));
     let unknown = paid.forgotten(&args.out, args.out.exists()).await.map_err(model_failure)?;
     unknown.into_iter().for_each(|notice| notices.add(notice));
-    let stop = pin!(interrupted()?);
+    let mut orderly = Orderly::begin();
     let done = tokio::select! {
         done = score(args, lines, &paid.model, voice, &notices) => done?,
-        signal = stop => return Err(voice.interrupted(signal)),
+        signal = orderly.signal() => return Err(voice.interrupted(signal)),
     };
     paid.ledger.notice().into_iter().for_each(|notice| notices.add(notice));
     voice.news(&notices);
@@ -157,6 +154,13 @@ impl Voice {
         notices.take().iter().for_each(|notice| self.note(notice));
     }
 
+    /// Says how far it is.
+    fn pulse(&self) {
+        let (done, all) = (self.bar.position(), self.bar.length().unwrap_or(0));
+        let line = format!("{done} of {} so far", output::count(all, "job"));
+        self.say("progress", json!({"done": done, "of": all}), Some(&line));
+    }
+
     fn interrupted(&self, signal: u8) -> Failure {
         self.bar.finish_and_clear();
         self.say("stopped", json!({"why": "interrupted"}), None);
@@ -189,7 +193,7 @@ impl Done {
             made: [("jobs", n_scored)].into(),
             lost,
             left: self.n_left,
-            stopped_by: self.planned.stopped_by.as_ref().map(ToString::to_string),
+            stopped_by: self.planned.ended_by.as_ref().map(ToString::to_string),
             naive: Some(Naive { tokens: figures.naive_tokens, requests: figures.naive_requests }),
             notices: notices.all(),
             more: more.as_object().cloned().unwrap_or_default(),
@@ -213,6 +217,7 @@ async fn score(
     voice.news(notices);
     voice.say("began", json!({"command": "score", "jobs": n}), None);
     voice.bar.set_length(jobs.len() as u64);
+    let as_model = Arc::clone(model) as Arc<dyn Model>;
     let (mut planned, mut wanted) = (Planned::default(), (0..jobs.len()).collect::<Vec<_>>());
     for _ in 0..ASKED_AT_MOST {
         let chosen: Vec<ScoreJob> = wanted.iter().map(|&job| jobs[job].clone()).collect();
@@ -221,8 +226,8 @@ async fn score(
             voice.news(notices);
             rows.take(wanted[idx], &jobs[wanted[idx]], scored, model.stamp_now())
         };
-        let asked = score_planned(&(Arc::clone(model) as Arc<dyn Model>), &chosen, &mut settle).await;
-        planned = planned.and(asked);
+        let asked = score_planned(&as_model, &chosen, &mut settle);
+        planned = planned.and(with_pulse(asked, || voice.pulse()).await);
         wanted = rows.doubtful(&wanted, model, &mut planned).await;
         if wanted.is_empty() || planned.stopped_by.is_some() || rows.unwritable.is_some() {
             break;
@@ -288,7 +293,7 @@ impl Rows {
                 }
                 Err(why) => {
                     rows.n_no_jobs += 1;
-                    rows.spool.put(place, &score_jobs::failure(&line.id, &why).to_string())?;
+                    rows.spool.put(place, &score_jobs::failure(&line.id, &why))?;
                 }
             }
         }
@@ -314,7 +319,7 @@ impl Rows {
             Ok(scores) => score_jobs::answer(&row.id, job, &scores.spans, scores.version.as_deref()),
             Err(error) => score_jobs::failure(&row.id, &error.to_string()),
         };
-        self.unwritable = self.spool.put(row.place, &text.to_string()).err();
+        self.unwritable = self.spool.put(row.place, &text).err();
         if self.unwritable.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     }
 
@@ -327,14 +332,14 @@ impl Rows {
             let is_sure = match model.vouches_for(*stamp, version).await {
                 Ok(is_sure) => is_sure,
                 Err(error) => {
-                    planned.stopped_by.get_or_insert(error);
+                    planned.stop(error);
                     false
                 }
             };
             doubtful.extend((!is_sure).then_some(job));
         }
         if let Err(error) = model.is_going_on() {
-            planned.stopped_by.get_or_insert(error);
+            planned.stop(error);
         }
         doubtful
     }
@@ -345,7 +350,7 @@ impl Rows {
             let row = &mut self.asked[job];
             row.fate = if is_stopped { RowFate::Left } else { RowFate::Lost("weights changed") };
             let text = score_jobs::failure(&row.id, "the weights changed while it was scored");
-            self.spool.put(row.place, &text.to_string())?;
+            self.spool.put(row.place, &text)?;
         }
         Ok(())
     }
@@ -399,11 +404,16 @@ fn read_jobs(path: &Path, top_k: usize) -> Result<Vec<Line>, Failure> {
     let mut lines = Vec::new();
     for (n, line) in BufReader::new(file).split(b'\n').enumerate() {
         let line = line.map_err(unreadable)?;
+        let line = line.strip_prefix(BOM).filter(|_| n == 0).unwrap_or(&line);
         if line.trim_ascii().is_empty() {
             continue;
         }
-        let (id, job) = score_jobs::read(&line, top_k);
+        let (id, job) = score_jobs::read(line, top_k);
         lines.push(Line { id, job: job.map_err(|why| format!("{} line {}: {why}", path.display(), n + 1)) });
+    }
+    if lines.is_empty() {
+        let help = "write one job a line; `score --help` shows what a job is";
+        return Err(Failure::input(format!("{}: there is no job in the file", path.display()), help));
     }
     Ok(lines)
 }
@@ -462,7 +472,7 @@ fn report(args: &ScoreArgs, summary: &Summary, voice: &Voice) -> Result<(), Fail
 }
 
 fn verdict(done: &Done) -> Result<(), Failure> {
-    match (&done.planned.stopped_by, done.n_failed()) {
+    match (&done.planned.ended_by, done.n_failed()) {
         (Some(error), _) => Err(model_failure(error.clone())),
         (None, 0) => Ok(()),
         (None, n_failed) => Err(Failure::losses(

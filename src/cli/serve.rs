@@ -7,6 +7,7 @@ use tokio::net::TcpListener;
 
 use super::args::{Personality, ServeArgs};
 use super::failure::Failure;
+use super::interrupt::Orderly;
 use super::output;
 use super::server::model_failure;
 use super::stdout;
@@ -45,8 +46,10 @@ async fn listen(address: SocketAddr, served: Arc<Served>) -> Result<(), Failure>
     }
     output::talk(&format!("serving {} until Ctrl-C at", served.name));
     stdout::data(format!("http://{address}\n").as_bytes())?;
+    // To be stopped is how a server ends well.
+    let mut orderly = Orderly::begin();
     tokio::select! {
         ended = serve::serve(listener, served) => ended.map_err(cannot),
-        _ = tokio::signal::ctrl_c() => Ok(()),
+        _ = orderly.signal() => Ok(()),
     }
 }

@@ -11,6 +11,7 @@ use super::failure::Failure;
 use super::output;
 use crate::hf::{Hub, hub_name};
 use crate::model::Error;
+use crate::model::endpoint::masked;
 use crate::model::notice::Notices;
 use crate::model::open::{open, open_embedded};
 use crate::model::opened::Opened;
@@ -144,7 +145,7 @@ impl ServerArgs {
     pub(super) fn check(&self, urls: &[String]) -> Result<(), Failure> {
         match (self.kind, urls) {
             (KindName::Embedded, [url, ..]) => Err(Failure::input(
-                format!("{url} was named, but --kind embedded asks no server"),
+                format!("{} was named, but --kind embedded asks no server", masked(url)),
                 "leave out the address, or name another --kind",
             )),
             (KindName::Embedded, []) => Ok(()),
@@ -249,6 +250,7 @@ pub(super) fn model_failure(error: Error) -> Failure {
     let help = error.help().unwrap_or("look at the server's log").to_owned();
     match error {
         Error::Invalid { .. } => Failure::input(error, help),
+        _ if error.is_denied() => Failure::input(error, help),
         _ => Failure::stopped(error, help),
     }
 }

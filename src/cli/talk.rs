@@ -3,9 +3,10 @@
 use std::io::IsTerminal;
 
 use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::json;
 
 use super::output::{self, one_line};
-use crate::event::Event;
+use crate::event::{Event, counted};
 use crate::pipeline::batch::now;
 
 /// How much is told.
@@ -60,6 +61,7 @@ impl Talk {
 
     /// Tells of an event, if it is loud enough.
     pub(super) fn tell(&self, event: &Event) {
+        self.count(event);
         if self.loudness < least_loudness(event) {
             return;
         }
@@ -67,18 +69,30 @@ impl Talk {
             (Form::Json, event) => output::talk(&event.to_json(now()).to_string()),
             // The table at the end says the same, better.
             (_, Event::Ended { .. } | Event::Stopped(_)) => self.bar.finish_and_clear(),
-            (Form::Bar, Event::Began { asked, found, .. }) => {
-                self.line(event);
+            (Form::Bar, Event::Episode { reward: Ok(_), .. }) if !self.is_verbose() => {}
+            (Form::Bar | Form::Lines, event) => self.line(event),
+        }
+    }
+
+    /// Keeps count of the episodes, also where no bar shows it.
+    fn count(&self, event: &Event) {
+        match event {
+            Event::Began { asked, found, .. } => {
                 self.bar.set_length(*asked as u64);
                 self.bar.set_position(*found as u64);
             }
-            (Form::Bar, Event::Episode { reward, .. }) => {
-                if reward.is_err() || self.is_verbose() {
-                    self.line(event);
-                }
-                self.bar.inc(1);
-            }
-            (Form::Bar | Form::Lines, event) => self.line(event),
+            Event::Episode { .. } => self.bar.inc(1),
+            _ => {}
+        }
+    }
+
+    /// Says how far it is.
+    pub(super) fn pulse(&self) {
+        let (done, all) = (self.bar.position(), self.bar.length().unwrap_or(0));
+        match self.form {
+            _ if self.loudness == Loudness::Quiet => {}
+            Form::Json => output::event("progress", json!({"done": done, "of": all})),
+            Form::Bar | Form::Lines => output::talk(&format!("{done} of {} so far", counted(all, "episode"))),
         }
     }
 

@@ -79,11 +79,25 @@ fn decoded(text: &str) -> String {
 }
 
 fn bad_url(typed: &str, why: &str) -> Error {
-    // What was typed may hold a password; everything up to an `@` stays unsaid.
-    let shown = typed.rsplit_once('@').map_or(typed, |(_, host)| host);
     Error::Invalid {
-        what: format!("{shown} is no server address: {why}"),
+        what: format!("{} is no server address: {why}", masked(typed)),
         help: "write it like http://localhost:8000".to_owned(),
+    }
+}
+
+/// What was typed as an address, to be shown: what may be a password or a key in it is masked.
+pub fn masked(typed: &str) -> String {
+    let is_scheme = |text: &str| text.chars().all(|c| c.is_ascii_alphanumeric());
+    let scheme = typed.split_once("://").map(|(scheme, _)| scheme).filter(|it| is_scheme(it));
+    let (scheme, rest) = typed.split_at(scheme.map_or(0, |it| it.len() + 3));
+    let begin = rest.rfind('@').map_or(0, |at| at + 1);
+    let end = rest.find(['?', '#']).unwrap_or(rest.len());
+    let login = if begin > 0 { "***@" } else { "" };
+    let query = if end < rest.len() { "?***" } else { "" };
+    match rest.get(begin..end) {
+        Some(host) => format!("{scheme}{login}{host}{query}"),
+        // Which of the two holds the other cannot be told.
+        None => format!("{scheme}***"),
     }
 }
 
@@ -485,6 +499,26 @@ mod tests {
         assert!(refused("").contains("no server address"));
         assert!(!refused("ftp://me:hunter2@host").contains("hunter2"));
         assert!(refused("http://h/?key=1").contains("query"));
+    }
+
+    #[test]
+    fn secrets_in_an_address_are_masked() {
+        let check = |typed: &str, expected: &str| assert_eq!(masked(typed), expected);
+        check("http://h:1/v1", "http://h:1/v1");
+        check("http://me:hunter2@h:1/v1", "http://***@h:1/v1");
+        check("http://h/v1?api_key=sk-1", "http://h/v1?***");
+        check("http://h/v1#sk-1", "http://h/v1?***");
+        check("http://me:hunt@er2@h?k=1", "http://***@h?***");
+        check("http://h?key=a@b", "http://***");
+        check("http://me:h?unter2@h", "http://***");
+        check("me:hunter2@h://x", "***@h://x");
+        check("localhost:8000", "localhost:8000");
+        for typed in
+            ["http://h:99999?key=sk-1", "ftp://h?key=sk-1", "http://h/?key=sk-1", "http://me:sk-1@h?x"]
+        {
+            let refused = Endpoint::parse(typed).unwrap_err().to_string();
+            assert!(!refused.contains("sk-1"), "{refused}");
+        }
     }
 
     #[tokio::test(start_paused = true)]

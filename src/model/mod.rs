@@ -16,6 +16,7 @@ pub(crate) mod notice;
 pub(crate) mod open;
 pub(crate) mod openai;
 pub(crate) mod opened;
+pub(crate) mod outlook;
 pub(crate) mod planned;
 pub(crate) mod probe;
 pub(crate) mod remote;

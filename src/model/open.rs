@@ -19,6 +19,7 @@ use super::transport::Transport;
 use super::vllm::Vllm;
 use super::{Error, Model, endpoint};
 use crate::wire::{self, openai::Listed};
+use backsight_core::tokens::Logprob;
 use backsight_engine::model::Embedded;
 
 /// Opens the servers behind `transport`; `kind` is found out if it is not given.
@@ -32,25 +33,41 @@ pub async fn open(
     if each.len() == 1 {
         return open_one(transport, kind, tokenizer, options).await;
     }
-    let (mut up, mut opened, mut down) = (Vec::new(), Vec::new(), None);
+    let (mut up, mut looked_at, mut down) = (Vec::new(), Vec::new(), None);
     for (idx, one) in each.into_iter().enumerate() {
-        match open_one(one, kind, tokenizer, options.clone()).await {
+        match look(one, kind, tokenizer, options.clone()).await {
             Ok(one) => {
                 up.push(idx);
-                opened.push(one);
+                looked_at.push(one);
             }
-            Err(error @ (Error::Unreachable { .. } | Error::Unavailable { .. })) => {
+            Err(error) if error.may_pass() => {
                 options.notices.add(format!("{error}; going on without it"));
                 down.get_or_insert(error);
             }
             Err(error) => return Err(error),
         }
     }
-    check_same_model(&opened).await?;
-    if opened.is_empty() {
+    check_same_model(&looked_at)?;
+    if looked_at.is_empty() {
         return Err(down.unwrap_or_else(endpoint::no_endpoint));
     }
+    let opened = looked_at.into_iter().map(|(opened, _)| opened).collect();
     together(transport.only(&up)?, opened, options).ok_or_else(endpoint::no_endpoint)
+}
+
+/// A server with its logprobs of a probe text.
+type LookedAt = (Opened, Vec<Option<Logprob>>);
+
+/// Opens one server of several, and asks it for what tells whether they are one model.
+async fn look(
+    transport: Transport,
+    kind: Option<Kind>,
+    tokenizer: Option<&Path>,
+    options: OpenOptions,
+) -> Result<LookedAt, Error> {
+    let opened = open_one(transport, kind, tokenizer, options).await?;
+    let logprobs = probe_logprobs(&opened).await?;
+    Ok((opened, logprobs))
 }
 
 /// Several servers as one model, which can do what all of them can.
@@ -62,21 +79,20 @@ fn together(transport: Transport, opened: Vec<Opened>, options: OpenOptions) -> 
 }
 
 /// Refuses servers that say they serve different models, or whose logprobs of a probe text differ.
-async fn check_same_model(opened: &[Opened]) -> Result<(), Error> {
-    let Some((first, others)) = opened.split_first() else { return Ok(()) };
+fn check_same_model(looked_at: &[LookedAt]) -> Result<(), Error> {
+    let Some(((first, expected), others)) = looked_at.split_first() else { return Ok(()) };
     let name = |it: &Opened| it.transport.as_ref().map(Transport::server).unwrap_or_default();
     let different = |what: String| {
         let help = "name servers of one model, and that model with --model".to_owned();
         Err(Error::Invalid { what, help })
     };
-    let expected = probe_logprobs(first).await?;
-    for other in others {
+    for (other, logprobs) in others {
         let (a, b) = (&first.info, &other.info);
         if (a.kind, &a.model) != (b.kind, &b.model) {
             let says = |it: &ServerInfo| format!("`{}` ({})", it.model, it.kind.name());
             return different(format!("{} serves {}, {} {}", name(first), says(a), name(other), says(b)));
         }
-        match mean_difference(&expected, &probe_logprobs(other).await?) {
+        match mean_difference(expected, logprobs) {
             Some(difference) if difference > SAME_WEIGHTS => {
                 return different(format!(
                     "{} has other weights than {}: the logprobs of a probe text differ by {difference:.2} on average",
@@ -231,6 +247,8 @@ async fn detect(transport: &Transport) -> Result<Kind, Error> {
     }
     match remote::ask(transport, "/v1/models", wire::openai::models).await {
         Ok(_) => Ok(Kind::OpenAi),
+        // A server that is not well, or wants another key, is no unknown one.
+        Err(error) if error.may_pass() || error.is_denied() => Err(error),
         Err(error) => Err(Error::Invalid {
             what: format!("what {} is cannot be found out: {error}", transport.server()),
             help: "say it with --kind vllm, sglang, openai or anthropic".to_owned(),

@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use tokio::task::JoinSet;
 
+use super::outlook::Outlook;
 use super::resting::Resting;
 use super::{Error, Limits, Model, Scored, Usage};
 use backsight_core::plan::{Backend, Figures, Plan, plan};
@@ -23,9 +24,6 @@ const BATCH_REQUESTS: usize = 32;
 /// Requests sent together compute about this many tokens at most; one that computes more goes alone.
 const BATCH_TOKENS: usize = 4096;
 
-/// So many requests in a row that reached nobody, each tried with all patience, are a server that is gone.
-const GONE_AFTER: usize = 3;
-
 /// What a plan came to.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Planned {
@@ -37,6 +35,8 @@ pub struct Planned {
     pub n_alone: usize,
     /// Why the rest was not asked for, if so.
     pub stopped_by: Option<Error>,
+    /// That, or the failure it ended with, if that was a server that is not there.
+    pub ended_by: Option<Error>,
 }
 
 impl Planned {
@@ -52,7 +52,13 @@ impl Planned {
             cached_tokens: cached.map(|(a, b)| a + b),
             completion_tokens: self.usage.completion_tokens + later.usage.completion_tokens,
         };
-        Self { usage, n_alone: self.n_alone + later.n_alone, stopped_by: later.stopped_by, ..self }
+        Self { figures: self.figures, usage, n_alone: self.n_alone + later.n_alone, ..later }
+    }
+
+    /// Notes that nothing more can be asked.
+    pub fn stop(&mut self, why: Error) {
+        self.stopped_by.get_or_insert(why.clone());
+        self.ended_by.get_or_insert(why);
     }
 }
 
@@ -75,18 +81,20 @@ pub fn backend(limits: &Limits) -> Backend {
 }
 
 /// How a plan is carried out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct Pace {
     /// What requests cost.
     pub backend: Backend,
     /// At most so many requests are under way.
     pub at_once: usize,
+    /// Whether there is a point in going on; plans over one model share it.
+    pub outlook: Outlook,
 }
 
 impl Pace {
     /// As suits a model with these limits.
     pub fn of(limits: &Limits) -> Self {
-        Self { backend: backend(limits), at_once: UNDER_WAY }
+        Self { backend: backend(limits), at_once: UNDER_WAY, outlook: Outlook::default() }
     }
 }
 
@@ -105,6 +113,7 @@ pub async fn score_at(
     let plan = plan(jobs, &pace.backend);
     let mut work = Work::new(model, jobs, &plan, settle);
     work.at_once = pace.at_once.clamp(1, UNDER_WAY);
+    work.outlook = pace.outlook.clone();
     work.begin();
     let resting = work.resting.clone();
     while !work.is_stopped() && work.send() {
@@ -176,9 +185,7 @@ struct Work<'a, 's> {
     at_once: usize,
     usage: Usage,
     n_alone: usize,
-    stopped_by: Option<Error>,
-    /// Requests in a row that reached nobody.
-    n_unreached: usize,
+    outlook: Outlook,
     /// Whether nobody wants to know any more.
     is_over: bool,
 }
@@ -225,14 +232,13 @@ impl<'a, 's> Work<'a, 's> {
             at_once: UNDER_WAY,
             usage,
             n_alone,
-            stopped_by: None,
-            n_unreached: 0,
+            outlook: Outlook::default(),
             is_over: false,
         }
     }
 
     fn is_stopped(&self) -> bool {
-        self.is_over || self.stopped_by.is_some()
+        self.is_over || self.outlook.is_stopped()
     }
 
     /// Settles the jobs that need no request.
@@ -306,25 +312,12 @@ impl<'a, 's> Work<'a, 's> {
             Asked::Planned(requests) => requests.len(),
             Asked::Alone(_) => 1,
         };
-        scored.iter().for_each(|scored| self.watch(scored));
+        scored.iter().for_each(|scored| self.outlook.heed(scored));
         match asked {
             Asked::Alone(job) => scored.into_iter().for_each(|scored| self.take_alone(job, scored)),
             Asked::Planned(requests) => {
                 requests.into_iter().zip(scored).for_each(|(request, scored)| self.take_one(request, scored));
             }
-        }
-    }
-
-    /// Stops the run when the server is gone.
-    fn watch(&mut self, scored: &Result<Scored, Error>) {
-        match scored {
-            Err(error @ Error::Unreachable { .. }) => {
-                self.n_unreached += 1;
-                if self.n_unreached >= GONE_AFTER {
-                    self.stopped_by.get_or_insert(error.clone());
-                }
-            }
-            _ => self.n_unreached = 0,
         }
     }
 
@@ -334,7 +327,7 @@ impl<'a, 's> Work<'a, 's> {
                 self.pay(scored.usage);
                 self.finish(job, Ok(scores(scored)));
             }
-            Err(error) => self.fail(job, error),
+            Err(error) => self.finish(job, Err(error)),
         }
     }
 
@@ -361,7 +354,7 @@ impl<'a, 's> Work<'a, 's> {
         let is_own = jobs.len() == 1 && jobs.iter().all(|&job| self.jobs[job].requests.len() == 1);
         for job in jobs {
             match self.jobs[job].state {
-                State::Planned if is_own || error.stops_the_run() => self.fail(job, error.clone()),
+                State::Planned if is_own || error.stops_the_run() => self.finish(job, Err(error.clone())),
                 State::Planned => self.ask_alone(job),
                 State::Alone | State::Settled => {}
             }
@@ -388,13 +381,6 @@ impl<'a, 's> Work<'a, 's> {
         self.finish(job, scores.map_err(|why| unusable(&why.to_string())));
     }
 
-    fn fail(&mut self, job: usize, error: Error) {
-        if error.stops_the_run() {
-            self.stopped_by.get_or_insert(error.clone());
-        }
-        self.finish(job, Err(error));
-    }
-
     /// Settles a job and forgets the answers that nobody needs any more.
     fn finish(&mut self, job: usize, result: Result<JobScores, Error>) {
         self.jobs[job].state = State::Settled;
@@ -418,14 +404,15 @@ impl<'a, 's> Work<'a, 's> {
 
     /// Settles what is left over when the run was stopped.
     fn end(mut self) -> Planned {
-        let why = self.stopped_by.clone().unwrap_or_else(|| unusable("its request was lost"));
+        let stopped_by = self.outlook.stopped_by();
+        let why = stopped_by.clone().unwrap_or_else(|| unusable("its request was lost"));
         for job in 0..self.jobs.len() {
             if self.jobs[job].state != State::Settled {
                 self.finish(job, Err(why.clone()));
             }
         }
         let (figures, usage) = (self.plan.figures, self.usage);
-        Planned { figures, usage, n_alone: self.n_alone, stopped_by: self.stopped_by }
+        Planned { figures, usage, n_alone: self.n_alone, stopped_by, ended_by: self.outlook.ended_by() }
     }
 }
 

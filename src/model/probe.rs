@@ -112,6 +112,7 @@ pub async fn require_scores(opened: &Opened) -> Result<(), Error> {
     };
     match probe_logprobs(opened).await {
         Err(Error::Garbled { why, .. }) => unsupported(why),
+        Err(error) if error.is_denied() => Err(error),
         Err(Error::Refused { status, message, .. }) => unsupported(format!("HTTP {status}: {message}")),
         Ok(logprobs) if logprobs.iter().all(Option::is_none) => {
             unsupported("no logprob came back".to_owned())

@@ -15,18 +15,32 @@ const SHORTEST: usize = 4;
 
 /// A text that must not be shown; only [`Secret::expose`] gives it away.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Secret(String);
+pub struct Secret {
+    text: String,
+    /// Where it was found.
+    origin: Option<String>,
+}
 
 impl Secret {
     /// Keeps `text`, without the white space around it that files end with.
     pub fn new(text: &str) -> Self {
-        Self(text.trim().to_owned())
+        Self { text: text.trim().to_owned(), origin: None }
+    }
+
+    /// The same, found in the variable, the file or the flag of that name.
+    pub fn found_in(self, origin: impl Into<String>) -> Self {
+        Self { origin: Some(origin.into()), ..self }
+    }
+
+    /// Where it was found, as far as that is known.
+    pub fn origin(&self) -> Option<&str> {
+        self.origin.as_deref()
     }
 
     /// The value of the environment variable `name`.
     pub fn from_env(name: &str) -> Result<Self, Error> {
         match std::env::var(name) {
-            Ok(text) if !text.trim().is_empty() => Ok(Self::new(&text)),
+            Ok(text) if !text.trim().is_empty() => Ok(Self::new(&text).found_in(name)),
             _ => Err(missing(
                 format!("the environment variable {name} holds no API key"),
                 format!("export {name}, or name another variable with --api-key-env"),
@@ -38,7 +52,7 @@ impl Secret {
     pub fn from_file(path: &Path) -> Result<Self, Error> {
         let shown = path.display();
         match std::fs::read_to_string(path) {
-            Ok(text) if !text.trim().is_empty() => Ok(Self::new(&text)),
+            Ok(text) if !text.trim().is_empty() => Ok(Self::new(&text).found_in(shown.to_string())),
             Ok(_) => Err(missing(format!("{shown} is empty"), "write the API key into it".to_owned())),
             Err(why) => Err(missing(
                 format!("the API key cannot be read from {shown}: {why}"),
@@ -49,12 +63,12 @@ impl Secret {
 
     /// The text itself, for the header that carries it.
     pub fn expose(&self) -> &str {
-        &self.0
+        &self.text
     }
 
     /// `text` with every occurrence of this secret masked.
     pub fn scrub(&self, text: &str) -> String {
-        if self.0.len() < SHORTEST { text.to_owned() } else { text.replace(&self.0, MASK) }
+        if self.text.len() < SHORTEST { text.to_owned() } else { text.replace(&self.text, MASK) }
     }
 }
 
@@ -102,6 +116,7 @@ mod tests {
         let path = dir.path().join("key");
         assert!(Secret::from_file(&path).unwrap_err().to_string().contains("cannot be read"));
         std::fs::write(&path, "sk-from-file\n").unwrap();
-        assert_eq!(Secret::from_file(&path).unwrap().expose(), "sk-from-file");
+        let key = Secret::from_file(&path).unwrap();
+        assert_eq!((key.expose(), key.origin()), ("sk-from-file", path.to_str()));
     }
 }

@@ -90,6 +90,14 @@ pub enum Auth {
     Header(&'static str, Secret),
 }
 
+impl Auth {
+    fn key(&self) -> &Secret {
+        match self {
+            Self::Bearer(key) | Self::Header(_, key) => key,
+        }
+    }
+}
+
 /// Something worth telling while a call is still under way.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Notice {
@@ -439,6 +447,9 @@ impl Shared {
         let message = match (status, target) {
             (_, Some(target)) => format!("it redirects to {}", body::shorten(&target)),
             (204, _) => "it answered without a body".to_owned(),
+            (401 | 403, _) => {
+                format!("{}; {}", body::message(&body, &|text| self.scrub(text)), self.shown_key(endpoint))
+            }
             _ => body::message(&body, &|text| self.scrub(text)),
         };
         let error = match kind {
@@ -446,6 +457,17 @@ impl Shared {
             _ => Error::Unavailable { server, status, message },
         };
         Failure { kind, error, retry_after }
+    }
+
+    /// Which key was sent, for whoever has to look after it.
+    fn shown_key(&self, endpoint: &Endpoint) -> String {
+        let origin = self.settings.auth.as_ref().map(|auth| auth.key().origin());
+        match (origin, endpoint.login()) {
+            (Some(Some(origin)), _) => format!("the API key of {origin} was sent"),
+            (Some(None), _) => "an API key was sent".to_owned(),
+            (None, Some(_)) => "the user and password of the address were sent".to_owned(),
+            (None, None) => "no API key was sent".to_owned(),
+        }
     }
 
     fn bad_body(&self, endpoint: &Endpoint, fault: BodyFault, max: usize) -> Failure {
@@ -552,9 +574,7 @@ fn header_value(text: &str, what: &str) -> Result<HeaderValue, Error> {
 
 /// Everything that must not appear in a message, in each form in which it is sent.
 fn secrets_of(endpoints: &[Endpoint], settings: &Settings) -> Vec<Secret> {
-    let key = settings.auth.iter().map(|auth| match auth {
-        Auth::Bearer(key) | Auth::Header(_, key) => key.clone(),
-    });
+    let key = settings.auth.iter().map(|auth| auth.key().clone());
     let logins = endpoints.iter().filter_map(Endpoint::login);
     let logins = logins.flat_map(|(user, password)| {
         let encoded = basic(user, password);

@@ -71,20 +71,19 @@ impl Jobs {
         wanted.iter().map(|job| self.all[*job].clone()).collect()
     }
 
-    /// Asks for some of them; `heed` is told of each answer and says whether to go on.
+    /// Asks for some of them; `settled` is told of each that is done with and says whether to go on.
     pub(super) async fn ask(
         &self,
         wanted: &[usize],
         model: &Arc<dyn Model>,
         pace: &Pace,
-        mut heed: impl FnMut(&Result<JobScores, Error>) -> bool + Send,
+        mut settled: impl FnMut() -> bool + Send,
     ) -> Answers {
         let mut answers: Vec<Option<Result<SpanScore, Error>>> = self.all.iter().map(|_| None).collect();
         let mut settle = |idx: usize, scores: Result<JobScores, Error>| {
-            let goes_on = heed(&scores);
             // Every job has one span.
             answers[wanted[idx]] = scores.map(|scores| scores.spans.into_iter().next()).transpose();
-            if goes_on { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+            if settled() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
         };
         score_at(pace, model, &self.chosen(wanted), &mut settle).await;
         Answers(answers)
@@ -114,10 +113,10 @@ fn job(seen: &Seen, n_tokens: usize) -> Option<ScoreJob> {
 pub(super) struct Answers(Vec<Option<Result<SpanScore, Error>>>);
 
 impl Answers {
-    /// Whether a job was never asked for, or refused because nothing more may be sent.
+    /// Whether a job of a run that was stopped was never asked for, may not be sent any more, or found no server.
     pub(super) fn is_cut_short(&self, wanted: &[usize]) -> bool {
         wanted.iter().any(|job| match self.0.get(*job) {
-            Some(Some(Err(error))) => error.stops_the_run(),
+            Some(Some(Err(error))) => error.stops_the_run() || error.may_pass(),
             Some(Some(Ok(_))) => false,
             _ => true,
         })

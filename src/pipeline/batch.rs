@@ -102,7 +102,7 @@ pub async fn run(
             work.under_way.shutdown().await;
         }
     }
-    let stopped = work.stopped.take().or_else(|| batch.watched.ended_by().map(Stopped::Model));
+    let stopped = work.stopped.take().or_else(|| batch.watched.outlook().ended_by().map(Stopped::Model));
     Done { digests: work.digests, stopped }
 }
 
@@ -141,7 +141,7 @@ impl<'a> Work<'a> {
     /// Begins episodes while there is room and a point in it.
     fn fill(&mut self) {
         while self.under_way.len() < self.batch.concurrency {
-            if self.stopped.is_some() || self.batch.watched.stopped_by().is_some() {
+            if self.stopped.is_some() || self.batch.watched.outlook().is_stopped() {
                 return;
             }
             let Some(idx) = self.waiting.pop_front() else { return };

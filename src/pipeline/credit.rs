@@ -6,8 +6,7 @@
 //! stop cut short: the answers are in the ledger. Nor does a file with losses take the place of a more complete one.
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
@@ -18,13 +17,12 @@ use super::read::{ReadEpisode, ReadStep};
 use super::reader::{Reader, Texts};
 use super::resume::{Asked, Differences, OldScores, Standing, reusable, standing};
 use super::{Loss, Reason};
+use crate::model::outlook::Outlook;
 use crate::model::planned::{Pace, backend};
-use crate::model::{Error, JobScores, Model};
+use crate::model::{Error, Model};
 use crate::store::{Ledgered, Stands};
 use crate::store::episodes::{Loaded, Source, load};
-use crate::store::hindsight::{
-    Hindsight, HindsightError, Measured, MeasuredStep, assemble, directory_of, n_scored, write,
-};
+use crate::store::hindsight::{Hindsight, Measured, MeasuredStep, assemble, directory_of, n_scored, write};
 use crate::wire::hindsight::Provenance;
 use backsight_core::credit::hcapo::Ratio;
 use backsight_core::credit::subtasks::Place;
@@ -36,8 +34,6 @@ use backsight_core::tokens::Logprob;
 
 /// An episode around whose scores the weights changed is asked for again so often before it is lost.
 const ASKED_AT_MOST: u32 = 3;
-/// So many requests that failed in a row, without an answer in between, are a server that is gone.
-const GONE_AFTER: u32 = 3;
 
 /// What is asked for.
 pub struct Options {
@@ -355,19 +351,23 @@ impl Shared {
     async fn ask(&self, work: &Work, own: &Arc<Ledgered>) -> (Figures, Option<Answers>) {
         let id = &work.loaded.episode.id;
         let wanted = work.jobs.wanted(missing(&work.old, self.options.needs_plain()));
-        let pace = Pace { backend: self.teacher.backend(), at_once: self.options.requests_at_once };
+        let pace = Pace {
+            backend: self.teacher.backend(),
+            at_once: self.options.requests_at_once,
+            outlook: self.brake.outlook.clone(),
+        };
         let figures = work.jobs.figures_of(&wanted, &pace.backend);
         let (tokens, scores) = (figures.computed_tokens(), wanted.len() as u64);
         (self.watch)(Event::Begun { id: id.clone(), scores, tokens });
         let mut n_settled = 0;
-        let heed = |answer: &Result<JobScores, Error>| {
+        let settled = || {
             n_settled += 1;
             let share = tokens * n_settled / scores - tokens * (n_settled - 1) / scores;
             (self.watch)(Event::Settled { id: id.clone(), tokens: share });
-            self.brake.heed(answer)
+            !self.brake.is_stopped()
         };
         let model: Arc<dyn Model> = Arc::clone(own) as Arc<dyn Model>;
-        let answers = work.jobs.ask(&wanted, &model, &pace, heed).await;
+        let answers = work.jobs.ask(&wanted, &model, &pace, settled).await;
         let is_cut = self.brake.is_stopped() && answers.is_cut_short(&wanted);
         (figures, (!is_cut).then_some(answers))
     }
@@ -381,7 +381,7 @@ impl Shared {
             // A change that ends the run has ended it by now.
             Ok(Stands::No) => return own.is_going_on().is_ok().then_some(false),
             Err(error) => {
-                self.brake.pull(Stop::Model(error));
+                self.brake.outlook.stop(error);
                 return None;
             }
         };
@@ -438,14 +438,11 @@ impl Shared {
         }
         if let Err(error) = write(&work.directory, &made) {
             report.fate = Fate::Unfinished;
-            self.brake.pull(Stop::Disk(disk_error(&error)));
+            // The first failure of several is the one that is told.
+            let _ = self.brake.disk.set(error.to_string());
         }
         report
     }
-}
-
-fn disk_error(error: &HindsightError) -> String {
-    error.to_string()
 }
 
 /// What should be known about an episode before it is scored.
@@ -557,41 +554,22 @@ fn logprobs(score: &SpanScore) -> Vec<Option<Logprob>> {
     score.logprobs().collect()
 }
 
-/// Stops the run when going on is pointless.
+/// Stops the run when going on is pointless: nobody can be asked, or nothing can be written.
 #[derive(Default)]
 struct Brake {
-    is_stopped: AtomicBool,
-    failures: AtomicU32,
-    why: Mutex<Option<Stop>>,
+    outlook: Outlook,
+    /// Why nothing can be written.
+    disk: OnceLock<String>,
 }
 
 impl Brake {
     fn is_stopped(&self) -> bool {
-        self.is_stopped.load(Ordering::Relaxed)
+        self.disk.get().is_some() || self.outlook.is_stopped()
     }
 
+    /// Why the run ended before all was done, once it has.
     fn stop(&self) -> Option<Stop> {
-        self.why.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    fn pull(&self, why: Stop) {
-        self.why.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(why);
-        self.is_stopped.store(true, Ordering::Relaxed);
-    }
-
-    /// Looks at an answer; says whether to go on. A server that does not answer at all has been tried for minutes.
-    fn heed<T>(&self, answer: &Result<T, Error>) -> bool {
-        match answer {
-            Ok(_) => self.failures.store(0, Ordering::Relaxed),
-            Err(error) => {
-                let in_a_row = 1 + self.failures.fetch_add(1, Ordering::Relaxed);
-                let is_gone = matches!(error, Error::Unreachable { .. })
-                    || (error.may_pass() && in_a_row >= GONE_AFTER);
-                if error.stops_the_run() || is_gone {
-                    self.pull(Stop::Model(error.clone()));
-                }
-            }
-        }
-        !self.is_stopped()
+        let disk = self.disk.get().cloned().map(Stop::Disk);
+        disk.or_else(|| self.outlook.ended_by().map(Stop::Model))
     }
 }

@@ -117,7 +117,14 @@ pub fn instructions(part: &AgentPart) -> Result<Option<String>, Error> {
         }
     };
     let unreadable = |error| invalid(format!("{}: {error}", path.display()), "check --system-prompt");
-    fs::read_to_string(path).map(|text| Some(text.trim_end().to_owned())).map_err(unreadable)
+    let text = fs::read_to_string(path).map_err(unreadable)?;
+    match text.trim_start_matches('\u{feff}').trim_end() {
+        "" => Err(invalid(
+            format!("{}: there are no instructions in the file", path.display()),
+            "write some, or leave out --system-prompt",
+        )),
+        text => Ok(Some(text.to_owned())),
+    }
 }
 
 fn invalid(what: String, help: impl Into<String>) -> Error {

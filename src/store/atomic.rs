@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-/// Replaces the content of `path`: a temporary file beside it is written, synced and renamed over it.
+/// Replaces the content of `path`, or of what it is a link to: a temporary file beside it is written, synced and renamed over it.
 pub fn write(path: &Path, content: &[u8]) -> io::Result<()> {
     let mut file = Pending::create(path)?;
     file.write_all(content)?;
@@ -31,11 +31,12 @@ impl Drop for Temporary {
 }
 
 impl Pending {
-    /// Begins the new content of `path`.
+    /// Begins the new content of `path`; through a link its target is written, and the link stays.
     pub fn create(path: &Path) -> io::Result<Self> {
-        let temporary = Temporary(temporary_beside(path)?);
+        let path = followed(path)?;
+        let temporary = Temporary(temporary_beside(&path)?);
         let writer = BufWriter::new(File::create(&temporary.0)?);
-        Ok(Self { path: path.to_owned(), temporary, writer })
+        Ok(Self { path, temporary, writer })
     }
 
     /// Puts the content in place once it has reached the disk.
@@ -60,6 +61,22 @@ impl Write for Pending {
     }
 }
 
+/// Links that lead to one another further than this lead nowhere.
+const MOST_LINKS: usize = 40;
+
+/// What a path leads to through links, whether or not it is there.
+fn followed(path: &Path) -> io::Result<PathBuf> {
+    let mut path = path.to_owned();
+    for _ in 0..MOST_LINKS {
+        match fs::read_link(&path) {
+            Ok(target) => path = path.parent().unwrap_or(Path::new("")).join(target),
+            // It is no link.
+            Err(_) => return Ok(path),
+        }
+    }
+    Err(io::Error::other("the link leads nowhere"))
+}
+
 /// A name of this process's own, hidden, in the same directory, because a rename is atomic only within one file system.
 fn temporary_beside(path: &Path) -> io::Result<PathBuf> {
     let name = path.file_name().ok_or_else(|| io::Error::other("the path names no file"))?;
@@ -80,6 +97,22 @@ mod tests {
         write(&path, b"new").unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"new");
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_link_stays_and_its_target_is_written() {
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name: &str| directory.path().join(name);
+        fs::create_dir(at("far")).unwrap();
+        std::os::unix::fs::symlink("far/b", at("a")).unwrap();
+        std::os::unix::fs::symlink("a", at("c")).unwrap();
+        for content in ["new", "newer"] {
+            write(&at("c"), content.as_bytes()).unwrap();
+            assert_eq!(fs::read_to_string(at("far/b")).unwrap(), content);
+            assert!(at("a").is_symlink() && at("c").is_symlink());
+        }
+        std::os::unix::fs::symlink("ring", at("ring")).unwrap();
+        assert!(write(&at("ring"), b"x").is_err());
     }
 
     #[test]

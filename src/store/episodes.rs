@@ -24,7 +24,10 @@ pub const RESULT: &str = "result.json";
 pub const SESSION: &str = "pi_session.jsonl";
 
 /// The mark some editors put before a text.
-const BOM: &[u8] = "\u{feff}".as_bytes();
+pub const BOM: &[u8] = "\u{feff}".as_bytes();
+
+/// What is wrong with a file of blank lines.
+const NO_EPISODE: &str = "there is no episode in the file";
 
 /// Something on disk that holds episodes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -92,7 +95,11 @@ impl LoadError {
 /// Finds the episodes below a directory or in a file, in natural order of their names.
 pub fn find(input: &Path) -> Result<Vec<Source>, LoadError> {
     if input.is_file() {
-        return Ok(vec![file_source(input)]);
+        return match is_blank(input) {
+            Ok(false) => Ok(vec![file_source(input)]),
+            Ok(true) => Err(LoadError::new(input, NO_EPISODE)),
+            Err(error) => Err(LoadError::new(input, error)),
+        };
     }
     if input.join(RESULT).is_file() || input.join(SESSION).is_file() {
         return Ok(vec![Source::Directory(input.to_owned())]);
@@ -282,7 +289,7 @@ impl Iterator for Lines {
             }
             let Some(line) = self.next_line() else {
                 let is_empty = !std::mem::replace(&mut self.has_lines, true);
-                return is_empty.then(|| Err(LoadError::new(&self.path, "there is no episode in the file")));
+                return is_empty.then(|| Err(LoadError::new(&self.path, NO_EPISODE)));
             };
             self.has_lines = true;
             match line {
@@ -305,6 +312,17 @@ fn read_line(json: Map<String, Value>, default_id: &str) -> Vec<Result<Episode, 
         let why = "neither an episode (`messages`, `reward`) nor a group (`tokens`, `masks`, `scores`)";
         vec![Err(Fault::new(why))]
     }
+}
+
+/// Whether a file has only blank lines, or none.
+fn is_blank(path: &Path) -> io::Result<bool> {
+    for line in BufReader::new(File::open(path)?).split(b'\n') {
+        let line = line?;
+        if !line.strip_prefix(BOM).unwrap_or(&line).trim_ascii().is_empty() {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 fn file_source(path: &Path) -> Source {

@@ -7,6 +7,8 @@ use std::fs::{self, File};
 use std::io::{self, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
+use super::atomic::Pending;
+
 /// Rows on their way into a file.
 #[derive(Debug)]
 pub struct Spool {
@@ -18,7 +20,7 @@ pub struct Spool {
 }
 
 impl Spool {
-    /// An empty spool for `n_rows` rows; `path` is on the same file system as the file to be.
+    /// An empty spool for `n_rows` rows.
     pub fn create(path: &Path, n_rows: usize) -> io::Result<Self> {
         let file = File::options().read(true).write(true).create(true).truncate(true).open(path)?;
         Ok(Self { path: path.to_owned(), file: BufWriter::new(file), end: 0, rows: vec![None; n_rows] })
@@ -37,8 +39,7 @@ impl Spool {
     pub fn finish(self, out: &Path) -> io::Result<()> {
         let Self { path, file, rows, .. } = self;
         let mut spooled = BufReader::new(file.into_inner().map_err(|error| error.into_error())?);
-        let sorted = path.with_extension("sorted");
-        let mut target = BufWriter::new(File::create(&sorted)?);
+        let mut target = Pending::create(out)?;
         let mut at = 0;
         for (begin, length) in rows.into_iter().flatten() {
             if begin != at {
@@ -49,8 +50,7 @@ impl Spool {
             io::copy(&mut Read::by_ref(&mut spooled).take(length), &mut target)?;
             at = begin + length;
         }
-        target.into_inner().map_err(|error| error.into_error())?.sync_all()?;
-        fs::rename(&sorted, out)?;
+        target.commit()?;
         fs::remove_file(&path)
     }
 }

@@ -54,6 +54,7 @@ pub fn read_jsonl(path: &Path, options: &DatasetOptions) -> Result<Dataset, Task
 
 /// Reads JSON lines; `name` begins the ids of rows that have none.
 pub fn parse_jsonl(text: &str, name: &str, options: &DatasetOptions) -> Result<Dataset, TaskError> {
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
     let mut dataset = Dataset { tasks: Vec::new(), skipped: Vec::new() };
     for (idx, line) in lines {
@@ -200,6 +201,12 @@ mod tests {
         let task = parse_jsonl(r#"{"task": "T"}"#, "set", &options).unwrap().tasks.remove(0);
         assert_eq!(task.test_code, None);
         assert!(!task.task.prompt.contains("## Tests"), "{}", task.task.prompt);
+    }
+
+    #[test]
+    fn a_byte_order_mark_is_passed_over() {
+        let dataset = parse("\u{feff}{\"task\": \"T\", \"tests\": \"A\"}\n").unwrap();
+        assert_eq!((dataset.tasks.len(), dataset.skipped), (1, vec![]));
     }
 
     #[test]

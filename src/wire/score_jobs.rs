@@ -1,13 +1,16 @@
 //! The lines of `backsight score`: jobs in, answers out.
 //!
 //! Written by whoever needs logprobs, read by us, and the other way round; the format is ours and
-//! documented in docs/formats.md. The surprise: an absent logprob is `null`, and `absent` says why.
+//! documented in docs/formats.md. The surprises: an absent logprob is `null`, and `absent` says why; an id may be a
+//! number that no machine number holds, so it is never read as one.
 
+use std::fmt;
 use std::sync::Arc;
 
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use super::scan::Scanner;
 use backsight_core::score::{ScoreJob, SpanScore};
 use backsight_core::tokens::{TokenId, TokenSpan};
 
@@ -21,14 +24,39 @@ struct Line {
     top_k: Option<usize>,
 }
 
+/// A job's id: JSON as it was written, so that it comes back unchanged.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Id(String);
+
+impl fmt::Display for Id {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl Id {
+    /// The id in a line that holds `value`.
+    fn find(line: &[u8], value: &Value) -> Self {
+        let mut written = None;
+        let whole = Scanner::new(line).object(|scanner, key| {
+            let value = scanner.raw()?;
+            if key == b"id" {
+                written = std::str::from_utf8(value).ok();
+            }
+            Ok(())
+        });
+        let written = whole.ok().and(written).map(str::to_owned);
+        Self(written.unwrap_or_else(|| value.get("id").unwrap_or(&Value::Null).to_string()))
+    }
+}
+
 /// Reads one line; a failure says why, with the job's id where it has one.
-pub fn read(line: &[u8], default_top_k: usize) -> (Value, Result<ScoreJob, String>) {
+pub fn read(line: &[u8], default_top_k: usize) -> (Id, Result<ScoreJob, String>) {
     let value: Value = match serde_json::from_slice(line) {
         Ok(value) => value,
-        Err(error) => return (Value::Null, Err(format!("not JSON: {error}"))),
+        Err(error) => return (Id("null".to_owned()), Err(format!("not JSON: {error}"))),
     };
-    let id = value.get("id").cloned().unwrap_or_default();
-    (id, job(value, default_top_k))
+    (Id::find(line, &value), job(value, default_top_k))
 }
 
 fn job(value: Value, default_top_k: usize) -> Result<ScoreJob, String> {
@@ -47,18 +75,24 @@ fn job(value: Value, default_top_k: usize) -> Result<ScoreJob, String> {
 }
 
 /// The answer to a job that was scored, by weights that have this name.
-pub fn answer(id: &Value, job: &ScoreJob, spans: &[SpanScore], version: Option<&str>) -> Value {
+pub fn answer(id: &Id, job: &ScoreJob, spans: &[SpanScore], version: Option<&str>) -> String {
     let absent = spans.iter().flat_map(SpanScore::absent);
     let absent: Vec<Value> = absent.map(|(position, why)| json!([position, why.to_string()])).collect();
     let spans: Vec<Value> = spans.iter().map(|span| span_json(span, job.top_k() > 0)).collect();
-    let mut answer = json!({"id": id, "spans": spans});
+    let mut answer = json!({"spans": spans});
     if let Some(version) = version {
         answer["version"] = version.into();
     }
     if !absent.is_empty() {
         answer["absent"] = absent.into();
     }
-    answer
+    row(id, &answer)
+}
+
+/// An object on a line, its id first.
+fn row(id: &Id, rest: &Value) -> String {
+    let rest = rest.to_string();
+    format!("{{\"id\":{id},{}", rest.trim_start_matches('{'))
 }
 
 fn span_json(score: &SpanScore, with_top: bool) -> Value {
@@ -74,8 +108,8 @@ fn span_json(score: &SpanScore, with_top: bool) -> Value {
 }
 
 /// The answer to a job that was not.
-pub fn failure(id: &Value, why: &str) -> Value {
-    json!({"id": id, "spans": [], "error": why})
+pub fn failure(id: &Id, why: &str) -> String {
+    row(id, &json!({"spans": [], "error": why}))
 }
 
 #[cfg(test)]
@@ -88,7 +122,7 @@ mod tests {
     #[test]
     fn jobs_are_read_or_refused_with_the_reason() {
         let (id, job) = read(br#"{"id": "a", "tokens": [1, 2, 3], "spans": [[1, 3]]}"#, 5);
-        assert_eq!((id, job.unwrap().top_k()), (json!("a"), 5));
+        assert_eq!((id.to_string().as_str(), job.unwrap().top_k()), ("\"a\"", 5));
         let refuse = |line: &str| read(line.as_bytes(), 0).1.unwrap_err();
         assert!(read(b"\xff\xfe", 0).1.unwrap_err().starts_with("not JSON"));
         assert!(refuse("{").starts_with("not JSON"));
@@ -102,6 +136,27 @@ mod tests {
             refuse(r#"{"id": 1, "tokens": [1], "spans": [], "topk": 1}"#).contains("unknown field `topk`")
         );
         assert!(refuse(r#"{"id": null, "tokens": [1], "spans": []}"#).contains("`id` must be"));
+    }
+
+    #[test]
+    fn ids_come_back_as_they_were_written() {
+        let ids = [
+            "123456789012345678901234567890",
+            "-9223372036854775809",
+            "1.10",
+            "-0",
+            r#""\u00e9 \" }""#,
+            r#""é""#,
+        ];
+        for id in ids {
+            let line = format!(r#"{{"tokens": [1, 2], "id" : {id} , "spans": [[1, 2]]}}"#);
+            let (read, job) = read(line.as_bytes(), 0);
+            assert!(job.is_ok(), "{line}");
+            assert_eq!(failure(&read, "no"), format!(r#"{{"id":{id},"spans":[],"error":"no"}}"#));
+        }
+        let (id, _) = read(br#"{"\u0069d": 7, "tokens": [1], "spans": []}"#, 0);
+        assert_eq!(id.to_string(), "7");
+        assert_eq!(read(b"{\"id\": 7", 0).0.to_string(), "null");
     }
 
     #[test]
@@ -119,6 +174,7 @@ mod tests {
             "version": "12ab34cd",
             "absent": [[0, "the first token has no context"]],
         });
-        assert_eq!(answer(&json!(3), &job, &spans, Some("12ab34cd")), expected);
+        let answer = answer(&Id("3".to_owned()), &job, &spans, Some("12ab34cd"));
+        assert_eq!(answer, expected.to_string());
     }
 }

@@ -129,6 +129,24 @@ fn unreachable() -> Error {
 }
 
 #[test]
+fn a_server_that_garbles_or_fails_ends_the_run_as_one_that_is_gone_does() {
+    let garbled = |_: Asked<'_>, nth: u64| {
+        (nth >= 20).then(|| Error::Garbled { server: "s".into(), why: "HTML".into() })
+    };
+    let failing = |_: Asked<'_>, nth: u64| {
+        let error = || Error::Unavailable { server: "s".into(), status: 500, message: "broken".into() };
+        (nth >= 20).then(error)
+    };
+    for (fails, expected) in
+        [(garbled as fn(Asked<'_>, u64) -> Option<Error>, "unusable"), (failing, "HTTP 500")]
+    {
+        let (found, figures) = block_on(planned(&model(limits(false), fails), &jobs(2000), usize::MAX));
+        assert_eq!(found.iter().filter(|it| it.is_ok()).count(), 20);
+        assert!(figures.stopped_by.unwrap().to_string().contains(expected));
+    }
+}
+
+#[test]
 fn a_server_that_is_gone_ends_the_run_and_one_that_stammers_does_not() {
     let gone = model(limits(false), |_, nth| (nth >= 20).then(unreachable));
     let (found, figures) = block_on(planned(&gone, &jobs(2000), usize::MAX));

@@ -340,6 +340,12 @@ fn help_has_examples_for_every_command() {
     assert!(n_commands >= 9, "only {n_commands} commands were found");
 }
 
+#[test]
+fn help_says_what_exit_codes_mean() {
+    let help = run(&["--help"], "").stdout;
+    assert!(help.contains("130 and 143 ended by SIGINT and SIGTERM"), "{help}");
+}
+
 /// Looks at the help of a command and of all below it; gives how many there are that do something.
 fn check_help(command: &[&str]) -> usize {
     let ran = run(&[command, &["--help"]].concat(), "");

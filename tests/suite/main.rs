@@ -20,6 +20,7 @@ mod quickstart;
 mod score;
 mod scripted;
 mod serve;
+mod signals;
 mod stranger;
 mod tidy;
 mod weights;

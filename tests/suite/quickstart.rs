@@ -1,11 +1,17 @@
-//! `quickstart` on the real model, where `BACKSIGHT_SMOLLM2_GGUF` names `SmolLM2-135M-Instruct.Q4_1.gguf`.
+//! `quickstart` on the real model, where `BACKSIGHT_SMOLLM2_GGUF` names `SmolLM2-135M-Instruct.Q4_1.gguf`, and
+//! interrupted, on one with random weights.
 #![expect(clippy::print_stdout, reason = "a skipped test says so")]
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
+use std::process::{Command, Stdio};
 
 use crate::program::backsight;
-use serde_json::Value;
+use crate::signals::send;
+use crate::support::tiny;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 fn finite(values: &Value) -> Vec<f64> {
@@ -45,11 +51,11 @@ fn every_step_is_scored_under_both_lenses_and_has_credit() {
     let shown = String::from_utf8(output.stdout).unwrap();
     assert!(shown.contains("24 steps") && shown.contains("rho") && shown.contains("--recompute"), "{shown}");
     check_live(dir.path(), &shown);
-    check_again(dir.path());
+    check_again(dir.path(), &shown);
 }
 
 /// Four episodes were run, each with well-formed calls, and are shown.
-fn check_live(dir: &std::path::Path, shown: &str) {
+fn check_live(dir: &Path, shown: &str) {
     let records = fs::read_dir(dir.join("runs/quickstart/live/episodes")).unwrap();
     let records: Vec<Value> = records
         .map(|it| serde_json::from_str(&fs::read_to_string(it.unwrap().path()).unwrap()).unwrap())
@@ -67,11 +73,14 @@ fn check_live(dir: &std::path::Path, shown: &str) {
     }
 }
 
-/// The command it suggests computes the credit anew, from the files alone.
-fn check_again(dir: &std::path::Path) {
-    let own = ["credit", "--episodes", "runs/quickstart/episode.jsonl", "--run", "runs/quickstart"];
-    let output =
-        backsight(dir, &[&own[..], &["--recompute", "--gamma", "0.9", "--smoothing", "paper"]].concat());
+/// The commands it suggests work as they stand; the first computes the credit anew, from the files alone.
+fn check_again(dir: &Path, shown: &str) {
+    let (_, suggested) = shown.split_once("What to try next:\n").unwrap();
+    let suggested: Vec<&str> = suggested.lines().map(str::trim).collect();
+    let expected =
+        format!("{} credit --episodes runs/quickstart/episode.jsonl ", env!("CARGO_BIN_EXE_backsight"));
+    assert!(suggested.len() == 6 && suggested[0].starts_with(&expected), "{suggested:?}");
+    let output = Command::new("sh").args(["-c", suggested[0]]).current_dir(dir).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let path = dir.join("runs/quickstart/episodes/fix_failing_test/hindsight_scores.json");
     let scores: Value = serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap();
@@ -82,8 +91,59 @@ fn check_again(dir: &std::path::Path) {
     );
 }
 
+/// Runs quickstart until it has said `word` on stderr, or on stdout, and then interrupts it; gives its exit code and
+/// what it said on stdout.
+fn interrupted(dir: &Path, signal: &str, word: &str, on_stdout: bool) -> (Option<i32>, String) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_backsight"));
+    command.current_dir(dir).args(["quickstart", "--model", "model"]);
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let (stdout, stderr) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
+    let (mut heard, mut other): (Box<dyn BufRead>, Box<dyn Read>) = match on_stdout {
+        true => (Box::new(BufReader::new(stdout)), Box::new(stderr)),
+        false => (Box::new(BufReader::new(stderr)), Box::new(stdout)),
+    };
+    let mut said = String::new();
+    while !said.contains(word) {
+        assert!(heard.read_line(&mut said).unwrap() > 0, "never said {word:?}: {said}");
+    }
+    send(signal, &child);
+    let (mut rest, mut unheard) = (String::new(), String::new());
+    heard.read_to_string(&mut rest).unwrap();
+    other.read_to_string(&mut unheard).unwrap();
+    let (stdout, stderr) = if on_stdout { (said + &rest, unheard) } else { (unheard, said + &rest) };
+    let code = child.wait().unwrap().code();
+    assert!(stderr.contains("error: interrupted\nhelp: "), "{code:?} after {word:?}: {stderr}");
+    (code, stdout)
+}
+
+#[test]
+fn one_signal_ends_it_at_any_moment_and_the_same_command_continues() {
+    let dir = TempDir::new().unwrap();
+    tiny::write_model(&dir.path().join("model"), json!({"max_position_embeddings": 65536}));
+    let began = |n: usize| {
+        let events = fs::read_to_string(dir.path().join("runs/quickstart/live/events.jsonl")).unwrap();
+        assert_eq!(events.lines().filter(|it| it.contains("\"event\":\"began\"")).count(), n, "{events}");
+    };
+    assert_eq!(interrupted(dir.path(), "INT", "loading", false), (Some(130), String::new()));
+    assert_eq!(interrupted(dir.path(), "TERM", "collect: 4 episodes", false), (Some(143), String::new()));
+    began(1);
+    let (code, shown) = interrupted(dir.path(), "INT", "Live: ", true);
+    assert_eq!(code, Some(130));
+    assert!(!shown.contains("What to try next"), "{shown}");
+    began(2);
+    let output = backsight(dir.path(), &["quickstart", "--model", "model"]);
+    let (said, shown) =
+        (String::from_utf8(output.stderr).unwrap(), String::from_utf8(output.stdout).unwrap());
+    assert!(output.status.success(), "{said}");
+    assert!(
+        said.contains("4 of them are there already") && shown.contains("What to try next"),
+        "{said}{shown}"
+    );
+    began(3);
+}
+
 #[test]
 fn with_no_arguments_a_newcomer_is_told_of_it() {
-    let output = backsight(std::path::Path::new("."), &[]);
+    let output = backsight(Path::new("."), &[]);
     assert!(String::from_utf8_lossy(&output.stderr).contains("backsight quickstart"));
 }

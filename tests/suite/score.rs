@@ -377,6 +377,8 @@ async fn what_cannot_be_read_or_written_is_refused_first() {
     let server = StandIn::start(Setup::new(Dialect::Vllm)).await;
     let place = Place::new(&[job(0, &tokens(1, 9), &[[2, 9]])]);
     fs::create_dir(place.path("dir")).unwrap();
+    place.write("empty.jsonl", b"");
+    place.write("blank.jsonl", "\u{feff}\n \n".as_bytes());
     let cases = [
         (["--jobs", "nothing.jsonl", "--out", "out.jsonl"], "nothing.jsonl: No such file"),
         (["--jobs", "jobs.jsonl", "--out", "jobs.jsonl"], "jobs.jsonl is the file of the jobs"),
@@ -384,6 +386,8 @@ async fn what_cannot_be_read_or_written_is_refused_first() {
         (["--jobs", "jobs.jsonl", "--out", "dir"], "dir is a directory"),
         (["--jobs", "dir", "--out", "out.jsonl"], "dir: Is a directory"),
         (["--jobs", "jobs.jsonl", "--out", "/dev/stderr"], "/dev/stderr is no file"),
+        (["--jobs", "empty.jsonl", "--out", "out.jsonl"], "empty.jsonl: there is no job in the file"),
+        (["--jobs", "blank.jsonl", "--out", "out.jsonl"], "blank.jsonl: there is no job in the file"),
     ];
     for (arguments, words) in cases {
         let mut command = Command::new(env!("CARGO_BIN_EXE_backsight"));
@@ -429,6 +433,30 @@ async fn several_servers_must_be_one_model() {
     assert!(ran.stderr.contains("going on without it"), "{}", ran.stderr);
     assert_eq!(place.bare_rows(), jobs.iter().map(expected).collect::<Vec<_>>());
     assert!(n_requests(&a) > 5 && n_requests(&b) > 5, "both work");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_several_servers_one_that_garbles_is_left_out() {
+    let jobs = [job(0, &tokens(1, 9), &[[2, 9]])];
+    let well = StandIn::start(Setup::new(Dialect::Vllm)).await;
+    let html = StandIn::start(Setup::new(Dialect::Vllm).faults(|_| Some(Fault::Html))).await;
+    let scores = |asked: &Asked| (asked.route == "/v1/completions").then_some(Fault::Html);
+    let scores = StandIn::start(Setup::new(Dialect::Vllm).faults(scores)).await;
+    for bad in [&html, &scores] {
+        let place = Place::new(&jobs);
+        let ran = place.score(&[bad.url(), well.url()], &[]).await;
+        assert_eq!(ran.code, 0, "{}", ran.stderr);
+        let words = format!("note: {} answered with something unusable: ", bad.url());
+        assert!(
+            ran.stderr.contains(&words) && ran.stderr.contains("; going on without it"),
+            "{}",
+            ran.stderr
+        );
+        assert_eq!(place.rows(), [expected(&jobs[0])]);
+    }
+    let place = Place::new(&jobs);
+    let ran = place.score(&[html.url(), html.url()], &[]).await;
+    assert_eq!(ran.code, 3, "{}", ran.stderr);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -540,6 +568,99 @@ async fn a_signal_ends_it_with_a_word_and_the_same_command_continues() {
         assert_eq!(place.score(&[server.url()], &[]).await.code, 0);
         assert!(n_requests(&server) < n_asked + 195, "what was kept is not paid again");
         assert_eq!(place.bare_rows(), jobs.iter().map(expected).collect::<Vec<_>>());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refused_key_is_named() {
+    let denies = |asked: &Asked| {
+        let denied = Fault::Status(401, String::new(), r#"{"error": "Unauthorized"}"#.to_owned());
+        asked.route.starts_with("/v1/").then_some(denied)
+    };
+    let server = StandIn::start(Setup::new(Dialect::Vllm).faults(denies)).await;
+    let other = StandIn::start(
+        Setup::new(Dialect::Sglang)
+            .faults(|_| Some(Fault::Status(403, String::new(), r#"{"error": "Forbidden"}"#.to_owned()))),
+    );
+    let other = other.await;
+    let place = Place::new(&[job(0, &tokens(1, 9), &[[2, 9]])]);
+    place.write("key", b"sk-0123456789");
+    let with_key = ["--api-key-env", "KEY_OF_THIS_TEST"];
+    for (url, more, words) in [
+        (server.url(), &with_key[..], "Unauthorized; the API key of KEY_OF_THIS_TEST was sent"),
+        (server.url(), &["--api-key-file", "key"], "HTTP 401: Unauthorized; the API key of key was sent"),
+        (server.url(), &[], "HTTP 401: Unauthorized; no API key was sent"),
+        (other.url(), &[], "HTTP 403: Forbidden; no API key was sent"),
+    ] {
+        let mut command = place.command(&[url], more);
+        command.env("KEY_OF_THIS_TEST", "sk-0123456789");
+        let ran = Ran::of(tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap());
+        assert_eq!(ran.code, 2, "{}", ran.stderr);
+        let help = "\nhelp: check the API key: --api-key-env names the variable that holds it";
+        assert!(ran.stderr.contains(words) && ran.stderr.contains(help), "{words:?} in {}", ran.stderr);
+        assert!(!ran.stderr.contains("sk-"), "{}", ran.stderr);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_address_with_a_key_is_refused_without_showing_it() {
+    let place = Place::new(&[job(0, &tokens(1, 9), &[[2, 9]])]);
+    for url in ["http://h:8000/v1?api_key=sk-1", "http://me:sk-1@h:99999", "ftp://sk-1@h", "http://h#sk-1"] {
+        for more in [&[][..], &["--kind", "embedded"]] {
+            let ran = place.score(&[url.to_owned()], more).await;
+            assert_eq!(ran.code, 2, "{}", ran.stderr);
+            assert!(ran.stderr.contains("***") && !ran.stderr.contains("sk-1"), "{}", ran.stderr);
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ids_of_any_size_and_a_byte_order_mark_are_taken() {
+    let server = StandIn::start(Setup::new(Dialect::Vllm)).await;
+    let place = Place::new(&[]);
+    let ids = ["123456789012345678901234567890", "-9223372036854775809", "\"a\""];
+    let lines = ids.map(|id| format!("{{\"id\": {id}, \"tokens\": [600, 601], \"spans\": [[1, 2]]}}"));
+    place.write("jobs.jsonl", format!("\u{feff}{}", lines.join("\n")).as_bytes());
+    let ran = place.score_at(&server, &[]).await;
+    assert_eq!(ran.code, 0, "{}", ran.stderr);
+    let rows = fs::read_to_string(place.path("out.jsonl")).unwrap();
+    for (row, id) in rows.lines().zip(ids) {
+        assert!(row.starts_with(&format!("{{\"id\":{id},\"spans\":[{{")), "{row}");
+    }
+    assert_eq!(rows.lines().count(), 3);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn answers_through_a_link_are_in_its_target() {
+    let server = StandIn::start(Setup::new(Dialect::Vllm)).await;
+    let jobs = [job(0, &tokens(1, 9), &[[2, 9]])];
+    let place = Place::new(&jobs);
+    fs::create_dir(place.path("far")).unwrap();
+    std::os::unix::fs::symlink("far/rows.jsonl", place.path("out.jsonl")).unwrap();
+    for _ in 0..2 {
+        let ran = place.score_at(&server, &[]).await;
+        assert_eq!(ran.code, 0, "{}", ran.stderr);
+        assert!(place.path("out.jsonl").is_symlink() && !place.path("far/rows.jsonl").is_symlink());
+        assert_eq!(place.rows(), [expected(&jobs[0])]);
+        assert_eq!(fs::read_dir(place.path("far")).unwrap().count(), 1);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_only_garbles_ends_the_run() {
+    for dialect in DIALECTS {
+        let garbles = |asked: &Asked| {
+            let is_job = asked.ids.first().is_some_and(|&id| id >= FIRST_ID);
+            is_job.then_some(Fault::Html)
+        };
+        let server = StandIn::start(Setup::new(dialect).faults(garbles)).await;
+        let jobs: Vec<Value> = (0..9).map(|n| job(n, &tokens(100 + n, 12), &[[3, 12]])).collect();
+        let place = Place::new(&jobs);
+        let ran = place.score_at(&server, &["--concurrency", "3"]).await;
+        assert_eq!(ran.code, 3, "{}", ran.stderr);
+        let words = format!("error: {} answered with something unusable: ", server.url());
+        assert!(ran.stderr.contains(&words), "{}", ran.stderr);
+        assert_eq!(place.rows().len(), 9, "every job has its row");
     }
 }
 

@@ -102,7 +102,7 @@ pub(in crate::cli) struct CreditArgs {
     pub(super) max_tokens: Option<u64>,
     /// Print the result as JSON on stdout, and what happens as one JSON object a line on stderr
     #[arg(long)]
-    pub(super) json: bool,
+    pub(in crate::cli) json: bool,
 }
 
 /// How the conversation and the outcome are shown.
@@ -263,7 +263,8 @@ impl CreditArgs {
                 args.url.extend(env("FSWE_AGENT_API_URL"));
             }
             args.server.model = args.server.model.or_else(|| env("FSWE_AGENT_MODEL"));
-            let key = args.api_key.take().or_else(|| env("FSWE_AGENT_API_KEY").as_deref().map(Secret::new));
+            const KEY: &str = "FSWE_AGENT_API_KEY";
+            let key = args.api_key.take().or_else(|| env(KEY).map(|key| Secret::new(&key).found_in(KEY)));
             // The published script's word for no key.
             args.server.api_key = key.filter(|key| !matches!(key.expose(), "" | "unused"));
         }
@@ -337,5 +338,5 @@ fn share(text: &str) -> Result<f64, String> {
 }
 
 fn secret(text: &str) -> Result<Secret, std::convert::Infallible> {
-    Ok(Secret::new(text))
+    Ok(Secret::new(text).found_in("--api-key"))
 }

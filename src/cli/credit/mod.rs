@@ -18,6 +18,7 @@ use self::progress::Progress;
 use self::setup::{Ready, Shown};
 use super::block_on;
 use super::failure::Failure;
+use super::pulse::with_pulse;
 use super::server::{KindName, model_failure};
 use super::sources::sources;
 use super::stdout;
@@ -37,11 +38,7 @@ use crate::wire::hindsight::Provenance;
 const EPISODES_AT_ONCE: usize = 8;
 
 pub(super) fn run(args: &CreditArgs) -> Result<(), Failure> {
-    let args = args.with_env(|name| std::env::var(name).ok());
-    credit(&args).map_err(|failure| failure.in_json(args.json))
-}
-
-fn credit(args: &CreditArgs) -> Result<(), Failure> {
+    let args = &args.with_env(|name| std::env::var(name).ok());
     if args.recompute {
         return recompute::run(args);
     }
@@ -99,7 +96,8 @@ async fn scored(
         texts: ready.texts,
     };
     let watched = Arc::clone(&progress);
-    let stop = score(sources, teacher, options, Arc::new(move |event| watched.tell(event))).await;
+    let work = score(sources, teacher, options, Arc::new(move |event| watched.tell(event)));
+    let stop = with_pulse(work, || progress.pulse()).await;
     paid.ledger.notice().into_iter().for_each(|notice| notices.add(notice));
     let reports = progress.finish();
     let mut summary = progress::summarise(&reports, &notices);

@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
-use std::io::{BufRead, BufReader, IsTerminal};
+use std::io::{BufRead, BufReader};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::{Value, json};
@@ -16,9 +16,6 @@ use crate::pipeline::credit::{Event, Fate, Report};
 use crate::pipeline::resume::Differences;
 use crate::store::episodes::Source;
 use crate::store::summary::Summary;
-
-/// Without a terminal the total is told this often.
-const EVERY: Duration = Duration::from_secs(10);
 
 /// Tells people or machines how far it is.
 pub(super) struct Progress {
@@ -39,7 +36,6 @@ struct State {
     n_begun: u64,
     tokens_begun: u64,
     tokens_done: u64,
-    last_told: Option<Instant>,
 }
 
 impl Progress {
@@ -95,7 +91,7 @@ impl Progress {
             Event::Finished(report) => self.finished(report),
         }
         self.tell_notices();
-        self.update();
+        self.bar.set_message(self.message(&self.lock()));
     }
 
     fn finished(&self, report: Report) {
@@ -107,20 +103,13 @@ impl Progress {
         self.say("episode", as_json(&report), &line(&report));
     }
 
-    /// Shows the total; without a terminal only now and then.
-    fn update(&self) {
-        if self.as_json {
-            return;
-        }
-        let mut state = self.lock();
-        let message = self.message(&state);
-        if std::io::stderr().is_terminal() {
-            return self.bar.set_message(message);
-        }
-        if state.last_told.is_none_or(|last| last.elapsed() >= EVERY) && self.began.elapsed() >= EVERY {
-            state.last_told = Some(Instant::now());
-            output::talk(&format!("{} of {} episodes, {message}", state.reports.len(), self.n_episodes));
-        }
+    /// Says how far all of it is.
+    pub(super) fn pulse(&self) {
+        let state = self.lock();
+        let (done, message) = (state.reports.len(), self.message(&state));
+        drop(state);
+        let line = format!("{done} of {} episodes, {message}", self.n_episodes);
+        self.say("progress", json!({"done": done, "of": self.n_episodes, "text": message}), &line);
     }
 
     /// Speed, cache, time left, and what is being worked on.

@@ -55,7 +55,7 @@ impl Shown {
         let words = typed.hindsight_template.as_deref().map(read_text).transpose()?;
         let words = words.unwrap_or_else(|| OUTCOME_TEMPLATE.to_owned());
         let template = lens_template(&words, typed.hindsight_template.as_deref())?;
-        let system = typed.system.as_deref().map(read_text).transpose()?;
+        let system = typed.system.as_deref().map(read_system).transpose()?;
         let tools = typed.tools.as_deref().map(read_tools).transpose()?;
         let vars = typed.vars.iter().map(|var| parse_var(var)).collect::<Result<Map<_, _>, _>>()?;
         let tool_text = typed.tool_text.map(tool_text_of);
@@ -111,6 +111,16 @@ fn read_text(path: &Path) -> Result<String, Failure> {
     let text = fs::read_to_string(path)
         .map_err(|error| Failure::input(format!("{}: {error}", path.display()), "check the file"))?;
     Ok(text.strip_prefix('\u{feff}').unwrap_or(&text).to_owned())
+}
+
+/// A file's system prompt; an empty one is a mistake, since none is given by leaving it out.
+fn read_system(path: &Path) -> Result<String, Failure> {
+    let text = read_text(path)?;
+    if text.trim().is_empty() {
+        let what = format!("{}: there is no system prompt in the file", path.display());
+        return Err(Failure::input(what, "write one, or leave out --system"));
+    }
+    Ok(text)
 }
 
 fn read_tools(path: &Path) -> Result<Vec<Value>, Failure> {

@@ -12,7 +12,7 @@ use backsight::agent::{AgentSetting, EpisodePlace, Speech, run_episode};
 use backsight::chat::parse::Parser;
 use backsight::chat::template::Now;
 use backsight::engine::model::Embedded;
-use backsight::episode::{Content, Episode, Message, Role, Stop, TokenSource, ToolText};
+use backsight::episode::{Content, Episode, Message, Role, Step, Stop, TokenSource, ToolText};
 use backsight::model::ModelRole;
 use backsight::model::{ChatAnswer, ChatRequest, Error, GenerateRequest, Generated, Limits, Model, Scored};
 use backsight::sandbox::{SandboxConfig, Sandboxes};
@@ -463,7 +463,7 @@ async fn calls_are_forced_in_the_first_turns() {
     }
     let mut setting = setting(saying(&[]));
     setting.student = Arc::new(Noting(student, Arc::clone(&patterns)));
-    setting.options.forced_calls = Some(ForcedCalls { turns: 1, max_text: 20 });
+    setting.options.forced_calls = Some(ForcedCalls { turns: 1, max_text: 20, tools: Vec::new() });
     let episode = run(&setting).await;
     assert_eq!(
         (episode.stop, patterns.lock().unwrap().as_slice()),
@@ -572,11 +572,18 @@ async fn a_real_engine_is_driven_the_same_way() {
     setting.speech = Speech::Exact(format(PLAIN, Some(ToolText::Hermes)));
     setting.options.max_turn_tokens = 400;
     setting.options.max_agent_turns = 3;
-    setting.options.forced_calls = Some(ForcedCalls { turns: 2, max_text: 12 });
+    setting.options.forced_calls = Some(ForcedCalls {
+        turns: 2,
+        max_text: 12,
+        tools: vec!["write_file".to_owned(), "terminal".to_owned()],
+    });
     let episode = run(&setting).await;
-    let n_calls: Vec<usize> =
-        episode.steps().iter().map(|step| episode.messages[step.message_idx].tool_calls.len()).collect();
-    assert_eq!(n_calls, [1, 1, 0], "{}", shown(&episode));
+    let called = |step: &Step| {
+        let calls = episode.messages[step.message_idx].tool_calls.iter();
+        calls.map(|call| call.name.clone()).collect::<Vec<_>>()
+    };
+    let called: Vec<_> = episode.steps().iter().map(called).collect();
+    assert_eq!(called, [vec!["write_file"], vec!["terminal"], vec![]], "{}", shown(&episode));
     let scored = setting.student.score(&job(&episode)).await.unwrap();
     let drawn = episode.steps().iter().flat_map(|it| &it.tokens.as_ref().unwrap().logprobs);
     let mut n_compared = 0;

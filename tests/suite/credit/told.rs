@@ -83,6 +83,14 @@ async fn what_makes_no_sense_is_refused_with_its_reason() {
     let with = |file: &'static str| [&here[..], &["--hindsight-template", file]].concat();
     refused(&place, &with("empty.txt"), "empty.txt: the template is empty\n").await;
     refused(&place, &with("wrong.jinja"), "wrong.jinja: unknown name `rewrad`; the names are reward, ").await;
+    place.write("empty.jsonl", "");
+    place.write("blank.json", "\u{feff}\n\n");
+    for name in ["empty.jsonl", "blank.json"] {
+        let words = format!("{name}: there is no episode in the file\n");
+        refused(&place, &["--episodes", name, "--dry-run"], &words).await;
+    }
+    let words = "empty.jsonl: there is no system prompt in the file\n";
+    refused(&place, &[&here[..], &["--system", "empty.jsonl"]].concat(), words).await;
     std::fs::create_dir(place.path("nothing")).unwrap();
     refused(&place, &["--input-dir", "nothing", "--dry-run"], "nothing: no episodes here\n").await;
     refused(

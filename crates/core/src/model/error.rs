@@ -94,6 +94,11 @@ impl Error {
         matches!(self, Self::Unreachable { .. } | Self::Unavailable { .. } | Self::Garbled { .. })
     }
 
+    /// Whether the server wants another key, or one at all.
+    pub fn is_denied(&self) -> bool {
+        matches!(self, Self::Refused { status: 401 | 403, .. })
+    }
+
     /// What the user can do about it, where there is something to do.
     pub fn help(&self) -> Option<&str> {
         match self {
@@ -108,7 +113,13 @@ impl Error {
                 "answers from before are kept; serve the old model and the same command continues, \
                  or give the same command now and it begins anew with this one",
             ),
-            Self::Refused { .. } | Self::Garbled { .. } => None,
+            Self::Refused { .. } if self.is_denied() => Some(
+                "check the API key: --api-key-env names the variable that holds it, --api-key-file the file",
+            ),
+            Self::Garbled { .. } => {
+                Some("see that the address is that of a model's server, and look at its log")
+            }
+            Self::Refused { .. } => None,
         }
     }
 

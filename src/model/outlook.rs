@@ -1,0 +1,129 @@
+//! Whether there is a point in asking on: one rule for everybody who asks a model many things.
+//!
+//! Owns [`Outlook`]. What no later call can escape (a budget used up, other weights, a disk that is full) ends it at
+//! once. So do several calls in a row that found no working server, although each was tried with all its patience:
+//! a connection that is refused or reset, an error and garbage count alike. An answer in between shows that the server
+//! works, and so does a reasoned refusal.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::Error;
+
+/// So many calls in a row that found no working server mean that there is none.
+const GONE_AFTER: u32 = 3;
+
+/// How it looks; clones share it.
+#[derive(Clone, Debug, Default)]
+pub struct Outlook(Arc<Mutex<State>>);
+
+#[derive(Debug, Default)]
+struct State {
+    /// Failures since the last answer that another time might have passed.
+    in_a_row: u32,
+    /// The last of them, unless the server is there and only garbles.
+    last: Option<Error>,
+    stopped_by: Option<Error>,
+}
+
+impl Outlook {
+    /// Looks at what a call came to.
+    pub fn heed<T>(&self, answer: &Result<T, Error>) {
+        self.lock().note(answer.as_ref().err());
+    }
+
+    /// Gives up, for this reason.
+    pub fn stop(&self, why: Error) {
+        self.lock().stopped_by.get_or_insert(why);
+    }
+
+    /// Why nothing more should be asked; none while there is hope.
+    pub fn stopped_by(&self) -> Option<Error> {
+        self.lock().stopped_by.clone()
+    }
+
+    /// Whether nothing more should be asked.
+    pub fn is_stopped(&self) -> bool {
+        self.lock().stopped_by.is_some()
+    }
+
+    /// Why nothing more can be hoped for now that all is over: what stopped it, or the failure it ended with.
+    pub fn ended_by(&self) -> Option<Error> {
+        let state = self.lock();
+        state.stopped_by.clone().or_else(|| state.last.clone())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn note(&mut self, error: Option<&Error>) {
+        let Some(error) = error.filter(|error| error.may_pass() || error.stops_the_run()) else {
+            (self.in_a_row, self.last) = (0, None);
+            return;
+        };
+        if error.may_pass() {
+            self.in_a_row += 1;
+            self.last = Some(error.clone()).filter(|error| !matches!(error, Error::Garbled { .. }));
+        }
+        if error.stops_the_run() || self.in_a_row >= GONE_AFTER {
+            self.stopped_by.get_or_insert_with(|| error.clone());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gone() -> Error {
+        Error::Unreachable { server: "s".into(), why: "refused".into() }
+    }
+
+    fn busy() -> Error {
+        Error::Unavailable { server: "s".into(), status: 503, message: "busy".into() }
+    }
+
+    fn garbled() -> Error {
+        Error::Garbled { server: "s".into(), why: "HTML".into() }
+    }
+
+    fn budget() -> Error {
+        Error::Budget { role: "student".into(), what: "tokens", limit: 9 }
+    }
+
+    fn refused() -> Error {
+        Error::Refused { server: "s".into(), status: 400, message: "no".into() }
+    }
+
+    fn check(calls: &[Option<Error>], stopped_by: Option<Error>, ended_by: Option<Error>) {
+        let outlook = Outlook::default();
+        calls.iter().for_each(|call| outlook.heed(&call.clone().map_or(Ok(()), Err)));
+        assert_eq!((outlook.stopped_by(), outlook.ended_by()), (stopped_by, ended_by), "{calls:?}");
+    }
+
+    #[test]
+    fn it_stops_when_there_is_no_point_in_asking() {
+        check(&[None, Some(refused()), Some(refused()), Some(refused())], None, None);
+        check(&[Some(budget()), None], Some(budget()), Some(budget()));
+        check(&[Some(gone()), Some(gone()), None, Some(gone())], None, Some(gone()));
+        check(&[Some(gone()), Some(gone()), Some(gone()), None], Some(gone()), Some(gone()));
+        check(&[Some(gone()), None], None, None);
+    }
+
+    #[test]
+    fn all_ways_of_not_working_count_alike() {
+        for error in [gone(), busy(), garbled()] {
+            let some = Some(error.clone());
+            check(&[some.clone(), some.clone(), some.clone()], some.clone(), some.clone());
+            check(
+                &[some.clone(), some.clone(), Some(refused()), some.clone(), some.clone(), None],
+                None,
+                None,
+            );
+        }
+        check(&[Some(gone()), Some(busy()), Some(garbled())], Some(garbled()), Some(garbled()));
+        check(&[Some(garbled())], None, None);
+    }
+}
