@@ -149,7 +149,8 @@ fn answer(job: &ScoreJob) -> Vec<u8> {
     );
     for &given in &job.tokens()[1..] {
         json.push_str(",{");
-        push_candidate(&mut json, &mut random, given, TOP_K as u32 + 1 + random.below(1000));
+        let rank = TOP_K as u32 + 1 + random.below(1000);
+        push_candidate(&mut json, &mut random, given, rank);
         for rank in 1..=TOP_K as u32 {
             json.push(',');
             let id = 100_000 + rank * 1000 + random.below(1000);
