@@ -260,7 +260,6 @@ pub fn generated(drawn: Drawn, n_sent: usize, own: bool) -> Generated {
 #[expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 mod tests {
     use super::*;
-    use backsight_core::tokens::TokenSpan;
 
     fn check(names: &[&str], wanted: Option<&str>, expected: Result<&str, &str>) {
         let listed: Vec<_> =

@@ -452,7 +452,7 @@ async fn of_several_servers_one_that_garbles_is_left_out() {
             "{}",
             ran.stderr
         );
-        assert_eq!(place.rows(), [expected(&jobs[0])]);
+        assert_eq!(place.bare_rows(), [expected(&jobs[0])]);
     }
     let place = Place::new(&jobs);
     let ran = place.score(&[html.url(), html.url()], &[]).await;
@@ -473,7 +473,7 @@ async fn other_weights_behind_the_same_address_are_noticed() {
     let ran = place.score(&[url], &[]).await;
     assert_eq!((ran.code, n_requests(&second)), (0, 1), "{}", ran.stderr);
     assert!(
-        ran.stderr.contains("note: the model is another than last time (logprobs differ by "),
+        ran.stderr.contains("note: the model is another than last time (the logprobs of a probe text differ by "),
         "{}",
         ran.stderr
     );
@@ -523,12 +523,10 @@ async fn a_server_that_comes_back_with_other_weights_ends_the_run() {
         let words =
             format!("{} is another model than before: the logprobs of a probe text", servers[0].url());
         assert!(ran.stderr.contains(&words), "{}", ran.stderr);
-        let mut n_right = 0;
+        // What nobody has vouched for since is given up; what is there is right.
         for (row, job) in place.bare_rows().iter().zip(&jobs).filter(|(row, _)| row.get("error").is_none()) {
             assert_eq!(row, &expected(job), "an answer of other weights");
-            n_right += 1;
         }
-        assert!(n_right > 0, "what was obtained before is kept");
     }
 }
 
@@ -641,7 +639,7 @@ async fn answers_through_a_link_are_in_its_target() {
         let ran = place.score_at(&server, &[]).await;
         assert_eq!(ran.code, 0, "{}", ran.stderr);
         assert!(place.path("out.jsonl").is_symlink() && !place.path("far/rows.jsonl").is_symlink());
-        assert_eq!(place.rows(), [expected(&jobs[0])]);
+        assert_eq!(place.bare_rows(), [expected(&jobs[0])]);
         assert_eq!(fs::read_dir(place.path("far")).unwrap().count(), 1);
     }
 }

@@ -11,7 +11,7 @@ use backsight::lens::{OUTCOME_TEMPLATE, Placement};
 
 use crate::credit::numbers::{Alone, alone};
 use crate::credit::place::{KEEPS, Place as Episodes};
-use crate::score::{DIALECTS, FIRST_ID, Place, expected_of, job, tokens};
+use crate::score::{DIALECTS, FIRST_ID, Place, expected_of, job};
 use crate::support::stand_in::{Dialect, Fault, Setup, StandIn};
 use crate::support::toy::Toy;
 
@@ -19,8 +19,11 @@ const OLD: Toy = Toy { weights: 1 };
 const NEW: Toy = Toy { weights: 2 };
 
 /// Jobs that share nothing, so that each is a request of its own.
-fn jobs(n: u32) -> Vec<Value> {
-    (0..n).map(|id| job(id, &tokens(id * 3, 12), &[[5, 12]])).collect()
+fn jobs(n: u32, length: u32) -> Vec<Value> {
+    let tokens = |id: u32| -> Vec<u32> {
+        (0..length).map(|at| FIRST_ID + (at * at + id * 7 + id / 100 * at) % 100).collect()
+    };
+    (0..n).map(|id| job(id, &tokens(id), &[[5, length as usize]])).collect()
 }
 
 /// A server whose weights are others after so many prompts.
@@ -52,7 +55,7 @@ async fn new_weights_behind_a_healthy_server_end_the_run_and_give_no_number() {
         (Dialect::Sglang, true, &[]),
     ] {
         let server = StandIn::start(swapping(dialect, 80, names_weights)).await;
-        let jobs = jobs(200);
+        let jobs = jobs(200, 12);
         let place = Place::new(&jobs);
         let ran = place.score_at(&server, more).await;
         assert_eq!(ran.code, 3, "{dialect:?}: {}", ran.stderr);
@@ -70,7 +73,7 @@ async fn new_weights_behind_a_healthy_server_end_the_run_and_give_no_number() {
 async fn a_run_goes_on_with_new_weights_where_that_is_wanted() {
     for (dialect, names_weights) in [(Dialect::Vllm, false), (Dialect::Sglang, false), (Dialect::Sglang, true)] {
         let server = StandIn::start(swapping(dialect, 120, names_weights)).await;
-        let jobs = jobs(200);
+        let jobs = jobs(200, 12);
         let place = Place::new(&jobs);
         let more = ["--new-weights", "continue", "--weights-check-answers", "20", "--json", "--concurrency", "4"];
         let ran = place.score_at(&server, &more).await;
@@ -94,7 +97,7 @@ async fn noise_is_no_change_and_says_how_much_can_be_seen() {
     for dialect in DIALECTS {
         let setup = Setup { noise: 0.01, names_weights: false, ..Setup::new(dialect) };
         let server = StandIn::start(setup).await;
-        let place = Place::new(&jobs(300));
+        let place = Place::new(&jobs(300, 12));
         let ran = place.score_at(&server, &["--weights-check-answers", "10", "--json"]).await;
         assert_eq!(ran.code, 0, "{}", ran.stderr);
         let weights = ran.summary()["weights"].clone();
@@ -108,7 +111,7 @@ async fn noise_is_no_change_and_says_how_much_can_be_seen() {
 #[tokio::test(flavor = "multi_thread")]
 async fn measuring_costs_little() {
     let server = StandIn::start(Setup::new(Dialect::Vllm)).await;
-    let place = Place::new(&(0..1000).map(|id| job(id, &tokens(id, 60), &[[5, 60]])).collect::<Vec<_>>());
+    let place = Place::new(&jobs(1000, 60));
     let ran = place.score_at(&server, &["--json"]).await;
     assert_eq!(ran.code, 0, "{}", ran.stderr);
     let (summary, weights) = (ran.summary(), ran.summary()["weights"].clone());
@@ -123,14 +126,14 @@ async fn what_has_no_number_is_asked_for_again_and_never_reused() {
             let (is_broken, n_asked) = (Arc::new(AtomicUsize::new(1)), Arc::new(AtomicUsize::new(0)));
             let (broken, asked) = (Arc::clone(&is_broken), Arc::clone(&n_asked));
             let setup = Setup::new(dialect).faults(move |it| {
-                let is_hit = it.ids.first() == Some(&FIRST_ID) && it.ids.len() == 9;
+                let is_hit = it.ids.len() == 9;
                 asked.fetch_add(usize::from(is_hit), Ordering::SeqCst);
                 (is_hit && broken.load(Ordering::SeqCst) == 1).then(|| fault.clone())
             });
             let server = StandIn::start(setup).await;
-            let mut jobs = jobs(20);
-            jobs.push(job(20, &tokens(0, 9), &[[4, 9]]));
-            jobs.push(job(21, &tokens(700, 5), &[[0, 1]]));
+            let mut jobs = jobs(20, 12);
+            jobs.push(job(20, &[FIRST_ID; 9], &[[4, 9]]));
+            jobs.push(job(21, &[FIRST_ID, FIRST_ID + 1], &[[0, 1]]));
             let place = Place::new(&jobs);
             let ran = place.score_at(&server, &["--json"]).await;
             assert_eq!(ran.code, 1, "{}", ran.stderr);
