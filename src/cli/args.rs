@@ -322,7 +322,8 @@ Examples:
 
 pub(super) const PARSE_EXAMPLES: &str = "\
 Examples:
-  echo '<tool_call>{\"name\": \"ls\", \"arguments\": {}}</tool_call>' | backsight chat parse --parser hermes";
+  echo '<tool_call>{\"name\": \"ls\", \"arguments\": {}}</tool_call>' | backsight chat parse --parser hermes
+  backsight chat parse --parser qwen3_coder --tools tools.json < answer.txt";
 
 #[derive(Debug, ClapArgs)]
 pub(super) struct RenderArgs {
@@ -381,4 +382,7 @@ pub(super) struct ParseArgs {
     /// The format to read; an unknown name lists those there are
     #[arg(long, value_name = "NAME")]
     pub(super) parser: String,
+    /// JSON list of the tools' schemas; where one wants a string, a value in bare text stays as it is written
+    #[arg(long, value_name = "FILE.json")]
+    pub(super) tools: Option<PathBuf>,
 }

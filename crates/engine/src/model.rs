@@ -105,7 +105,7 @@ impl Embedded {
             place: request.place.clone(),
         };
         let generated = self.worker.generate(&generate).await?;
-        let answer = answer(tokenizer, !request.tools.is_empty(), &generated)?;
+        let answer = answer(tokenizer, &request.tools, &generated)?;
         Ok(Talked { answer, prompt, generated })
     }
 
@@ -174,7 +174,7 @@ fn set_vocabulary(engine: &mut Engine, tokenizer: &Tokenizer) -> Result<(), Erro
 }
 
 /// What the model said, its tool calls read if it was given tools.
-fn answer(tokenizer: &Tokenizer, has_tools: bool, generated: &Generated) -> Result<ChatAnswer, Error> {
+fn answer(tokenizer: &Tokenizer, tools: &[Value], generated: &Generated) -> Result<ChatAnswer, Error> {
     let mut ids: Vec<TokenId> = generated.tokens.iter().map(|token| token.id).collect();
     if ids.last().is_some_and(|id| tokenizer.end_ids().contains(id)) {
         ids.pop();
@@ -182,8 +182,8 @@ fn answer(tokenizer: &Tokenizer, has_tools: bool, generated: &Generated) -> Resu
     let text = tokenizer.decode(&ids).map_err(|error| invalid(&error, error.help().to_owned()))?;
     let mut message = Message::text(Role::Assistant, text.as_str());
     let mut finish = generated.finish.clone();
-    if has_tools {
-        let parsed = Parser::Hermes.parse(&text);
+    if !tools.is_empty() {
+        let parsed = Parser::Hermes.parse(&text, tools);
         message.content = parsed.content.map(Content::Text);
         message.tool_calls = parsed.calls.iter().map(|call| call.to_tool_call()).collect();
         for (idx, call) in message.tool_calls.iter_mut().enumerate() {
