@@ -18,6 +18,7 @@ pub(crate) mod opened;
 pub(crate) mod planned;
 pub(crate) mod probe;
 pub(crate) mod remote;
+mod repo;
 mod resting;
 pub(crate) mod retry;
 mod sampled;
