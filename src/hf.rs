@@ -1,7 +1,7 @@
 //! Files of the Hugging Face hub, kept in its own cache layout so that other tools find them too.
 //!
-//! Owns [`Hub`]: one file of one repository at a time, resumed where a broken transfer left off, checked
-//! by size and, where the hub names a SHA-256, by hash. `HF_ENDPOINT`, `HF_TOKEN`, `HF_HOME` and
+//! Owns [`Hub`]: which files a repository has, and one of them at a time, resumed where a broken transfer left
+//! off, checked by size and, where the hub names a SHA-256, by hash. `HF_ENDPOINT`, `HF_TOKEN`, `HF_HOME` and
 //! `HF_HUB_OFFLINE` mean what they mean to the Python client. Which files make a model or a dataset is
 //! decided elsewhere.
 
@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use reqwest::header::{HeaderMap, LOCATION, RANGE};
 use reqwest::{Client, Method, RequestBuilder, Response, StatusCode, Url};
+use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 const DEFAULT_ENDPOINT: &str = "https://huggingface.co";
@@ -30,6 +31,13 @@ pub struct RepoFile {
     pub revision: String,
     /// Path inside the repository.
     pub path: String,
+}
+
+impl RepoFile {
+    /// A file as it is now.
+    pub fn new(repo: &str, path: &str) -> Self {
+        Self { repo: repo.to_owned(), revision: "main".to_owned(), path: path.to_owned() }
+    }
 }
 
 impl fmt::Display for RepoFile {
@@ -109,7 +117,9 @@ impl HubError {
         match self {
             Self::Offline { .. } => "unset HF_HUB_OFFLINE, or name a local directory",
             Self::Unreachable { .. } => "check the network or HF_ENDPOINT; the same command resumes",
-            Self::Denied { .. } => "accept the repository's terms on the hub and set HF_TOKEN",
+            Self::Denied { .. } => {
+                "check the spelling; accept the repository's terms on the hub if it has any, and set HF_TOKEN"
+            }
             Self::NotFound { .. } => "check the spelling; private repositories need HF_TOKEN",
             Self::Strange { .. } => "check HF_ENDPOINT",
             Self::Damaged { .. } => "run the same command again",
@@ -169,11 +179,47 @@ impl Hub {
 
     /// The file in the cache, if some pull brought it.
     pub fn cached(&self, file: &RepoFile) -> Option<PathBuf> {
+        let path = self.snapshot(file).join(&file.path);
+        path.exists().then_some(path)
+    }
+
+    /// The directory with the files of a revision that some pull brought.
+    pub fn snapshot(&self, file: &RepoFile) -> PathBuf {
         let dir = self.repo_dir(file);
         let commit =
             fs::read_to_string(dir.join("refs").join(&file.revision)).unwrap_or(file.revision.clone());
-        let path = dir.join("snapshots").join(commit.trim()).join(&file.path);
-        path.exists().then_some(path)
+        dir.join("snapshots").join(commit.trim())
+    }
+
+    /// The model repositories of which something is in the cache, by name.
+    pub fn cached_repos(&self) -> Vec<String> {
+        let entries = fs::read_dir(&self.cache).into_iter().flatten().flatten();
+        let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+        // No name on the hub holds two dashes side by side.
+        let mut repos: Vec<String> =
+            names.filter_map(|name| Some(name.strip_prefix("models--")?.replacen("--", "/", 1))).collect();
+        repos.sort();
+        repos
+    }
+
+    /// The files that a repository has on the hub.
+    pub async fn files(&self, repo: &str) -> Result<Vec<String>, HubError> {
+        let list = RepoFile::new(repo, "the list of files");
+        if self.offline {
+            return Err(HubError::Offline { file: list.to_string() });
+        }
+        let url = format!("{}/api/models/{repo}/revision/{}", self.endpoint, list.revision);
+        let answer = self.ask(&list, Method::GET, &url).await.map_err(|error| match error {
+            HubError::NotFound { endpoint, .. } => {
+                HubError::NotFound { endpoint, file: format!("model {repo}") }
+            }
+            other => other,
+        })?;
+        let bytes = answer.bytes().await.map_err(|error| self.unreachable(&error))?;
+        let told: Value =
+            serde_json::from_slice(&bytes).map_err(|error| self.strange(&list, &error.to_string()))?;
+        let files = told["siblings"].as_array().ok_or_else(|| self.strange(&list, "it has no `siblings`"))?;
+        Ok(files.iter().filter_map(|file| Some(file["rfilename"].as_str()?.to_owned())).collect())
     }
 
     /// The file, from the cache or from the hub. A file in the cache is not asked for again.
@@ -199,15 +245,10 @@ impl Hub {
     ///
     /// What a model may lack is fetched first: where `tokenizer.json` is in the cache, so is the rest.
     pub async fn tokenizer(&self, repo: &str) -> Result<PathBuf, HubError> {
-        let file = |path: &str| RepoFile {
-            repo: repo.to_owned(),
-            revision: "main".to_owned(),
-            path: path.to_owned(),
-        };
-        let main = file("tokenizer.json");
+        let main = RepoFile::new(repo, "tokenizer.json");
         if self.cached(&main).is_none() {
             for path in ["tokenizer_config.json", "chat_template.jinja"] {
-                match self.fetch(&file(path), &|_, _| {}).await {
+                match self.fetch(&RepoFile::new(repo, path), &|_, _| {}).await {
                     Ok(_) | Err(HubError::NotFound { .. } | HubError::Offline { .. }) => {}
                     Err(error) => return Err(error),
                 }
@@ -225,14 +266,20 @@ impl Hub {
         self.cache.join(format!("models--{}", file.repo.replace('/', "--")))
     }
 
-    /// Asks for commit, etag and size; redirects inside the hub (renamed repositories) are followed, those to its storage are not.
+    /// Asks for commit, etag and size.
     async fn meta(&self, file: &RepoFile) -> Result<Meta, HubError> {
-        let mut url = self.parse(file, &self.url(file))?;
+        let answer = self.ask(file, Method::HEAD, &self.url(file)).await?;
+        self.read_meta(file, answer.headers())
+    }
+
+    /// Asks the hub; redirects inside of it (renamed repositories) are followed, those to its storage are not.
+    async fn ask(&self, file: &RepoFile, method: Method, url: &str) -> Result<Response, HubError> {
+        let mut url = self.parse(file, url)?;
         for _ in 0..ATTEMPTS {
-            let answer = self.send(file, self.request(Method::HEAD, url.clone())).await?;
+            let answer = self.send(file, self.request(method.clone(), url.clone())).await?;
             match self.next_in_hub(&url, &answer) {
                 Some(next) => url = next,
-                None => return self.read_meta(file, answer.headers()),
+                None => return Ok(answer),
             }
         }
         Err(self.strange(file, "too many redirects"))
@@ -405,15 +452,18 @@ fn check(file: &RepoFile, meta: &Meta, out: &mut File, path: &Path) -> Result<()
 
 /// The repository that a path which does not exist here could mean: `owner/name`.
 pub fn hub_name(path: &Path) -> Option<&str> {
-    let name = path.to_str().filter(|_| !path.exists())?;
+    path.to_str().filter(|name| is_repo(name) && !path.exists())
+}
+
+/// Whether a text is `owner/name`.
+pub fn is_repo(name: &str) -> bool {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
     let is_part = |part: &str| {
         !part.is_empty()
             && part.chars().all(is_plain)
             && part.starts_with(|c: char| c.is_ascii_alphanumeric())
     };
-    let (owner, model) = name.split_once('/')?;
-    (is_part(owner) && is_part(model)).then_some(name)
+    name.split_once('/').is_some_and(|(owner, model)| is_part(owner) && is_part(model))
 }
 
 /// The SHA-256 of everything that can be read, in hexadecimal.

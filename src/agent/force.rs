@@ -71,7 +71,7 @@ mod tests {
         let is_match = regex::Regex::new(&format!("^(?:{pattern})$")).unwrap().is_match(text);
         assert_eq!(is_match, expected, "{text}");
         if expected {
-            let parsed = parser.parse(text);
+            let parsed = parser.parse(text, &[]);
             assert_eq!((parsed.calls.len(), parsed.malformed.len()), (1, 0), "{text}");
             serde_json::from_str::<Value>(&parsed.calls[0].arguments).unwrap();
         }

@@ -101,7 +101,7 @@ impl Asking<'_> {
         let opened_thought = talk.opens_thought;
         talk.sampled(generated.tokens);
         let ReadAction { message, malformed } =
-            format.read(&ids, opened_thought).map_err(FormatError::from)?;
+            format.read(&ids, opened_thought, &talk.episode().tools).map_err(FormatError::from)?;
         let is_full = max_tokens < self.setting.options.max_turn_tokens;
         let limit = if is_full { Stop::ContextFull } else { Stop::TurnCut };
         let cut = (generated.finish == Finish::Length).then_some(limit);
@@ -162,7 +162,7 @@ impl Asking<'_> {
         check_finish(&answer.finish)?;
         let cut = (answer.finish == Finish::Length).then_some(Stop::TurnCut);
         let message = Message { role: Role::Assistant, ..answer.message };
-        Ok(Some(read_chat(message, parser, cut)))
+        Ok(Some(read_chat(message, parser, &request.tools, cut)))
     }
 
     /// How many tokens a sequence may have.
@@ -248,12 +248,12 @@ fn check_finish(finish: &Finish) -> Result<(), Failure> {
 }
 
 /// What a chat route answered; calls are read out of the text only where the server did not.
-fn read_chat(mut message: Message, parser: Option<Parser>, cut: Option<Stop>) -> Said {
+fn read_chat(mut message: Message, parser: Option<Parser>, tools: &[Value], cut: Option<Stop>) -> Said {
     let text = message.content.as_ref().map(Content::text).unwrap_or_default();
     let Some(parser) = parser.filter(|_| message.tool_calls.is_empty()) else {
         return Said { message, malformed: Vec::new(), cut };
     };
-    let parsed = parser.parse(&text);
+    let parsed = parser.parse(&text, tools);
     if !parsed.calls.is_empty() {
         message.tool_calls = parsed.calls.iter().map(|call| call.to_tool_call()).collect();
         message.content = parsed.content.map(Content::Text);

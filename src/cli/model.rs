@@ -10,6 +10,7 @@ use super::interrupt::unless_interrupted;
 use super::output;
 use super::pulse::with_pulse;
 use super::stdout;
+use crate::hf::HubError;
 use crate::model::weights::{KNOWN, Weights, WeightsError};
 
 pub(super) fn pull(name: Option<&str>) -> Result<(), Failure> {
@@ -18,7 +19,7 @@ pub(super) fn pull(name: Option<&str>) -> Result<(), Failure> {
     stdout::data(format!("{}\n", path.display()).as_bytes())
 }
 
-fn bring(weights: &Weights, name: Option<&str>) -> Result<(&'static str, PathBuf), Failure> {
+fn bring(weights: &Weights, name: Option<&str>) -> Result<(String, PathBuf), Failure> {
     let bar = ProgressBar::no_length().with_style(style());
     let progress = |done: u64, total: Option<u64>| {
         bar.set_length(total.unwrap_or(done));
@@ -33,11 +34,12 @@ fn bring(weights: &Weights, name: Option<&str>) -> Result<(&'static str, PathBuf
 
 pub(super) fn list() -> Result<(), Failure> {
     let weights = open()?;
-    let line = |known| match weights.pulled(known) {
-        Some(path) => format!("{:<28}  {}\n{:<28}  {}\n", known.name, known.about, "", path.display()),
-        None => format!("{:<28}  {}\n{:<28}  not here yet\n", known.name, known.about, ""),
-    };
-    stdout::data(KNOWN.iter().map(line).collect::<String>().as_bytes())
+    let entry = |name: &str, about: &str, place: &str| format!("{name:<28}  {about}\n{:<28}  {place}\n", "");
+    let place = |path: Option<PathBuf>| path.map_or("not here yet".to_owned(), |it| it.display().to_string());
+    let known = KNOWN.iter().map(|known| entry(known.name, known.about, &place(weights.pulled(known))));
+    let others = weights.others().into_iter();
+    let others = others.map(|(name, path)| entry(&name, "from the Hugging Face hub", &place(Some(path))));
+    stdout::data(known.chain(others).collect::<String>().as_bytes())
 }
 
 pub(super) fn path(name: Option<&str>) -> Result<(), Failure> {
@@ -51,14 +53,14 @@ pub(super) fn find(name: Option<&str>) -> Result<(String, PathBuf), Failure> {
     match name {
         Some(name) => Ok((name.to_owned(), weights.path(name).map_err(failed)?)),
         None => {
-            let none = WeightsError::NotPulled { name: KNOWN[0].name };
+            let none = WeightsError::NotPulled { name: KNOWN[0].name.to_owned() };
             let (name, path) = weights.default_path().ok_or_else(|| failed(none))?;
             Ok((name.to_owned(), path))
         }
     }
 }
 
-/// As [`find`], but what is known by name and not here yet is pulled.
+/// As [`find`], but what has a name and is not here yet is pulled.
 pub(super) fn find_or_pull(name: Option<&str>) -> Result<(String, PathBuf), Failure> {
     let weights = open()?;
     let is_missing = match name {
@@ -80,7 +82,11 @@ fn open() -> Result<Weights, Failure> {
 fn failed(error: WeightsError) -> Failure {
     let help = error.help();
     match error {
-        WeightsError::Unknown { .. } | WeightsError::NotPulled { .. } => Failure::input(error, help),
+        WeightsError::Unknown { .. }
+        | WeightsError::NotPulled { .. }
+        | WeightsError::NoForm(_)
+        | WeightsError::Unrunnable { .. }
+        | WeightsError::Hub(HubError::NotFound { .. }) => Failure::input(error, help),
         _ => Failure::stopped(error, help),
     }
 }

@@ -20,6 +20,7 @@ pub(crate) mod outlook;
 pub(crate) mod planned;
 pub(crate) mod probe;
 pub(crate) mod remote;
+mod repo;
 mod resting;
 pub(crate) mod retry;
 mod sampled;

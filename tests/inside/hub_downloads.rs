@@ -40,6 +40,24 @@ async fn a_file_arrives_once_and_is_found_again_offline() {
 }
 
 #[tokio::test]
+async fn a_repository_tells_its_files() {
+    let list = br#"{"id": "o/m", "siblings": [{"rfilename": "config.json"}, {"rfilename": "a/b.gguf"}]}"#;
+    let server = stand_in(&[
+        ("/api/models/o/m/revision/main", Served { token: Some("sesame"), ..plain(list) }),
+        ("/api/models/o/html/revision/main", plain(b"<html>")),
+    ]);
+    let home = tempfile::tempdir().unwrap();
+    let online = hub(&server.url, home.path(), &[("HF_TOKEN", "sesame")]);
+    assert_eq!(online.files("o/m").await.unwrap(), ["config.json", "a/b.gguf"]);
+    let missing = online.files("o/none").await.unwrap_err();
+    assert_eq!(missing.to_string(), format!("{} has no model o/none", server.url));
+    let strange = online.files("o/html").await.unwrap_err().to_string();
+    assert!(strange.contains("answered strangely for the list of files of o/html@main"), "{strange}");
+    let offline = hub(&server.url, home.path(), &[("HF_HUB_OFFLINE", "1")]);
+    assert!(offline.files("o/m").await.unwrap_err().is_unreachable());
+}
+
+#[tokio::test]
 async fn a_redirect_to_the_storage_takes_no_token_along() {
     let served = Served { in_storage: true, token: Some("sesame"), ..plain(b"weights") };
     let server = stand_in(&[("/o/m/resolve/main/w", served)]);

@@ -325,6 +325,22 @@ fn parse_prints_content_and_calls() {
 }
 
 #[test]
+fn parse_keeps_what_the_tools_want_as_text() {
+    let dir = tempfile::tempdir().unwrap();
+    let tools = dir.path().join("tools.json");
+    let properties = json!({"content": {"type": "string"}});
+    std::fs::write(&tools, json!([{"name": "write", "parameters": {"properties": properties}}]).to_string())
+        .unwrap();
+    let text = "<function=write>\n<parameter=content>\n  1.10\n\n</parameter>\n</function>";
+    let arguments = |more: &[&str]| {
+        let ran = run(&[&["chat", "parse", "--parser", "qwen3_coder"], more].concat(), text);
+        serde_json::from_str::<Value>(&ran.stdout).unwrap()["tool_calls"][0]["arguments"].clone()
+    };
+    assert_eq!(arguments(&["--tools", tools.to_str().unwrap()]), r#"{"content": "  1.10\n"}"#);
+    assert_eq!(arguments(&[]), r#"{"content": 1.1}"#);
+}
+
+#[test]
 fn commands_without_a_server_say_how_to_name_one() {
     let ran = run(&["score", "--jobs", "j", "--out", "o"], "");
     assert_eq!(ran.code, 2);

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::support::hub_stand_in::{Served, StandIn, plain, stand_in};
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 const REPO: &str = "/HuggingFaceTB/SmolLM2-135M-Instruct/resolve/main/";
@@ -58,7 +59,7 @@ impl Machine {
 /// The hub with a tiny model in the place of the default one; its weights are in the storage.
 fn hub(breaks: usize) -> StandIn {
     let dir = TempDir::new().unwrap();
-    crate::support::tiny::write_model(dir.path(), serde_json::json!({}));
+    crate::support::tiny::write_model(dir.path(), json!({}));
     fs::write(dir.path().join("generation_config.json"), "{}").unwrap();
     let served = |name: &&str| {
         let body = fs::read(dir.path().join(name)).unwrap();
@@ -68,9 +69,42 @@ fn hub(breaks: usize) -> StandIn {
             Served { in_storage, breaks: if in_storage { breaks } else { 0 }, ..plain(&body) },
         )
     };
-    let files: Vec<(String, Served)> = FILES.iter().map(served).collect();
+    serving(&FILES.iter().map(served).collect::<Vec<_>>())
+}
+
+fn serving(files: &[(String, Served)]) -> StandIn {
     let files: Vec<(&str, Served)> = files.iter().map(|(path, it)| (path.as_str(), it.clone())).collect();
     stand_in(&files)
+}
+
+/// A repository with these files, its weights in the storage, and the list of them.
+fn repository(repo: &str, files: &[(&str, Vec<u8>)]) -> Vec<(String, Served)> {
+    let served = |(name, body): &(&str, Vec<u8>)| {
+        let in_storage = name.ends_with(".safetensors") || name.ends_with(".gguf");
+        (format!("/{repo}/resolve/main/{name}"), Served { in_storage, ..plain(body) })
+    };
+    let siblings: Vec<Value> = files.iter().map(|(name, _)| json!({"rfilename": name})).collect();
+    let list = json!({"id": repo, "sha": "c0ffee", "siblings": siblings}).to_string();
+    let list = (format!("/api/models/{repo}/revision/main"), plain(list.as_bytes()));
+    files.iter().map(served).chain([list]).collect()
+}
+
+const SHARDS: [&str; 2] = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"];
+
+/// A tiny model in two shards, the second of which holds nothing, with a file that nobody needs.
+fn sharded(config: Value) -> Vec<(&'static str, Vec<u8>)> {
+    let dir = TempDir::new().unwrap();
+    crate::support::tiny::write_model(dir.path(), config);
+    let read = |name: &'static str| (name, fs::read(dir.path().join(name)).unwrap());
+    let index = json!({"metadata": {}, "weight_map": {"a": SHARDS[0], "b": SHARDS[1]}}).to_string();
+    let own = ["config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"].map(read);
+    let weights = [
+        ("model.safetensors.index.json", index.into_bytes()),
+        (SHARDS[0], read("model.safetensors").1),
+        (SHARDS[1], [&2u64.to_le_bytes()[..], b"{}"].concat()),
+        ("README.md", b"# Tiny".to_vec()),
+    ];
+    own.into_iter().chain(weights).collect()
 }
 
 #[test]
@@ -118,6 +152,99 @@ fn an_interrupted_pull_goes_on() {
     let seen = hub.seen.lock().unwrap();
     let resumed = seen[before..].iter().find(|it| it.starts_with("storage GET")).unwrap();
     assert!(resumed.contains("bytes=") && !resumed.contains("bytes=0-"), "{resumed}");
+}
+
+#[test]
+fn any_model_of_the_hub_is_pulled_and_found_again() {
+    let hub = serving(&repository("acme/tiny", &sharded(json!({}))));
+    let machine = Machine::new(&hub.url, None);
+    let (code, _, said) = machine.run(&["model", "path", "acme/tiny"]);
+    let expected =
+        "error: the model acme/tiny has not been pulled yet\nhelp: run `backsight model pull acme/tiny`\n";
+    assert_eq!((code, said.as_str()), (2, expected));
+    let (code, path, said) = machine.run(&["model", "pull", "acme/tiny"]);
+    assert_eq!((code, said.as_str()), (0, "acme/tiny is at\n"));
+    assert!(!hub.seen.lock().unwrap().iter().any(|it| it.contains("README")), "only what is read is fetched");
+    assert_eq!(machine.run(&["model", "path", "acme/tiny"]).1, path);
+    let (_, list, _) = machine.run(&["model", "list"]);
+    assert!(list.contains("\nacme/tiny  ") && list.contains(path.trim()), "{list}");
+    let n_seen = hub.seen.lock().unwrap().len();
+    assert_eq!(machine.run(&["model", "pull", "acme/tiny"]).1, path);
+    assert_eq!(hub.seen.lock().unwrap().len(), n_seen, "what is here is not asked for again");
+    fs::write(machine.path("jobs.jsonl"), JOB).unwrap();
+    let score = ["score", "--kind", "embedded", "--jobs", "jobs.jsonl", "--out", "out.jsonl", "--model"];
+    let (code, _, said) = machine.run(&[&score[..], &["acme/tiny"]].concat());
+    assert_eq!(code, 0, "{said}");
+}
+
+#[test]
+fn a_model_counts_as_pulled_when_all_of_its_weights_are_here() {
+    let mut files = repository("acme/tiny", &sharded(json!({})));
+    let second = files.iter_mut().find(|(path, _)| path.ends_with(SHARDS[1])).unwrap();
+    second.1.breaks = 5;
+    let hub = serving(&files);
+    let machine = Machine::new(&hub.url, None);
+    let (code, _, said) = machine.run(&["model", "pull", "acme/tiny"]);
+    assert_eq!(code, 3, "{said}");
+    assert_eq!(machine.run(&["model", "path", "acme/tiny"]).0, 2);
+    assert!(!machine.run(&["model", "list"]).1.contains("acme/tiny"));
+    let before = hub.seen.lock().unwrap().len();
+    let (code, _, said) = machine.run(&["model", "pull", "acme/tiny"]);
+    assert_eq!(code, 0, "{said}");
+    let seen = hub.seen.lock().unwrap();
+    assert!(!seen[before..].iter().any(|it| it.contains(SHARDS[0])), "{:?}", &seen[before..]);
+}
+
+#[test]
+fn what_cannot_be_run_is_refused_before_its_weights_come() {
+    let quantised = json!({"quantization_config": {"quant_method": "gptq", "bits": 4}});
+    let cases = [
+        (
+            json!({"architectures": ["MambaForCausalLM"]}),
+            "the architecture MambaForCausalLM is not supported",
+        ),
+        (quantised, "quantization_config = gptq is not supported"),
+    ];
+    for (config, why) in cases {
+        let hub = serving(&repository("acme/tiny", &sharded(config)));
+        let machine = Machine::new(&hub.url, None);
+        let (code, _, said) = machine.run(&["model", "pull", "acme/tiny"]);
+        let help = "help: use a Llama, Qwen2 or Qwen3 model, or serve this one with vLLM or SGLang";
+        assert_eq!((code, said), (2, format!("error: acme/tiny cannot be run here: {why}\n{help}\n")));
+        assert!(!hub.seen.lock().unwrap().iter().any(|it| it.contains(".safetensors ")));
+    }
+}
+
+#[test]
+fn a_gguf_file_is_pulled_alone_or_by_its_name() {
+    let gguf = fs::read(crate::support::tiny::fixture("tiny-llama/model.gguf")).unwrap();
+    let fragment = br#"{"model_type": "llama"}"#.to_vec();
+    let one = repository("acme/one", &[("config.json", fragment), ("tiny.gguf", gguf.clone())]);
+    let two = repository("acme/two", &[("a.gguf", gguf.clone()), ("b.gguf", gguf)]);
+    let other = repository("acme/bin", &[("pytorch_model.bin", Vec::new())]);
+    let hub = serving(&[one, two, other].concat());
+    let machine = Machine::new(&hub.url, None);
+    let (code, path, said) = machine.run(&["model", "pull", "acme/one"]);
+    assert_eq!((code, said.as_str()), (0, "acme/one:tiny.gguf is at\n"));
+    for name in ["acme/one", "acme/one:tiny.gguf"] {
+        assert_eq!(machine.run(&["model", "path", name]).1, path);
+    }
+    assert!(machine.run(&["model", "list"]).1.contains("\nacme/one:tiny.gguf  "));
+    let (code, _, said) = machine.run(&["model", "pull", "acme/two"]);
+    assert_eq!(code, 2);
+    assert!(
+        said.starts_with("error: acme/two has no safetensors but 2 GGUF files: a.gguf, b.gguf"),
+        "{said}"
+    );
+    assert!(said.contains("help: name one of them, as in `backsight model pull acme/two:a.gguf`"), "{said}");
+    let (code, path, _) = machine.run(&["model", "pull", "acme/two:b.gguf"]);
+    assert!(code == 0 && path.ends_with("/b.gguf\n"), "{path}");
+    for (name, why) in
+        [("acme/bin", "neither config.json with safetensors nor"), ("acme/none", "has no model acme/none")]
+    {
+        let (code, _, said) = machine.run(&["model", "pull", name]);
+        assert!(code == 2 && said.contains(why) && said.contains("help: "), "{said}");
+    }
 }
 
 #[test]

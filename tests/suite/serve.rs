@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use crate::program::backsight;
 use crate::support::tiny::{VOCAB, write_model};
+use backsight::chat::tokenizer::Tokenizer;
 use backsight::engine::engine::Engine;
 use backsight::engine::model::Embedded;
 use backsight::episode::{Message, Role};
@@ -241,6 +242,132 @@ async fn conversations_come_with_ids_and_logprobs() {
                 assert_eq!(row[id.to_string()]["logprob"], score.logprob.clone().unwrap().get());
             }
         }
+    }
+}
+
+/// What a constraint forces arrives to its last token, with or without a token that ends it.
+#[tokio::test(flavor = "multi_thread")]
+async fn constrained_text_arrives_whole() {
+    let (vllm, sglang) = (Server::start("vllm"), Server::start("sglang"));
+    let regex = json!({"regex": "(yes|no)"});
+    let body =
+        json!({"prompt": [5, 6], "structured_outputs": regex, "temperature": 0, "return_token_ids": true});
+    let choice = ask(&vllm, "/v1/completions", body.clone()).await["choices"][0].clone();
+    assert!(["yes", "no"].contains(&choice["text"].as_str().unwrap()), "{choice}");
+    assert_eq!(choice["finish_reason"], "stop");
+    let params = json!({"regex": "(yes|no)", "temperature": 0});
+    let answer = ask(&sglang, "/generate", json!({"input_ids": [5, 6], "sampling_params": params})).await;
+    assert_eq!(answer["text"], choice["text"]);
+    assert_eq!(answer["meta_info"]["finish_reason"], json!({"type": "stop", "matched": null}));
+    // A token that was named as a stop is no part of the text.
+    let first = &choice["token_ids"][0];
+    let stopped = ask(&vllm, "/v1/completions", with(&body, json!({"stop_token_ids": [first]}))).await;
+    assert_eq!(stopped["choices"][0]["text"], "");
+    let params = json!({"regex": "(yes|no)", "temperature": 0, "stop_token_ids": [first]});
+    let stopped = ask(&sglang, "/generate", json!({"input_ids": [5, 6], "sampling_params": params})).await;
+    assert_eq!((&stopped["text"], &stopped["meta_info"]["finish_reason"]["matched"]), (&json!(""), first));
+}
+
+/// The request with more in it.
+fn with(body: &Value, more: Value) -> Value {
+    let mut body = body.clone();
+    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    body
+}
+
+/// What is asked of a conversation is done.
+#[tokio::test(flavor = "multi_thread")]
+async fn conversations_are_put_and_read_as_asked() {
+    let tool = json!({"type": "function", "function": {"name": "ls", "parameters": {"type": "object"}}});
+    let call = r#"<tool_call>\n\{"name": "ls", "arguments": \{\}\}\n</tool_call>"#;
+    let plain = json!({"messages": [{"role": "user", "content": "What now?"}], "max_tokens": 60,
+                       "temperature": 0, "return_token_ids": true, "return_prompt_token_ids": true});
+    let called = with(&plain, json!({"tools": [tool]}));
+    for personality in ["vllm", "sglang"] {
+        let server = Server::start(personality);
+        let chat = |body: Value| {
+            let server = &server;
+            async move { ask(server, "/v1/chat/completions", body).await }
+        };
+        let prompt = |answer: &Value| match personality {
+            "vllm" => ids_of(&answer["prompt_token_ids"]),
+            _ => ids_of(&answer["choices"][0]["prompt_token_ids"]),
+        };
+        let asked = prompt(&chat(plain.clone()).await);
+        let bare = prompt(&chat(with(&plain, json!({"add_generation_prompt": false}))).await);
+        assert!(asked.starts_with(&bare) && asked.len() > bare.len());
+        let vars = json!({"chat_template_kwargs": {"add_generation_prompt": false}});
+        assert_eq!(prompt(&chat(with(&plain, vars)).await), bare, "variables reach the template");
+        let object = chat(with(&plain, json!({"response_format": {"type": "json_object"}}))).await;
+        let text = object["choices"][0]["message"]["content"].as_str().unwrap().to_owned();
+        assert!(text.starts_with('{'), "{text}");
+        let forced = with(&called, json!({"structured_outputs": {"regex": call}}));
+        for (choice, n_calls) in [("auto", 1), ("none", 0)] {
+            let answer = chat(with(&forced, json!({"tool_choice": choice}))).await;
+            let message = &answer["choices"][0]["message"];
+            let calls = message["tool_calls"].as_array().map_or(0, Vec::len);
+            assert_eq!(calls, n_calls, "{message}");
+            assert_eq!(message["content"].is_null(), n_calls == 1, "{message}");
+        }
+        let told = prompt(&chat(with(&called, json!({"tool_choice": "none"}))).await);
+        assert_eq!(told == asked, personality == "sglang", "vLLM tells of the tools all the same");
+    }
+}
+
+/// What the servers that are played would follow and this one does not is refused, never ignored.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_not_followed_is_refused_by_name() {
+    let refused = [
+        ("tool_choice", json!("required")),
+        ("tool_choice", json!({"type": "function", "function": {"name": "ls"}})),
+        ("response_format", json!({"type": "structural_tag"})),
+        ("response_format", json!({"type": "json_schema"})),
+        ("chat_template", json!("{{ messages }}")),
+        ("chat_template_kwargs", json!({"messages": []})),
+        ("continue_final_message", json!(true)),
+        ("add_special_tokens", json!(true)),
+        ("stop", json!("now")),
+        ("ebnf", json!("root ::= \"a\"")),
+        ("reasoning_effort", json!("high")),
+    ];
+    let body = json!({"messages": [{"role": "user", "content": "What now?"}], "max_tokens": 2});
+    for personality in ["vllm", "sglang"] {
+        let server = Server::start(personality);
+        for (key, value) in &refused {
+            let body = with(&body, json!({*key: value}));
+            let (status, answer) = post(&server, "/v1/chat/completions", body.to_string()).await;
+            assert_eq!(status, 400, "{key}: {answer}");
+            assert!(answer.to_string().contains(key), "{key}: {answer}");
+        }
+        let two = json!({"response_format": {"type": "json_object"}, "regex": "a"});
+        assert_eq!(post(&server, "/v1/chat/completions", with(&body, two).to_string()).await.0, 400);
+    }
+}
+
+/// Special tokens are part of the text only where that is asked for; a seed makes both the same draw.
+#[tokio::test(flavor = "multi_thread")]
+async fn special_tokens_are_shown_on_request() {
+    let special = |ids: &[TokenId]| ids.iter().any(|id| [701, 703, 704, 705, 706].contains(id));
+    let vllm = Server::start("vllm");
+    let body = |seed: u32, skips: bool| {
+        json!({"prompt": [5, 6], "temperature": 5, "seed": seed, "max_tokens": 60, "return_token_ids": true,
+               "skip_special_tokens": skips})
+    };
+    for seed in 0.. {
+        let shown = ask(&vllm, "/v1/completions", body(seed, false)).await["choices"][0].clone();
+        let ids = ids_of(&shown["token_ids"]);
+        if !special(&ids) {
+            continue;
+        }
+        let hidden = ask(&vllm, "/v1/completions", body(seed, true)).await["choices"][0].clone();
+        assert_eq!(ids_of(&hidden["token_ids"]), ids, "a seed makes a draw repeatable");
+        let tokenizer = Tokenizer::open(vllm.path()).unwrap();
+        let without = |id: &TokenId| !tokenizer.is_special(*id);
+        let plain: Vec<TokenId> = ids.iter().copied().filter(without).collect();
+        assert_eq!(hidden["text"], tokenizer.decode(&plain).unwrap());
+        let text = shown["text"].as_str().unwrap();
+        assert!(["<|im_start|>", "think>", "tool_call>"].iter().any(|it| text.contains(it)), "{text}");
+        break;
     }
 }
 

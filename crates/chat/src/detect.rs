@@ -61,7 +61,7 @@ fn render(
 }
 
 fn reads_back(parser: Parser, written: &str) -> bool {
-    let parsed = parser.parse(written);
+    let parsed = parser.parse(written, &[]);
     let [call] = parsed.calls.as_slice() else { return false };
     let arguments: Option<Value> = serde_json::from_str(&call.arguments).ok();
     call.name == NAME && arguments == Some(json!({"word": "backsight"}))

@@ -205,14 +205,41 @@ impl ChatFormat {
         Ok(Between { end, ids, opens_thought: opens_thought(&text) })
     }
 
-    /// Reads what the student sampled.
-    pub fn read(&self, ids: &[TokenId], opened_thought: bool) -> Result<ReadAction, TokenizerError> {
+    /// Reads what the student sampled, given the tools it was told of.
+    pub fn read(
+        &self,
+        ids: &[TokenId],
+        opened_thought: bool,
+        tools: &[Value],
+    ) -> Result<ReadAction, TokenizerError> {
         let ids = match ids.split_last() {
             Some((last, before)) if self.is_end(*last) => before,
             _ => ids,
         };
         let text = self.tokenizer.decode(ids)?;
-        Ok(read_text(&text, self.parser, opened_thought, self.shows_reasoning))
+        Ok(self.read_text(&text, opened_thought, tools))
+    }
+
+    /// Parts an action's text into thinking, prose and calls. Calls inside a thought are none.
+    fn read_text(&self, text: &str, opened_thought: bool, tools: &[Value]) -> ReadAction {
+        let (reasoning, rest) = split_thought(text, opened_thought);
+        let parsed = self.parser.parse(rest, tools);
+        let content = if self.shows_reasoning || reasoning.is_none() {
+            parsed.content
+        } else {
+            // A template that knows no reasoning shows it as the text it was written as.
+            Some(format!("{}{}", &text[..text.len() - rest.len()], parsed.content.unwrap_or_default()))
+        };
+        let reasoning = reasoning.filter(|it| self.shows_reasoning && !it.is_empty());
+        let message = Message {
+            role: Role::Assistant,
+            content: content.map(Content::Text),
+            reasoning: reasoning.map(str::to_owned),
+            tool_calls: parsed.calls.iter().map(ParsedCall::to_tool_call).collect(),
+            tool_call_id: None,
+            name: None,
+        };
+        ReadAction { message, malformed: parsed.malformed }
     }
 
     /// The first token in `closing` that ends an action, and where it begins.
@@ -321,28 +348,6 @@ fn last_mark(text: &str, action: &Value, idx: usize) -> Option<usize> {
         (0..calls(action).len()).flat_map(|call_idx| CALL_MARKS.map(|what| mark(what, idx, call_idx)));
     let marks = ["content", "reasoning"].map(|what| mark(what, idx, 0)).into_iter().chain(calls);
     marks.filter_map(|mark| text.rfind(&mark).map(|at| at + mark.len())).max()
-}
-
-/// Parts an action's text into thinking, prose and calls. Calls inside a thought are none.
-fn read_text(text: &str, parser: Parser, opened_thought: bool, keeps_reasoning: bool) -> ReadAction {
-    let (reasoning, rest) = split_thought(text, opened_thought);
-    let parsed = parser.parse(rest);
-    let content = if keeps_reasoning || reasoning.is_none() {
-        parsed.content
-    } else {
-        // A template that knows no reasoning shows it as the text it was written as.
-        Some(format!("{}{}", &text[..text.len() - rest.len()], parsed.content.unwrap_or_default()))
-    };
-    let reasoning = reasoning.filter(|it| keeps_reasoning && !it.is_empty());
-    let message = Message {
-        role: Role::Assistant,
-        content: content.map(Content::Text),
-        reasoning: reasoning.map(str::to_owned),
-        tool_calls: parsed.calls.iter().map(ParsedCall::to_tool_call).collect(),
-        tool_call_id: None,
-        name: None,
-    };
-    ReadAction { message, malformed: parsed.malformed }
 }
 
 /// A leading thought, and what follows it. A thought that is never finished is all there is.

@@ -32,6 +32,20 @@ pub enum ConfigError {
     Impossible(String),
 }
 
+impl ConfigError {
+    /// What to do about it.
+    pub fn help(&self) -> &'static str {
+        "use a Llama, Qwen2 or Qwen3 model, or serve this one with vLLM or SGLang"
+    }
+}
+
+/// Whether the model that this `config.json` describes can be run, told before its weights are there.
+pub fn check_config(json: &[u8]) -> Result<(), ConfigError> {
+    let hf: HfConfig = serde_json::from_slice(json)
+        .map_err(|why| ConfigError::Impossible(format!("config.json cannot be read: {why}")))?;
+    Config::from_hf(&hf).map(drop)
+}
+
 /// The kinds of decoder. They differ in what is added to the common form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Family {
@@ -229,6 +243,10 @@ fn refuse_variants(hf: &HfConfig) -> Result<(), ConfigError> {
     }
     if hf.use_sliding_window == Some(true) {
         return variant("use_sliding_window", "true");
+    }
+    if let Some(quantised) = &hf.quantization_config {
+        let method = quantised.get("quant_method").and_then(|it| it.as_str()).unwrap_or("given");
+        return variant("quantization_config", method);
     }
     match hf.rope().partial_rotary_factor {
         Some(part) if part != 1.0 => variant("partial_rotary_factor", &part.to_string()),

@@ -5,6 +5,7 @@
 //! [`HfConfig::rope`] reads either. Deliberately absent: what the numbers must be.
 
 use serde::Deserialize;
+use serde_json::Value;
 
 /// The keys of `config.json` that a decoder's shape depends on.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -25,6 +26,7 @@ pub struct HfConfig {
     pub attention_bias: Option<bool>,
     pub mlp_bias: Option<bool>,
     pub use_sliding_window: Option<bool>,
+    pub quantization_config: Option<Value>,
     pub rope_theta: Option<f64>,
     pub rope_scaling: Option<HfRope>,
     pub rope_parameters: Option<HfRope>,

@@ -27,3 +27,6 @@ mod sample;
 pub mod simd;
 mod weights;
 mod worker;
+
+pub use config::{ConfigError, check_config};
+pub use load::{LoadError, weight_files};

@@ -135,7 +135,7 @@ impl LoadError {
             | Self::MissingTensor { .. } => {
                 "fetch the file again; if that does not help, it was written by a program we do not know"
             }
-            Self::Config { .. } => "use a Llama, Qwen2 or Qwen3 model, or serve this one with vLLM or SGLang",
+            Self::Config { source, .. } => source.help(),
             Self::Shape { .. } => "check that config.json and the weights belong to the same model",
             Self::Format { .. } => "use f32, f16, bf16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K or Q6_K",
             Self::Vocabulary { .. } => "use the tokenizer that came with the model",
@@ -335,8 +335,8 @@ fn safetensors_format(dtype: &str) -> Option<Format> {
     }
 }
 
-/// The safetensors files of a directory: those of its index, or the one that needs none.
-fn weight_files(dir: &Path) -> Result<Vec<PathBuf>, LoadError> {
+/// The safetensors files that a model directory must hold: those of its index, or the one that needs none.
+pub fn weight_files(dir: &Path) -> Result<Vec<PathBuf>, LoadError> {
     let (single, index) = (dir.join("model.safetensors"), dir.join("model.safetensors.index.json"));
     if !index.exists() {
         return Ok(vec![single]);

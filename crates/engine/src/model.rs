@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use async_trait::async_trait;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::constrain::TokenBytes;
 use super::engine::{Engine, Options};
@@ -57,6 +57,36 @@ pub struct Talked {
     pub generated: Generated,
 }
 
+/// How a conversation is put to the model and its answer read, where more can be told than every model understands.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Manner {
+    /// Candidates at every sampled token.
+    pub top_k: usize,
+    /// Ids after which to stop, beside those that end a turn.
+    pub stop_ids: Vec<TokenId>,
+    /// What the template is given beside the conversation and the special tokens.
+    pub vars: Map<String, Value>,
+    /// Whether the prompt ends with the header that asks the model to speak.
+    pub add_generation_prompt: bool,
+    /// Whether tool calls are read out of the answer.
+    pub reads_calls: bool,
+    /// Whether special tokens are left out of the answer's text.
+    pub skips_special: bool,
+}
+
+impl Default for Manner {
+    fn default() -> Self {
+        Self {
+            top_k: 0,
+            stop_ids: Vec::new(),
+            vars: Map::new(),
+            add_generation_prompt: true,
+            reads_calls: true,
+            skips_special: false,
+        }
+    }
+}
+
 impl Embedded {
     /// Loads the model at `path`, a Hugging Face directory or a GGUF file, with the tokenizer beside or inside it or another one.
     pub fn load(path: &Path, tokenizer: Option<&Path>) -> Result<Self, Error> {
@@ -93,37 +123,48 @@ impl Embedded {
         self.templates.as_ref().map_err(|why| no_text(why))
     }
 
-    /// Answers a conversation, with `top_k` candidates at every sampled token.
-    pub async fn talk(&self, request: &ChatRequest, top_k: usize) -> Result<Talked, Error> {
+    /// Answers a conversation.
+    pub async fn talk(&self, request: &ChatRequest, manner: &Manner) -> Result<Talked, Error> {
         let tokenizer = self.tokenizer()?;
-        let prompt = self.prompt(&request.messages, &request.tools)?;
+        let prompt = self.prompt_in(&request.messages, &request.tools, manner)?;
         let generate = GenerateRequest {
             prompt: prompt.clone(),
             sampling: request.sampling.clone(),
-            stop_ids: tokenizer.end_ids().to_vec(),
-            top_k,
+            stop_ids: [&manner.stop_ids, tokenizer.end_ids()].concat(),
+            top_k: manner.top_k,
             place: request.place.clone(),
         };
         let generated = self.worker.generate(&generate).await?;
-        let answer = answer(tokenizer, !request.tools.is_empty(), &generated)?;
-        Ok(Talked { answer, prompt, generated })
+        let text = answer_text(tokenizer, &generate.stop_ids, manner, &generated)?;
+        let tools = if manner.reads_calls { &request.tools[..] } else { &[] };
+        Ok(Talked { answer: answer(&text, tools, &generated), prompt, generated })
     }
 
     /// A conversation as the model sees it when it is its turn to speak.
     ///
     /// Tools are written as [`Embedded::tool_text`] says, and the time is that at which the model was opened.
     pub fn prompt(&self, messages: &[Message], tools: &[Value]) -> Result<Vec<TokenId>, Error> {
+        self.prompt_in(messages, tools, &Manner::default())
+    }
+
+    fn prompt_in(
+        &self,
+        messages: &[Message],
+        tools: &[Value],
+        manner: &Manner,
+    ) -> Result<Vec<TokenId>, Error> {
         let templates = self.templates()?;
         let has_tools = !tools.is_empty();
         let template = templates.select(has_tools).map_err(|error| invalid(&error, error.help()))?;
         let has_calls = messages.iter().any(|message| !message.tool_calls.is_empty());
         let tool_text = self.tool_text.filter(|_| has_tools || has_calls);
         let messages: Vec<Value> = messages.iter().map(messages::to_json).collect();
+        let vars = templates.special_tokens().clone().into_iter().chain(manner.vars.clone()).collect();
         let input = RenderInput {
             messages: &messages,
             tools: has_tools.then_some(tools),
-            add_generation_prompt: true,
-            vars: templates.special_tokens(),
+            add_generation_prompt: manner.add_generation_prompt,
+            vars: &vars,
             now: Some(self.now),
         };
         let rendering = render_conversation(&template, &input, tool_text);
@@ -144,7 +185,7 @@ impl Model for Embedded {
     }
 
     async fn chat(&self, request: &ChatRequest) -> Result<ChatAnswer, Error> {
-        self.talk(request, 0).await.map(|talked| talked.answer)
+        self.talk(request, &Manner::default()).await.map(|talked| talked.answer)
     }
 
     fn limits(&self) -> &Limits {
@@ -173,17 +214,25 @@ fn set_vocabulary(engine: &mut Engine, tokenizer: &Tokenizer) -> Result<(), Erro
     }
 }
 
-/// What the model said, its tool calls read if it was given tools.
-fn answer(tokenizer: &Tokenizer, has_tools: bool, generated: &Generated) -> Result<ChatAnswer, Error> {
+/// What the model said, without the token that ended it.
+fn answer_text(
+    tokenizer: &Tokenizer,
+    stop_ids: &[TokenId],
+    manner: &Manner,
+    generated: &Generated,
+) -> Result<String, Error> {
     let mut ids: Vec<TokenId> = generated.tokens.iter().map(|token| token.id).collect();
-    if ids.last().is_some_and(|id| tokenizer.end_ids().contains(id)) {
-        ids.pop();
-    }
-    let text = tokenizer.decode(&ids).map_err(|error| invalid(&error, error.help().to_owned()))?;
-    let mut message = Message::text(Role::Assistant, text.as_str());
+    ids.pop_if(|id| stop_ids.contains(id));
+    ids.retain(|&id| !(manner.skips_special && tokenizer.is_special(id)));
+    tokenizer.decode(&ids).map_err(|error| invalid(&error, error.help().to_owned()))
+}
+
+/// The answer that a text is, its tool calls read if the model was given tools.
+fn answer(text: &str, tools: &[Value], generated: &Generated) -> ChatAnswer {
+    let mut message = Message::text(Role::Assistant, text);
     let mut finish = generated.finish.clone();
-    if has_tools {
-        let parsed = Parser::Hermes.parse(&text);
+    if !tools.is_empty() {
+        let parsed = Parser::Hermes.parse(text, tools);
         message.content = parsed.content.map(Content::Text);
         message.tool_calls = parsed.calls.iter().map(|call| call.to_tool_call()).collect();
         for (idx, call) in message.tool_calls.iter_mut().enumerate() {
@@ -193,7 +242,7 @@ fn answer(tokenizer: &Tokenizer, has_tools: bool, generated: &Generated) -> Resu
             finish = Finish::ToolCalls;
         }
     }
-    Ok(ChatAnswer { message, finish, usage: generated.usage })
+    ChatAnswer { message, finish, usage: generated.usage }
 }
 
 /// Tools are written as text where the template for conversations with tools ignores them.

@@ -1,8 +1,8 @@
 //! The embedded model as a server: the part of vLLM's and SGLang's protocols that our own clients use.
 //!
 //! Owns the routes, the shape of refusals and the HTTP loop. It plays one of the two servers at a time, because a
-//! client tells them apart by the routes they have. Deliberately absent: streaming, keys, and every parameter that
-//! only changes what is sampled in ways we never ask for; those are refused.
+//! client tells them apart by the routes they have. Deliberately absent: streaming, keys, and whatever else these
+//! servers follow and `wire::served` refuses by name.
 
 mod chat;
 mod sglang;
@@ -165,8 +165,9 @@ impl Served {
     }
 
     /// Another draw each time, unless a seed is given.
-    fn place(&self) -> Place {
-        Place { vote: self.n_requests.fetch_add(1, Relaxed), ..Place::default() }
+    fn place(&self, sampling: &Sampling) -> Place {
+        let vote = if sampling.seed.is_some() { 0 } else { self.n_requests.fetch_add(1, Relaxed) };
+        Place { vote, ..Place::default() }
     }
 
     /// The text of ids where the model has a tokenizer.
@@ -174,23 +175,32 @@ impl Served {
         self.model.tokenizer().ok()?.decode(ids).ok()
     }
 
-    /// The text of sampled ids, without the token that ended them.
-    fn sampled_text(&self, ids: &[TokenId], finish: &Finish) -> String {
-        let end = if *finish == Finish::Stop { ids.len().saturating_sub(1) } else { ids.len() };
-        self.text(&ids[..end]).unwrap_or_default()
+    /// The text of sampled ids, without the token that ended them. What a constraint completes ends without one.
+    fn sampled_text(&self, ids: &[TokenId], stop_ids: &[TokenId], skips_special: bool) -> String {
+        let Ok(tokenizer) = self.model.tokenizer() else { return String::new() };
+        let end = ids.len() - usize::from(matched(ids, stop_ids).is_some());
+        let is_shown = |id: &TokenId| !(skips_special && tokenizer.is_special(*id));
+        let shown: Vec<TokenId> = ids[..end].iter().copied().filter(is_shown).collect();
+        tokenizer.decode(&shown).unwrap_or_default()
+    }
+
+    /// The ids of a text, with what the tokenizer adds to plain text or without.
+    fn encode(&self, text: &str, add_special: bool) -> Result<Vec<TokenId>, Refusal> {
+        let tokenizer = self.model.tokenizer()?;
+        let encoded = if add_special { tokenizer.encode_plain(text) } else { tokenizer.encode(text) };
+        Ok(encoded.map_err(Refusal::bad)?.ids)
     }
 
     fn tokenize(&self, body: &[u8]) -> Result<Value, Refusal> {
         let asked: served::Tokenize = served::read(body).map_err(Refusal::bad)?;
-        let tokenizer = self.model.tokenizer()?;
-        let encoded = if asked.add_special_tokens {
-            tokenizer.encode_plain(&asked.prompt)
-        } else {
-            tokenizer.encode(&asked.prompt)
-        };
-        let ids = encoded.map_err(Refusal::bad)?.ids;
+        let ids = self.encode(&asked.prompt, asked.add_special_tokens)?;
         Ok(json!({"count": ids.len(), "max_model_len": self.model.limits().context_length, "tokens": ids}))
     }
+}
+
+/// The stop token with which sampled ids end.
+fn matched(ids: &[TokenId], stop_ids: &[TokenId]) -> Option<TokenId> {
+    ids.last().copied().filter(|id| stop_ids.contains(id))
 }
 
 fn version() -> &'static str {
@@ -219,19 +229,34 @@ fn sampling(drawing: &Drawing, default_max: usize) -> Result<Sampling, Refusal> 
 }
 
 fn constraint(drawing: &Drawing) -> Result<Option<Constraint>, Refusal> {
-    if let Some(regex) = &drawing.regex {
-        return Ok(Some(Constraint::Regex(regex.clone())));
+    let format = drawing.response_format.as_ref().map(response_format).transpose()?.flatten();
+    let shape = drawing.structured_outputs.as_ref().map(structured_outputs).transpose()?;
+    let regex = drawing.regex.clone().map(Constraint::Regex);
+    let mut all = [format, shape, regex].into_iter().flatten();
+    match (all.next(), all.next()) {
+        (one, None) => Ok(one),
+        _ => Err(Refusal::bad("response_format, structured_outputs and regex cannot be followed together")),
     }
-    if let Some(shape) = &drawing.structured_outputs {
-        return match (shape.get("json"), shape.get("regex").and_then(Value::as_str)) {
-            (Some(schema), _) => Ok(Some(Constraint::JsonSchema(schema.clone()))),
-            (_, Some(regex)) => Ok(Some(Constraint::Regex(regex.to_owned()))),
-            _ => Err(Refusal::bad("structured_outputs must hold `json` or `regex`")),
-        };
+}
+
+/// vLLM's shape for the text.
+fn structured_outputs(shape: &Value) -> Result<Constraint, Refusal> {
+    match (shape.get("json"), shape.get("regex").and_then(Value::as_str)) {
+        (Some(schema), _) => Ok(Constraint::JsonSchema(schema.clone())),
+        (_, Some(regex)) => Ok(Constraint::Regex(regex.to_owned())),
+        _ => Err(Refusal::bad("structured_outputs must hold `json` or `regex`")),
     }
-    let format = drawing.response_format.as_ref();
-    let schema = format.and_then(|it| it.pointer("/json_schema/schema"));
-    Ok(schema.map(|schema| Constraint::JsonSchema(schema.clone())))
+}
+
+/// OpenAI's shape for the text.
+fn response_format(format: &Value) -> Result<Option<Constraint>, Refusal> {
+    let schema = format.pointer("/json_schema/schema");
+    match (format.get("type").and_then(Value::as_str), schema) {
+        (Some("text"), _) => Ok(None),
+        (Some("json_object"), _) => Ok(Some(Constraint::JsonSchema(json!({"type": "object"})))),
+        (Some("json_schema"), Some(schema)) => Ok(Some(Constraint::JsonSchema(schema.clone()))),
+        _ => Err(Refusal::bad("response_format must be text, json_object, or json_schema with a schema")),
+    }
 }
 
 /// Answers whoever connects, for as long as the future is polled.

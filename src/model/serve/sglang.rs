@@ -1,13 +1,12 @@
 //! SGLang's own `/generate` route over the embedded model.
 //!
-//! Owns its window (`logprob_start_len`, whose first entry is null), its triples and its batches. Logprobs of
-//! chosen ids are not computed and are refused.
+//! Owns its window (`logprob_start_len`, whose first entry is null), its triples and its batches.
 
 use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
 
-use super::{Refusal, Served};
+use super::{Refusal, Served, matched};
 use crate::model::{Constraint, Finish, GenerateRequest, Generated, Model as _, Sampling, Scored, Usage};
 use crate::wire::served::{self, Generate, InputIds, OneOrMany, SamplingParams};
 use backsight_core::score::{ScoreJob, TokenScore};
@@ -25,9 +24,6 @@ struct One {
 impl Served {
     pub(super) async fn generate(&self, body: &[u8]) -> Result<Value, Refusal> {
         let asked: Generate = served::read(body).map_err(Refusal::bad)?;
-        if asked.token_ids_logprob.as_ref().is_some_and(|it| !it.is_null()) {
-            return Err(Refusal::bad("token_ids_logprob is not supported by this server"));
-        }
         let (prompts, is_batch) = self.prompts(&asked)?;
         let named = rids(asked.rid.as_ref(), prompts.len())?.into_iter().zip(prompts).enumerate();
         let all = named.map(|(idx, (rid, prompt))| self.one(&asked, idx, rid, prompt));
@@ -44,9 +40,7 @@ impl Served {
         let (prompts, is_batch) = match (&asked.input_ids, &asked.text) {
             (Some(InputIds::One(ids)), _) => (vec![ids.clone()], false),
             (Some(InputIds::Many(all)), _) => (all.clone(), true),
-            (None, Some(text)) => {
-                (vec![self.model.tokenizer()?.encode_plain(text).map_err(Refusal::bad)?.ids], false)
-            }
+            (None, Some(text)) => (vec![self.encode(text, true)?], false),
             (None, None) => {
                 return Err(Refusal::bad("Either text, input_ids or input_embeds should be provided."));
             }
@@ -89,7 +83,7 @@ impl Served {
                 sampling: sampling.clone(),
                 stop_ids: self.stop_ids(&asked.sampling_params.stop_token_ids),
                 top_k: one.top_k,
-                place: self.place(),
+                place: self.place(sampling),
             };
             generated = self.model.generate(&request).await?;
         }
@@ -110,8 +104,10 @@ impl Served {
         generated: &Generated,
     ) -> Value {
         let ids: Vec<TokenId> = generated.tokens.iter().map(|token| token.id).collect();
+        let params = &asked.sampling_params;
+        let stop_ids = self.stop_ids(&params.stop_token_ids);
         let finish = match generated.finish {
-            Finish::Stop => json!({"type": "stop", "matched": ids.last()}),
+            Finish::Stop => json!({"type": "stop", "matched": matched(&ids, &stop_ids)}),
             _ => json!({"type": "length", "length": ids.len()}),
         };
         let cached = scored.as_ref().map_or(generated.usage, |(_, scored)| scored.usage).cached_tokens;
@@ -130,7 +126,8 @@ impl Served {
                 meta["output_top_logprobs"] = generated.tokens.iter().map(row).collect();
             }
         }
-        json!({"text": self.sampled_text(&ids, &generated.finish), "output_ids": ids, "meta_info": meta})
+        let text = self.sampled_text(&ids, &stop_ids, params.skip_special_tokens);
+        json!({"text": text, "output_ids": ids, "meta_info": meta})
     }
 }
 
@@ -180,7 +177,8 @@ fn best(top: &TopK, given: TokenId, top_k: usize) -> Value {
 
 fn sampling(params: &SamplingParams) -> Result<Sampling, Refusal> {
     let constraint = match (&params.json_schema, &params.regex) {
-        (Some(schema), _) => {
+        (Some(_), Some(_)) => return Err(Refusal::bad("json_schema and regex cannot be followed together")),
+        (Some(schema), None) => {
             Some(Constraint::JsonSchema(serde_json::from_str(schema).map_err(Refusal::bad)?))
         }
         (None, Some(regex)) => Some(Constraint::Regex(regex.clone())),

@@ -18,7 +18,7 @@ impl Served {
     pub(super) async fn completion(&self, body: &[u8]) -> Result<Value, Refusal> {
         let asked: Completion = served::read(body).map_err(Refusal::bad)?;
         self.check_model(asked.model.as_deref())?;
-        let prompts = self.prompts_ids(&asked.prompt)?;
+        let prompts = self.prompts_ids(&asked.prompt, asked.add_special_tokens)?;
         self.check_logprobs(asked.logprobs.map(|it| it as i64), "logprobs")?;
         let prompt_top_k = self.check_logprobs(asked.prompt_logprobs, "prompt_logprobs")?;
         let mut choices = Vec::with_capacity(prompts.len());
@@ -48,12 +48,13 @@ impl Served {
             Some(top_k) => Some(self.prompt_logprobs(&prompt, top_k).await?),
             None => None,
         };
+        let sampling = sampling(&asked.drawing, MAX_TOKENS)?;
         let request = GenerateRequest {
             prompt,
-            sampling: sampling(&asked.drawing, MAX_TOKENS)?,
             stop_ids: self.stop_ids(&asked.stop_token_ids),
             top_k: asked.logprobs.unwrap_or(0),
-            place: self.place(),
+            place: self.place(&sampling),
+            sampling,
         };
         let mut generated = self.model.generate(&request).await?;
         if let Some((_, cached)) = &prompt_logprobs {
@@ -65,10 +66,8 @@ impl Served {
         Ok((choice, generated.usage))
     }
 
-    fn prompts_ids(&self, prompt: &Prompt) -> Result<Vec<Vec<TokenId>>, Refusal> {
-        let encode = |text: &String| -> Result<Vec<TokenId>, Refusal> {
-            Ok(self.model.tokenizer()?.encode_plain(text).map_err(Refusal::bad)?.ids)
-        };
+    fn prompts_ids(&self, prompt: &Prompt, add_special: bool) -> Result<Vec<Vec<TokenId>>, Refusal> {
+        let encode = |text: &String| self.encode(text, add_special);
         let prompts = match prompt {
             Prompt::Ids(ids) => vec![ids.clone()],
             Prompt::Text(text) => vec![encode(text)?],
@@ -155,8 +154,10 @@ impl Served {
     ) -> Value {
         let ids: Vec<TokenId> = generated.tokens.iter().map(|token| token.id).collect();
         let logprobs = asked.logprobs.map(|_| self.logprobs(generated, asked.return_tokens_as_token_ids));
+        let stop_ids = self.stop_ids(&asked.stop_token_ids);
         json!({
-            "index": index, "text": self.sampled_text(&ids, &generated.finish), "logprobs": logprobs,
+            "index": index, "logprobs": logprobs,
+            "text": self.sampled_text(&ids, &stop_ids, asked.drawing.skip_special_tokens),
             "finish_reason": finish_word(&generated.finish), "stop_reason": null,
             "token_ids": asked.return_token_ids.then_some(&ids),
             "prompt_logprobs": prompt_logprobs,

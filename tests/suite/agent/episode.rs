@@ -9,8 +9,9 @@ use async_trait::async_trait;
 use backsight::agent::CustomReward;
 use backsight::agent::ForcedCalls;
 use backsight::agent::{AgentSetting, EpisodePlace, Speech, run_episode};
+use backsight::chat::format::ChatFormat;
 use backsight::chat::parse::Parser;
-use backsight::chat::template::Now;
+use backsight::chat::template::{Now, Template};
 use backsight::engine::model::Embedded;
 use backsight::episode::{Content, Episode, Message, Role, Step, Stop, TokenSource, ToolText};
 use backsight::model::ModelRole;
@@ -21,7 +22,7 @@ use backsight::store::{Fingerprint, Identity, Ledger, Ledgered, RunLock, RunPlac
 use backsight::store::{episode_from_json, episode_to_json};
 use backsight::tasks::CodingTask;
 use backsight::tokens::TokenId;
-use serde_json::json;
+use serde_json::{Map, json};
 
 use crate::student::{PLAIN, TOOLS, call, format, place, saying, setting, task, tokenizer, write_solution};
 use crate::support::schema;
@@ -383,7 +384,7 @@ async fn a_sandbox_that_is_refused_costs_nothing() {
 async fn a_server_without_ids_is_talked_to_and_the_episode_says_so() {
     let turns = solving();
     let native = |step: usize| {
-        let parsed = Parser::Hermes.parse(&turns[step]);
+        let parsed = Parser::Hermes.parse(&turns[step], &[]);
         let mut message = Message::text(Role::Assistant, parsed.content.clone().unwrap_or_default());
         message.tool_calls = parsed.calls.iter().map(|it| it.to_tool_call()).collect();
         message
@@ -401,6 +402,28 @@ async fn a_server_without_ids_is_talked_to_and_the_episode_says_so() {
         assert_eq!((episode.outcome.as_ref().unwrap().reward, episode.sequences.len()), (1.0, 0));
         assert!(episode.steps().iter().all(|step| step.tokens.is_none()));
         assert_eq!(episode.steps().len(), 3);
+    }
+}
+
+/// What is written as bare text reaches the tool as it was written, in both ways of asking.
+#[tokio::test]
+async fn bare_text_reaches_the_tools_unchanged() {
+    let written = "<tool_call>\n<function=write_file>\n<parameter=path>\nVERSION\n</parameter>\n\
+                   <parameter=content>\n1.10\n\n</parameter>\n</function>\n</tool_call>";
+    let template = Template::compile(TOOLS, "student.jinja").unwrap();
+    let format = ChatFormat::new(template, Map::new(), tokenizer(), Parser::Qwen3Coder, None);
+    let messages = [written, "Done."].map(|it| Message::text(Role::Assistant, it));
+    let talking = Scripted::new(8)
+        .with_limits(Limits::default())
+        .on_chat(move |request| messages.get(request.place.step).cloned());
+    let ways = [
+        (saying(&[written, "Done."]), Speech::Exact(Arc::new(format))),
+        (talking, Speech::Chat(Some(Parser::Qwen3Coder))),
+    ];
+    for (student, speech) in ways {
+        let mut setting = setting(student);
+        setting.speech = speech;
+        assert_eq!(talk(&run(&setting).await)[1], r#"tool: {"path":"VERSION","bytes_written":5}"#);
     }
 }
 

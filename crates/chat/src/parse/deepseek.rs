@@ -3,6 +3,7 @@
 //! Arguments are passed on as they were written. Before its arguments a call ends at the next
 //! marker, so that one broken call does not swallow another.
 
+use super::json::{behind_value, find_outside};
 use super::scan::{excerpt, find, find_marker, strip, strip_start};
 use super::{Parsed, ParsedCall};
 
@@ -64,7 +65,8 @@ fn call(text: &str, start: usize, read: ReadCall) -> Result<Call<'_>, NoCall> {
 
 /// V3.1: the first part is the name, the arguments follow.
 pub(super) fn bare_call<'a>(text: &'a str, first: &'a str, at: usize) -> Result<Call<'a>, NoCall> {
-    let end = find(text, END, at).ok_or(NoCall { why: "is not closed", look_on: None })?;
+    let end = find_outside(text, END, at);
+    let end = end.ok_or(NoCall { why: "is not closed", look_on: None })?;
     Ok(Call { name: strip(first), arguments: strip(&text[at..end]), end: end + END.len() })
 }
 
@@ -75,7 +77,8 @@ pub(super) fn fenced_call<'a>(text: &'a str, _: &'a str, at: usize) -> Result<Ca
     let unfenced = NoCall { why: "has no block of JSON", look_on: marker };
     let fence = find(before_marker, JSON_FENCE, at).ok_or(unfenced)?;
     let start = fence + JSON_FENCE.len();
-    let (close, end) = closing_fence(text, start).ok_or(NoCall { why: "is not closed", look_on: None })?;
+    let closing = closing_fence(text, behind_value(text, start));
+    let (close, end) = closing.ok_or(NoCall { why: "is not closed", look_on: None })?;
     Ok(Call { name: strip(&text[at..fence]), arguments: strip(&text[start..close]), end })
 }
 

@@ -1,11 +1,16 @@
 //! `<tool_call>name`, then `<arg_key>key</arg_key><arg_value>value</arg_value>` pairs, `</tool_call>`.
 //!
 //! GLM 4.5 ends the name with a line break; GLM 4.7 needs none and may write the break before a
-//! value as a backslash and an `n`. Values are JSON, Python literals or bare text.
+//! value as a backslash and an `n`. Values are JSON or Python literals, or bare text where the
+//! tool's schema wants a string or they are neither. Text is taken whole, where the published rules
+//! take away the white space around it: the format puts none there, so it is the value's own.
+
+use serde_json::Value;
 
 use super::json::Fields;
 use super::literal::value_of;
 use super::scan::{excerpt, find, strip, strip_start};
+use super::schema::Parameters;
 use super::{Parsed, ParsedCall};
 
 const OPEN: &str = "<tool_call>";
@@ -40,7 +45,7 @@ fn skip_written_breaks(text: &str) -> &str {
     rest
 }
 
-pub(super) fn parse(text: &str, dialect: &Dialect) -> Parsed {
+pub(super) fn parse(text: &str, tools: &[Value], dialect: &Dialect) -> Parsed {
     let mut calls = Vec::new();
     let mut malformed = Vec::new();
     let before = find(text, OPEN, 0).unwrap_or(0);
@@ -50,13 +55,13 @@ pub(super) fn parse(text: &str, dialect: &Dialect) -> Parsed {
             malformed.push(format!("`{OPEN}` is not closed before {}", excerpt(&text[start..])));
             break;
         };
-        calls.extend(call(&text[start..end], dialect, &mut malformed));
+        calls.extend(call(&text[start..end], tools, dialect, &mut malformed));
         at = end + CLOSE.len();
     }
     Parsed::new(text, &text[..before], calls, malformed)
 }
 
-fn call(piece: &str, dialect: &Dialect, malformed: &mut Vec<String>) -> Option<ParsedCall> {
+fn call(piece: &str, tools: &[Value], dialect: &Dialect, malformed: &mut Vec<String>) -> Option<ParsedCall> {
     let Some((name, pairs)) = (dialect.split_name)(piece) else {
         malformed.push(format!("{} has no line break after the name", excerpt(piece)));
         return None;
@@ -66,29 +71,35 @@ fn call(piece: &str, dialect: &Dialect, malformed: &mut Vec<String>) -> Option<P
         malformed.push(format!("{} does not open with a name", excerpt(piece)));
         return None;
     }
-    let fields = arguments(pairs, name, dialect, malformed);
+    let (fields, complaints) = arguments(pairs, &Parameters::of(tools, name), dialect);
+    malformed.extend(complaints.into_iter().map(|(key, why)| format!("argument {key} of `{name}` {why}")));
     Some(ParsedCall::new(name, fields.dumps()))
 }
 
-fn arguments(pairs: &str, name: &str, dialect: &Dialect, malformed: &mut Vec<String>) -> Fields {
-    let mut fields = Fields::default();
+/// The arguments, and what is wrong with which of the others.
+fn arguments(
+    pairs: &str,
+    schemas: &Parameters<'_>,
+    dialect: &Dialect,
+) -> (Fields, Vec<(String, &'static str)>) {
+    let (mut fields, mut complaints) = (Fields::default(), Vec::new());
     let mut rest = pairs;
     while let Some(start) = find(rest, KEY[0], 0) {
         let (key, after) = split_before(&rest[start + KEY[0].len()..], KEY[1]);
         let Some(text) = value_after(after, dialect) else {
-            malformed.push(format!("argument {} of `{name}` has no value", excerpt(key)));
+            complaints.push((excerpt(key), "has no value"));
             rest = after;
             continue;
         };
         let Some(end) = find(text, VALUE[1], 0) else {
             // No later value can be closed either.
-            malformed.push(format!("argument {} of `{name}` is not closed", excerpt(key)));
+            complaints.push((excerpt(key), "is not closed"));
             break;
         };
-        fields.insert(strip(key).to_owned(), value_of(strip(&text[..end])));
+        fields.insert(strip(key).to_owned(), schemas.value(strip(key), &text[..end], value_of));
         rest = &text[end + VALUE[1].len()..];
     }
-    fields
+    (fields, complaints)
 }
 
 /// The text from a value on, given the closing tag of its key and what follows.

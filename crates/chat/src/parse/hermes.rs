@@ -3,7 +3,7 @@
 //! A last call without its closing tag is read to the end of the text. One piece of broken JSON
 //! voids all calls; an object without a name is passed over.
 
-use super::json::{Json, loads};
+use super::json::{Json, find_outside, loads};
 use super::scan::{excerpt, find, strip};
 use super::{NoCall, Parsed, ParsedCall, all_or_none};
 
@@ -11,10 +11,14 @@ use super::{NoCall, Parsed, ParsedCall, all_or_none};
 pub(super) struct Tags {
     open: &'static str,
     close: &'static str,
+    /// Finds the closing tag of the call that begins somewhere.
+    find_close: fn(&str, &str, usize) -> Option<usize>,
 }
 
-pub(super) const HERMES: Tags = Tags { open: "<tool_call>", close: "</tool_call>" };
-pub(super) const LONGCAT: Tags = Tags { open: "<longcat_tool_call>", close: "</longcat_tool_call>" };
+/// A closing tag in a string ends the call and breaks it: the recorded vectors hold Hermes to that.
+pub(super) const HERMES: Tags = Tags { open: "<tool_call>", close: "</tool_call>", find_close: find };
+pub(super) const LONGCAT: Tags =
+    Tags { open: "<longcat_tool_call>", close: "</longcat_tool_call>", find_close: find_outside };
 
 pub(super) fn parse(text: &str, tags: &Tags) -> Parsed {
     let (calls, malformed) = all_or_none(pieces(text, tags).into_iter().map(|piece| call(piece, tags)));
@@ -28,7 +32,7 @@ fn pieces<'a>(text: &'a str, tags: &Tags) -> Vec<&'a str> {
     let mut at = 0;
     while let Some(open) = find(text, tags.open, at) {
         let start = open + tags.open.len();
-        let end = find(text, tags.close, start);
+        let end = (tags.find_close)(text, tags.close, start);
         pieces.push(strip(&text[start..end.unwrap_or(text.len())]));
         let Some(end) = end else { break };
         at = end + tags.close.len();

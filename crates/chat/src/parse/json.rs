@@ -6,7 +6,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::scan::{excerpt, looked_at, strip_start};
+use super::scan::{excerpt, find, looked_at, strip_start};
 use backsight_core::python::{float_repr, write_json_string};
 
 /// How deep a value may be nested to be read: a little less than `serde_json` allows, so that
@@ -134,6 +134,23 @@ pub(super) fn loads(text: &str) -> Result<Json, BadJson> {
     let value = reader.value(0)?;
     reader.skip_space();
     if reader.at < text.len() { reader.fail("text after the value") } else { Ok(value) }
+}
+
+/// Where `marker` is at or after `at`, but not in a string of the value that stands there.
+///
+/// Asking this of every marker stays linear: markers are no JSON, so of the readings that are under way at one only
+/// those inside a string survive it, and the one that begins behind it is not. Those two never fall into step, as
+/// [`Containers`] says.
+pub(super) fn find_outside(text: &str, marker: &str, at: usize) -> Option<usize> {
+    let first = find(text, marker, at)?;
+    let end = behind_value(text, at);
+    if end > first { find(text, marker, end) } else { Some(first) }
+}
+
+/// Behind the value that stands at `at`; `at` where none can be read.
+pub(super) fn behind_value(text: &str, at: usize) -> usize {
+    let mut reader = Reader::new(text, text.len() - strip_start(&text[at..]).len());
+    if reader.value(0).is_ok() { reader.at } else { at }
 }
 
 /// What stands at an opening bracket.

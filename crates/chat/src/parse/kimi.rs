@@ -3,7 +3,8 @@
 //! The id is kept, since the model expects to see it again with the result; the name is its part
 //! between the last dot and the colon. Arguments are passed on as they were written.
 
-use super::scan::{excerpt, find, strip};
+use super::json::find_outside;
+use super::scan::{excerpt, find, find_marker, strip};
 use super::{Parsed, ParsedCall};
 
 /// The model was trained on the first and writes the second at times.
@@ -30,10 +31,18 @@ fn pieces(text: &str) -> Vec<&str> {
     let mut pieces = Vec::new();
     let mut begin = find(text, BEGIN, 0);
     while let Some(start) = begin.map(|at| at + BEGIN.len()) {
-        begin = find(text, BEGIN, start);
+        begin = next_begin(text, start);
         pieces.push(&text[start..begin.unwrap_or(text.len())]);
     }
     pieces
+}
+
+/// The opening marker of the call behind the one that begins at `start`.
+fn next_begin(text: &str, start: usize) -> Option<usize> {
+    match find_marker(text, &[BEGIN, ARGUMENTS], start)? {
+        (at, ARGUMENTS) => find_outside(text, BEGIN, at + ARGUMENTS.len()),
+        (at, _) => Some(at),
+    }
 }
 
 fn call(piece: &str) -> Result<ParsedCall, &'static str> {
@@ -42,7 +51,7 @@ fn call(piece: &str) -> Result<ParsedCall, &'static str> {
     let id = strip(id);
     let name = name_in(id).ok_or("has no id of the form `functions.name:0`")?;
     let arguments = rest.strip_prefix(ARGUMENTS).ok_or("has no arguments")?;
-    let end = find(arguments, END, 0).ok_or("is not closed")?;
+    let end = find_outside(arguments, END, 0).ok_or("is not closed")?;
     let arguments = strip(&arguments[..end]);
     Ok(ParsedCall { id: Some(id.to_owned()), ..ParsedCall::new(name, arguments) })
 }

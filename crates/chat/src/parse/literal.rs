@@ -8,9 +8,9 @@
 use super::json::{Fields, Json, MAX_DEPTH, json_float, loads};
 use super::scan::looked_at;
 
-/// The value a bare text means: JSON, a Python literal, or itself.
-pub(super) fn value_of(text: &str) -> Json {
-    loads(text).ok().or_else(|| read(text)).unwrap_or_else(|| Json::Text(text.to_owned()))
+/// The value a bare text means when it is JSON or a Python literal; otherwise it means itself.
+pub(super) fn value_of(text: &str) -> Option<Json> {
+    loads(text).ok().or_else(|| read(text))
 }
 
 /// The value of a text that is one Python literal.

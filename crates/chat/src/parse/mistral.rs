@@ -5,8 +5,8 @@
 //! followed by other text: the objects that can be read are the calls. Later tokenizers write
 //! `[TOOL_CALLS]name[CALL_ID]id[ARGS]{…}`, which is read too.
 
-use super::json::{Containers, Json, loads};
-use super::scan::{excerpt, find, strip};
+use super::json::{Containers, Json, find_outside, loads};
+use super::scan::{excerpt, find, strip, strip_start};
 use super::{NoCall, Parsed, ParsedCall, all_or_none};
 
 const MARKER: &str = "[TOOL_CALLS]";
@@ -23,16 +23,23 @@ pub(super) fn parse(text: &str) -> Parsed {
 
 /// What stands before the first marker, and after each.
 fn split(text: &str) -> (&str, Vec<&str>) {
-    let mut ends = Vec::new();
-    let mut at = 0;
-    while let Some(marker) = find(text, MARKER, at) {
-        ends.push(marker);
-        at = marker + MARKER.len();
+    let mut parts = Vec::new();
+    let first = find(text, MARKER, 0);
+    let mut next = first;
+    while let Some(start) = next.map(|at| at + MARKER.len()) {
+        next = next_marker(text, start);
+        parts.push(strip(&text[start..next.unwrap_or(text.len())]));
     }
-    let before = &text[..ends.first().copied().unwrap_or(0)];
-    let starts: Vec<usize> = ends.iter().map(|end| end + MARKER.len()).collect();
-    let ends = ends.into_iter().skip(1).chain([text.len()]);
-    (before, starts.into_iter().zip(ends).map(|(start, end)| strip(&text[start..end])).collect())
+    (&text[..first.unwrap_or(0)], parts)
+}
+
+/// The marker that ends what begins at `start`: none in its list, or its arguments.
+fn next_marker(text: &str, start: usize) -> Option<usize> {
+    let first = find(text, MARKER, start)?;
+    let part = &text[start..first];
+    let is_list = strip_start(part).starts_with('[');
+    let opening = if is_list { Some(0) } else { find(part, "{", 0) };
+    opening.map_or(Some(first), |opening| find_outside(text, MARKER, start + opening))
 }
 
 /// `name{…}`. Arguments that are no JSON stay as they are.

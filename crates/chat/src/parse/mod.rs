@@ -7,7 +7,8 @@
 //! What is read, and the exact text of `arguments`, follows the parsers that came with the agentic
 //! distillation environment, which in turn follow vLLM's. Where those lose or garble something,
 //! these do better, and each such place says so: a call always has a name, a name never runs over
-//! a marker of its format, and content is what stands before the first call, or absent.
+//! a marker of its format, content is what stands before the first call, or absent, and a marker in
+//! a string of JSON arguments is part of that string.
 //!
 //! Model output is hostile input. Every parser makes one pass with a cursor that only moves
 //! forward, nothing recurses deeper than [`MAX_DEPTH`], and nothing fails: text that is no call is
@@ -23,6 +24,7 @@ mod llama;
 mod mistral;
 mod qwen3_coder;
 mod scan;
+mod schema;
 
 use serde_json::Value;
 
@@ -104,18 +106,21 @@ impl Parser {
     }
 
     /// Reads the calls in `text`.
-    pub fn parse(self, text: &str) -> Parsed {
+    ///
+    /// `tools` are the schemas the model was given, as far as they are known. Formats that carry values as bare
+    /// text need them to tell a string from a number.
+    pub fn parse(self, text: &str, tools: &[Value]) -> Parsed {
         match self {
             Self::Hermes => hermes::parse(text, &hermes::HERMES),
             Self::Longcat => hermes::parse(text, &hermes::LONGCAT),
             Self::Mistral => mistral::parse(text),
             Self::LlamaJson => llama::parse(text),
-            Self::Qwen3Coder => qwen3_coder::parse(text),
+            Self::Qwen3Coder => qwen3_coder::parse(text, tools),
             Self::DeepseekV3 => deepseek::parse(text, deepseek::fenced_call),
             Self::DeepseekV31 => deepseek::parse(text, deepseek::bare_call),
             Self::KimiK2 => kimi::parse(text),
-            Self::Glm45 => glm::parse(text, &glm::GLM45),
-            Self::Glm47 => glm::parse(text, &glm::GLM47),
+            Self::Glm45 => glm::parse(text, tools, &glm::GLM45),
+            Self::Glm47 => glm::parse(text, tools, &glm::GLM47),
         }
     }
 }

@@ -22,17 +22,18 @@ fn json_is_read_and_written_as_python_does() {
 #[test]
 fn bare_text_means_what_python_literals_mean() {
     for (text, wanted) in rows(include_str!("../../../../tests/fixtures/python/literals.json")) {
-        assert_eq!(value_of(&text).dumps(), wanted.unwrap(), "{text:?}");
+        let value = value_of(&text).unwrap_or_else(|| Json::Text(text.clone()));
+        assert_eq!(value.dumps(), wanted.unwrap(), "{text:?}");
     }
 }
 
 #[test]
 fn literals_that_would_lose_something_stay_text() {
     for text in ["5 # five", "# five\n5", "[1, # one\n2]", r"'\N{BULLET}'", "'a' \\\n'b'", "'''a\r\nb'''"] {
-        assert_eq!(value_of(text), Json::Text(text.to_owned()));
+        assert_eq!(value_of(text), None);
     }
     let huge = format!("0x{}", "f".repeat(33));
-    assert_eq!(value_of(&huge), Json::Text(huge));
+    assert_eq!(value_of(&huge), None);
 }
 
 #[test]
@@ -60,8 +61,8 @@ fn broken_json_says_what_and_where() {
 #[test]
 fn what_is_read_can_be_read_again_as_arguments() {
     let value = format!("{}{}", "[".repeat(MAX_DEPTH), "]".repeat(MAX_DEPTH));
-    let parsed = Parser::Glm47
-        .parse(&format!("<tool_call>f<arg_key>a</arg_key><arg_value>{value}</arg_value></tool_call>"));
+    let text = format!("<tool_call>f<arg_key>a</arg_key><arg_value>{value}</arg_value></tool_call>");
+    let parsed = Parser::Glm47.parse(&text, &[]);
     assert_eq!(parsed.calls[0].arguments, format!("{{\"a\": {value}}}"));
     assert!(matches!(parsed.calls[0].to_tool_call().arguments, Arguments::Object(_)));
 }
@@ -97,6 +98,7 @@ const UNITS: &[&str] = &[
     "[TOOL_CALLS][",
     "[TOOL_CALLS]f{",
     "[TOOL_CALLS]f[CALL_ID]",
+    "[TOOL_CALLS]f{\"a\":\"",
     "<|python_tag|>",
     "<function=",
     "<function=f>",
@@ -121,6 +123,7 @@ const UNITS: &[&str] = &[
     "<|tool_call_begin|>",
     "<|tool_call_begin|>functions.f:0",
     "<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>",
+    "<|tool_call_begin|>f:0<|tool_call_argument_begin|>{\"a\":\"",
     "<|tool_call_argument_begin|>",
     "<|tool_call_end|>",
     "<arg_key>",
@@ -213,7 +216,7 @@ fn parsers() -> Vec<Parser> {
 /// How many bytes a parser looks at for each byte of the text.
 fn work_per_byte(parser: Parser, text: &str) -> f64 {
     WORK.set(0);
-    let parsed = parser.parse(text);
+    let parsed = parser.parse(text, &[]);
     assert!(!parsed.calls.is_empty() || parsed.content.as_deref() == Some(text));
     WORK.get() as f64 / text.len() as f64
 }

@@ -347,7 +347,7 @@ fn actions_are_read() {
     let check = |template: &str, opened: bool, text: &str, expected: Value| {
         let template = Template::compile(template, "own.jinja").unwrap();
         let format = ChatFormat::new(template, Map::new(), Arc::clone(&tokenizer), Parser::Hermes, None);
-        let read = format.read(&tokenizer.encode(text).unwrap().ids, opened).unwrap();
+        let read = format.read(&tokenizer.encode(text).unwrap().ids, opened, &[]).unwrap();
         let calls: Vec<&str> = read.message.tool_calls.iter().map(|it| it.name.as_str()).collect();
         let found = json!([
             read.message.reasoning,
