@@ -2,9 +2,9 @@
 //!
 //! Produced by SGLang 0.5.23 in every `meta_info`, and by vLLM 0.32.0 on its token route. Two keys: `weight_versions`
 //! is a list of `{version, start, end}`, half-open and counted from the first sampled token, with one empty span where
-//! nothing was sampled; `weight_version` is one name for all of it. The surprise: the single name is the one that was
-//! current when the answer was written, so the list is believed first. Deliberately absent: what a change of weights
-//! means.
+//! nothing was sampled; `weight_version` is one name for all of it. The surprises: the single name is that of the last
+//! tokens, or of whatever weights the server has when it answers, so the list is believed first; and a change while a
+//! prompt is being read is told by neither. Deliberately absent: what a change of weights means.
 
 use serde::Deserialize;
 

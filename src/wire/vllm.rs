@@ -200,14 +200,14 @@ impl PromptReader<'_> {
     /// Where the ids are not told, every row must list the token that was sent there, also one that nobody needs.
     fn check_rows(&self, scanner: &mut Scanner<'_>) -> Result<(), String> {
         let check = |scanner: &mut Scanner<'_>, position: usize| {
-            let sent = self.prompt[position];
-            let mut is_listed = scanner.null()? || position == 0;
-            if !is_listed {
-                scanner.entries(|scanner, key| {
-                    is_listed |= whole(key) == Some(u64::from(sent));
-                    Ok(scanner.skip()?)
-                })?;
+            if position == 0 || scanner.peek()? == b'n' {
+                return Ok(scanner.skip()?);
             }
+            let (sent, mut is_listed) = (self.prompt[position], false);
+            scanner.entries(|scanner, key| {
+                is_listed |= whole(key) == Some(u64::from(sent));
+                Ok(scanner.skip()?)
+            })?;
             if is_listed { Ok(()) } else { Err(not_listed(position, sent)) }
         };
         scanner.list(check).map(drop)
@@ -537,6 +537,10 @@ mod tests {
         check(
             &answer(&format!("[null, null, {ROW_2} , {ROW_3} ]")),
             expect!["the server returned no value; -0.5 [(12, -0.5)]"],
+        );
+        check(
+            &answer(&format!("[{ROW_1},{ROW_1},{ROW_2},null]")),
+            expect!["-2.5 [(5, -0.25), (11, -2.5)]; -0.5 [(12, -0.5)]"],
         );
     }
 

@@ -12,7 +12,7 @@ use backsight::model::sglang::Sglang;
 use backsight::model::transport::{Settings, Transport};
 use backsight::model::vllm::Vllm;
 use backsight::model::{
-    ChatRequest, Constraint, Error, Finish, GenerateRequest, Limits, Model, Place, Sampling,
+    ChatRequest, Constraint, Error, Finish, GenerateRequest, Limits, Model, Place, Sampling, ToldVersion,
 };
 use backsight::score::ScoreJob;
 use backsight::tokens::{Logprob, TokenId, TokenSpan};
@@ -256,6 +256,7 @@ fn sglang_scores(ids: &Value, start: &Value) -> Value {
         .collect();
     json!({"meta_info": {
         "input_token_logprobs": own, "input_token_ids_logprobs": chosen, "prompt_tokens": start + ids.len(),
+        "weight_version": "7",
         "cached_tokens": start, "completion_tokens": 0, "finish_reason": {"type": "length", "length": 0},
     }})
 }
@@ -267,6 +268,7 @@ fn sglang_sample(body: &Value) -> Value {
         "output_top_logprobs": [[[lp(-1.0), 7, null], [lp(-2.0), 8, null]]],
         "prompt_tokens": body["input_ids"].as_array().unwrap().len(),
         "completion_tokens": 1, "cached_tokens": 2, "finish_reason": {"type": "stop", "matched": 7},
+        "weight_versions": [{"version": "7", "start": 0, "end": 1}],
     }})
 }
 
@@ -312,7 +314,7 @@ async fn sglang_scores_from_one_token_before_the_span() {
     let scored = model.score(&job(&[1, 2, 3, 4, 5, 6], (3, 5), 0)).await.unwrap();
     let logprobs: Vec<_> = scored.spans[0].logprobs().map(|it| it.unwrap().get()).collect();
     assert_eq!(logprobs, [-1.0, -2.0]);
-    assert_eq!(scored.usage.cached_tokens, Some(2));
+    assert_eq!((scored.usage.cached_tokens, scored.version.as_deref()), (Some(2), Some("7")));
     let body = &stub.take()[0].body;
     assert_eq!((&body["input_ids"], &body["logprob_start_len"]), (&json!([1, 2, 3, 4, 5]), &json!(2)));
     let chosen = model.score_chosen(&job(&[1, 2, 3], (0, 3), 0), &[5, 6]).await.unwrap();
@@ -356,6 +358,7 @@ async fn sglang_samples_within_the_context_and_reports_no_scaled_logprobs() {
     let drawn = model.generate(&request).await.unwrap();
     assert_eq!(drawn.tokens[0].logprob.map(Logprob::get), Some(-1.0));
     assert_eq!((drawn.finish, drawn.usage.cached_tokens), (Finish::Stop, Some(2)));
+    assert_eq!(drawn.versions, [ToldVersion { version: "7".into(), span: TokenSpan::at(0, 1) }]);
     let body = &stub.take()[0].body;
     assert_eq!(body["sampling_params"]["max_new_tokens"], 3, "a limit beyond the context is refused");
     assert_eq!(body["sampling_params"]["top_k"], -1);

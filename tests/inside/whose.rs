@@ -162,6 +162,28 @@ async fn an_endpoint_that_repeated_ids_is_held_to_it() {
     }
 }
 
+#[tokio::test]
+async fn each_endpoint_is_judged_by_its_own_answers() {
+    for dialect in DIALECTS {
+        let servers = [
+            StandIn::start(Setup::new(dialect)).await,
+            StandIn::start(Setup { echoes: false, ..Setup::new(dialect) }).await,
+        ];
+        let model = plain::open(dialect, &servers.each_ref().map(StandIn::url), settings());
+        // Answers of both, in turns: what one of them does is not expected of the other.
+        for n in 0..40 {
+            let job = ScoreJob::new([&[n], &tokens(n)[..]].concat().into(), vec![TokenSpan::at(31, 10)], 0);
+            assert!(model.score(&job.unwrap()).await.is_ok(), "{dialect:?}: job {n}");
+        }
+        assert!(servers.iter().all(|server| server.work().requests > 5), "both are used");
+        assert_eq!(
+            servers.iter().map(|server| server.work().requests).sum::<u64>(),
+            40,
+            "nothing is refused"
+        );
+    }
+}
+
 /// The id of each prompt of a request.
 fn ids_of(asked: &Asked) -> Vec<String> {
     let body: Value = serde_json::from_slice(&asked.body).unwrap();

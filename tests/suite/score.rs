@@ -678,6 +678,21 @@ async fn a_server_that_stammers_is_told_of_once() {
     assert!(ran.stderr.contains("10 times by now, trying again"), "{}", ran.stderr);
 }
 
+/// Six prompts that end alike, as one action under six lenses does, and a server that mixes their answers up.
+#[tokio::test(flavor = "multi_thread")]
+async fn answers_in_another_order_change_no_number() {
+    let reversed = |asked: &Asked| (asked.prompts.len() > 1).then_some(Fault::Reversed);
+    let server = StandIn::start(Setup::new(Dialect::Sglang).faults(reversed)).await;
+    let ending = tokens(3, 11);
+    let jobs: Vec<Value> =
+        (0..6).map(|n| job(n, &[&[FIRST_ID + n], &ending[..]].concat(), &[[4, 12]])).collect();
+    let place = Place::new(&jobs);
+    let ran = place.score_at(&server, &[]).await;
+    assert_eq!(ran.code, 0, "{}", ran.stderr);
+    assert_eq!(place.rows(), jobs.iter().map(expected).collect::<Vec<_>>());
+    assert!(server.asked().iter().any(|asked| asked.prompts.len() == 6), "they were asked for together");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_second_process_says_so_and_stops() {
     let slow = |_: &_| Some(Fault::Slow(Duration::from_millis(300)));
