@@ -117,9 +117,14 @@ async fn open_one(
         Some(kind) => kind,
         None => detect(&transport.briefly()).await?,
     };
-    let named = tokenizer.map(load).transpose()?;
-    options.vocab_size = named.as_ref().map(|(_, tokenizer)| tokenizer.vocab_size()).or(options.vocab_size);
     let other_name = other_name(&transport, kind, options.model.as_deref()).await?;
+    let named = match (tokenizer, &other_name) {
+        (Some(path), _) => Some(load(path)?),
+        // A directory in place of the name says itself what the server's tokenizer must agree with.
+        (None, Some(name)) => load(Path::new(&name.wanted)).ok(),
+        (None, None) => None,
+    };
+    options.vocab_size = named.as_ref().map(|(_, tokenizer)| tokenizer.vocab_size()).or(options.vocab_size);
     let model = options.model.clone().filter(|_| options.needs_text || other_name.is_some());
     let (sought, notices) = (Sought { named, model, is_needed: options.needs_text }, options.notices.clone());
     if let Some(name) = &other_name {

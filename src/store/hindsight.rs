@@ -94,7 +94,7 @@ pub enum CannotRecompute {
     },
     /// A step says neither what was measured nor why nothing was.
     #[error(
-        "step {step_index} has no `mean_logprob` and no `error`, and no logprobs are recorded for it; help: score again without --recompute"
+        "step {step_index} has no `mean_logprob` and no `error`, and no logprobs are recorded for it; help: score it again with backsight credit"
     )]
     NotMeasured {
         /// Which step.

@@ -178,13 +178,10 @@ pub struct Hyperparams {
 
 impl Default for Hyperparams {
     fn default() -> Self {
-        Self {
-            max_logprob_tokens: None,
-            smoothing: None,
-            smooth_within_subtasks: None,
-            ratio: None,
-            ..Self::new(&Params::PUBLISHED, 0)
-        }
+        let mut published = Self::new(&Params::PUBLISHED, 0);
+        published.max_logprob_tokens = None;
+        (published.smoothing, published.smooth_within_subtasks, published.ratio) = (None, None, None);
+        published
     }
 }
 

@@ -6,6 +6,7 @@ use serde_json::json;
 use crate::credit::place::{KEEPS, Place, finish};
 use crate::support::hub_stand_in::{plain, stand_in};
 use crate::support::stand_in::{Asked, Dialect, Fault, Setup, StandIn};
+use crate::support::tiny::fixture;
 
 /// A server that tells how it tokenizes; by the model's own tokenizer or by another.
 fn telling(place: &Place, dialect: Dialect, agrees: bool) -> Setup {
@@ -66,6 +67,24 @@ async fn a_name_on_the_hub_stands_for_its_tokenizer() {
     command.env("HF_ENDPOINT", &hub.url).env("HF_HOME", place.path("empty"));
     finish(command).await.expect(0);
     assert_eq!(hub.seen.lock().unwrap().len(), n_asked);
+}
+
+/// The stand-in says that its model is in the directory `toy`, which is where the program runs.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_directory_must_agree_itself_although_the_servers_own_is_here() {
+    let place = Place::recorded(KEEPS);
+    for file in ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"] {
+        place.write(&format!("toy/{file}"), &place.text(&format!("model/{file}")));
+    }
+    let other = fixture("tokenizers/metaspace/tokenizer.json");
+    place.write("other/tokenizer.json", &std::fs::read_to_string(other).unwrap());
+    let server = StandIn::start(telling(&place, Dialect::Sglang, true)).await;
+    let url = server.url();
+    let named = ["--input-dir", "episodes", "--url", &url, "--model"];
+    let ran = place.run(&[&named[..], &["other"]].concat()).await.expect(2);
+    assert!(ran.stderr.contains("has no model `other`; it lists `toy`\n"), "{}", ran.stderr);
+    let ran = place.run(&[&named[..], &["elsewhere"]].concat()).await.expect(0);
+    assert!(ran.stderr.contains(&taken(&server, "elsewhere")), "{}", ran.stderr);
 }
 
 #[tokio::test(flavor = "multi_thread")]
