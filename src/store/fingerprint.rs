@@ -100,7 +100,7 @@ pub fn differs(by: Option<f64>) -> String {
     match by {
         Some(by) if by < 0.01 => format!("the logprobs of a probe text differ by {by:.1e} on average"),
         Some(by) => format!("the logprobs of a probe text differ by {by:.2} on average"),
-        None => "it names other weights, or gives other positions of a probe text a logprob".to_owned(),
+        None => "it gives other positions of a probe text a logprob".to_owned(),
     }
 }
 

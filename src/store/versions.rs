@@ -433,7 +433,11 @@ fn smallest_change(noise: &[f64]) -> f64 {
 }
 
 fn reason(new: Option<&Fingerprint>, old: &Fingerprint) -> String {
+    let told = |it: &Fingerprint| it.identity.weights.clone().unwrap_or_else(|| "nothing".to_owned());
     match new {
+        Some(new) if told(new) != told(old) => {
+            format!("it calls its weights `{}`, not `{}`", told(new), told(old))
+        }
         Some(new) => differs(new.mean_difference(old)),
         None => "it refuses a probe text that it took before".to_owned(),
     }

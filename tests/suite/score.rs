@@ -520,8 +520,11 @@ async fn a_server_that_comes_back_with_other_weights_ends_the_run() {
     for (dialect, n_servers) in [(Dialect::Vllm, 1), (Dialect::Sglang, 1), (Dialect::Vllm, 2)] {
         let (place, jobs, servers, ran) = replaced(dialect, n_servers, 2).await;
         assert_eq!(ran.code, 3, "{dialect:?} {n_servers}: {}", ran.stderr);
-        let words =
-            format!("{} is another model than before: the logprobs of a probe text", servers[0].url());
+        let why = match dialect {
+            Dialect::Vllm => "the logprobs of a probe text differ by ",
+            Dialect::Sglang => "it calls its weights `w2`, not `w1`",
+        };
+        let words = format!("{} is another model than before: {why}", servers[0].url());
         assert!(ran.stderr.contains(&words), "{}", ran.stderr);
         // What nobody has vouched for since is given up; what is there is right.
         for (row, job) in place.bare_rows().iter().zip(&jobs).filter(|(row, _)| row.get("error").is_none()) {
