@@ -24,6 +24,11 @@ pub fn fixture(name: &str) -> PathBuf {
 
 /// Writes the model; all of it, or with other values in its `config.json`.
 pub fn write_model(dir: &Path, changes: Value) {
+    write_moved(dir, changes, 0.0);
+}
+
+/// The same with every weight moved by so much, up or down, as an optimiser's step does.
+pub fn write_moved(dir: &Path, changes: Value, step: f32) {
     let mut config = json!({
         "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_act": "silu",
         "hidden_size": HIDDEN, "intermediate_size": INNER, "num_attention_heads": 4,
@@ -37,7 +42,7 @@ pub fn write_model(dir: &Path, changes: Value) {
     fs::create_dir_all(dir).unwrap();
     fs::write(dir.join("config.json"), config.to_string()).unwrap();
     fs::write(dir.join("chat_template.jinja"), TEMPLATE).unwrap();
-    fs::write(dir.join("model.safetensors"), weights()).unwrap();
+    fs::write(dir.join("model.safetensors"), weights(step)).unwrap();
     for file in ["tokenizer.json", "tokenizer_config.json"] {
         fs::copy(fixture("tokenizers/chatml").join(file), dir.join(file)).unwrap();
     }
@@ -67,15 +72,16 @@ fn shapes() -> Vec<(String, Vec<usize>)> {
     shapes
 }
 
-/// Numbers between -0.5 and 0.5 from a fixed seed, as a safetensors file.
-fn weights() -> Vec<u8> {
+/// Numbers between -0.5 and 0.5 from a fixed seed, each moved by a step, as a safetensors file.
+fn weights(step: f32) -> Vec<u8> {
     let (mut header, mut data, mut state) = (Map::new(), Vec::new(), 7_u64);
     for (name, shape) in shapes() {
         let begin = data.len();
         for _ in 0..shape.iter().product() {
             state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
             let number = (state >> 40) as f32 / (1 << 24) as f32 - 0.5;
-            data.extend_from_slice(&number.to_le_bytes());
+            let moved = number + if state >> 63 == 0 { step } else { -step };
+            data.extend_from_slice(&moved.to_le_bytes());
         }
         header.insert(name, json!({"dtype": "F32", "shape": shape, "data_offsets": [begin, data.len()]}));
     }
