@@ -1,30 +1,45 @@
 //! A regular expression for one well-formed call, for students too small to write one by themselves.
 //!
 //! Pure. Owns [`call_pattern`]: the call in the student's own format, its name one of the tools, its
-//! arguments those the tool requires, as Python's `json.dumps` would write them. Optional arguments are
-//! left out: what is forced is the form, and a student that can choose needs no force.
+//! arguments those the tool requires, as Python's `json.dumps` would write them, or what another pattern says.
+//! Optional arguments are left out: what is forced is the form, and a student that can choose needs no force.
 
 use serde_json::Value;
 
 use backsight_chat::parse::Parser;
 
-/// A pattern that matches one call, or nothing if the format has no simple one.
-pub fn call_pattern(parser: Parser, tools: &[Value], max_text: usize) -> Option<String> {
+/// A pattern that matches one call, or nothing if the format has no simple one. `arguments` is a pattern for what
+/// stands between the braces of the arguments.
+pub fn call_pattern(
+    parser: Parser,
+    tools: &[Value],
+    max_text: usize,
+    arguments: Option<&str>,
+) -> Option<String> {
     let (before, key, after) = match parser {
         Parser::Hermes => ("<tool_call>\\n", "arguments", "\\n</tool_call>"),
         Parser::Longcat => ("<longcat_tool_call>\\n", "arguments", "\\n</longcat_tool_call>"),
         Parser::LlamaJson => ("", "parameters", ""),
         _ => return None,
     };
-    let calls: Option<Vec<String>> = tools.iter().map(|tool| tool_pattern(tool, key, max_text)).collect();
+    let calls: Option<Vec<String>> =
+        tools.iter().map(|tool| tool_pattern(tool, key, max_text, arguments)).collect();
     let calls = calls.filter(|calls| !calls.is_empty())?;
     Some(format!("{before}({}){after}", calls.join("|")))
 }
 
-fn tool_pattern(tool: &Value, key: &str, max_text: usize) -> Option<String> {
+fn tool_pattern(tool: &Value, key: &str, max_text: usize, arguments: Option<&str>) -> Option<String> {
     let function = tool.get("function")?;
     let name = function.get("name")?.as_str()?;
-    let parameters = function.get("parameters")?;
+    let fields = match arguments {
+        Some(pattern) => format!("({pattern})"),
+        None => required_pattern(function.get("parameters")?, max_text)?,
+    };
+    Some(format!("\\{{\"name\": \"{}\", \"{key}\": \\{{{fields}\\}}\\}}", escaped(name)))
+}
+
+/// The arguments that must be there.
+fn required_pattern(parameters: &Value, max_text: usize) -> Option<String> {
     let required = parameters.get("required").and_then(Value::as_array);
     let fields: Option<Vec<String>> = required
         .into_iter()
@@ -35,8 +50,7 @@ fn tool_pattern(tool: &Value, key: &str, max_text: usize) -> Option<String> {
             Some(format!("\"{}\": {value}", escaped(name)))
         })
         .collect();
-    let fields = fields?.join(", ");
-    Some(format!("\\{{\"name\": \"{}\", \"{key}\": \\{{{fields}\\}}\\}}", escaped(name)))
+    Some(fields?.join(", "))
 }
 
 fn value_pattern(schema: &Value, max_text: usize) -> Option<String> {
@@ -67,7 +81,7 @@ mod tests {
     use crate::agent::tools::schema::schemas;
 
     fn check(parser: Parser, text: &str, expected: bool) {
-        let pattern = call_pattern(parser, &schemas(), 40).unwrap();
+        let pattern = call_pattern(parser, &schemas(), 40, None).unwrap();
         let is_match = regex::Regex::new(&format!("^(?:{pattern})$")).unwrap().is_match(text);
         assert_eq!(is_match, expected, "{text}");
         if expected {
@@ -75,6 +89,15 @@ mod tests {
             assert_eq!((parsed.calls.len(), parsed.malformed.len()), (1, 0), "{text}");
             serde_json::from_str::<Value>(&parsed.calls[0].arguments).unwrap();
         }
+    }
+
+    #[test]
+    fn arguments_may_have_a_pattern_of_their_own() {
+        let command = r#""command": "(ls|pwd)""#;
+        let pattern = call_pattern(Parser::LlamaJson, &schemas()[..1], 40, Some(command)).unwrap();
+        let regex = regex::Regex::new(&format!("^(?:{pattern})$")).unwrap();
+        assert!(regex.is_match(r#"{"name": "terminal", "parameters": {"command": "pwd"}}"#), "{pattern}");
+        assert!(!regex.is_match(r#"{"name": "terminal", "parameters": {"command": "rm"}}"#), "{pattern}");
     }
 
     #[test]
@@ -92,7 +115,7 @@ mod tests {
         check(Parser::Hermes, &call(r#"{"name": "terminal", "arguments": {"command": "a"b"}}"#), false);
         check(Parser::Hermes, &call(r#"{"name": "terminal", "arguments": {}}"#), false);
         check(Parser::LlamaJson, r#"{"name": "process", "parameters": {"action": "list"}}"#, true);
-        assert_eq!(call_pattern(Parser::KimiK2, &schemas(), 40), None);
-        assert_eq!(call_pattern(Parser::Hermes, &[], 40), None);
+        assert_eq!(call_pattern(Parser::KimiK2, &schemas(), 40, None), None);
+        assert_eq!(call_pattern(Parser::Hermes, &[], 40, None), None);
     }
 }

@@ -19,12 +19,19 @@ pub struct ForcedCalls {
     pub max_text: usize,
     /// Which tool is called, turn by turn and again from the first; any where there is none.
     pub tools: Vec<String>,
+    /// Regular expressions for the arguments, in the same way; what the tool's schema says where there is none.
+    pub arguments: Vec<String>,
 }
 
 impl ForcedCalls {
     /// The one tool that may be called in a turn; none where any may.
     pub fn tool(&self, turn: usize) -> Option<&str> {
         self.tools.iter().cycle().nth(turn).map(String::as_str)
+    }
+
+    /// What the arguments of a turn's call must look like; none where its schema says it.
+    pub fn arguments(&self, turn: usize) -> Option<&str> {
+        self.arguments.iter().cycle().nth(turn).map(String::as_str)
     }
 }
 
@@ -111,6 +118,10 @@ impl LoopOptions {
                 "terminal, process, read_file, write_file, patch or search_files",
             ));
         }
+        let mut patterns = self.forced_calls.iter().flat_map(|it| &it.arguments);
+        if let Some(pattern) = patterns.find(|pattern| regex::Regex::new(pattern).is_err()) {
+            return Err(bad("forced_arguments", pattern, "a regular expression for each turn"));
+        }
         let times = [("episode_seconds", self.episode_time), ("verifier_seconds", self.verifier_time)];
         if let Some((name, _)) = times.into_iter().find(|(_, time)| time.is_zero()) {
             return Err(bad(name, 0, "more than 0"));
@@ -148,6 +159,7 @@ mod tests {
             turns: 9,
             max_text: 9,
             tools: tools.iter().map(ToString::to_string).collect(),
+            arguments: Vec::new(),
         };
         let forced = |tools: &[&str], turn| forced(tools).tool(turn).map(str::to_owned);
         assert_eq!(forced(&[], 3), None);
@@ -165,12 +177,18 @@ mod tests {
         check(|it| it.context_budget = Some(0), Some("context_budget is 0, but must be 1 or more"));
         check(|it| it.episode_time = Duration::ZERO, Some("episode_seconds is 0, but must be more than 0"));
         let forced = |max_text: usize, tool: &str| {
-            Some(ForcedCalls { turns: 1, max_text, tools: vec![tool.to_owned()] })
+            Some(ForcedCalls { turns: 1, max_text, tools: vec![tool.to_owned()], arguments: Vec::new() })
         };
         let text = "forced_text is 0, but must be 1 or more";
         check(|it| it.forced_calls = forced(0, "terminal"), Some(text));
         let tools = "forced_tools is web, but must be terminal, process, read_file, write_file, patch or search_files";
         check(|it| it.forced_calls = forced(9, "web"), Some(tools));
         check(|it| it.forced_calls = forced(9, "patch"), None);
+        let pattern = |pattern: &str| {
+            forced(9, "patch").map(|it| ForcedCalls { arguments: vec![pattern.to_owned()], ..it })
+        };
+        check(|it| it.forced_calls = pattern("a+"), None);
+        let arguments = "forced_arguments is (, but must be a regular expression for each turn";
+        check(|it| it.forced_calls = pattern("("), Some(arguments));
     }
 }

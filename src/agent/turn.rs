@@ -196,7 +196,7 @@ impl Asking<'_> {
         let Some(forced) = forced else { return Ok(None) };
         let may_be_called = |it: &&Value| forced.tool(turn).is_none_or(|name| it["function"]["name"] == name);
         let tools: Vec<Value> = talk.episode().tools.iter().filter(may_be_called).cloned().collect();
-        let pattern = call_pattern(format.parser(), &tools, forced.max_text);
+        let pattern = call_pattern(format.parser(), &tools, forced.max_text, forced.arguments(turn));
         let none = || {
             let name = format.parser().name();
             Failure::new(format!(

@@ -23,16 +23,27 @@ use crate::store::run::CONFIG_FILE;
 use backsight_chat::messages;
 use backsight_core::episode::{Content, Episode, Message};
 
+/// One of the two functions, as a file, with an expression that it returns. Words of the expression stand a space
+/// apart, no number begins one but behind an operator, and no operator ends it.
+const FUNCTION: &str = concat!(
+    r#""path": "solution\.py", "content": "def (fizzbuzz\(n: int\) -> list\[str\]|is_palindrome\(s: str\) -> bool):"#,
+    r"\\n    return (([a-zA-Z_(\['=+*/<>%-][a-zA-Z0-9_.,:=+*/()<>'%\[\]-]{0,20}|([a-zA-Z_(\['=+*/<>%-][a-zA-Z0-9_.,:=+*/()<>'%\[\]-]{0,20})?[,=+*/<>%-] [0-9][a-zA-Z0-9_.,:=+*/()<>'%\[\]-]{0,8}) ){0,10}",
+    r"(([a-zA-Z_(\['=+*/<>%-][a-zA-Z0-9_.,:=+*/()<>'%\[\]-]{0,20}|([a-zA-Z_(\['=+*/<>%-][a-zA-Z0-9_.,:=+*/()<>'%\[\]-]{0,20})?[,=+*/<>%-] [0-9][a-zA-Z0-9_.,:=+*/()<>'%\[\]-]{0,6})[a-zA-Z0-9_)\]']|[a-z])",
+    r#"(\\n)?""#,
+);
+/// The command that runs it.
+const RUN: &str = r#""command": "python3 solution\.py""#;
 /// What a very small model can do in a minute or two.
-const KEYS: [(&str, &[&str]); 10] = [
+const KEYS: [(&str, &[&str]); 11] = [
     ("kind", &["embedded"]),
     ("tasks", &["fizzbuzz", "palindrome"]),
-    ("group_size", &["2"]),
-    ("max_agent_turns", &["4"]),
-    ("max_turn_tokens", &["160"]),
-    ("forced_calls", &["4"]),
+    ("group_size", &["3"]),
+    ("max_agent_turns", &["2"]),
+    ("max_turn_tokens", &["200"]),
+    ("agent_temperature", &["0.3"]),
+    ("forced_calls", &["2"]),
     ("forced_tools", &["write_file", "terminal"]),
-    ("forced_text", &["120"]),
+    ("forced_arguments", &[FUNCTION, RUN]),
     ("terminal_timeout", &["10"]),
     ("verifier_seconds", &["20"]),
 ];
@@ -42,11 +53,11 @@ const N_LINES: usize = 12;
 const N_OUTPUT: usize = 3;
 /// What must be known to read it.
 const HEAD: &str = "\
-Live: the model works on two tasks, twice each, in a sandbox. It is so small that its calls are forced into form and
-order: it can only write a file, run a command, write and run again. What stands in the file and in the command is its
-own. Hidden tests decide.
-reward: 0.7 x correctness (1 all hidden tests pass, 0.2 one fails, 0.1 they cannot even run the solution)
-        + 0.15 x efficiency (1 up to three steps, less for more) + 0.15 x use of tools (1 for writing and running)
+Live: the model works on two tasks, three times each, in a sandbox; hidden tests decide. It is so small that its calls
+are forced into form: first it can only write one of the two functions to solution.py, then only run that file. What
+the function returns is its own.
+reward: 0.7 x correctness (1 all hidden tests pass, 0.2 one fails, 0.1 the solution cannot be run)
+        + 0.15 x efficiency (1 up to three steps) + 0.15 x use of tools (1 for writing and running)
 ";
 
 /// Runs the episodes into `dir`, or those of them that an earlier quickstart did not come to.
@@ -91,17 +102,11 @@ fn forget(dir: &Path) -> Result<(), Failure> {
     })
 }
 
-/// The command that makes further episodes of the same kind.
-pub(super) fn command(model: &str, dir: &Path) -> String {
-    let flag = |(key, words): &(&str, &[&str])| {
-        let words = words.iter().map(|it| (*it).to_owned());
-        std::iter::once(format!("--{}", key.replace('_', "-"))).chain(words).collect::<Vec<_>>()
-    };
-    let (flags, dir) = (KEYS.iter().flat_map(flag).collect::<Vec<String>>(), dir.display().to_string());
-    let flags = flags.iter().map(String::as_str);
-    program::command(
-        ["collect", "--model", model].into_iter().chain(flags).chain(["--seed", "1", "--run", &dir]),
-    )
+/// The command that makes further episodes of the same kind, beside those in `dir`.
+pub(super) fn command(dir: &Path) -> String {
+    let (config, more) = (dir.join(CONFIG_FILE), dir.with_file_name("more"));
+    let (config, more) = (config.display().to_string(), more.display().to_string());
+    program::command(["collect", "--config", &config, "--seed", "1", "--run", &more])
 }
 
 /// What happened, step by step.

@@ -54,7 +54,7 @@ pub(super) fn run(args: &QuickstartArgs) -> Result<(), Failure> {
         stdout::data(format!("{}\n", live::text(live)).as_bytes())?;
     }
     credit(args, &name, &path, &opened, began)?;
-    let again = live::command(&path.display().to_string(), &args.out.join("more"));
+    let again = live::command(&live_dir);
     // What the machine does not allow is said last, so that it is not overlooked.
     live.and_then(|_| stdout::data(format!("  {again}\n").as_bytes()))
 }

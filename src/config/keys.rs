@@ -143,6 +143,7 @@ pub const KEYS: &[Key] = &[
     result(AGENT, BOTH, "tool_call_parser", Text, None, "The format of the model's tool calls, as `chat parse` names them; without it found out from the template"),
     result(AGENT, BOTH, "forced_calls", Whole(1), None, "Force a well-formed call in this many first turns, for models too small to write one; logprobs are absent there"),
     result(AGENT, BOTH, "forced_tools", Words, None, "The tools of forced calls, turn by turn and again from the first; without it any tool"),
+    result(AGENT, BOTH, "forced_arguments", Words, None, "Regular expressions for their arguments, in the same way; without it what the tool's schema says"),
     result(AGENT, BOTH, "forced_text", Whole(1), Some("200"), "Characters a text in a forced call may have"),
     result(AGENT, BOTH, "terminal_timeout", Whole(1), Some("120"), "Seconds a command may run when the student does not say"),
     result(AGENT, BOTH, "tool_output_chars", Whole(100), Some("50000"), "Characters of a command's output the student sees; head and tail are kept"),

@@ -104,6 +104,8 @@ pub struct AgentPart {
     forced_text: usize,
     #[serde(default)]
     forced_tools: Vec<String>,
+    #[serde(default)]
+    forced_arguments: Vec<String>,
     seed: u64,
     /// File with other instructions.
     pub system_prompt: Option<PathBuf>,
@@ -124,8 +126,12 @@ pub struct AgentPart {
 impl AgentPart {
     /// What the loop is allowed, with the instructions that `system_prompt` names where it names any.
     pub fn options(&self, agent_temperature: f64, system_prompt: Option<String>) -> LoopOptions {
-        let forced =
-            |turns| ForcedCalls { turns, max_text: self.forced_text, tools: self.forced_tools.clone() };
+        let forced = |turns| ForcedCalls {
+            turns,
+            max_text: self.forced_text,
+            tools: self.forced_tools.clone(),
+            arguments: self.forced_arguments.clone(),
+        };
         let default = LoopOptions::default();
         LoopOptions {
             max_agent_turns: self.max_agent_turns,

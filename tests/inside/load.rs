@@ -235,8 +235,11 @@ fn a_file_of_many_without_any_is_an_error() {
     let path = root.path().join("empty.jsonl");
     for text in ["", "\n \n", "\u{feff}"] {
         fs::write(&path, text).unwrap();
-        let found: Vec<String> = load_all(&path).into_iter().map(|it| it.unwrap_err().to_string()).collect();
-        assert_eq!(found, [format!("{}: there is no episode in the file", path.display())], "{text:?}");
+        let why = format!("{}: there is no episode in the file", path.display());
+        assert_eq!(find(&path).unwrap_err().to_string(), why, "{text:?}");
+        // Found among others, it is their loss no more than any other bad file.
+        let found = load_all(root.path()).into_iter().map(|it| it.unwrap_err().to_string());
+        assert_eq!(found.collect::<Vec<_>>(), [why], "{text:?}");
     }
 }
 

@@ -352,7 +352,7 @@ async fn steered(real: &Real, turns: &[String], figures: &mut Figures) -> (Episo
 
 /// Lets the server sample calls in a forced form, so that also a model that cannot call tools does.
 async fn forced(real: &Real, temperature: f64, figures: &mut Figures) -> (Episode, Vec<Compared>) {
-    let forced_calls = Some(ForcedCalls { turns: 3, max_text: 16, tools: Vec::new() });
+    let forced_calls = Some(ForcedCalls { turns: 3, max_text: 16, tools: Vec::new(), arguments: Vec::new() });
     let options = LoopOptions { forced_calls, agent_temperature: temperature, ..options() };
     let setting = real.setting(Arc::clone(&real.model), options);
     let episode = run_episode(&setting, &task(), place()).await;

@@ -49,27 +49,31 @@ fn every_step_is_scored_under_both_lenses_and_has_credit() {
         assert!((0.8..=1.2).contains(&rho) && step["q_h"].as_f64().unwrap() > 0.0, "{step}");
     }
     let shown = String::from_utf8(output.stdout).unwrap();
+    assert!(
+        shown.contains("\n  write_file solution.py\n    | def ") && shown.contains("reward: 0.7 x "),
+        "{shown}"
+    );
     assert!(shown.contains("24 steps") && shown.contains("rho") && shown.contains("--recompute"), "{shown}");
     check_live(dir.path(), &shown);
     check_again(dir.path(), &shown);
 }
 
-/// Four episodes were run, each with well-formed calls, and are shown.
+/// Six episodes were run, each with well-formed calls, and are shown.
 fn check_live(dir: &Path, shown: &str) {
     let records = fs::read_dir(dir.join("runs/quickstart/live/episodes")).unwrap();
     let records: Vec<Value> = records
         .map(|it| serde_json::from_str(&fs::read_to_string(it.unwrap().path()).unwrap()).unwrap())
         .collect();
-    assert_eq!(records.len(), 4);
+    assert_eq!(records.len(), 6);
     for record in &records {
         let (id, steps) = (record["id"].as_str().unwrap(), record["steps"].as_array().unwrap());
         assert!(shown.contains(&format!("\n{id}  reward ")), "{id} is not shown: {shown}");
-        assert!(
-            !steps.is_empty() && record["verification"].is_object() && record["tokens"] == "exact",
-            "{record}"
-        );
-        let first = &record["messages"][steps[0]["message_idx"].as_u64().unwrap() as usize];
-        assert!(first["tool_calls"].is_array(), "{first}");
+        assert!(record["verification"].is_object() && record["tokens"] == "exact", "{record}");
+        let called = |step: &Value| {
+            let message = &record["messages"][step["message_idx"].as_u64().unwrap() as usize];
+            message["tool_calls"][0]["function"]["name"].as_str().unwrap().to_owned()
+        };
+        assert_eq!(steps.iter().map(called).collect::<Vec<_>>(), ["write_file", "terminal"], "{record}");
     }
 }
 
@@ -125,7 +129,7 @@ fn one_signal_ends_it_at_any_moment_and_the_same_command_continues() {
         assert_eq!(events.lines().filter(|it| it.contains("\"event\":\"began\"")).count(), n, "{events}");
     };
     assert_eq!(interrupted(dir.path(), "INT", "loading", false), (Some(130), String::new()));
-    assert_eq!(interrupted(dir.path(), "TERM", "collect: 4 episodes", false), (Some(143), String::new()));
+    assert_eq!(interrupted(dir.path(), "TERM", "collect: 6 episodes", false), (Some(143), String::new()));
     began(1);
     let (code, shown) = interrupted(dir.path(), "INT", "Live: ", true);
     assert_eq!(code, Some(130));
@@ -136,7 +140,7 @@ fn one_signal_ends_it_at_any_moment_and_the_same_command_continues() {
         (String::from_utf8(output.stderr).unwrap(), String::from_utf8(output.stdout).unwrap());
     assert!(output.status.success(), "{said}");
     assert!(
-        said.contains("4 of them are there already") && shown.contains("What to try next"),
+        said.contains("6 of them are there already") && shown.contains("What to try next"),
         "{said}{shown}"
     );
     began(3);

@@ -657,7 +657,7 @@ async fn a_server_that_only_garbles_ends_the_run() {
         let server = StandIn::start(Setup::new(dialect).faults(garbles)).await;
         let jobs: Vec<Value> = (0..9).map(|n| job(n, &tokens(100 + n, 12), &[[3, 12]])).collect();
         let place = Place::new(&jobs);
-        let ran = place.score_at(&server, &["--concurrency", "3"]).await;
+        let ran = place.score_at(&server, &["--concurrency", "3", "--patience", "1"]).await;
         assert_eq!(ran.code, 3, "{}", ran.stderr);
         let words = format!("error: {} answered with something unusable: ", server.url());
         assert!(ran.stderr.contains(&words), "{}", ran.stderr);

@@ -486,7 +486,8 @@ async fn calls_are_forced_in_the_first_turns() {
     }
     let mut setting = setting(saying(&[]));
     setting.student = Arc::new(Noting(student, Arc::clone(&patterns)));
-    setting.options.forced_calls = Some(ForcedCalls { turns: 1, max_text: 20, tools: Vec::new() });
+    setting.options.forced_calls =
+        Some(ForcedCalls { turns: 1, max_text: 20, tools: Vec::new(), arguments: Vec::new() });
     let episode = run(&setting).await;
     assert_eq!(
         (episode.stop, patterns.lock().unwrap().as_slice()),
@@ -599,6 +600,7 @@ async fn a_real_engine_is_driven_the_same_way() {
         turns: 2,
         max_text: 12,
         tools: vec!["write_file".to_owned(), "terminal".to_owned()],
+        arguments: Vec::new(),
     });
     let episode = run(&setting).await;
     let called = |step: &Step| {
