@@ -18,5 +18,6 @@ mod stand_in;
 mod subtasks;
 #[path = "../support/mod.rs"]
 mod support;
+mod weights;
 mod whose;
 mod wire_recorded;

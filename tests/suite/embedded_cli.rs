@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 const JOB: &str = r#"{"id": "a", "tokens": [5, 6, 7, 8, 9], "spans": [[2, 5]], "top_k": 2}"#;
-const PROBE_KEYS: [&str; 16] = [
+const PROBE_KEYS: [&str; 17] = [
     "kind",
     "version",
     "model",

@@ -9,3 +9,4 @@ mod kill;
 mod place;
 mod refusals;
 mod stops;
+mod weights;
