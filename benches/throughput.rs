@@ -20,9 +20,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use backsight::model::Opened;
-use backsight::model::{JobScores, score_planned};
 use backsight::model::{Allowance, Meter, ModelRole};
 use backsight::model::{Error, Model};
+use backsight::model::{JobScores, score_planned};
 use backsight::model::{Kind, OpenOptions};
 use backsight::model::{Settings, Transport};
 use backsight::score::{ScoreJob, SpanScore};

@@ -455,7 +455,9 @@ pub(super) fn table(finished: &Finished) -> String {
             paid.completion_tokens
         ));
     }
-    text.extend(super::output::weights(summary).map(|line| line.replacen("weights ", "weights    ", 1) + "\n"));
+    text.extend(
+        super::output::weights(summary).map(|line| line.replacen("weights ", "weights    ", 1) + "\n"),
+    );
     text.push_str(&format!("run        {}, {:.1} s\n", finished.run.dir().display(), summary.seconds));
     text
 }

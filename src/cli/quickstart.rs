@@ -22,9 +22,9 @@ use crate::pipeline::Texts;
 use crate::pipeline::credit::{Event, Fate, Options, Report as Ended, Stop, Teacher, run as score};
 use crate::pipeline::paid::Paid;
 use crate::quickstart::{EPISODE, Step, bundled, conversation, longest, options, steps};
-use crate::store::{RunLock, WeightRules};
 use crate::store::episodes::find;
 use crate::store::hindsight::{Hindsight, read};
+use crate::store::{RunLock, WeightRules};
 use backsight_chat::tool_text;
 use backsight_core::episode::Episode;
 

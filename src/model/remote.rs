@@ -257,7 +257,6 @@ pub fn generated(drawn: Drawn, n_sent: usize, own: bool) -> Generated {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 mod tests {
     use super::*;
 

@@ -66,7 +66,10 @@ impl Ledger {
     /// Whether nothing was ever paid, as far as it knows.
     pub async fn is_empty(&self) -> Result<bool, Error> {
         let any = "SELECT EXISTS (SELECT 1 FROM answers) OR EXISTS (SELECT 1 FROM spent)";
-        self.disk.read(move |connection| connection.query_row(any, [], |row| row.get(0))).await.map(|it: bool| !it)
+        self.disk
+            .read(move |connection| connection.query_row(any, [], |row| row.get(0)))
+            .await
+            .map(|it: bool| !it)
     }
 
     /// The id of the model with this fingerprint, measured on a server with so much noise: the one it has, or a new one.
@@ -76,13 +79,13 @@ impl Ledger {
         noise: f64,
     ) -> Result<(ModelId, Recognition), Error> {
         let known = self.models().await?;
-        let distances = known.iter().filter_map(|it| Some((it, it.fingerprint.mean_difference(fingerprint)?)));
+        let distances =
+            known.iter().filter_map(|it| Some((it, it.fingerprint.mean_difference(fingerprint)?)));
         let nearest = distances.min_by(|a, b| a.1.total_cmp(&b.1));
         if let Some((it, _)) = nearest.filter(|(it, by)| *by <= tolerance(noise.max(it.noise))) {
             return Ok((it.id, Recognition::Known));
         }
-        let named_so =
-            known.iter().any(|it| it.fingerprint.identity.model == fingerprint.identity.model);
+        let named_so = known.iter().any(|it| it.fingerprint.identity.model == fingerprint.identity.model);
         let recognition =
             if named_so { Recognition::Changed(nearest.map(|it| it.1)) } else { Recognition::New };
         let row = ModelRow::of(fingerprint, noise);
@@ -123,9 +126,9 @@ impl Ledger {
         let found = self.disk.read(move |connection| stored_answer(connection, &key)).await?;
         let Some(found) = found else { return Ok(None) };
         // Bits may flip on the disk: then this answer is lost, and those beside it are not.
-        let decoded = found.filter(|it| it.sum == checksum(&[key.bytes(), &it.bytes])).and_then(|it| {
-            Some((R::decode(&it.bytes).ok()?, it.standing))
-        });
+        let decoded = found
+            .filter(|it| it.sum == checksum(&[key.bytes(), &it.bytes]))
+            .and_then(|it| Some((R::decode(&it.bytes).ok()?, it.standing)));
         if decoded.is_none() {
             self.drop_damaged(FORGET_ANSWER, *key.bytes()).await?;
         }
@@ -294,7 +297,8 @@ fn stored_answer(connection: &Connection, key: &Key) -> rusqlite::Result<Option<
 }
 
 fn found(row: &Row<'_>) -> rusqlite::Result<Found> {
-    let (model, after, until) = (ModelId(row.get(2)?), row.get::<_, Option<i64>>(3)?, row.get::<_, Option<i64>>(4)?);
+    let (model, after, until) =
+        (ModelId(row.get(2)?), row.get::<_, Option<i64>>(3)?, row.get::<_, Option<i64>>(4)?);
     let standing = match (after, until) {
         (Some(after), _) => Standing::Provisional(Stamp { after: after.unsigned_abs(), model }),
         (None, Some(until)) => Standing::Settled(Fate::Between(model, ModelId(until))),
@@ -429,4 +433,3 @@ impl Drop for Flight<'_> {
         }
     }
 }
-

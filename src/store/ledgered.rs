@@ -98,7 +98,8 @@ struct Draw {
 
 /// What became of an answer.
 enum Kept<R> {
-    Kept(R, Standing),
+    /// It is in the ledger.
+    Stored(R, Standing),
     /// It lacks a number.
     Incomplete(R),
     /// The weights changed while it was under way, and what they were is unknown.
@@ -258,7 +259,7 @@ impl Ledgered {
                 self.keep(sent_to, &key, answer).await?
             };
             match answer {
-                Kept::Kept(answer, standing) => return Ok((answer, standing)),
+                Kept::Stored(answer, standing) => return Ok((answer, standing)),
                 // The numbers that did come are good; whoever needs the others sees that they are absent.
                 Kept::Incomplete(answer) if n_asked >= ASKED_AT_MOST => {
                     return Ok((answer, Standing::Provisional(self.versions.now())));
@@ -301,7 +302,7 @@ impl Ledgered {
         self.ledger.put(key(sent_to), standing, self.role, &answer).await?;
         self.count(|it| &it.paid, 1);
         self.versions.answered(answer.told());
-        Ok(Kept::Kept(answer, standing))
+        Ok(Kept::Stored(answer, standing))
     }
 
     /// Scores jobs under distinct keys: what is stored, and for the rest what is answered now, stored.
@@ -325,7 +326,7 @@ impl Ledgered {
         drop(flights);
         let rest = missing.into_iter().zip(together).map(|((key, job), kept)| async move {
             match kept {
-                Ok(Kept::Kept(answer, standing)) => (key, Ok(self.hand_out((answer, standing)))),
+                Ok(Kept::Stored(answer, standing)) => (key, Ok(self.hand_out((answer, standing)))),
                 Ok(Kept::Incomplete(_) | Kept::Straddles) => (key, self.score_again(job, 1).await),
                 Err(error) => (key, Err(error)),
             }
@@ -346,7 +347,8 @@ impl Ledgered {
         let jobs: Vec<ScoreJob> = missing.iter().map(|(_, job)| (*job).clone()).collect();
         let scored = self.inner.score_many(&jobs).await;
         let kept = jobs.iter().zip(scored);
-        join_all(kept.map(|(job, scored)| self.keep(sent_to, |model| self.score_key(model, job), scored))).await
+        join_all(kept.map(|(job, scored)| self.keep(sent_to, |model| self.score_key(model, job), scored)))
+            .await
     }
 
     async fn score_again(&self, job: &ScoreJob, n_asked: u32) -> Result<Scored, Error> {
@@ -451,12 +453,12 @@ mod tests {
     use crate::model::{Finish, SampledToken, Usage};
     use crate::store::fingerprint::{Fingerprint, Identity};
     use crate::store::ledger::{LEDGER_FILE, Recognition};
-    use crate::store::versions::WeightRules;
     use crate::store::lock::RunLock;
-    use rusqlite::Connection;
+    use crate::store::versions::WeightRules;
     use backsight_core::episode::{Message, Role};
     use backsight_core::score::{Absence, SpanScore, TokenScore};
     use backsight_core::tokens::{Logprob, TokenId, TopK};
+    use rusqlite::Connection;
     use std::path::Path;
 
     /// Answers by arithmetic: scores from the tokens and its weights, samples from the seed.

@@ -92,7 +92,7 @@ pub struct Checks {
 
 impl Checks {
     /// As summaries have it.
-    pub fn to_json(&self) -> Value {
+    pub fn to_json(self) -> Value {
         let Self { requests, tokens, changes, smallest_change } = self;
         json!({"requests": requests, "tokens": tokens, "changes": changes, "smallest_change": smallest_change})
     }
@@ -335,7 +335,9 @@ impl Versions {
             Ok(found) if found.agrees(&expected, noise) => Ok(Finding::Same),
             // A server that names its new weights needs no further witness.
             Ok(found) if found.identity != expected.identity => Ok(Finding::Changed(Some(found))),
-            Ok(found) => self.confirm(idx, &expected, noise, found.mean_difference(&expected), patience).await,
+            Ok(found) => {
+                self.confirm(idx, &expected, noise, found.mean_difference(&expected), patience).await
+            }
             Err(error) if error.may_pass() => Ok(Finding::Gone),
             // The same model would take the same text.
             Err(Error::Refused { .. }) => Ok(Finding::Changed(None)),

@@ -30,7 +30,7 @@ const PROBE_KEYS: [&str; 17] = [
     "tokenizer_agrees",
     "template_drops",
     "deterministic",
-        "smallest_change",
+    "smallest_change",
     "self_test",
 ];
 const SCORE: [&str; 5] = ["score", "--jobs", "jobs.jsonl", "--out", "out.jsonl"];

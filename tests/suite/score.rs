@@ -82,7 +82,8 @@ impl Place {
     fn bare_rows(&self) -> Vec<Value> {
         let bare = |mut row: Value| {
             let has_name = row["version"].as_str().is_some_and(|name| name.len() == 8);
-            let numbers = row["spans"].as_array().unwrap().iter().flat_map(|it| it["logprobs"].as_array().unwrap());
+            let numbers =
+                row["spans"].as_array().unwrap().iter().flat_map(|it| it["logprobs"].as_array().unwrap());
             assert_eq!(has_name, numbers.clone().any(Value::is_number), "{row}");
             row.as_object_mut().unwrap().remove("version");
             row
@@ -473,7 +474,8 @@ async fn other_weights_behind_the_same_address_are_noticed() {
     let ran = place.score(&[url], &[]).await;
     assert_eq!((ran.code, n_requests(&second)), (0, 1), "{}", ran.stderr);
     assert!(
-        ran.stderr.contains("note: the model is another than last time (the logprobs of a probe text differ by "),
+        ran.stderr
+            .contains("note: the model is another than last time (the logprobs of a probe text differ by "),
         "{}",
         ran.stderr
     );

@@ -1,5 +1,5 @@
 //! Servers that stay healthy and change: weights replaced in the middle of a run, and numbers that are not there.
-#![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -71,11 +71,14 @@ async fn new_weights_behind_a_healthy_server_end_the_run_and_give_no_number() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_goes_on_with_new_weights_where_that_is_wanted() {
-    for (dialect, names_weights) in [(Dialect::Vllm, false), (Dialect::Sglang, false), (Dialect::Sglang, true)] {
+    for (dialect, names_weights) in
+        [(Dialect::Vllm, false), (Dialect::Sglang, false), (Dialect::Sglang, true)]
+    {
         let server = StandIn::start(swapping(dialect, 120, names_weights)).await;
         let jobs = jobs(200, 12);
         let place = Place::new(&jobs);
-        let more = ["--new-weights", "continue", "--weights-check-answers", "20", "--json", "--concurrency", "4"];
+        let more =
+            ["--new-weights", "continue", "--weights-check-answers", "20", "--json", "--concurrency", "4"];
         let ran = place.score_at(&server, &more).await;
         assert_eq!(ran.code, 0, "{dialect:?}: {}", ran.stderr);
         let rows = place.rows();
@@ -84,7 +87,8 @@ async fn a_run_goes_on_with_new_weights_where_that_is_wanted() {
         // Each row names the weights it is of.
         let mut names: BTreeMap<&str, BTreeSet<u64>> = BTreeMap::new();
         for (row, job) in rows.iter().zip(&jobs) {
-            let toy = [OLD, NEW].into_iter().find(|toy| expected_of(job, *toy)["spans"] == row["spans"]).unwrap();
+            let toy =
+                [OLD, NEW].into_iter().find(|toy| expected_of(job, *toy)["spans"] == row["spans"]).unwrap();
             names.entry(row["version"].as_str().unwrap()).or_default().insert(toy.weights);
         }
         assert!(names.values().all(|it| it.len() == 1), "{names:?}");
@@ -151,7 +155,9 @@ async fn what_has_no_number_is_asked_for_again_and_never_reused() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn credit_writes_nothing_that_new_weights_may_have_given() {
-    for (dialect, names_weights) in [(Dialect::Vllm, false), (Dialect::Sglang, false), (Dialect::Sglang, true)] {
+    for (dialect, names_weights) in
+        [(Dialect::Vllm, false), (Dialect::Sglang, false), (Dialect::Sglang, true)]
+    {
         let place = Episodes::empty(KEEPS);
         let names: Vec<String> = (0..30).map(|n| format!("episode_{n:03}")).collect();
         names.iter().for_each(|name| place.write_talk(name, 4));
@@ -162,7 +168,10 @@ async fn credit_writes_nothing_that_new_weights_may_have_given() {
         assert!(n_old < 30);
         place.credit(&server, &more).await.expect(0);
         let n_new = names.iter().filter(|name| is_of(&place, name, NEW)).count();
-        assert_eq!((n_old, n_new), (names.iter().filter(|name| is_of(&place, name, OLD)).count(), 30 - n_old));
+        assert_eq!(
+            (n_old, n_new),
+            (names.iter().filter(|name| is_of(&place, name, OLD)).count(), 30 - n_old)
+        );
     }
 }
 

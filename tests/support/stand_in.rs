@@ -506,7 +506,8 @@ impl State {
     }
 
     fn model_info(&self) -> String {
-        json!({"model_path": "toy", "served_model_name": "toy", "weight_version": self.weights_name()}).to_string()
+        json!({"model_path": "toy", "served_model_name": "toy", "weight_version": self.weights_name()})
+            .to_string()
     }
 
     fn weights_name(&self) -> Option<String> {
@@ -666,7 +667,9 @@ impl State {
             sampled.len(),
             ids.len(),
             json!(self.weights_name()),
-            json!(self.weights_name().map(|name| json!([{"version": name, "start": 0, "end": sampled.len()}]))),
+            json!(
+                self.weights_name().map(|name| json!([{"version": name, "start": 0, "end": sampled.len()}]))
+            ),
             own.join(","),
             // Without candidates to tell there is no such key.
             if k > 0 { format!("\"input_top_logprobs\":[{}],", top.join(",")) } else { String::new() },
@@ -780,13 +783,7 @@ fn named(id: u32, fault: Option<&Fault>) -> u32 {
     if fault == Some(&Fault::OtherIds) { (id + 1) % VOCAB as u32 } else { id }
 }
 
-fn vllm_rows(
-    ids: &[u32],
-    contexts: &[Context],
-    k: usize,
-    fault: Option<&Fault>,
-    shift: f64,
-) -> Vec<String> {
+fn vllm_rows(ids: &[u32], contexts: &[Context], k: usize, fault: Option<&Fault>, shift: f64) -> Vec<String> {
     let row = |at: usize| {
         let (context, id) = (contexts[at], named(ids[at], fault));
         let own = std::iter::once((id, context.logprob(id)));

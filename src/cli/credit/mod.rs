@@ -81,7 +81,8 @@ async fn scored(
     let allowance = Allowance { max_requests: args.max_requests, max_tokens: args.max_tokens };
     let meter = Meter::new(ModelRole::Teacher, allowance);
     let rules = args.server.weight_rules();
-    let paid = Paid::open(&ready.opened, lock, meter.clone(), "credit", rules).await.map_err(model_failure)?;
+    let paid =
+        Paid::open(&ready.opened, lock, meter.clone(), "credit", rules).await.map_err(model_failure)?;
     let inputs = args.inputs();
     let is_made = inputs.iter().any(|input| find(input, &args.run_dir()).is_ok_and(|made| !made.is_empty()));
     let forgotten = paid.forgotten(&inputs[0], is_made).await.map_err(model_failure)?;
