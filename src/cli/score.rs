@@ -193,7 +193,7 @@ impl Done {
             made: [("jobs", n_scored)].into(),
             lost,
             left: self.n_left,
-            stopped_by: self.planned.ended_by.as_ref().map(ToString::to_string),
+            stopped_by: self.planned.stopped_by.as_ref().map(ToString::to_string),
             naive: Some(Naive { tokens: figures.naive_tokens, requests: figures.naive_requests }),
             notices: notices.all(),
             more: more.as_object().cloned().unwrap_or_default(),
@@ -472,7 +472,7 @@ fn report(args: &ScoreArgs, summary: &Summary, voice: &Voice) -> Result<(), Fail
 }
 
 fn verdict(done: &Done) -> Result<(), Failure> {
-    match (&done.planned.ended_by, done.n_failed()) {
+    match (&done.planned.stopped_by, done.n_failed()) {
         (Some(error), _) => Err(model_failure(error.clone())),
         (None, 0) => Ok(()),
         (None, n_failed) => Err(Failure::losses(

@@ -35,8 +35,6 @@ pub struct Planned {
     pub n_alone: usize,
     /// Why the rest was not asked for, if so.
     pub stopped_by: Option<Error>,
-    /// That, or the failure it ended with, if that was a server that is not there.
-    pub ended_by: Option<Error>,
 }
 
 impl Planned {
@@ -412,7 +410,7 @@ impl<'a, 's> Work<'a, 's> {
             }
         }
         let (figures, usage) = (self.plan.figures, self.usage);
-        Planned { figures, usage, n_alone: self.n_alone, stopped_by, ended_by: self.outlook.ended_by() }
+        Planned { figures, usage, n_alone: self.n_alone, stopped_by }
     }
 }
 

@@ -567,9 +567,8 @@ impl Brake {
         self.disk.get().is_some() || self.outlook.is_stopped()
     }
 
-    /// Why the run ended before all was done, once it has.
     fn stop(&self) -> Option<Stop> {
         let disk = self.disk.get().cloned().map(Stop::Disk);
-        disk.or_else(|| self.outlook.ended_by().map(Stop::Model))
+        disk.or_else(|| self.outlook.stopped_by().map(Stop::Model))
     }
 }

@@ -233,3 +233,17 @@ async fn a_token_without_a_logprob_takes_its_step_and_no_other() {
     assert_eq!((lost.len(), &lost[0]["error"]), (1, &json!("a token of the action has no logprob")));
     assert_eq!((&lost[0]["step_index"], keys(lost[0]).len()), (&json!(7), 0), "the last step of S1");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_only_garbles_ends_the_run_and_nothing_is_written() {
+    let place = Place::recorded(KEEPS);
+    // The probe text is shorter than any conversation.
+    let garbles = |asked: &Asked| (asked.ids.len() > 150).then_some(Fault::Html);
+    let server = StandIn::start(Setup::new(Dialect::Sglang).faults(garbles)).await;
+    let more = ["--concurrency", "3", "--patience", "1", "--placement", "last"];
+    let ran = place.credit(&server, &more).await.expect(3);
+    let words = format!("error: {} answered with something unusable: ", server.url());
+    assert!(ran.stderr.contains(&words), "{}", ran.stderr);
+    assert!(place.made().is_empty(), "nothing is written that a stop cut short");
+    place.credit(&sglang().await, &["--placement", "last"]).await.expect(0);
+}
