@@ -55,8 +55,7 @@ impl Planned {
 
     /// Notes that nothing more can be asked.
     pub fn stop(&mut self, why: Error) {
-        self.stopped_by.get_or_insert(why.clone());
-        self.ended_by.get_or_insert(why);
+        self.stopped_by.get_or_insert(why);
     }
 }
 
