@@ -263,7 +263,7 @@ mod tests {
     use backsight_core::tokens::TokenSpan;
     use std::time::Duration;
 
-    /// Charges `tokens` for each score, after a second; refuses a job of one token.
+    /// Charges `tokens` for each score, after a second; refuses a job of one token, and does not answer one of two.
     struct Priced(u64, Limits);
 
     #[async_trait]
@@ -276,6 +276,9 @@ mod tests {
             tokio::time::sleep(Duration::from_secs(1)).await;
             if job.tokens().len() == 1 {
                 return Err(Error::Invalid { what: "too short".into(), help: String::new() });
+            }
+            if job.tokens().len() == 2 {
+                return Err(Error::Unreachable { server: "s".into(), why: "reset".into() });
             }
             let usage = Usage { prompt_tokens: self.0, cached_tokens: Some(2), completion_tokens: 1 };
             Ok(Scored { spans: vec![], version: None, usage })
@@ -307,12 +310,26 @@ mod tests {
             matches!(model.score(&job(1)).await, Err(Error::Invalid { .. })),
             "never sent, never counted"
         );
+        assert!(
+            matches!(model.score(&job(2)).await, Err(Error::Unreachable { .. })),
+            "never answered, never counted"
+        );
         model.score(&job(5)).await.unwrap();
         let error = model.score(&job(5)).await.unwrap_err();
         assert_eq!(error.to_string(), "the limit of 2 requests for the judge is reached");
         assert!(error.stops_the_run());
         let paid = Spent { requests: 2, prompt_tokens: 20, cached_tokens: 4, completion_tokens: 2 };
         assert_eq!(meter.spent(), paid);
+    }
+
+    /// One answer more may be had: of two calls at once the second waits, and goes if the first gets none.
+    #[tokio::test(start_paused = true)]
+    async fn a_call_takes_the_place_of_one_that_was_not_answered() {
+        let (model, meter) = budgeted(Some(1), None, 10);
+        let (gone, here) = (job(2), job(5));
+        let (first, second) = tokio::join!(model.score(&gone), model.score(&here));
+        assert!(first.is_err() && second.is_ok());
+        assert_eq!(meter.spent().requests, 1);
     }
 
     #[tokio::test(start_paused = true)]

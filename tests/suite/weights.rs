@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -173,6 +174,23 @@ async fn credit_writes_nothing_that_new_weights_may_have_given() {
             (names.iter().filter(|name| is_of(&place, name, OLD)).count(), 30 - n_old)
         );
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_ledger_that_is_gone_is_told_before_anything_is_paid() {
+    let server = StandIn::start(Setup::new(Dialect::Vllm)).await;
+    let words = "ledger.sqlite is missing or empty: what was paid for them is paid again";
+    let place = Place::new(&jobs(3, 12));
+    let first = place.score_at(&server, &[]).await;
+    assert!(first.code == 0 && !first.stderr.contains(words), "{}", first.stderr);
+    fs::remove_file(place.path("out.jsonl.backsight/ledger.sqlite")).unwrap();
+    let again = place.score_at(&server, &[]).await;
+    assert!(again.code == 0 && again.stderr.contains(words), "{}", again.stderr);
+    let episodes = Episodes::empty(KEEPS);
+    episodes.write_talk("episode_000", 2);
+    assert!(!episodes.credit(&server, &[]).await.expect(0).stderr.contains(words));
+    fs::write(episodes.path("episodes/.backsight/ledger.sqlite"), "").unwrap();
+    assert!(episodes.credit(&server, &[]).await.expect(0).stderr.contains(words));
 }
 
 /// How many episodes have credit, all of whose numbers are those of `toy`.
