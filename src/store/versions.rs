@@ -131,7 +131,7 @@ struct State {
     since: Instant,
     disruptions: u64,
     is_checking: bool,
-    /// How much each endpoint had answered when everything was settled.
+    /// How much each endpoint had answered when the last measurement that settled anything began.
     seen: Vec<u64>,
     stopped_by: Option<Error>,
 }
@@ -260,8 +260,8 @@ impl Versions {
             }
         };
         self.measure(Patience::Full).await?;
-        // A measurement settles everything from before it began, one way or the other.
-        Ok(self.fate(stamp).unwrap_or(Fate::Known(stamp.model)))
+        // A measurement settles everything from before it began, one way or the other; what it did not is not vouched for.
+        Ok(self.fate(stamp).unwrap_or(Fate::Between(stamp.model, stamp.model)))
     }
 
     /// Which weights an answer came from, if that is known by now.
@@ -270,6 +270,8 @@ impl Versions {
     }
 
     async fn measure(&self, patience: Patience) -> Result<(), Error> {
+        // What an endpoint answers from now on is for the next measurement to vouch for.
+        let seen = self.answers_by_endpoint();
         let began = self.begin();
         let mut is_lost = false;
         for (idx, read) in self.read_all(patience).await?.into_iter().enumerate() {
@@ -280,12 +282,12 @@ impl Versions {
             }
         }
         if is_lost {
-            return self.doubt().await;
+            return self.doubt(seen).await;
         }
         self.ledger.settle(self.role, began).await?;
         let mut state = self.lock();
         state.order.agree(began);
-        state.seen = self.answers_by_endpoint();
+        state.seen = seen;
         Ok(())
     }
 
@@ -387,8 +389,7 @@ impl Versions {
     }
 
     /// An endpoint is gone before its last answers could be settled: nobody can say which they are.
-    async fn doubt(&self) -> Result<(), Error> {
-        let seen = self.answers_by_endpoint();
+    async fn doubt(&self, seen: Vec<u64>) -> Result<(), Error> {
         let _keeping = self.keeping.write().await;
         let model = self.lock().order.current;
         self.ledger.doubt(self.role, model).await?;
