@@ -156,7 +156,7 @@ mod tests {
         }
         sweep(directory.path(), |name| name != "other").unwrap();
         let is_there = |name: &&str| directory.path().join(name).exists();
-        assert!(!ours.iter().any(|name| is_there(&name)) && others.iter().all(|name| is_there(&name)));
+        assert!(!ours.iter().any(is_there) && others.iter().all(is_there));
     }
 
     #[test]
