@@ -66,10 +66,22 @@ struct Row {
 enum RowFate {
     /// It was not come to, because something stopped all of them.
     Left,
-    /// Its numbers came in by then, from weights that are called so.
-    Scored(Stamp, Option<String>),
-    /// It has no numbers, or not all of them.
+    /// It has numbers.
+    Scored(Numbers),
+    /// It has none.
     Lost(&'static str),
+}
+
+/// What is known of the numbers of a job.
+struct Numbers {
+    /// They had come in by then.
+    stamp: Stamp,
+    /// Since when the weights were never in doubt when the first of them was asked for.
+    unbroken_since: u64,
+    /// The weights they are from, as those are called.
+    version: Option<String>,
+    /// Whether all are there that were asked for.
+    is_whole: bool,
 }
 
 /// A job around whose answers the weights changed is asked for again so often before it is lost.
@@ -312,8 +324,12 @@ impl Rows {
         row.fate = match &scored {
             Err(error) if error.stops_the_run() => RowFate::Left,
             Err(error) => RowFate::Lost(reason(error)),
-            Ok(scores) if scores.spans.iter().any(lacks_a_number) => RowFate::Lost("numbers are absent"),
-            Ok(scores) => RowFate::Scored(stamp, scores.version.clone()),
+            Ok(scores) => RowFate::Scored(Numbers {
+                stamp,
+                unbroken_since: scores.unbroken_since,
+                version: scores.version.clone(),
+                is_whole: !scores.spans.iter().any(lacks_a_number),
+            }),
         };
         let text = match scored {
             Ok(scores) => score_jobs::answer(&row.id, job, &scores.spans, scores.version.as_deref()),
@@ -328,8 +344,12 @@ impl Rows {
         let mut doubtful = Vec::new();
         for &job in jobs {
             // A job that needs no answer has no weights either.
-            let RowFate::Scored(stamp, Some(version)) = &self.asked[job].fate else { continue };
-            let is_sure = match model.vouches_for(*stamp, version).await {
+            let RowFate::Scored(Numbers { stamp, unbroken_since, version: Some(version), .. }) =
+                &self.asked[job].fate
+            else {
+                continue;
+            };
+            let is_sure = match model.vouches_for(*unbroken_since, *stamp, version).await {
                 Ok(is_sure) => is_sure,
                 Err(error) => {
                     planned.stop(error);
@@ -362,11 +382,13 @@ impl Rows {
             lost.insert("no job".to_owned(), self.n_no_jobs);
         }
         for row in &self.asked {
-            match row.fate {
-                RowFate::Left => n_left += 1,
-                RowFate::Lost(why) => *lost.entry(why.to_owned()).or_default() += 1,
-                RowFate::Scored(..) => {}
-            }
+            let why = match &row.fate {
+                RowFate::Scored(numbers) => (!numbers.is_whole).then_some("numbers are absent"),
+                RowFate::Lost(why) => Some(*why),
+                RowFate::Left => None,
+            };
+            n_left += u64::from(matches!(row.fate, RowFate::Left));
+            why.into_iter().for_each(|why| *lost.entry(why.to_owned()).or_default() += 1);
         }
         (lost, n_left)
     }

@@ -2,8 +2,9 @@
 //!
 //! Owns [`open`] and [`open_embedded`], which every command that needs a model goes through. The size of the vocabulary comes
 //! from the tokenizer that was named, else from the directory the server names if it is readable here. A server's only
-//! model may be asked for under another name if its tokenizer is ours. Several servers are one model only if they say so
-//! and give the same logprobs. Questions are asked briefly, because a person waits.
+//! model may be asked for under another name if its tokenizer is ours. Several servers are one model only if they say so;
+//! whether their weights are the same is measured later, where it is known how much each differs from itself. Questions
+//! are asked briefly, because a person waits.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -11,7 +12,7 @@ use std::sync::Arc;
 use super::anthropic::Anthropic;
 use super::openai::OpenAi;
 use super::opened::{Opened, client};
-use super::probe::{SAME_WEIGHTS, mean_difference, probe_logprobs, tokenizer_agrees};
+use super::probe::{probe_logprobs, tokenizer_agrees};
 use super::remote::{self, Kind, OpenOptions, ServerInfo};
 use super::sglang::Sglang;
 use super::tokenizers::{Found, Sought, load};
@@ -19,7 +20,6 @@ use super::transport::Transport;
 use super::vllm::Vllm;
 use super::{Error, Model, endpoint};
 use crate::wire::{self, openai::Listed};
-use backsight_core::tokens::Logprob;
 use backsight_engine::model::Embedded;
 
 /// Opens the servers behind `transport`; `kind` is found out if it is not given.
@@ -51,23 +51,18 @@ pub async fn open(
     if looked_at.is_empty() {
         return Err(down.unwrap_or_else(endpoint::no_endpoint));
     }
-    let opened = looked_at.into_iter().map(|(opened, _)| opened).collect();
-    together(transport.only(&up)?, opened, options).ok_or_else(endpoint::no_endpoint)
+    together(transport.only(&up)?, looked_at, options).ok_or_else(endpoint::no_endpoint)
 }
 
-/// A server with its logprobs of a probe text.
-type LookedAt = (Opened, Vec<Option<Logprob>>);
-
-/// Opens one server of several, and asks it for what tells whether they are one model.
+/// Opens one server of several, and sees that it scores if it says so.
 async fn look(
     transport: Transport,
     kind: Option<Kind>,
     tokenizer: Option<&Path>,
     options: OpenOptions,
-) -> Result<LookedAt, Error> {
+) -> Result<Opened, Error> {
     let opened = open_one(transport, kind, tokenizer, options).await?;
-    let logprobs = probe_logprobs(&opened).await?;
-    Ok((opened, logprobs))
+    probe_logprobs(&opened).await.map(|_| opened)
 }
 
 /// Several servers as one model, which can do what all of them can.
@@ -78,32 +73,17 @@ fn together(transport: Transport, opened: Vec<Opened>, options: OpenOptions) -> 
     Some(Opened { model, transport: Some(transport), ..first })
 }
 
-/// Refuses servers that say they serve different models, or whose logprobs of a probe text differ.
-fn check_same_model(looked_at: &[LookedAt]) -> Result<(), Error> {
-    let Some(((first, expected), others)) = looked_at.split_first() else { return Ok(()) };
+/// Refuses servers that say they serve different models.
+fn check_same_model(looked_at: &[Opened]) -> Result<(), Error> {
+    let Some((first, others)) = looked_at.split_first() else { return Ok(()) };
+    let model = |it: &Opened| (it.info.kind, it.info.model.clone());
+    let Some(other) = others.iter().find(|it| model(it) != model(first)) else { return Ok(()) };
     let name = |it: &Opened| it.transport.as_ref().map(Transport::server).unwrap_or_default();
-    let different = |what: String| {
-        let help = "name servers of one model, and that model with --model".to_owned();
-        Err(Error::Invalid { what, help })
-    };
-    for (other, logprobs) in others {
-        let (a, b) = (&first.info, &other.info);
-        if (a.kind, &a.model) != (b.kind, &b.model) {
-            let says = |it: &ServerInfo| format!("`{}` ({})", it.model, it.kind.name());
-            return different(format!("{} serves {}, {} {}", name(first), says(a), name(other), says(b)));
-        }
-        match mean_difference(expected, logprobs) {
-            Some(difference) if difference > SAME_WEIGHTS => {
-                return different(format!(
-                    "{} has other weights than {}: the logprobs of a probe text differ by {difference:.2} on average",
-                    name(other),
-                    name(first)
-                ));
-            }
-            _ => {}
-        }
-    }
-    Ok(())
+    let says = |it: &Opened| format!("`{}` ({})", it.info.model, it.info.kind.name());
+    Err(Error::Invalid {
+        what: format!("{} serves {}, {} {}", name(first), says(first), name(other), says(other)),
+        help: "name servers of one model, and that model with --model".to_owned(),
+    })
 }
 
 /// Opens the one server behind `transport`, or several that are known to be the same.

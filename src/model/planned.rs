@@ -66,6 +66,8 @@ pub struct JobScores {
     pub spans: Vec<SpanScore>,
     /// The weights behind them, where that is known.
     pub version: Option<String>,
+    /// Since when those were never in doubt when they were asked for.
+    pub unbroken_since: u64,
 }
 
 /// Is told what became of a job, by its index; once for each, in the order in which they are settled. After a break
@@ -135,7 +137,8 @@ enum Asked {
     Alone(usize),
 }
 
-type Finished = (Asked, Vec<Result<Scored, Error>>);
+/// What was asked for, since when the weights were never in doubt then, and what came of it.
+type Finished = (Asked, u64, Vec<Result<Scored, Error>>);
 
 /// A request of the plan and what has come of it.
 struct Request {
@@ -293,47 +296,48 @@ impl<'a, 's> Work<'a, 's> {
         let model = Arc::clone(self.model);
         self.n_under_way += jobs.len();
         let work = async move {
+            let since = model.unbroken_since();
             let scored = match &jobs[..] {
                 [only] => vec![model.score(only).await],
                 several => model.score_many(several).await,
             };
-            (asked, scored)
+            (asked, since, scored)
         };
         self.under_way.spawn(self.resting.clone().watch(work));
     }
 
     fn take(&mut self, finished: Option<Result<Finished, tokio::task::JoinError>>) {
         // A task that died leaves its jobs unsettled, which the end sees, and its room taken.
-        let Some(Ok((asked, scored))) = finished else { return };
+        let Some(Ok((asked, since, scored))) = finished else { return };
         self.n_under_way -= match &asked {
             Asked::Planned(requests) => requests.len(),
             Asked::Alone(_) => 1,
         };
         scored.iter().for_each(|scored| self.outlook.heed(scored));
         match asked {
-            Asked::Alone(job) => scored.into_iter().for_each(|scored| self.take_alone(job, scored)),
-            Asked::Planned(requests) => {
-                requests.into_iter().zip(scored).for_each(|(request, scored)| self.take_one(request, scored));
-            }
+            Asked::Alone(job) => scored.into_iter().for_each(|scored| {
+                let scores = self.paid(scored, since);
+                self.finish(job, scores);
+            }),
+            Asked::Planned(requests) => requests.into_iter().zip(scored).for_each(|(request, scored)| {
+                let scores = self.paid(scored, since);
+                self.take_one(request, scores);
+            }),
         }
     }
 
-    fn take_alone(&mut self, job: usize, scored: Result<Scored, Error>) {
-        match scored {
-            Ok(scored) => {
-                self.pay(scored.usage);
-                self.finish(job, Ok(scores(scored)));
-            }
-            Err(error) => self.finish(job, Err(error)),
-        }
+    /// An answer whose cost is counted.
+    fn paid(&mut self, scored: Result<Scored, Error>, unbroken_since: u64) -> Result<JobScores, Error> {
+        let Scored { spans, version, usage } = scored?;
+        self.pay(usage);
+        Ok(JobScores { spans, version, unbroken_since })
     }
 
-    fn take_one(&mut self, request: usize, scored: Result<Scored, Error>) {
+    fn take_one(&mut self, request: usize, scores: Result<JobScores, Error>) {
         self.ready.extend(std::mem::take(&mut self.requests[request].next));
-        match scored {
-            Ok(scored) => {
-                self.pay(scored.usage);
-                self.requests[request].answer = Some(scores(scored));
+        match scores {
+            Ok(scores) => {
+                self.requests[request].answer = Some(scores);
                 for job in self.requests[request].jobs.clone() {
                     self.jobs[job].n_open -= 1;
                     if self.jobs[job].n_open == 0 && self.jobs[job].state == State::Planned {
@@ -367,14 +371,14 @@ impl<'a, 's> Work<'a, 's> {
     /// Puts a job's scores together. Answers of different weights do not belong together: one request gives one version.
     fn assemble(&mut self, job: usize) {
         let answers = self.jobs[job].requests.iter().filter_map(|&it| self.requests[it].answer.as_ref());
-        let versions: BTreeSet<Option<&String>> = answers.map(|it| it.version.as_ref()).collect();
-        if versions.len() > 1 {
+        let weights: BTreeSet<_> = answers.map(|it| (it.version.clone(), it.unbroken_since)).collect();
+        if weights.len() > 1 {
             return self.ask_alone(job);
         }
-        let version = versions.into_iter().flatten().next().cloned();
+        let (version, unbroken_since) = weights.into_iter().next().unwrap_or_default();
         let answer = |request: usize| self.requests[request].answer.as_ref().map(|it| &it.spans[..]);
         let spans = self.plan.assemble(self.asks, job, answer);
-        let scores = spans.map(|spans| JobScores { spans, version });
+        let scores = spans.map(|spans| JobScores { spans, version, unbroken_since });
         self.finish(job, scores.map_err(|why| unusable(&why.to_string())));
     }
 
@@ -411,10 +415,6 @@ impl<'a, 's> Work<'a, 's> {
         let (figures, usage) = (self.plan.figures, self.usage);
         Planned { figures, usage, n_alone: self.n_alone, stopped_by }
     }
-}
-
-fn scores(scored: Scored) -> JobScores {
-    JobScores { spans: scored.spans, version: scored.version }
 }
 
 fn unusable(why: &str) -> Error {

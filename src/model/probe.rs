@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use super::noise::{noise_of, tolerance};
+use super::noise::{Noisy, noise_of, tolerance};
 use super::opened::Opened;
 use super::remote::{Kind, ServerInfo};
 use super::transport::{Answer, Body, Call, Method, Transport};
@@ -29,8 +29,6 @@ const PROBE_IDS: std::ops::Range<TokenId> = 40..64;
 /// Logprobs of the same tokens as prompt and as sample may differ by this much before the server is distrusted.
 const SELF_TEST_TOLERANCE: f64 = 0.05;
 const N_SAMPLED: usize = 12;
-/// Servers whose logprobs of the probe text differ by more than this on average have other weights.
-pub const SAME_WEIGHTS: f64 = 0.05;
 
 /// What was found out; `None` where it could not be.
 #[derive(Clone, Debug, PartialEq)]
@@ -147,7 +145,7 @@ pub async fn probe_logprobs(opened: &Opened) -> Result<Vec<Option<Logprob>>, Err
 }
 
 /// The mean difference of logprobs of the same tokens; `None` when there is nothing to compare.
-pub fn mean_difference(a: &[Option<Logprob>], b: &[Option<Logprob>]) -> Option<f64> {
+fn mean_difference(a: &[Option<Logprob>], b: &[Option<Logprob>]) -> Option<f64> {
     let both = a.iter().zip(b).filter_map(|(a, b)| Some((a.as_ref()?.get() - b.as_ref()?.get()).abs()));
     let differences: Vec<f64> = both.collect();
     (!differences.is_empty()).then(|| differences.iter().sum::<f64>() / differences.len() as f64)
@@ -224,8 +222,8 @@ async fn measure_ids(model: &dyn Model, ids: &[TokenId], report: &mut Report) {
         return;
     }
     let measured = noise_of(|| score(model, ids, 1), difference).await;
-    report.prompt_logprobs = whether(&measured, |(scored, _)| scored.spans[0].absent().next().is_none());
-    let Some((_, noise)) = kept(measured, &mut report.notes) else { return };
+    report.prompt_logprobs = whether(&measured, |it| it.first.spans[0].absent().next().is_none());
+    let Some(Noisy { noise, .. }) = kept(measured, &mut report.notes) else { return };
     (report.deterministic, report.smallest_change) = (Some(noise == 0.0), Some(tolerance(noise)));
     let late = kept(score(model, ids, ids.len() - 4).await, &mut report.notes);
     report.prefix_cache_with_logprobs = late.and_then(|scored| uses_cache(&scored, report.info.kind));

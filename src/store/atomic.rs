@@ -77,6 +77,25 @@ fn followed(path: &Path) -> io::Result<PathBuf> {
     Err(io::Error::other("the link leads nowhere"))
 }
 
+/// Takes away what processes that were killed left of files in a directory that nobody else writes to; `is_meant` is
+/// given a file's final name.
+pub fn sweep(directory: &Path, is_meant: impl Fn(&str) -> bool) -> io::Result<()> {
+    for entry in fs::read_dir(directory)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        if name.to_str().and_then(final_name).is_some_and(&is_meant) {
+            fs::remove_file(entry.path())?;
+        }
+    }
+    Ok(())
+}
+
+/// The name that a temporary file would have had in the end.
+fn final_name(temporary: &str) -> Option<&str> {
+    let (name, process) = temporary.strip_prefix('.')?.strip_suffix(".tmp")?.rsplit_once('.')?;
+    process.parse::<u32>().is_ok().then_some(name)
+}
+
 /// A name of this process's own, hidden, in the same directory, because a rename is atomic only within one file system.
 fn temporary_beside(path: &Path) -> io::Result<PathBuf> {
     let name = path.file_name().ok_or_else(|| io::Error::other("the path names no file"))?;
@@ -125,6 +144,19 @@ mod tests {
         drop(half);
         assert_eq!(fs::read(&path).unwrap(), b"old");
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn what_a_killed_process_left_is_swept_away_and_nothing_else() {
+        let directory = tempfile::tempdir().unwrap();
+        let ours = [".a.json.17.tmp", ".a.b.json.4194304.tmp"];
+        let others = ["a.json", ".a.json.tmp", "a.json.17.tmp", ".a.json.x.tmp", ".other.17.tmp", ".tmp"];
+        for name in ours.iter().chain(&others) {
+            fs::write(directory.path().join(name), b"x").unwrap();
+        }
+        sweep(directory.path(), |name| name != "other").unwrap();
+        let is_there = |name: &&str| directory.path().join(name).exists();
+        assert!(!ours.iter().any(is_there) && others.iter().all(is_there));
     }
 
     #[test]

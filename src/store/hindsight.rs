@@ -175,10 +175,16 @@ pub fn n_scored(directory: &Path) -> usize {
     scores.ok().flatten().map_or(0, |scores| scores.n_scored())
 }
 
-/// Reads the files in an episode's directory; `None` when it has none.
+/// Reads the files in an episode's directory; `None` when it has none. Tokens count only if the scores were made of
+/// them: whoever was killed between the two files leaves new tokens beside old scores.
 pub fn read(directory: &Path) -> Result<Option<Hindsight>, HindsightError> {
     let Some(scores) = read_file(&directory.join(SCORES), HindsightScores::parse)? else { return Ok(None) };
-    let tokens = read_file(&directory.join(TOKENS), HindsightTokens::parse)?;
+    let named = scores.provenance.as_ref().and_then(|it| it.sidecar_sha256.as_deref());
+    let own = |text: &str| {
+        let is_own = named == Some(sha256_of(text).as_str());
+        is_own.then(|| HindsightTokens::parse(text)).transpose()
+    };
+    let tokens = read_file(&directory.join(TOKENS), own)?.flatten();
     Ok(Some(Hindsight { scores, tokens }))
 }
 
@@ -194,19 +200,24 @@ fn read_file<T>(path: &Path, parse: impl Fn(&str) -> Result<T, Fault>) -> Result
     }
 }
 
-/// Writes the files, each atomically, the sidecar first: scores are complete only with what they rest on.
+/// Writes the files, each atomically, the sidecar first: scores are complete only with what they rest on, and say what
+/// that is.
 pub fn write(directory: &Path, hindsight: &Hindsight) -> Result<(), HindsightError> {
     let failed = |source| HindsightError::Io { path: directory.to_owned(), source };
     std::fs::create_dir_all(directory).map_err(failed)?;
+    atomic::sweep(directory, |name| [SCORES, TOKENS].contains(&name)).map_err(failed)?;
+    let mut scores = hindsight.scores.clone();
     if let Some(tokens) = &hindsight.tokens {
-        write_file(directory.join(TOKENS), tokens.to_text())?;
+        let text = tokens.to_text().map_err(|error| failed(error.into()))?;
+        scores.provenance.get_or_insert_default().sidecar_sha256 = Some(sha256_of(&text));
+        write_file(directory.join(TOKENS), &text)?;
     }
-    write_file(directory.join(SCORES), hindsight.scores.to_text())
+    let text = scores.to_text().map_err(|error| failed(error.into()))?;
+    write_file(directory.join(SCORES), &text)
 }
 
-fn write_file(path: PathBuf, text: Result<String, serde_json::Error>) -> Result<(), HindsightError> {
-    let written = text.map_err(io::Error::from).and_then(|text| atomic::write(&path, text.as_bytes()));
-    written.map_err(|source| HindsightError::Io { path, source })
+fn write_file(path: PathBuf, text: &str) -> Result<(), HindsightError> {
+    atomic::write(&path, text.as_bytes()).map_err(|source| HindsightError::Io { path, source })
 }
 
 /// What scoring gave for one step.

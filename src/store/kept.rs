@@ -10,9 +10,9 @@ use futures_util::future::join_all;
 use super::fingerprint::{Fingerprint, Identity};
 use super::ledger::{Ledger, Recognition};
 use super::ledgered::{Ledgered, RunPlace};
-use super::versions::{Checks, Gauge, Measure, NewWeights, Patience, Versions, WeightRules};
+use super::versions::{Checks, Gauge, Measure, NewWeights, Patience, Versions, WeightRules, reason};
 use crate::model::budget::{Budgeted, Meter};
-use crate::model::noise::{N_MEASURED, noise_of};
+use crate::model::noise::{Noisy, noise_of};
 use crate::model::probe::probe_ids;
 use crate::model::{Error, Opened, Transport};
 use backsight_core::tokens::TokenId;
@@ -70,7 +70,20 @@ async fn gauges(
         });
     }
     let all = (0..n_endpoints).map(|idx| gauge(opened, transport.only(&[idx]), identity, probe));
-    join_all(all).await.into_iter().collect()
+    let gauges: Vec<Gauge> = join_all(all).await.into_iter().collect::<Result<_, _>>()?;
+    check_same_weights(&gauges).map(|()| gauges)
+}
+
+/// Refuses servers that differ from each other by more than from themselves.
+fn check_same_weights(gauges: &[Gauge]) -> Result<(), Error> {
+    let Some((first, others)) = gauges.split_first() else { return Ok(()) };
+    let same = |it: &&Gauge| it.expected.agrees(&first.expected, it.noise.max(first.noise));
+    let Some(other) = others.iter().find(|it| !same(it)) else { return Ok(()) };
+    let why = reason(Some(&other.expected), &first.expected);
+    Err(Error::Invalid {
+        what: format!("{} has other weights than {}: {why}", other.server, first.server),
+        help: "name servers of one model with the same weights".to_owned(),
+    })
 }
 
 async fn gauge(
@@ -83,9 +96,10 @@ async fn gauge(
     let (brief, patient) = (known.over(endpoint.briefly()), known.over(endpoint.clone()));
     let (identity, probe) = (identity.clone(), Arc::<[TokenId]>::from(probe));
     let measure = || Fingerprint::measure(&*patient, identity.clone(), &probe);
-    let (expected, noise) = noise_of(measure, Fingerprint::mean_difference).await?;
-    let tokens = N_MEASURED * probe.len() as u64;
-    let checks = Checks { requests: N_MEASURED, tokens, ..Checks::default() };
+    let Noisy { first: expected, noise, n_measured } =
+        noise_of(measure, Fingerprint::mean_difference).await?;
+    let checks =
+        Checks { requests: n_measured, tokens: n_measured * probe.len() as u64, ..Checks::default() };
     let measure: Measure = Box::new(move |patience| {
         let model = Arc::clone(if patience == Patience::Brief { &brief } else { &patient });
         let (identity, probe) = (identity.clone(), Arc::clone(&probe));

@@ -127,7 +127,7 @@ impl Ledger {
         let Some(found) = found else { return Ok(None) };
         // Bits may flip on the disk: then this answer is lost, and those beside it are not.
         let decoded = found
-            .filter(|it| it.sum == checksum(&[key.bytes(), &it.bytes]))
+            .filter(|it| it.sum == answer_checksum(key, it.standing.model(), &it.bytes))
             .and_then(|it| Some((R::decode(&it.bytes).ok()?, it.standing)));
         if decoded.is_none() {
             self.drop_damaged(FORGET_ANSWER, *key.bytes()).await?;
@@ -167,17 +167,14 @@ impl Ledger {
         answer: &R,
     ) -> Result<(), Error> {
         let (bytes, usage) = (answer.encode(), answer.usage());
-        let sum = checksum(&[key.bytes(), &bytes]);
+        let model = standing.model();
+        let sum = answer_checksum(key, model, &bytes);
         let write = move |connection: &Connection| {
             let mut insert = connection.prepare_cached(
                 "INSERT INTO answers VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9) ON CONFLICT DO NOTHING",
             )?;
             let (sent, cached, sampled) = columns(usage);
             let (key, role) = (key.bytes(), role.name());
-            let model = match standing {
-                Standing::Provisional(stamp) => stamp.model,
-                Standing::Settled(Fate::Known(model) | Fate::Between(model, _)) => model,
-            };
             insert.execute(params![key, R::KIND, model.0, role, sent, cached, sampled, sum, bytes])?;
             mark(connection, key, role, standing).map(|n| n as i64)
         };
@@ -258,6 +255,11 @@ fn signed(count: u64) -> i64 {
 /// What an answer cost: sent, cached, sampled.
 fn columns(usage: Usage) -> (i64, Option<i64>, i64) {
     (signed(usage.prompt_tokens), usage.cached_tokens.map(signed), signed(usage.completion_tokens))
+}
+
+/// Of everything by which an answer is found and used.
+fn answer_checksum(key: Key, model: ModelId, answer: &[u8]) -> Vec<u8> {
+    checksum(&[key.bytes(), &model.0.to_le_bytes(), answer])
 }
 
 /// Catches bits that flipped on the disk, and records that sit under another's key.

@@ -183,10 +183,13 @@ impl Ledgered {
         self.versions.now()
     }
 
-    /// Whether an answer that was complete at `stamp` is of the version it says; waits until that is known.
-    pub async fn vouches_for(&self, stamp: Stamp, version: &str) -> Result<bool, Error> {
+    /// Whether what was complete at `stamp`, and was begun when the weights were `unbroken_since`, is of the version it
+    /// says; waits until that is known.
+    pub async fn vouches_for(&self, unbroken_since: u64, stamp: Stamp, version: &str) -> Result<bool, Error> {
         let fate = self.versions.settle(stamp).await?;
-        Ok(matches!(fate, Fate::Known(model) if self.versions.name(model).as_deref() == Some(version)))
+        let is_named =
+            matches!(fate, Fate::Known(model) if self.versions.name(model).as_deref() == Some(version));
+        Ok(is_named && self.versions.is_unbroken(unbroken_since, stamp))
     }
 
     /// Forgets what was handed out, because it is made again.
@@ -245,7 +248,7 @@ impl Ledgered {
         mut n_asked: u32,
     ) -> Result<(R, Standing), Error> {
         loop {
-            let now = key(self.versions.current()?);
+            let now = key(self.versions.current()?.model);
             let _flight = self.ledger.flights.enter(now).await;
             if let Some(found) = self.ledger.get(now).await? {
                 self.count(|it| &it.found, 1);
@@ -254,9 +257,9 @@ impl Ledgered {
             n_asked += 1;
             let answer = {
                 let _asking = self.versions.asking().await;
-                let sent_to = self.versions.current()?;
+                let sent = self.versions.current()?;
                 let answer = ask().await;
-                self.keep(sent_to, &key, answer).await?
+                self.keep(sent, &key, answer).await?
             };
             match answer {
                 Kept::Stored(answer, standing) => return Ok((answer, standing)),
@@ -274,7 +277,7 @@ impl Ledgered {
     /// Stores an answer before it is handed on.
     async fn keep<R: Record>(
         &self,
-        sent_to: ModelId,
+        sent: Stamp,
         key: impl Fn(ModelId) -> Key,
         answer: Result<R, Error>,
     ) -> Result<Kept<R>, Error> {
@@ -286,7 +289,7 @@ impl Ledgered {
         let answer = answer?;
         let _keeping = self.versions.keeping().await;
         let stamp = self.versions.now();
-        let is_still = stamp.model == sent_to;
+        let is_still = self.versions.unbroken_since() <= sent.after;
         if !R::IS_DRAW && (!is_still || self.versions.contradicts(answer.told())) {
             self.ledger.spend(self.role, answer.usage()).await?;
             return Ok(Kept::Straddles);
@@ -297,9 +300,9 @@ impl Ledgered {
         }
         let standing = match is_still {
             true => Standing::Provisional(stamp),
-            false => Standing::Settled(Fate::Between(sent_to, stamp.model)),
+            false => Standing::Settled(Fate::Between(sent.model, stamp.model)),
         };
-        self.ledger.put(key(sent_to), standing, self.role, &answer).await?;
+        self.ledger.put(key(sent.model), standing, self.role, &answer).await?;
         self.count(|it| &it.paid, 1);
         self.versions.answered(answer.told());
         Ok(Kept::Stored(answer, standing))
@@ -340,15 +343,14 @@ impl Ledgered {
             return Vec::new();
         }
         let _asking = self.versions.asking().await;
-        let sent_to = match self.versions.current() {
-            Ok(model) => model,
+        let sent = match self.versions.current() {
+            Ok(sent) => sent,
             Err(error) => return missing.iter().map(|_| Err(error.clone())).collect(),
         };
         let jobs: Vec<ScoreJob> = missing.iter().map(|(_, job)| (*job).clone()).collect();
         let scored = self.inner.score_many(&jobs).await;
         let kept = jobs.iter().zip(scored);
-        join_all(kept.map(|(job, scored)| self.keep(sent_to, |model| self.score_key(model, job), scored)))
-            .await
+        join_all(kept.map(|(job, scored)| self.keep(sent, |model| self.score_key(model, job), scored))).await
     }
 
     async fn score_again(&self, job: &ScoreJob, n_asked: u32) -> Result<Scored, Error> {
@@ -358,11 +360,7 @@ impl Ledgered {
 
     /// Takes note of whose a score is; it says so itself from now on.
     fn hand_out(&self, (scored, standing): (Scored, Standing)) -> Scored {
-        let model = match standing {
-            Standing::Provisional(stamp) => stamp.model,
-            Standing::Settled(Fate::Known(model) | Fate::Between(model, _)) => model,
-        };
-        let version = self.versions.name(model).or(scored.version);
+        let version = self.versions.name(standing.model()).or(scored.version);
         self.handed().scores.insert(standing);
         Scored { version, ..scored }
     }
@@ -420,7 +418,7 @@ impl Model for Ledgered {
 
     async fn score_many(&self, jobs: &[ScoreJob]) -> Vec<Result<Scored, Error>> {
         let model = match self.versions.current() {
-            Ok(model) => model,
+            Ok(sent) => sent.model,
             Err(error) => return jobs.iter().map(|_| Err(error.clone())).collect(),
         };
         let keys: Vec<Key> = jobs.iter().map(|job| self.score_key(model, job)).collect();
@@ -443,6 +441,10 @@ impl Model for Ledgered {
     fn top_k_limit(&self) -> Option<usize> {
         self.inner.top_k_limit()
     }
+
+    fn unbroken_since(&self) -> u64 {
+        self.versions.unbroken_since()
+    }
 }
 
 #[cfg(test)]
@@ -454,12 +456,14 @@ mod tests {
     use crate::store::fingerprint::{Fingerprint, Identity};
     use crate::store::ledger::{LEDGER_FILE, Recognition};
     use crate::store::lock::RunLock;
-    use crate::store::versions::WeightRules;
+    use crate::store::versions::{Gauge, Measure, NewWeights, WeightRules};
     use backsight_core::episode::{Message, Role};
     use backsight_core::score::{Absence, SpanScore, TokenScore};
     use backsight_core::tokens::{Logprob, TokenId, TopK};
     use rusqlite::Connection;
     use std::path::Path;
+    use std::sync::OnceLock;
+    use std::sync::atomic::AtomicBool;
 
     /// Answers by arithmetic: scores from the tokens and its weights, samples from the seed.
     struct Arithmetic {
@@ -696,6 +700,25 @@ mod tests {
         assert!(values[2] < values[0] - 0.3);
     }
 
+    /// A process that was killed left scores behind it that no measurement had settled.
+    #[tokio::test]
+    async fn what_nothing_settled_stands_only_if_the_next_run_finds_the_same_weights() {
+        for (weights, n_paid_again) in [(0.1, 0), (0.5, 1)] {
+            let dir = tempfile::tempdir().unwrap();
+            let ledger = open(dir.path());
+            let model = Arithmetic::new(0.1);
+            let (before, _) = ledgered(&ledger, &model).await;
+            before.score(&job(&[1, 2])).await.unwrap();
+            let id = ledgered(&ledger, &Arithmetic::new(weights)).await.0.versions.now().model;
+            ledger.resume(ModelRole::Judge, id).await.unwrap();
+            // The old weights are back, and only what is known to be theirs is used.
+            let (after, _) = ledgered(&ledger, &model).await;
+            after.score(&job(&[1, 2])).await.unwrap();
+            assert_eq!(asked(&model), n_paid_again);
+            assert_eq!(ledger.paid().await.unwrap()[0].1.requests, 1 + n_paid_again, "both were paid");
+        }
+    }
+
     #[tokio::test]
     async fn a_failed_call_is_not_stored() {
         let dir = tempfile::tempdir().unwrap();
@@ -753,16 +776,98 @@ mod tests {
             "UPDATE answers SET role = CAST(x'ff75646765' AS TEXT)",
             "UPDATE answers SET kind = CAST(x'ff' AS TEXT)",
             "UPDATE answers SET checksum = 'text'",
+            "PRAGMA foreign_keys = OFF; UPDATE answers SET model = model + 64",
         ] {
             let dir = tempfile::tempdir().unwrap();
             let model = Arithmetic::new(0.1);
             let first = ledgered(&open(dir.path()), &model).await.0.score(&job(&[1, 2])).await.unwrap();
-            Connection::open(dir.path().join(LEDGER_FILE)).unwrap().execute(flip, []).unwrap();
+            Connection::open(dir.path().join(LEDGER_FILE)).unwrap().execute_batch(flip).unwrap();
             let (ledgered, _) = ledgered(&open(dir.path()), &model).await;
             let again = ledgered.score(&job(&[1, 2])).await.unwrap();
             assert_eq!(again.spans, first.spans, "{flip}");
+            assert!(matches!(ledgered.settle().await, Ok(Stands::Yes(_))), "{flip}");
             ledgered.ledger.paid().await.unwrap();
         }
+    }
+
+    /// Its weights are others while it is asked the first time, which is measured, and then the old ones again.
+    struct Flickering {
+        inner: Arc<Arithmetic>,
+        other: Arc<Arithmetic>,
+        is_other: Arc<AtomicBool>,
+        versions: OnceLock<Arc<Versions>>,
+    }
+
+    impl Flickering {
+        async fn be(&self, is_other: bool) {
+            self.is_other.store(is_other, Ordering::SeqCst);
+            self.versions.get().unwrap().check(Patience::Full).await.unwrap();
+        }
+    }
+
+    #[async_trait]
+    impl Model for Flickering {
+        async fn generate(&self, request: &GenerateRequest) -> Result<Generated, Error> {
+            self.inner.generate(request).await
+        }
+
+        async fn score(&self, job: &ScoreJob) -> Result<Scored, Error> {
+            if asked(&self.other) > 0 {
+                return self.inner.score(job).await;
+            }
+            self.be(true).await;
+            let scored = self.other.score(job).await;
+            self.be(false).await;
+            scored
+        }
+
+        async fn chat(&self, request: &ChatRequest) -> Result<ChatAnswer, Error> {
+            self.inner.chat(request).await
+        }
+
+        fn limits(&self) -> &Limits {
+            self.inner.limits()
+        }
+    }
+
+    /// A gauge of a server that has one model or another.
+    async fn gauge(models: [Arc<Arithmetic>; 2], is_other: Arc<AtomicBool>) -> Gauge {
+        let of = |idx: usize| {
+            let model = Arc::clone(&models[idx]);
+            let identity = Identity { kind: "test".into(), model: "m".into(), ..Identity::default() };
+            async move {
+                let limits = model.limits.clone();
+                let probed =
+                    Arithmetic { weights: model.weights, asked: AtomicU64::new(0), broken: false, limits };
+                Fingerprint::measure(&probed, identity, &[5, 6, 7]).await.unwrap()
+            }
+        };
+        let found = [of(0).await, of(1).await];
+        let expected = found[0].clone();
+        let measure: Measure = Box::new(move |_| {
+            let found = found[usize::from(is_other.load(Ordering::SeqCst))].clone();
+            Box::pin(async move { Ok(found) })
+        });
+        Gauge { server: "s".into(), measure, expected, noise: 0.0, checks: Checks::default() }
+    }
+
+    #[tokio::test]
+    async fn weights_that_were_others_while_it_was_asked_give_no_number_though_they_are_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let ledger = open(dir.path());
+        let (inner, other, is_other) = (Arithmetic::new(0.1), Arithmetic::new(0.5), Arc::default());
+        let right = inner.score(&job(&[1, 2])).await.unwrap().spans;
+        let gauge = gauge([Arc::clone(&inner), Arc::clone(&other)], Arc::clone(&is_other)).await;
+        let (id, _) = ledger.identify(&gauge.expected, 0.0).await.unwrap();
+        let (role, place) = (ModelRole::Teacher, RunPlace { run: "run".into(), seed: 7 });
+        let rules = WeightRules { new_weights: NewWeights::Continue, ..WeightRules::default() };
+        let names = ledger.names().await.unwrap();
+        let versions = Versions::new(Arc::clone(&ledger), role, rules, None, vec![gauge], (id, names));
+        let model = Arc::new(Flickering { inner, other, is_other, versions: OnceLock::new() });
+        let _ = model.versions.set(Arc::clone(&versions));
+        let ledgered = Ledgered::new(ledger, model, versions, role, place);
+        assert_eq!(ledgered.score(&job(&[1, 2])).await.unwrap().spans, right);
+        assert!(matches!(ledgered.settle().await, Ok(Stands::Yes(Some(_)))));
     }
 
     /// An answer without a number, as often as it lacks one.

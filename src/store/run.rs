@@ -95,7 +95,9 @@ impl RunDir {
         };
         let (events, metrics) = (journal("events.jsonl")?, journal("metrics.jsonl")?);
         let episodes = dir.join(EPISODES);
-        fs::create_dir_all(&episodes).map_err(|error| RunError::File { path: episodes, error })?;
+        let prepared = fs::create_dir_all(&episodes).and_then(|()| atomic::sweep(dir, |_| true));
+        let prepared = prepared.and_then(|()| atomic::sweep(&episodes, |_| true));
+        prepared.map_err(|error| RunError::File { path: episodes, error })?;
         Ok(Self { lock, events, metrics })
     }
 
@@ -242,6 +244,16 @@ mod tests {
             assert_eq!(run.episode(id), Some(episode(id)), "{id}");
         }
         assert_eq!(fs::read_dir(dir.path().join(EPISODES)).unwrap().count(), 8);
+    }
+
+    #[test]
+    fn what_a_killed_run_was_writing_is_taken_away() {
+        let dir = tempfile::tempdir().unwrap();
+        drop(RunDir::open(dir.path()).unwrap());
+        let left = ["episodes/.a.json.17.tmp", ".summary.json.17.tmp"].map(|name| dir.path().join(name));
+        left.iter().for_each(|path| fs::write(path, "{").unwrap());
+        let _run = RunDir::open(dir.path()).unwrap();
+        assert!(!left.iter().any(|path| path.exists()));
     }
 
     #[test]

@@ -28,3 +28,13 @@ pub enum Standing {
     /// It is known.
     Settled(Fate),
 }
+
+impl Standing {
+    /// The version that the answer was sent to, as far as was known.
+    pub fn model(self) -> ModelId {
+        match self {
+            Self::Provisional(stamp) => stamp.model,
+            Self::Settled(Fate::Known(model) | Fate::Between(model, _)) => model,
+        }
+    }
+}

@@ -178,16 +178,25 @@ impl Versions {
         Arc::new(Self { ledger, role, rules, transport, gauges, servers, state, measuring, asking, keeping })
     }
 
-    /// The version that answers now; fails once a change has ended the run.
-    pub fn current(&self) -> Result<ModelId, Error> {
+    /// What a request is stamped with that is sent now; fails once a change has ended the run.
+    pub fn current(&self) -> Result<Stamp, Error> {
         let state = self.lock();
-        state.stopped_by.clone().map_or(Ok(state.order.current), Err)
+        state.stopped_by.clone().map_or(Ok(state.order.now()), Err)
     }
 
     /// What an answer is stamped with that comes in now.
     pub fn now(&self) -> Stamp {
-        let state = self.lock();
-        Stamp { after: state.order.begun, model: state.order.current }
+        self.lock().order.now()
+    }
+
+    /// The first measurement after the last doubt. What was sent before it and came in after is of nobody knows whom.
+    pub fn unbroken_since(&self) -> u64 {
+        self.lock().order.unbroken_since()
+    }
+
+    /// Whether nothing was in doubt from then on until an answer came in.
+    pub fn is_unbroken(&self, since: u64, until: Stamp) -> bool {
+        self.lock().order.is_unbroken(since, until)
     }
 
     /// The name of a version; none where there was nothing to measure.
@@ -250,16 +259,14 @@ impl Versions {
 
     /// Returns once it is known which weights an answer came from.
     pub async fn settle(&self, stamp: Stamp) -> Result<Fate, Error> {
-        let _measuring = loop {
-            if let Some(fate) = self.fate(stamp) {
-                return Ok(fate);
-            }
-            let measuring = self.measuring.lock().await;
-            if self.fate(stamp).is_none() {
-                break measuring;
-            }
-        };
-        self.measure(Patience::Full).await?;
+        if let Some(fate) = self.fate(stamp) {
+            return Ok(fate);
+        }
+        let _measuring = self.measuring.lock().await;
+        // Whoever was measuring may have settled it.
+        if self.fate(stamp).is_none() {
+            self.measure(Patience::Full).await?;
+        }
         // A measurement settles everything from before it began, one way or the other; what it did not is not vouched for.
         Ok(self.fate(stamp).unwrap_or(Fate::Between(stamp.model, stamp.model)))
     }
@@ -435,7 +442,8 @@ fn smallest_change(noise: &[f64]) -> f64 {
     noise.iter().copied().map(tolerance).fold(0.0, f64::max)
 }
 
-fn reason(new: Option<&Fingerprint>, old: &Fingerprint) -> String {
+/// How weights show that they are others than those that were measured before, or elsewhere.
+pub fn reason(new: Option<&Fingerprint>, old: &Fingerprint) -> String {
     let told = |it: &Fingerprint| it.identity.weights.clone().unwrap_or_else(|| "nothing".to_owned());
     match new {
         Some(new) if told(new) != told(old) => {
@@ -462,6 +470,18 @@ impl Order {
     /// After a first measurement, which found `model`.
     fn new(model: ModelId) -> Self {
         Self { begun: 1, settled: 1, current: model, doubts: Vec::new() }
+    }
+
+    fn now(&self) -> Stamp {
+        Stamp { after: self.begun, model: self.current }
+    }
+
+    fn unbroken_since(&self) -> u64 {
+        self.doubts.last().map_or(0, |it| it.0.end)
+    }
+
+    fn is_unbroken(&self, since: u64, until: Stamp) -> bool {
+        !self.doubts.iter().any(|it| (since + 1..=until.after).contains(&it.0.end))
     }
 
     fn begin(&mut self) -> u64 {
@@ -491,8 +511,13 @@ impl Order {
 }
 
 #[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 mod tests {
     use super::*;
+    use crate::store::fingerprint::Identity;
+    use crate::store::lock::RunLock;
+    use backsight_core::tokens::Logprob;
+    use tokio::sync::mpsc;
 
     const OLD: ModelId = ModelId(1);
     const NEW: ModelId = ModelId(2);
@@ -525,5 +550,58 @@ mod tests {
         let began = order.begin();
         order.agree(began);
         assert_eq!(fates(&order)[1..], [between, between, Some(Fate::Known(NEW)), None]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn weights_are_measured_again_after_so_many_answers_or_seconds() {
+        let dir = tempfile::tempdir().unwrap();
+        let ledger = Ledger::open(Arc::new(RunLock::acquire(dir.path()).unwrap())).unwrap();
+        let expected = Fingerprint {
+            identity: Identity::default(),
+            probe: vec![1],
+            logprobs: vec![Logprob::new(-1.0).ok()],
+        };
+        let (found, (measured, mut measurements)) = (expected.clone(), mpsc::unbounded_channel());
+        let measure: Measure = Box::new(move |_| {
+            measured.send(()).unwrap();
+            let found = found.clone();
+            Box::pin(async move { Ok(found) })
+        });
+        let gauge = Gauge { server: "s".into(), measure, expected, noise: 0.0, checks: Checks::default() };
+        let rules = WeightRules { answers: 3, time: Duration::from_secs(60), ..WeightRules::default() };
+        let (role, known) = (ModelRole::Teacher, (OLD, HashMap::new()));
+        let versions = Versions::new(ledger, role, rules, None, vec![gauge], known);
+        for n_answers in [3, 3] {
+            for _ in 1..n_answers {
+                versions.answered(None);
+            }
+            assert!(!versions.lock().is_checking);
+            versions.answered(None);
+            measurements.recv().await.unwrap();
+            // What this one shows is waited for.
+            versions.settle(Stamp { after: versions.now().after - 1, model: OLD }).await.unwrap();
+            versions.lock().is_checking = false;
+        }
+        tokio::time::advance(Duration::from_secs(59)).await;
+        versions.answered(None);
+        assert!(!versions.lock().is_checking);
+        tokio::time::advance(Duration::from_secs(1)).await;
+        versions.answered(None);
+        measurements.recv().await.unwrap();
+        assert!(measurements.try_recv().is_err());
+    }
+
+    /// Also where the model is the same again: an endpoint is gone, or the old weights are back.
+    #[test]
+    fn what_was_sent_before_a_doubt_is_told_from_what_is_sent_after_it() {
+        let mut order = Order::new(OLD);
+        for model in [OLD, NEW, OLD] {
+            order.begin();
+            let (sent, since) = (order.now(), order.unbroken_since());
+            assert!(since <= sent.after && order.is_unbroken(since, sent));
+            order.change(model);
+            assert!(order.unbroken_since() > sent.after);
+            assert!(order.is_unbroken(since, sent) && !order.is_unbroken(since, order.now()));
+        }
     }
 }

@@ -296,6 +296,9 @@ pub struct Provenance {
     /// `exact` or `rendered`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tokens: Option<String>,
+    /// SHA-256 of the sidecar with the tokens.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sidecar_sha256: Option<String>,
     /// How many characters of a tool's result were kept; absent when all were.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tool_result_chars: Option<usize>,

@@ -243,7 +243,9 @@ fn files_are_written_and_read_back() {
     let mut hindsight = ours(vec![Some(-0.5); 4]);
     hindsight.scores = recompute(&hindsight, &settings(0)).unwrap();
     write(directory.path(), &hindsight).unwrap();
-    assert_eq!(read(directory.path()).unwrap(), Some(hindsight));
+    let mut found = read(directory.path()).unwrap().unwrap();
+    let named = found.scores.provenance.take().and_then(|it| it.sidecar_sha256);
+    assert_eq!((found, named.map(|it| it.len())), (hindsight, Some(64)));
     let path = directory.path().join("hindsight_scores.json");
     let check = |content: &str, expected: &str| {
         fs::write(&path, content).unwrap();
@@ -252,11 +254,40 @@ fn files_are_written_and_read_back() {
     };
     check("{\n\"a\": NaN}", "hindsight_scores.json line 2: not JSON: expected value");
     check("{}", "hindsight_scores.json line 1: missing field `reward`");
-    fs::write(&path, &recorded()[0].1).unwrap();
-    let sidecar = directory.path().join("hindsight_tokens.json");
-    fs::write(&sidecar, fs::read_to_string(&sidecar).unwrap().replace("[8,12]", "[8,13]")).unwrap();
-    let error = read(directory.path()).unwrap_err().to_string();
-    assert!(error.ends_with("the span of step 2 does not fit its sequence or its logprobs"), "{error}");
+    let tokens = fs::read_to_string(directory.path().join("hindsight_tokens.json")).unwrap();
+    let error = HindsightTokens::parse(&tokens.replace("[8,12]", "[8,13]")).unwrap_err();
+    assert!(
+        error.why.ends_with("the span of step 2 does not fit its sequence or its logprobs"),
+        "{}",
+        error.why
+    );
+}
+
+/// Whoever is killed between the two files leaves new tokens beside old scores.
+#[test]
+fn tokens_count_only_beside_the_scores_that_were_made_of_them() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = |name: &str| directory.path().join(name);
+    let [old, new] = [-0.5, -0.75].map(|logprob| {
+        let mut hindsight = ours(vec![Some(logprob); 4]);
+        hindsight.scores = recompute(&hindsight, &settings(0)).unwrap();
+        hindsight
+    });
+    write(directory.path(), &old).unwrap();
+    let (scores, tokens) =
+        ["hindsight_scores.json", "hindsight_tokens.json"].map(|it| fs::read(at(it)).unwrap()).into();
+    write(directory.path(), &new).unwrap();
+    fs::write(at(".hindsight_scores.json.17.tmp"), "half").unwrap();
+    fs::write(at("hindsight_scores.json"), scores).unwrap();
+    let found = read(directory.path()).unwrap().unwrap();
+    assert_eq!((found.scores.steps, found.tokens), (old.scores.steps.clone(), None));
+    fs::write(at("hindsight_tokens.json"), tokens).unwrap();
+    assert_eq!(read(directory.path()).unwrap().unwrap().tokens, old.tokens);
+    // Nor beside published scores, which name none.
+    fs::write(at("hindsight_scores.json"), &recorded()[0].1).unwrap();
+    assert_eq!(read(directory.path()).unwrap().unwrap().tokens, None);
+    write(directory.path(), &new).unwrap();
+    assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 2, "nothing that was left is left");
 }
 
 #[test]

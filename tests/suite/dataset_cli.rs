@@ -7,6 +7,7 @@ use std::process::Command;
 
 use expect_test::{Expect, expect};
 use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
 
 fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/hcapo")
@@ -316,19 +317,21 @@ fn episodes_in_a_file(place: &Place) {
     };
     fs::create_dir(place.path("talks")).unwrap();
     fs::write(place.path("talks/all.jsonl"), [line("a", 1.0), line("b/2", 0.5)].join("\n")).unwrap();
+    let steps = json!([{"step_index": 0, "sequence": 0, "span": [2, 4], "logprobs": [-0.5, -0.5]},
+                       {"step_index": 1, "sequence": 0, "span": [5, 8], "logprobs": [-0.5, -0.5, -1.0]}]);
+    let tokens = json!({"format": "backsight.hindsight_tokens", "version": 1, "episode_id": "a", "tokens": "rendered",
+                        "sequences": [[10, 11, 12, 13, 14, 15, 16, 17]], "steps": steps});
     let scores = fs::read_to_string(place.episode("episode_001", "hindsight_scores.json")).unwrap();
     let mut scores: Value = serde_json::from_str(&scores).unwrap();
     scores["steps"].as_array_mut().unwrap().truncate(2);
+    let sum: String = Sha256::digest(tokens.to_string()).iter().map(|byte| format!("{byte:02x}")).collect();
+    scores["provenance"] = json!({"backsight": "0", "sidecar_sha256": sum});
     for (name, id, reward) in [("a", "a", 1.0), ("b%2F2", "b/2", 0.5)] {
         (scores["episode_id"], scores["reward"]) = (json!(id), json!(reward));
         let own = place.path("talks/.backsight/episodes").join(name);
         fs::create_dir_all(&own).unwrap();
         fs::write(own.join("hindsight_scores.json"), scores.to_string()).unwrap();
     }
-    let steps = json!([{"step_index": 0, "sequence": 0, "span": [2, 4], "logprobs": [-0.5, -0.5]},
-                       {"step_index": 1, "sequence": 0, "span": [5, 8], "logprobs": [-0.5, -0.5, -1.0]}]);
-    let tokens = json!({"format": "backsight.hindsight_tokens", "version": 1, "episode_id": "a", "tokens": "rendered",
-                        "sequences": [[10, 11, 12, 13, 14, 15, 16, 17]], "steps": steps});
     fs::write(place.path("talks/.backsight/episodes/a/hindsight_tokens.json"), tokens.to_string()).unwrap();
 }
 

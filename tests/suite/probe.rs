@@ -42,6 +42,8 @@ async fn both_servers_are_measured_with_and_without_a_tokenizer() {
             let expected = [json!(name), json!(true), json!(true), json!(true), json!(true), json!(caches)];
             assert_eq!(parts(&findings, &MEASURED), expected, "{dialect:?} {more:?}: {said}");
             assert_eq!(findings["self_test"]["ok"], true, "{said}");
+            let smallest = findings["smallest_change"].as_f64().unwrap();
+            assert!((1e-7..1e-5).contains(&smallest), "{smallest}");
             let is_told =
                 said.contains("is not on this machine") && said.contains("name it with --tokenizer");
             assert_eq!(is_told, dialect == Dialect::Sglang && more.is_empty(), "{said}");

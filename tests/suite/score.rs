@@ -419,6 +419,16 @@ async fn several_servers_must_be_one_model() {
         a.url()
     );
     assert!(ran.stderr.contains(&words), "{}", ran.stderr);
+    // As after one small step of an optimiser.
+    let near = StandIn::start(Setup { nudge: 1e-4, ..Setup::new(Dialect::Vllm) }).await;
+    let ran = place.score(&[a.url(), near.url()], &[]).await;
+    assert_eq!(ran.code, 2, "{}", ran.stderr);
+    assert!(
+        ran.stderr.contains(&format!("{} has other weights than {}", near.url(), a.url())),
+        "{}",
+        ran.stderr
+    );
+    assert_eq!(n_requests(&near), 0);
     let ran = place.score(&[a.url(), sglang.url()], &["--tokenizer", tokenizer().to_str().unwrap()]).await;
     assert_eq!(ran.code, 2, "{}", ran.stderr);
     assert!(

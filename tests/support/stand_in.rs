@@ -122,8 +122,10 @@ pub struct Setup {
     pub sampled_shift: f64,
     /// The message it answers to a chat request, where it is not left to the toy.
     pub talks: Box<Talk>,
-    /// After so many prompts it has these weights, and goes on as if nothing had happened.
-    pub new_weights: Option<(u64, u64)>,
+    /// After so many prompts each it has these weights, and goes on as if nothing had happened.
+    pub new_weights: Vec<(u64, u64)>,
+    /// By how much all of its logprobs differ from the toy's, as after a small step of an optimiser.
+    pub nudge: f64,
     /// Whether an SGLang server names its weights.
     pub names_weights: bool,
     /// By how much, at most, its logprobs differ from one request to the next.
@@ -149,7 +151,8 @@ impl Setup {
             says: Box::new(|_, _| None),
             sampled_shift: 0.0,
             talks: Box::new(|_| None),
-            new_weights: None,
+            new_weights: Vec::new(),
+            nudge: 0.0,
             names_weights: true,
             noise: 0.0,
         }
@@ -462,16 +465,14 @@ impl State {
     /// The model as it is now.
     fn toy(&self) -> Toy {
         let n_prompts = self.n_prompts.load(Ordering::Relaxed);
-        match self.setup.new_weights {
-            Some((after, weights)) if n_prompts > after => Toy { weights },
-            _ => self.setup.toy,
-        }
+        let new = self.setup.new_weights.iter().rfind(|(after, _)| n_prompts > *after);
+        new.map_or(self.setup.toy, |&(_, weights)| Toy { weights })
     }
 
     /// What this answer's logprobs are off by.
     fn shift(&self) -> f64 {
         let n_prompts = self.n_prompts.load(Ordering::Relaxed);
-        -self.setup.noise * (mix(n_prompts) % 1000) as f64 / 1000.0
+        -self.setup.noise * (mix(n_prompts) % 1000) as f64 / 1000.0 - self.setup.nudge
     }
 
     /// The answer of another request, which waits for this one or is waited for.

@@ -33,7 +33,7 @@ fn versions(place: &Place) -> Vec<Value> {
 fn draws_say_which_weights_sampled_them_and_never_guess() {
     for (dialect, names_weights) in [(Dialect::Vllm, false), (Dialect::Sglang, true)] {
         let (place, after) = (Place::new(), n_prompts(dialect) - 12);
-        let setup = Setup { new_weights: Some((after, 2)), names_weights, ..scripted(dialect) };
+        let setup = Setup { new_weights: vec![(after, 2)], names_weights, ..scripted(dialect) };
         let server = Server::start(setup);
         collect(&place, &server, dialect, &["--new-weights", "continue"]).expect(0);
         let found = versions(&place);
@@ -53,7 +53,7 @@ fn draws_say_which_weights_sampled_them_and_never_guess() {
 #[test]
 fn new_weights_end_a_run_that_did_not_expect_them() {
     let (place, after) = (Place::new(), n_prompts(Dialect::Vllm) - 12);
-    let setup = Setup { new_weights: Some((after, 2)), ..scripted(Dialect::Vllm) };
+    let setup = Setup { new_weights: vec![(after, 2)], ..scripted(Dialect::Vllm) };
     let server = Server::start(setup);
     let ran = collect(&place, &server, Dialect::Vllm, &[]).expect(3);
     assert!(ran.stderr.contains(" is another model than before: "), "{}", ran.stderr);

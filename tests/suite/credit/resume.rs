@@ -219,10 +219,11 @@ async fn a_limit_stops_the_run_and_the_same_command_continues() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_token_without_a_logprob_takes_its_step_and_no_other() {
     let place = Place::recorded(KEEPS);
-    let tokenizer = place.tokenizer();
+    let (tokenizer, is_sick) = (place.tokenizer(), Arc::new(AtomicBool::new(true)));
+    let sick = Arc::clone(&is_sick);
     let setup = Setup::new(Dialect::Sglang).faults(move |asked: &Asked| {
         let tells = !asked.ids.is_empty() && tokenizer.decode(&asked.ids).unwrap().contains("belongs to S1");
-        tells.then_some(Fault::NotANumber)
+        (tells && sick.load(Ordering::Relaxed)).then_some(Fault::NotANumber)
     });
     let server = StandIn::start(setup).await;
     place.credit(&server, &[]).await.expect(1);
@@ -232,6 +233,15 @@ async fn a_token_without_a_logprob_takes_its_step_and_no_other() {
         scores["steps"].as_array().unwrap().iter().filter(|it| it.get("error").is_some()).collect();
     assert_eq!((lost.len(), &lost[0]["error"]), (1, &json!("a token of the action has no logprob")));
     assert_eq!((&lost[0]["step_index"], keys(lost[0]).len()), (&json!(7), 0), "the last step of S1");
+    // A mended server is asked for what lacked, and what it gave then stays, whatever is asked of whom later.
+    is_sick.store(false, Ordering::Relaxed);
+    place.credit(&server, &[]).await.expect(0);
+    let made = place.made();
+    for (sick, code) in [(true, 1), (false, 0)] {
+        is_sick.store(sick, Ordering::Relaxed);
+        place.credit(&server, &["--overwrite"]).await.expect(code);
+        assert_eq!(place.made(), made);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -41,6 +41,12 @@ pub trait Model: Send + Sync {
     fn top_k_limit(&self) -> Option<usize> {
         self.limits().max_top_k
     }
+
+    /// Since when its weights were never in doubt, by whatever it counts; answers from before and after another value
+    /// do not belong together.
+    fn unbroken_since(&self) -> u64 {
+        0
+    }
 }
 
 /// How tokens are drawn.
