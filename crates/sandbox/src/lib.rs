@@ -12,12 +12,14 @@
 //! tools and verifiers do with a sandbox is left to them.
 
 mod backend;
+mod budget;
 mod capture;
 mod cgroup;
 mod channel;
 mod config;
 pub mod docker;
 mod error;
+mod family;
 mod hostdir;
 mod ids;
 mod init;
@@ -25,7 +27,9 @@ mod job;
 mod launcher;
 mod layout;
 mod loopback;
+mod meter;
 mod namespaces;
+mod oom;
 mod processes;
 mod protocol;
 mod python;
@@ -41,10 +45,10 @@ mod unprotected;
 mod workspace;
 
 pub use capture::Capture;
-pub use config::{Containment, DockerConfig, Limits, SandboxConfig, SandboxKind, WORKSPACE};
+pub use config::{Containment, DockerConfig, Limits, Priority, SandboxConfig, SandboxKind, WORKSPACE};
 pub use error::SandboxError;
 pub use launcher::{HIDDEN_ARGUMENT, become_launcher_if_asked};
-pub use protocol::Exit;
+pub use protocol::{End, Exit};
 pub use python::{Python, PythonError};
 pub use sandbox::{BackgroundStatus, Command, Output, Program, Sandbox, Streams};
 pub use start::Sandboxes;
