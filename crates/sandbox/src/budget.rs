@@ -4,7 +4,7 @@ use std::sync::LazyLock;
 use std::thread::available_parallelism;
 use std::time::Duration;
 
-use super::sandbox::Sandbox;
+use super::backend::Backend;
 
 /// The shortest time between two looks.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -15,7 +15,7 @@ static N_PROCESSORS: LazyLock<u32> =
 /// A limit on what some sandboxes use together, if there is one.
 #[derive(Debug)]
 pub struct Budget<'a> {
-    sandboxes: Vec<&'a Sandbox>,
+    sandboxes: Vec<&'a dyn Backend>,
     allowed: Option<Duration>,
     /// What they had used before; absent where there is no limit, or one of them cannot tell.
     before: Option<Duration>,
@@ -23,7 +23,7 @@ pub struct Budget<'a> {
 
 impl<'a> Budget<'a> {
     /// Counts from now on.
-    pub async fn open(sandboxes: Vec<&'a Sandbox>, allowed: Option<Duration>) -> Self {
+    pub async fn open(sandboxes: Vec<&'a dyn Backend>, allowed: Option<Duration>) -> Self {
         let before = if allowed.is_some() { total(&sandboxes).await } else { None };
         Self { sandboxes, allowed, before }
     }
@@ -58,7 +58,7 @@ impl<'a> Budget<'a> {
     }
 }
 
-async fn total(sandboxes: &[&Sandbox]) -> Option<Duration> {
+async fn total(sandboxes: &[&dyn Backend]) -> Option<Duration> {
     let mut total = Duration::ZERO;
     for sandbox in sandboxes {
         total += sandbox.processor_time().await?;

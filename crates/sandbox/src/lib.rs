@@ -10,6 +10,11 @@
 //!
 //! Each of them ends when the socket to the one who owns it closes, so nothing outlives us. What
 //! tools and verifiers do with a sandbox is left to them.
+//!
+//! Sandboxes that run at the same time are not proof against programs that want to talk to each other: locks
+//! (`flock`, and asking for `fcntl` locks) and watches (`inotify`, `F_NOTIFY`) on the system files they all see
+//! read-only, and the machine's load, carry bits from one to another. A container runtime with a kernel of its
+//! own (`DockerConfig::runtime`, `runsc`) closes these.
 
 mod backend;
 mod budget;

@@ -152,7 +152,8 @@ impl Sandbox {
         let program = describe(&command.program);
         // The shell itself is there, so it is the directory that is not.
         let directory = command.cwd.clone().filter(|_| matches!(command.program, Program::Shell(_)));
-        let budget = Budget::open([&[self], others].concat(), command.processor_time).await;
+        let counted = [&[self], others].concat().iter().map(|it| &*it.backend).collect();
+        let budget = Budget::open(counted, command.processor_time).await;
         let (id, job) = self.start(command).await?;
         let in_time = tokio::select! {
             end = job.wait() => Some(end),
