@@ -20,7 +20,7 @@ use async_trait::async_trait;
 use backsight::agent::{AgentSetting, EpisodePlace, run_episode};
 use backsight::episode::Stop;
 use backsight::model::{ChatAnswer, ChatRequest, Error, GenerateRequest, Generated, Limits, Model, Scored};
-use backsight::sandbox::{Command, Exit, SandboxConfig, Sandboxes};
+use backsight::sandbox::{Command, Exit, Limits as SandboxLimits, Sandbox, SandboxConfig, Sandboxes};
 use backsight::score::ScoreJob;
 use tokio::sync::Barrier;
 
@@ -30,8 +30,12 @@ const N_SANDBOXES: usize = 200;
 static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
 fn sandboxes() -> Sandboxes {
+    sandboxes_with(SandboxLimits::default())
+}
+
+fn sandboxes_with(limits: SandboxLimits) -> Sandboxes {
     let init = Some(PathBuf::from(env!("CARGO_BIN_EXE_backsight")));
-    Sandboxes::new(SandboxConfig { init, ..SandboxConfig::default() })
+    Sandboxes::new(SandboxConfig { init, limits, ..SandboxConfig::default() })
 }
 
 /// What this process and its descendants hold of the machine.
@@ -210,28 +214,96 @@ impl Model for Meeting {
     }
 }
 
-/// Runs that many episodes at once; each is solved.
-async fn solve_all(setting: &AgentSetting, n_episodes: usize) {
+/// The student of every fourth episode is wrong.
+fn is_wrong(episode: usize) -> bool {
+    episode % 4 == 3
+}
+
+/// A student that writes a solution, tries it, leaves a process behind and answers.
+fn student() -> Scripted {
+    let right = student::write_solution();
+    let wrong = right.replace("a + b", "a - b");
     let test = student::call(
         "terminal",
         r#"{"command": "python3 -c 'from solution import add; print(add(1, 2))'"}"#,
     );
     let server = student::call("terminal", r#"{"command": "setsid sleep 1000", "background": true}"#);
     let leaves_one = format!("{test}\n{server}");
-    let inner = student::saying(&[&student::write_solution(), &leaves_one, "Done."]);
-    let student = Arc::new(Meeting { inner, barrier: Barrier::new(n_episodes) });
+    let tokenizer = student::tokenizer();
+    let end = tokenizer.end_ids()[0];
+    Scripted::new(720).on_generate(move |request| {
+        let solution = if is_wrong(request.place.episode) { &wrong } else { &right };
+        let text = *[solution, &leaves_one, "Done."].get(request.place.step)?;
+        Some([tokenizer.encode(text).ok()?.ids, vec![end]].concat())
+    })
+}
+
+/// Runs that many episodes at once; the reward of each.
+async fn rewards(setting: &AgentSetting, n_episodes: usize) -> BTreeMap<usize, f64> {
+    let student = Arc::new(Meeting { inner: student(), barrier: Barrier::new(n_episodes) });
     let setting = Arc::new(AgentSetting { student, ..setting.clone() });
     let mut episodes = tokio::task::JoinSet::new();
     for episode in 0..n_episodes {
         let setting = Arc::clone(&setting);
         let place = EpisodePlace { episode, ..student::place() };
-        episodes.spawn(async move { run_episode(&setting, &student::task(), place).await });
+        episodes.spawn(async move { (episode, run_episode(&setting, &student::task(), place).await) });
     }
+    let mut rewards = BTreeMap::new();
     while let Some(done) = episodes.join_next().await {
-        let episode = done.unwrap();
-        let outcome = episode.outcome.as_ref().map(|it| it.reward);
-        assert_eq!((episode.stop, outcome), (Some(Stop::Answered), Ok(1.0)), "{:?}", episode.messages);
+        let (idx, episode) = done.unwrap();
+        assert_eq!(episode.stop, Some(Stop::Answered), "{:?} {:?}", episode.outcome, episode.messages);
+        rewards.insert(idx, episode.outcome.unwrap().reward);
     }
+    rewards
+}
+
+/// Runs that many episodes at once; each is rewarded as it deserves.
+async fn solve_all(setting: &AgentSetting, n_episodes: usize) {
+    let rewards = rewards(setting, n_episodes).await;
+    let wrong: Vec<usize> = rewards.iter().filter(|(_, it)| **it < 1.0).map(|(idx, _)| *idx).collect();
+    assert_eq!(wrong, Vec::from_iter((0..n_episodes).filter(|idx| is_wrong(*idx))), "{rewards:?}");
+}
+
+/// 110 busy processes, each a session of its own, so that no scheduler takes them for one.
+const BUSY: &str = "for i in $(seq 110); do setsid sh -c 'while :; do :; done' & done; echo up; wait";
+/// Takes memory until it is killed for it, again and again.
+const GREEDY: &str = r#"while :; do python3 -c '
+blocks = []
+while True:
+    blocks.append(bytearray(b"x" * (1 << 20)))
+'; echo up; done"#;
+
+/// An episode beside the others whose command takes all it can get; returns when it has begun to.
+async fn start_hog(sandboxes: &Sandboxes, line: &str) -> Sandbox {
+    let sandbox = sandboxes.start().await.unwrap();
+    let hog = sandbox.start_background(Command::shell(line)).await.unwrap();
+    while !sandbox.poll_background(hog).unwrap().capture.text().contains("up") {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    sandbox
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn hogs_beside_two_hundred_episodes_change_no_reward_and_leave_nothing() {
+    let _alone = ALONE.lock().await;
+    let mut setting = student::setting(student::saying(&[]));
+    // Many times what these tests use, and less than they would take by the clock beside 110 equals.
+    setting.options.verifier_time = Duration::from_secs(10);
+    let sandboxes = sandboxes_with(SandboxLimits { memory: 256 << 20, ..SandboxLimits::default() });
+    drop(sandboxes.start().await.unwrap());
+    let alone = rewards(&setting, 4).await;
+    let before = rest().await;
+    let hogs = [start_hog(&sandboxes, BUSY).await, start_hog(&sandboxes, GREEDY).await];
+    let began = Instant::now();
+    let beside = rewards(&setting, N_SANDBOXES).await;
+    println!("{N_SANDBOXES} concurrent episodes beside hogs in {:?}", began.elapsed());
+    let moved: Vec<_> = beside.iter().filter(|(idx, it)| alone.get(&(*idx % 4)) != Some(it)).collect();
+    assert_eq!((moved, beside.len()), (vec![], N_SANDBOXES), "alone: {alone:?}");
+    let left = hogs.map(|hog| hog.list_background()[0].exit);
+    assert_eq!(left, [None, None], "they were there all the time");
+    let after = settle(&before).await;
+    println!("before {before:?}\nafter  {after:?}");
+    assert_eq!(after, before);
 }
 
 #[tokio::test(flavor = "multi_thread")]

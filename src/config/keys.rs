@@ -153,7 +153,7 @@ pub const KEYS: &[Key] = &[
     result(REWARD, BOTH, "correctness_weight", Number(0.0, 1e6), Some("0.7"), "Weight of the hidden tests"),
     result(REWARD, BOTH, "efficiency_weight", Number(0.0, 1e6), Some("0.15"), "Weight of needing few steps"),
     result(REWARD, BOTH, "tool_usage_weight", Number(0.0, 1e6), Some("0.15"), "Weight of using the tools"),
-    result(REWARD, BOTH, "verifier_seconds", Whole(1), Some("60"), "Time the hidden tests may take"),
+    result(REWARD, BOTH, "verifier_seconds", Whole(1), Some("60"), "Processor time the hidden tests and the solution may take together; four times as long by the clock"),
     result(REWARD, BOTH, "reward_command", Text, None, "Shell command that reads the episode as JSON and prints its reward; runs as you, outside the sandbox"),
     result(REWARD, BOTH, "reward_seconds", Whole(1), Some("60"), "Time the reward command may take"),
 
@@ -169,6 +169,7 @@ pub const KEYS: &[Key] = &[
     result(SANDBOX, BOTH, "sandbox_open_files", Whole(16), Some("1024"), "Open files of one process"),
     result(SANDBOX, BOTH, "sandbox_wall_seconds", Whole(1), Some("3600"), "Life of the sandbox"),
     result(SANDBOX, BOTH, "docker_image", Text, Some("python:3.12-slim"), "The image for sandbox docker; it must hold a shell and Python"),
+    result(SANDBOX, BOTH, "docker_runtime", Text, None, "The engine's runtime for sandbox docker, such as gVisor's runsc; without it the engine's own"),
     manner(SANDBOX, "docker_program", Program, Some("docker"), "The engine's client for sandbox docker"),
 
     result(RUN, BOTH, "seed", Whole(0), Some("0"), "What the order of tasks and every draw come from"),

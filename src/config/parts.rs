@@ -200,6 +200,7 @@ pub struct SandboxPart {
     sandbox_open_files: u64,
     sandbox_wall_seconds: u64,
     docker_image: String,
+    docker_runtime: Option<String>,
     docker_program: PathBuf,
 }
 
@@ -212,7 +213,11 @@ impl SandboxPart {
             network: self.sandbox_network,
             python: self.sandbox_python.clone(),
             init: None,
-            docker: DockerConfig { program: self.docker_program.clone(), image: self.docker_image.clone() },
+            docker: DockerConfig {
+                program: self.docker_program.clone(),
+                image: self.docker_image.clone(),
+                runtime: self.docker_runtime.clone(),
+            },
         }
     }
 

@@ -1,6 +1,7 @@
 //! What every kind of sandbox can do: start a program, kill it, end.
 
 use std::os::fd::OwnedFd;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use tokio::sync::oneshot;
@@ -35,6 +36,9 @@ pub trait Backend: Send + Sync + std::fmt::Debug {
 
     /// Kills a program and what it started in its session; one that ended already is no error.
     async fn kill(&self, job: u64);
+
+    /// The processor time that all its programs have used together; absent where it is not known.
+    async fn processor_time(&self) -> Option<Duration>;
 
     /// Kills everything and returns when it is dead.
     async fn stop(&self);

@@ -1,20 +1,22 @@
-//! Limits on a whole episode: control groups, version 1 or 2, where we may make them.
+//! What holds for a whole episode: control groups, version 1 or 2, where we may make them.
 //!
 //! Owns finding our own place in the hierarchies, making one group per episode below it (or beside
-//! us, where version 2 allows no processes next to groups), and removing it. A machine that does
+//! us, where version 2 allows no processes next to groups), and removing it. It limits memory and processes,
+//! gives all episodes the same share of the processors, and tells what was used. A machine that does
 //! not let us is no error: `Cgroup` says what it holds, and the limits per process remain.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustix::process::Pid;
 
-use super::config::Containment;
-use super::config::Limits;
+use super::config::{Containment, Limits, Priority};
 
 const PREFIX: &str = "backsight-";
+/// The controllers in whose hierarchies groups may be.
+const CONTROLLERS: [&str; 4] = ["memory", "pids", "cpu", "cpuacct"];
 
 /// Where groups for one resource can be made.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,22 +31,31 @@ enum Place {
 #[derive(Debug, Default)]
 pub struct Cgroup {
     directories: Vec<PathBuf>,
+    /// That of version 2, where a process is in one group for all controllers.
+    unified: Option<PathBuf>,
+    /// Settings that no program runs without, but that building the sandbox need not wait for.
+    late: Vec<(PathBuf, String)>,
+    /// What counts the processes that were killed for memory.
+    kills: Option<PathBuf>,
+    /// What counts the processor time used.
+    usage: Option<PathBuf>,
     containment: Containment,
 }
 
 impl Cgroup {
     /// Makes a group with as many of the limits as the machine lets us set.
-    pub fn create(limits: &Limits) -> Self {
+    pub fn create(limits: &Limits, priority: Priority) -> Self {
         let (cgroup, mountinfo) = (read("/proc/self/cgroup"), read("/proc/self/mountinfo"));
-        let mut group = Self::default();
+        let [memory, pids, cpu, cpuacct] = CONTROLLERS.map(|it| place(it, &cgroup, &mountinfo));
         let name = name(std::process::id(), start_time(std::process::id()).unwrap_or(0));
-        let memory = place("memory", &cgroup, &mountinfo);
-        group.containment.memory_per_episode =
-            memory.is_some_and(|place| group.limit(&place, &name, &memory_limit(&place, limits.memory)));
-        let pids = place("pids", &cgroup, &mountinfo);
-        let n_processes = [("pids.max", limits.processes.to_string())];
-        group.containment.processes_by_cgroup =
-            pids.is_some_and(|place| group.limit(&place, &name, &n_processes));
+        let mut group = Self::default();
+        let memory_per_episode = memory.is_some_and(|it| group.limit_memory(&it, &name, limits.memory));
+        let n_processes = limits.processes.to_string();
+        let processes_by_cgroup =
+            pids.is_some_and(|it| group.set(&it, &name, "pids.max", &n_processes).is_some());
+        let processors_per_episode = cpu.is_some_and(|it| group.share_processors(&it, &name, priority));
+        group.usage = cpuacct.and_then(|it| group.find_usage(&it, &name));
+        group.containment = Containment { memory_per_episode, processes_by_cgroup, processors_per_episode };
         group
     }
 
@@ -53,8 +64,24 @@ impl Cgroup {
         self.containment
     }
 
+    /// What tells the processor time used by the group.
+    pub fn usage(&self) -> Option<File> {
+        File::open(self.usage.as_ref()?).ok()
+    }
+
+    /// How many of its processes the kernel killed for memory.
+    pub fn n_killed_for_memory(&self) -> u64 {
+        let text = self.kills.as_ref().and_then(|file| fs::read_to_string(file).ok()).unwrap_or_default();
+        let count = text.lines().find_map(|line| line.strip_prefix("oom_kill "));
+        count.and_then(|it| it.trim().parse().ok()).unwrap_or(0)
+    }
+
     /// Puts a process, and so all its children, into the group.
     pub fn admit(&self, pid: Pid) -> io::Result<()> {
+        for (file, value) in &self.late {
+            // They do not exist on every machine.
+            let _ = write_existing(file, value);
+        }
         let pid = pid.as_raw_nonzero().to_string();
         self.directories.iter().try_for_each(|dir| fs::write(dir.join("cgroup.procs"), &pid))
     }
@@ -64,51 +91,78 @@ impl Cgroup {
         self.directories.iter().for_each(|dir| remove_patiently(dir));
     }
 
-    /// Sets limits in a group at `place`; whether the first, which is the one that matters, holds.
-    fn limit(&mut self, place: &Place, name: &str, limits: &[(&str, String)]) -> bool {
-        let candidates = match place {
-            Place::V1(own) => vec![own.join(name)],
+    /// Whether memory is limited: also what is swapped out, and what sockets hold.
+    fn limit_memory(&mut self, place: &Place, name: &str, bytes: u64) -> bool {
+        let (bytes, none) = (bytes.to_string(), "0".to_owned());
+        let (file, late, kills) = match place {
+            Place::V1(_) => {
+                let late = ["memory.memsw.limit_in_bytes", "memory.kmem.tcp.limit_in_bytes"];
+                let late = late.map(|file| (file, bytes.clone())).to_vec();
+                ("memory.limit_in_bytes", late, "memory.oom_control")
+            }
+            Place::V2(_) => ("memory.max", vec![("memory.swap.max", none)], "memory.events"),
+        };
+        let Some(dir) = self.set(place, name, file, &bytes) else { return false };
+        self.late.extend(late.into_iter().map(|(file, value)| (dir.join(file), value)));
+        self.kills = Some(dir.join(kills));
+        true
+    }
+
+    /// Whether the episode has its own share of the processors, however many processes it has.
+    fn share_processors(&mut self, place: &Place, name: &str, priority: Priority) -> bool {
+        let (file, ordinary) = match place {
+            Place::V1(_) => ("cpu.shares", 1024),
+            Place::V2(_) => ("cpu.weight", 100),
+        };
+        self.set(place, name, file, &priority.share_of(ordinary).to_string()).is_some()
+    }
+
+    fn find_usage(&mut self, place: &Place, name: &str) -> Option<PathBuf> {
+        match place {
+            // Setting it to zero is all that can be set.
+            Place::V1(_) => self.set(place, name, "cpuacct.usage", "0").map(|dir| dir.join("cpuacct.usage")),
+            Place::V2(_) => self.unified.as_ref().map(|dir| dir.join("cpu.stat")),
+        }
+    }
+
+    /// Sets a limit in a group at `place`; the group's directory if the limit holds.
+    fn set(&mut self, place: &Place, name: &str, file: &str, value: &str) -> Option<PathBuf> {
+        let candidates = match (place, &self.unified) {
+            (Place::V1(own), _) => vec![own.join(name)],
+            (Place::V2(_), Some(unified)) => vec![unified.clone()],
             // Version 2 has no groups with limits below a group with processes, so ours may have to
             // be a sibling.
-            Place::V2(own) => {
+            (Place::V2(own), None) => {
                 [Some(own.as_path()), own.parent()].into_iter().flatten().map(|it| it.join(name)).collect()
             }
         };
-        candidates.into_iter().any(|dir| self.limit_at(dir, limits))
+        let dir = candidates.into_iter().find(|dir| self.set_at(dir, file, value))?;
+        if matches!(place, Place::V2(_)) {
+            self.unified = Some(dir.clone());
+        }
+        Some(dir)
     }
 
-    fn limit_at(&mut self, dir: PathBuf, limits: &[(&str, String)]) -> bool {
-        let known = self.directories.contains(&dir);
-        if !known && fs::create_dir(&dir).is_err() {
+    /// Sets a limit in a group, which is made if it is not there and given up if the limit does not hold.
+    fn set_at(&mut self, dir: &Path, file: &str, value: &str) -> bool {
+        let is_known = self.directories.iter().any(|it| it == dir);
+        if !is_known && fs::create_dir(dir).is_err() {
             return false;
         }
-        let mut results = limits.iter().map(|(file, value)| write_existing(&dir.join(file), value));
-        let holds = results.next().is_some_and(|it| it.is_ok());
-        // The others (swap) do not exist on every machine.
-        results.for_each(drop);
-        match (holds, known) {
-            (true, false) => self.directories.push(dir),
-            (false, false) => remove_patiently(&dir),
+        let holds = write_existing(&dir.join(file), value).is_ok();
+        match (holds, is_known) {
+            (true, false) => self.directories.push(dir.to_owned()),
+            (false, false) => remove_patiently(dir),
             (_, true) => {}
         }
         holds
     }
 }
 
-fn memory_limit(place: &Place, bytes: u64) -> Vec<(&'static str, String)> {
-    match place {
-        Place::V1(_) => {
-            let bytes = bytes.to_string();
-            vec![("memory.limit_in_bytes", bytes.clone()), ("memory.memsw.limit_in_bytes", bytes)]
-        }
-        Place::V2(_) => vec![("memory.max", bytes.to_string()), ("memory.swap.max", "0".to_owned())],
-    }
-}
-
 /// Removes groups whose supervisor is gone, left behind when everything was killed at once.
 pub fn sweep() {
     let (cgroup, mountinfo) = (read("/proc/self/cgroup"), read("/proc/self/mountinfo"));
-    for controller in ["memory", "pids"] {
+    for controller in CONTROLLERS {
         match place(controller, &cgroup, &mountinfo) {
             Some(Place::V1(own)) => sweep_below(&own),
             Some(Place::V2(own)) => {
@@ -267,20 +321,52 @@ mod tests {
         let mut group = Cgroup::default();
         let place = Place::V2(dir.path().join("own"));
         fs::create_dir(dir.path().join("own")).unwrap();
-        assert!(!group.limit(&place, "backsight-1-1", &memory_limit(&place, 5)));
-        assert!(group.directories.is_empty());
+        assert!(!group.limit_memory(&place, "backsight-1-1", 5));
+        assert!(group.directories.is_empty() && group.unified.is_none());
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+
+    /// A group whose directory is there already, with these control files.
+    fn group_with(dir: &Path, files: &[&str]) -> Cgroup {
+        let child = dir.join("backsight-1-1");
+        fs::create_dir_all(&child).unwrap();
+        files.iter().for_each(|file| fs::write(child.join(file), "max").unwrap());
+        Cgroup { directories: vec![child.clone()], unified: Some(child), ..Cgroup::default() }
     }
 
     #[test]
     fn limits_are_written_where_the_files_are() {
         let dir = tempfile::tempdir().unwrap();
-        let child = dir.path().join("backsight-1-1");
-        fs::create_dir(&child).unwrap();
-        fs::write(child.join("memory.max"), "max").unwrap();
-        let mut group = Cgroup { directories: vec![child.clone()], ..Cgroup::default() };
+        let mut group = group_with(dir.path(), &["memory.max", "cpu.weight"]);
         let place = Place::V2(dir.path().to_owned());
-        assert!(group.limit(&place, "backsight-1-1", &memory_limit(&place, 5)));
-        assert_eq!(fs::read_to_string(child.join("memory.max")).unwrap(), "5");
+        assert!(group.limit_memory(&place, "backsight-1-1", 5));
+        assert!(group.share_processors(&place, "backsight-1-1", Priority::Episode));
+        let said = |file| fs::read_to_string(dir.path().join("backsight-1-1").join(file)).unwrap();
+        assert_eq!((said("memory.max").as_str(), said("cpu.weight").as_str()), ("5", "100"));
+        assert_eq!(group.find_usage(&place, "x"), Some(dir.path().join("backsight-1-1/cpu.stat")));
+    }
+
+    /// A process is in one group of version 2: a second one would take it out of the first.
+    #[test]
+    fn version_2_has_one_group_for_all_limits() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut group = group_with(&dir.path().join("own"), &["memory.max"]);
+        let place = Place::V2(dir.path().join("own"));
+        assert!(group.limit_memory(&place, "backsight-1-1", 5));
+        assert!(!group.share_processors(&place, "backsight-1-1", Priority::Verifier));
+        assert_eq!((group.directories.len(), fs::read_dir(dir.path()).unwrap().count()), (1, 1));
+    }
+
+    #[test]
+    fn kills_for_memory_are_counted_in_either_version() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("file");
+        let counted = |text: &str| {
+            fs::write(&file, text).unwrap();
+            Cgroup { kills: Some(file.clone()), ..Cgroup::default() }.n_killed_for_memory()
+        };
+        assert_eq!(counted("oom_kill_disable 0\nunder_oom 0\noom_kill 3\n"), 3);
+        assert_eq!(counted("low 0\nmax 9\noom 2\noom_kill 1\noom_group_kill 0\n"), 1);
+        assert_eq!((counted(""), Cgroup::default().n_killed_for_memory()), (0, 0));
     }
 }

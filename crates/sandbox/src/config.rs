@@ -86,6 +86,34 @@ impl Limits {
     }
 }
 
+/// Whose programs come first where processors are short.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Priority {
+    /// An episode's: all episodes alike.
+    #[default]
+    Episode,
+    /// Those that judge an episode: ten times as much.
+    Verifier,
+}
+
+impl Priority {
+    /// The share of the processors that a control group has, where `ordinary` is that of any other.
+    pub(super) fn share_of(self, ordinary: u64) -> u64 {
+        match self {
+            Self::Episode => ordinary,
+            Self::Verifier => 10 * ordinary,
+        }
+    }
+
+    /// Where there is no group: how much nicer than ours each of its processes is, which gives it a tenth.
+    pub(super) fn niceness(self) -> i32 {
+        match self {
+            Self::Episode => 10,
+            Self::Verifier => 0,
+        }
+    }
+}
+
 /// What only containers need to know.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DockerConfig {
@@ -93,21 +121,25 @@ pub struct DockerConfig {
     pub program: PathBuf,
     /// The image, which must hold a shell and Python.
     pub image: String,
+    /// The engine's runtime, such as gVisor's `runsc`; the engine's own when absent.
+    pub runtime: Option<String>,
 }
 
 impl Default for DockerConfig {
     fn default() -> Self {
-        Self { program: PathBuf::from("docker"), image: "python:3.12-slim".to_owned() }
+        Self { program: PathBuf::from("docker"), image: "python:3.12-slim".to_owned(), runtime: None }
     }
 }
 
-/// Where the limits on an episode's memory and processes are enforced.
+/// Where the limits on an episode's memory, processes and processors are enforced.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Containment {
     /// Memory is bounded for the whole episode by a cgroup, not only per process.
     pub memory_per_episode: bool,
     /// Processes are counted by a cgroup, beside the per-namespace count of the kernel.
     pub processes_by_cgroup: bool,
+    /// Processors are shared among episodes by a cgroup, not only among processes by their niceness.
+    pub processors_per_episode: bool,
 }
 
 /// Everything a sandbox is made from.
@@ -136,21 +168,45 @@ impl SandboxConfig {
     /// What a user may take for a limit on an episode, and is none here. That nothing at all holds without a
     /// sandbox is said by its warning.
     pub fn caveats(&self, containment: Containment) -> Vec<String> {
-        let Limits { memory, workspace, .. } = &self.limits;
-        let caveat = match self.kind {
-            SandboxKind::Namespaces if !containment.memory_per_episode => format!(
-                "the limit of {} MiB of memory holds for each process of an episode, not for all of them together: \
-                 no memory control group can be made here (root can, or a user with a delegated one)",
-                memory / MIB
-            ),
-            SandboxKind::Docker => format!(
-                "the limit of {} MiB does not hold for the workspace, which is a directory of this machine",
-                workspace / MIB
-            ),
-            _ => return Vec::new(),
-        };
-        vec![caveat]
+        match self.kind {
+            SandboxKind::Namespaces => {
+                let memory = (!containment.memory_per_episode).then(|| self.memory_per_process());
+                let processors = (!containment.processors_per_episode).then(processors_per_process);
+                memory.into_iter().chain(processors).collect()
+            }
+            SandboxKind::Docker => vec![self.workspace_of_the_machine(), tests_by_the_clock()],
+            SandboxKind::None => Vec::new(),
+        }
     }
+
+    fn memory_per_process(&self) -> String {
+        format!(
+            "the limit of {} MiB of memory holds for each process of an episode, not for all of them together, and \
+             does not count what sockets and pipes hold: no memory control group can be made here (root can, or a \
+             user with a delegated one)",
+            self.limits.memory / MIB
+        )
+    }
+
+    fn workspace_of_the_machine(&self) -> String {
+        format!(
+            "the limit of {} MiB does not hold for the workspace, which is a directory of this machine",
+            self.limits.workspace / MIB
+        )
+    }
+}
+
+fn processors_per_process() -> String {
+    "processors are shared by process, not by episode: one with many busy processes slows the commands of others \
+     down, and only their niceness keeps them behind the hidden tests: no cpu control group can be made here (root \
+     can, or a user with a delegated one)"
+        .to_owned()
+}
+
+fn tests_by_the_clock() -> String {
+    "hidden tests are timed by the clock, not by the processor time they use: on a busy machine a slow solution may \
+     run out of time"
+        .to_owned()
 }
 
 #[cfg(test)]
@@ -168,13 +224,18 @@ mod tests {
 
     #[test]
     fn limits_that_do_not_hold_for_an_episode_are_said() {
-        let said = |kind, memory_per_episode| {
+        let said = |kind, memory_per_episode, processors_per_episode| {
             let config = SandboxConfig { kind, ..SandboxConfig::default() };
-            config.caveats(Containment { memory_per_episode, processes_by_cgroup: true }).concat()
+            let held = Containment { memory_per_episode, processors_per_episode, ..Containment::default() };
+            config.caveats(held)
         };
-        assert_eq!(said(SandboxKind::Namespaces, true), "");
-        let each = said(SandboxKind::Namespaces, false);
-        assert!(each.starts_with("the limit of 2048 MiB of memory holds for each process"), "{each}");
-        assert!(said(SandboxKind::Docker, true).contains("256 MiB"));
+        let namespaces = SandboxKind::Namespaces;
+        assert_eq!(said(namespaces.clone(), true, true), Vec::<String>::new());
+        let [memory, processors] = &said(namespaces.clone(), false, false)[..] else { unreachable!() };
+        assert!(memory.starts_with("the limit of 2048 MiB of memory holds for each process"), "{memory}");
+        assert!(memory.contains("sockets") && processors.contains("niceness"), "{processors}");
+        assert_eq!(said(namespaces, true, false), std::slice::from_ref(processors));
+        let docker = said(SandboxKind::Docker, true, true).concat();
+        assert!(docker.contains("256 MiB") && docker.contains("the clock"), "{docker}");
     }
 }

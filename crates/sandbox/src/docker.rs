@@ -3,7 +3,7 @@
 //! The arguments are pure functions. The container lives as long as our end of its standard input:
 //! when we go away, however that happens, its first process reads the end and the engine removes it.
 //! The workspace is a directory of the machine, so its size is not limited; memory, processes and
-//! processor time are, by the engine, for the episode as a whole.
+//! processors are, by the engine, for the episode as a whole.
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use tokio::sync::{Mutex, oneshot};
 
 use super::backend::{Backend, Start};
 use super::config::WORKSPACE;
-use super::config::{DockerConfig, Limits};
+use super::config::{DockerConfig, Limits, Priority};
 use super::error::SandboxError;
 use super::hostdir::HostDir;
 use super::job::Ended;
@@ -32,23 +32,30 @@ pub struct Container<'a> {
     pub name: &'a str,
     /// The image.
     pub image: &'a str,
+    /// The engine's runtime, if it is to be another than its own.
+    pub runtime: Option<&'a str>,
     /// The directory of the machine that becomes the workspace.
     pub workspace: &'a str,
     /// The user and group inside, and so of the files.
     pub user: (u32, u32),
     /// The limits.
     pub limits: &'a Limits,
+    /// Whose programs it is for.
+    pub priority: Priority,
     /// Whether it may use the network.
     pub network: bool,
 }
 
 /// The arguments that start a container which lives until its standard input ends.
 pub fn run_arguments(container: &Container<'_>) -> Vec<String> {
-    let Container { name, image, workspace, user: (uid, gid), limits, network } = container;
+    let Container { name, image, runtime, workspace, user: (uid, gid), limits, priority, network } =
+        container;
     let mut arguments = words("run --rm --interactive --init --read-only --cap-drop ALL");
     arguments.extend(words("--security-opt no-new-privileges --ipc private"));
+    arguments.extend(runtime.iter().flat_map(|it| ["--runtime".to_owned(), (*it).to_owned()]));
     arguments.extend(["--network".to_owned(), if *network { "bridge" } else { "none" }.to_owned()]);
     arguments.extend(limit_arguments(limits));
+    arguments.extend(["--cpu-shares".to_owned(), priority.share_of(1024).to_string()]);
     arguments.extend(["--name".to_owned(), (*name).to_owned(), "--user".to_owned(), format!("{uid}:{gid}")]);
     arguments.extend(["--workdir".to_owned(), WORKSPACE.to_owned()]);
     arguments.extend(["--mount".to_owned(), format!("type=bind,source={workspace},destination={WORKSPACE}")]);
@@ -184,6 +191,11 @@ impl Backend for Docker {
         self.processes.kill(job);
     }
 
+    /// The engine can be asked only from inside, where it could be made to lie.
+    async fn processor_time(&self) -> Option<Duration> {
+        None
+    }
+
     async fn stop(&self) {
         let holder = self.holder.lock().await.take();
         self.call(remove_arguments(&self.name)).await;
@@ -207,16 +219,22 @@ mod tests {
         let container = Container {
             name: "backsight-1",
             image: "python:3.12-slim",
+            runtime: None,
             workspace: "/tmp/w",
             user: (1000, 100),
             limits: &limits,
+            priority: Priority::Episode,
             network: false,
         };
         let expected = expect![[r#"
-            run --rm --interactive --init --read-only --cap-drop ALL --security-opt no-new-privileges --ipc private --network none --memory 2147483648 --memory-swap 2147483648 --pids-limit 128 --shm-size 67108864 --ulimit nofile=1024:1024 --ulimit fsize=268435456:268435456 --ulimit cpu=600:600 --ulimit core=0:0 --name backsight-1 --user 1000:100 --workdir /workspace --mount type=bind,source=/tmp/w,destination=/workspace --tmpfs /tmp:rw,nosuid,nodev,size=67108864 python:3.12-slim sh -c echo ready; exec cat >/dev/null"#]];
+            run --rm --interactive --init --read-only --cap-drop ALL --security-opt no-new-privileges --ipc private --network none --memory 2147483648 --memory-swap 2147483648 --pids-limit 128 --shm-size 67108864 --ulimit nofile=1024:1024 --ulimit fsize=268435456:268435456 --ulimit cpu=600:600 --ulimit core=0:0 --cpu-shares 1024 --name backsight-1 --user 1000:100 --workdir /workspace --mount type=bind,source=/tmp/w,destination=/workspace --tmpfs /tmp:rw,nosuid,nodev,size=67108864 python:3.12-slim sh -c echo ready; exec cat >/dev/null"#]];
         expected.assert_eq(&run_arguments(&container).join(" "));
-        let open = run_arguments(&Container { network: true, ..container });
-        assert!(open.windows(2).any(|it| it == ["--network", "bridge"]));
+        let runtime = Some("runsc");
+        let other = Container { network: true, priority: Priority::Verifier, runtime, ..container };
+        let other = run_arguments(&other);
+        for expected in [["--network", "bridge"], ["--cpu-shares", "10240"], ["--runtime", "runsc"]] {
+            assert!(other.windows(2).any(|it| it == expected), "{expected:?}");
+        }
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
+use super::protocol::End;
 use super::python::PythonError;
 use super::step::{facility, help};
 
@@ -49,15 +50,35 @@ pub enum SandboxError {
     /// A command no kernel would take.
     #[error("the command cannot be run: {0}")]
     BadCommand(&'static str),
-    /// It ended: its time is over, it was stopped, or it was killed from outside.
-    #[error(
-        "the sandbox has ended (its time was over, or it was stopped)\nhelp: raise --sandbox-wall-seconds if episodes need longer"
-    )]
-    Ended,
+    /// It ended.
+    #[error("the sandbox has ended: {}\nhelp: {}", why(*.0).0, why(*.0).1)]
+    Ended(End),
     /// The container engine does not do what we ask.
     #[error("docker: {0}\nhelp: check that `docker run` works, or leave out --sandbox docker")]
     Docker(String),
     /// Our own side failed.
     #[error("the sandbox cannot be used: {0}")]
     Io(#[from] io::Error),
+}
+
+/// Why a sandbox is no more, and the next action.
+fn why(end: End) -> (String, &'static str) {
+    match end {
+        End::Stopped => ("it was stopped".to_owned(), "nothing can be run in it any more"),
+        End::WallClock => {
+            ("its time was over".to_owned(), "raise --sandbox-wall-seconds if episodes need longer")
+        }
+        End::Memory => (
+            "the kernel killed its first process because the episode's memory was used up".to_owned(),
+            "raise --sandbox-memory-mb if episodes need more",
+        ),
+        End::Signal(signal) => (
+            format!("its first process was killed by signal {signal} from outside"),
+            "signal 9 comes from a machine without memory too (see its kernel log): lower --concurrency then",
+        ),
+        End::Unknown => (
+            "its supervisor was killed".to_owned(),
+            "a machine without memory does that too (see its kernel log): lower --concurrency then",
+        ),
+    }
 }

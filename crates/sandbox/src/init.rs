@@ -4,7 +4,6 @@
 //! right it does not need: what it gives up before the first program runs, no program can have.
 
 use std::collections::HashMap;
-use std::fs;
 use std::io;
 use std::io::{PipeReader, Read};
 use std::os::fd::{AsFd, OwnedFd};
@@ -22,6 +21,8 @@ use super::config::Containment;
 use super::config::Limits;
 use super::ids::Ids;
 use super::loopback;
+use super::meter::Meter;
+use super::oom::Preference;
 use super::protocol::{Exit, Reply, Request, Spec};
 use super::root::{self, Tree};
 use super::seccomp::{self, SharedMemory};
@@ -39,14 +40,15 @@ pub fn main(
     ids: &Ids,
     containment: Containment,
     trees: Option<Vec<Tree>>,
+    meter: Meter,
     go: PipeReader,
 ) -> i32 {
-    let set_up = ids.become_inside().and_then(|()| build(spec, trees));
-    match set_up.and_then(|workspace| lock_in(&spec.limits, containment, &go).map(|()| workspace)) {
-        Ok(workspace) => {
+    match set_up(spec, ids, containment, trees, &go) {
+        Ok((workspace, preference)) => {
             let ready = channel::send(control(), &Reply::Ready.encode(), &[workspace.as_fd()]);
             drop(workspace);
-            i32::from(ready.and_then(|()| serve(Some(go))).is_err())
+            let jobs = Jobs { running: HashMap::new(), go: Some(go), meter, preference: Some(preference) };
+            i32::from(ready.and_then(|()| serve(jobs)).is_err())
         }
         Err(FailedStep { step, errno }) => {
             // Whoever waits sees the socket close in any case.
@@ -54,6 +56,21 @@ pub fn main(
             1
         }
     }
+}
+
+/// Makes the sandbox and gives up every right; the workspace's directory, and how programs are to be killed.
+fn set_up(
+    spec: &Spec,
+    ids: &Ids,
+    containment: Containment,
+    trees: Option<Vec<Tree>>,
+    go: &PipeReader,
+) -> Result<(OwnedFd, Preference), FailedStep> {
+    ids.become_inside()?;
+    let preference = Preference::open().step("choose what is killed for memory")?;
+    let workspace = build(spec, trees)?;
+    lock_in(spec, containment, go)?;
+    Ok((workspace, preference))
 }
 
 /// Makes everything that programs will see; the workspace's directory.
@@ -74,10 +91,11 @@ pub(super) fn open_directory(path: &str) -> io::Result<OwnedFd> {
 }
 
 /// Gives up every right, for good.
-fn lock_in(limits: &Limits, containment: Containment, go: &PipeReader) -> Result<(), FailedStep> {
-    // Under memory pressure of the whole machine, sandboxes go before anything else.
-    fs::write("/proc/self/oom_score_adj", "500").step("offer the sandbox to the OOM killer")?;
-    limit_resources(limits, containment).step("set resource limits")?;
+fn lock_in(spec: &Spec, containment: Containment, go: &PipeReader) -> Result<(), FailedStep> {
+    if !containment.processors_per_episode {
+        rustix::process::nice(spec.priority.niceness()).step("let others go first")?;
+    }
+    limit_resources(&spec.limits, containment).step("set resource limits")?;
     drop_capabilities().step("drop capabilities")?;
     rustix::thread::set_no_new_privs(true).step("forbid new privileges")?;
     set_dumpable_behavior(DumpableBehavior::NotDumpable).step("hide the init's memory")?;
@@ -94,6 +112,9 @@ fn limit_resources(limits: &Limits, containment: Containment) -> io::Result<()> 
         (Resource::Core, 0),
         (Resource::Msgqueue, 0),
         (Resource::Memlock, 1 << 20),
+        // Nobody gets before others again.
+        (Resource::Nice, 0),
+        (Resource::Rtprio, 0),
     ];
     // Address space is a poor measure of memory (runtimes reserve far more than they use), so it
     // is limited only where nothing better is.
@@ -137,16 +158,18 @@ fn filter_calls(containment: Containment) -> Result<(), FailedStep> {
 }
 
 /// The programs that run, by the kernel's name for them and our owner's.
-struct Jobs {
+pub(super) struct Jobs {
     running: HashMap<Pid, u64>,
     /// What the supervisor says once the limits hold; nothing is started before.
     go: Option<PipeReader>,
+    meter: Meter,
+    /// Absent without a sandbox, where programs are as we are.
+    preference: Option<Preference>,
 }
 
-/// Starts, kills and reaps until the control socket closes.
-pub(super) fn serve(go: Option<PipeReader>) -> io::Result<()> {
+/// Starts, kills, reaps and measures until the control socket closes.
+pub(super) fn serve(mut jobs: Jobs) -> io::Result<()> {
     let children = sys::child_signal()?;
-    let mut jobs = Jobs { running: HashMap::new(), go };
     loop {
         let control = control();
         let mut sources = [PollFd::new(&control, PollFlags::IN), PollFd::new(&children, PollFlags::IN)];
@@ -167,6 +190,11 @@ pub(super) fn serve(go: Option<PipeReader>) -> io::Result<()> {
 }
 
 impl Jobs {
+    /// Programs without a sandbox.
+    pub(super) fn unprotected() -> Self {
+        Self { running: HashMap::new(), go: None, meter: Meter::Family, preference: None }
+    }
+
     /// Does what one request asks; false when there are no more.
     fn answer(&mut self) -> io::Result<bool> {
         let Received { packet, descriptors } = channel::receive(control())?;
@@ -181,6 +209,9 @@ impl Jobs {
                 }
             }
             Ok(Request::Kill { job }) => self.kill(job),
+            Ok(Request::Measure) => {
+                channel::send(control(), &Reply::Measured(self.meter.read()).encode(), &[])?;
+            }
             Err(_) => return Err(io::ErrorKind::InvalidData.into()),
         }
         Ok(true)
@@ -205,7 +236,11 @@ impl Jobs {
         command.args(arguments).current_dir(cwd).env_clear().envs(env);
         command.stdin(stdin).stdout(stdout).stderr(stderr);
         sys::in_own_session(&mut command);
-        let child = command.spawn()?;
+        let mut spawn = || command.spawn();
+        let child = match &self.preference {
+            Some(preference) => preference.start(spawn)?,
+            None => spawn()?,
+        };
         let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
         self.running.extend(pid.map(|pid| (pid, job)));
         Ok(())

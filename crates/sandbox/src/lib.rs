@@ -10,14 +10,21 @@
 //!
 //! Each of them ends when the socket to the one who owns it closes, so nothing outlives us. What
 //! tools and verifiers do with a sandbox is left to them.
+//!
+//! Sandboxes that run at the same time are not proof against programs that want to talk to each other: locks
+//! (`flock`, and asking for `fcntl` locks) and watches (`inotify`, `F_NOTIFY`) on the system files they all see
+//! read-only, and the machine's load, carry bits from one to another. A container runtime with a kernel of its
+//! own (`DockerConfig::runtime`, `runsc`) closes these.
 
 mod backend;
+mod budget;
 mod capture;
 mod cgroup;
 mod channel;
 mod config;
 pub mod docker;
 mod error;
+mod family;
 mod hostdir;
 mod ids;
 mod init;
@@ -25,7 +32,9 @@ mod job;
 mod launcher;
 mod layout;
 mod loopback;
+mod meter;
 mod namespaces;
+mod oom;
 mod processes;
 mod protocol;
 mod python;
@@ -41,10 +50,10 @@ mod unprotected;
 mod workspace;
 
 pub use capture::Capture;
-pub use config::{Containment, DockerConfig, Limits, SandboxConfig, SandboxKind, WORKSPACE};
+pub use config::{Containment, DockerConfig, Limits, Priority, SandboxConfig, SandboxKind, WORKSPACE};
 pub use error::SandboxError;
 pub use launcher::{HIDDEN_ARGUMENT, become_launcher_if_asked};
-pub use protocol::Exit;
+pub use protocol::{End, Exit};
 pub use python::{Python, PythonError};
 pub use sandbox::{BackgroundStatus, Command, Output, Program, Sandbox, Streams};
 pub use start::Sandboxes;

@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use tokio::process::Child;
@@ -18,7 +19,7 @@ use super::config::Containment;
 use super::error::SandboxError;
 use super::job::Ended;
 use super::launcher::{HIDDEN_ARGUMENT, this_program_answers};
-use super::protocol::{Exit, Reply, Request, Spec};
+use super::protocol::{End, Exit, Reply, Request, Spec};
 
 /// What asks the launcher for a supervisor; the socket beside it is what counts.
 const FORK: &[u8] = b"fork";
@@ -62,7 +63,7 @@ impl Launcher {
                 Err(_) => *running = None,
             }
         }
-        Err(SandboxError::Ended)
+        Err(SandboxError::Ended(End::Unknown))
     }
 
     fn start(&self) -> Result<Running, SandboxError> {
@@ -124,7 +125,10 @@ type Pending = Arc<Mutex<HashMap<u64, oneshot::Sender<Ended>>>>;
 pub struct Namespaces {
     channel: Arc<Channel>,
     pending: Pending,
-    gone: watch::Receiver<bool>,
+    /// What was measured last.
+    used: watch::Receiver<Duration>,
+    /// Why it is no more, when it is.
+    end: watch::Receiver<Option<End>>,
     reader: tokio::task::JoinHandle<()>,
 }
 
@@ -158,19 +162,29 @@ impl Namespaces {
             };
             match Reply::decode(&packet) {
                 Ok(Reply::Contained(it)) => containment = it,
-                Ok(Reply::Ready) => break descriptors.into_iter().next().ok_or(SandboxError::Ended)?,
+                Ok(Reply::Ready) => {
+                    break descriptors.into_iter().next().ok_or(SandboxError::Ended(End::Unknown))?;
+                }
                 Ok(Reply::Failed { step, errno }) => return Err(SandboxError::Refused { step, errno }),
+                Ok(Reply::Over(end)) => return Err(SandboxError::Ended(end)),
                 _ => return Err(launcher.failed(io::Error::other("it ended without an answer"))),
             }
         };
         Ok(Started { backend: Self::listen(channel), workspace, containment })
     }
 
+    /// Waits for its end.
+    async fn ended(&self) -> End {
+        let mut end = self.end.clone();
+        end.wait_for(Option::is_some).await.ok().and_then(|it| *it).unwrap_or(End::Unknown)
+    }
+
     fn listen(channel: Channel) -> Self {
         let (channel, pending) = (Arc::new(channel), Pending::default());
-        let (sender, gone) = watch::channel(false);
-        let reader = tokio::spawn(read_replies(Arc::clone(&channel), Arc::clone(&pending), sender));
-        Self { channel, pending, gone, reader }
+        let (used_sender, used) = watch::channel(Duration::ZERO);
+        let (end_sender, end) = watch::channel(None);
+        let reading = read_replies(Arc::clone(&channel), Arc::clone(&pending), used_sender, end_sender);
+        Self { channel, pending, used, end, reader: tokio::spawn(reading) }
     }
 }
 
@@ -181,23 +195,41 @@ impl Drop for Namespaces {
     }
 }
 
-async fn read_replies(channel: Arc<Channel>, pending: Pending, gone: watch::Sender<bool>) {
-    while let Ok(Received { packet, .. }) = channel.receive().await {
-        let (job, ended) = match Reply::decode(&packet) {
-            Ok(Reply::Exited { job, exit }) => (job, Ok(exit)),
-            Ok(Reply::NotStarted { job, errno }) => (job, Err(errno)),
+async fn read_replies(
+    channel: Arc<Channel>,
+    pending: Pending,
+    used: watch::Sender<Duration>,
+    over: watch::Sender<Option<End>>,
+) {
+    let mut end = End::Unknown;
+    loop {
+        let packet = match channel.receive().await {
+            Ok(Received { packet, .. }) => packet,
+            // It ended before it read all that we sent; what it said is still there.
+            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => continue,
+            Err(_) => break,
+        };
+        match Reply::decode(&packet) {
+            Ok(Reply::Exited { job, exit }) => tell(&pending, job, Ok(exit)),
+            Ok(Reply::NotStarted { job, errno }) => tell(&pending, job, Err(errno)),
+            Ok(Reply::Measured(time)) => drop(used.send_replace(time)),
+            // The groups are removed before the socket closes.
+            Ok(Reply::Over(it)) => end = it,
             // The socket closed, or the other end is not ours any more.
             _ => break,
-        };
-        if let Some(waiting) = lock(&pending).remove(&job) {
-            // Nobody may be waiting any more.
-            let _ = waiting.send(ended);
         }
     }
     for (_, waiting) in lock(&pending).drain() {
         let _ = waiting.send(Ok(Exit::Lost));
     }
-    let _ = gone.send(true);
+    let _ = over.send(Some(end));
+}
+
+fn tell(pending: &Pending, job: u64, ended: Ended) {
+    if let Some(waiting) = lock(pending).remove(&job) {
+        // Nobody may be waiting any more.
+        let _ = waiting.send(ended);
+    }
 }
 
 fn lock(pending: &Pending) -> std::sync::MutexGuard<'_, HashMap<u64, oneshot::Sender<Ended>>> {
@@ -213,14 +245,14 @@ impl Backend for Namespaces {
         let packet = Request::Run { job, cwd, argv, env }.encode();
         let sent = self.channel.send(&packet, &[stdin.as_fd(), stdout.as_fd(), stderr.as_fd()]).await;
         match sent {
-            Ok(()) if !*self.gone.borrow() => Ok(receiver),
+            Ok(()) if self.end.borrow().is_none() => Ok(receiver),
             Err(error) if error.kind() == io::ErrorKind::ArgumentListTooLong => {
                 lock(&self.pending).remove(&job);
                 Err(SandboxError::BadCommand("it is longer than 200 KiB"))
             }
             _ => {
                 lock(&self.pending).remove(&job);
-                Err(SandboxError::Ended)
+                Err(SandboxError::Ended(self.ended().await))
             }
         }
     }
@@ -230,8 +262,16 @@ impl Backend for Namespaces {
         let _ = self.channel.send(&Request::Kill { job }.encode(), &[]).await;
     }
 
+    async fn processor_time(&self) -> Option<Duration> {
+        let mut used = self.used.clone();
+        used.mark_unchanged();
+        self.channel.send(&Request::Measure.encode(), &[]).await.ok()?;
+        used.changed().await.ok()?;
+        Some(*used.borrow())
+    }
+
     async fn stop(&self) {
         self.channel.close();
-        let _ = self.gone.clone().wait_for(|gone| *gone).await;
+        self.ended().await;
     }
 }

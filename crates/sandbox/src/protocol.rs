@@ -3,7 +3,9 @@
 //! Pure. One packet is one datagram of a sequenced socket; descriptors that belong to it travel
 //! beside it (see `channel`). Both ends are the same build, so there is no version.
 
-use super::config::{Containment, Limits};
+use std::time::Duration;
+
+use super::config::{Containment, Limits, Priority};
 
 /// One thing in the sandbox's private root, made in the order of the plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,6 +57,8 @@ pub struct Spec {
     pub workspace: String,
     /// The limits.
     pub limits: Limits,
+    /// Whose programs it is for.
+    pub priority: Priority,
     /// Whether the machine's network is shared.
     pub network: bool,
     /// Whether there is to be no sandbox at all, only somebody who kills what programs leave behind.
@@ -80,6 +84,8 @@ pub enum Request {
         /// Which one.
         job: u64,
     },
+    /// Tell how much processor time was used.
+    Measure,
 }
 
 /// How a program ended.
@@ -91,6 +97,21 @@ pub enum Exit {
     Signal(i32),
     /// With its sandbox, so that nothing more is known.
     Lost,
+}
+
+/// Why a sandbox is no more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// Its owner wanted that.
+    Stopped,
+    /// Its time was over.
+    WallClock,
+    /// Its first process was killed because the episode's memory was used up.
+    Memory,
+    /// Its first process was killed by a signal of somebody else's.
+    Signal(i32),
+    /// Nobody was left to tell.
+    Unknown,
 }
 
 /// What the sandbox tells us.
@@ -121,6 +142,10 @@ pub enum Reply {
         /// How.
         exit: Exit,
     },
+    /// The processor time used so far.
+    Measured(Duration),
+    /// It is over; nothing comes after this.
+    Over(End),
 }
 
 /// A packet that is not one of ours.
@@ -217,7 +242,7 @@ impl Spec {
     /// The packet.
     pub fn encode(&self) -> Vec<u8> {
         let head = Writer::new("spec").text(&self.workspace).number(self.network as u8);
-        let head = head.number(self.unprotected as u8);
+        let head = self.priority.write(head).number(self.unprotected as u8);
         let limits = write_limits(&self.limits, head).number(self.root.len() as u64);
         self.root.iter().fold(limits, |to, entry| entry.write(to)).0
     }
@@ -228,10 +253,28 @@ impl Spec {
         if from.text()? != "spec" {
             return Err(BadPacket);
         }
-        let (workspace, network, unprotected) = (from.owned()?, from.flag()?, from.flag()?);
+        let (workspace, network) = (from.owned()?, from.flag()?);
+        let (priority, unprotected) = (Priority::read(&mut from)?, from.flag()?);
         let limits = read_limits(&mut from)?;
         let root = from.list(RootEntry::read)?;
-        from.end(Self { root, workspace, limits, network, unprotected })
+        from.end(Self { root, workspace, limits, priority, network, unprotected })
+    }
+}
+
+impl Priority {
+    fn write(self, to: Writer) -> Writer {
+        to.text(match self {
+            Self::Episode => "episode",
+            Self::Verifier => "verifier",
+        })
+    }
+
+    fn read(from: &mut Reader<'_>) -> Result<Self, BadPacket> {
+        match from.text()? {
+            "episode" => Ok(Self::Episode),
+            "verifier" => Ok(Self::Verifier),
+            _ => Err(BadPacket),
+        }
     }
 }
 
@@ -265,6 +308,7 @@ impl Request {
                 env.iter().fold(head, |to, (name, value)| to.text(name).text(value)).0
             }
             Self::Kill { job } => Writer::new("kill").number(*job).0,
+            Self::Measure => Writer::new("measure").0,
         }
     }
 
@@ -279,6 +323,7 @@ impl Request {
                 env: from.list(|from| Ok((from.owned()?, from.owned()?)))?,
             },
             "kill" => Self::Kill { job: from.number()? },
+            "measure" => Self::Measure,
             _ => return Err(BadPacket),
         };
         from.end(request)
@@ -313,6 +358,29 @@ impl Exit {
     }
 }
 
+impl End {
+    fn write(self, to: Writer) -> Writer {
+        match self {
+            Self::Stopped => to.text("stopped"),
+            Self::WallClock => to.text("wall clock"),
+            Self::Memory => to.text("memory"),
+            Self::Signal(signal) => to.text("signal").number(signal),
+            Self::Unknown => to.text("unknown"),
+        }
+    }
+
+    fn read(from: &mut Reader<'_>) -> Result<Self, BadPacket> {
+        Ok(match from.text()? {
+            "stopped" => Self::Stopped,
+            "wall clock" => Self::WallClock,
+            "memory" => Self::Memory,
+            "signal" => Self::Signal(from.number()?),
+            "unknown" => Self::Unknown,
+            _ => return Err(BadPacket),
+        })
+    }
+}
+
 impl Reply {
     /// The packet.
     pub fn encode(&self) -> Vec<u8> {
@@ -320,10 +388,13 @@ impl Reply {
             Self::Failed { step, errno } => Writer::new("failed").text(step).number(*errno),
             Self::Contained(it) => Writer::new("contained")
                 .number(it.memory_per_episode as u8)
-                .number(it.processes_by_cgroup as u8),
+                .number(it.processes_by_cgroup as u8)
+                .number(it.processors_per_episode as u8),
             Self::Ready => Writer::new("ready"),
             Self::NotStarted { job, errno } => Writer::new("not started").number(*job).number(*errno),
             Self::Exited { job, exit } => exit.write(Writer::new("exited").number(*job)),
+            Self::Measured(used) => Writer::new("measured").number(used.as_nanos() as u64),
+            Self::Over(end) => end.write(Writer::new("over")),
         };
         packet.0
     }
@@ -336,10 +407,13 @@ impl Reply {
             "contained" => Self::Contained(Containment {
                 memory_per_episode: from.flag()?,
                 processes_by_cgroup: from.flag()?,
+                processors_per_episode: from.flag()?,
             }),
             "ready" => Self::Ready,
             "not started" => Self::NotStarted { job: from.number()?, errno: from.number()? },
             "exited" => Self::Exited { job: from.number()?, exit: Exit::read(&mut from)? },
+            "measured" => Self::Measured(Duration::from_nanos(from.number()?)),
+            "over" => Self::Over(End::read(&mut from)?),
             _ => return Err(BadPacket),
         };
         from.end(reply)
@@ -362,13 +436,19 @@ mod tests {
             let env = names.iter().map(|name| (name.clone(), format!("{name}\0\n"))).collect();
             let run = Request::Run { job, cwd, argv, env };
             prop_assert_eq!(Request::decode(&run.encode()), Ok(run));
-            let kill = Request::Kill { job };
-            prop_assert_eq!(Request::decode(&kill.encode()), Ok(kill));
+            for request in [Request::Kill { job }, Request::Measure] {
+                prop_assert_eq!(Request::decode(&request.encode()), Ok(request));
+            }
         }
 
         #[test]
         fn replies_survive_the_wire(job: u64, step in ".*", errno: i32, flag: bool) {
-            let contained = Containment { memory_per_episode: flag, processes_by_cgroup: !flag };
+            let contained = Containment {
+                memory_per_episode: flag,
+                processes_by_cgroup: !flag,
+                processors_per_episode: flag,
+            };
+            let ends = [End::Stopped, End::WallClock, End::Memory, End::Signal(errno), End::Unknown];
             let replies = [
                 Reply::Failed { step, errno },
                 Reply::Contained(contained),
@@ -377,8 +457,9 @@ mod tests {
                 Reply::Exited { job, exit: Exit::Code(errno) },
                 Reply::Exited { job, exit: Exit::Signal(errno) },
                 Reply::Exited { job, exit: Exit::Lost },
+                Reply::Measured(Duration::from_nanos(job)),
             ];
-            for reply in replies {
+            for reply in replies.into_iter().chain(ends.map(Reply::Over)) {
                 prop_assert_eq!(Reply::decode(&reply.encode()), Ok(reply));
             }
         }
@@ -396,7 +477,8 @@ mod tests {
                 RootEntry::Mask(path.clone()),
             ];
             let limits = Limits { memory: size, ..Limits::default() };
-            let spec = Spec { root, workspace: path, limits, network: flag, unprotected: !flag };
+            let priority = if flag { Priority::Episode } else { Priority::Verifier };
+            let spec = Spec { root, workspace: path, limits, priority, network: flag, unprotected: !flag };
             prop_assert_eq!(Spec::decode(&spec.encode()), Ok(spec));
         }
 

@@ -142,11 +142,13 @@ fn n_inodes(size: u64) -> u64 {
     (size / 4096).clamp(1024, 65536)
 }
 
+/// The process table. Nothing can be written in it: what programs could set of themselves there (which of them
+/// is killed for memory) is not theirs to decide.
 fn proc(path: &str) -> io::Result<()> {
     fs::create_dir_all(inside(path))?;
     let filesystem = fsopen("proc", FsOpenFlags::FSOPEN_CLOEXEC)?;
     fsconfig_create(filesystem.as_fd())?;
-    let attributes = INNOCENT | MountAttrFlags::MOUNT_ATTR_NOEXEC;
+    let attributes = INNOCENT | MountAttrFlags::MOUNT_ATTR_NOEXEC | MountAttrFlags::MOUNT_ATTR_RDONLY;
     let mount = fsmount(filesystem.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, attributes)?;
     Ok(place(&mount, inside(path))?)
 }

@@ -11,6 +11,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use super::backend::{Backend, Start};
+use super::budget::Budget;
 use super::capture::Capture;
 use super::config::Containment;
 use super::error::SandboxError;
@@ -59,6 +60,9 @@ pub struct Command {
     pub streams: Streams,
     /// When it is killed.
     pub timeout: Duration,
+    /// How much processor time its sandbox may use until it ends, whichever of its processes does; without limit
+    /// when absent. Where that cannot be measured (in a container) it is killed after this time.
+    pub processor_time: Option<Duration>,
     /// How many bytes of its output are kept.
     pub output_cap: usize,
 }
@@ -72,6 +76,7 @@ impl Command {
             env: Vec::new(),
             streams: Streams::Captured(Vec::new()),
             timeout: Duration::from_secs(120),
+            processor_time: None,
             output_cap: 1 << 20,
         }
     }
@@ -90,10 +95,12 @@ pub struct Output {
     pub exit: Exit,
     /// What it wrote.
     pub capture: Capture,
-    /// Whether it was killed because its time was over.
+    /// Whether it was killed because its time or its processor time was over.
     pub timed_out: bool,
     /// How long it ran.
     pub duration: Duration,
+    /// The processor time used meanwhile; absent where no limit was asked for, or it cannot be measured.
+    pub processor_time: Option<Duration>,
 }
 
 /// A program in the background.
@@ -136,19 +143,36 @@ impl Sandbox {
 
     /// Runs a program to its end, or kills it when its time is over.
     pub async fn run(&self, command: Command) -> Result<Output, SandboxError> {
+        self.run_beside(command, &[]).await
+    }
+
+    /// Runs a program that has others work for it: the processor time of their sandboxes counts as its own.
+    pub async fn run_beside(&self, command: Command, others: &[&Sandbox]) -> Result<Output, SandboxError> {
         let timeout = command.timeout;
         let program = describe(&command.program);
         // The shell itself is there, so it is the directory that is not.
         let directory = command.cwd.clone().filter(|_| matches!(command.program, Program::Shell(_)));
+        let counted = [&[self], others].concat().iter().map(|it| &*it.backend).collect();
+        let budget = Budget::open(counted, command.processor_time).await;
         let (id, job) = self.start(command).await?;
-        let in_time = tokio::time::timeout(timeout, job.wait()).await;
-        let timed_out = in_time.is_err();
+        let in_time = tokio::select! {
+            end = job.wait() => Some(end),
+            () = tokio::time::sleep(timeout) => None,
+            () = budget.exhausted() => None,
+        };
+        let timed_out = in_time.is_none();
         let (ended, duration) = match in_time {
-            Ok(end) => end,
-            Err(_) => self.kill_and_wait(id, &job).await,
+            Some(end) => end,
+            None => self.kill_and_wait(id, &job).await,
         };
         let exit = started(ended, &program, directory)?;
-        Ok(Output { exit, capture: job.output(), timed_out, duration })
+        let processor_time = budget.used().await;
+        Ok(Output { exit, capture: job.output(), timed_out, duration, processor_time })
+    }
+
+    /// The processor time that its programs have used so far; absent where it is not known.
+    pub async fn processor_time(&self) -> Option<Duration> {
+        self.backend.processor_time().await
     }
 
     async fn kill_and_wait(&self, id: u64, job: &Job) -> (Ended, Duration) {

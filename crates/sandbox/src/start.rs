@@ -7,9 +7,7 @@ use rustix::fs::fstat;
 use tokio::sync::OnceCell;
 
 use super::backend::Backend;
-use super::config::Containment;
-use super::config::WORKSPACE;
-use super::config::{SandboxConfig, SandboxKind};
+use super::config::{Containment, Priority, SandboxConfig, SandboxKind, WORKSPACE};
 use super::docker::{Container, Docker};
 use super::error::SandboxError;
 use super::hostdir::HostDir;
@@ -44,11 +42,16 @@ impl Sandboxes {
         &self.config
     }
 
-    /// Starts a sandbox, or says exactly what the machine lacks.
+    /// Starts a sandbox for an episode, or says exactly what the machine lacks.
     pub async fn start(&self) -> Result<Sandbox, SandboxError> {
+        self.start_for(Priority::Episode).await
+    }
+
+    /// Starts a sandbox for an episode or for those who judge it.
+    pub async fn start_for(&self, priority: Priority) -> Result<Sandbox, SandboxError> {
         match self.config.kind {
-            SandboxKind::Namespaces => self.start_namespaces().await,
-            SandboxKind::Docker => self.start_docker().await,
+            SandboxKind::Namespaces => self.start_namespaces(priority).await,
+            SandboxKind::Docker => self.start_docker(priority).await,
             SandboxKind::None => self.start_unprotected().await,
         }
     }
@@ -76,12 +79,12 @@ impl Sandboxes {
         Ok(sandbox.containment())
     }
 
-    async fn start_namespaces(&self) -> Result<Sandbox, SandboxError> {
+    async fn start_namespaces(&self, priority: Priority) -> Result<Sandbox, SandboxError> {
         let machine = self.machine().await?;
         let SandboxConfig { limits, network, .. } = &self.config;
         let root = layout::plan(machine, limits, *network);
         let (workspace, limits, network) = (WORKSPACE.to_owned(), limits.clone(), *network);
-        let spec = Spec { root, workspace, limits, network, unprotected: false };
+        let spec = Spec { root, workspace, limits, priority, network, unprotected: false };
         let started = Namespaces::start(&self.launcher, &spec).await?;
         let workspace = Workspace::new(started.workspace, None, WORKSPACE).owned_by_its_user()?;
         let env = environment(&machine.search_path(), "/tmp");
@@ -100,7 +103,7 @@ impl Sandboxes {
         Ok(sandbox(backend, workspace, machine.shell.clone(), env, Containment::default()))
     }
 
-    async fn start_docker(&self) -> Result<Sandbox, SandboxError> {
+    async fn start_docker(&self, priority: Priority) -> Result<Sandbox, SandboxError> {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let directory = HostDir::create()?;
         let is_root = rustix::process::geteuid().is_root();
@@ -113,13 +116,16 @@ impl Sandboxes {
         let container = Container {
             name: &name,
             image: &self.config.docker.image,
+            runtime: self.config.docker.runtime.as_deref(),
             workspace: &path,
             user,
             limits: &self.config.limits,
+            priority,
             network: self.config.network,
         };
         let backend = Docker::start(&self.config.docker, &container, directory).await?;
-        let containment = Containment { memory_per_episode: true, processes_by_cgroup: true };
+        let containment =
+            Containment { memory_per_episode: true, processes_by_cgroup: true, processors_per_episode: true };
         Ok(sandbox(Box::new(backend), workspace, "sh".to_owned(), environment("", "/tmp"), containment))
     }
 }

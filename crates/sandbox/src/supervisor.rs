@@ -3,7 +3,7 @@
 //! Owns the episode's control group and the wall clock. It is forked before it is needed and waits to
 //! be told what to make, so that nobody has to wait for the fork. When its owner's end of
 //! the control socket closes, for whatever reason, it kills the init, with which the kernel kills
-//! every process of the sandbox, waits until they are dead and removes the group.
+//! every process of the sandbox, waits until they are dead, says why it ended and removes the group.
 
 use std::io;
 use std::io::{PipeWriter, Write};
@@ -11,13 +11,14 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, kill_process, pidfd_open, waitpid};
+use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, WaitStatus, kill_process, pidfd_open, waitpid};
 
 use super::cgroup::Cgroup;
 use super::channel::{self, Received};
 use super::ids::Ids;
 use super::init;
-use super::protocol::{Reply, RootEntry, Spec};
+use super::meter::Meter;
+use super::protocol::{End, Reply, RootEntry, Spec};
 use super::root::{self, Tree};
 use super::step::{FailedStep, Step};
 use super::strays;
@@ -44,7 +45,7 @@ pub fn main(control: OwnedFd) -> i32 {
     if spec.unprotected {
         return adopt(&spec).map_or_else(refused, |()| 0);
     }
-    let cgroup = Cgroup::create(&spec.limits);
+    let cgroup = Cgroup::create(&spec.limits, spec.priority);
     let result = contain(spec, &cgroup);
     cgroup.remove();
     result.map_or_else(refused, |()| 0)
@@ -61,7 +62,7 @@ fn adopt(spec: &Spec) -> Result<(), FailedStep> {
     let workspace = init::open_directory(&spec.workspace).step("open the workspace")?;
     let ready = channel::send(io::stdin(), &Reply::Ready.encode(), &[workspace.as_fd()]);
     ready.step("report the workspace")?;
-    let served = init::serve(None).step("start programs");
+    let served = init::serve(init::Jobs::unprotected()).step("start programs");
     strays::kill_all();
     served
 }
@@ -88,7 +89,8 @@ fn contain(spec: Spec, cgroup: &Cgroup) -> Result<(), FailedStep> {
     match ids.fork(namespaces(spec.network))? {
         Forked::Child => {
             drop(go_writer);
-            std::process::exit(init::main(&spec, &ids, cgroup.containment(), trees, go_reader));
+            let meter = cgroup.usage().map_or(Meter::Family, Meter::Group);
+            std::process::exit(init::main(&spec, &ids, cgroup.containment(), trees, meter, go_reader));
         }
         Forked::Parent(pid) => {
             drop((trees, go_reader));
@@ -120,7 +122,7 @@ fn namespaces(network: bool) -> i32 {
     if network { always } else { always | libc::CLONE_NEWNET }
 }
 
-/// Puts the init under the limits, waits for the end, and leaves nothing alive.
+/// Puts the init under the limits, waits for the end, leaves nothing alive and tells why it ended.
 fn watch(pid: Pid, cgroup: &Cgroup, wall: Duration, mut go: PipeWriter) -> Result<(), FailedStep> {
     // The kernel may take long over this, so the init builds meanwhile and only waits for it
     // before it starts the first program.
@@ -129,12 +131,24 @@ fn watch(pid: Pid, cgroup: &Cgroup, wall: Duration, mut go: PipeWriter) -> Resul
     let outcome = admitted.and_then(|()| wait_for_end(pid, wall).step("watch the sandbox"));
     // Killing is harmless when it is dead already: nobody has collected it, so the id is still its own.
     let _ = kill_process(pid, Signal::KILL);
-    let _ = waitpid(Some(pid), WaitOptions::empty());
-    outcome
+    let status = waitpid(Some(pid), WaitOptions::empty()).ok().flatten().map(|(_, status)| status);
+    let end = outcome?.unwrap_or_else(|| cause(status, cgroup));
+    // An owner who is gone needs no answer.
+    let _ = channel::send(io::stdin(), &Reply::Over(end).encode(), &[]);
+    Ok(())
 }
 
-/// Waits until the init ends, the owner goes away or the time is over.
-fn wait_for_end(pid: Pid, wall: Duration) -> io::Result<()> {
+/// Why an init ended that nobody of ours ended.
+fn cause(status: Option<WaitStatus>, cgroup: &Cgroup) -> End {
+    match status.and_then(|it| it.terminating_signal()) {
+        Some(libc::SIGKILL) if cgroup.n_killed_for_memory() > 0 => End::Memory,
+        Some(signal) => End::Signal(signal),
+        None => End::Unknown,
+    }
+}
+
+/// Waits until the owner goes away, the time is over, or the init ends, for whatever reason.
+fn wait_for_end(pid: Pid, wall: Duration) -> io::Result<Option<End>> {
     let (control, init) = (io::stdin(), pidfd_open(pid, PidfdFlags::empty())?);
     let deadline = Instant::now() + wall;
     loop {
@@ -142,7 +156,9 @@ fn wait_for_end(pid: Pid, wall: Duration) -> io::Result<()> {
         let timeout = Timespec { tv_sec: rest.as_secs() as i64, tv_nsec: rest.subsec_nanos().into() };
         let mut ends = [PollFd::new(&control, PollFlags::RDHUP), PollFd::new(&init, PollFlags::IN)];
         match poll(&mut ends, Some(&timeout)) {
-            Ok(_) => return Ok(()),
+            Ok(0) => return Ok(Some(End::WallClock)),
+            Ok(_) if !ends[0].revents().is_empty() => return Ok(Some(End::Stopped)),
+            Ok(_) => return Ok(None),
             Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }

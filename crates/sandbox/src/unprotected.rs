@@ -4,11 +4,13 @@
 //! every process that descends from it is killed, however it hid itself from its parents. One that kills
 //! the supervisor first escapes that too; only a sandbox prevents it.
 
+use std::time::Duration;
+
 use async_trait::async_trait;
 use tokio::sync::oneshot;
 
 use super::backend::{Backend, Start};
-use super::config::Limits;
+use super::config::{Limits, Priority};
 use super::error::SandboxError;
 use super::hostdir::HostDir;
 use super::job::Ended;
@@ -31,8 +33,8 @@ impl Unprotected {
         directory: HostDir,
     ) -> Result<Self, SandboxError> {
         let workspace = directory.path().display().to_string();
-        let spec =
-            Spec { root: Vec::new(), workspace, limits: limits.clone(), network: true, unprotected: true };
+        let (limits, priority) = (limits.clone(), Priority::Verifier);
+        let spec = Spec { root: Vec::new(), workspace, limits, priority, network: true, unprotected: true };
         let started = Namespaces::start(launcher, &spec).await?;
         Ok(Self { programs: started.backend, _directory: directory })
     }
@@ -46,6 +48,10 @@ impl Backend for Unprotected {
 
     async fn kill(&self, job: u64) {
         self.programs.kill(job).await;
+    }
+
+    async fn processor_time(&self) -> Option<Duration> {
+        self.programs.processor_time().await
     }
 
     async fn stop(&self) {

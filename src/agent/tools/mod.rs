@@ -186,7 +186,7 @@ fn invalid(reason: &str) -> String {
 }
 
 fn sandbox_error(error: &SandboxError) -> ToolResult {
-    let broken = matches!(error, SandboxError::Ended | SandboxError::Io(_)).then(|| error.to_string());
+    let broken = matches!(error, SandboxError::Ended(_) | SandboxError::Io(_)).then(|| error.to_string());
     ToolResult { broken, ..ToolResult::error(&format!("Tool execution failed: {error}")) }
 }
 

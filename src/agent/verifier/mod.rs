@@ -40,7 +40,7 @@ use tokio::net::unix::pipe;
 use tokio::sync::Semaphore;
 
 use backsight_sandbox::{
-    Command, Copied, Entry, FileError, Output, Sandbox, SandboxError, Sandboxes, Streams, Workspace,
+    Command, Copied, Entry, FileError, Output, Priority, Sandbox, SandboxError, Sandboxes, Streams, Workspace,
 };
 
 pub use report::TestReport;
@@ -60,8 +60,12 @@ const OUTPUT_BYTES: usize = 1 << 20;
 /// Bytes that are copied for the candidate at most, modules of Python before all other files.
 const MAX_COPY: u64 = 64 << 20;
 
-/// Tests have little time, so no more of them run at once than there are processors: how many episodes end
-/// together must not decide whether one of them is solved.
+/// What tests may take by the clock, as a multiple of their processor time: on a machine that is short of
+/// processors they wait rather than fail, and a solution that only sleeps ends all the same.
+const CLOCK_FACTOR: u32 = 4;
+
+/// No more tests run at once than there are processors: how many episodes end together must not decide
+/// whether one of them is solved.
 static PROCESSORS: LazyLock<Semaphore> =
     LazyLock::new(|| Semaphore::new(available_parallelism().map_or(1, usize::from)));
 
@@ -73,7 +77,8 @@ pub struct Verifier<'a> {
 }
 
 impl<'a> Verifier<'a> {
-    /// A verifier that gives tests `timeout` in sandboxes like those of episodes.
+    /// A verifier that gives tests and solution together `timeout` of processor time, and four times as long
+    /// by the clock, in sandboxes like those of episodes that go before them where processors are short.
     pub fn new(sandboxes: &'a Sandboxes, timeout: Duration) -> Self {
         Self { sandboxes, timeout }
     }
@@ -85,7 +90,8 @@ impl<'a> Verifier<'a> {
         // It is never closed.
         let _processor = PROCESSORS.acquire().await.ok();
         let started = Instant::now();
-        let (candidate, examiner) = tokio::try_join!(self.sandboxes.start(), self.sandboxes.start())?;
+        let start = || self.sandboxes.start_for(Priority::Verifier);
+        let (candidate, examiner) = tokio::try_join!(start(), start())?;
         let copied = match copy_solution(episode.workspace(), candidate.workspace()).await {
             Ok(copied) => copied,
             Err(error) => return Ok(TestReport::failed(error.to_string(), started.elapsed())),
@@ -117,14 +123,16 @@ impl<'a> Verifier<'a> {
         let (questions, questions_in) = io::pipe()?;
         let (answers, answers_in) = io::pipe()?;
         let mut exam = python(EXAMINER, answers, questions_in);
-        exam.timeout = self.timeout;
+        exam.processor_time = Some(self.timeout);
+        exam.timeout = self.timeout.saturating_mul(CLOCK_FACTOR);
         let hand_over = async {
             // The job goes first through the pipe that then belongs to the candidate. The solution itself
             // runs only when the examiner asks for it, having read its job: nothing is left to steal.
             let answers_in = write_first(answers_in, job).await?;
             candidate.start_background(python(CANDIDATE, questions, answers_in)).await
         };
-        let (exam, job) = tokio::join!(examiner.run(exam), hand_over);
+        let others = [candidate];
+        let (exam, job) = tokio::join!(examiner.run_beside(exam, &others), hand_over);
         let printed = candidate.kill_background(job?).await.map(|it| it.capture.text());
         Ok((exam?, printed.unwrap_or_default()))
     }

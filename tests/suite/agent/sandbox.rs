@@ -2,13 +2,15 @@
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use backsight::sandbox::{
-    Command, DockerConfig, Exit, Limits, SandboxConfig, SandboxError, SandboxKind, Sandboxes, Streams,
+    Command, DockerConfig, End, Exit, Limits, Priority, Sandbox, SandboxConfig, SandboxError, SandboxKind,
+    Sandboxes, Streams,
 };
 
-use super::{init, python, shell, start, start_kind};
+use super::{init, python, sandboxes, shell, start, start_kind};
 
 #[tokio::test]
 async fn programs_run_with_input_environment_and_directory() {
@@ -140,7 +142,7 @@ async fn a_stopped_sandbox_runs_nothing_but_its_files_stay() {
     let waiting = sandbox.start_background(Command::shell("sleep 1000")).await.unwrap();
     sandbox.stop().await;
     let error = sandbox.run(Command::shell("true")).await.unwrap_err();
-    assert!(matches!(error, SandboxError::Ended), "{error}");
+    assert!(matches!(error, SandboxError::Ended(End::Stopped)), "{error}");
     tokio::time::sleep(Duration::from_millis(50)).await;
     assert_eq!(sandbox.poll_background(waiting).unwrap().exit, Some(Exit::Lost));
     assert_eq!(sandbox.workspace().read("kept.txt", 9).unwrap().bytes, b"kept");
@@ -180,6 +182,184 @@ async fn memory_is_limited_per_episode_here() {
     );
 }
 
+/// The processes of this machine that were called with a word, by id.
+fn processes_called(word: &str) -> Vec<u32> {
+    let pids =
+        std::fs::read_dir("/proc").unwrap().flatten().filter_map(|it| it.file_name().to_str()?.parse().ok());
+    let has_word = |pid: &u32| {
+        let command = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        String::from_utf8_lossy(&command).split('\0').any(|it| it == word)
+    };
+    pids.filter(has_word).collect()
+}
+
+/// A number in `/proc/PID/stat`, counted from the parent's id.
+fn stat(pid: u32, field: usize) -> i64 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    stat.rsplit_once(')').unwrap().1.split_whitespace().nth(1 + field).unwrap().parse().unwrap()
+}
+
+/// A program of a sandbox that only waits, and the sandbox's first process, by the machine's ids.
+async fn program_and_init(sandbox: &Sandbox) -> (u32, u32) {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let word = format!("called-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+    let wait = Command::argv(["sh", "-c", "sleep 1000 & wait", &word]);
+    sandbox.start_background(wait).await.unwrap();
+    loop {
+        if let [program] = processes_called(&word)[..] {
+            return (program, u32::try_from(stat(program, 0)).unwrap());
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// Burns processor time in four processes at once, one of them out of sight, until it is stopped.
+const BUSY: &str = "
+import os
+for _ in range(2):
+    os.fork()
+if os.fork() == 0:
+    os.setsid()
+while True:
+    pass
+";
+
+#[tokio::test]
+async fn processor_time_is_that_of_all_processes_together() {
+    for kind in [SandboxKind::Namespaces, SandboxKind::None] {
+        let sandbox = start_kind(kind, Limits::default()).await;
+        let allowed = Duration::from_secs(1);
+        let mut command = Command::argv(["python3", "-c", BUSY]);
+        (command.processor_time, command.timeout) = (Some(allowed), Duration::from_secs(3600));
+        let output = sandbox.run(command).await.unwrap();
+        assert!(output.timed_out && output.processor_time.unwrap() >= allowed, "{output:?}");
+        let one = sandbox.processor_time().await.unwrap();
+        assert!(one >= allowed, "the sandbox itself says so: {one:?}");
+    }
+}
+
+#[tokio::test]
+async fn processor_time_counts_what_others_do_for_a_program() {
+    let (asking, working) = (start(Limits::default()).await, start(Limits::default()).await);
+    working.start_background(Command::argv(["python3", "-c", BUSY])).await.unwrap();
+    let wait = |processor_time| Command { processor_time, ..Command::shell("sleep 1000") };
+    let output = asking.run_beside(wait(Some(Duration::from_secs(1))), &[&working]).await.unwrap();
+    assert!(output.timed_out && output.processor_time.unwrap() >= Duration::from_secs(1), "{output:?}");
+}
+
+/// A machine that gives a program nothing for longer than it may use is none of its fault.
+#[tokio::test]
+async fn a_program_that_gets_no_processor_goes_on_when_it_gets_one() {
+    let sandbox = start(Limits::default()).await;
+    let allowed = Duration::from_millis(1500);
+    let wait = "import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)\nprint('went on')";
+    let mut command = Command::argv(["python3", "-c", wait]);
+    (command.processor_time, command.timeout) = (Some(allowed), Duration::from_secs(3600));
+    let wake = "until pid=$(grep -ls '^State:.T' /proc/[0-9]*/status | cut -d/ -f3) && [ $pid ]; do sleep 0.05; done; sleep 3; kill -CONT $pid";
+    let (output, _) = tokio::join!(sandbox.run(command), shell(&sandbox, wake));
+    let output = output.unwrap();
+    assert_eq!((output.exit, output.capture.text().as_str()), (Exit::Code(0), "went on\n"));
+    assert!(!output.timed_out && output.processor_time.unwrap() < allowed, "{output:?}");
+}
+
+/// What a control group's file says for a process, in version 1 or 2.
+fn group_setting(pid: u32, controller: &str, [v1, v2]: [&str; 2]) -> String {
+    let groups = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap();
+    let path = |wanted: &str| {
+        let of = |line: &str| line.splitn(3, ':').nth(1).unwrap().split(',').any(|it| it == wanted);
+        groups.lines().find(|line| of(line)).map(|line| line.splitn(3, ':').nth(2).unwrap())
+    };
+    let file = match path(controller) {
+        Some(path) => format!("/sys/fs/cgroup/{controller}{path}/{v1}"),
+        None => format!("/sys/fs/cgroup{}/{v2}", path("").unwrap()),
+    };
+    std::fs::read_to_string(&file).unwrap_or_else(|error| panic!("{file}: {error}")).trim().to_owned()
+}
+
+/// The limits on this machine are those of whole episodes, as for memory.
+#[tokio::test]
+async fn episodes_share_the_processors_and_their_judges_go_first() {
+    let sandboxes = sandboxes(SandboxKind::Namespaces, Limits::default());
+    let shares = async |priority| {
+        let sandbox = sandboxes.start_for(priority).await.unwrap();
+        assert!(sandbox.containment().processors_per_episode, "{:?}", sandbox.containment());
+        let (program, _) = program_and_init(&sandbox).await;
+        let share: u64 = group_setting(program, "cpu", ["cpu.shares", "cpu.weight"]).parse().unwrap();
+        (share, stat(program, 15))
+    };
+    let (episode, verifier) = (shares(Priority::Episode).await, shares(Priority::Verifier).await);
+    assert_eq!((verifier.0, verifier.1, episode.1), (10 * episode.0, 0, 0));
+    assert!([100, 1024].contains(&episode.0), "as any other group: {}", episode.0);
+}
+
+#[tokio::test]
+async fn a_program_goes_before_the_first_process_and_cannot_change_that() {
+    let sandbox = start(Limits::default()).await;
+    let (_, said) = shell(&sandbox, "cat /proc/1/oom_score_adj /proc/self/oom_score_adj").await;
+    let ours = std::fs::read_to_string("/proc/self/oom_score_adj").unwrap();
+    assert_eq!(said, format!("{ours}{}", ours.trim().parse::<i32>().unwrap().max(500)));
+    let tries = "for it in oom_score_adj oom_adj autogroup comm; do echo 0 2>/dev/null > /proc/self/$it && echo $it; done; nice -n -5 true && renice -n 0 $$";
+    let (_, said) =
+        shell(&sandbox, &format!("{tries}; (echo end > /dev/stdout) | cat; cat <(echo fine)")).await;
+    assert!(said.ends_with("end\nfine") && !said.contains("adj"), "{said}");
+}
+
+/// Takes memory that belongs to no process until somebody is killed, having made itself the last to be.
+const UNSELFISH: &str = "
+import os
+try:
+    open('/proc/self/oom_score_adj', 'w').write('0')
+except OSError:
+    pass
+file = os.memfd_create('x')
+while True:
+    os.write(file, bytes(1 << 20))
+";
+
+#[tokio::test]
+async fn a_program_cannot_have_the_sandbox_killed_for_its_memory() {
+    let sandbox = start(Limits { memory: 64 << 20, ..Limits::default() }).await;
+    for _ in 0..3 {
+        let output = sandbox.run(Command::argv(["python3", "-c", UNSELFISH])).await.unwrap();
+        assert_eq!(output.exit, Exit::Signal(9), "{}", output.capture.text());
+    }
+    assert_eq!(shell(&sandbox, "echo fine").await.1, "fine");
+}
+
+async fn end_of(sandbox: &Sandbox) -> String {
+    sandbox.run(Command::shell("sleep 1000")).await.unwrap();
+    sandbox.run(Command::shell("true")).await.unwrap_err().to_string()
+}
+
+#[tokio::test]
+async fn a_lost_sandbox_says_why() {
+    let sandbox = start(Limits { wall_seconds: 1, ..Limits::default() }).await;
+    let over = end_of(&sandbox).await;
+    assert!(over.contains("its time was over") && over.contains("--sandbox-wall-seconds"), "{over}");
+    if is_root() {
+        let sandbox = start(Limits::default()).await;
+        let (_, init) = program_and_init(&sandbox).await;
+        rustix::process::kill_process(
+            rustix::process::Pid::from_raw(init as i32).unwrap(),
+            rustix::process::Signal::KILL,
+        )
+        .unwrap();
+        let killed = end_of(&sandbox).await;
+        assert!(killed.contains("signal 9") && !killed.contains("wall"), "{killed}");
+        let sandbox = start(Limits { memory: 64 << 20, ..Limits::default() }).await;
+        let wait = "until [ -e go ]; do sleep 0.05; done; exec python3 -c \"$0\"";
+        let hog = sandbox.start_background(Command::argv(["sh", "-c", wait, UNSELFISH])).await.unwrap();
+        let (_, init) = program_and_init(&sandbox).await;
+        std::fs::write(format!("/proc/{init}/oom_score_adj"), "1000").unwrap();
+        sandbox.workspace().write("go", b"").unwrap();
+        while sandbox.poll_background(hog).unwrap().exit.is_none() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        let memory = sandbox.run(Command::shell("true")).await.unwrap_err().to_string();
+        assert!(memory.contains("--sandbox-memory-mb") && !memory.contains("wall"), "{memory}");
+    }
+}
+
 /// A stand-in for the engine's client: `run` says ready and waits for the end of its input, `exec`
 /// runs the program here, and every call is written down.
 const FAKE_DOCKER: &str = r#"#!/bin/sh
@@ -199,7 +379,7 @@ fn docker(dir: &Path, script: &str) -> Sandboxes {
     let program = dir.join("docker");
     std::fs::write(&program, script).unwrap();
     std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
-    let docker = DockerConfig { program, ..DockerConfig::default() };
+    let docker = DockerConfig { program, runtime: Some("runsc".to_owned()), ..DockerConfig::default() };
     Sandboxes::new(SandboxConfig { kind: SandboxKind::Docker, docker, ..SandboxConfig::default() })
 }
 
@@ -220,7 +400,7 @@ async fn a_container_is_started_used_and_removed() {
     let verbs: Vec<&str> = calls.lines().map(|it| it.split(' ').next().unwrap()).collect();
     assert_eq!(verbs[..4], ["run", "exec", "exec", "exec"], "{calls}");
     assert!(verbs.contains(&"rm") && verbs.contains(&"ended"), "{calls}");
-    assert!(calls.contains("kill -s KILL"), "{calls}");
+    assert!(calls.contains("kill -s KILL") && calls.contains(" --runtime runsc "), "{calls}");
 }
 
 #[tokio::test]
@@ -365,6 +545,9 @@ async fn works_helper() {
         let hog = "try:\n    bytearray(1 << 30)\nexcept MemoryError:\n    print('bounded')\nimport os\ntry:\n    os.memfd_create('x')\nexcept OSError:\n    print('absent')";
         assert_eq!(python(&sandbox, hog).await, "bounded\nabsent");
     }
+    let niceness = python(&sandbox, "import os; print(os.nice(0))").await;
+    let by_group = sandbox.containment().processors_per_episode;
+    assert_eq!(niceness, if by_group { "0" } else { "10" }, "without groups niceness puts episodes last");
     let n_forks: u32 = python(&sandbox, super::redteam::FORKS).await.parse().unwrap();
     assert!((10..20).contains(&n_forks), "{n_forks}");
 }

@@ -155,6 +155,27 @@ async fn a_solution_that_hangs_runs_out_of_time() {
     );
 }
 
+/// What a solution is kept from is no fault of its own: it only has to be right within its processor time.
+#[tokio::test]
+async fn a_solution_that_had_to_wait_is_judged_by_what_it_used() {
+    let sandboxes = here();
+    let waits = "import time\ndef f(x):\n    time.sleep(11)\n    return x\n";
+    let episode = episode(&sandboxes, &[("solution.py", waits)]).await;
+    let verifier = Verifier::new(&sandboxes, Duration::from_secs(10));
+    let report = verifier.verify(&episode, "from solution import f\nassert f(1) == 1\n").await.unwrap();
+    assert_eq!(report.correctness(), Some(1.0), "{report:#?}");
+}
+
+#[tokio::test]
+async fn a_solution_that_sleeps_for_ever_ends_too() {
+    let sandboxes = here();
+    let sleeps = "import time\ndef f(x):\n    time.sleep(10000)\n";
+    let episode = episode(&sandboxes, &[("solution.py", sleeps)]).await;
+    let verifier = Verifier::new(&sandboxes, Duration::from_secs(1));
+    let report = verifier.verify(&episode, "from solution import f\nassert f(1) == 1\n").await.unwrap();
+    assert_eq!(report.error.as_deref(), Some("the tests ran out of time"));
+}
+
 /// Solutions that try to pass without solving anything. `fizzbuzz` is what is asked.
 const HOSTILE: &[(&str, &str)] = &[
     (
