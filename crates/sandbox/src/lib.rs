@@ -11,6 +11,7 @@
 //! Each of them ends when the socket to the one who owns it closes, so nothing outlives us. What
 //! tools and verifiers do with a sandbox is left to them.
 
+mod allowance;
 mod backend;
 mod capture;
 mod cgroup;
@@ -40,6 +41,7 @@ mod sys;
 mod unprotected;
 mod workspace;
 
+pub use allowance::{Allowance, Stopped};
 pub use capture::Capture;
 pub use config::{Containment, DockerConfig, Limits, SandboxConfig, SandboxKind, WORKSPACE};
 pub use error::SandboxError;
