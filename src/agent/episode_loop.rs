@@ -14,7 +14,7 @@ use backsight_core::episode::{Episode, Stop, ToolCall};
 use super::reward::{self, RewardRule};
 use super::setting::{AgentSetting, EpisodePlace, Speech};
 use super::tools::{ToolResult, Toolbox, cut, schema};
-use super::transcript::Transcript;
+use super::transcript::{EPISODE_OUTPUT, Transcript};
 use super::turn::{Asking, Failure, Said};
 use super::verifier::{TestReport, Verifier};
 use backsight_sandbox::{Sandbox, SandboxError};
@@ -27,7 +27,7 @@ pub async fn run_episode(setting: &AgentSetting, task: &CodingTask, place: Episo
     let id = format!("{}-{}", task.task.id, place.episode);
     let system = setting.options.system_prompt.as_deref();
     let tools = schema::schemas_with(setting.sandboxes.config().has_network());
-    let mut talk = Transcript::new(id, &task.task, system, tools);
+    let mut talk = Transcript::new(id, &task.task, system, tools, setting.options.episode_output_chars);
     let begun = talk.episode_mut();
     begun.started_at = Some(place.started_at);
     begun.temperature = Some(setting.options.agent_temperature);
@@ -101,9 +101,11 @@ async fn answer(
             true => tokio::time::timeout_at(asking.deadline, tools.call(&call.name, &call.arguments)).await,
             false => Ok(ToolResult::error(&format!("Only the first {MAX_CALLS} calls of a turn are run."))),
         };
-        results.push(result.unwrap_or_else(|_| ToolResult::error("The time for this task is over.")));
+        let mut result = result.unwrap_or_else(|_| ToolResult::error("The time for this task is over."));
+        talk.afford(&mut result);
+        results.push(result);
     }
-    fit(&mut results, asking.setting.options.turn_output_chars);
+    fit(&mut results, tools, talk, asking.setting.options.turn_output_chars).await;
     if let Some(last) = results.last_mut().filter(|_| !malformed.is_empty()) {
         last.content = format!("{}\n{}", last.content, ToolResult::error(&unreadable(malformed)).content);
     }
@@ -112,12 +114,27 @@ async fn answer(
     broken.map_or(Ok(()), Err)
 }
 
-/// Cuts the longest results until all of them together have at most `max` characters.
-fn fit(results: &mut [ToolResult], max: usize) {
+/// Cuts the longest results of a turn until all of them together have at most `max` characters, and no more than the
+/// episode may still show.
+async fn fit(results: &mut [ToolResult], tools: &Toolbox<'_>, talk: &mut Transcript, max: usize) {
     let lengths: Vec<usize> = results.iter().map(|result| result.content.chars().count()).collect();
-    let limit = cut::shared_limit(&lengths, max);
-    results.iter_mut().for_each(|result| result.shorten(limit));
+    let left = talk.shown_left();
+    let limit = cut::shared_limit(&lengths, max.min(left));
+    for (result, _) in results.iter_mut().zip(lengths).filter(|(_, length)| *length > limit) {
+        let had_whole = result.full.is_some();
+        tools.shorten(result, limit).await;
+        if !had_whole {
+            talk.afford(result);
+        }
+        if left < max {
+            result.reached.push(EPISODE_OUTPUT);
+            result.content.push_str(USED_UP);
+        }
+    }
 }
+
+/// What a student is told when nothing more can be shown.
+const USED_UP: &str = "\n[this task may show no more output of tools; finish with what you know]";
 
 /// What a student is told about calls that could not be read.
 fn unreadable(malformed: &[String]) -> String {

@@ -50,6 +50,9 @@ pub struct LoopOptions {
     pub context_budget: Option<usize>,
     /// How many characters the answers to one turn may have together.
     pub turn_output_chars: usize,
+    /// How many characters of tool results an episode records: half of them are shown to the student, half are the
+    /// whole texts of results that were cut.
+    pub episode_output_chars: usize,
     /// How long an episode may take, without its verification.
     pub episode_time: Duration,
     /// How long the hidden tests may take.
@@ -71,6 +74,7 @@ impl Default for LoopOptions {
             max_turn_tokens: 2048,
             context_budget: None,
             turn_output_chars: 200_000,
+            episode_output_chars: 6_000_000,
             episode_time: Duration::from_secs(1800),
             verifier_time: Duration::from_secs(60),
             forced_calls: None,
@@ -104,6 +108,7 @@ impl LoopOptions {
             ("max_turn_tokens", self.max_turn_tokens),
             ("context_budget", self.context_budget.unwrap_or(1)),
             ("turn_output_chars", self.turn_output_chars),
+            ("episode_output_chars", self.episode_output_chars),
             ("forced_calls", self.forced_calls.as_ref().map_or(1, |it| it.turns)),
             ("forced_text", self.forced_calls.as_ref().map_or(1, |it| it.max_text)),
         ];

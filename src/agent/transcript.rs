@@ -14,8 +14,10 @@ use backsight_core::tokens::{TokenId, TokenSpan};
 
 use super::tools::{ToolResult, cut};
 
-/// How much of a result's whole text is stored; a student can print without end.
-const STORED_CHARS: usize = 1_000_000;
+/// The key of the limit on what an episode records of tools' results.
+pub(super) const EPISODE_OUTPUT: &str = "episode_output_chars";
+/// Less of a whole result tells nothing that the student was not shown.
+const WORTH_KEEPING: usize = 1000;
 
 /// An episode while it happens.
 pub(super) struct Transcript {
@@ -24,16 +26,28 @@ pub(super) struct Transcript {
     actions: Vec<ActionTokens>,
     /// Whether the student speaks next from inside a thought.
     pub opens_thought: bool,
+    /// How many characters of results may still be shown.
+    shown_left: usize,
+    /// How many of whole results may still be kept.
+    whole_left: usize,
 }
 
 impl Transcript {
-    /// Begins with the system prompt, if there is one, and the task.
-    pub fn new(id: String, task: &Task, system: Option<&str>, tools: Vec<Value>) -> Self {
+    /// Begins with the system prompt, if there is one, and the task; records at most `output_chars` of tools' results.
+    pub fn new(
+        id: String,
+        task: &Task,
+        system: Option<&str>,
+        tools: Vec<Value>,
+        output_chars: usize,
+    ) -> Self {
         let system = system.map(|text| Message::text(Role::System, text));
         let user = Message::text(Role::User, task.prompt.as_str());
         let mut episode = Episode::new(id, task.clone(), system.into_iter().chain([user]).collect());
         episode.tools = tools;
-        Self { episode, ids: Vec::new(), actions: Vec::new(), opens_thought: false }
+        let half = output_chars / 2;
+        let (shown_left, whole_left) = (output_chars - half, half);
+        Self { episode, ids: Vec::new(), actions: Vec::new(), opens_thought: false, shown_left, whole_left }
     }
 
     /// The episode as it stands; its steps are not filled in before [`Transcript::into_episode`].
@@ -87,30 +101,53 @@ impl Transcript {
         calls
     }
 
-    /// Takes what a tool answered to a call.
+    /// How many characters of results may still be shown.
+    pub fn shown_left(&self) -> usize {
+        self.shown_left
+    }
+
+    /// As much of a whole result as may still be kept, if that is worth keeping. What is kept counts from now on, so
+    /// that results which wait for others of their turn are bounded too.
+    pub fn afford(&mut self, result: &mut ToolResult) {
+        let Some(whole) = result.full.take() else { return };
+        let kept = match cut::cut_middle(&whole, self.whole_left, "") {
+            None => Some(whole),
+            Some(cut) => {
+                result.reached.push(EPISODE_OUTPUT);
+                (self.whole_left >= WORTH_KEEPING).then_some(cut)
+            }
+        };
+        self.whole_left = self.whole_left.saturating_sub(kept.as_ref().map_or(0, |it| it.chars().count()));
+        result.full = kept;
+    }
+
+    /// Takes what a tool answered to a call; its whole text must have been afforded.
     pub fn answered(&mut self, call: &ToolCall, result: ToolResult) {
         let answer = Message {
             tool_call_id: call.id.clone(),
             name: Some(call.name.clone()),
-            ..Message::text(Role::Tool, result.content)
+            ..Message::text(Role::Tool, result.content.as_str())
         };
-        self.take_answer(answer, result.full, result.is_error);
+        self.take_answer(answer, result);
     }
 
     /// Takes what the student is told where it called nothing that could be read.
     pub fn corrected(&mut self, result: ToolResult) {
-        self.take_answer(Message::text(Role::User, result.content), None, true);
+        self.take_answer(Message::text(Role::User, result.content.as_str()), result);
     }
 
-    fn take_answer(&mut self, message: Message, whole: Option<String>, is_error: bool) {
+    fn take_answer(&mut self, message: Message, result: ToolResult) {
         let message_idx = self.episode.messages.len();
-        if is_error {
+        self.shown_left = self.shown_left.saturating_sub(result.content.chars().count());
+        if result.is_error {
             self.episode.failed_results.push(message_idx);
         }
-        if let Some(whole) = whole {
-            let whole = cut::cut_middle(&whole, STORED_CHARS).unwrap_or(whole);
-            self.episode.whole_results.push((message_idx, whole));
+        for key in result.reached {
+            if !self.episode.limits_reached.iter().any(|it| it == key) {
+                self.episode.limits_reached.push(key.to_owned());
+            }
         }
+        self.episode.whole_results.extend(result.full.map(|whole| (message_idx, whole)));
         self.episode.messages.push(message);
     }
 

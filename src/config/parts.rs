@@ -121,6 +121,10 @@ pub struct AgentPart {
     tool_output_chars: usize,
     tool_result_chars: usize,
     turn_output_chars: usize,
+    episode_output_chars: usize,
+    tool_work_mb: u64,
+    tool_memory_mb: u64,
+    saved_results_mb: u64,
 }
 
 impl AgentPart {
@@ -140,6 +144,7 @@ impl AgentPart {
             max_turn_tokens: self.max_turn_tokens,
             context_budget: self.context_budget,
             turn_output_chars: self.turn_output_chars,
+            episode_output_chars: self.episode_output_chars,
             episode_time: Duration::from_secs(self.episode_seconds),
             verifier_time: Duration::from_secs(self.verifier_seconds),
             forced_calls: self.forced_calls.map(forced),
@@ -157,6 +162,9 @@ impl AgentPart {
             max_timeout: default.max_timeout.max(terminal_timeout),
             output_chars: self.tool_output_chars,
             result_chars: self.tool_result_chars,
+            work_bytes: self.tool_work_mb.saturating_mul(MIB),
+            memory: usize::try_from(self.tool_memory_mb.saturating_mul(MIB)).unwrap_or(usize::MAX),
+            saved_bytes: self.saved_results_mb.saturating_mul(MIB),
         }
     }
 }

@@ -38,6 +38,8 @@ struct Record {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     whole_results: Vec<WholeResultRecord>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    limits_reached: Vec<String>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     compactions: Vec<CompactionRecord>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     temperature: Option<f64>,
@@ -206,6 +208,7 @@ pub fn to_json(episode: &Episode) -> Result<Value, serde_json::Error> {
         messages: episode.messages.iter().map(message).collect(),
         failed_results: episode.failed_results.clone(),
         whole_results: episode.whole_results.iter().cloned().map(whole_result_record).collect(),
+        limits_reached: episode.limits_reached.clone(),
         compactions: episode.compactions().iter().map(compaction).collect(),
         temperature: episode.temperature,
         tokens: tokens_name(episode.token_source),
@@ -241,6 +244,7 @@ fn episode(record: Record) -> Result<Episode, Fault> {
     episode.tool_text = record.tool_text.map(tool_text);
     episode.failed_results = record.failed_results;
     episode.whole_results = record.whole_results.into_iter().map(|it| (it.message_idx, it.text)).collect();
+    episode.limits_reached = record.limits_reached;
     episode.temperature = record.temperature;
     episode.stop = record.stop.as_deref().map(stop).transpose()?;
     episode.verification = record.verification.map(verification);
@@ -434,6 +438,7 @@ mod tests {
         episode.tool_text = Some(ToolText::Hermes);
         episode.failed_results = vec![3];
         episode.whole_results = vec![(3, "xyz".into())];
+        episode.limits_reached = vec!["tool_work_mb".into()];
         episode.temperature = Some(0.7);
         episode.stop = Some(Stop::WallClock);
         let assertion = Assertion { line: 2, text: "a == b".into(), passed: false, detail: "1 != 2".into() };

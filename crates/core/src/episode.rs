@@ -359,6 +359,8 @@ pub struct Episode {
     pub failed_results: Vec<usize>,
     /// The whole text of results of which the student saw the beginning and the end, by message.
     pub whole_results: Vec<(usize, String)>,
+    /// The limits on tools that it reached, by their keys, in that order.
+    pub limits_reached: Vec<String>,
     /// Why it ended, if it was run here.
     pub stop: Option<Stop>,
     /// The temperature it was sampled with, where known.
@@ -430,6 +432,7 @@ impl Episode {
             progress: Progress::default(),
             failed_results: Vec::new(),
             whole_results: Vec::new(),
+            limits_reached: Vec::new(),
             stop: None,
             temperature: None,
             verification: None,

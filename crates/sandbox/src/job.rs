@@ -21,6 +21,39 @@ const CHUNK: usize = 64 << 10;
 /// How a program ended, or the error number with which it could not be started.
 pub type Ended = Result<Exit, i32>;
 
+/// The standard input of a program, as far as we can still write to it.
+#[derive(Clone, Debug, Default)]
+pub struct Input(Arc<Mutex<Option<OwnedFd>>>);
+
+impl Input {
+    /// An input that is written to while its program runs.
+    pub fn open(writer: OwnedFd) -> io::Result<Self> {
+        // A program that does not read must not make us wait.
+        rustix::io::ioctl_fionbio(&writer, true)?;
+        Ok(Self(Arc::new(Mutex::new(Some(writer)))))
+    }
+
+    /// Writes as many of `bytes` as the program has room for; how many. A closed input is a broken pipe.
+    pub fn write(&self, bytes: &[u8]) -> io::Result<usize> {
+        let held = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let writer = held.as_ref().ok_or(io::ErrorKind::BrokenPipe)?;
+        let mut n_written = 0;
+        while n_written < bytes.len() {
+            match rustix::io::retry_on_intr(|| rustix::io::write(writer, &bytes[n_written..])) {
+                Ok(n_bytes) => n_written += n_bytes,
+                Err(rustix::io::Errno::AGAIN) => break,
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(n_written)
+    }
+
+    /// Ends it: the program reads the end when it has read the rest.
+    pub fn close(&self) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+    }
+}
+
 /// One program.
 #[derive(Clone, Debug)]
 pub struct Job {
@@ -28,6 +61,8 @@ pub struct Job {
     pub command: String,
     /// When it was started.
     pub started: Instant,
+    /// What it reads.
+    pub input: Input,
     output: Arc<Mutex<Capture>>,
     end: watch::Receiver<Option<(Ended, Duration)>>,
 }
@@ -45,7 +80,7 @@ impl Job {
         let (sender, end) = watch::channel(None);
         let started = Instant::now();
         tokio::spawn(pump(receiver, Arc::clone(&capture), ended, sender, started));
-        Ok(Self { command, started, output: capture, end })
+        Ok(Self { command, started, input: Input::default(), output: capture, end })
     }
 
     /// Waits for the end.

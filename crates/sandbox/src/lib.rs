@@ -16,6 +16,7 @@
 //! read-only, and the machine's load, carry bits from one to another. A container runtime with a kernel of its
 //! own (`DockerConfig::runtime`, `runsc`) closes these.
 
+mod allowance;
 mod backend;
 mod budget;
 mod capture;
@@ -49,6 +50,7 @@ mod sys;
 mod unprotected;
 mod workspace;
 
+pub use allowance::{Allowance, Stopped};
 pub use capture::Capture;
 pub use config::{Containment, DockerConfig, Limits, Priority, SandboxConfig, SandboxKind, WORKSPACE};
 pub use error::SandboxError;

@@ -15,7 +15,7 @@ use super::budget::Budget;
 use super::capture::Capture;
 use super::config::Containment;
 use super::error::SandboxError;
-use super::job::{Ended, Job};
+use super::job::{Ended, Input, Job};
 use super::protocol::Exit;
 use super::workspace::Workspace;
 
@@ -38,6 +38,8 @@ pub enum Program {
 pub enum Streams {
     /// It reads these bytes; both its outputs are captured as one.
     Captured(Vec<u8>),
+    /// It reads what [`Sandbox::write_background`] sends it while it runs; both its outputs are captured as one.
+    Fed,
     /// It reads and writes these descriptors; its standard error is captured.
     Connected {
         /// Its standard input.
@@ -188,14 +190,37 @@ impl Sandbox {
         Ok(id)
     }
 
-    /// All programs in the background, in the order they were started.
-    pub fn list_background(&self) -> Vec<BackgroundStatus> {
-        self.jobs().iter().map(|(id, job)| status(*id, job)).collect()
+    /// The names of all programs in the background, in the order they were started.
+    pub fn background(&self) -> Vec<u64> {
+        self.jobs().keys().copied().collect()
     }
 
     /// One program in the background.
     pub fn poll_background(&self, id: u64) -> Option<BackgroundStatus> {
         self.jobs().get(&id).map(|job| status(id, job))
+    }
+
+    /// Waits for the end of a program in the background, no longer than `timeout`; what became of it so far.
+    pub async fn wait_background(&self, id: u64, timeout: Duration) -> Option<BackgroundStatus> {
+        let job = self.jobs().get(&id).cloned()?;
+        // Whether it ended in time is in its status.
+        let _ = tokio::time::timeout(timeout, job.wait()).await;
+        Some(status(id, &job))
+    }
+
+    /// Sends bytes to a program in the background that is fed, as many as it has room for; how many.
+    pub fn write_background(&self, id: u64, bytes: &[u8]) -> Option<io::Result<usize>> {
+        self.jobs().get(&id).map(|job| job.input.write(bytes))
+    }
+
+    /// Ends what a program in the background reads; false where there is no such program.
+    pub fn close_background(&self, id: u64) -> bool {
+        self.jobs().get(&id).map(|job| job.input.close()).is_some()
+    }
+
+    /// Forgets a program in the background and what it wrote. It runs on if it runs.
+    pub fn forget_background(&self, id: u64) {
+        self.jobs().remove(&id);
     }
 
     /// Kills a program in the background and returns what became of it.
@@ -218,15 +243,18 @@ impl Sandbox {
         let text = describe(&program);
         let argv = self.argv(program)?;
         let (output, writer) = io::pipe()?;
-        let (stdin, stdout, input) = connect(streams, &writer)?;
+        let (stdin, stdout, feeding) = connect(streams, &writer)?;
         let env = self.env.iter().cloned().chain(env).collect();
         let cwd = cwd.unwrap_or_else(|| self.workspace.inside().to_owned());
         let start = Start { job: id, argv, cwd, env, stdin, stdout, stderr: writer.into() };
         let ended = self.backend.start(start).await?;
-        if let Some((writer, bytes)) = input {
-            feed(writer, bytes)?;
+        let mut job = Job::watch(text, output.into(), output_cap, ended)?;
+        match feeding {
+            Feeding::Nothing => {}
+            Feeding::Bytes(writer, bytes) => feed(writer, bytes)?,
+            Feeding::Later(writer) => job.input = Input::open(writer)?,
         }
-        Ok((id, Job::watch(text, output.into(), output_cap, ended)?))
+        Ok((id, job))
     }
 
     fn argv(&self, program: Program) -> Result<Vec<String>, SandboxError> {
@@ -251,20 +279,29 @@ impl Sandbox {
     }
 }
 
-type Input = Option<(OwnedFd, Vec<u8>)>;
+/// What we still write into a program's standard input.
+enum Feeding {
+    Nothing,
+    Bytes(OwnedFd, Vec<u8>),
+    Later(OwnedFd),
+}
 
 /// Standard input and output of a program, and what we must still write into the former.
-fn connect(streams: Streams, writer: &io::PipeWriter) -> io::Result<(OwnedFd, OwnedFd, Input)> {
-    match streams {
-        Streams::Connected { stdin, stdout } => Ok((stdin, stdout, None)),
+fn connect(streams: Streams, writer: &io::PipeWriter) -> io::Result<(OwnedFd, OwnedFd, Feeding)> {
+    let bytes = match streams {
+        Streams::Connected { stdin, stdout } => return Ok((stdin, stdout, Feeding::Nothing)),
         Streams::Captured(bytes) if bytes.is_empty() => {
-            Ok((File::open("/dev/null")?.into(), writer.try_clone()?.into(), None))
+            return Ok((File::open("/dev/null")?.into(), writer.try_clone()?.into(), Feeding::Nothing));
         }
-        Streams::Captured(bytes) => {
-            let (reader, input) = io::pipe()?;
-            Ok((reader.into(), writer.try_clone()?.into(), Some((input.into(), bytes))))
-        }
-    }
+        Streams::Captured(bytes) => Some(bytes),
+        Streams::Fed => None,
+    };
+    let (reader, input) = io::pipe()?;
+    let feeding = match bytes {
+        Some(bytes) => Feeding::Bytes(input.into(), bytes),
+        None => Feeding::Later(input.into()),
+    };
+    Ok((reader.into(), writer.try_clone()?.into(), feeding))
 }
 
 /// Writes a program's input without waiting for it to be read.

@@ -16,10 +16,11 @@ use std::sync::Arc;
 
 use rustix::fs::{
     AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, fstat, mkdirat, openat2, readlinkat, statat,
-    symlinkat,
+    symlinkat, unlinkat,
 };
 use rustix::io::Errno;
 
+use super::allowance::{Allowance, Stopped};
 use super::config::WORKSPACE;
 use super::sys::FileIdentity;
 
@@ -27,6 +28,9 @@ use super::sys::FileIdentity;
 const MAX_ENTRIES: usize = 20_000;
 /// A copy looks at so many entries to find what is wanted, and no further.
 const MAX_SEEN: usize = 500_000;
+/// What looking at a name counts for, in bytes gone through.
+const ENTRY_COST: usize = 256;
+const CHUNK: u64 = 256 << 10;
 
 /// Why a file of the workspace cannot be had. Worded for the student, who can act on it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -46,6 +50,9 @@ pub enum FileError {
     /// The workspace or the file is as large as it may be.
     #[error("no space left in the workspace for {0}")]
     Full(String),
+    /// It would be too much work, or nobody waits for it.
+    #[error(transparent)]
+    Stopped(#[from] Stopped),
     /// Anything else.
     #[error("cannot access {0}: {1}")]
     Other(String, String),
@@ -117,17 +124,49 @@ impl Workspace {
     ) -> Result<T, FileError> {
         let workspace = self.clone();
         let joined = tokio::task::spawn_blocking(move || work(&workspace)).await;
-        joined.unwrap_or_else(|error| Err(FileError::Other("the workspace".to_owned(), error.to_string())))
+        joined.unwrap_or_else(|error| Err(other_than_work(&error)))
+    }
+
+    /// Runs `work` on a thread that may block, for as long as somebody waits for the returned future and until it has
+    /// gone through `max` bytes. The runtime and other episodes go on meanwhile.
+    pub async fn within<T: Send + 'static, E: From<FileError> + Send + 'static>(
+        &self,
+        max: u64,
+        work: impl FnOnce(&Self, &Allowance) -> Result<T, E> + Send + 'static,
+    ) -> Result<T, E> {
+        let (workspace, allowance) = (self.clone(), Allowance::new(max));
+        let _wanted = allowance.wanted();
+        let joined = tokio::task::spawn_blocking(move || work(&workspace, &allowance)).await;
+        joined.unwrap_or_else(|error| Err(other_than_work(&error).into()))
+    }
+
+    /// A path as the student writes it, from the workspace; two that are equal are the same file.
+    pub fn place(&self, path: &str) -> Result<PathBuf, FileError> {
+        relative(path, &self.inside)
     }
 
     /// Reads up to `max` bytes of a regular file.
     pub fn read(&self, path: &str, max: u64) -> Result<FileRead, FileError> {
+        self.read_within(path, max, &Allowance::new(u64::MAX))
+    }
+
+    /// Reads up to `max` bytes of a regular file, within an allowance. It may change meanwhile.
+    pub fn read_within(&self, path: &str, max: u64, allowance: &Allowance) -> Result<FileRead, FileError> {
+        allowance.spend(ENTRY_COST)?;
         let place = relative(path, &self.inside)?;
         let _identity = self.identity()?;
         let file = self.open(&place, OFlags::RDONLY).map_err(|error| explain(path, error))?;
         let n_bytes = regular_len(&file).ok_or_else(|| FileError::NotAFile(path.to_owned()))?;
-        let mut bytes = Vec::new();
-        File::from(file).take(max).read_to_end(&mut bytes).map_err(|error| other(path, &error))?;
+        let (mut file, mut bytes) = (File::from(file), Vec::new());
+        while (bytes.len() as u64) < max {
+            let chunk = CHUNK.min(max - bytes.len() as u64);
+            let n_read =
+                (&mut file).take(chunk).read_to_end(&mut bytes).map_err(|error| other(path, &error))?;
+            if n_read == 0 {
+                break;
+            }
+            allowance.spend(n_read)?;
+        }
         Ok(FileRead { bytes, n_bytes })
     }
 
@@ -142,18 +181,28 @@ impl Workspace {
         written.map_err(|error| other(path, &error))
     }
 
+    /// Removes a file, or a link itself; a directory stays.
+    pub fn remove(&self, path: &str) -> Result<(), FileError> {
+        let place = relative(path, &self.inside)?;
+        let _identity = self.identity()?;
+        let name = place.file_name().ok_or_else(|| FileError::NotAFile(path.to_owned()))?;
+        let removed = self.directory_of(&place).and_then(|above| unlinkat(above, name, AtFlags::empty()));
+        removed.map_err(|error| explain(path, error))
+    }
+
     /// Everything below `path`, directories before what they hold, in order of names; links are not followed.
-    pub fn walk(&self, path: &str) -> Result<Vec<Entry>, FileError> {
+    pub fn walk(&self, path: &str, allowance: &Allowance) -> Result<Vec<Entry>, FileError> {
         let top = relative(path, &self.inside)?;
         let _identity = self.identity()?;
         let mut found = Vec::new();
         let mut open = vec![top];
         while let Some(directory) = open.pop() {
-            let mut entries = match self.list(&directory) {
+            let mut entries = match self.list(&directory, MAX_ENTRIES + 1 - found.len()) {
                 // Only the place that was asked for must exist; the rest may change under our eyes.
                 Err(error) if found.is_empty() && open.is_empty() => return Err(explain(path, error)),
                 listed => listed.unwrap_or_default(),
             };
+            allowance.spend(ENTRY_COST * entries.len())?;
             entries.sort_by(|a, b| a.path.cmp(&b.path));
             open.extend(entries.iter().rev().filter(|it| it.is_dir).map(|it| PathBuf::from(&it.path)));
             found.extend(entries);
@@ -208,7 +257,7 @@ impl Workspace {
         let (mut found, mut n_seen) = (Vec::new(), 0);
         let mut open = VecDeque::from([PathBuf::new()]);
         while let Some(directory) = open.pop_front().filter(|_| n_seen < MAX_SEEN) {
-            let entries = self.list(&directory).unwrap_or_default();
+            let entries = self.list(&directory, MAX_SEEN - n_seen).unwrap_or_default();
             n_seen += entries.len();
             for entry in entries {
                 match entry.is_dir {
@@ -301,10 +350,14 @@ impl Workspace {
         Ok(())
     }
 
-    fn list(&self, directory: &Path) -> rustix::io::Result<Vec<Entry>> {
+    /// What a directory holds, `max` entries at most.
+    fn list(&self, directory: &Path, max: usize) -> rustix::io::Result<Vec<Entry>> {
         let opened = self.open(directory, OFlags::RDONLY | OFlags::DIRECTORY)?;
         let mut entries = Vec::new();
         for entry in Dir::read_from(&opened)? {
+            if entries.len() >= max {
+                break;
+            }
             let name = entry?.file_name().to_owned();
             // Names that are no text cannot be said in a tool call either.
             let Ok(name) = name.to_str() else { continue };
@@ -322,6 +375,10 @@ impl Workspace {
         let (is_dir, is_link) = (kind == FileType::Directory, kind == FileType::Symlink);
         Some(Entry { path, is_dir, is_link, n_bytes: u64::try_from(stat.st_size).unwrap_or(0) })
     }
+}
+
+fn other_than_work(error: &tokio::task::JoinError) -> FileError {
+    FileError::Other("the workspace".to_owned(), error.to_string())
 }
 
 fn regular_len(file: &OwnedFd) -> Option<u64> {
@@ -375,7 +432,7 @@ pub fn relative(path: &str, inside: &str) -> Result<PathBuf, FileError> {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "tests fail by panicking")]
+#[expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 mod tests {
     use std::os::unix::fs::symlink;
 
@@ -387,6 +444,10 @@ mod tests {
         std::fs::write(dir.path().join("secret"), "outside").unwrap();
         let opened = File::open(dir.path().join("work")).unwrap();
         (dir, Workspace::new(opened.into(), None, "/workspace"))
+    }
+
+    fn free() -> Allowance {
+        Allowance::new(u64::MAX)
     }
 
     fn check_path(path: &str, expected: Option<&str>) {
@@ -414,8 +475,58 @@ mod tests {
         workspace.write("/workspace/a/b/c.txt", b"bye").unwrap();
         let read = workspace.read("a/b/c.txt", 2).unwrap();
         assert_eq!(read, FileRead { bytes: b"by".to_vec(), n_bytes: 3 });
-        let paths: Vec<_> = workspace.walk("").unwrap().into_iter().map(|it| it.path).collect();
+        let paths: Vec<_> = workspace.walk("", &free()).unwrap().into_iter().map(|it| it.path).collect();
         assert_eq!(paths, ["a", "a/b", "a/b/c.txt"]);
+    }
+
+    #[test]
+    fn files_and_links_are_removed_and_nothing_else() {
+        let (dir, workspace) = workspace();
+        let work = dir.path().join("work");
+        workspace.write("a/b", b"x").unwrap();
+        symlink("../secret", work.join("link")).unwrap();
+        symlink("..", work.join("up")).unwrap();
+        assert_eq!(workspace.remove("a/b"), Ok(()));
+        assert_eq!(workspace.remove("link"), Ok(()));
+        assert_eq!(workspace.remove("a"), Err(FileError::NotAFile("a".to_owned())));
+        assert_eq!(workspace.remove("a/b"), Err(FileError::Missing("a/b".to_owned())));
+        assert_eq!(workspace.remove("up/secret"), Err(FileError::Outside("up/secret".to_owned())));
+        assert_eq!(workspace.remove("."), Err(FileError::NotAFile(".".to_owned())));
+        assert_eq!(std::fs::read_to_string(dir.path().join("secret")).unwrap(), "outside");
+    }
+
+    #[test]
+    fn reading_and_walking_count() {
+        let (_dir, workspace) = workspace();
+        workspace.write("a", &[b'x'; 600 << 10]).unwrap();
+        let allowance = Allowance::new(1 << 20);
+        assert_eq!(workspace.read_within("a", 1 << 30, &allowance).unwrap().bytes.len(), 600 << 10);
+        assert_eq!(allowance.spent(), (600 << 10) + ENTRY_COST as u64);
+        let stopped = FileError::Stopped(Stopped::TooMuch(1 << 20));
+        assert_eq!(workspace.read_within("a", 1 << 30, &allowance), Err(stopped));
+        let little = Allowance::new(ENTRY_COST as u64 - 1);
+        assert!(matches!(workspace.walk("", &little), Err(FileError::Stopped(_))));
+    }
+
+    /// The thread that works ends when nobody waits: what it holds is dropped then.
+    #[tokio::test]
+    async fn work_that_nobody_waits_for_ends() {
+        let (_dir, workspace) = workspace();
+        let (begun, has_begun) = tokio::sync::oneshot::channel();
+        let (held_by_work, ended) = tokio::sync::oneshot::channel::<()>();
+        let work = workspace.within(u64::MAX, move |_, allowance| {
+            let _held = held_by_work;
+            begun.send(()).unwrap();
+            loop {
+                allowance.spend(0).map_err(FileError::from)?;
+            }
+        });
+        let work: std::pin::Pin<Box<dyn Future<Output = Result<(), FileError>>>> = Box::pin(work);
+        tokio::select! {
+            _ = work => panic!("it never ends by itself"),
+            begun = has_begun => begun.unwrap(),
+        }
+        assert!(ended.await.is_err());
     }
 
     #[test]
@@ -432,7 +543,7 @@ mod tests {
         }
         assert_eq!(workspace.write("dir/new/file", b"x"), Err(FileError::Outside("dir/new/file".to_owned())));
         assert_eq!(std::fs::read_to_string(dir.path().join("secret")).unwrap(), "outside");
-        assert!(workspace.walk("dir").is_err());
+        assert!(workspace.walk("dir", &free()).is_err());
     }
 
     #[test]
@@ -466,7 +577,7 @@ mod tests {
         from.write("solution.py", b"x").unwrap();
         from.write("tests/test_it.py", b"x").unwrap();
         assert_eq!(copied(&from, &to, 99), (vec!["solution.py".to_owned()], 0));
-        let paths: Vec<_> = to.walk("").unwrap().into_iter().map(|it| it.path).collect();
+        let paths: Vec<_> = to.walk("", &free()).unwrap().into_iter().map(|it| it.path).collect();
         assert_eq!(paths, ["solution.py"]);
     }
 

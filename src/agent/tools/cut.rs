@@ -2,9 +2,14 @@
 //!
 //! Pure. Owns cutting text in the middle and taking away what terminals draw with.
 
+/// Whether a text has more than `max` characters.
+pub fn is_longer(text: &str, max: usize) -> bool {
+    text.len() > max && text.chars().nth(max).is_some()
+}
+
 /// Keeps at most `max` characters of `text`: two fifths from the beginning, the rest from the end,
-/// with a line in between that says how much is missing. None when nothing has to go.
-pub fn cut_middle(text: &str, max: usize) -> Option<String> {
+/// with a line in between that says how much is missing, and `note`. None when nothing has to go.
+pub fn cut_middle(text: &str, max: usize, note: &str) -> Option<String> {
     let n_chars = text.chars().count();
     if n_chars <= max {
         return None;
@@ -14,7 +19,7 @@ pub fn cut_middle(text: &str, max: usize) -> Option<String> {
     let tail_start = char_offset(text, n_chars - (max - n_head));
     let n_omitted = n_chars - max;
     let (head, tail) = (&text[..head_end], &text[tail_start..]);
-    Some(format!("{head}\n\n... [{n_omitted} of {n_chars} characters omitted] ...\n\n{tail}"))
+    Some(format!("{head}\n\n... [{n_omitted} of {n_chars} characters omitted{note}] ...\n\n{tail}"))
 }
 
 /// The longest that texts of these lengths may stay so that all of them together are at most `max`:
@@ -76,7 +81,7 @@ mod tests {
     use super::*;
 
     fn check_cut(text: &str, max: usize, expected: Option<&str>) {
-        assert_eq!(cut_middle(text, max).as_deref(), expected);
+        assert_eq!(cut_middle(text, max, "").as_deref(), expected);
     }
 
     #[test]
@@ -84,6 +89,12 @@ mod tests {
         check_cut("0123456789", 10, None);
         check_cut("0123456789a", 10, Some("0123\n\n... [1 of 11 characters omitted] ...\n\n56789a"));
         check_cut("éàüöñçßøåæœ", 5, Some("éà\n\n... [6 of 11 characters omitted] ...\n\nåæœ"));
+    }
+
+    #[test]
+    fn what_is_missing_can_be_found() {
+        let cut = cut_middle("0123456789", 5, "; see x");
+        assert_eq!(cut.as_deref(), Some("01\n\n... [5 of 10 characters omitted; see x] ...\n\n789"));
     }
 
     #[test]
@@ -113,7 +124,7 @@ mod tests {
     proptest! {
         #[test]
         fn any_text_can_be_cut_and_stripped(text in ".*", max in 0usize..40) {
-            let cut = cut_middle(&text, max);
+            let cut = cut_middle(&text, max, "");
             prop_assert_eq!(cut.is_some(), text.chars().count() > max);
             let escape = char::from(0x1b);
             prop_assert!(!strip_ansi(&text).contains(escape));

@@ -1,17 +1,19 @@
 //! `read_file`, `write_file` and `search_files`.
 
-use serde_json::{Value, json};
+use regex::Regex;
+use serde_json::{Map, Value, json};
 
-use backsight_sandbox::{FileError, Workspace};
+use backsight_sandbox::{Allowance, FileError, Stopped, Workspace};
 
 use super::glob::Glob;
+use super::saved::DIRECTORY;
 use super::schema::Arguments;
 use super::search::{self, Hit};
-use super::{Answer, ToolError};
+use super::{Answer, TOOL_WORK, ToolError, ToolLimits};
 
 /// The largest file that is read.
 pub(super) const MAX_FILE: u64 = 16 << 20;
-/// The largest file that is searched.
+/// How much of a file is searched.
 const MAX_SEARCHED: u64 = 1 << 20;
 const DEFAULT_LINES: u64 = 500;
 const MAX_LINES: u64 = 2000;
@@ -19,17 +21,30 @@ const MAX_LINE_CHARS: usize = 2000;
 const DEFAULT_RESULTS: u64 = 50;
 
 /// Reads numbered lines.
-pub(super) async fn read_file(workspace: &Workspace, arguments: Arguments<'_>) -> Result<Answer, ToolError> {
+pub(super) async fn read_file(
+    workspace: &Workspace,
+    limits: &ToolLimits,
+    arguments: Arguments<'_>,
+) -> Result<Answer, ToolError> {
     let path = arguments.text("path")?.to_owned();
     let offset = arguments.number("offset")?.unwrap_or(1).max(1) as usize;
     let limit = arguments.number("limit")?.unwrap_or(DEFAULT_LINES).clamp(1, MAX_LINES) as usize;
-    let text = workspace.blocking(move |workspace| read_text(workspace, &path)).await?;
-    Ok(numbered(&text, offset, limit).into())
+    // What JSON makes longer must fit too.
+    let max_chars = limits.result_chars / 2;
+    let work = move |workspace: &Workspace, allowance: &Allowance| {
+        let text = read_text(workspace, &path, allowance)?;
+        Ok(numbered(&text, offset, limit, max_chars).into())
+    };
+    workspace.within(limits.work_bytes, work).await
 }
 
 /// A text file's whole content.
-pub(super) fn read_text(workspace: &Workspace, path: &str) -> Result<String, FileError> {
-    let file = workspace.read(path, MAX_FILE + 1)?;
+pub(super) fn read_text(
+    workspace: &Workspace,
+    path: &str,
+    allowance: &Allowance,
+) -> Result<String, FileError> {
+    let file = workspace.read_within(path, MAX_FILE + 1, allowance)?;
     if file.n_bytes > MAX_FILE || file.bytes.len() as u64 > MAX_FILE {
         let reason = format!("it has {} bytes; read parts of it with the terminal", file.n_bytes);
         return Err(FileError::Other(path.to_owned(), reason));
@@ -37,16 +52,24 @@ pub(super) fn read_text(workspace: &Workspace, path: &str) -> Result<String, Fil
     if search::is_binary(&file.bytes) {
         return Err(FileError::Other(path.to_owned(), "it is no text file".to_owned()));
     }
-    Ok(String::from_utf8_lossy(&file.bytes).into_owned())
+    // What is text already is not copied.
+    Ok(String::from_utf8(file.bytes).unwrap_or_else(|it| String::from_utf8_lossy(it.as_bytes()).into_owned()))
 }
 
-fn numbered(text: &str, offset: usize, limit: usize) -> Value {
+fn numbered(text: &str, offset: usize, limit: usize, max_chars: usize) -> Value {
     let n_lines = text.lines().count();
-    let lines = text.lines().enumerate().skip(offset - 1).take(limit);
-    let content: Vec<String> = lines.map(|(idx, line)| format!("{}|{}", idx + 1, short(line))).collect();
-    let end = offset - 1 + content.len();
-    let mut json =
-        json!({ "content": content.join("\n"), "total_lines": n_lines, "truncated": end < n_lines });
+    let (mut content, mut n_shown, mut room) = (String::new(), 0, max_chars);
+    for (idx, line) in text.lines().enumerate().skip(offset - 1).take(limit) {
+        let line = format!("{}|{}", idx + 1, short(line));
+        let Some(left) = room.checked_sub(line.chars().count() + 1).or((n_shown == 0).then_some(0)) else {
+            break;
+        };
+        content.push_str(if n_shown == 0 { "" } else { "\n" });
+        content.push_str(&line);
+        (n_shown, room) = (n_shown + 1, left);
+    }
+    let end = offset - 1 + n_shown;
+    let mut json = json!({ "content": content, "total_lines": n_lines, "truncated": end < n_lines });
     if end < n_lines {
         json["hint"] = Value::String(format!("continue with offset {}", end + 1));
     } else if offset > n_lines.max(1) {
@@ -61,11 +84,16 @@ fn short(line: &str) -> String {
 }
 
 /// Writes a whole file.
-pub(super) async fn write_file(workspace: &Workspace, arguments: Arguments<'_>) -> Result<Answer, ToolError> {
+pub(super) async fn write_file(
+    workspace: &Workspace,
+    limits: &ToolLimits,
+    arguments: Arguments<'_>,
+) -> Result<Answer, ToolError> {
     let path = arguments.text("path")?.to_owned();
     let content = arguments.text("content")?.to_owned();
     let answer = json!({ "path": path, "bytes_written": content.len() });
-    workspace.blocking(move |workspace| workspace.write(&path, content.as_bytes())).await?;
+    let work = move |workspace: &Workspace, _: &Allowance| workspace.write(&path, content.as_bytes());
+    workspace.within(limits.work_bytes, work).await?;
     Ok(answer.into())
 }
 
@@ -76,78 +104,200 @@ struct Query {
     limit: usize,
     offset: usize,
     n_context: usize,
+    output: OutputMode,
+    max_chars: usize,
+}
+
+/// What is told of lines that match.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum OutputMode {
+    Content,
+    FilesOnly,
+    Count,
 }
 
 /// Searches names or contents.
 pub(super) async fn search_files(
     workspace: &Workspace,
+    limits: &ToolLimits,
     arguments: Arguments<'_>,
 ) -> Result<Answer, ToolError> {
-    let pattern = arguments.text("pattern")?.to_owned();
-    let read_glob = |text: &str| Glob::new(text).map_err(|error| format!("file_glob is no pattern: {error}"));
-    let query = Query {
-        path: arguments.optional_text("path")?.unwrap_or(".").to_owned(),
-        glob: arguments.optional_text("file_glob")?.map(read_glob).transpose()?,
-        limit: arguments.number("limit")?.unwrap_or(DEFAULT_RESULTS).clamp(1, 1000) as usize,
-        offset: arguments.number("offset")?.unwrap_or(0) as usize,
-        n_context: arguments.number("context")?.unwrap_or(0).min(20) as usize,
-    };
+    let pattern = arguments.text("pattern")?;
+    let query = read_query(limits, &arguments)?;
+    let unusable = |error: search::BadPattern| format!("pattern cannot be used: {error}");
     match arguments.optional_text("target")?.unwrap_or("content") {
         "content" => {
-            let pattern =
-                search::pattern(&pattern).map_err(|error| format!("pattern cannot be used: {error}"))?;
-            Ok(workspace.blocking(move |workspace| search_content(workspace, &pattern, &query)).await?.into())
+            let pattern = search::pattern(pattern).map_err(unusable)?;
+            let work = move |workspace: &Workspace, allowance: &Allowance| {
+                Ok(search_content(workspace, &pattern, &query, allowance)?)
+            };
+            workspace.within(limits.work_bytes, work).await
         }
         "files" => {
-            let name = Glob::new(&pattern).map_err(|error| format!("pattern cannot be used: {error}"))?;
-            Ok(workspace.blocking(move |workspace| search_names(workspace, &name, &query)).await?.into())
+            let name = Glob::new(pattern).map_err(unusable)?;
+            let work = move |workspace: &Workspace, allowance: &Allowance| {
+                Ok(search_names(workspace, &name, &query, allowance)?.into())
+            };
+            workspace.within(limits.work_bytes, work).await
         }
         other => Err(ToolError::Call(format!("target must be content or files, not {other:?}"))),
     }
 }
 
-/// The files to search, in order of their paths. A path that is a file is searched alone.
-fn files(workspace: &Workspace, query: &Query) -> Result<Vec<String>, FileError> {
-    let paths = match workspace.walk(&query.path) {
+fn read_query(limits: &ToolLimits, arguments: &Arguments<'_>) -> Result<Query, ToolError> {
+    let read_glob = |text: &str| Glob::new(text).map_err(|error| format!("file_glob is no pattern: {error}"));
+    let output = match arguments.optional_text("output_mode")?.unwrap_or("content") {
+        "content" => OutputMode::Content,
+        "files_only" => OutputMode::FilesOnly,
+        "count" => OutputMode::Count,
+        other => {
+            let reason = format!("output_mode must be content, files_only or count, not {other:?}");
+            return Err(ToolError::Call(reason));
+        }
+    };
+    Ok(Query {
+        path: arguments.optional_text("path")?.unwrap_or(".").to_owned(),
+        glob: arguments.optional_text("file_glob")?.map(read_glob).transpose()?,
+        limit: arguments.number("limit")?.unwrap_or(DEFAULT_RESULTS).clamp(1, 1000) as usize,
+        offset: arguments.number("offset")?.unwrap_or(0).min(u32::MAX.into()) as usize,
+        n_context: arguments.number("context")?.unwrap_or(0).min(20) as usize,
+        output,
+        max_chars: limits.result_chars / 2,
+    })
+}
+
+/// The files to search, in order of their paths. A path that is a file is searched alone; what we saved ourselves is
+/// searched only where it is asked for.
+fn files(workspace: &Workspace, query: &Query, allowance: &Allowance) -> Result<Vec<String>, FileError> {
+    let paths = match workspace.walk(&query.path, allowance) {
         Err(FileError::Missing(_)) if workspace.read(&query.path, 0).is_ok() => vec![query.path.clone()],
         walked => walked?.into_iter().filter(|entry| !entry.is_dir).map(|entry| entry.path).collect(),
     };
-    let is_wanted = |path: &String| query.glob.as_ref().is_none_or(|glob| glob.matches(path));
+    let is_asked_for = workspace.place(&query.path)?.starts_with(DIRECTORY);
+    let is_wanted = |path: &String| {
+        let is_ours = path.strip_prefix(DIRECTORY).is_some_and(|below| below.starts_with('/'));
+        (is_asked_for || !is_ours) && query.glob.as_ref().is_none_or(|glob| glob.matches(path))
+    };
     Ok(paths.into_iter().filter(is_wanted).collect())
 }
 
-fn search_names(workspace: &Workspace, name: &Glob, query: &Query) -> Result<Value, FileError> {
-    let found: Vec<String> = files(workspace, query)?.into_iter().filter(|path| name.matches(path)).collect();
+fn search_names(
+    workspace: &Workspace,
+    name: &Glob,
+    query: &Query,
+    allowance: &Allowance,
+) -> Result<Value, FileError> {
+    let mut found = files(workspace, query, allowance)?;
+    found.retain(|path| name.matches(path));
     let n_found = found.len();
-    let page: Vec<String> = found.into_iter().skip(query.offset).take(query.limit).collect();
-    let truncated = query.offset + page.len() < n_found;
-    Ok(json!({ "files": page, "total_count": n_found, "truncated": truncated }))
+    Ok(page_of_files(found.into_iter(), n_found, query))
 }
 
-fn search_content(workspace: &Workspace, pattern: &regex::Regex, query: &Query) -> Result<Value, FileError> {
-    let mut n_matches = 0;
-    let mut lines = Vec::new();
-    for path in files(workspace, query)? {
-        // Files that vanish or cannot be read have nothing to show.
-        let Ok(file) = workspace.read(&path, MAX_SEARCHED) else { continue };
-        if search::is_binary(&file.bytes) {
-            continue;
-        }
-        for hit in search::hits(&String::from_utf8_lossy(&file.bytes), pattern, query.n_context) {
-            n_matches += usize::from(hit.is_match);
-            let page = query.offset + 1..=query.offset + query.limit;
-            if page.contains(&n_matches) {
-                lines.push(shown(&path, hit));
+fn page_of_files(files: impl Iterator<Item = String>, n_found: usize, query: &Query) -> Value {
+    let page: Vec<String> = files.skip(query.offset).take(query.limit).collect();
+    let truncated = query.offset + page.len() < n_found;
+    json!({ "files": page, "total_count": n_found, "truncated": truncated })
+}
+
+/// What a search found so far.
+#[derive(Default)]
+struct Found {
+    n_matches: usize,
+    lines: String,
+    is_full: bool,
+    /// How many lines match, by file.
+    counts: Vec<(String, usize)>,
+    /// Files of which only the beginning was searched.
+    n_partly: usize,
+}
+
+fn search_content(
+    workspace: &Workspace,
+    pattern: &Regex,
+    query: &Query,
+    allowance: &Allowance,
+) -> Result<Answer, FileError> {
+    let mut found = Found::default();
+    let paths = files(workspace, query, allowance)?;
+    let n_files = paths.len();
+    for (idx, path) in paths.into_iter().enumerate() {
+        match search_file(workspace, &path, pattern, query, allowance, &mut found) {
+            Err(FileError::Stopped(stopped @ Stopped::TooMuch(_))) => {
+                let mut answer = found.answer(query);
+                answer["truncated"] = Value::Bool(true);
+                answer["note"] = json!(format!("only {idx} of {n_files} files were searched: {stopped}"));
+                return Ok(Answer { reached: vec![TOOL_WORK], ..answer.into() });
             }
+            Err(FileError::Stopped(Stopped::Unwanted)) => return Err(Stopped::Unwanted.into()),
+            // Files that vanish or cannot be read have nothing to show.
+            Err(_) | Ok(()) => {}
         }
     }
-    let truncated = n_matches > query.offset + query.limit;
-    Ok(json!({ "matches": lines.join("\n"), "total_count": n_matches, "truncated": truncated }))
+    Ok(found.answer(query).into())
 }
 
-fn shown(path: &str, hit: Hit) -> String {
-    let sign = if hit.is_match { ':' } else { '-' };
-    format!("{path}{sign}{}{sign}{}", hit.line, hit.text)
+fn search_file(
+    workspace: &Workspace,
+    path: &str,
+    pattern: &Regex,
+    query: &Query,
+    allowance: &Allowance,
+    found: &mut Found,
+) -> Result<(), FileError> {
+    let file = workspace.read_within(path, MAX_SEARCHED, allowance)?;
+    if search::is_binary(&file.bytes) {
+        return Ok(());
+    }
+    found.n_partly += usize::from(file.n_bytes > file.bytes.len() as u64);
+    let text = String::from_utf8_lossy(&file.bytes);
+    let n_before = found.n_matches;
+    for hit in search::hits(&text, pattern, query.n_context, allowance)? {
+        found.take(path, hit, query);
+    }
+    if found.n_matches > n_before {
+        found.counts.push((path.to_owned(), found.n_matches - n_before));
+    }
+    Ok(())
+}
+
+impl Found {
+    fn take(&mut self, path: &str, hit: Hit<'_>, query: &Query) {
+        self.n_matches += usize::from(hit.is_match);
+        let page = query.offset + 1..=query.offset + query.limit;
+        if query.output != OutputMode::Content || self.is_full || !page.contains(&self.n_matches) {
+            return;
+        }
+        let sign = if hit.is_match { ':' } else { '-' };
+        let end = if self.lines.is_empty() { "" } else { "\n" };
+        self.lines.push_str(&format!("{end}{path}{sign}{}{sign}{}", hit.line, hit.text()));
+        self.is_full = self.lines.len() > query.max_chars;
+    }
+
+    fn answer(self, query: &Query) -> Value {
+        let page_end = query.offset + query.limit;
+        let n_files = self.counts.len();
+        let mut json = match query.output {
+            OutputMode::Content => {
+                let truncated = self.is_full || self.n_matches > page_end;
+                json!({ "matches": self.lines, "total_count": self.n_matches, "truncated": truncated })
+            }
+            OutputMode::FilesOnly => page_of_files(self.counts.into_iter().map(|it| it.0), n_files, query),
+            OutputMode::Count => {
+                let counts = self.counts.into_iter().skip(query.offset).take(query.limit);
+                let counts: Map<String, Value> = counts.map(|(path, count)| (path, json!(count))).collect();
+                json!({ "counts": counts, "total_count": self.n_matches, "truncated": n_files > page_end })
+            }
+        };
+        if self.n_partly > 0 {
+            let note = format!(
+                "of {} long files only the first {} MiB was searched",
+                self.n_partly,
+                MAX_SEARCHED >> 20
+            );
+            json["note"] = Value::String(note);
+        }
+        json
+    }
 }
 
 #[cfg(test)]
@@ -156,12 +306,21 @@ mod tests {
 
     #[test]
     fn lines_are_numbered_from_one() {
-        let all = numbered("a\nb\nc\n", 1, 500);
+        let all = numbered("a\nb\nc\n", 1, 500, 999);
         assert_eq!(all, json!({ "content": "1|a\n2|b\n3|c", "total_lines": 3, "truncated": false }));
-        let part = numbered("a\nb\nc\n", 2, 1);
+        let part = numbered("a\nb\nc\n", 2, 1, 999);
         assert_eq!(part["content"], "2|b");
         assert_eq!(part["hint"], "continue with offset 3");
-        assert_eq!(numbered("a\n", 9, 5)["hint"], "the file has only 1 lines");
-        assert_eq!(numbered("", 1, 5), json!({ "content": "", "total_lines": 0, "truncated": false }));
+        assert_eq!(numbered("a\n", 9, 5, 999)["hint"], "the file has only 1 lines");
+        assert_eq!(numbered("", 1, 5, 999), json!({ "content": "", "total_lines": 0, "truncated": false }));
+    }
+
+    #[test]
+    fn as_many_lines_are_read_as_may_be_shown() {
+        let text = "é".repeat(30) + "\n" + &"x\n".repeat(10);
+        let read = |offset, max| numbered(&text, offset, 500, max);
+        assert_eq!(read(1, 5)["content"], format!("1|{}", "é".repeat(30)));
+        assert_eq!(read(1, 5)["hint"], "continue with offset 2");
+        assert_eq!((&read(2, 8)["content"], &read(2, 8)["truncated"]), (&json!("2|x\n3|x"), &json!(true)));
     }
 }

@@ -5,6 +5,8 @@
 
 use regex::Regex;
 
+use super::search::{BadPattern, MAX_PATTERN, build};
+
 /// A pattern for paths.
 #[derive(Clone, Debug)]
 pub struct Glob {
@@ -14,10 +16,13 @@ pub struct Glob {
 
 impl Glob {
     /// Reads a pattern. One with a slash is compared with the whole path, another with the name alone.
-    pub fn new(pattern: &str) -> Result<Self, regex::Error> {
+    pub fn new(pattern: &str) -> Result<Self, BadPattern> {
         let pattern = pattern.trim_start_matches("./");
+        if pattern.len() > MAX_PATTERN {
+            return Err(BadPattern::TooLong);
+        }
         let whole_path = pattern.contains('/');
-        Ok(Self { regex: Regex::new(&format!("^(?s:{})$", translate(pattern)))?, whole_path })
+        Ok(Self { regex: build(&format!("^(?s:{})$", translate(pattern)))?, whole_path })
     }
 
     /// Whether a path, relative to the workspace, fits.

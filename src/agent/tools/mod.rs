@@ -1,32 +1,52 @@
 //! The tools a student calls: what they take, what they do in its sandbox, what they answer.
 //!
 //! `Toolbox::call` is the border: it never fails, because every failure is an answer the student
-//! can act on. The parts that only compute (cutting, patterns, replacing, diffs, searching) are
-//! pure and in files of their own; files are reached only through the sandbox's `Workspace`.
+//! can act on. The parts that only compute (cutting, patterns, lines, replacing, patches, searching)
+//! are pure and in files of their own; files are reached only through the sandbox's `Workspace`.
+//!
+//! Files are read and changed by us, not by programs in the sandbox: the kernel keeps every path below
+//! the workspace, no program of ours has to be shown in there, and what comes back is data that no
+//! process of the student could have touched. What that costs us is bounded: a call may go through so
+//! many bytes (`Allowance`), on a thread of its own that ends when nobody waits for it.
 
 pub mod cut;
 pub mod diff;
 mod files;
 pub mod glob;
+pub mod hunks;
+pub mod lines;
 mod patch;
 pub mod replace;
+mod saved;
 pub mod schema;
 pub mod search;
 mod terminal;
+pub mod v4a;
 
 use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
 use backsight_core::episode;
-use backsight_sandbox::{FileError, Sandbox, SandboxError};
+use backsight_sandbox::{FileError, Sandbox, SandboxError, Stopped};
 
+use hunks::HunkError;
+use replace::ReplaceError;
+use saved::{Saved, Whole};
 use schema::Arguments;
+
+/// The keys of limits that an episode can reach, as its record names them.
+const TOOL_WORK: &str = "tool_work_mb";
+const TOOL_MEMORY: &str = "tool_memory_mb";
+const SAVED_RESULTS: &str = "saved_results_mb";
+const FILE_TOOL_TIME: &str = "terminal_timeout";
+/// So much of a whole result is kept; a student can print without end.
+const STORED_CHARS: usize = 1_000_000;
 
 /// How much tools may take and say.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ToolLimits {
-    /// How long a command runs when the student does not say.
+    /// How long a command runs when the student does not say, and a file tool at most.
     pub terminal_timeout: Duration,
     /// How long it may run at most.
     pub max_timeout: Duration,
@@ -34,6 +54,24 @@ pub struct ToolLimits {
     pub output_chars: usize,
     /// How many characters any other answer may have.
     pub result_chars: usize,
+    /// How many bytes of text one call of a file tool may go through.
+    pub work_bytes: u64,
+    /// How many bytes of commands' output are held for one episode.
+    pub memory: usize,
+    /// How many bytes of results are saved in the workspace for one episode.
+    pub saved_bytes: u64,
+}
+
+impl ToolLimits {
+    /// How much is kept of the output of a command that is waited for.
+    fn capture(&self) -> usize {
+        self.memory / 8
+    }
+
+    /// How much is kept of one in the background; with all of them it is three quarters of the memory.
+    fn background_capture(&self) -> usize {
+        self.memory / 64
+    }
 }
 
 impl Default for ToolLimits {
@@ -43,12 +81,15 @@ impl Default for ToolLimits {
             max_timeout: Duration::from_secs(600),
             output_chars: 50_000,
             result_chars: 100_000,
+            work_bytes: 256 << 20,
+            memory: 32 << 20,
+            saved_bytes: 32 << 20,
         }
     }
 }
 
 /// What a tool answered.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ToolResult {
     /// What the student reads.
     pub content: String,
@@ -56,6 +97,10 @@ pub struct ToolResult {
     pub full: Option<String>,
     /// Whether the call failed, as opposed to having told of a failure.
     pub is_error: bool,
+    /// The limits it reached, by their keys.
+    pub reached: Vec<&'static str>,
+    /// What the student is told about where the whole text is.
+    note: Option<String>,
     /// Why no further call can succeed, if the sandbox is gone.
     pub broken: Option<String>,
 }
@@ -64,15 +109,7 @@ impl ToolResult {
     /// An answer that says why a call failed.
     pub fn error(reason: &str) -> Self {
         let content = json!({ "error": reason }).to_string();
-        Self { content, full: None, is_error: true, broken: None }
-    }
-
-    /// Keeps at most `max` characters, from the beginning and the end; the whole text stays beside them.
-    pub fn shorten(&mut self, max: usize) {
-        if let Some(cut) = cut::cut_middle(&self.content, max) {
-            let whole = std::mem::replace(&mut self.content, cut);
-            self.full.get_or_insert(whole);
-        }
+        Self { content, is_error: true, ..Self::default() }
     }
 }
 
@@ -81,6 +118,13 @@ impl ToolResult {
 pub enum ToolError {
     /// The call is wrong.
     Call(String),
+    /// A limit was reached.
+    Limit {
+        /// Its key.
+        key: &'static str,
+        /// What the student is told.
+        reason: String,
+    },
     /// The sandbox does not work.
     Sandbox(SandboxError),
 }
@@ -93,7 +137,34 @@ impl From<String> for ToolError {
 
 impl From<FileError> for ToolError {
     fn from(error: FileError) -> Self {
-        Self::Call(error.to_string())
+        match error {
+            FileError::Stopped(stopped) => Self::from(stopped),
+            error => Self::Call(error.to_string()),
+        }
+    }
+}
+
+impl From<Stopped> for ToolError {
+    fn from(stopped: Stopped) -> Self {
+        Self::Limit { key: TOOL_WORK, reason: stopped.to_string() }
+    }
+}
+
+impl From<ReplaceError> for ToolError {
+    fn from(error: ReplaceError) -> Self {
+        match error {
+            ReplaceError::Stopped(stopped) => stopped.into(),
+            error => Self::Call(error.to_string()),
+        }
+    }
+}
+
+impl From<HunkError> for ToolError {
+    fn from(error: HunkError) -> Self {
+        match error {
+            HunkError::Stopped(stopped) => stopped.into(),
+            error => Self::Call(error.to_string()),
+        }
     }
 }
 
@@ -106,15 +177,28 @@ impl From<SandboxError> for ToolError {
     }
 }
 
-/// An answer as JSON, and the whole text where a part of it was cut.
+impl ToolError {
+    fn result(self) -> ToolResult {
+        match self {
+            Self::Call(reason) => ToolResult::error(&reason),
+            Self::Limit { key, reason } => ToolResult { reached: vec![key], ..ToolResult::error(&reason) },
+            Self::Sandbox(error) => sandbox_error(&error),
+        }
+    }
+}
+
+/// An answer as JSON; where a part of it was cut, the whole text and a word about where that is; limits it reached.
+#[derive(Default)]
 struct Answer {
     json: Value,
     full: Option<String>,
+    note: Option<String>,
+    reached: Vec<&'static str>,
 }
 
 impl From<Value> for Answer {
     fn from(json: Value) -> Self {
-        Self { json, full: None }
+        Self { json, ..Self::default() }
     }
 }
 
@@ -126,12 +210,13 @@ pub const NAMES: [&str; 6] = ["terminal", "process", "read_file", "write_file", 
 pub struct Toolbox<'a> {
     sandbox: &'a Sandbox,
     limits: ToolLimits,
+    saved: Saved,
 }
 
 impl<'a> Toolbox<'a> {
     /// Tools that work in `sandbox`.
     pub fn new(sandbox: &'a Sandbox, limits: ToolLimits) -> Self {
-        Self { sandbox, limits }
+        Self { sandbox, limits, saved: Saved::default() }
     }
 
     /// Calls a tool. Whatever goes wrong is an answer.
@@ -141,28 +226,66 @@ impl<'a> Toolbox<'a> {
             Err(reason) => return ToolResult::error(&reason),
         };
         match self.dispatch(name, Arguments(&arguments)).await {
-            Ok(answer) => self.finish(answer),
-            Err(ToolError::Call(reason)) => ToolResult::error(&reason),
-            Err(ToolError::Sandbox(error)) => sandbox_error(&error),
+            Ok(answer) => self.finish(answer).await,
+            Err(error) => error.result(),
         }
     }
 
     async fn dispatch(&self, name: &str, arguments: Arguments<'_>) -> Result<Answer, ToolError> {
+        let (workspace, limits) = (self.sandbox.workspace(), &self.limits);
         match name {
-            "terminal" => terminal::terminal(self.sandbox, &self.limits, arguments).await,
-            "process" => terminal::process(self.sandbox, &self.limits, arguments).await,
-            "read_file" => files::read_file(self.sandbox.workspace(), arguments).await,
-            "write_file" => files::write_file(self.sandbox.workspace(), arguments).await,
-            "patch" => patch::patch(self.sandbox.workspace(), arguments).await,
-            _ => files::search_files(self.sandbox.workspace(), arguments).await,
+            "terminal" => terminal::terminal(self, arguments).await,
+            "process" => terminal::process(self, arguments).await,
+            "read_file" => self.in_time(files::read_file(workspace, limits, arguments)).await,
+            "write_file" => self.in_time(files::write_file(workspace, limits, arguments)).await,
+            "patch" => self.in_time(patch::patch(workspace, limits.work_bytes, arguments)).await,
+            _ => self.in_time(files::search_files(workspace, limits, arguments)).await,
         }
     }
 
-    fn finish(&self, answer: Answer) -> ToolResult {
-        let Answer { json, full } = answer;
-        let mut result = ToolResult { content: json.to_string(), full, is_error: false, broken: None };
-        result.shorten(self.limits.result_chars);
+    /// Waits for a file tool no longer than it may take; one that is not waited for ends.
+    async fn in_time(
+        &self,
+        work: impl Future<Output = Result<Answer, ToolError>>,
+    ) -> Result<Answer, ToolError> {
+        let late = |_| {
+            let reason = format!("this took longer than {} seconds", self.limits.terminal_timeout.as_secs());
+            Err(ToolError::Limit { key: FILE_TOOL_TIME, reason })
+        };
+        tokio::time::timeout(self.limits.terminal_timeout, work).await.unwrap_or_else(late)
+    }
+
+    async fn finish(&self, answer: Answer) -> ToolResult {
+        let Answer { json, full, note, reached } = answer;
+        let full = full.map(|full| cut::cut_middle(&full, STORED_CHARS, "").unwrap_or(full));
+        let mut result =
+            ToolResult { content: json.to_string(), full, note, reached, ..ToolResult::default() };
+        self.shorten(&mut result, self.limits.result_chars).await;
         result
+    }
+
+    /// Keeps at most `max` characters of a result, from the beginning and the end. The whole text stays beside them,
+    /// and is saved where it was not yet.
+    pub async fn shorten(&self, result: &mut ToolResult, max: usize) {
+        if !cut::is_longer(&result.content, max) {
+            return;
+        }
+        let note = match result.note.take() {
+            Some(note) => note,
+            None => self.save(&result.content, &mut result.reached).await,
+        };
+        if let Some(cut) = cut::cut_middle(&result.content, max, &note) {
+            let whole = std::mem::replace(&mut result.content, cut);
+            result.full.get_or_insert(whole);
+        }
+        result.note = Some(note);
+    }
+
+    /// Saves a text that cannot be shown whole; what the student is told about where it is.
+    async fn save(&self, text: &str, reached: &mut Vec<&'static str>) -> String {
+        let whole = self.saved.save(self.sandbox.workspace(), text, self.limits.saved_bytes).await;
+        reached.extend(matches!(whole, Whole::Full(_)).then_some(SAVED_RESULTS));
+        whole.note()
     }
 }
 

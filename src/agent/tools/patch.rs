@@ -1,66 +1,187 @@
-//! `patch`: replaces text in a file, or applies a unified diff to several.
+//! `patch`: replaces text in a file, or applies a patch to several.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 use serde_json::json;
 
-use backsight_sandbox::{FileError, Workspace};
+use backsight_sandbox::{Allowance, FileError, Workspace};
 
-use super::diff::{self, FileDiff};
-use super::files::read_text;
-use super::replace::{Match, replace};
+use super::diff::{self, Change, FileDiff, Hunk};
+use super::files::{MAX_FILE, read_text};
+use super::lines::Way;
+use super::replace::{Replacement, replace};
 use super::schema::Arguments;
-use super::{Answer, ToolError};
+use super::{Answer, ToolError, hunks, v4a};
+
+/// No further file's change is shown behind so many bytes.
+const MAX_DIFF: usize = 50_000;
 
 /// Changes files.
-pub(super) async fn patch(workspace: &Workspace, arguments: Arguments<'_>) -> Result<Answer, ToolError> {
+pub(super) async fn patch(
+    workspace: &Workspace,
+    max_work: u64,
+    arguments: Arguments<'_>,
+) -> Result<Answer, ToolError> {
     let default = if arguments.0.contains_key("patch") { "patch" } else { "replace" };
     match arguments.optional_text("mode")?.unwrap_or(default) {
-        "replace" => replace_in_file(workspace, arguments).await,
-        "patch" => apply_diff(workspace, arguments).await,
+        "replace" => replace_in_file(workspace, max_work, arguments).await,
+        "patch" => {
+            let patch = arguments.text("patch")?.to_owned();
+            workspace.within(max_work, move |workspace, allowance| apply(workspace, allowance, &patch)).await
+        }
         other => Err(ToolError::Call(format!("mode must be replace or patch, not {other:?}"))),
     }
 }
 
-async fn replace_in_file(workspace: &Workspace, arguments: Arguments<'_>) -> Result<Answer, ToolError> {
-    let path = arguments.text("path")?.to_owned();
-    let (old, new) = (arguments.text("old_string")?, arguments.text("new_string")?);
+async fn replace_in_file(
+    workspace: &Workspace,
+    max_work: u64,
+    arguments: Arguments<'_>,
+) -> Result<Answer, ToolError> {
+    let owned = |name| arguments.text(name).map(str::to_owned);
+    let (path, old, new) = (owned("path")?, owned("old_string")?, owned("new_string")?);
     let all = arguments.flag("replace_all")?;
-    let file = path.clone();
-    let text = workspace.blocking(move |workspace| read_text(workspace, &file)).await?;
-    let replaced = replace(&text, old, new, all).map_err(|error| error.to_string())?;
-    let shown = diff::show(&path, &text, &replaced.text);
-    let mut json =
-        json!({ "success": true, "diff": shown, "files_modified": [path], "places": replaced.n_places });
-    if replaced.by != Match::Exact {
-        json["note"] = json!("old_string was not there exactly; lines alike were replaced, check the diff");
-    }
-    workspace.blocking(move |workspace| workspace.write(&path, replaced.text.as_bytes())).await?;
+    let work = move |workspace: &Workspace, allowance: &Allowance| {
+        let text = read_text(workspace, &path, allowance)?;
+        let wish = Replacement { old: &old, new: &new, all, max_len: MAX_FILE as usize };
+        let replaced = replace(&text, wish, allowance)?;
+        let shown = diff::show(&path, &text, &replaced.text);
+        workspace.write(&path, replaced.text.as_bytes())?;
+        let mut json =
+            json!({ "success": true, "diff": shown, "files_modified": [path], "places": replaced.n_places });
+        if replaced.by != Way::Exact {
+            json["note"] =
+                json!("old_string was not there exactly; lines alike were replaced, check the diff");
+        }
+        Ok(json.into())
+    };
+    workspace.within(max_work, work).await
+}
+
+/// Applies a patch of either kind. Nothing is written before everything fits.
+fn apply(workspace: &Workspace, allowance: &Allowance, patch: &str) -> Result<Answer, ToolError> {
+    let parse = if v4a::is_v4a(patch) { v4a::parse } else { diff::parse };
+    let files = parse(patch).map_err(|error| error.to_string())?;
+    let room = MAX_FILE as usize;
+    let mut draft = Draft { workspace, allowance, texts: BTreeMap::new(), room, told: Told::default() };
+    files.into_iter().try_for_each(|file| draft.change(file))?;
+    let Told { diff, created, modified, deleted } = std::mem::take(&mut draft.told);
+    draft.write()?;
+    let json = json!({
+        "success": true,
+        "diff": diff,
+        "files_created": created,
+        "files_modified": modified,
+        "files_deleted": deleted,
+    });
     Ok(json.into())
 }
 
-async fn apply_diff(workspace: &Workspace, arguments: Arguments<'_>) -> Result<Answer, ToolError> {
-    let files = diff::parse(arguments.text("patch")?).map_err(|error| error.to_string())?;
-    let mut changes = Vec::new();
-    for file in files {
-        changes.push(change(workspace, file).await?);
-    }
-    // Nothing is written before everything fits.
-    let shown: String = changes.iter().map(|(path, old, new)| diff::show(path, old, new)).collect();
-    let paths: Vec<String> = changes.iter().map(|(path, ..)| path.clone()).collect();
-    for (path, _, new) in changes {
-        workspace.blocking(move |workspace| workspace.write(&path, new.as_bytes())).await?;
-    }
-    Ok(json!({ "success": true, "diff": shown, "files_modified": paths }).into())
+/// What the student is told about a patch.
+#[derive(Default)]
+struct Told {
+    diff: String,
+    created: Vec<String>,
+    modified: Vec<String>,
+    deleted: Vec<String>,
 }
 
-/// A file's path, old and new text.
-async fn change(workspace: &Workspace, file: FileDiff) -> Result<(String, String, String), ToolError> {
-    let path = file.path.clone();
-    let read = workspace.blocking(move |workspace| read_text(workspace, &path)).await;
-    let old = match (read, file.is_new) {
-        (Err(FileError::Missing(_)), true) => String::new(),
-        (Ok(_), true) => return Err(ToolError::Call(format!("{} exists already", file.path))),
-        (read, _) => read?,
-    };
-    let new = diff::apply(&old, &file).map_err(|error| error.to_string())?;
-    Ok((file.path, old, new))
+impl Told {
+    fn show(&mut self, path: &str, old: &str, new: &str) {
+        if self.diff.len() < MAX_DIFF {
+            self.diff.push_str(&diff::show(path, old, new));
+        }
+    }
+}
+
+/// The files of a patch as it leaves them, before anything is written; nothing where one is removed.
+struct Draft<'a> {
+    workspace: &'a Workspace,
+    allowance: &'a Allowance,
+    texts: BTreeMap<PathBuf, (String, Option<String>)>,
+    /// How many bytes of text may still be held.
+    room: usize,
+    told: Told,
+}
+
+impl Draft<'_> {
+    fn change(&mut self, file: FileDiff) -> Result<(), ToolError> {
+        let FileDiff { path, change } = file;
+        match change {
+            Change::Add(text) => {
+                self.told.show(&path, "", &text);
+                self.add(&path, text)?;
+                self.told.created.push(path);
+            }
+            Change::Delete => {
+                let old = self.take(&path)?;
+                self.told.show(&path, &old, "");
+                self.told.deleted.push(path);
+            }
+            Change::Update { hunks, to } => self.update(path, &hunks, to)?,
+        }
+        Ok(())
+    }
+
+    fn update(&mut self, path: String, hunks: &[Hunk], to: Option<String>) -> Result<(), ToolError> {
+        let old = self.take(&path)?;
+        let new = hunks::apply(&path, &old, hunks, self.allowance)?;
+        self.told.show(&path, &old, &new);
+        match to {
+            Some(to) => {
+                self.add(&to, new)?;
+                self.told.modified.push(format!("{path} -> {to}"));
+            }
+            None => {
+                self.put(&path, Some(new))?;
+                self.told.modified.push(path);
+            }
+        }
+        Ok(())
+    }
+
+    /// A file's text as the patch has left it so far; the file is gone until it is put again.
+    fn take(&mut self, path: &str) -> Result<String, ToolError> {
+        let text = match self.texts.get_mut(&self.workspace.place(path)?) {
+            Some((_, text)) => text.take().ok_or_else(|| FileError::Missing(path.to_owned()))?,
+            None => read_text(self.workspace, path, self.allowance)?,
+        };
+        self.put(path, None)?;
+        Ok(text)
+    }
+
+    fn put(&mut self, path: &str, text: Option<String>) -> Result<(), ToolError> {
+        let too_much = || format!("the files of this patch have more than {} MiB together", MAX_FILE >> 20);
+        let n_bytes = text.as_ref().map_or(0, String::len);
+        self.room = self.room.checked_sub(n_bytes).ok_or_else(too_much)?;
+        self.texts.insert(self.workspace.place(path)?, (path.to_owned(), text));
+        Ok(())
+    }
+
+    /// Puts a file where none may be.
+    fn add(&mut self, path: &str, text: String) -> Result<(), ToolError> {
+        let is_free = match self.texts.get(&self.workspace.place(path)?) {
+            Some((_, text)) => text.is_none(),
+            None => match self.workspace.read_within(path, 0, self.allowance) {
+                Err(FileError::Missing(_)) => true,
+                Err(error) => return Err(error.into()),
+                Ok(_) => false,
+            },
+        };
+        match is_free {
+            true => self.put(path, Some(text)),
+            false => Err(ToolError::Call(format!("{path} exists already"))),
+        }
+    }
+
+    /// Writes what there is to write, then removes what is gone.
+    fn write(self) -> Result<(), FileError> {
+        let (written, removed): (Vec<_>, Vec<_>) =
+            self.texts.into_values().partition(|(_, text)| text.is_some());
+        for (path, text) in written {
+            self.workspace.write(&path, text.unwrap_or_default().as_bytes())?;
+        }
+        removed.into_iter().try_for_each(|(path, _)| self.workspace.remove(&path))
+    }
 }

@@ -1,26 +1,18 @@
-//! Finds the text a student wants replaced, also when it was not quoted exactly.
+//! Replaces the text a student names, also when it was not quoted exactly.
 //!
-//! Pure. The exact text comes first. If it is nowhere, whole lines are compared, each time with
-//! less care: without trailing white space, without indentation, with white space collapsed, with
-//! typographic signs made plain. The first way that finds something decides; if it finds more than
-//! one place and not all are wanted, that is an error, not a guess.
+//! Pure. The exact text comes first. If it is nowhere, whole lines are compared, each time with less care (see
+//! `lines`). The first way that finds something decides; if it finds more than one place and not all are wanted, that
+//! is an error, not a guess. Time is linear in the text, and so is the new text.
 
+use std::collections::HashSet;
 use std::ops::Range;
 
-/// How the text was found.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Match {
-    /// As it was given.
-    Exact,
-    /// Without white space at the ends of lines.
-    LineEnds,
-    /// Without indentation; the new text was indented alike.
-    Indentation,
-    /// With white space collapsed.
-    WhiteSpace,
-    /// With quotes, dashes and spaces made plain.
-    Typography,
-}
+use backsight_sandbox::{Allowance, Stopped};
+
+use super::lines::{Place, Runs, WAYS, Way, indentation, reindent};
+
+/// In more places nothing is replaced.
+const MAX_PLACES: usize = 100_000;
 
 /// A text with replacements made.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,7 +22,7 @@ pub struct Replaced {
     /// In how many places.
     pub n_places: usize,
     /// How they were found.
-    pub by: Match,
+    pub by: Way,
 }
 
 /// Why nothing was replaced. Worded for the student, who can act on it.
@@ -48,135 +40,128 @@ pub enum ReplaceError {
     /// It is in several places.
     #[error("old_string was found in {0} places; add lines around it, or set replace_all")]
     Ambiguous(usize),
+    /// It is in far too many places.
+    #[error("old_string is in more than {MAX_PLACES} places; use the terminal")]
+    TooMany,
+    /// The new text would be too long.
+    #[error("the file would have more than {} MiB; use the terminal", .0 >> 20)]
+    TooLong(usize),
+    /// It would be too much work, or nobody waits for it.
+    #[error(transparent)]
+    Stopped(#[from] Stopped),
 }
 
 fn nearest(line: &Option<String>) -> String {
     line.as_ref().map_or(String::new(), |line| format!(" (the nearest line is {line:?})"))
 }
 
-/// Replaces `old` by `new` in `text`: in the only place it is in, or in all.
-pub fn replace(text: &str, old: &str, new: &str, all: bool) -> Result<Replaced, ReplaceError> {
-    if old.is_empty() {
+/// What to replace by what.
+#[derive(Clone, Copy, Debug)]
+pub struct Replacement<'a> {
+    /// The text to find.
+    pub old: &'a str,
+    /// The text to put there.
+    pub new: &'a str,
+    /// Whether it may be in several places.
+    pub all: bool,
+    /// How many bytes the new text may have.
+    pub max_len: usize,
+}
+
+/// Replaces a text in the only place it is in, or in all.
+pub fn replace(text: &str, wish: Replacement<'_>, allowance: &Allowance) -> Result<Replaced, ReplaceError> {
+    if wish.old.is_empty() {
         return Err(ReplaceError::Empty);
     }
-    if old == new {
+    if wish.old == wish.new {
         return Err(ReplaceError::Same);
     }
-    let exact: Vec<Range<usize>> = text.match_indices(old).map(|(at, _)| at..at + old.len()).collect();
-    let (places, by) = if exact.is_empty() { similar(text, old) } else { (exact, Match::Exact) };
+    let exact = exact(text, wish.old, allowance)?;
+    let (places, by) =
+        if exact.is_empty() { similar(text, wish.old, allowance)? } else { (exact, Way::Exact) };
     match places.len() {
-        0 => Err(ReplaceError::NotFound(nearest_line(text, old))),
-        n_places if n_places > 1 && !all => Err(ReplaceError::Ambiguous(n_places)),
-        n_places => Ok(Replaced { text: put(text, &places, old, new, by), n_places, by }),
+        0 => Err(ReplaceError::NotFound(nearest_line(text, wish.old, allowance)?)),
+        n_places if n_places > 1 && !wish.all => Err(ReplaceError::Ambiguous(n_places)),
+        n_places => Ok(Replaced { text: put(text, &places, wish, by)?, n_places, by }),
     }
 }
 
-type Normalise = fn(&str) -> String;
-
-const WAYS: &[(Match, Normalise)] = &[
-    (Match::LineEnds, |line| line.trim_end().to_owned()),
-    (Match::Indentation, |line| line.trim().to_owned()),
-    (Match::WhiteSpace, collapse),
-    (Match::Typography, |line| collapse(&line.chars().map(plain).collect::<String>())),
-];
-
-fn collapse(line: &str) -> String {
-    line.split_whitespace().collect::<Vec<_>>().join(" ")
+fn exact(text: &str, old: &str, allowance: &Allowance) -> Result<Vec<Range<usize>>, ReplaceError> {
+    allowance.spend(text.len())?;
+    let mut found = Vec::new();
+    for (at, _) in text.match_indices(old) {
+        take(&mut found, at..at + old.len())?;
+    }
+    Ok(found)
 }
 
-fn plain(c: char) -> char {
-    match c {
-        '\u{2018}' | '\u{2019}' | '\u{201b}' => '\'',
-        '\u{201c}' | '\u{201d}' | '\u{201f}' => '"',
-        '\u{2010}'..='\u{2015}' | '\u{2212}' => '-',
-        '\u{a0}' | '\u{202f}' => ' ',
-        c => c,
+fn take(found: &mut Vec<Range<usize>>, place: Range<usize>) -> Result<(), ReplaceError> {
+    if found.len() == MAX_PLACES {
+        return Err(ReplaceError::TooMany);
     }
+    found.push(place);
+    Ok(())
 }
 
 /// The places where whole lines are like those of `old`, by the first way that finds any.
-fn similar(text: &str, old: &str) -> (Vec<Range<usize>>, Match) {
-    for (by, normalise) in WAYS {
-        let wanted: Vec<String> = old.trim_matches('\n').lines().map(normalise).collect();
-        let places = windows(text, &wanted, *normalise);
-        if !places.is_empty() && wanted.iter().any(|line| !line.is_empty()) {
-            return (places, *by);
+fn similar(text: &str, old: &str, allowance: &Allowance) -> Result<(Vec<Range<usize>>, Way), ReplaceError> {
+    let wanted: Vec<&str> = old.trim_matches('\n').lines().collect();
+    // Blank lines alone are everywhere.
+    let is_blank = wanted.iter().all(|line| line.trim().is_empty());
+    for way in WAYS.into_iter().skip(1).filter(|_| !is_blank) {
+        let mut found: Vec<Range<usize>> = Vec::new();
+        for run in Runs::new(text, Place::default(), &wanted, way, allowance) {
+            let place = run?.bytes;
+            if found.last().is_none_or(|last| last.end <= place.start) {
+                take(&mut found, place)?;
+            }
+        }
+        if !found.is_empty() {
+            return Ok((found, way));
         }
     }
-    (Vec::new(), Match::Exact)
+    Ok((Vec::new(), Way::Exact))
 }
 
-/// Where runs of lines of `text`, normalised, equal `wanted`; without the last line's end.
-fn windows(text: &str, wanted: &[String], normalise: Normalise) -> Vec<Range<usize>> {
-    let lines = lines(text);
-    let normal: Vec<String> = lines.iter().map(|line| normalise(&text[line.clone()])).collect();
-    let mut places = Vec::new();
-    let mut at = 0;
-    while at + wanted.len() <= lines.len() && !wanted.is_empty() {
-        if normal[at..at + wanted.len()] == *wanted {
-            places.push(lines[at].start..lines[at + wanted.len() - 1].end);
-            at += wanted.len();
-        } else {
-            at += 1;
-        }
-    }
-    places
-}
-
-/// The ranges of the lines of a text, without their ends.
-fn lines(text: &str) -> Vec<Range<usize>> {
-    let mut start = 0;
-    text.split_inclusive('\n')
-        .map(|line| {
-            let range = start..start + line.trim_end_matches(['\n', '\r']).len();
-            start += line.len();
-            range
-        })
-        .collect()
-}
-
-fn put(text: &str, places: &[Range<usize>], old: &str, new: &str, by: Match) -> String {
+fn put(text: &str, places: &[Range<usize>], wish: Replacement<'_>, by: Way) -> Result<String, ReplaceError> {
     let mut result = String::new();
     let mut end = 0;
+    let given = indentation(wish.old.trim_matches('\n'));
     for place in places {
         result.push_str(&text[end..place.start]);
-        let found = &text[place.clone()];
-        result.push_str(&if by == Match::Exact { new.to_owned() } else { fit(found, old, new) });
+        match by {
+            Way::Exact => result.push_str(wish.new),
+            _ => result.push_str(&fit(&text[place.clone()], given, wish.new)),
+        }
+        if result.len() > wish.max_len {
+            return Err(ReplaceError::TooLong(wish.max_len));
+        }
         end = place.end;
     }
     result.push_str(&text[end..]);
-    result
+    if result.len() > wish.max_len { Err(ReplaceError::TooLong(wish.max_len)) } else { Ok(result) }
 }
 
-/// `new` for a place that holds whole lines: without surrounding line ends, and indented as the
-/// place is compared with `old`.
-fn fit(found: &str, old: &str, new: &str) -> String {
-    let (there, given) = (indentation(found), indentation(old.trim_matches('\n')));
-    let new = new.trim_matches('\n');
-    let indented = |line: &str| {
-        if line.trim().is_empty() {
-            return line.trim_end().to_owned();
-        }
-        match line.strip_prefix(given) {
-            Some(rest) => format!("{there}{rest}"),
-            None => line.to_owned(),
-        }
-    };
-    new.lines().map(indented).collect::<Vec<_>>().join("\n")
-}
-
-/// The white space before the first line that is not blank.
-fn indentation(text: &str) -> &str {
-    let line = text.lines().find(|line| !line.trim().is_empty()).unwrap_or("");
-    &line[..line.len() - line.trim_start().len()]
+/// `new` for a place that holds whole lines: without surrounding line ends, and indented as the place is.
+fn fit(found: &str, given: &str, new: &str) -> String {
+    let there = indentation(found);
+    let lines = new.trim_matches('\n').lines().map(|line| reindent(line, given, there));
+    lines.collect::<Vec<_>>().join("\n")
 }
 
 /// The line of `text` that has most words of the first line of `old`.
-fn nearest_line(text: &str, old: &str) -> Option<String> {
-    let wanted: Vec<&str> = old.lines().find(|line| !line.trim().is_empty())?.split_whitespace().collect();
-    let shared = |line: &str| line.split_whitespace().filter(|word| wanted.contains(word)).count();
-    let best = text.lines().max_by_key(|line| shared(line)).filter(|line| shared(line) > 0)?;
-    Some(best.trim().chars().take(200).collect())
+fn nearest_line(text: &str, old: &str, allowance: &Allowance) -> Result<Option<String>, Stopped> {
+    let first = old.lines().find(|line| !line.trim().is_empty()).unwrap_or("");
+    let wanted: HashSet<&str> = first.split_whitespace().collect();
+    let mut best = (0, "");
+    for line in text.lines() {
+        allowance.spend(line.len() + 1)?;
+        let n_shared = line.split_whitespace().filter(|word| wanted.contains(word)).count();
+        if n_shared >= best.0 {
+            best = (n_shared, line);
+        }
+    }
+    Ok((best.0 > 0).then(|| best.1.trim().chars().take(200).collect()))
 }
 
 #[cfg(test)]
@@ -185,8 +170,8 @@ mod tests {
 
     use super::*;
 
-    fn check(text: &str, old: &str, new: &str, all: bool, expected: Result<(&str, usize, Match), &str>) {
-        let result = replace(text, old, new, all);
+    fn check(text: &str, old: &str, new: &str, all: bool, expected: Result<(&str, usize, Way), &str>) {
+        let result = replace(text, Replacement { old, new, all, max_len: 1000 }, &Allowance::new(1 << 20));
         let got =
             result.as_ref().map(|it| (it.text.as_str(), it.n_places, it.by)).map_err(ToString::to_string);
         assert_eq!(got, expected.map_err(str::to_owned), "{old:?} in {text:?}");
@@ -194,10 +179,10 @@ mod tests {
 
     #[test]
     fn exact_text_is_replaced() {
-        check("a b a", "b", "c", false, Ok(("a c a", 1, Match::Exact)));
-        check("a b a", "a", "c", true, Ok(("c b c", 2, Match::Exact)));
-        check("x\n  y\n", "  y", "  z", false, Ok(("x\n  z\n", 1, Match::Exact)));
-        check("abc", "b", "", false, Ok(("ac", 1, Match::Exact)));
+        check("a b a", "b", "c", false, Ok(("a c a", 1, Way::Exact)));
+        check("a b a", "a", "c", true, Ok(("c b c", 2, Way::Exact)));
+        check("x\n  y\n", "  y", "  z", false, Ok(("x\n  z\n", 1, Way::Exact)));
+        check("abc", "b", "", false, Ok(("ac", 1, Way::Exact)));
     }
 
     #[test]
@@ -230,21 +215,21 @@ mod tests {
 
     #[test]
     fn lines_are_found_with_less_and_less_care() {
-        check("a  \nb\nc\n", "a\nb", "x", false, Ok(("x\nc\n", 1, Match::LineEnds)));
+        check("a  \nb\nc\n", "a\nb", "x", false, Ok(("x\nc\n", 1, Way::LineEnds)));
         check(
             "    if x:\n        y()\n",
             "if x:\n    y()",
             "if z:\n    y()",
             false,
-            Ok(("    if z:\n        y()\n", 1, Match::Indentation)),
+            Ok(("    if z:\n        y()\n", 1, Way::Indentation)),
         );
-        check("a =  1\n", "a  = 1", "a = 2", false, Ok(("a = 2\n", 1, Match::WhiteSpace)));
+        check("a =  1\n", "a  = 1", "a = 2", false, Ok(("a = 2\n", 1, Way::WhiteSpace)));
         check(
             "say(\u{201c}hi\u{201d})\n",
             "say(\"hi\")",
             "say(\"ho\")",
             false,
-            Ok(("say(\"ho\")\n", 1, Match::Typography)),
+            Ok(("say(\"ho\")\n", 1, Way::Typography)),
         );
     }
 
@@ -259,15 +244,45 @@ mod tests {
         );
     }
 
+    /// What took time quadratic in the text: many lines that begin as the wanted ones do, and many wanted words.
+    #[test]
+    fn work_is_linear_in_the_text() {
+        let text = "x\n".repeat(50_000);
+        let old = "x\n".repeat(5000) + &"y ".repeat(50_000);
+        let wish = Replacement { old: &old, new: "z", all: false, max_len: 1 << 20 };
+        // Read once exactly, once in each other way, once for the nearest line.
+        let allowance = Allowance::new(6 * text.len() as u64);
+        assert_eq!(replace(&text, wish, &allowance), Err(ReplaceError::NotFound(Some("x".to_owned()))));
+        let little = Allowance::new(3 * text.len() as u64);
+        let stopped = replace(&text, wish, &little).map_err(|error| error.to_string());
+        assert_eq!(
+            stopped,
+            Err("this would go through more than 0 MiB of text; ask for less, or use the terminal".to_owned())
+        );
+    }
+
+    #[test]
+    fn the_new_text_is_bounded() {
+        let text = "a".repeat(1000);
+        let new = "b".repeat(1000);
+        let wish = Replacement { old: "a", new: &new, all: true, max_len: 1 << 16 };
+        assert_eq!(replace(&text, wish, &Allowance::new(1 << 20)), Err(ReplaceError::TooLong(1 << 16)));
+        let everywhere = "a".repeat(MAX_PLACES + 1);
+        let wish = Replacement { max_len: 1 << 30, ..wish };
+        assert_eq!(replace(&everywhere, wish, &Allowance::new(1 << 20)), Err(ReplaceError::TooMany));
+    }
+
     proptest! {
         #[test]
         fn nothing_panics(text in "[ab \n\té]*", old in "[ab \n\té]*", new in "[ab \n\té]*", all: bool) {
-            let _ = replace(&text, &old, &new, all);
+            let wish = Replacement { old: &old, new: &new, all, max_len: 100 };
+            let _ = replace(&text, wish, &Allowance::new(1 << 20));
         }
 
         #[test]
         fn exact_replacement_is_that_of_the_standard_library(text in "[ab\n]*", new in "[xy]*") {
-            if let Ok(replaced) = replace(&text, "a", &new, true) {
+            let wish = Replacement { old: "a", new: &new, all: true, max_len: 1 << 20 };
+            if let Ok(replaced) = replace(&text, wish, &Allowance::new(1 << 20)) {
                 prop_assert_eq!(replaced.text, text.replace('a', &new));
             }
         }

@@ -24,7 +24,8 @@ fn tool(name: &str, description: &str, properties: Value, required: &[&str]) -> 
 }
 
 const TERMINAL: &str = "Run a shell command in the workspace. Every command starts a new shell there; files and \
-                        background processes persist. Returns the combined output and the exit code.";
+                        background processes persist. Returns the combined output and the exit code. Of a long output \
+                        the middle is left out and all of it is saved in a file that read_file can read.";
 
 fn terminal(network: bool) -> Value {
     let about = if network { TERMINAL.to_owned() } else { format!("{TERMINAL} There is no network.") };
@@ -34,7 +35,7 @@ fn terminal(network: bool) -> Value {
         json!({
             "command": { "type": "string", "description": "The command line." },
             "timeout": { "type": "integer", "minimum": 1, "description": "Seconds after which the command is killed." },
-            "background": { "type": "boolean", "description": "Leave it running and return its id; see the process tool." },
+            "background": { "type": "boolean", "description": "Leave it running and return its session_id; see the process tool." },
             "workdir": { "type": "string", "description": "Directory to start in; the workspace if absent." },
         }),
         &["command"],
@@ -44,14 +45,20 @@ fn terminal(network: bool) -> Value {
 fn process() -> Value {
     tool(
         "process",
-        "Look after commands started in the background with the terminal tool.",
+        "Look after processes started in the background with the terminal tool.",
         json!({
             "action": {
                 "type": "string",
-                "enum": ["list", "poll", "kill"],
-                "description": "list all, poll one for its output and state, or kill one.",
+                "enum": ["list", "poll", "log", "wait", "kill", "write", "submit", "close"],
+                "description": "list all; poll one for its state and the end of its output; log: lines of its output; \
+                                wait for its end; kill it; write data to its standard input; submit: the same with a \
+                                line end; close its standard input.",
             },
-            "id": { "type": "integer", "description": "The background command's id, for poll and kill." },
+            "session_id": { "type": "string", "description": "The process, for every action but list." },
+            "data": { "type": "string", "description": "For write and submit: the text." },
+            "timeout": { "type": "integer", "minimum": 1, "description": "For wait: seconds to wait at most." },
+            "offset": { "type": "integer", "minimum": 0, "description": "For log: lines to skip; without it the last lines are shown." },
+            "limit": { "type": "integer", "minimum": 1, "maximum": 2000, "default": 200, "description": "For log: how many lines." },
         }),
         &["action"],
     )
@@ -82,18 +89,22 @@ fn write_file() -> Value {
     )
 }
 
+const PATCH: &str = "For patch: the patch, or a unified diff.\n*** Begin Patch\n*** Update File: path\n@@ a line above \
+                     the change\n context line\n-old line\n+new line\n*** Add File: path\n+line\n*** Delete File: \
+                     path\n*** Move File: path -> new path\n*** End Patch";
+
 fn patch() -> Value {
     tool(
         "patch",
-        "Change part of a file. Either replace one piece of text by another (small differences in white space \
-         are forgiven), or apply a unified diff to one or more files. Returns the change as a diff.",
+        "Change files. Either replace one piece of text in a file by another (small differences in white space are \
+         forgiven), or apply a patch that changes, adds, deletes or moves files. Returns the change as a diff.",
         json!({
             "mode": { "type": "string", "enum": ["replace", "patch"], "default": "replace" },
             "path": { "type": "string", "description": "For replace: path of the file." },
             "old_string": { "type": "string", "description": "For replace: the text to find; must be in one place only." },
             "new_string": { "type": "string", "description": "For replace: the text to put there." },
             "replace_all": { "type": "boolean", "default": false, "description": "For replace: replace every place." },
-            "patch": { "type": "string", "description": "For patch: a unified diff." },
+            "patch": { "type": "string", "description": PATCH },
         }),
         &[],
     )
@@ -106,10 +117,16 @@ fn search_files() -> Value {
         json!({
             "pattern": { "type": "string", "description": "A regular expression (content) or a pattern such as *.py (files)." },
             "target": { "type": "string", "enum": ["content", "files"], "default": "content" },
-            "path": { "type": "string", "default": ".", "description": "Directory to search." },
+            "path": { "type": "string", "default": ".", "description": "Directory or file to search." },
             "file_glob": { "type": "string", "description": "Search only files whose name matches, such as *.py." },
             "limit": { "type": "integer", "minimum": 1, "default": 50, "description": "How many results." },
             "offset": { "type": "integer", "minimum": 0, "default": 0, "description": "How many results to skip." },
+            "output_mode": {
+                "type": "string",
+                "enum": ["content", "files_only", "count"],
+                "default": "content",
+                "description": "For content: lines that match, only the files they are in, or how many are in each.",
+            },
             "context": { "type": "integer", "minimum": 0, "default": 0, "description": "Lines to show around each match." },
         }),
         &["pattern"],

@@ -5,38 +5,83 @@
 
 use regex::{Regex, RegexBuilder};
 
-/// Lines longer than this are cut.
+use backsight_sandbox::{Allowance, Stopped};
+
+/// Of longer lines so many characters are shown.
 const MAX_LINE: usize = 500;
-/// A compiled pattern may take this much memory.
-const MAX_REGEX: usize = 1 << 20;
+/// Of longer lines so many bytes are searched: nobody can interrupt the search of one.
+const MAX_SEARCHED: usize = 64 << 10;
+/// A compiled pattern may take this much memory, and search takes time in proportion.
+const MAX_REGEX: usize = 256 << 10;
+/// No longer pattern is read.
+pub(super) const MAX_PATTERN: usize = 2000;
+
+/// Why a pattern cannot be used. Worded for the student, who can act on it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BadPattern {
+    /// It is very long.
+    #[error("it has more than {MAX_PATTERN} bytes")]
+    TooLong,
+    /// It is no pattern, or one that needs too much.
+    #[error("{0}")]
+    Unusable(String),
+}
 
 /// A line that was found, or one around it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Hit {
+pub struct Hit<'a> {
     /// Its number, from 1.
     pub line: usize,
-    /// What it says.
-    pub text: String,
+    /// The whole of it.
+    whole: &'a str,
     /// Whether the pattern is in it; otherwise it is only near one.
     pub is_match: bool,
 }
 
+impl Hit<'_> {
+    /// What it says, cut where it is long.
+    pub fn text(&self) -> String {
+        cut(self.whole)
+    }
+}
+
 /// Reads a pattern; one that is no regular expression is taken literally.
-pub fn pattern(text: &str) -> Result<Regex, regex::Error> {
-    let build = |text: &str| RegexBuilder::new(text).size_limit(MAX_REGEX).build();
+pub fn pattern(text: &str) -> Result<Regex, BadPattern> {
+    if text.len() > MAX_PATTERN {
+        return Err(BadPattern::TooLong);
+    }
     build(text).or_else(|_| build(&regex::escape(text)))
 }
 
+/// A regular expression that needs neither much memory nor much time.
+pub(super) fn build(regex: &str) -> Result<Regex, BadPattern> {
+    RegexBuilder::new(regex)
+        .size_limit(MAX_REGEX)
+        .build()
+        .map_err(|error| BadPattern::Unusable(error.to_string()))
+}
+
 /// The lines of `text` in which the pattern is, with `n_context` lines around each.
-pub fn hits(text: &str, pattern: &Regex, n_context: usize) -> Vec<Hit> {
+pub fn hits<'a>(
+    text: &'a str,
+    pattern: &Regex,
+    n_context: usize,
+    allowance: &Allowance,
+) -> Result<impl Iterator<Item = Hit<'a>>, Stopped> {
     let lines: Vec<&str> = text.lines().collect();
-    let matches: Vec<bool> = lines.iter().map(|line| pattern.is_match(line)).collect();
-    let is_near = |at: usize| {
-        let around = at.saturating_sub(n_context)..(at + n_context + 1).min(lines.len());
+    let mut matches = Vec::with_capacity(lines.len());
+    for line in &lines {
+        allowance.spend(line.len() + 1)?;
+        matches.push(pattern.is_match(&line[..line.floor_char_boundary(MAX_SEARCHED)]));
+    }
+    let is_near = move |at: usize, matches: &[bool]| {
+        let around = at.saturating_sub(n_context)..(at + n_context + 1).min(matches.len());
         matches[around].contains(&true)
     };
-    let hit = |at: usize| Hit { line: at + 1, text: cut(lines[at]), is_match: matches[at] };
-    (0..lines.len()).filter(|&at| is_near(at)).map(hit).collect()
+    let hit = move |at: usize| {
+        is_near(at, &matches).then(|| Hit { line: at + 1, whole: lines[at], is_match: matches[at] })
+    };
+    Ok((0..text.lines().count()).filter_map(hit))
 }
 
 fn cut(line: &str) -> String {
@@ -55,8 +100,8 @@ mod tests {
     use super::*;
 
     fn check(text: &str, wanted: &str, n_context: usize, expected: &[(usize, bool)]) {
-        let found: Vec<_> = hits(text, &pattern(wanted).unwrap(), n_context)
-            .iter()
+        let found: Vec<_> = hits(text, &pattern(wanted).unwrap(), n_context, &Allowance::new(999))
+            .unwrap()
             .map(|hit| (hit.line, hit.is_match))
             .collect();
         assert_eq!(found, expected, "{wanted} in {text:?}");
@@ -78,9 +123,17 @@ mod tests {
     }
 
     #[test]
+    fn searching_counts_and_patterns_are_short() {
+        let stopped = hits("aaaa", &pattern("b").unwrap(), 0, &Allowance::new(4)).err();
+        assert_eq!(stopped, Some(Stopped::TooMuch(4)));
+        assert_eq!(pattern(&"(".repeat(MAX_PATTERN + 1)).err(), Some(BadPattern::TooLong));
+    }
+
+    #[test]
     fn long_lines_are_cut() {
         let line = "é".repeat(600);
-        let hit = &hits(&line, &pattern("é").unwrap(), 0)[0];
-        assert_eq!(hit.text.chars().count(), MAX_LINE + 3);
+        let allowance = Allowance::new(9999);
+        let hit = hits(&line, &pattern("é").unwrap(), 0, &allowance).unwrap().next().unwrap();
+        assert_eq!(hit.text().chars().count(), MAX_LINE + 3);
     }
 }

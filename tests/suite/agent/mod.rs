@@ -7,6 +7,7 @@
 mod episode;
 mod redteam;
 mod sandbox;
+mod tool_limits;
 mod tools;
 mod verifier;
 

@@ -129,7 +129,8 @@ async fn background_programs_are_listed_polled_and_killed() {
         }
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    let exits: Vec<_> = sandbox.list_background().into_iter().map(|it| (it.id, it.exit)).collect();
+    let exits: Vec<_> =
+        sandbox.background().into_iter().map(|id| (id, sandbox.poll_background(id).unwrap().exit)).collect();
     assert_eq!(exits, [(id, None), (quick, Some(Exit::Code(3)))]);
     assert_eq!(sandbox.kill_background(id).await.unwrap().exit, Some(Exit::Signal(9)));
     assert!(sandbox.kill_background(999).await.is_none() && sandbox.poll_background(999).is_none());

@@ -79,36 +79,121 @@ async fn long_output_is_cut_and_kept() {
     assert!(output.chars().count() < 50_200);
     let full = result.full.unwrap();
     assert!(full.contains("\n50000\n") && full.len() > 500_000);
+    let where_it_is =
+        "characters omitted; all of it is in .tool-results/1.txt: read it with read_file, offset and limit]";
+    assert!(output.contains(where_it_is), "{output}");
+    let lines = json!({"content": "50000|49999\n50001|50000", "total_lines": 100_002, "truncated": true, "hint": "continue with offset 50002"});
+    check(&sandbox, "read_file", json!({"path": ".tool-results/1.txt", "offset": 50_000, "limit": 2}), lines)
+        .await;
+    let (found, _) = call(&sandbox, "search_files", json!({"pattern": "^last$"})).await;
+    assert_eq!(found["total_count"], 0, "what was saved is searched where it is asked for: {found}");
+    let (found, _) =
+        call(&sandbox, "search_files", json!({"pattern": "^last$", "path": ".tool-results"})).await;
+    assert_eq!(found["matches"], ".tool-results/1.txt:100002:last");
+}
+
+#[tokio::test]
+async fn an_output_that_cannot_be_saved_is_only_cut() {
+    let sandbox = start(Limits { workspace: 1 << 20, ..Limits::default() }).await;
+    let fill = "head -c 1000000 /dev/zero > full; seq 100000";
+    let (answer, result) = call(&sandbox, "terminal", json!({"command": fill})).await;
+    assert!(!result.is_error && answer["exit_code"] == 0);
+    let output = answer["output"].as_str().unwrap();
+    assert!(output.contains("characters omitted; it could not be saved in the workspace]"), "{output}");
+    assert_eq!(shell(&sandbox, "ls .tool-results | wc -l").await.1, "0", "what was begun is removed");
+    let none = ToolLimits { saved_bytes: 1000, ..ToolLimits::default() };
+    let arguments = Arguments::Text(r#"{"command": "seq 100000"}"#.to_owned());
+    let told = Toolbox::new(&sandbox, none).call("terminal", &arguments).await;
+    assert!(
+        told.content.contains("it is not saved: this task has saved its 0 MiB of results"),
+        "{}",
+        told.content
+    );
+    assert_eq!(told.reached, ["saved_results_mb"]);
+}
+
+/// Starts a command in the background; its session_id.
+async fn background(sandbox: &Sandbox, command: &str) -> String {
+    let (answer, _) = call(sandbox, "terminal", json!({"command": command, "background": true})).await;
+    assert_eq!((&answer["status"], &answer["exit_code"]), (&json!("running"), &Value::Null), "{answer}");
+    answer["session_id"].as_str().unwrap().to_owned()
+}
+
+async fn process(sandbox: &Sandbox, action: &str, id: &str, more: Value) -> Value {
+    let mut arguments = json!({"action": action, "session_id": id});
+    arguments.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    call(sandbox, "process", arguments).await.0
 }
 
 #[tokio::test]
 async fn background_commands_are_looked_after() {
     let sandbox = start(Limits::default()).await;
-    let (answer, _) =
-        call(&sandbox, "terminal", json!({"command": "echo up; sleep 500", "background": true})).await;
-    let id = answer["id"].as_u64().unwrap();
-    while call(&sandbox, "process", json!({"action": "poll", "id": id})).await.0["output"] != "up\n" {
+    let id = background(&sandbox, "echo up; sleep 500").await;
+    while process(&sandbox, "poll", &id, json!({})).await["output_preview"] != "up\n" {
         tokio::time::sleep(std::time::Duration::from_millis(10)).await;
     }
     let (list, _) = call(&sandbox, "process", json!({"action": "list"})).await;
     assert_eq!(list["processes"][0]["status"], "running");
     assert_eq!(list["processes"][0]["command"], "echo up; sleep 500");
-    let (killed, _) = call(&sandbox, "process", json!({"action": "kill", "id": id})).await;
+    let waited = process(&sandbox, "wait", &id, json!({"timeout": 1})).await;
+    assert_eq!((&waited["status"], &waited["exit_code"]), (&json!("timeout"), &Value::Null), "{waited}");
+    let killed = process(&sandbox, "kill", &id, json!({})).await;
     assert_eq!((&killed["status"], &killed["exit_code"]), (&json!("exited"), &json!(137)));
     check(
         &sandbox,
         "process",
-        json!({"action": "poll", "id": 99}),
-        json!({"error": "no background command has that id; list them"}),
+        json!({"action": "poll", "session_id": 99}),
+        json!({"error": "no background process has the session_id 99; list them"}),
     )
     .await;
     check(
         &sandbox,
         "process",
         json!({"action": "what"}),
-        json!({"error": "action must be list, poll or kill, not \"what\""}),
+        json!({"error": "action must be list, poll, log, wait, kill, write, submit or close, not \"what\""}),
     )
     .await;
+    check(&sandbox, "process", json!({"action": "poll"}), json!({"error": "session_id is missing"})).await;
+}
+
+#[tokio::test]
+async fn background_commands_are_written_to_and_waited_for() {
+    let sandbox = start(Limits::default()).await;
+    let id = background(&sandbox, "read line; echo \"got $line\"; cat; echo end; exit 4").await;
+    let wrote = process(&sandbox, "write", &id, json!({"data": "hel"})).await;
+    assert_eq!((&wrote["status"], &wrote["bytes_written"]), (&json!("ok"), &json!(3)));
+    process(&sandbox, "submit", &id, json!({"data": "lo"})).await;
+    process(&sandbox, "submit", &id, json!({"data": "more"})).await;
+    assert_eq!(process(&sandbox, "close", &id, json!({})).await["status"], "ok");
+    let ended = process(&sandbox, "wait", &id, json!({"timeout": 100})).await;
+    assert_eq!((&ended["status"], &ended["exit_code"]), (&json!("exited"), &json!(4)), "{ended}");
+    assert_eq!(ended["output_preview"], "got hello\nmore\nend\n");
+    let late = process(&sandbox, "write", &id, json!({"data": "x"})).await;
+    assert_eq!(late, json!({"error": "its standard input is closed, or it has ended"}));
+    let missing = process(&sandbox, "write", &id, json!({})).await;
+    assert_eq!(missing, json!({"error": "data is missing"}));
+}
+
+#[tokio::test]
+async fn a_command_that_does_not_read_keeps_nobody_waiting() {
+    let sandbox = start(Limits::default()).await;
+    let id = background(&sandbox, "sleep 500").await;
+    let wrote = process(&sandbox, "write", &id, json!({"data": "x".repeat(100_000)})).await;
+    assert_eq!((&wrote["status"], &wrote["bytes_written"]), (&json!("partial"), &json!(65_536)), "{wrote}");
+    assert_eq!(wrote["note"], "it does not read: the last 34464 bytes were not sent, send them later");
+}
+
+#[tokio::test]
+async fn the_log_of_a_background_command_is_read_in_pages() {
+    let sandbox = start(Limits::default()).await;
+    let id = background(&sandbox, "seq 1000").await;
+    process(&sandbox, "wait", &id, json!({"timeout": 100})).await;
+    let last = process(&sandbox, "log", &id, json!({"limit": 2})).await;
+    assert_eq!((&last["output"], &last["total_lines"]), (&json!("999\n1000"), &json!(1000)), "{last}");
+    let page = process(&sandbox, "log", &id, json!({"offset": 10, "limit": 2})).await;
+    assert_eq!((&page["output"], &page["showing"]), (&json!("11\n12"), &json!("2 lines")));
+    let most = process(&sandbox, "log", &id, json!({})).await;
+    assert!(most["output"].as_str().unwrap().starts_with("801\n") && most["status"] == "exited", "{most}");
 }
 
 #[tokio::test]
@@ -142,7 +227,8 @@ async fn files_are_written_read_and_changed() {
     assert!(fuzzy["success"] == true && fuzzy["note"].is_string(), "{fuzzy}");
     let diff = "--- a/a/x.py\n+++ b/a/x.py\n@@ -1,1 +1,1 @@\n-def f():\n+def g():\n--- /dev/null\n+++ b/new.txt\n@@ -0,0 +1 @@\n+new\n";
     let (applied, _) = call(&sandbox, "patch", json!({"mode": "patch", "patch": diff})).await;
-    assert_eq!(applied["files_modified"], json!(["a/x.py", "new.txt"]));
+    assert_eq!(applied["files_modified"], json!(["a/x.py"]));
+    assert_eq!(applied["files_created"], json!(["new.txt"]));
     assert_eq!(shell(&sandbox, "cat a/x.py new.txt").await.1, "def g():\n  return 3\nnew");
 }
 
@@ -158,6 +244,43 @@ async fn a_diff_that_does_not_fit_changes_nothing() {
         "{answer}"
     );
     assert_eq!(shell(&sandbox, "cat a b").await.1, "one\ntwo");
+}
+
+#[tokio::test]
+async fn a_patch_adds_changes_moves_and_deletes() {
+    let sandbox = start(Limits::default()).await;
+    for (path, text) in [("a.py", "one\ntwo\n"), ("b.py", "old\n"), ("c.py", "gone\n"), ("d.py", "kept\n")] {
+        sandbox.workspace().write(path, text.as_bytes()).unwrap();
+    }
+    let patch = "*** Begin Patch\n*** Update File: a.py\n@@\n one\n-two\n+2\n*** Update File: b.py\n*** Move to: sub/b.py\n-old\n+new\n*** Delete File: c.py\n*** Move File: d.py -> e.py\n*** Add File: f.py\n+made\n*** Update File: ./f.py\n made\n+twice\n*** End Patch\n";
+    let (answer, _) = call(&sandbox, "patch", json!({"mode": "patch", "patch": patch})).await;
+    assert_eq!(answer["success"], true, "{answer}");
+    assert_eq!(answer["files_created"], json!(["f.py"]));
+    assert_eq!(answer["files_modified"], json!(["a.py", "b.py -> sub/b.py", "d.py -> e.py", "./f.py"]));
+    assert_eq!(answer["files_deleted"], json!(["c.py"]));
+    let (_, files) = shell(&sandbox, "grep -r . | sort").await;
+    assert_eq!(files, "a.py:2\na.py:one\ne.py:kept\nf.py:made\nf.py:twice\nsub/b.py:new");
+}
+
+#[tokio::test]
+async fn a_patch_that_does_not_fit_changes_nothing() {
+    let sandbox = start(Limits::default()).await;
+    sandbox.workspace().write("a", b"one\n").unwrap();
+    let cases = [
+        (
+            "*** Add File: b\n+x\n*** Update File: a\n-two\n",
+            "hunk 1 does not fit a: its old lines were not found",
+        ),
+        ("*** Delete File: a\n*** Update File: a\n-one\n+1\n", "no such file: a"),
+        ("*** Add File: b\n+x\n*** Add File: a\n+x\n", "a exists already"),
+        ("*** Move File: a -> a\n*** Move File: x -> y\n", "no such file: x"),
+        ("*** Delete File: a\n*** Add File: ../b\n+x\n", "path is outside the workspace: ../b"),
+    ];
+    for (patch, expected) in cases {
+        let (answer, _) = call(&sandbox, "patch", json!({"patch": patch})).await;
+        assert!(answer["error"].as_str().unwrap().starts_with(expected), "{patch}: {answer}");
+        assert_eq!(shell(&sandbox, "grep -r .").await.1, "a:one", "{patch}");
+    }
 }
 
 #[tokio::test]
@@ -206,6 +329,27 @@ async fn files_are_searched_by_name_and_content() {
     check(
         &sandbox,
         "search_files",
+        json!({"pattern": "y", "output_mode": "files_only", "limit": 2}),
+        json!({"files": ["a.py", "c.txt"], "total_count": 3, "truncated": true}),
+    )
+    .await;
+    check(
+        &sandbox,
+        "search_files",
+        json!({"pattern": "[xy]", "output_mode": "count", "offset": 1}),
+        json!({"counts": {"c.txt": 1, "sub/b.py": 1}, "total_count": 4, "truncated": false}),
+    )
+    .await;
+    check(
+        &sandbox,
+        "search_files",
+        json!({"pattern": "y", "output_mode": "all"}),
+        json!({"error": "output_mode must be content, files_only or count, not \"all\""}),
+    )
+    .await;
+    check(
+        &sandbox,
+        "search_files",
         json!({"pattern": "y", "path": "nowhere"}),
         json!({"error": "no such file: nowhere"}),
     )
@@ -243,7 +387,7 @@ const ESCAPES: [&str; 9] = [
 ];
 
 async fn prepare(sandbox: &Sandbox) {
-    let made = "mkdir sub; ln -s /etc/passwd link; ln -s /etc linked_dir; ln -s sub/hop chain; ln -s ../../etc/passwd sub/hop; ln -s /proc/1/root magic; ln -s /nowhere/new dangling; mkfifo pipe; ln -s . loop";
+    let made = "mkdir sub; ln -s /etc/passwd link; ln -s /etc linked_dir; ln -s sub/hop chain; ln -s ../../etc/passwd sub/hop; ln -s /proc/1/root magic; ln -s /nowhere/new dangling; mkfifo pipe; ln -s . loop; echo x > own";
     let (_, said) = shell(sandbox, made).await;
     assert_eq!(said, "");
 }
@@ -262,6 +406,11 @@ async fn no_file_tool_leads_out() {
             ("patch", json!({"path": path, "old_string": "root", "new_string": "x"})),
             ("patch", json!({"patch": diff})),
             ("patch", json!({"patch": new})),
+            ("patch", json!({"patch": format!("*** Add File: {path}\n+x")})),
+            ("patch", json!({"patch": format!("*** Update File: {path}\n+x")})),
+            ("patch", json!({"patch": format!("*** Delete File: {path}")})),
+            ("patch", json!({"patch": format!("*** Move File: {path} -> mine")})),
+            ("patch", json!({"patch": format!("*** Move File: own -> {path}")})),
             ("search_files", json!({"pattern": "root", "path": path})),
             ("search_files", json!({"pattern": "*", "target": "files", "path": path})),
         ];

@@ -1,0 +1,87 @@
+//! Results that are too long to show, saved in the workspace for the student to read.
+//!
+//! Nothing depends on it: where a result cannot be saved, it is only cut, and the student is told.
+
+use std::sync::{Mutex, PoisonError};
+
+use backsight_sandbox::Workspace;
+
+/// Where they are, from the workspace.
+pub(super) const DIRECTORY: &str = ".tool-results";
+
+/// What was saved of one episode so far.
+#[derive(Debug, Default)]
+pub(super) struct Saved(Mutex<Count>);
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Count {
+    n_files: u64,
+    n_bytes: u64,
+}
+
+/// What became of a result that was to be saved.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Whole {
+    /// It is in this file.
+    In(String),
+    /// There is no room in the workspace, or no way to write there.
+    Nowhere,
+    /// So many bytes were to be saved already.
+    Full(u64),
+}
+
+impl Whole {
+    /// What a student is told about it, behind how much is missing.
+    pub fn note(&self) -> String {
+        match self {
+            Self::In(path) => format!("; all of it is in {path}: read it with read_file, offset and limit"),
+            Self::Nowhere => "; it could not be saved in the workspace".to_owned(),
+            Self::Full(max) => {
+                format!("; it is not saved: this task has saved its {} MiB of results", max >> 20)
+            }
+        }
+    }
+}
+
+impl Saved {
+    /// Saves a text as long as all of them have at most `max` bytes.
+    pub async fn save(&self, workspace: &Workspace, text: &str, max: u64) -> Whole {
+        let Some(nth) = self.count(text.len() as u64, max) else { return Whole::Full(max) };
+        let path = format!("{DIRECTORY}/{nth}.txt");
+        let (place, bytes) = (path.clone(), text.as_bytes().to_vec());
+        let work = move |workspace: &Workspace| {
+            // What was begun and has no room must not take the rest of it.
+            workspace.write(&place, &bytes).inspect_err(|_| drop(workspace.remove(&place)))
+        };
+        let written = workspace.blocking(work).await;
+        written.map_or(Whole::Nowhere, |()| Whole::In(path))
+    }
+
+    /// The number of the next file, if there is room for it.
+    fn count(&self, n_bytes: u64, max: u64) -> Option<u64> {
+        let mut count = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = count.n_bytes + n_bytes;
+        *count = (all <= max).then_some(Count { n_files: count.n_files + 1, n_bytes: all })?;
+        Some(count.n_files)
+    }
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "tests fail by panicking")]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn results_are_saved_while_there_is_room() {
+        let dir = tempfile::tempdir().unwrap();
+        let opened = std::fs::File::open(dir.path()).unwrap();
+        let (workspace, saved) = (Workspace::new(opened.into(), None, "/workspace"), Saved::default());
+        assert_eq!(saved.save(&workspace, "abc", 5).await, Whole::In(".tool-results/1.txt".to_owned()));
+        assert_eq!(saved.save(&workspace, "def", 5).await, Whole::Full(5));
+        assert_eq!(saved.save(&workspace, "de", 5).await, Whole::In(".tool-results/2.txt".to_owned()));
+        assert_eq!(std::fs::read_to_string(dir.path().join(".tool-results/2.txt")).unwrap(), "de");
+        std::fs::remove_dir_all(dir.path().join(".tool-results")).unwrap();
+        std::os::unix::fs::symlink("/etc", dir.path().join(".tool-results")).unwrap();
+        assert_eq!(saved.save(&workspace, "", 5).await, Whole::Nowhere);
+    }
+}
