@@ -432,7 +432,7 @@ pub fn relative(path: &str, inside: &str) -> Result<PathBuf, FileError> {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
+#[expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 mod tests {
     use std::os::unix::fs::symlink;
 

@@ -229,7 +229,6 @@ fn lines_before(text: &str, start: usize, n_lines: usize) -> usize {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 mod tests {
     use expect_test::expect;
 
