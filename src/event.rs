@@ -38,6 +38,17 @@ pub enum Event {
         /// How long it took.
         seconds: f64,
     },
+    /// It is known which tasks can be used.
+    Tasks {
+        /// Rows and built-in tasks there are.
+        rows: usize,
+        /// Those that can be used, as far as they were looked at.
+        usable: usize,
+        /// Those that were tried with their own solutions.
+        tried: usize,
+        /// The others, by reason.
+        refused: Vec<Refused>,
+    },
     /// The student was asked once.
     Turn {
         /// The episode.
@@ -68,6 +79,17 @@ pub enum Event {
     },
 }
 
+/// Tasks that are refused for one reason.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refused {
+    /// The reason.
+    pub why: String,
+    /// How many.
+    pub n: usize,
+    /// Where the first is found.
+    pub first: String,
+}
+
 impl Event {
     /// As an object: when, what, and the rest by name.
     pub fn to_json(&self, time: f64) -> Value {
@@ -81,6 +103,11 @@ impl Event {
                        "error": reward.as_ref().err(), "solved": solved, "stop": stop, "steps": steps,
                        "seconds": rounded(*seconds)}),
             ),
+            Self::Tasks { rows, usable, tried, refused } => {
+                let row = |it: &Refused| json!({"why": it.why, "n": it.n, "first": it.first});
+                let refused: Vec<Value> = refused.iter().map(row).collect();
+                ("tasks", json!({"rows": rows, "usable": usable, "tried": tried, "refused": refused}))
+            }
             Self::Turn { id, turn, tokens, seconds } => (
                 "turn",
                 json!({"id": id, "turn": turn, "sent": tokens.as_ref().ok().map(|it| it.0),
@@ -127,6 +154,20 @@ impl Event {
                 let steps = counted(*steps as u64, "step");
                 format!(
                     "{nth} of {asked}  {id}  reward {reward:.3}, {solved}, {steps} ({stop}), {seconds:.1} s"
+                )
+            }
+            Self::Tasks { rows, usable, tried, refused } => {
+                let n_refused: usize = refused.iter().map(|it| it.n).sum();
+                let tried = match tried {
+                    0 => String::new(),
+                    n => format!("; {} tried with their own solutions", counted(*n as u64, "task")),
+                };
+                let rest = refused
+                    .iter()
+                    .map(|it| format!("\n  {} refused: {} (first: {})", it.n, it.why, it.first));
+                format!(
+                    "tasks: {usable} of {rows} usable, {n_refused} refused{tried}{}",
+                    rest.collect::<String>()
                 )
             }
             Self::Turn { id, turn, tokens: Ok((sent, sampled)), seconds } => {

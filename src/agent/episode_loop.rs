@@ -31,6 +31,7 @@ pub async fn run_episode(setting: &AgentSetting, task: &CodingTask, place: Episo
     let begun = talk.episode_mut();
     begun.started_at = Some(place.started_at);
     begun.temperature = Some(setting.options.agent_temperature);
+    begun.tests_shown = task.check.as_ref().map(|_| task.tests_shown);
     if let Speech::Exact(format) = &setting.speech {
         begun.tool_text = format.tool_text();
     }
@@ -176,9 +177,9 @@ async fn verify(
     task: &CodingTask,
     sandbox: &Sandbox,
 ) -> Result<Option<TestReport>, SandboxError> {
-    let Some(test_code) = &task.test_code else { return Ok(None) };
+    let Some(check) = &task.check else { return Ok(None) };
     let verifier = Verifier::new(&setting.sandboxes, setting.options.verifier_time);
-    verifier.verify(sandbox, test_code).await.map(Some)
+    verifier.judge(sandbox, check).await.map(Some)
 }
 
 /// Why tests alone give no reward.

@@ -11,7 +11,7 @@ use super::failure::Failure;
 use super::stdout;
 use crate::config::parts::{CollectPart, TaskPart};
 use crate::metrics;
-use crate::pipeline::slots::{Slot, groups};
+use crate::pipeline::slots::Chosen;
 use crate::tasks::CodingTask;
 use crate::tasks::source::{TaskSource, split_all};
 
@@ -37,7 +37,7 @@ pub(super) fn keep(finished: &mut Finished) -> Result<(), Failure> {
 /// How episodes are chosen.
 pub(super) fn choosing(
     collect: &CollectPart,
-) -> impl Fn(&TaskPart, &[TaskSource], Vec<CodingTask>) -> Result<Vec<Slot>, Failure> {
+) -> impl Fn(&TaskPart, &[TaskSource], Vec<CodingTask>) -> Result<Chosen, Failure> {
     move |part, sources, tasks| choose(collect, part, sources, tasks)
 }
 
@@ -47,10 +47,10 @@ fn choose(
     part: &TaskPart,
     sources: &[TaskSource],
     tasks: Vec<CodingTask>,
-) -> Result<Vec<Slot>, Failure> {
+) -> Result<Chosen, Failure> {
     let train = split_all(sources, tasks, &part.split()).map_err(episodes::task_failure)?.train;
-    let train: Vec<Arc<CodingTask>> = train.into_iter().map(Arc::new).collect();
-    Ok(groups(&train, collect.groups.unwrap_or(train.len()), collect.group_size))
+    let n_groups = collect.groups.unwrap_or(train.len());
+    Ok(Chosen { tasks: train.into_iter().map(Arc::new).collect(), n_groups, group_size: collect.group_size })
 }
 
 fn table(finished: &Finished) -> String {

@@ -3,14 +3,13 @@
 //! Everything that can be refused is refused before anything is paid for: the configuration, the tasks,
 //! the run directory, the server, the sandbox, in that order.
 
-use std::collections::BTreeMap;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use clap::ValueEnum;
 use serde::de::DeserializeOwned;
-use sha2::{Digest as _, Sha256};
 
 use super::failure::Failure;
 use super::interrupt::{self, Orderly, unless_interrupted};
@@ -30,8 +29,10 @@ use crate::model::budget::{Allowance, Meter, ModelRole};
 use crate::model::notice::Notices;
 use crate::model::probe::{Report, probe};
 use crate::pipeline::batch::{self, Batch, Done, Stopped};
+use crate::pipeline::census::Census;
 use crate::pipeline::paid::Paid;
-use crate::pipeline::slots::Slot;
+use crate::pipeline::references::{Bench, Tried};
+use crate::pipeline::slots::{Chosen, Slot};
 use crate::pipeline::student;
 use crate::pipeline::watch::{TellTurn, Watched};
 use crate::store::fingerprint::differs;
@@ -40,8 +41,8 @@ use crate::store::run::{EPISODES, RunDir, RunError};
 use crate::store::summary::Summary;
 use crate::store::{NewWeights, RunPlace};
 use crate::tasks::hub::{HubError, HubSettings};
-use crate::tasks::source::{Loaded, TaskSource, load_all};
-use crate::tasks::{CodingTask, TaskError};
+use crate::tasks::source::{TaskSource, load_all};
+use crate::tasks::{Check, CodingTask, TaskError, check};
 use backsight_sandbox::Sandboxes;
 
 /// Episodes at once where nothing else is said: for servers, and for a model on this machine's own cores.
@@ -62,8 +63,7 @@ pub(super) struct Ask<'a> {
 }
 
 /// Chooses the episodes there are to be, of the tasks there are.
-pub(super) type Choose<'a> =
-    &'a dyn Fn(&TaskPart, &[TaskSource], Vec<CodingTask>) -> Result<Vec<Slot>, Failure>;
+pub(super) type Choose<'a> = &'a dyn Fn(&TaskPart, &[TaskSource], Vec<CodingTask>) -> Result<Chosen, Failure>;
 
 /// What became of it.
 pub(super) struct Finished {
@@ -83,8 +83,7 @@ pub(super) async fn run(mut ask: Ask<'_>, choose: Choose<'_>) -> Result<Finished
         let names = ask.config.left_out().join(", ");
         notices.add(format!("these settings of the file mean nothing to {}: {names}", ask.command));
     }
-    let slots = slots(&mut ask, choose, &notices).await;
-    let slots = slots.inspect_err(|_| notices.take().into_iter().for_each(|it| ask.talk.note(it)))?;
+    let (chosen, census) = chosen(&mut ask, choose).await?;
     let run = Arc::new(RunDir::open(ask.dir).map_err(run_failure)?);
     let started_at = started_at(&mut ask.config, &run)?;
     let teller = Teller { run: Arc::clone(&run), talk: Arc::clone(&ask.talk), notices };
@@ -94,6 +93,7 @@ pub(super) async fn run(mut ask: Ask<'_>, choose: Choose<'_>) -> Result<Finished
     ask.config.set("model", opened.info.model.clone());
     run.keep_config(&seen_from(run.dir(), &ask.config)?).map_err(run_failure)?;
     let sandboxes = unless_interrupted(sandboxes(&ask, &teller)).await??;
+    let slots = slots(&ask, &chosen, census, &sandboxes, &teller).await?;
     let meter = meter(&ask.config)?;
     let paid = student(&ask, &opened, &run, Arc::clone(&meter), &teller).await?;
     let watched = Watched::new(Arc::clone(&paid.model) as Arc<dyn Model>, tell_turns(&ask.talk));
@@ -122,13 +122,13 @@ pub(super) fn part<T: DeserializeOwned>(config: &Config) -> Result<T, Failure> {
     config.read().map_err(config_failure)
 }
 
-/// The tasks, and the episodes there are to be of them.
-async fn slots(ask: &mut Ask<'_>, choose: Choose<'_>, notices: &Notices) -> Result<Vec<Slot>, Failure> {
+/// The tasks, and what there is to be of them.
+async fn chosen(ask: &mut Ask<'_>, choose: Choose<'_>) -> Result<(Chosen, Census), Failure> {
     let tasks: TaskPart = part(&ask.config)?;
     let sources = tasks.sources().map_err(config_failure)?;
     let loaded = load_all(&sources, &tasks.options(), &HubSettings::from_environment()).await;
     let loaded = loaded.map_err(task_failure)?;
-    skipped(&loaded).into_iter().for_each(|notice| notices.add(notice));
+    let census = Census::of(&loaded);
     let sum = sum_of(&loaded.tasks);
     if let Some(wanted) = tasks.tasks_sha256.as_ref().filter(|wanted| **wanted != sum) {
         let what =
@@ -136,44 +136,60 @@ async fn slots(ask: &mut Ask<'_>, choose: Choose<'_>, notices: &Notices) -> Resu
         return Err(Failure::input(what, "give back the tasks as they were, or leave out --tasks-sha256"));
     }
     ask.config.set("tasks_sha256", sum);
-    let slots = choose(&tasks, &sources, loaded.tasks)?;
+    let chosen = choose(&tasks, &sources, loaded.tasks).inspect_err(|_| ask.talk.tell(&census.event()))?;
     if ask.command == "collect" {
         // Written down as a number, so that a later run can see whether it asks for more.
-        ask.config.set("groups", slots.last().map_or(0, |slot| slot.group as i64 + 1));
+        ask.config.set("groups", chosen.n_groups as i64);
     }
-    Ok(slots)
+    Ok((chosen, census))
 }
 
-/// The rows that are no tasks, counted by source and reason, with the first row of each.
-fn skipped(loaded: &Loaded) -> Vec<String> {
-    let mut by_source: BTreeMap<String, BTreeMap<&str, Vec<usize>>> = BTreeMap::new();
-    for (source, row) in &loaded.skipped {
-        // What a parser says behind the colon differs from row to row.
-        let reason = row.reason.split(": ").next().unwrap_or_default();
-        by_source.entry(source.to_string()).or_default().entry(reason).or_default().push(row.line);
-    }
-    let told = |(source, reasons): (String, BTreeMap<&str, Vec<usize>>)| {
-        let n: usize = reasons.values().map(Vec::len).sum();
-        let each = reasons.iter().map(|(why, rows)| match reasons.len() {
-            1 => format!("{why} (row {})", rows[0]),
-            _ => format!("{} x {why} (row {})", rows.len(), rows[0]),
-        });
-        let are = if n == 1 { "is no task" } else { "are no tasks" };
-        format!("{source}: {} {are}: {}", counted(n as u64, "row"), each.collect::<Vec<_>>().join(", "))
+/// The episodes there are to be, of the tasks that can be used.
+async fn slots(
+    ask: &Ask<'_>,
+    chosen: &Chosen,
+    mut census: Census,
+    sandboxes: &Sandboxes,
+    teller: &Teller,
+) -> Result<Vec<Slot>, Failure> {
+    let (tasks, agent): (TaskPart, AgentPart) = (part(&ask.config)?, part(&ask.config)?);
+    let usable = match tasks.check_references {
+        true => {
+            let time = agent.options(ask.temperature, None).verifier_time;
+            let bench = Bench { sandboxes, time, run: &teller.run, n_tried: AtomicUsize::new(0) };
+            let tried = unless_interrupted(try_out(&bench, chosen, teller)).await??;
+            census.add(&tried, bench.n_tried.into_inner());
+            tried.usable
+        }
+        false => chosen.tasks.clone(),
     };
-    by_source.into_iter().map(told).collect()
+    teller.count(&census);
+    match usable.is_empty() {
+        true => Err(Failure::input(
+            "every task is refused: none of their own solutions passes their tests",
+            "mend the tests, or take the tasks as they are with --check-references false",
+        )),
+        false => Ok(chosen.slots(&usable)),
+    }
+}
+
+/// Tries the tasks' own solutions; every minute it is said how far that is.
+async fn try_out(bench: &Bench<'_>, chosen: &Chosen, teller: &Teller) -> Result<Tried, Failure> {
+    let say = || {
+        let n_tried = bench.n_tried.load(Ordering::Relaxed);
+        teller
+            .talk
+            .note(format!("{} tried with their own solutions so far", counted(n_tried as u64, "task")));
+    };
+    let tried = with_pulse(bench.first_usable(&chosen.tasks, chosen.n_wanted()), say).await;
+    tried.map_err(|error| Failure::from_text(&error, false))
 }
 
 /// A sum over everything in the tasks, in their order.
 fn sum_of(tasks: &[CodingTask]) -> String {
-    let mut sum = Sha256::new();
-    for CodingTask { task, test_code, .. } in tasks {
-        for text in [&task.id, &task.prompt, test_code.as_deref().unwrap_or_default()] {
-            sum.update((text.len() as u64).to_le_bytes());
-            sum.update(text.as_bytes());
-        }
-    }
-    sum.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+    check::sum_of(tasks.iter().flat_map(|CodingTask { task, check, .. }| {
+        [task.id.as_str(), &task.prompt].into_iter().chain(check.iter().flat_map(Check::texts))
+    }))
 }
 
 /// A hub that does not answer is bad luck, everything else about tasks the user's to mend.
@@ -248,6 +264,20 @@ impl Teller {
         // It is told once, as a warning.
         self.notices.take();
         self.say(&Event::Warning(warning.to_owned()));
+    }
+
+    /// Tells which tasks can be used, where there is anything to tell.
+    fn count(&self, census: &Census) {
+        let event = census.event();
+        if census.has_refused() {
+            self.news();
+            self.notices.add(event.line().replace("\n ", ";"));
+            // It is told once, as a table.
+            self.notices.take();
+        }
+        if census.is_telling() {
+            self.say(&event);
+        }
     }
 
     /// Tells what came up since the last time.

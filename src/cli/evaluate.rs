@@ -11,7 +11,7 @@ use super::failure::Failure;
 use super::stdout;
 use crate::config::parts::{AgentPart, EvaluatePart, TaskPart};
 use crate::pipeline::evaluation::{self, Setting};
-use crate::pipeline::slots::{Slot, groups};
+use crate::pipeline::slots::Chosen;
 use crate::tasks::source::{TaskSource, are_named, split_all};
 use crate::tasks::{CodingTask, TaskError};
 
@@ -42,7 +42,7 @@ fn choose(
     part: &TaskPart,
     sources: &[TaskSource],
     tasks: Vec<CodingTask>,
-) -> Result<Vec<Slot>, Failure> {
+) -> Result<Chosen, Failure> {
     let tasks = if evaluate.eval_tasks == "all" || are_named(sources) {
         tasks
     } else {
@@ -53,8 +53,8 @@ fn choose(
         let help = "raise --eval-size or --eval-split-ratio, or evaluate every task with --eval-tasks all";
         return Err(Failure::input("no task is held out", help));
     }
-    let tasks: Vec<Arc<CodingTask>> = tasks.into_iter().map(Arc::new).collect();
-    Ok(groups(&tasks, tasks.len(), evaluate.attempts))
+    let (n_groups, group_size) = (tasks.len(), evaluate.attempts);
+    Ok(Chosen { tasks: tasks.into_iter().map(Arc::new).collect(), n_groups, group_size })
 }
 
 /// Too few tasks to hold some out may still be evaluated, all of them.

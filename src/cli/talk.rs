@@ -104,8 +104,8 @@ impl Talk {
     fn line(&self, event: &Event) {
         let text = event.line();
         let lines = match event {
-            // Its help stands on a line of its own, as that of an error does.
-            Event::Warning(_) => text.split('\n').map(one_line).collect(),
+            // Its help stands on a line of its own, as that of an error does; a table has several.
+            Event::Warning(_) | Event::Tasks { .. } => text.split('\n').map(one_line).collect(),
             _ => vec![one_line(&text)],
         };
         self.bar.suspend(|| lines.iter().for_each(|line| output::talk(line)));
@@ -115,7 +115,11 @@ impl Talk {
 fn least_loudness(event: &Event) -> Loudness {
     match event {
         Event::Warning(_) | Event::Stopped(_) | Event::Episode { reward: Err(_), .. } => Loudness::Quiet,
-        Event::Began { .. } | Event::Note(_) | Event::Episode { .. } | Event::Ended { .. } => Loudness::Usual,
+        Event::Began { .. }
+        | Event::Tasks { .. }
+        | Event::Note(_)
+        | Event::Episode { .. }
+        | Event::Ended { .. } => Loudness::Usual,
         Event::Turn { .. } => Loudness::Verbose,
     }
 }

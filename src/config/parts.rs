@@ -12,6 +12,7 @@ use crate::agent::options::{ForcedCalls, LoopOptions};
 use crate::agent::reward::{CustomReward, RewardRule, RewardWeights};
 use crate::agent::tools::ToolLimits;
 use crate::tasks::dataset::DatasetOptions;
+use crate::tasks::layout::Named;
 use crate::tasks::source::TaskSource;
 use crate::tasks::split::SplitOptions;
 use backsight_sandbox::{DockerConfig, Limits, SandboxConfig, SandboxKind};
@@ -47,8 +48,12 @@ pub struct TaskPart {
     tasks: Vec<String>,
     dataset_name: Option<String>,
     dataset_split: String,
-    prompt_field: String,
+    prompt_field: Option<String>,
+    test_field: Option<String>,
+    entry_point_field: Option<String>,
     show_tests: bool,
+    /// Whether known solutions are tried before anything is paid for.
+    pub check_references: bool,
     /// What the tasks must be.
     pub tasks_sha256: Option<String>,
     /// Tasks held out at least, and evaluated at most.
@@ -76,11 +81,12 @@ impl TaskPart {
 
     /// How rows become tasks.
     pub fn options(&self) -> DatasetOptions {
-        DatasetOptions {
-            prompt_field: self.prompt_field.clone(),
-            show_tests: self.show_tests,
-            needs_tests: self.reward_command.is_none(),
-        }
+        let named = Named {
+            prompt: self.prompt_field.clone(),
+            test: self.test_field.clone(),
+            entry_point: self.entry_point_field.clone(),
+        };
+        DatasetOptions { named, show_tests: self.show_tests, needs_tests: self.reward_command.is_none() }
     }
 
     /// How tasks are split.

@@ -137,7 +137,13 @@ mod tests {
     fn the_files_have_the_published_keys() {
         let task = |id: &str| {
             let task = Task { id: id.to_owned(), prompt: String::new(), difficulty: None };
-            Arc::new(CodingTask { task, asked: "p".repeat(300), test_code: None })
+            Arc::new(CodingTask {
+                task,
+                asked: "p".repeat(300),
+                check: None,
+                tests_shown: false,
+                references: Vec::new(),
+            })
         };
         let slots = groups(&[task("a"), task("b")], 2, 2);
         let digests = [

@@ -13,6 +13,7 @@
 
 mod ask;
 pub(crate) mod batch;
+pub(crate) mod census;
 pub(crate) mod credit;
 pub(crate) mod evaluation;
 mod exact;
@@ -21,6 +22,7 @@ pub(crate) mod outline;
 pub(crate) mod paid;
 pub(crate) mod read;
 pub(crate) mod reader;
+pub(crate) mod references;
 mod rendered;
 pub(crate) mod resume;
 mod shorten;

@@ -77,12 +77,16 @@ fn listed(differences: &[Difference]) -> String {
     differences.iter().map(Difference::to_string).collect::<Vec<_>>().join(", ")
 }
 
+/// What tasks' own solutions came to.
+const REFERENCES: &str = "references.jsonl";
+
 /// A run directory that is ours.
 #[derive(Debug)]
 pub struct RunDir {
     lock: Arc<RunLock>,
     events: Journal,
     metrics: Journal,
+    references: Journal,
 }
 
 impl RunDir {
@@ -94,11 +98,12 @@ impl RunDir {
             Journal::open(&path).map_err(|error| RunError::File { path, error })
         };
         let (events, metrics) = (journal("events.jsonl")?, journal("metrics.jsonl")?);
+        let references = journal(REFERENCES)?;
         let episodes = dir.join(EPISODES);
         let prepared = fs::create_dir_all(&episodes).and_then(|()| atomic::sweep(dir, |_| true));
         let prepared = prepared.and_then(|()| atomic::sweep(&episodes, |_| true));
         prepared.map_err(|error| RunError::File { path: episodes, error })?;
-        Ok(Self { lock, events, metrics })
+        Ok(Self { lock, events, metrics, references })
     }
 
     /// The directory.
@@ -159,6 +164,16 @@ impl RunDir {
     /// Records a row of metrics.
     pub fn add_metrics(&self, row: &Value) -> Result<(), RunError> {
         self.metrics.add(row).map_err(|error| self.failed("metrics.jsonl", error))
+    }
+
+    /// Records what a task's own solution came to.
+    pub fn add_reference(&self, row: &Value) -> Result<(), RunError> {
+        self.references.add(row).map_err(|error| self.failed(REFERENCES, error))
+    }
+
+    /// What tasks' own solutions came to.
+    pub fn references(&self) -> Vec<Value> {
+        self.lines(REFERENCES)
     }
 
     /// The rows of metrics there are.

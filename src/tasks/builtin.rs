@@ -4,7 +4,8 @@ use toml::Table;
 
 use backsight_core::episode::Task;
 
-use super::prompt::{Tests, task_prompt};
+use super::check::Check;
+use super::prompt::{Wanted, task_prompt};
 use super::{CodingTask, TaskError};
 
 macro_rules! folder {
@@ -42,10 +43,12 @@ fn read(name: &'static str, description: &str, tests: &str) -> Result<CodingTask
     let task = Task {
         id: text("id")?.to_owned(),
         // The tests go beyond the examples in the description, so they are never shown.
-        prompt: task_prompt(text("prompt")?, Tests::Hidden),
+        prompt: task_prompt(text("prompt")?, &Wanted::Module, None),
         difficulty: Some(text("difficulty")?.to_owned()),
     };
-    Ok(CodingTask { task, asked: text("prompt")?.trim().to_owned(), test_code: Some(tests.to_owned()) })
+    let check = Some(Check::Script(tests.to_owned()));
+    let asked = text("prompt")?.trim().to_owned();
+    Ok(CodingTask { task, asked, check, tests_shown: false, references: Vec::new() })
 }
 
 #[cfg(test)]
@@ -53,14 +56,18 @@ fn read(name: &'static str, description: &str, tests: &str) -> Result<CodingTask
 mod tests {
     use super::*;
 
+    fn script(check: &Option<Check>) -> &str {
+        check.as_ref().unwrap().texts()[1]
+    }
+
     #[test]
     fn there_are_eight_and_each_says_what_to_write() {
         let tasks = builtin().unwrap();
         let ids: Vec<&str> = tasks.iter().map(|it| it.task.id.as_str()).collect();
         let names: Vec<&str> = FOLDERS.iter().map(|(name, ..)| *name).collect();
         assert_eq!(ids, names);
-        for CodingTask { task, test_code, .. } in &tasks {
-            let test_code = test_code.as_deref().unwrap();
+        for CodingTask { task, check, .. } in &tasks {
+            let test_code = script(check);
             assert!(task.prompt.contains("`solution.py`"), "{} names no file", task.id);
             assert!(task.prompt.contains("Signature: `def "), "{} has no signature", task.id);
             assert!(task.prompt.contains("Examples:"), "{} has no examples", task.id);
@@ -71,9 +78,8 @@ mod tests {
 
     #[test]
     fn hidden_tests_are_not_in_the_prompt() {
-        for CodingTask { task, test_code, .. } in builtin().unwrap() {
-            let test_code = test_code.unwrap();
-            let shown = test_code
+        for CodingTask { task, check, .. } in builtin().unwrap() {
+            let shown = script(&check)
                 .lines()
                 .filter(|line| line.starts_with("assert ") && task.prompt.contains(line))
                 .count();

@@ -1,20 +1,22 @@
-//! Datasets as JSON lines: one task per line, fields as the published environment names them.
+//! Datasets as JSON lines: one task per line, in any of the layouts that are known.
 
 use std::path::Path;
 
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use backsight_core::episode::Task;
 
-use super::prompt::{Tests, task_prompt};
+use super::layout::{self, Found, Named};
+use super::prompt::task_prompt;
+use super::row::word;
 use super::{CodingTask, TaskError};
 
 /// How rows become tasks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DatasetOptions {
-    /// The field with the task, before `task` is looked for.
-    pub prompt_field: String,
-    /// Whether students see the tests.
+    /// The columns that were named.
+    pub named: Named,
+    /// Whether students see the tests that are published for them.
     pub show_tests: bool,
     /// Whether a row without tests is no task: nobody else could say what a solution is worth.
     pub needs_tests: bool,
@@ -22,7 +24,7 @@ pub struct DatasetOptions {
 
 impl Default for DatasetOptions {
     fn default() -> Self {
-        Self { prompt_field: "prompt".to_owned(), show_tests: true, needs_tests: true }
+        Self { named: Named::default(), show_tests: true, needs_tests: true }
     }
 }
 
@@ -76,64 +78,30 @@ pub fn require_tasks(dataset: Dataset, name: &str) -> Result<Dataset, TaskError>
     Err(TaskError::Empty { name: name.to_owned(), reason })
 }
 
+/// Columns that hold a task's id.
+const IDS: [&str; 5] = ["id", "task_id", "question_id", "problem_id", "name"];
+
 /// The task in a row, or why there is none.
 pub fn read_row(row: &Value, name: &str, idx: usize, options: &DatasetOptions) -> Result<CodingTask, String> {
     let row = row.as_object().ok_or("it is no object")?;
-    let fields = [options.prompt_field.as_str(), "task"];
-    let prompt = text_of(row, &fields).ok_or_else(|| format!("it has no `{}` and no `task`", fields[0]))?;
-    let entry_point = row.get("entry_point").and_then(Value::as_str);
-    let test_code = text_of(row, &["test_code", "tests"]).map(|it| with_entry_point(it, entry_point));
-    if options.needs_tests && test_code.is_none() {
-        return Err("it has no `test_code` and no `tests`".to_owned());
-    }
-    let shown = match &test_code {
-        Some(test_code) if options.show_tests => Tests::Shown(test_code),
-        _ => Tests::Hidden,
-    };
-    let id = ["id", "task_id"].into_iter().find_map(|key| word_of(row.get(key)?));
+    let Found { question, wanted, check, shown, references } =
+        layout::read(row, &options.named, options.needs_tests)?;
+    let shown = shown.filter(|_| options.show_tests);
     let task = Task {
-        id: id.unwrap_or_else(|| format!("{name}-{idx}")),
-        prompt: task_prompt(&prompt, shown),
-        difficulty: row.get("difficulty").and_then(word_of),
+        id: word(row, &IDS).unwrap_or_else(|| format!("{name}-{idx}")),
+        prompt: task_prompt(&question, &wanted, shown.as_ref()),
+        difficulty: word(row, &["difficulty"]),
     };
-    Ok(CodingTask { task, asked: prompt, test_code })
-}
-
-/// Tests that only define `check(candidate)` call it with the function that the row names.
-fn with_entry_point(test_code: String, entry_point: Option<&str>) -> String {
-    let has = |start: &str| test_code.lines().any(|line| line.starts_with(start));
-    match entry_point {
-        Some(name) if has("def check(") && !has("check(") => format!("{test_code}\n\ncheck({name})\n"),
-        _ => test_code,
-    }
-}
-
-/// The first field that holds text: a string, or lines as a list.
-fn text_of(row: &Map<String, Value>, fields: &[&str]) -> Option<String> {
-    let text = |field: &&str| match row.get(*field)? {
-        Value::String(text) => Some(text.clone()),
-        Value::Array(lines) => {
-            let lines: Option<Vec<&str>> = lines.iter().map(Value::as_str).collect();
-            Some(lines?.join("\n"))
-        }
-        _ => None,
-    };
-    fields.iter().filter_map(text).find(|text| !text.trim().is_empty())
-}
-
-/// A short value as text.
-fn word_of(value: &Value) -> Option<String> {
-    match value {
-        Value::String(text) if !text.is_empty() => Some(text.clone()),
-        Value::Number(number) => Some(number.to_string()),
-        _ => None,
-    }
+    Ok(CodingTask { task, asked: question, check, tests_shown: shown.is_some(), references })
 }
 
 #[cfg(test)]
 #[expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 mod tests {
+    use serde_json::json;
+
     use super::*;
+    use crate::tasks::check::Check;
 
     fn parse(text: &str) -> Result<Dataset, TaskError> {
         parse_jsonl(text, "set", &DatasetOptions::default())
@@ -142,17 +110,22 @@ mod tests {
     #[test]
     fn a_check_is_called_with_the_entry_point() {
         let check = |row: &str, expected: &str| {
-            assert_eq!(parse(row).unwrap().tasks[0].test_code.as_deref(), Some(expected), "{row}");
+            let expected = Check::Script(expected.to_owned());
+            assert_eq!(parse(row).unwrap().tasks[0].check, Some(expected), "{row}");
         };
         check(
             r#"{"task": "T", "tests": "def check(c):\n    assert c(1)", "entry_point": "f"}"#,
-            "def check(c):\n    assert c(1)\n\ncheck(f)\n",
+            "from solution import f\n\ndef check(c):\n    assert c(1)\n\ncheck(f)\n",
         );
         check(
             r#"{"task": "T", "tests": "def check(c):\n    assert c(1)\ncheck(g)", "entry_point": "f"}"#,
-            "def check(c):\n    assert c(1)\ncheck(g)",
+            "from solution import f\n\ndef check(c):\n    assert c(1)\ncheck(g)",
         );
-        check(r#"{"task": "T", "tests": "assert f(1)", "entry_point": "f"}"#, "assert f(1)");
+        let imported = "from solution import f\nassert f(1)";
+        check(
+            r#"{"task": "T", "tests": "from solution import f\nassert f(1)", "entry_point": "f"}"#,
+            imported,
+        );
     }
 
     #[test]
@@ -175,11 +148,9 @@ mod tests {
             ),
         ];
         for (line, id, prompt, test_code, difficulty) in cases {
-            let CodingTask { task, asked, test_code: read } = parse(line).unwrap().tasks.remove(0);
-            assert_eq!(
-                (task.id.as_str(), read.as_deref(), task.difficulty.as_deref()),
-                (id, Some(test_code), difficulty)
-            );
+            let CodingTask { task, asked, check, tests_shown, .. } = parse(line).unwrap().tasks.remove(0);
+            assert_eq!((task.id.as_str(), task.difficulty.as_deref()), (id, difficulty));
+            assert_eq!((check, tests_shown), (Some(Check::Script(test_code.to_owned())), true));
             assert_eq!(asked, prompt);
             assert!(task.prompt.contains(&format!("## Task\n{prompt}\n")), "{}", task.prompt);
             assert!(task.prompt.contains(test_code), "tests are shown by default");
@@ -188,18 +159,45 @@ mod tests {
 
     #[test]
     fn tests_can_be_kept_from_the_student() {
-        let options = DatasetOptions { show_tests: false, prompt_field: "q".into(), needs_tests: true };
-        let line = r#"{"q": "Q", "test_code": "assert secret()"}"#;
+        let options = DatasetOptions { show_tests: false, ..DatasetOptions::default() };
+        let line = r#"{"task": "Q", "test_code": "assert secret()"}"#;
         let task = parse_jsonl(line, "set", &options).unwrap().tasks.remove(0);
-        assert!(!task.task.prompt.contains("secret"));
-        assert_eq!(task.test_code.as_deref(), Some("assert secret()"));
+        assert!(!task.task.prompt.contains("secret") && !task.tests_shown);
+        assert_eq!(task.check, Some(Check::Script("assert secret()".to_owned())));
+    }
+
+    #[test]
+    fn named_columns_win_over_those_that_are_recognised() {
+        let named = |prompt: &str, test: &str, entry_point: &str| {
+            let name = |name: &str| Some(name.to_owned()).filter(|name| !name.is_empty());
+            Named { prompt: name(prompt), test: name(test), entry_point: name(entry_point) }
+        };
+        let read = |named: Named| {
+            let row = json!({"prompt": "P", "q": "Q", "test_list": ["assert f(1)"], "t": ["assert g(2)"], "e": "g",
+                             "io": "{\"inputs\": [\"1\"], \"outputs\": [\"2\"]}"});
+            let options = DatasetOptions { named, ..DatasetOptions::default() };
+            let task = read_row(&row, "set", 0, &options)?;
+            Ok((task.asked, task.check.unwrap().texts().join("|")))
+        };
+        let check = |named: Named, asked: &str, tests: &str| {
+            assert_eq!(read(named), Ok::<_, String>((asked.to_owned(), tests.to_owned())));
+        };
+        check(named("q", "", ""), "Q", "script|from solution import *\n\nassert f(1)\n");
+        check(named("", "t", ""), "P", "script|assert g(2)");
+        check(named("q", "t", "e"), "Q", "script|from solution import g\n\nassert g(2)");
+        check(named("q", "io", ""), "Q", "stdio|1|2");
+        let only = json!({"q": "Q", "test_list": ["assert f(1)"]});
+        let options = DatasetOptions { named: named("q", "", ""), ..DatasetOptions::default() };
+        assert_eq!(read_row(&only, "set", 0, &options).unwrap().asked, "Q");
+        assert_eq!(read(named("", "x", "")), Err("it has no `x`".to_owned()));
+        assert_eq!(read(named("x", "", "")), Err("it has no `x`".to_owned()));
     }
 
     #[test]
     fn tests_are_not_needed_where_something_else_decides() {
         let options = DatasetOptions { needs_tests: false, ..DatasetOptions::default() };
         let task = parse_jsonl(r#"{"task": "T"}"#, "set", &options).unwrap().tasks.remove(0);
-        assert_eq!(task.test_code, None);
+        assert_eq!(task.check, None);
         assert!(!task.task.prompt.contains("## Tests"), "{}", task.task.prompt);
     }
 
@@ -217,12 +215,8 @@ mod tests {
         assert_eq!(dataset.tasks.len(), 1);
         let reasons: Vec<_> =
             dataset.skipped.iter().map(|it| (it.line, it.reason.split(':').next().unwrap())).collect();
-        let expected = [
-            (3, "it is no JSON"),
-            (4, "it is no object"),
-            (5, "it has no `prompt` and no `task`"),
-            (6, "it has no `test_code` and no `tests`"),
-        ];
+        let expected =
+            [(3, "it is no JSON"), (4, "it is no object"), (5, "it has no question"), (6, "it has no tests")];
         assert_eq!(reasons, expected);
     }
 
@@ -231,7 +225,7 @@ mod tests {
         let error = parse("{\"task\": \"T\"}\n").unwrap_err().to_string();
         assert!(
             error.starts_with(
-                "set holds no usable task (first row: it has no `test_code` and no `tests`)\nhelp: "
+                "set holds no usable task (first row: it has no tests: looked for `test_code` or `tests`, `test_list`, "
             ),
             "{error}"
         );

@@ -1,18 +1,26 @@
 //! Tasks: what a student is asked, with the hidden tests that decide.
 //!
 //! Owns the built-in tasks, datasets as JSON lines, Parquet files or repositories of the Hugging Face
-//! hub, the prompt around a task, and splitting tasks
-//! into those for training and those held out. Running tests is left to the agent's verifier.
+//! hub in the layouts they are published in, how a solution is judged, the prompt around a task, and
+//! splitting tasks into those for training and those held out. Running tests is left to the agent's verifier.
 
 pub(crate) mod builtin;
+mod calls;
+pub(crate) mod check;
 pub(crate) mod dataset;
 pub(crate) mod hub;
+pub(crate) mod layout;
+mod packed;
 pub(crate) mod parquet;
 pub(crate) mod prompt;
+mod row;
 pub(crate) mod source;
 pub(crate) mod split;
 
 pub use self::builtin::builtin;
+pub(crate) use self::calls::is_identifier;
+pub use self::check::{Case, Cases, Check, Stdio};
+pub use self::dataset::{Dataset, DatasetOptions, Skipped, read_jsonl};
 
 use std::path::PathBuf;
 
@@ -25,9 +33,12 @@ pub struct CodingTask {
     pub task: Task,
     /// What is asked, as its author wrote it: without the words around it in the prompt.
     pub asked: String,
-    /// A Python script of assertions that imports the solution. Only this copy decides, whatever
-    /// the student was shown. Absent where a command of the user's decides.
-    pub test_code: Option<String>,
+    /// How its solution is judged. Absent where a command of the user's decides.
+    pub check: Option<Check>,
+    /// Whether the prompt quotes tests that decide.
+    pub tests_shown: bool,
+    /// Solutions that are known, the likeliest first. Never shown; they tell whether the check can be used.
+    pub references: Vec<String>,
 }
 
 /// Why there are no tasks.
@@ -42,7 +53,7 @@ pub enum TaskError {
         error: std::io::Error,
     },
     /// Every row is unusable.
-    #[error("{name} holds no usable task{}\nhelp: rows need a `task` (or --prompt-field) and a `test_code` or `tests`", first(.reason))]
+    #[error("{name} holds no usable task{}\nhelp: name the columns with --prompt-field and --test-field", first(.reason))]
     Empty {
         /// The dataset.
         name: String,

@@ -66,15 +66,14 @@ mod tests {
                     (
                         it.task.id.as_str(),
                         it.task.difficulty.as_deref(),
-                        it.test_code.as_deref().unwrap_or_default().lines().count(),
+                        it.check.as_ref().map_or(0, |it| it.texts()[1].lines().count()),
                     )
                 })
                 .collect();
             assert_eq!(read, [("7", Some("easy"), 2), ("9", None, 2)], "{compression}");
-            assert_eq!(
-                dataset.skipped,
-                [Skipped { line: 2, reason: "it has no `prompt` and no `task`".into() }]
-            );
+            let skipped: Vec<_> =
+                dataset.skipped.iter().map(|it| (it.line, it.reason.split(':').next())).collect();
+            assert_eq!(skipped, [(2, Some("it has no question"))]);
         }
     }
 

@@ -98,7 +98,13 @@ mod tests {
     fn tasks(n_tasks: usize) -> Vec<CodingTask> {
         let task = |idx: usize| Task { id: idx.to_string(), prompt: String::new(), difficulty: None };
         (0..n_tasks)
-            .map(|idx| CodingTask { task: task(idx), asked: String::new(), test_code: None })
+            .map(|idx| CodingTask {
+                task: task(idx),
+                asked: String::new(),
+                check: None,
+                tests_shown: false,
+                references: Vec::new(),
+            })
             .collect()
     }
 

@@ -50,6 +50,8 @@ struct Record {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     stop: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    tests_shown: Option<bool>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     verification: Option<VerificationRecord>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     versions: Vec<VersionRecord>,
@@ -215,6 +217,7 @@ pub fn to_json(episode: &Episode) -> Result<Value, serde_json::Error> {
         sequences: episode.sequences.clone(),
         steps: episode.steps().iter().map(step_record).collect(),
         stop: episode.stop.map(|stop| stop.name().to_owned()),
+        tests_shown: episode.tests_shown,
         verification: episode.verification.clone().map(verification_record),
         versions: episode.versions.iter().cloned().map(version_record).collect(),
         outcome: outcome_record(&episode.outcome),
@@ -247,6 +250,7 @@ fn episode(record: Record) -> Result<Episode, Fault> {
     episode.limits_reached = record.limits_reached;
     episode.temperature = record.temperature;
     episode.stop = record.stop.as_deref().map(stop).transpose()?;
+    episode.tests_shown = record.tests_shown;
     episode.verification = record.verification.map(verification);
     episode.versions = record.versions.into_iter().map(version).collect::<Result<_, _>>()?;
     episode.token_source = match record.tokens {
@@ -441,6 +445,7 @@ mod tests {
         episode.limits_reached = vec!["tool_work_mb".into()];
         episode.temperature = Some(0.7);
         episode.stop = Some(Stop::WallClock);
+        episode.tests_shown = Some(true);
         let assertion = Assertion { line: 2, text: "a == b".into(), passed: false, detail: "1 != 2".into() };
         episode.verification = Some(Verification {
             n_passed: 3,

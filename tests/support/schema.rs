@@ -52,6 +52,7 @@ fn is_type(name: &str, value: &Value) -> bool {
         "string" => value.is_string(),
         "integer" => value.is_i64() || value.is_u64(),
         "number" => value.is_number(),
+        "boolean" => value.is_boolean(),
         "null" => value.is_null(),
         other => unreachable!("{other}"),
     }

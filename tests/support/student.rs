@@ -16,7 +16,7 @@ use backsight::chat::template::Template;
 use backsight::chat::tokenizer::Tokenizer;
 use backsight::episode::{Task, ToolText};
 use backsight::sandbox::{SandboxConfig, Sandboxes};
-use backsight::tasks::CodingTask;
+use backsight::tasks::{Check, CodingTask};
 use serde_json::Map;
 
 /// A template that ignores tools, as SmolLM2's does.
@@ -84,7 +84,8 @@ pub fn task() -> CodingTask {
     let prompt = "Write add(a, b) to solution.py.".to_owned();
     let task = Task { id: "add".to_owned(), prompt, difficulty: None };
     let test_code = "from solution import add\nassert add(1, 2) == 3\nassert add(-1, 1) == 0\n".to_owned();
-    CodingTask { asked: task.prompt.clone(), task, test_code: Some(test_code) }
+    let check = Some(Check::Script(test_code));
+    CodingTask { asked: task.prompt.clone(), task, check, tests_shown: false, references: Vec::new() }
 }
 
 pub fn place() -> EpisodePlace {

@@ -365,6 +365,8 @@ pub struct Episode {
     pub stop: Option<Stop>,
     /// The temperature it was sampled with, where known.
     pub temperature: Option<f64>,
+    /// Whether the prompt quoted tests that decide; absent where there are none, or nobody said.
+    pub tests_shown: Option<bool>,
     /// What the task's tests found, if they ran.
     pub verification: Option<Verification>,
     /// Which weights sampled its actions, in order; empty where nobody looked.
@@ -435,6 +437,7 @@ impl Episode {
             limits_reached: Vec::new(),
             stop: None,
             temperature: None,
+            tests_shown: None,
             verification: None,
             versions: Vec::new(),
             compactions: Vec::new(),

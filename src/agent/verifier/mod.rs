@@ -1,4 +1,4 @@
-//! The verifier: runs a task's hidden tests against what an episode left behind.
+//! The verifier: judges what an episode left behind, by hidden tests or by what a program prints (`stdio`).
 //!
 //! The solution is hostile to it. First every process of the episode is dead. Then two fresh
 //! sandboxes are made: in one, the *candidate* runs the solution, on a copy of the workspace without
@@ -24,7 +24,9 @@
 //! Tests that look at files the solution wrote, or that it should read, are not passed by anybody. A
 //! solution sees the arguments of the calls, one after the other. Python alone is supported.
 
+mod compare;
 mod report;
+mod stdio;
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -39,6 +41,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::unix::pipe;
 use tokio::sync::Semaphore;
 
+use crate::tasks::{Check, is_identifier};
 use backsight_sandbox::{
     Command, Copied, Entry, FileError, Output, Priority, Sandbox, SandboxError, Sandboxes, Streams, Workspace,
 };
@@ -81,6 +84,14 @@ impl<'a> Verifier<'a> {
     /// by the clock, in sandboxes like those of episodes that go before them where processors are short.
     pub fn new(sandboxes: &'a Sandboxes, timeout: Duration) -> Self {
         Self { sandboxes, timeout }
+    }
+
+    /// Ends an episode and judges its files. An error means that nothing is known about the solution.
+    pub async fn judge(&self, episode: &Sandbox, check: &Check) -> Result<TestReport, SandboxError> {
+        match check {
+            Check::Script(test_code) => self.verify(episode, test_code).await,
+            Check::Stdio(stdio) => self.run_cases(episode, stdio).await,
+        }
     }
 
     /// Ends an episode and runs `test_code` against its files. An error means that nothing is known
@@ -190,11 +201,6 @@ fn module_names(entries: &[Entry]) -> BTreeSet<&str> {
         None => entry.path.strip_suffix(".py").or(entry.is_link.then_some(&*entry.path)),
     });
     names.filter(|name| is_identifier(name)).collect()
-}
-
-fn is_identifier(name: &str) -> bool {
-    let starts_well = name.starts_with(|c: char| c.is_alphabetic() || c == '_');
-    starts_well && name.chars().all(|c| c.is_alphanumeric() || c == '_')
 }
 
 /// 128 random bits as text.

@@ -20,7 +20,7 @@ use backsight::sandbox::{SandboxConfig, Sandboxes};
 use backsight::score::ScoreJob;
 use backsight::store::{Fingerprint, Identity, Ledger, Ledgered, RunLock, RunPlace, Versions, WeightRules};
 use backsight::store::{episode_from_json, episode_to_json};
-use backsight::tasks::CodingTask;
+use backsight::tasks::{Check, CodingTask};
 use backsight::tokens::TokenId;
 use serde_json::{Map, json};
 
@@ -531,7 +531,7 @@ async fn unusable_tests_give_no_reward() {
             command: command.to_owned(),
             timeout: Duration::from_secs(20),
         });
-        let task = CodingTask { test_code: Some(tests.to_owned()), ..task() };
+        let task = CodingTask { check: Some(Check::Script(tests.to_owned())), ..task() };
         let episode = run_episode(&setting, &task, place()).await;
         check_record(&episode);
         assert!(episode.verification.as_ref().unwrap().error.is_some());

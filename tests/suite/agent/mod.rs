@@ -5,8 +5,10 @@
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
 mod episode;
+mod layouts;
 mod redteam;
 mod sandbox;
+mod stdio;
 mod tool_limits;
 mod tools;
 mod verifier;

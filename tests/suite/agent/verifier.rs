@@ -33,7 +33,8 @@ async fn solve(solution: &str, tests: &str) -> TestReport {
 }
 
 fn tests_of(id: &str) -> String {
-    builtin().unwrap().into_iter().find(|it| it.task.id == id).unwrap().test_code.unwrap()
+    let task = builtin().unwrap().into_iter().find(|it| it.task.id == id).unwrap();
+    task.check.unwrap().texts()[1].to_owned()
 }
 
 /// A solution of each built-in task, and one that only satisfies the examples of its prompt.

@@ -182,7 +182,9 @@ fn a_dataset_of_the_hub_is_fetched_once_and_kept() {
     let variables = [("HF_ENDPOINT", hub.url.as_str()), ("HF_HOME", &home), ("HF_HUB_OFFLINE", "0")];
     let ran = place.run_with(&variables, &arguments).expect(0);
     assert!(
-        ran.stderr.contains("org/tasks: 1 row is no task: it has no `prompt` and no `task` (row 2)"),
+        ran.stderr.contains(
+            "tasks: 2 of 3 usable, 1 refused\n  1 refused: it has no question (first: org/tasks row 2)"
+        ),
         "{}",
         ran.stderr
     );

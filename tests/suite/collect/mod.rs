@@ -7,6 +7,7 @@ mod evaluate;
 mod groups;
 mod kill;
 mod place;
+mod references;
 mod refusals;
 mod stops;
 mod weights;

@@ -78,7 +78,8 @@ fn bad_tasks() {
         &["tasks cannot be read from nowhere.jsonl", "check --tasks"],
     );
     refused(run(&["--tasks", "empty.jsonl"]), 2, &["empty holds no usable task"]);
-    refused(run(&["--tasks", "no_tests.jsonl"]), 2, &["it has no `test_code` and no `tests`"]);
+    let sought = "it has no tests: looked for `test_code` or `tests`, `test_list`, `test` with `entry_point`, `input_output`";
+    refused(run(&["--tasks", "no_tests.jsonl"]), 2, &[sought, "--test-field"]);
     refused(
         run(&["--tasks", "tasks.jsonl"]),
         2,
@@ -93,10 +94,15 @@ fn bad_tasks() {
     );
     let mixed =
         run(&["--tasks", "mixed.jsonl", "--eval-size", "0", "--groups", "1", "--group-size", "1"]).expect(0);
-    let counted = "mixed.jsonl: 3 rows are no tasks: 2 x it has no `prompt` and no `task` (row 4), 1 x it is no JSON (row 6)";
-    assert!(mixed.stderr.contains(counted), "{}", mixed.stderr);
+    let counted = [
+        "tasks: 3 of 6 usable, 3 refused",
+        " 2 refused: it has no question (first: mixed.jsonl row 4)",
+        " 1 refused: it is no JSON (first: mixed.jsonl row 6)",
+    ];
+    assert!(mixed.stderr.contains(&counted.join("\n ")), "{}", mixed.stderr);
     let summary = place.json("runs/collect/summary.json");
-    assert!(summary["notices"].as_array().unwrap().iter().any(|it| it == counted), "{summary}");
+    let noted = counted.join(";");
+    assert!(summary["notices"].as_array().unwrap().iter().any(|it| *it == noted), "{summary}");
 }
 
 #[test]

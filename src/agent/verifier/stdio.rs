@@ -1,0 +1,216 @@
+//! Judges a program by what it prints: the strongest check there is.
+//!
+//! Nothing is shared with the solution. `solution.py` is run once for each input, each time in a sandbox of its own
+//! on a fresh copy of the workspace, so that nothing it does in one case (files, processes left behind) is seen by
+//! another; what should come out is never in any sandbox, and only bytes come back, which are compared here. An
+//! output that is wrong, or longer than it could rightly be, fails its case. A program that is missing, ends with
+//! a failure or takes too long ends the tests there.
+
+use std::borrow::Cow;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::unix::pipe;
+
+use super::compare::{Difference, difference};
+use super::{PROCESSORS, TestReport, Verifier, copy_solution};
+use crate::tasks::{Case, Cases, Stdio};
+use backsight_core::episode::Assertion;
+use backsight_sandbox::{Capture, Command, Exit, Output, Sandbox, SandboxError, Streams, Workspace};
+
+/// The program.
+const PROGRAM: &str = "solution.py";
+/// How long a case may take where its task says nothing longer: limits are made for other languages and machines. All
+/// cases together have the verifier's time, in which what we do between them does not count.
+const CASE_TIME: Duration = Duration::from_secs(10);
+/// Bytes that are read beyond what is expected: white space, and fractions with more digits.
+const MORE_BYTES: usize = 64 << 10;
+/// Bytes kept of what is printed as errors.
+const ERROR_BYTES: usize = 16 << 10;
+/// Cases that are listed one by one, and characters of what they printed.
+const MAX_LISTED: usize = 500;
+const MAX_CHARS: usize = 150;
+
+impl Verifier<'_> {
+    /// Ends an episode and runs its program on every input.
+    pub(super) async fn run_cases(
+        &self,
+        episode: &Sandbox,
+        stdio: &Stdio,
+    ) -> Result<TestReport, SandboxError> {
+        episode.stop().await;
+        // It is never closed.
+        let _processor = PROCESSORS.acquire().await.ok();
+        let started = Instant::now();
+        let cases = match unpacked(stdio).await {
+            Ok(cases) => cases,
+            Err(why) => {
+                return Ok(TestReport { is_unusable: true, ..TestReport::failed(why, started.elapsed()) });
+            }
+        };
+        let workspace = episode.workspace();
+        if workspace.blocking(|it| it.read(PROGRAM, 0)).await.is_err() {
+            return Ok(TestReport::failed(format!("there is no {PROGRAM}"), started.elapsed()));
+        }
+        let each = stdio.time.unwrap_or_default().max(CASE_TIME);
+        let (mut tally, mut left) = (Tally::default(), self.timeout);
+        for (idx, case) in cases.iter().enumerate() {
+            let ran = self.run_case(workspace, case, left.min(each)).await?;
+            left = left.saturating_sub(ran.duration());
+            tally.count(idx + 1, case, &ran);
+            if tally.error.is_some() {
+                break;
+            }
+        }
+        Ok(tally.report(started.elapsed()))
+    }
+
+    /// Runs the program on one input, in a sandbox of its own.
+    async fn run_case(&self, solution: &Workspace, case: &Case, time: Duration) -> Result<Ran, SandboxError> {
+        let sandbox = self.sandboxes.start().await?;
+        if let Err(error) = copy_solution(solution, sandbox.workspace()).await {
+            return Ok(Ran { output: Err(error.to_string()), printed: Vec::new(), is_long: false });
+        }
+        let (stdin, input) = io::pipe()?;
+        let (printed, stdout) = io::pipe()?;
+        let run = async {
+            let output = sandbox.run(program(stdin.into(), stdout.into(), time)).await;
+            // What it left behind may hold its output open.
+            sandbox.stop().await;
+            output
+        };
+        let read = read(&sandbox, printed.into(), case.output.len() * 2 + MORE_BYTES);
+        let (output, printed, ()) = tokio::join!(run, read, feed(input.into(), case.input.as_bytes()));
+        let (printed, is_long) = printed?;
+        Ok(Ran { output: Ok(output?), printed, is_long })
+    }
+}
+
+/// The cases as they are, unpacked where nothing else has to wait for it.
+async fn unpacked(stdio: &Stdio) -> Result<Cow<'_, [Case]>, String> {
+    if let Cases::Plain(cases) = &stdio.cases {
+        return Ok(Cow::Borrowed(cases));
+    }
+    let packed = stdio.cases.clone();
+    let unpacked = tokio::task::spawn_blocking(move || packed.all().map(Cow::into_owned)).await;
+    unpacked.map_err(|error| error.to_string())?.map(Cow::Owned)
+}
+
+fn program(stdin: OwnedFd, stdout: OwnedFd, time: Duration) -> Command {
+    let mut command = Command::argv(["python3", PROGRAM]);
+    command.streams = Streams::Connected { stdin, stdout };
+    // Programs that print much are slow without a buffer, and none is talked with here.
+    command.env = vec![("PYTHONUNBUFFERED".to_owned(), String::new())];
+    command.timeout = time;
+    command.output_cap = ERROR_BYTES;
+    command
+}
+
+/// Reads what is printed, up to `most` bytes, and whether there was more; a program that prints more is ended.
+async fn read(sandbox: &Sandbox, printed: OwnedFd, most: usize) -> io::Result<(Vec<u8>, bool)> {
+    let mut bytes = Vec::new();
+    pipe::Receiver::from_owned_fd(printed)?.take(most as u64 + 1).read_to_end(&mut bytes).await?;
+    let is_long = bytes.len() > most;
+    if is_long {
+        sandbox.stop().await;
+    }
+    Ok((bytes, is_long))
+}
+
+/// Writes a program's input. One that does not read to the end is its own business.
+async fn feed(input: OwnedFd, bytes: &[u8]) {
+    if let Ok(mut input) = pipe::Sender::from_owned_fd(input) {
+        let _ = input.write_all(bytes).await;
+    }
+}
+
+/// What became of a program in one case.
+struct Ran {
+    /// How it ended, or why it could not be begun.
+    output: Result<Output, String>,
+    printed: Vec<u8>,
+    is_long: bool,
+}
+
+impl Ran {
+    fn duration(&self) -> Duration {
+        self.output.as_ref().map_or(Duration::ZERO, |it| it.duration)
+    }
+
+    /// What is wrong with its output, if anything is; an error where it did not come to its end.
+    fn mistake(&self, expected: &str) -> Result<Option<String>, String> {
+        if self.is_long {
+            return Ok(Some("it printed far more than was expected".to_owned()));
+        }
+        let output = self.output.as_ref().map_err(Clone::clone)?;
+        match output.exit {
+            _ if output.timed_out => return Err("the program ran out of time".to_owned()),
+            Exit::Code(0) => {}
+            Exit::Code(code) => {
+                return Err(format!("the program ended with exit code {code}{}", complaint(&output.capture)));
+            }
+            Exit::Signal(signal) => return Err(format!("the program was ended by signal {signal}")),
+            Exit::Lost => return Err("the program ended with its sandbox".to_owned()),
+        }
+        let printed = String::from_utf8_lossy(&self.printed);
+        Ok(difference(&printed, expected).map(told))
+    }
+}
+
+/// The last line of what a program printed as errors.
+fn complaint(errors: &Capture) -> String {
+    let text = errors.text();
+    let last = text.lines().rev().find(|line| !line.trim().is_empty());
+    last.map_or(String::new(), |line| format!(": {}", short(line)))
+}
+
+fn told(Difference { line, printed, expected }: Difference<'_>) -> String {
+    let shown =
+        |text: Option<&str>| text.map_or_else(|| "nothing".to_owned(), |text| format!("{:?}", short(text)));
+    format!("line {line}: {} printed, {} expected", shown(printed), shown(expected))
+}
+
+fn short(text: &str) -> String {
+    text.chars().take(MAX_CHARS).collect()
+}
+
+/// What the cases have shown so far.
+#[derive(Default)]
+struct Tally {
+    n_passed: u64,
+    n_failed: u64,
+    error: Option<String>,
+    assertions: Vec<Assertion>,
+    /// What the first case that went wrong printed as errors.
+    output: String,
+}
+
+impl Tally {
+    fn count(&mut self, nth: usize, case: &Case, ran: &Ran) {
+        let text = format!("case {nth}");
+        let mistake = ran.mistake(&case.output);
+        if !matches!(mistake, Ok(None)) && self.output.is_empty() {
+            self.output = ran.output.as_ref().map(|it| it.capture.text()).unwrap_or_default();
+        }
+        let detail = match mistake {
+            Ok(mistake) => mistake,
+            Err(why) => {
+                self.error = Some(format!("{text}: {why}"));
+                return;
+            }
+        };
+        let passed = detail.is_none();
+        self.n_passed += u64::from(passed);
+        self.n_failed += u64::from(!passed);
+        if self.assertions.len() < MAX_LISTED {
+            self.assertions.push(Assertion { line: 0, text, passed, detail: detail.unwrap_or_default() });
+        }
+    }
+
+    fn report(self, duration: Duration) -> TestReport {
+        let Self { n_passed, n_failed, error, assertions, output } = self;
+        TestReport { n_passed, n_failed, error, is_unusable: false, assertions, output, duration }
+    }
+}

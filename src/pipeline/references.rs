@@ -1,0 +1,135 @@
+//! Tries the solutions that a dataset brings, before anything is paid for.
+//!
+//! A check that no known solution passes says nothing about a student's, so its task is refused. Only as many tasks
+//! are tried as a run needs, and what was found is kept in the run directory. A task that brings no solution is
+//! taken as it is.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::available_parallelism;
+use std::time::Duration;
+
+use futures_util::{StreamExt as _, stream};
+use serde_json::{Value, json};
+
+use crate::agent::{TestReport, Verifier};
+use crate::store::run::RunDir;
+use crate::tasks::check::sum_of;
+use crate::tasks::{Check, CodingTask};
+use backsight_sandbox::{SandboxError, Sandboxes};
+
+/// What tasks are tried with.
+pub struct Bench<'a> {
+    /// Where solutions run.
+    pub sandboxes: &'a Sandboxes,
+    /// How long the tests of one may take.
+    pub time: Duration,
+    /// Where it is written down what was found.
+    pub run: &'a RunDir,
+    /// How many tasks were tried so far.
+    pub n_tried: AtomicUsize,
+}
+
+/// The tasks that can be used, and those that cannot.
+#[derive(Debug, Default)]
+pub struct Tried {
+    /// In their order, as many as were wanted if there are so many.
+    pub usable: Vec<Arc<CodingTask>>,
+    /// The ids of the others, with the reason.
+    pub refused: Vec<(String, String)>,
+}
+
+/// What was found out about a task.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Verdict {
+    Usable,
+    Refused(String),
+}
+
+impl Bench<'_> {
+    /// The first `n_wanted` usable tasks.
+    pub async fn first_usable(
+        &self,
+        tasks: &[Arc<CodingTask>],
+        n_wanted: usize,
+    ) -> Result<Tried, SandboxError> {
+        let known = self.known();
+        let at_once = available_parallelism().map_or(1, usize::from);
+        let verdicts = stream::iter(tasks).map(|task| self.verdict(task, &known)).buffered(at_once);
+        let mut verdicts = std::pin::pin!(verdicts.zip(stream::iter(tasks)));
+        let mut tried = Tried::default();
+        while tried.usable.len() < n_wanted
+            && let Some((verdict, task)) = verdicts.next().await
+        {
+            match verdict? {
+                Verdict::Usable => tried.usable.push(Arc::clone(task)),
+                Verdict::Refused(why) => tried.refused.push((task.task.id.clone(), why)),
+            }
+        }
+        Ok(tried)
+    }
+
+    /// What an earlier process found out, by the tasks' sums.
+    fn known(&self) -> HashMap<String, Verdict> {
+        let read = |row: &Value| {
+            let refused = row["refused"].as_str().map(str::to_owned);
+            Some((row["sum"].as_str()?.to_owned(), refused.map_or(Verdict::Usable, Verdict::Refused)))
+        };
+        self.run.references().iter().filter_map(read).collect()
+    }
+
+    async fn verdict(
+        &self,
+        task: &CodingTask,
+        known: &HashMap<String, Verdict>,
+    ) -> Result<Verdict, SandboxError> {
+        let Some(check) = task.check.as_ref().filter(|_| !task.references.is_empty()) else {
+            return Ok(Verdict::Usable);
+        };
+        let sum = sum_of(check.texts().into_iter().chain(task.references.iter().map(String::as_str)));
+        if let Some(verdict) = known.get(&sum) {
+            return Ok(verdict.clone());
+        }
+        let verdict = self.try_out(check, &task.references).await?;
+        self.n_tried.fetch_add(1, Ordering::Relaxed);
+        let refused = if let Verdict::Refused(why) = &verdict { Some(why) } else { None };
+        // What cannot be written down is found out again.
+        let _ = self.run.add_reference(&json!({"sum": sum, "task": task.task.id, "refused": refused}));
+        Ok(verdict)
+    }
+
+    /// One solution that passes is enough; the first tells why none does.
+    async fn try_out(&self, check: &Check, references: &[String]) -> Result<Verdict, SandboxError> {
+        let mut reason = None;
+        for reference in references {
+            let report = self.judge(check, reference).await?;
+            if report.is_solved() {
+                return Ok(Verdict::Usable);
+            }
+            reason.get_or_insert_with(|| why_refused(&report));
+        }
+        Ok(reason.map_or(Verdict::Usable, Verdict::Refused))
+    }
+
+    async fn judge(&self, check: &Check, solution: &str) -> Result<TestReport, SandboxError> {
+        let sandbox = self.sandboxes.start().await?;
+        let solution = solution.to_owned();
+        let written =
+            sandbox.workspace().blocking(move |it| it.write("solution.py", solution.as_bytes())).await;
+        match written {
+            Ok(()) => Verifier::new(self.sandboxes, self.time).judge(&sandbox, check).await,
+            Err(error) => Ok(TestReport::failed(error.to_string(), Duration::ZERO)),
+        }
+    }
+}
+
+/// What is told before the colon is the same for tasks of one kind.
+fn why_refused(report: &TestReport) -> String {
+    let error = report.error.as_deref().unwrap_or_default();
+    match (report.correctness(), report.assertions.iter().find(|it| !it.passed)) {
+        (None, _) => format!("its tests cannot be used: {error}"),
+        (_, Some(failed)) => format!("its own solution fails its tests: {} ({})", failed.text, failed.detail),
+        _ => format!("its own solution does not come through its tests: {error}"),
+    }
+}
