@@ -6,7 +6,7 @@
 
 use serde_json::{Map, Value, json};
 
-use backsight_core::episode::{Content, Episode, Role};
+use backsight_core::episode::{Content, Episode, Role, Stop};
 
 /// A correctness from here up passes.
 pub const PASSES: f64 = 0.8;
@@ -80,8 +80,24 @@ impl Digest {
         self.outcome.as_ref().ok()?.component("correctness")
     }
 
+    /// One that is not run, because the tests of its task are known to judge nobody.
+    pub fn of_unusable(id: String, task: String, why: &str) -> Self {
+        let stop = Some(Stop::UnusableTests.name());
+        let outcome = Err(why.to_owned());
+        Self { id, task, outcome, stop, steps: 0, response: String::new(), is_exact: false }
+    }
+
+    /// Why the tests of its task can judge nobody, if that is so.
+    pub fn unusable_tests(&self) -> Option<&str> {
+        let why = self.outcome.as_ref().err()?;
+        (self.stop == Some(Stop::UnusableTests.name())).then_some(why)
+    }
+
     /// Why it was lost, in words that episodes with the same fate share.
     pub fn loss(&self) -> Option<String> {
+        if self.unusable_tests().is_some() {
+            return Some(Stop::UnusableTests.name().to_owned());
+        }
         let why = self.outcome.as_ref().err()?.lines().next().unwrap_or_default();
         let behind_turn = why.strip_prefix("turn ").and_then(|it| it.split_once(": ")).map(|it| it.1);
         Some(behind_turn.unwrap_or(why).chars().take(LOSS_CHARS).collect())

@@ -299,7 +299,7 @@ async fn hogs_beside_two_hundred_episodes_change_no_reward_and_leave_nothing() {
     println!("{N_SANDBOXES} concurrent episodes beside hogs in {:?}", began.elapsed());
     let moved: Vec<_> = beside.iter().filter(|(idx, it)| alone.get(&(*idx % 4)) != Some(it)).collect();
     assert_eq!((moved, beside.len()), (vec![], N_SANDBOXES), "alone: {alone:?}");
-    let left = hogs.map(|hog| hog.background()[0].exit);
+    let left = hogs.map(|hog| hog.poll_background(hog.background()[0]).unwrap().exit);
     assert_eq!(left, [None, None], "they were there all the time");
     let after = settle(&before).await;
     println!("before {before:?}\nafter  {after:?}");

@@ -165,7 +165,7 @@ async fn settle(
     episode.outcome = Ok(reward::reward(correctness, efficiency, tool_usage, &setting.reward.weights));
     match (ask_custom(&setting.reward, &episode).await, correctness) {
         (Ok(None), Some(_)) => episode,
-        (Ok(None), None) => failed(episode, Failure::new(undecided(report))),
+        (Ok(None), None) => failed(episode, undecided(report)),
         (Ok(Some(number)), _) => rewarded(episode, number, correctness.is_some()),
         (Err(why), _) => failed(episode, Failure::new(why)),
     }
@@ -178,16 +178,17 @@ async fn verify(
     sandbox: &Sandbox,
 ) -> Result<Option<TestReport>, SandboxError> {
     let Some(check) = &task.check else { return Ok(None) };
-    let verifier = Verifier::new(&setting.sandboxes, setting.options.verifier_time);
+    let verifier = Verifier::new(&setting.sandboxes, setting.options.verifier_time).of_task(&task.asked);
     verifier.judge(sandbox, check).await.map(Some)
 }
 
 /// Why tests alone give no reward.
-fn undecided(report: Option<TestReport>) -> String {
-    match report {
-        Some(report) => format!("the tests are unusable: {}", report.error.unwrap_or_default()),
-        None => "the task has no tests and there is no reward command".to_owned(),
-    }
+fn undecided(report: Option<TestReport>) -> Failure {
+    let Some(report) = report else {
+        return Failure::new("the task has no tests and there is no reward command");
+    };
+    let why = format!("the tests are unusable: {}", report.error.unwrap_or_default());
+    Failure { stop: Stop::UnusableTests, why }
 }
 
 /// The episode with another reward; what it would have been is kept beside it, where the tests decided.

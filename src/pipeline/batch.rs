@@ -2,7 +2,8 @@
 //!
 //! Owns [`run`]. An episode is in the run directory before anything is said about it, and one that is
 //! there with an outcome is not run again. One that failed is: what it paid is in the ledger, so only
-//! what is missing is asked for. A failure is its own episode's; only what ends all of them (a budget, a
+//! what is missing is asked for. Unless its task's tests are unusable: that ends the task, and no attempt at
+//! it is run again or begun. A failure is its own episode's; only what ends all of them (a budget, a
 //! server that is gone, a full disk, a signal) stops the work, and then nothing new is begun.
 
 use std::collections::{BTreeSet, HashSet, VecDeque};
@@ -132,6 +133,7 @@ impl<'a> Work<'a> {
         let n_ended = slots.len() - waiting.len();
         let under_way = JoinSet::new();
         let mut work = Self { batch, slots, tell, waiting, under_way, digests, n_ended, stopped: None };
+        (0..slots.len()).for_each(|idx| work.end_task(idx));
         let (command, model) = (batch.command.to_owned(), batch.model.clone());
         work.say(Event::Began { command, model, asked: slots.len(), found: n_ended });
         work.note_missing_groups();
@@ -180,7 +182,27 @@ impl<'a> Work<'a> {
             steps: digest.steps,
             seconds,
         });
+        self.end_task(idx);
         self.note_group(self.slots[idx].group);
+    }
+
+    /// Begins no further attempt at the task of a slot whose episode found its tests unusable.
+    fn end_task(&mut self, idx: usize) {
+        let Some(why) = self.digests[idx].as_ref().and_then(Digest::unusable_tests).map(str::to_owned) else {
+            return;
+        };
+        let task = &self.slots[idx].task.task.id;
+        let (ended, waiting): (VecDeque<usize>, _) =
+            self.waiting.iter().partition(|it| self.slots[**it].task.task.id == *task);
+        self.waiting = waiting;
+        self.n_ended += ended.len();
+        for it in &ended {
+            self.digests[*it] = Some(Digest::of_unusable(self.slots[*it].id(), task.clone(), &why));
+        }
+        let own = self.slots[idx].group;
+        let others: BTreeSet<usize> =
+            ended.iter().map(|it| self.slots[*it].group).filter(|it| *it != own).collect();
+        others.into_iter().for_each(|group| self.note_group(group));
     }
 
     /// Writes the metrics of groups that were complete when a process was killed before it could.
@@ -231,8 +253,8 @@ async fn versions(episode: &Episode, student: &Ledgered) -> Vec<TokenVersion> {
 
 /// The episode of a slot, if it is there and need not be run again.
 fn found(run: &RunDir, slot: &Slot) -> Option<Digest> {
-    let episode = run.episode(&slot.id())?;
-    episode.outcome.is_ok().then(|| Digest::of(&episode))
+    let digest = Digest::of(&run.episode(&slot.id())?);
+    (digest.outcome.is_ok() || digest.unusable_tests().is_some()).then_some(digest)
 }
 
 /// Seconds since 1970.

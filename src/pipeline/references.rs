@@ -42,7 +42,7 @@ pub struct Tried {
 
 /// What was found out about a task.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Verdict {
+enum Trial {
     Usable,
     Refused(String),
 }
@@ -56,69 +56,74 @@ impl Bench<'_> {
     ) -> Result<Tried, SandboxError> {
         let known = self.known();
         let at_once = available_parallelism().map_or(1, usize::from);
-        let verdicts = stream::iter(tasks).map(|task| self.verdict(task, &known)).buffered(at_once);
-        let mut verdicts = std::pin::pin!(verdicts.zip(stream::iter(tasks)));
+        let trials = stream::iter(tasks).map(|task| self.trial(task, &known)).buffered(at_once);
+        let mut trials = std::pin::pin!(trials.zip(stream::iter(tasks)));
         let mut tried = Tried::default();
         while tried.usable.len() < n_wanted
-            && let Some((verdict, task)) = verdicts.next().await
+            && let Some((trial, task)) = trials.next().await
         {
-            match verdict? {
-                Verdict::Usable => tried.usable.push(Arc::clone(task)),
-                Verdict::Refused(why) => tried.refused.push((task.task.id.clone(), why)),
+            match trial? {
+                Trial::Usable => tried.usable.push(Arc::clone(task)),
+                Trial::Refused(why) => tried.refused.push((task.task.id.clone(), why)),
             }
         }
         Ok(tried)
     }
 
     /// What an earlier process found out, by the tasks' sums.
-    fn known(&self) -> HashMap<String, Verdict> {
+    fn known(&self) -> HashMap<String, Trial> {
         let read = |row: &Value| {
             let refused = row["refused"].as_str().map(str::to_owned);
-            Some((row["sum"].as_str()?.to_owned(), refused.map_or(Verdict::Usable, Verdict::Refused)))
+            Some((row["sum"].as_str()?.to_owned(), refused.map_or(Trial::Usable, Trial::Refused)))
         };
         self.run.references().iter().filter_map(read).collect()
     }
 
-    async fn verdict(
-        &self,
-        task: &CodingTask,
-        known: &HashMap<String, Verdict>,
-    ) -> Result<Verdict, SandboxError> {
+    async fn trial(&self, task: &CodingTask, known: &HashMap<String, Trial>) -> Result<Trial, SandboxError> {
         let Some(check) = task.check.as_ref().filter(|_| !task.references.is_empty()) else {
-            return Ok(Verdict::Usable);
+            return Ok(Trial::Usable);
         };
-        let sum = sum_of(check.texts().into_iter().chain(task.references.iter().map(String::as_str)));
-        if let Some(verdict) = known.get(&sum) {
-            return Ok(verdict.clone());
+        let texts = check.texts().into_iter().chain(task.references.iter().map(String::as_str));
+        let sum = sum_of(texts.chain([task.asked.as_str()]));
+        if let Some(trial) = known.get(&sum) {
+            return Ok(trial.clone());
         }
-        let verdict = self.try_out(check, &task.references).await?;
+        let trial = self.try_out(task, check).await?;
         self.n_tried.fetch_add(1, Ordering::Relaxed);
-        let refused = if let Verdict::Refused(why) = &verdict { Some(why) } else { None };
+        let refused = if let Trial::Refused(why) = &trial { Some(why) } else { None };
         // What cannot be written down is found out again.
         let _ = self.run.add_reference(&json!({"sum": sum, "task": task.task.id, "refused": refused}));
-        Ok(verdict)
+        Ok(trial)
     }
 
     /// One solution that passes is enough; the first tells why none does.
-    async fn try_out(&self, check: &Check, references: &[String]) -> Result<Verdict, SandboxError> {
+    async fn try_out(&self, task: &CodingTask, check: &Check) -> Result<Trial, SandboxError> {
         let mut reason = None;
-        for reference in references {
-            let report = self.judge(check, reference).await?;
+        for reference in &task.references {
+            let report = self.judge(task, check, reference).await?;
             if report.is_solved() {
-                return Ok(Verdict::Usable);
+                return Ok(Trial::Usable);
             }
             reason.get_or_insert_with(|| why_refused(&report));
         }
-        Ok(reason.map_or(Verdict::Usable, Verdict::Refused))
+        Ok(reason.map_or(Trial::Usable, Trial::Refused))
     }
 
-    async fn judge(&self, check: &Check, solution: &str) -> Result<TestReport, SandboxError> {
+    async fn judge(
+        &self,
+        task: &CodingTask,
+        check: &Check,
+        solution: &str,
+    ) -> Result<TestReport, SandboxError> {
         let sandbox = self.sandboxes.start().await?;
         let solution = solution.to_owned();
         let written =
             sandbox.workspace().blocking(move |it| it.write("solution.py", solution.as_bytes())).await;
         match written {
-            Ok(()) => Verifier::new(self.sandboxes, self.time).judge(&sandbox, check).await,
+            Ok(()) => {
+                let verifier = Verifier::new(self.sandboxes, self.time).of_task(&task.asked);
+                verifier.judge(&sandbox, check).await
+            }
             Err(error) => Ok(TestReport::failed(error.to_string(), Duration::ZERO)),
         }
     }

@@ -216,14 +216,23 @@ pub enum Stop {
     ContextFull,
     /// Its time was over.
     WallClock,
+    /// Its task's tests can judge nobody, so it has no reward; another attempt would have none either.
+    UnusableTests,
     /// Something broke that is not the student's doing.
     Failed,
 }
 
 impl Stop {
     /// All of them.
-    pub const ALL: [Self; 6] =
-        [Self::Answered, Self::TurnLimit, Self::TurnCut, Self::ContextFull, Self::WallClock, Self::Failed];
+    pub const ALL: [Self; 7] = [
+        Self::Answered,
+        Self::TurnLimit,
+        Self::TurnCut,
+        Self::ContextFull,
+        Self::WallClock,
+        Self::UnusableTests,
+        Self::Failed,
+    ];
 
     /// The name used in records and reports.
     pub fn name(self) -> &'static str {
@@ -233,6 +242,7 @@ impl Stop {
             Self::TurnCut => "turn_cut",
             Self::ContextFull => "context_full",
             Self::WallClock => "wall_clock",
+            Self::UnusableTests => "unusable_tests",
             Self::Failed => "failed",
         }
     }

@@ -5,17 +5,23 @@ that is no more than what the solution could have returned in the first place. I
 answers are expected.
 """
 
+import ast
+import asyncio
 import builtins
 import copy
+import dataclasses
+import enum
 import functools
 import importlib.util
+import inspect
 import io
 import operator
 
 questions, answers = take_over()
 sys.path.insert(0, os.getcwd())
-objects = []
-numbers = {}
+objects, numbers = [], {}
+# Classes that the tests have taken by name: what is made of them is an object, never plain data.
+taken = set()
 
 MAX_PRINTED = 1 << 16
 FUNCTIONS = (
@@ -27,6 +33,22 @@ FUNCTIONS = (
     functools.partial,
     type(functools.lru_cache(lambda: None)),
 )
+KINDS_OF_FUNCTIONS = {
+    "coroutine": inspect.iscoroutinefunction,
+    "generator": inspect.isgeneratorfunction,
+    "asynchronous generator": inspect.isasyncgenfunction,
+}
+REPLACEABLE = {name: getattr(builtins, name) for name in ("input", "print")}
+
+
+def is_object(value):
+    return type(value) in taken or (isinstance(value, enum.Enum) and type(value).__module__ in own_names())
+
+
+def own_names():
+    """The solution's modules, wherever they were imported from."""
+    own = [name for name, it in list(sys.modules.items()) if (getattr(it, "__file__", None) or "").startswith(os.getcwd())]
+    return {"__main__", *own}
 
 
 def remember(value):
@@ -38,73 +60,156 @@ def remember(value):
 
 
 def names_of(kind):
-    return [base.__name__ for base in kind.__mro__]
+    return [[base.__module__, base.__qualname__] for base in kind.__mro__]
 
 
 def refer(value):
     if isinstance(value, Callback):
-        return {"cb": value.number}
+        return {"cb": value.callback_number}
     if isinstance(value, type):
-        if getattr(builtins, value.__name__, None) is value:
-            return {"bt": value.__name__}
-        return {"k": [remember(value), value.__name__, names_of(value) if issubclass(value, BaseException) else None]}
+        return refer_class(value)
     if isinstance(value, FUNCTIONS):
-        return {"f": remember(value)}
+        kind = next((name for name, holds in KINDS_OF_FUNCTIONS.items() if holds(value)), "")
+        return {"f": [remember(value), kind]}
     if isinstance(value, types.CoroutineType):
         return {"co": remember(value)}
+    if is_object(value) and isinstance(value, enum.Enum):
+        return {"en": [refer_class(type(value)), value.name, encode(value.value, no_reference)]}
     kind = "it" if hasattr(value, "__next__") else "o"
-    return {kind: [remember(value), names_of(type(value))[:-1], state_of(value)]}
+    return {kind: [remember(value), refer_class(type(value)), state_of(value)]}
+
+
+def refer_class(value):
+    if getattr(builtins, value.__name__, None) is value:
+        return {"bt": value.__name__}
+    if issubclass(value, BaseException):
+        return {"ex": names_of(value)}
+    if issubclass(value, enum.Enum):
+        members = [[it.name, encode_value(it)] for it in value]
+        return {"ec": [remember(value), value.__name__, kind_of_enum(value), members]}
+    bases = [remember(base) for base in value.__mro__[1:-1]]
+    fields = [it.name for it in dataclasses.fields(value)] if dataclasses.is_dataclass(value) else None
+    return {"k": [remember(value), value.__name__, bases, fields]}
+
+
+def encode_value(member):
+    """The value of an enumeration's member; its name where it is no plain data."""
+    try:
+        return encode(member.value, no_reference)
+    except ValueError:
+        return member.name
+
+
+def kind_of_enum(value):
+    kinds = (enum.IntFlag, enum.Flag, enum.IntEnum, int, str)
+    return next((kind.__name__ for kind in kinds if issubclass(value, kind)), "Enum")
 
 
 def state_of(value):
-    """The attributes of an object, if they are plain data."""
+    """The attributes of an object, and its content if it is a list, a dictionary or the like; none if it is no plain data."""
     try:
         slots = [name for kind in type(value).__mro__ for name in vars(kind).get("__slots__", ())]
         state = {name: getattr(value, name) for name in slots if name != "__dict__"}
-        return encode({**state, **getattr(value, "__dict__", {})}, no_reference)
+        return encode([{**state, **getattr(value, "__dict__", {})}, *content_of(value)], no_reference)
     except Exception:
         return None
+
+
+def content_of(value):
+    """A subclass of plain data as that data, in a list; or nothing."""
+    for kind in (dict, list, tuple, set, frozenset, str, int, float, bytes):
+        if isinstance(value, kind):
+            return [kind(value) if kind is not dict else dict(dict.items(value))]
+    return []
 
 
 def no_reference(value):
     raise ValueError(type(value))
 
 
-class Callback:
-    """A function of the tests, called from here."""
+def ask_back(message):
+    """Asks the tests, and serves what they ask before they answer."""
+    send(answers, message)
+    while True:
+        message = json.loads(questions.readline())
+        if "returned" in message:
+            return decode(message["returned"], resolve)
+        if "raised" in message:
+            raise getattr(builtins, message["raised"])(*message["details"])
+        serve(message)
 
-    def __init__(self, number):
-        self.number = number
+
+class Callback:
+    """A function or an object of the tests, used from here."""
+
+    def __init__(self, number, name=None, text=None):
+        facts = {"__name__": name or "function", "__qualname__": name or "function", "__doc__": text, "__module__": "tests"}
+        vars(self).update(callback_number=number, **facts)
 
     def __call__(self, *args, **kwargs):
-        send(answers, {"callback": self.number, "args": encode(list(args), refer), "kwargs": encode(kwargs, refer)})
-        while True:
-            message = json.loads(questions.readline())
-            if "returned" in message:
-                return decode(message["returned"], resolve)
-            if "raised" in message:
-                raise getattr(builtins, message["raised"])(*message["details"])
-            serve(message)
+        facts = {"args": encode(list(args), refer), "kwargs": encode(kwargs, refer)}
+        return ask_back({"callback": self.callback_number, **facts})
+
+    def __getattr__(self, name):
+        return ask_back({"callback": self.callback_number, "get": name})
+
+    def __setattr__(self, name, value):
+        ask_back({"callback": self.callback_number, "set": name, "args": [encode(value, refer)]})
+
+
+class Drawn(Callback):
+    """An iterator of the tests."""
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        return self()
+
+
+@functools.cache
+def callback(kind, *facts):
+    return kind(*facts)
 
 
 def resolve(tag, body):
     if tag == "bt":
         return getattr(builtins, body)
     if tag == "cb":
-        return Callback(body)
+        return callback(Callback, *body)
+    if tag == "gen":
+        return callback(Drawn, body)
+    if tag == "en":
+        kind = objects[body[0]]
+        return kind[body[1]] if body[1] in kind.__members__ else kind(decode(body[2], resolve))
     return objects[body]
 
 
 def load(name, is_own):
     module = own_module(name) if is_own else importlib.import_module(name)
     public = getattr(module, "__all__", [name for name in vars(module) if not name.startswith("_")])
-    functions = [name for name in public if isinstance(getattr(module, name, None), types.FunctionType)]
+    defined = names_defined(module)
+    names = [it for it in public if it in defined and not isinstance(getattr(module, it, None), types.ModuleType)]
+    functions = [it for it in names if isinstance(getattr(module, it), types.FunctionType)]
     return {
         "module": remember(module),
-        "names": list(public),
-        "functions": [it for it in functions if getattr(module, it).__module__ == name],
+        "names": names,
+        "functions": [it for it in functions if not it.startswith("_") and getattr(module, it).__module__ == name],
         "package": hasattr(module, "__path__"),
+        "doc": module.__doc__,
     }
+
+
+def names_defined(module):
+    """What a module's text binds itself, or takes from other modules of the solution."""
+    with open(module.__file__, encoding="utf-8") as file:
+        nodes = list(ast.walk(ast.parse(file.read())))
+    names = {it.id for it in nodes if isinstance(it, ast.Name) and not isinstance(it.ctx, ast.Load)}
+    names |= {it.name for it in nodes if isinstance(it, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))}
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom) and (node.level or (node.module or "") in own_names()):
+            names |= {it.asname or it.name for it in node.names}
+    return names
 
 
 def own_module(name):
@@ -115,6 +220,32 @@ def own_module(name):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def take(target, name):
+    """An attribute by name; a class that is taken so makes objects from now on."""
+    value = getattr(target, name)
+    if isinstance(value, type) and isinstance(target, types.ModuleType):
+        taken.add(value)
+    return value
+
+
+def signature_of(function):
+    signature = inspect.signature(function)
+    parts = [[it.name, int(it.kind), it.default is not it.empty, it.default, it.annotation] for it in signature.parameters.values()]
+    facts = [*parts, ["return", 0, False, None, signature.return_annotation]]
+    for fact in facts:
+        fact[3:] = [fact[3] if fact[2] else None, None if fact[4] is inspect.Parameter.empty else fact[4]]
+    return facts
+
+
+def names_in(target):
+    return [name for name in dir(target) if not name.startswith("_")]
+
+
+@functools.cache
+def loop():
+    return asyncio.new_event_loop()
 
 
 OPERATIONS = {
@@ -130,10 +261,18 @@ OPERATIONS = {
     "__divmod__": divmod,
     "__copy__": copy.copy,
     "__deepcopy__": copy.deepcopy,
-    "await": lambda it: __import__("asyncio").run(it),
-    "get": getattr,
+    "await": lambda it: loop().run_until_complete(it),
+    "anext": lambda it: loop().run_until_complete(type(it).__anext__(it)),
+    "get": take,
     "set": setattr,
     "next": next,
+    "state": lambda it: decode(state_of(it), None),
+    "signature": signature_of,
+    "dir": names_in,
+    "asdict": dataclasses.asdict,
+    "astuple": dataclasses.astuple,
+    "call": lambda it, *args, **kwargs: it(*args, **kwargs),
+    "replace": dataclasses.replace,
 }
 
 
@@ -153,14 +292,10 @@ def do(message, args, kwargs):
     operation = message["op"]
     if operation == "import":
         return load(message["name"], message["own"])
-    target = objects[message["target"]]
-    if operation == "state":
-        return decode(state_of(target), None)
-    if operation == "call":
-        return target(*args, **kwargs)
-    if "name" in message:
-        args = [message["name"], *args]
-    return operation_named(operation)(target, *args)
+    if operation == "seed":
+        return __import__("random").seed(*args)
+    named = [message["name"]] if "name" in message else []
+    return operation_named(operation)(decode(message["target"], resolve), *named, *args, **kwargs)
 
 
 class Heard(io.TextIOBase):
@@ -189,23 +324,38 @@ class Heard(io.TextIOBase):
 heard = sys.stdout = Heard(sys.stdout)
 
 
+def replace_streams(message):
+    """What the tests put in the place of standard input, `input` and `print`; what gives the text that was not read."""
+    for name, original in REPLACEABLE.items():
+        setattr(builtins, name, callback(Callback, message[name]) if name in message else original)
+    if "stdin" not in message:
+        return lambda: None
+    sys.stdin = text = io.StringIO(message["stdin"])
+    return text.read
+
+
 def serve(message):
     """Answers a question, with its arguments as they are afterwards."""
+    unread = lambda: None
     try:
+        unread = replace_streams(message)
         args = decode(message.get("args", []), resolve)
         kwargs = decode(message.get("kwargs", {"d": []}), resolve)
         value = encode(do(message, args, kwargs), refer)
         changed = {"args": encode(args, refer), "kwargs": encode(kwargs, refer)}
-        send(answers, {"value": value, "printed": heard.take(), **changed})
+        send(answers, {"value": value, "printed": heard.take(), "unread": unread(), **changed})
     except BaseException as error:
-        send(answers, {"error": names_of(type(error)), "printed": heard.take(), **details_of(error)})
+        facts = {"error": names_of(type(error)), "printed": heard.take(), "unread": unread()}
+        send(answers, {**facts, **details_of(error)})
 
 
 def details_of(error):
     """What can be told about an exception."""
     try:
         facts = {"text": str(error)[:2000], "details": encode(list(error.args), refer)}
-        return {**facts, "attributes": encode({str(k): v for k, v in vars(error).items()}, refer)}
+        named = [name for name in dir(error) if not name.startswith("_") and not hasattr(BaseException, name)]
+        attributes = {name: getattr(error, name) for name in named}
+        return {**facts, "attributes": encode({k: v for k, v in attributes.items() if not inspect.isroutine(v)}, refer)}
     except BaseException:
         return {"text": "", "details": [], "attributes": {"d": []}}
 

@@ -1,7 +1,7 @@
 """Values as JSON between the examiner and the candidate: plain builtin data, and references.
 
 Both programs begin with this text. What is no plain data is handed to `refer`, what is no plain
-JSON to `resolve`; each side decides what it lets through.
+JSON to `resolve`; each side decides what it lets through, and by `is_object` what it keeps.
 """
 
 import collections
@@ -22,7 +22,12 @@ class NotPlain(BaseException):
     """A value that cannot cross. Nothing that tests catch, or they could take it for an exception of the solution."""
 
 
-VIEWS = (type({}.keys()), type({}.values()), type({}.items()))
+# A view of a dictionary as its items, and how one is made of them again.
+VIEWS = {
+    "dk": (type({}.keys()), lambda items: dict.fromkeys(items).keys()),
+    "dv": (type({}.values()), lambda items: dict(enumerate(items)).values()),
+    "di": (type({}.items()), lambda items: dict(items).items()),
+}
 SEQUENCES = {"t": tuple, "s": set, "fs": frozenset, "q": collections.deque}
 MAPPINGS = {"C": collections.Counter, "od": collections.OrderedDict, "d": dict}
 # Written as text; a datetime is a date too, so it comes first.
@@ -36,14 +41,16 @@ TEXTS = {
 
 
 def encode(value, refer):
-    """The value as JSON-able data."""
+    """The value as JSON-able data; what `is_object` says is no plain data, whatever it is made of."""
+    if is_object(value):
+        return refer(value)
     if value is None or isinstance(value, (bool, str)):
         return value if value is None or type(value) in (bool, str) else str.__str__(value)
     if isinstance(value, int):
         return int.__index__(value)
     if isinstance(value, float):
         return float.__float__(value)
-    if isinstance(value, list) or type(value) in VIEWS:
+    if isinstance(value, list):
         return [encode(item, refer) for item in value]
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return {"nt": [type(value).__name__, list(value._fields), [encode(item, refer) for item in value]]}
@@ -63,6 +70,9 @@ def encode_rare(value, refer):
         return {"c": [value.real, value.imag]}
     if isinstance(value, range):
         return {"r": [value.start, value.stop, value.step]}
+    for tag, (kind, _) in VIEWS.items():
+        if isinstance(value, kind):
+            return {tag: [encode(item, refer) for item in value]}
     for tag, (kind, write, _) in TEXTS.items():
         if isinstance(value, kind):
             return {tag: write(value)}
@@ -107,6 +117,8 @@ def decode_rare(tag, body, resolve):
         return complex(float(body[0]), float(body[1]))
     if tag == "r":
         return range(*(int(number) for number in body))
+    if tag in VIEWS:
+        return VIEWS[tag][1](decode(item, resolve) for item in body)
     if tag in TEXTS:
         return TEXTS[tag][2](body)
     if tag == "td":

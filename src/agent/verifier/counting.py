@@ -1,4 +1,4 @@
-"""Counting assertions, and what the text of the tests tells before they run."""
+"""Counting assertions: the text of the tests is changed so that every one of them is seen."""
 
 import ast
 
@@ -29,6 +29,24 @@ def check_raised(line, text):
     interrupted.append((line, text, sys.exc_info()[1]))
 
 
+def check_call(line, text, is_top, function, *args, **kwargs):
+    """A call whose name says that it asserts: of a library, a mock or the tests, but never of the solution."""
+    if isinstance(function, Remote):
+        return function(*args, **kwargs)
+    before = sum(counts.values())
+    try:
+        value = function(*args, **kwargs)
+    except AssertionError as error:
+        if sum(counts.values()) == before:
+            check(line, text, False, last_line(str(error) or text))
+        if is_top:
+            return None
+        raise
+    if sum(counts.values()) == before:
+        check(line, text, True)
+    return value
+
+
 def forgive(error):
     """The tests expected this exception."""
     interrupted[:] = [it for it in interrupted if it[2] is not error]
@@ -50,7 +68,11 @@ def short(value):
     return text if len(text) <= MAX_DETAIL else text[:MAX_DETAIL] + "..."
 
 
-# The text of the tests.
+def last_line(text):
+    return text.strip().splitlines()[-1][:MAX_DETAIL]
+
+
+# Changing the text.
 
 
 def name_of(node):
@@ -69,8 +91,31 @@ def gives_up(statement, is_top):
     return leaves and not all(isinstance(it, ast.Constant) and it.value in (0, None) for it in call.args or [ast.Constant(0)])
 
 
+def is_assertion(call):
+    """Whether a call asserts by its name; those of a case are counted with the case."""
+    is_of_case = isinstance(call.func, ast.Attribute) and name_of(call.func.value) in ("self", "cls")
+    return name_of(call).startswith("assert") and not is_of_case
+
+
 def called(name, *values):
     return ast.Call(ast.Name(name, ast.Load()), list(values), [])
+
+
+def reads_solution(call):
+    """The module whose text a call of `exec` runs, if it is one of the solution's."""
+    if name_of(call) != "exec" or "open" not in [name_of(it) for it in ast.walk(call)]:
+        return None
+    texts = [it.value for it in ast.walk(call) if isinstance(it, ast.Constant) and isinstance(it.value, str)]
+    found = [it.rpartition("/")[2].removesuffix(".py") for it in texts if it.endswith(".py")]
+    return found[0] if len(found) == 1 and found[0].isidentifier() else None
+
+
+class Executed(ast.NodeTransformer):
+    """Running the solution's text is importing what it defines."""
+
+    def visit_Expr(self, node):
+        module = reads_solution(node.value) if isinstance(node.value, ast.Call) else None
+        return node if module is None else ast.copy_location(ast.ImportFrom(module, [ast.alias("*")], 0), node)
 
 
 class Counted(ast.NodeTransformer):
@@ -96,6 +141,28 @@ class Counted(ast.NodeTransformer):
         failing = ast.If(ast.UnaryOp(ast.Not(), ast.Name("__holds__", ast.Load())), [failure], [])
         return [tried, ast.copy_location(failing, node)]
 
+    def visit_Expr(self, node):
+        call, is_top = node.value, node in self.top
+        text = ast.unparse(node)
+        self.generic_visit(node)
+        if isinstance(call, ast.Call) and is_assertion(call):
+            place = [ast.Constant(call.lineno), ast.Constant(text), ast.Constant(is_top)]
+            counted = ast.Call(ast.Name("__check_call__", ast.Load()), [*place, call.func, *call.args], call.keywords)
+            return ast.copy_location(ast.Expr(counted), node)
+        return node
+
+    def visit_Call(self, node):
+        """The type of a stand-in is the class that it stands for."""
+        self.generic_visit(node)
+        if isinstance(node.func, ast.Name) and node.func.id == "type" and len(node.args) == 1 and not node.keywords:
+            node.func = ast.copy_location(ast.Name("__type_of__", ast.Load()), node)
+        return node
+
+    def visit_Attribute(self, node):
+        self.generic_visit(node)
+        is_class = node.attr == "__class__" and isinstance(node.ctx, ast.Load)
+        return ast.copy_location(called("__type_of__", node.value), node) if is_class else node
+
     def visit_If(self, node):
         is_counted = gives_up(node.body[-1], not self.inside)
         text = f"not ({ast.unparse(node.test)})" if is_counted else ""
@@ -104,14 +171,6 @@ class Counted(ast.NodeTransformer):
             place = [ast.Constant(node.lineno), ast.Constant(text)]
             holds = called("__check__", *place, ast.UnaryOp(ast.Not(), node.test))
             node.test = ast.copy_location(ast.UnaryOp(ast.Not(), holds), node)
-        return node
-
-    def visit_Compare(self, node):
-        """`is` between two objects of the solution must be seen."""
-        self.generic_visit(node)
-        if len(node.ops) == 1 and isinstance(node.ops[0], (ast.Is, ast.IsNot)):
-            call = ast.copy_location(called("__same__", node.left, node.comparators[0]), node)
-            return call if isinstance(node.ops[0], ast.Is) else ast.copy_location(ast.UnaryOp(ast.Not(), call), node)
         return node
 
     def visit_ClassDef(self, node):
@@ -131,77 +190,3 @@ class Counted(ast.NodeTransformer):
         self.generic_visit(node)
         self.inside.pop()
         return node
-
-
-def makes_assertions(tree):
-    """Whether there is anything in the tests that could fail."""
-    for node in ast.walk(tree):
-        name = name_of(node) if isinstance(node, ast.Call) else ""
-        if isinstance(node, ast.Assert) or name in ("raises", "warns", "fail", "testmod") or name.startswith("assert"):
-            return True
-        if isinstance(node, ast.If) and gives_up(node.body[-1], True):
-            return True
-    return False
-
-
-def impossible_part(tree):
-    """What the tests do that has no effect on a solution in another process; none is the rule."""
-    for node in ast.walk(tree):
-        imported = [it.name for it in getattr(node, "names", []) if isinstance(it, ast.alias)]
-        if "subprocess" in imported or getattr(node, "module", None) == "subprocess":
-            return "run a program"
-        if isinstance(node, ast.Call) and "patch" in (name_of(node), name_of(getattr(node.func, "value", None))):
-            target = getattr(node.args[0], "value", None) if node.args else None
-            if target not in ("sys.stdout", "sys.stderr"):
-                return "replace parts of the solution or of Python"
-    return None
-
-
-def telling_names(tree):
-    """Attributes that only an object has which the tests expect to be one."""
-    names = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-    return names - PLAIN_NAMES - set(names_in_doubt(tree))
-
-
-def names_in_doubt(tree):
-    """Attributes that the tests use only if they are there."""
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.If, ast.IfExp, ast.While)):
-            calls = [it for it in ast.walk(node.test) if isinstance(it, ast.Call) and name_of(it) == "hasattr"]
-            yield from (it.value for call in calls for it in call.args if isinstance(it, ast.Constant))
-        if isinstance(node, ast.Try) and any("AttributeError" in ast.dump(it) for it in node.handlers):
-            inside = [it for statement in node.body for it in ast.walk(statement)]
-            yield from (it.attr for it in inside if isinstance(it, ast.Attribute))
-
-
-def bound_names(tree):
-    """Every name that the tests make themselves, anywhere."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
-            yield node.id
-        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            yield node.name
-        elif isinstance(node, ast.arg):
-            yield node.arg
-        elif isinstance(node, ast.alias):
-            yield (node.asname or node.name).split(".")[0]
-        elif isinstance(node, ast.ExceptHandler) and node.name:
-            yield node.name
-
-
-def free_names(tree):
-    """Names that the tests use and nobody gives them."""
-    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
-    known = {*bound_names(tree), *dir(builtins), "__file__"}
-    return [] if "*" in known else sorted(used - known)
-
-
-def names_wanted(tree):
-    """What the tests take out of each module: `from module import name` and `module.name`."""
-    wanted = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            wanted.setdefault(node.module, set()).update(it.name for it in node.names if it.name != "*")
-        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            wanted.setdefault(node.value.id, set()).add(node.attr)
-    return wanted

@@ -1,10 +1,15 @@
 """When two objects of the solution are equal: if it says so itself, and their attributes are equal plain data.
 
 Attributes are worth something only if they were told before it was known what they should be. So the later
-of the two must have been made by the tests, of plain arguments that are all found among its attributes; the
-earlier one was here before those arguments were sent; and neither has changed since. Whatever else is
-compared cannot be judged.
+of the two must have been made by the tests, of plain arguments that show among its attributes; the earlier
+one was here before those arguments were sent; and neither has changed since. An argument shows in an
+attribute that holds it, or is drawn on one line from it, in every object that the tests made of the class
+until then; where they made only this one, every attribute that is not empty must be an argument. Otherwise
+one object with all attributes would do.
 """
+
+# How many attributes beside its own may hold an argument.
+MAX_SPARE = 1
 
 
 def only_plain(value):
@@ -19,39 +24,76 @@ def copy_of_plain(values):
         return None
 
 
-def read_state(data):
-    """An object's attributes, if they are plain data."""
-    return None if data is None else decode(data, lambda tag, _: only_plain(tag))
+def views(remote):
+    """Its attributes, with its content whole or by its items."""
+    attributes, *content = remote.remote_state
+    yield {**attributes, **{"": it for it in content}}
+    if content and isinstance(content[0], (list, tuple)):
+        yield {**attributes, **dict(enumerate(content[0]))}
 
 
-def shows_arguments(remote):
-    """Whether its attributes hold every argument that it was made of."""
-    left = list(remote.remote_state.values())
-    for argument in remote.remote_made:
-        if argument not in left:
-            return False
-        left.remove(argument)
-    return bool(remote.remote_made)
+def shows(state, late, others):
+    """Whether the attributes of an object show the arguments that it was made of."""
+    made, values = late.remote_made, list(state.values())
+    if not others:
+        return all(it in values for it in made) and all(it in made for it in values if it)
+    holders = [list(holders_of(idx, state, late, others)) for idx in range(len(made))]
+    return all(any(it) and len(it) <= len(made) + MAX_SPARE for it in holders)
+
+
+def holders_of(idx, state, late, others):
+    """The attributes that follow an argument in all others that the tests made of the class, and so in this one or not."""
+    argument = late.remote_made[idx]
+    for name in state:
+        pairs = [(other.remote_made[idx], view[name]) for other in others for view in views(other) if name in view]
+        if len(pairs) >= len(others) and all(value == made for made, value in pairs):
+            yield state[name] == argument
+        elif follows(pairs):
+            yield is_on_line(pairs, argument, state[name])
+
+
+def follows(pairs):
+    """Whether a number is drawn on one line from another: cents from euros."""
+    are_numbers = all(type(it) in (int, float) for pair in pairs for it in pair)
+    return are_numbers and len({made for made, _ in pairs}) > 1 < len({value for _, value in pairs}) and all(is_on_line(pairs, *it) for it in pairs)
+
+
+def is_on_line(pairs, made, value):
+    (x0, y0), (x1, y1) = pairs[0], next(it for it in pairs if it[0] != pairs[0][0])
+    return type(value) in (int, float) and type(made) in (int, float) and (value - y0) * (x1 - x0) == (y1 - y0) * (made - x0)
+
+
+def shows_arguments(late):
+    others = [
+        it
+        for it in made_objects
+        if it.remote_class is late.remote_class and it.remote_state and it.remote_made
+        if len(it.remote_made) == len(late.remote_made) and it.remote_made != late.remote_made and it.remote_born < late.remote_born
+    ]
+    return bool(late.remote_made) and any(shows(state, late, others) for state in views(late))
 
 
 def is_unchanged(remote):
-    return ask({"op": "state", "target": remote.remote_number}, "") == remote.remote_state
-
-
-def are_comparable(early, late):
-    if not isinstance(early, RemoteObject) or not isinstance(late, RemoteObject) or early.remote_born >= late.remote_born:
-        return False
-    if not early.remote_state or not late.remote_state or late.remote_made is None:
-        return False
-    are_same_kind = kinds[early.remote_number] == kinds[late.remote_number]
-    return are_same_kind and shows_arguments(late) and is_unchanged(early) and is_unchanged(late)
+    return remote.remote_told() == remote.remote_state
 
 
 def are_equal(left, right):
-    """Whether two objects are equal; none if that cannot be judged."""
-    if not are_comparable(*sorted((left, right), key=lambda it: getattr(it, "remote_born", 0))):
-        return None
-    own = ask({"op": "__eq__", "target": left.remote_number, "args": pack([right])}, "")
-    if type(own) is not bool or (own and left.remote_state != right.remote_state):
-        return None
-    return own
+    """Whether two objects are equal."""
+    early, late = sorted((left, right), key=lambda it: it.remote_born)
+    if late.remote_made is None:
+        raise not_comparable(early, late)
+    own = ask({"op": "__eq__", "target": left.remote_reference(), "args": pack([right])}, "")
+    if own is False:
+        return False
+    is_known = early.remote_state and late.remote_state and early.remote_born < late.remote_born
+    if not is_known or early.remote_class is not late.remote_class or not shows_arguments(late):
+        raise give_up(f"the attributes of the solution's objects do not show whether they are equal ({late.remote_origin})")
+    return early.remote_state == late.remote_state and is_unchanged(early) and is_unchanged(late)
+
+
+def not_comparable(early, late):
+    """Two objects of which the tests have not made the later one: what it should be was known, or nobody knows it."""
+    is_class = early.remote_made is not None and is_made_by_class(early.remote_origin)
+    if is_class or all(it.remote_origin in believed for it in (early, late)):
+        return cannot_judge("the tests compare objects of the solution with what they made before, or with each other")
+    return give_up(f"an object of the solution stands where the tests compare plain data ({late.remote_origin})")

@@ -6,74 +6,108 @@ ever runs beside an assertion: it cannot patch, compare, exit or look around her
 is counted; what was counted is reported at the end behind a secret that only this program knows.
 """
 
+import dataclasses
 import importlib.abc
 import importlib.machinery
-import inspect
+import random
 import traceback
 
 MAX_REPORT = 1 << 18
-# What tests may need beside the solution, which is then no fault of the solution's.
-KNOWN_PACKAGES = "numpy pandas scipy sympy hypothesis torch sklearn requests matplotlib networkx pydantic freezegun".split()
+
+
+class RemoteModule(types.ModuleType):
+    """A module of the solution: what is set in it is set there."""
+
+    def __setattr__(self, name, value):
+        # A module inside a package is set by Python itself.
+        if name.startswith("__") or isinstance(value, RemoteModule):
+            return super().__setattr__(name, value)
+        ask({"op": "set", "target": {"ref": self.__number__}, "name": name, "args": pack([value])}, "")
+
+    def __getattr__(self, name):
+        if name.startswith("__") and name not in FACTS:
+            raise AttributeError(name)
+        return ask({"op": "get", "target": {"ref": self.__number__}, "name": name}, name)
+
+    def __dir__(self):
+        return self.__all__
 
 
 class StandIn(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Finds the solution's modules."""
 
-    def __init__(self, modules, are_own=False):
-        self.modules, self.are_own, self.functions = modules, are_own, {}
+    def __init__(self, modules, reading, are_own=False):
+        self.modules, self.reading, self.are_own, self.functions = modules, reading, are_own, {}
 
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in self.modules:
+        if first_part(name) in self.modules:
             return importlib.machinery.ModuleSpec(name, self)
 
     def create_module(self, spec):
-        return None
+        return RemoteModule(spec.name)
 
     def exec_module(self, module):
         facts = ask({"op": "import", "name": module.__name__, "own": self.are_own}, "")
         try:
-            number, is_package = numbered(facts["module"]), facts["package"]
+            number, is_package, text = numbered(facts["module"]), facts["package"], facts["doc"]
             names, functions = ([it for it in facts[key] if type(it) is str] for key in ("names", "functions"))
         except (NotPlain, KeyError, TypeError):
             raise give_up("the solution's process answers nonsense") from None
         if is_package:
             module.__path__ = []
-
-        def get(name):
-            if name.startswith("__"):
-                raise AttributeError(name)
-            return ask({"op": "get", "target": number, "name": name}, name)
-
-        module.__getattr__, module.__all__ = get, names
+        module.__number__, module.__doc__, module.__file__ = number, text, f"{module.__name__.replace('.', '/')}.py"
+        module.__all__ = [it for it in names if self.reading.may_give(it)]
         self.functions[module.__name__] = functions
 
 
-def own_modules(tree, modules):
-    """Modules of the solution that hide one of Python's own: the tests take something from them that Python's lacks."""
-    for name, wanted in names_wanted(tree).items():
-        if name in modules and name in getattr(sys, "stdlib_module_names", sys.builtin_module_names):
-            real = importlib.import_module(name)
-            if not all(hasattr(real, it) for it in wanted):
-                yield name
-
-
-def provide_modules(tree, modules):
+def provide_modules(reading):
     """Makes the solution's modules importable: after all others, unless the tests can only mean the solution's."""
-    own = set(own_modules(tree, modules))
-    for name in own:
+    for name in reading.hiding:
         sys.modules.pop(name, None)
-    finder = StandIn(modules - own)
+    finder = StandIn({*reading.modules, reading.main}, reading)
     sys.meta_path.append(finder)
-    sys.meta_path.insert(0, StandIn(own, True))
+    sys.meta_path.insert(0, StandIn(reading.hiding, reading, True))
     return finder
 
 
-def provide_names(tree, tests, modules):
-    """Names that the tests use without importing them are the solution's."""
-    main = "solution" if "solution" in modules else min(modules) if len(modules) == 1 else None
-    for name in free_names(tree) if main else []:
-        with contextlib.suppress(AttributeError):
-            vars(tests)[name] = getattr(importlib.import_module(main), name)
+def provide_names(reading, tests):
+    """Names that the tests use without importing them are the solution's, if it defines them."""
+    if reading.taken or not reading.free:
+        return
+    module = importlib.import_module(reading.main)
+    for name in set(reading.free) & set(module.__all__):
+        vars(tests)[name] = getattr(module, name)
+
+
+def provide_dataclasses():
+    """What Python does with dataclasses, for those of the solution too."""
+
+    def known(name, work):
+        own = getattr(dataclasses, name)
+        setattr(dataclasses, name, lambda it, **more: work(it, **more) if type(it) in (RemoteObject, RemoteClass) else own(it, **more))
+
+    def asked(name):
+        return lambda it, **more: ask({"op": name, "target": it.remote_reference(), "kwargs": pack(more)}, f"{name}()")
+
+    def fields(it):
+        names = it.remote_fields if type(it) is RemoteClass else it.remote_class.remote_fields
+        return tuple(types.SimpleNamespace(name=name) for name in names)
+
+    for name in ("asdict", "astuple", "replace"):
+        known(name, asked(name))
+    known("fields", fields)
+    known("is_dataclass", lambda it: (it if type(it) is RemoteClass else it.remote_class or it).remote_fields is not None)
+
+
+def provide_seed():
+    """Numbers that the solution draws follow from the tests' seed too."""
+    own = random.seed
+
+    def seed(*args):
+        own(*args)
+        ask({"op": "seed", "args": pack(list(args))}, "")
+
+    random.seed = seed
 
 
 def run_check(tests, finder):
@@ -81,44 +115,50 @@ def run_check(tests, finder):
     check_function = tests.get("check")
     if not isinstance(check_function, types.FunctionType) or "check" in entered:
         return
-    main = "solution" if "solution" in finder.modules else min(finder.modules, default="solution")
+    main = finder.reading.main
     module = importlib.import_module(main)
     functions = finder.functions.get(main, [])
+    # Which of several is meant, the task says.
+    functions = [it for it in functions if it in finder.reading.named] or functions if len(functions) > 1 else functions
     if len(functions) != 1:
         found = ", ".join(functions) or "none"
-        raise cannot_judge(f"the tests define `check` and do not say for which function of the solution ({found})")
+        raise give_up(f"the tests define `check` and do not say for which function of the solution ({found})")
     check_function(getattr(module, functions[0]))
 
 
-def read(code):
+def read(job):
+    """The tests and whose their names are; nothing where the text alone shows that nobody can be judged by them."""
     try:
-        tree = ast.parse(code, "tests.py")
+        tree = Executed().visit(ast.parse(job["test_code"], "tests.py"))
+        reading = Reading(tree, set(job["named"]), set(job["modules"]))
+        reason = why_unusable(reading)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise cannot_judge(f"the tests are no Python: {type(error).__name__}: {error}") from None
-    if not makes_assertions(tree):
-        raise cannot_judge("the tests make no assertion")
-    if impossible_part(tree):
-        raise cannot_judge(f"the tests {impossible_part(tree)}, which is not supported")
+        reason = f"the tests are no Python: {type(error).__name__}: {error}"
+    if reason is not None:
+        Ending.is_of_text = True
+        raise cannot_judge(reason)
     telling.update(telling_names(tree))
-    return tree
+    return reading
 
 
-def run(code, modules):
+def run(job):
     """Runs the script, and the test functions and cases that it only defines."""
-    tree = read(code)
+    reading = read(job)
     tests = types.ModuleType("__main__")
-    finder = provide_modules(tree, modules)
+    finder = provide_modules(reading)
     provide_pytest(vars(tests))
     provide_unittest(vars(tests))
+    provide_dataclasses()
+    provide_seed()
     sys.modules["__main__"] = tests
-    vars(tests).update(
-        __check__=check, __check_equal__=check_equal, __check_raised__=check_raised, __entered__=entered.add, __same__=same
-    )
-    stage(provide_names, tree, tests, modules)
+    vars(tests).update(__check__=check, __check_equal__=check_equal, __check_raised__=check_raised, __check_call__=check_call)
+    vars(tests).update(__entered__=entered.add, __type_of__=type_of, __file__=os.path.join(os.getcwd(), "tests.py"))
+    stage(reading, provide_names, reading, tests)
+    tree = reading.tree
     counted = ast.fix_missing_locations(Counted(list(tree.body)).visit(tree))
-    stage(exec, compile(counted, "tests.py", "exec"), vars(tests))
-    stage(run_hooks_and_defined, vars(tests))
-    stage(run_check, vars(tests), finder)
+    stage(reading, exec, compile(counted, "tests.py", "exec"), vars(tests))
+    stage(reading, run_hooks_and_defined, vars(tests))
+    stage(reading, run_check, vars(tests), finder)
 
 
 def run_hooks_and_defined(tests):
@@ -127,30 +167,39 @@ def run_hooks_and_defined(tests):
         run_defined(tests)
 
 
-def stage(work, *args):
+def is_own(error, reading):
+    """Whether the tests raised it by themselves: the solution has told nothing yet, and nothing of it is near."""
+    if Last.is_told or reading is None or isinstance(error, SolutionError):
+        return False
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == "tests.py"]
+    return not set(lines) & touching_lines(reading)
+
+
+def stage(reading, work, *args):
     """A part of the run; how it ends is noted, and the next one follows."""
     is_error = False
     try:
         work(*args)
     except BaseException as error:
-        is_error = note(error)
+        is_error = note(error, reading)
     settle(is_error)
 
 
-def note(error):
+def note(error, reading=None):
     """Remembers how a part of the tests ended, unless failed assertions say it; whether that is an error."""
     is_of_solution = getattr(error, "is_of_solution", False)
     is_end = isinstance(error, SystemExit) and not is_of_solution and (error.code in (None, 0) or counts[False] > 0)
     if is_end or (isinstance(error, (AssertionError, Skipped)) and counts[False]):
         return False
-    if isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] in KNOWN_PACKAGES:
-        cannot_judge(f"the tests need {error.name}, which is not installed")
     try:
         traceback.print_exception(type(error), error, error.__traceback__, limit=-3)
-        note_text(f"{type(error).__name__}: {error}")
+        text = f"{type(error).__name__}: {error}"
     except BaseException:
         # It holds something of the solution that does not want to be printed.
-        note_text(type(error).__name__)
+        text = type(error).__name__
+    if not is_of_solution and is_own(error, reading):
+        cannot_judge(f"the tests fail by themselves: {text[:2000]}")
+    note_text(text)
     return True
 
 
@@ -164,7 +213,10 @@ def report():
     problem = Ending.unusable or Ending.failure or Ending.problem
     if problem is None and not any(counts.values()):
         problem = "the tests made no assertion"
-    facts = {"passed": counts[True], "failed": counts[False], "error": problem, "unusable": Ending.unusable is not None}
+        if not Last.is_told:
+            cannot_judge(problem)
+    is_unusable = Ending.unusable is not None and (Ending.is_of_text or not counts[False])
+    facts = {"passed": counts[True], "failed": counts[False], "error": problem, "unusable": is_unusable}
     shown = listed
     while True:
         text = json.dumps({**facts, "assertions": shown}, ensure_ascii=False).encode(errors="replace")
@@ -175,7 +227,7 @@ def report():
 
 def main():
     job = json.loads(incoming.readline())
-    stage(run, job["test_code"], set(job["modules"]))
+    stage(None, run, job)
     sys.stdout.flush()
     with os.fdopen(os.dup(2), "wb") as output:
         output.write(b"\n" + job["secret"].encode() + report() + b"\n")

@@ -8,21 +8,27 @@
 //! examiner's report comes back behind a secret that was made for this run: never because of an exit
 //! status or a word in the output.
 //!
+//! Two rules, both about the tests alone:
+//!
+//! * *Nothing comes from the solution that the tests did not take from it by name* (`reading.py`): from a
+//!   module that is called `solution` or that the task names, by a star (only what the solution defines,
+//!   no builtin and no name that the tests bind), or, where the tests take nothing so, by the names that
+//!   nobody binds. Libraries never come from it.
+//! * *Tests are unusable by what they are, never by what a solution does.* Their text says it before the
+//!   solution runs: no Python, no assertion, a package that is missing here, a name of nobody, what does
+//!   not reach another process (files, programs, the environment, identity, subclasses). While they run,
+//!   only what no solution can bring about says it: a fixture that there is not, an object of theirs that
+//!   cannot be sent, an error before the solution has told anything, objects that they expect and then
+//!   compare in a way that shows nothing. Everything else that goes wrong is the solution's failure:
+//!   whatever it raises or returns, and whatever the tests raise on that.
+//!
 //! What is believed: plain data, compared by the examiner's own interpreter. An object of the solution
-//! answers for itself (operators, `in`, truth, methods), which counts only where the tests show that
-//! they expect an object there: they ask it for an attribute that no plain data has, call it, set an
-//! attribute, enter it, use its class as a class, or make it by a capitalised name without arguments.
-//! Where they do not, the solution has failed. A dead or unreadable solution has failed too, whatever
-//! the tests catch.
+//! answers for itself, which counts only where the tests show that they expect an object (`remote.py`);
+//! where they do not, the solution has failed. Two objects are equal if the solution says so and their
+//! attributes are equal plain data, told before it could know what they should be (`equality.py`). A dead
+//! or unreadable solution has failed, whatever the tests catch.
 //!
-//! Two objects of the solution are equal if it says so and their attributes are equal plain data, told
-//! before the solution could know what they should be: `a + b == Vec(4, 6)`, but not the other way round.
-//!
-//! What cannot be judged: other equality, identity and hashes of the solution's objects, and tests that
-//! are no Python, assert nothing, or need what there is not (a fixture, a package, a value that cannot be
-//! sent, mocks, programs). Such tests are unusable: there is no level then, and an episode has no reward.
-//! Tests that look at files the solution wrote, or that it should read, are not passed by anybody. A
-//! solution sees the arguments of the calls, one after the other. Python alone is supported.
+//! A solution sees the arguments of the calls, one after the other. Python alone is supported.
 
 mod compare;
 mod report;
@@ -46,7 +52,7 @@ use backsight_sandbox::{
     Command, Copied, Entry, FileError, Output, Priority, Sandbox, SandboxError, Sandboxes, Streams, Workspace,
 };
 
-pub use report::TestReport;
+pub use report::{Level, TestReport};
 
 const CANDIDATE: &str = concat!(include_str!("codec.py"), include_str!("candidate.py"));
 const EXAMINER: &str = concat!(
@@ -54,6 +60,7 @@ const EXAMINER: &str = concat!(
     include_str!("remote.py"),
     include_str!("equality.py"),
     include_str!("counting.py"),
+    include_str!("reading.py"),
     include_str!("testing.py"),
     include_str!("examiner.py")
 );
@@ -77,13 +84,19 @@ static PROCESSORS: LazyLock<Semaphore> =
 pub struct Verifier<'a> {
     sandboxes: &'a Sandboxes,
     timeout: Duration,
+    asked: &'a str,
 }
 
 impl<'a> Verifier<'a> {
     /// A verifier that gives tests and solution together `timeout` of processor time, and four times as long
     /// by the clock, in sandboxes like those of episodes that go before them where processors are short.
     pub fn new(sandboxes: &'a Sandboxes, timeout: Duration) -> Self {
-        Self { sandboxes, timeout }
+        Self { sandboxes, timeout, asked: "" }
+    }
+
+    /// The same for a task that asks so: the modules and functions that it names may be the solution's.
+    pub fn of_task(self, asked: &'a str) -> Self {
+        Self { asked, ..self }
     }
 
     /// Ends an episode and judges its files. An error means that nothing is known about the solution.
@@ -108,8 +121,8 @@ impl<'a> Verifier<'a> {
             Err(error) => return Ok(TestReport::failed(error.to_string(), started.elapsed())),
         };
         let secret = secret()?;
-        let job =
-            json!({ "secret": secret, "test_code": test_code, "modules": module_names(&copied.entries) });
+        let (modules, named) = (module_names(&copied.entries), names_in(self.asked));
+        let job = json!({ "secret": secret, "test_code": test_code, "modules": modules, "named": named });
         let (exam, solution) = self.examine(&examiner, &candidate, format!("{job}\n")).await?;
         let output = exam.capture.text();
         let mut report = TestReport::read(&output, &secret, exam.timed_out, started.elapsed());
@@ -174,23 +187,16 @@ async fn copy_solution(from: &Workspace, to: &Workspace) -> Result<Copied, FileE
     from.blocking(move |from| from.copy_into(&to, MAX_COPY, is_kept, |path| path.ends_with(".py"))).await
 }
 
-/// Whether a file may be part of a solution: not a test of the student's, nor anything that Python
-/// or a test runner would run or read unasked.
+/// Whether a file may be part of a solution: nothing that Python would run unasked, or instead of the
+/// solution's text. A file that is named like a test may be, and the student's tests judge nobody.
 fn is_kept(path: &str) -> bool {
     let parts: Vec<&str> = path.split('/').collect();
     let (name, directories) = parts.split_last().map_or((path, &[][..]), |(name, rest)| (*name, rest));
-    let is_unwanted_dir = |dir: &&str| {
-        ["__pycache__", "tests", "test"].contains(dir) || dir.starts_with('.') || dir.ends_with(".egg-info")
-    };
-    let steers_python = ["conftest.py", "sitecustomize.py", "usercustomize.py", "pyvenv.cfg"].contains(&name);
-    let steers_tests = ["pytest.ini", "tox.ini", "setup.cfg"].contains(&name);
-    let is_test = name.ends_with(".py")
-        && (name.starts_with("test_")
-            || name.ends_with("_test.py")
-            || name == "test.py"
-            || name == "tests.py");
+    let is_unwanted_dir =
+        |dir: &&str| *dir == "__pycache__" || dir.starts_with('.') || dir.ends_with(".egg-info");
+    let steers_python = ["sitecustomize.py", "usercustomize.py", "pyvenv.cfg"].contains(&name);
     let is_derived = [".pth", ".pyc", ".pyo"].iter().any(|end| name.ends_with(end));
-    !(steers_python || steers_tests || is_test || is_derived || directories.iter().any(is_unwanted_dir))
+    !(steers_python || is_derived || directories.iter().any(is_unwanted_dir))
 }
 
 /// What can be imported from the top of a workspace.
@@ -201,6 +207,27 @@ fn module_names(entries: &[Entry]) -> BTreeSet<&str> {
         None => entry.path.strip_suffix(".py").or(entry.is_link.then_some(&*entry.path)),
     });
     names.filter(|name| is_identifier(name)).collect()
+}
+
+/// What a task's text names as a part of a program: `shapes.py`, `area(w)`, "the module shapes", words in backticks.
+fn names_in(asked: &str) -> BTreeSet<&str> {
+    const KINDS: [&str; 9] =
+        ["def", "class", "from", "import", "module", "package", "function", "file", "method"];
+    let is_word = |c: char| c.is_alphanumeric() || c == '_';
+    let mut kind = "";
+    let mut names = BTreeSet::new();
+    for word in asked.split(|c| !is_word(c)).filter(|word| !word.is_empty()) {
+        // A part of a text begins behind the text's own beginning.
+        let begin = word.as_ptr() as usize - asked.as_ptr() as usize;
+        let (before, after) = (&asked[..begin], &asked[begin + word.len()..]);
+        let is_quoted = ['`', '\'', '"'].iter().any(|it| before.ends_with(*it) && after.starts_with(*it));
+        let is_called = [".py", "(", "/"].iter().any(|it| after.starts_with(it));
+        if (is_quoted || is_called || KINDS.contains(&kind)) && is_identifier(word) {
+            names.insert(word);
+        }
+        kind = word;
+    }
+    names
 }
 
 /// 128 random bits as text.
@@ -218,13 +245,8 @@ mod tests {
     #[test]
     fn what_steers_python_or_tests_is_not_copied() {
         let kept =
-            ["solution.py", "pkg/__init__.py", "data/words.txt", "contest.py", "latest.py", "a/b/c.py"];
+            ["solution.py", "pkg/__init__.py", "data/words.txt", "a/b/c.py", "test_utils.py", "tests/a.py"];
         let left_out = [
-            "test_solution.py",
-            "solution_test.py",
-            "tests/helper.py",
-            "conftest.py",
-            "pkg/conftest.py",
             "sitecustomize.py",
             "usercustomize.py",
             "x.pth",
@@ -232,7 +254,6 @@ mod tests {
             "solution.pyc",
             ".pytest_cache/v/cache",
             ".git/config",
-            "pytest.ini",
         ];
         assert_eq!(kept.map(is_kept), kept.map(|_| true));
         assert_eq!(left_out.map(is_kept), left_out.map(|_| false));
@@ -245,6 +266,14 @@ mod tests {
         assert_eq!(Vec::from_iter(module_names(&entries)), ["pkg", "solution"]);
         let links = ["linked", "other.py"].map(|path| Entry { is_link: true, ..file(path) });
         assert_eq!(Vec::from_iter(module_names(&links)), ["linked", "other"]);
+    }
+
+    #[test]
+    fn names_are_what_a_task_names_as_code() {
+        let asked = "Write shapes.py with area(w, h), and the package geometry; `units` too. Tabulate numpy.\n\ndef add(a, b):";
+        let expected = ["add", "area", "geometry", "shapes", "units"];
+        assert_eq!(Vec::from_iter(names_in(asked)), expected);
+        assert_eq!(names_in("größe(x) und é`ü`").len(), 2);
     }
 
     #[test]

@@ -3,15 +3,19 @@
 Believed is plain data, once it is here: it is compared by this interpreter, never by the solution.
 A function of the tests' choice may be asked for it. An object of the solution answers for itself
 (operators, `in`, truth, methods), so its answers count only where the tests expect an object and no
-plain data: where they ask for an attribute that no plain data has, call it, set it, enter it, use its
-class as a class, or make it by a capitalised name without arguments. An answer of any other object is
-remembered as a doubt, and a doubt that is not settled when the tests end fails the solution; or leaves
-it unjudged if the object was made by a capitalised name, which may well be meant as a class. Length,
-items, text and number of such an object are data, and believed. Identity and hashes of the solution's
-objects are never believed, and their equality only as `equality.py` says.
+plain data: where they ask for an attribute that no plain data has, call a method for its effect, call
+it, set it, enter it, use its class as a class, or make it by a capitalised name without arguments. An
+answer of any other object is remembered as a doubt, and a doubt that is not settled when the tests end
+fails the solution. Length, items, text, number and truth of an object that the tests made by a
+capitalised name are data, and believed. An object equals no plain data, unless it is a subclass of
+such: then its content is compared here. When two objects are equal says `equality.py`.
 """
 
 import builtins
+import enum
+import inspect
+import threading
+import unittest.mock
 
 incoming, outgoing = take_over()
 
@@ -30,6 +34,8 @@ class Ending:
     """What is known about the end whatever the tests catch: the first reason stays."""
 
     failure = unusable = problem = None
+    # Whether it was known before the solution was asked for anything.
+    is_of_text = False
 
 
 def give_up(reason):
@@ -39,6 +45,7 @@ def give_up(reason):
 
 
 def cannot_judge(reason):
+    """Only for what no solution can bring about: it depends on the tests and on what there is here."""
     if Ending.failure is None:
         Ending.unusable = Ending.unusable or reason
     return TestsUnusable(reason)
@@ -55,7 +62,7 @@ ARRAY_NAMES = "T all any argmax argmin astype dtype flatten item max mean min nd
 PLAIN_NAMES = {name for kind in PLAIN_KINDS for name in dir(kind)}.union(ARRAY_NAMES.split())
 # Who expects plain data calls these; as data they are attributes like any other.
 METHOD_NAMES = {name for kind in PLAIN_KINDS for name in dir(kind) if callable(getattr(kind, name, None))}
-# The attributes that the tests ask for and no plain data has.
+# The attributes by which the tests show that they expect an object.
 telling = set()
 # Where objects came from that tests expect to be objects, and where those came from that have answered anything.
 believed, doubts = set(), {}
@@ -70,7 +77,8 @@ def believe(origin):
         origin = origin.rpartition(" __")[0]
 
 
-DATA = ("__len__", "__getitem__", "__str__", "__repr__", "__float__", "__int__", "__iter__")
+# Questions that tell the object nothing about what is expected of it.
+DATA = "__len__ __getitem__ __str__ __repr__ __float__ __int__ __iter__ __bool__ __abs__ __neg__ __pos__ __invert__".split()
 
 
 def is_made_by_class(origin):
@@ -88,101 +96,196 @@ def doubt(remote, value, question):
 
 
 def settle_doubts():
-    unsettled = [(is_made_by_class(it), it, question) for it, question in doubts.items() if it not in believed]
-    for is_unjudged, origin, question in sorted(unsettled):
-        where = f"({origin}, asked for {question})"
-        if is_unjudged:
-            cannot_judge(f"the tests do not show whether they expect an object of the solution {where}")
-        else:
-            give_up(f"an object of the solution stands where the tests expect plain data {where}")
+    for origin, question in doubts.items():
+        if origin not in believed:
+            give_up(f"an object of the solution stands where the tests expect plain data ({origin}, asked for {question})")
 
 
-def is_expected(remote, other=None):
-    """Whether the tests themselves use such objects, or make them of a class to set them beside each other."""
-    is_made = is_made_by_class(remote.remote_origin) and (other is None or isinstance(other, Remote))
-    return remote.remote_origin in believed or is_made
+# Stand-ins.
+
+# What can be asked of functions and classes beside their own attributes.
+FACTS = ("__name__", "__qualname__", "__doc__", "__module__", "__annotations__", "__defaults__", "__kwdefaults__", "__version__")
 
 
 class Remote:
-    """Something of the solution; it can be used, but it is never compared."""
+    """Something of the solution."""
 
     def __init__(self, number, origin):
         object.__setattr__(self, "remote_number", number)
         object.__setattr__(self, "remote_origin", origin)
 
-    def remote_refuse(self, other=None):
-        if is_expected(self, other) or (isinstance(other, Remote) and is_expected(other, self)):
-            raise cannot_judge("the tests compare objects of the solution, and only plain data is compared")
-        raise give_up(f"an object of the solution stands where the tests compare plain data ({self.remote_origin})")
+    def remote_get(self, name):
+        return ask({"op": "get", "target": self.remote_reference(), "name": name}, f".{name}")
 
-    __hash__ = remote_refuse
+    def remote_reference(self):
+        return {"ref": self.remote_number}
+
+    def __mro_entries__(self, _):
+        raise give_up(f"the tests subclass {self.remote_origin}, which must be an exception")
+
+
+def fact(name):
+    return property(lambda self: self.remote_get(name))
+
+
+class Described(Remote):
+    """What has a name, a documentation and a signature."""
+
+    @property
+    def __signature__(self):
+        *parts, end = ask({"op": "signature", "target": self.remote_reference()}, "")
+        empty = inspect.Parameter.empty
+        found = [
+            inspect.Parameter(name, kind, default=default if has_default else empty, annotation=empty if note is None else note)
+            for name, kind, has_default, default, note in parts
+        ]
+        return inspect.Signature(found, return_annotation=empty if end[4] is None else end[4])
+
+    def __hash__(self):
+        return hash(self.remote_number)
 
     def __eq__(self, other):
-        if other is None:
-            return False
-        equal = are_equal(self, other) if isinstance(other, Remote) else None
-        return self.remote_refuse(other) if equal is None else equal
-
-    def __ne__(self, other):
-        return not self == other
+        return type(other) is type(self) and other.remote_number == self.remote_number
 
 
-def same(left, right):
-    """`left is right`, which tells nothing about stand-ins."""
-    if isinstance(left, Remote) and isinstance(right, Remote):
-        left.remote_refuse(right)
-    return left is right
+async def coroutine():
+    """What an asynchronous function looks like."""
 
 
-class RemoteFunction(Remote):
-    # The object whose method it is, if the method has a name that plain data has too.
-    remote_owner = None
+async def asynchronous_generator():
+    """What an asynchronous generator looks like."""
+    yield
+
+
+def generator():
+    """What a generator looks like."""
+    yield
+
+
+EXAMPLES = {"coroutine": coroutine, "generator": generator, "asynchronous generator": asynchronous_generator}
+
+
+class RemoteFunction(Described):
+    # The object whose method it is, if the method has a name that plain data has too; and what kind it is.
+    remote_owner, remote_kind = None, ""
+    # For `inspect` it is a function.
+    __class__ = property(lambda _: types.FunctionType)
+    __code__ = property(lambda self: EXAMPLES.get(self.remote_kind, fact).__code__)
+
+    def __getattr__(self, name):
+        if name.startswith("__") and name not in FACTS:
+            raise AttributeError(name)
+        return self.remote_get(name)
 
     def __call__(self, *args, **kwargs):
         # A copy is what it is a copy of.
         is_copy = self.remote_owner is not None and self.remote_origin == ".copy"
         origin = self.remote_owner.remote_origin if is_copy else f"{self.remote_origin}()"
-        value = call(self.remote_number, args, kwargs, origin)
+        value = call(self, args, kwargs, origin)
         return doubt(self.remote_owner, value, self.remote_origin) if self.remote_owner is not None else value
 
 
-class RemoteObject(Remote):
-    """An object or a class of the solution."""
+class RemoteClass(Described):
+    """A class of the solution; for `inspect` it is one."""
 
-    # Its attributes as they were when it came, when that was, and what the tests made it of.
-    remote_state = remote_born = remote_made = None
+    __class__ = property(lambda _: type)
+    remote_bases, remote_fields = (), None
+
+    def __getattr__(self, name):
+        if name.startswith("__") and name not in FACTS:
+            raise AttributeError(name)
+        believe(self.remote_origin)
+        return self.remote_get(name)
+
+    def __setattr__(self, name, value):
+        self.remote_reference_set(name, value)
+
+    def remote_reference_set(self, name, value):
+        believe(self.remote_origin)
+        ask({"op": "set", "target": self.remote_reference(), "name": name, "args": pack([value])}, "")
+
+    def __call__(self, *args, **kwargs):
+        if self.remote_origin[:1].isupper() and not args and not kwargs:
+            believe(self.remote_origin)
+        makers.add(self.remote_origin)
+        made = copy_of_plain([*args, *kwargs.values()])
+        value = call(self, args, kwargs, self.remote_origin)
+        if isinstance(value, RemoteObject):
+            object.__setattr__(value, "remote_made", made)
+            made_objects.append(value)
+        return value
+
+    def __instancecheck__(self, other):
+        believe(self.remote_origin)
+        return isinstance(other, RemoteObject) and self.__subclasscheck__(other.remote_class)
+
+    def __subclasscheck__(self, other):
+        believe(self.remote_origin)
+        return type(other) is RemoteClass and self.remote_number in (other.remote_number, *other.remote_bases)
+
+    @property
+    def __bases__(self):
+        return (*(classes[it] for it in self.remote_bases if it in classes), object)
+
+# The stand-ins' own would be found before the solution's.
+for stand_in in (RemoteFunction, RemoteClass):
+    stand_in.__doc__, stand_in.__module__ = fact("__doc__"), fact("__module__")
+
+
+class RemoteObject(Remote):
+    """An object of the solution."""
+
+    # Its attributes as they were when it came, when that was, what the tests made it of, and its class.
+    remote_state = remote_born = remote_made = remote_class = None
 
     def remote_special(self, name, *args):
-        question = {"op": name, "target": self.remote_number, "args": pack(list(args))}
+        question = {"op": name, "target": self.remote_reference(), "args": pack(list(args))}
         origin = self.remote_origin if self.remote_origin.endswith(f" {name}") else f"{self.remote_origin} {name}"
         return doubt(self, ask(question, origin), name)
+
+    def remote_told(self):
+        """Its attributes as they are now, and its content if it has one."""
+        state = ask({"op": "state", "target": self.remote_reference()}, "")
+        return state if type(state) is list and state and type(state[0]) is dict else [{}]
+
+    @property
+    def __dict__(self):
+        believe(self.remote_origin)
+        return self.remote_told()[0]
+
+    def __dir__(self):
+        return ask({"op": "dir", "target": self.remote_reference()}, "")
+
+    # A set looks for equals among those of one class.
+    def __hash__(self):
+        return hash(getattr(self.remote_class, "remote_number", 0))
+
+    def __eq__(self, other):
+        if isinstance(other, RemoteObject):
+            return are_equal(self, other)
+        content = self.remote_told()[1:] if type(other) in PLAIN_KINDS and other is not None else []
+        return content == [other]
+
+    def __ne__(self, other):
+        return not self == other
 
     def __getattr__(self, name):
         if name.startswith("__"):
             raise AttributeError(name)
         if name in telling:
             believe(self.remote_origin)
-        value = ask({"op": "get", "target": self.remote_number, "name": name}, f".{name}")
+        value = self.remote_get(name)
         if name not in telling and isinstance(value, RemoteFunction):
             object.__setattr__(value, "remote_owner", self)
         return value if name in METHOD_NAMES else doubt(self, value, name)
 
     def __setattr__(self, name, value):
         believe(self.remote_origin)
-        ask({"op": "set", "target": self.remote_number, "name": name, "args": pack([value])}, "")
+        ask({"op": "set", "target": self.remote_reference(), "name": name, "args": pack([value])}, "")
 
     def __call__(self, *args, **kwargs):
-        is_class = self.remote_number in classes
-        if not is_class or (self.remote_origin[:1].isupper() and not args and not kwargs):
-            believe(self.remote_origin)
-        if not is_class:
-            return doubt(self, call(self.remote_number, args, kwargs, f"{self.remote_origin}()"), "a call")
-        makers.add(self.remote_origin)
-        made = copy_of_plain([*args, *kwargs.values()])
-        value = call(self.remote_number, args, kwargs, self.remote_origin)
-        if isinstance(value, RemoteObject):
-            object.__setattr__(value, "remote_made", made)
-        return value
+        believe(self.remote_origin)
+        return call(self, args, kwargs, f"{self.remote_origin}()")
 
     def __enter__(self):
         believe(self.remote_origin)
@@ -190,15 +293,27 @@ class RemoteObject(Remote):
 
     def __exit__(self, kind, error, trace):
         # Whether the exception is swallowed is the object's own affair, but it must say so in plain words.
-        names = None if kind is None else {"bt": kind.__name__} if getattr(builtins, kind.__name__, None) is kind else None
-        question = {"op": "__exit__", "target": self.remote_number, "args": [names, None, None]}
-        is_taken = ask(question, "__exit__") is True
+        names = {"bt": kind.__name__} if kind is not None and getattr(builtins, kind.__name__, None) is kind else None
+        is_taken = ask({"op": "__exit__", "target": self.remote_reference(), "args": [names, None, None]}, "__exit__") is True
         if is_taken and getattr(error, "is_of_solution", False):
-            raise cannot_judge("the solution swallows an exception of its own, and what the tests do after it is not seen")
+            raise give_up("the solution swallows an exception of its own, and what the tests do after it is not seen")
         return is_taken
 
+    async def __aenter__(self):
+        believe(self.remote_origin)
+        return await self.remote_special("__aenter__")
+
+    async def __aexit__(self, *_):
+        return (await self.remote_special("__aexit__", None, None, None)) and False
+
+    def __aiter__(self):
+        return self.remote_special("__aiter__")
+
+    async def __anext__(self):
+        return ask({"op": "anext", "target": self.remote_reference()}, self.remote_origin)
+
     def __iter__(self):
-        iterator = ask({"op": "__iter__", "target": self.remote_number}, f"{self.remote_origin}[]")
+        iterator = ask({"op": "__iter__", "target": self.remote_reference()}, f"{self.remote_origin}[]")
         if self.remote_number in iterated:
             doubt(self, "its items again", "__iter__")
         iterated.add(self.remote_number)
@@ -212,33 +327,14 @@ class RemoteObject(Remote):
             raise TypeError("a list that is being made of it only wants a hint")
         return plain(self.remote_special("__len__"), int)
 
-    def __bool__(self):
-        return plain(self.remote_special("__bool__"), bool)
-
-    def __contains__(self, item):
-        return plain(self.remote_special("__contains__", item), bool)
-
-    def __str__(self):
-        return plain(self.remote_special("__str__"), str)
-
-    def __repr__(self):
-        return plain(self.remote_special("__repr__"), str)
-
-    def __float__(self):
-        return plain(self.remote_special("__float__"), float)
-
-    def __int__(self):
-        return plain(self.remote_special("__int__"), int)
-
     def __copy__(self):
-        return ask({"op": "__copy__", "target": self.remote_number}, self.remote_origin)
+        return ask({"op": "__copy__", "target": self.remote_reference()}, self.remote_origin)
 
     def __deepcopy__(self, _):
-        return ask({"op": "__deepcopy__", "target": self.remote_number}, self.remote_origin)
+        return ask({"op": "__deepcopy__", "target": self.remote_reference()}, self.remote_origin)
 
-    def __instancecheck__(self, other):
-        believe(self.remote_origin)
-        return isinstance(other, RemoteObject) and classes.get(self.remote_number) in kinds.get(other.remote_number, ())
+    def __reduce_ex__(self, _):
+        raise give_up(f"an object of the solution stands where the tests expect plain data ({self.remote_origin})")
 
 
 class RemoteIterator(RemoteObject):
@@ -253,15 +349,16 @@ class RemoteIterator(RemoteObject):
         if self.remote_ended and self.remote_origin not in believed:
             raise StopIteration
         try:
-            return ask({"op": "next", "target": self.remote_number}, self.remote_origin)
+            return ask({"op": "next", "target": self.remote_reference()}, self.remote_origin)
         except StopIteration:
             object.__setattr__(self, "remote_ended", True)
             raise
 
 
-def forward(name):
+def forward(name, kind=None):
     def method(self, *args):
-        return self.remote_special(name, *args)
+        value = self.remote_special(name, *args)
+        return value if kind is None else plain(value, kind)
 
     return method
 
@@ -272,10 +369,12 @@ for operation in (
     *(prefix + name for name in ARITHMETIC for prefix in ("", "r", "i") if name != "divmod" or not prefix),
 ):
     setattr(RemoteObject, f"__{operation}__", forward(f"__{operation}__"))
+for operation, kind in {"bool": bool, "contains": bool, "str": str, "repr": str, "float": float, "int": int}.items():
+    setattr(RemoteObject, f"__{operation}__", forward(f"__{operation}__", kind))
 
 
 async def awaited(number, origin):
-    return ask({"op": "await", "target": number}, origin)
+    return ask({"op": "await", "target": {"ref": number}}, origin)
 
 
 def plain(value, kind):
@@ -284,15 +383,83 @@ def plain(value, kind):
     return value
 
 
-# What the solution's objects are said to be.
-classes, kinds, iterated = {}, {}, set()
-callbacks, exceptions = [], {}
+def type_of(value):
+    """`type` of one argument, and `__class__`."""
+    return getattr(value, "remote_class", None) or getattr(value, "__class__", type(value))
+
+
+# Enumerations: made here of names and values, all told at once, so that no question shows which member is expected.
+
+enums = {}
+
+
+class RemoteEnumMeta(enum.EnumMeta):
+    def __getattr__(cls, name):
+        if name.startswith("_") or cls not in enums.values():
+            raise AttributeError(name)
+        if name in cls.__members__:
+            return cls.__members__[name]
+        value = ask({"op": "get", "target": refer(cls), "name": name}, f".{name}")
+        # One member under several names would be whichever is expected.
+        if isinstance(value, cls):
+            raise AttributeError(name)
+        return value
+
+
+def attribute_of_member(self, name):
+    if name.startswith("_"):
+        raise AttributeError(name)
+    return ask({"op": "get", "target": refer(self), "name": name}, f".{name}")
+
+
+KINDS_OF_ENUMS = {
+    "Enum": (enum.Enum,),
+    "int": (int, enum.Enum),
+    "str": (str, enum.Enum),
+    "IntEnum": (enum.IntEnum,),
+    "Flag": (enum.Flag,),
+    "IntFlag": (enum.IntFlag,),
+}
+
+
+def resolve_enum(number, name, kind, members):
+    if numbered(number) not in enums:
+        members = [(str(key), decode(value, resolve_nothing)) for key, value in members]
+        base = RemoteEnumMeta.__new__(
+            *(RemoteEnumMeta, "RemoteEnum", KINDS_OF_ENUMS[kind]),
+            RemoteEnumMeta.__prepare__("RemoteEnum", KINDS_OF_ENUMS[kind]),
+        )
+        base.__getattr__ = attribute_of_member
+        made = base(str(name), members)
+        if len(list(made)) != len(members) and "Flag" not in kind:
+            raise NotPlain("the solution has an enumeration whose members are not all different")
+        enums[number] = made
+    return enums[number]
+
+
+def resolve_member(kind, name, value):
+    kind = resolve("ec", kind["ec"])
+    return kind[name] if name in kind.__members__ else kind(decode(value, resolve_nothing))
+
+
+def number_of_enum(kind):
+    return next((number for number, it in enums.items() if it is kind), None)
+
+
+def is_object(value):
+    return isinstance(value, enum.Enum) and number_of_enum(type(value)) is not None
+
+
+# What comes from the solution.
+
+classes, exceptions = {}, {}
+callbacks, iterated, made_objects = [], set(), []
 
 
 class Last:
-    """What was asked last, and where what is being read came from."""
+    """What was asked last, where what is being read came from, and whether the solution has told anything yet."""
 
-    iterated, origin, n_asked = None, "", 0
+    iterated, origin, n_asked, is_told = None, "", 0, False
 
 
 def numbered(number):
@@ -301,13 +468,19 @@ def numbered(number):
     return number
 
 
+def resolve_nothing(tag, _):
+    raise NotPlain(f"a {tag} is no plain data")
+
+
 def is_data_type(kind):
-    return kind in PLAIN_KINDS or (isinstance(kind, type) and issubclass(kind, BaseException))
+    return kind in (*PLAIN_KINDS, object) or (isinstance(kind, type) and issubclass(kind, BaseException))
 
 
 def resolve(tag, body):
     if tag == "f":
-        return RemoteFunction(numbered(body), Last.origin)
+        function = RemoteFunction(numbered(body[0]), Last.origin)
+        object.__setattr__(function, "remote_kind", body[1])
+        return function
     if tag == "co":
         return awaited(numbered(body), Last.origin)
     if tag == "cb" and 0 <= numbered(body):
@@ -316,42 +489,91 @@ def resolve(tag, body):
         return getattr(builtins, body)
     if tag == "k":
         return resolve_class(*body)
+    if tag == "ex":
+        return exception_named(body)
+    if tag == "ec":
+        return resolve_enum(*body)
+    if tag == "en":
+        return resolve_member(*body)
     if tag in ("o", "it"):
-        kinds[numbered(body[0])] = body[1]
-        value = (RemoteObject if tag == "o" else RemoteIterator)(body[0], Last.origin)
-        object.__setattr__(value, "remote_state", read_state(body[2]))
-        object.__setattr__(value, "remote_born", Last.n_asked)
-        return value
+        return resolve_object(RemoteObject if tag == "o" else RemoteIterator, *body)
     raise NotPlain("the solution sent something unreadable")
 
 
-def resolve_class(number, name, bases):
-    if bases is not None:
-        return exception_named(bases)
-    classes[numbered(number)] = name
-    return RemoteObject(number, Last.origin)
+def resolve_object(stand_in, number, kind, state):
+    value = stand_in(numbered(number), Last.origin)
+    object.__setattr__(value, "remote_class", resolve_class(*kind["k"]) if "k" in kind else None)
+    object.__setattr__(value, "remote_state", None if state is None else decode(state, resolve_nothing))
+    object.__setattr__(value, "remote_born", Last.n_asked)
+    return value
+
+
+def resolve_class(number, name, bases, fields):
+    """A class of the solution: the same for the same number, as it was told at first."""
+    if numbered(number) not in classes:
+        classes[number] = RemoteClass(number, str(name))
+        object.__setattr__(classes[number], "remote_bases", [numbered(it) for it in bases])
+        object.__setattr__(classes[number], "remote_fields", fields)
+    return classes[number]
 
 
 def exception_named(names):
-    """The builtin exception of that name, or one made here with its bases."""
-    builtin = getattr(builtins, names[0], None)
-    if isinstance(builtin, type) and issubclass(builtin, BaseException):
-        return builtin
-    if names[0] not in exceptions:
-        exceptions[names[0]] = type(names[0], (exception_named(names[1:]),), {"__str__": lambda it: it.solution_text})
-        exceptions[names[0]].solution_text = ""
-    return exceptions[names[0]]
+    """The exception of Python's own with that name, or one made here with its bases."""
+    module, name = map(str, names[0])
+    # Those of `unittest` say what becomes of a test, which is not the solution's to say.
+    own = sys.modules.get(module) if module.partition(".")[0] in sys.stdlib_module_names - {"unittest"} else None
+    found = getattr(own, name, None)
+    if isinstance(found, type) and issubclass(found, BaseException):
+        return found
+    key = (module, name)
+    if key not in exceptions:
+        facts = {"__str__": lambda it: it.solution_text, "solution_text": "", "__module__": module}
+        exceptions[key] = type(name.rpartition(".")[2], (exception_named(names[1:]),), facts)
+    return exceptions[key]
+
+
+# What goes to the solution.
 
 
 def refer(value):
     if isinstance(value, Remote):
-        return {"ref": value.remote_number}
+        return value.remote_reference()
+    if isinstance(value, enum.Enum) and is_object(value):
+        return {"en": [number_of_enum(type(value)), value.name, encode(value.value, only_plain)]}
+    if isinstance(value, enum.EnumMeta) and number_of_enum(value) is not None:
+        return {"ref": number_of_enum(value)}
+    if isinstance(value, types.CoroutineType) and value.cr_code is awaited.__code__ and value.cr_frame is not None:
+        return {"ref": value.cr_frame.f_locals["number"]}
     if isinstance(value, type) and getattr(builtins, value.__name__, None) is value:
         return {"bt": value.__name__}
-    if callable(value):
-        callbacks.append(value)
-        return {"cb": len(callbacks) - 1}
+    if callable(value) or is_shown(value):
+        facts = [getattr(value, name, None) for name in ("__name__", "__doc__")]
+        return {"cb": [number_of_callback(value), *(it if type(it) is str else None for it in facts)]}
+    if hasattr(type(value), "__next__"):
+        return {"gen": number_of_callback(value.__next__)}
     raise cannot_judge(f"the tests pass a {type(value).__name__}, which cannot be sent to the solution")
+
+
+def number_of_callback(value):
+    for number, known in enumerate(callbacks):
+        if known is value:
+            return number
+    callbacks.append(value)
+    return len(callbacks) - 1
+
+
+# Special methods that an object of the tests may have: others would be missed by the solution.
+HARMLESS = "__init__ __repr__ __str__ __eq__ __hash__ __call__ __post_init__ __new__".split()
+MOCK_NAMES = set(dir(unittest.mock.MagicMock()))
+
+
+def is_shown(value):
+    """Whether the solution may look at an object's attributes: one of a class of the tests, or a mock."""
+    if isinstance(value, unittest.mock.NonCallableMock):
+        return True
+    own = [kind for kind in type(value).__mro__ if kind.__module__ == "__main__"]
+    methods = {name for kind in own for name, it in vars(kind).items() if name.startswith("__") and isinstance(it, types.FunctionType)}
+    return bool(own) and methods <= {*HARMLESS, *(it for it in methods if it.startswith("__dataclass"))}
 
 
 def pack(value):
@@ -360,12 +582,23 @@ def pack(value):
 
 # Asking the solution.
 
+turn = threading.RLock()
+streams = {"stdin": sys.stdin, "input": builtins.input, "print": builtins.print}
+
+
+def replaced_streams():
+    """What the tests have put in the place of standard input, `input` and `print`."""
+    found = {name: getattr(builtins, name) for name in ("input", "print") if getattr(builtins, name) is not streams[name]}
+    facts = {name: number_of_callback(it) for name, it in found.items()}
+    return facts if sys.stdin is streams["stdin"] else {**facts, "stdin": sys.stdin.read()}
+
 
 def exchange(question):
-    """The solution's whole answer, once its calls of the tests' own functions are served."""
+    """The solution's whole answer, once its questions to the tests' own functions are answered."""
     Last.iterated = None
     Last.n_asked += 1
-    send(outgoing, question)
+    streams_now = replaced_streams()
+    send(outgoing, {**question, **streams_now})
     while True:
         line = incoming.readline(MAX_ANSWER)
         if not line.endswith(b"\n"):
@@ -373,8 +606,15 @@ def exchange(question):
         answer = json.loads(line)
         pass_on(answer.get("printed"))
         if "callback" not in answer:
+            give_back(answer.get("unread"), streams_now.get("stdin"))
             return answer
-        run_callback(answer)
+        send(outgoing, answer_callback(answer))
+
+
+def give_back(unread, text):
+    """Leaves in standard input what the solution has not read."""
+    if type(unread) is str and text is not None and text.endswith(unread) and unread and sys.stdin.seekable():
+        sys.stdin.seek(sys.stdin.tell() - len(unread))
 
 
 def pass_on(printed):
@@ -383,65 +623,87 @@ def pass_on(printed):
         sys.stdout.write(printed)
 
 
-def run_callback(message):
+def answer_callback(message):
     Last.origin = "a function of the tests"
-    args = decode(message["args"], resolve)
-    kwargs = decode(message["kwargs"], resolve)
+    target = callbacks[max(numbered(message["callback"]), 0)]
     try:
-        reply = {"returned": pack(callbacks[numbered(message["callback"])](*args, **kwargs))}
+        return {"returned": pack(use_callback(target, message))}
     except Exception as error:
         name = type(error).__name__
         is_known = getattr(builtins, name, None) is type(error) and all(type(it) in (str, int) for it in error.args)
-        reply = {"raised": name if is_known else "RuntimeError", "details": list(error.args) if is_known else [str(error)]}
-    send(outgoing, reply)
+        return {"raised": name if is_known else "RuntimeError", "details": list(error.args) if is_known else [str(error)]}
+
+
+def use_callback(target, message):
+    args = decode(message.get("args", []), resolve)
+    name = message.get("get", message.get("set"))
+    if name is None:
+        return target(*args, **decode(message["kwargs"], resolve))
+    is_mock = isinstance(target, unittest.mock.NonCallableMock)
+    if type(name) is not str or name.startswith("_") or not is_shown(target) or (is_mock and name in MOCK_NAMES):
+        raise AttributeError(name)
+    if "set" in message and not is_mock:
+        return setattr(target, name, *args)
+    return getattr(target, name)
 
 
 def ask(question, origin, after=lambda answer: None):
     """What the solution answers, as a value or an exception."""
-    if Ending.failure is not None:
-        raise SolutionError(Ending.failure)
-    try:
-        answer = exchange(question)
-        Last.origin = origin
-        problem = raised(answer, question["op"]) if "error" in answer else None
-        value = decode(answer["value"], resolve) if problem is None else None
-        if problem is None:
-            after(answer)
-    except NotPlain as error:
-        raise give_up(str(error)) from None
-    except Exception as error:
-        raise give_up(f"the solution's process answers nonsense ({type(error).__name__})") from None
+    with turn:
+        if Ending.failure is not None:
+            raise SolutionError(Ending.failure)
+        try:
+            answer = exchange(question)
+            Last.origin = origin
+            problem = raised(answer, question["op"]) if "error" in answer else None
+            value = decode(answer["value"], resolve) if problem is None else None
+            if problem is None:
+                after(answer)
+        except NotPlain as error:
+            raise give_up(str(error)) from None
+        except Exception as error:
+            raise give_up(f"the solution's process answers nonsense ({type(error).__name__})") from None
+    Last.is_told = Last.is_told or problem is not None or (question["op"] != "import" and not isinstance(value, Described))
     if problem is not None:
         raise problem
     return value
 
 
+ENDS = {"next": "StopIteration", "anext": "StopAsyncIteration"}
+
+
 def raised(answer, operation):
-    """What the solution raised, as a builtin exception or one made here."""
-    names = [name for name in answer["error"] if type(name) is str]
-    if names[0] == "StopIteration" and operation == "next":
-        return StopIteration()
+    """What the solution raised, as an exception of Python's own or one made here."""
+    names = [[str(part) for part in pair] for pair in answer["error"]]
+    name = names[0][1]
+    if ENDS.get(operation) == name:
+        return getattr(builtins, name)()
     kind = exception_named(names)
     # Raised from anything else, these would quietly end a loop of the tests.
     if issubclass(kind, (StopIteration, StopAsyncIteration, GeneratorExit)):
-        return give_up(f"the solution raised {names[0]}")
+        return give_up(f"the solution raised {name}")
+    details = decode(answer["details"], resolve)
     try:
-        error = kind(*decode(answer["details"], resolve))
+        error = kind(*details)
     except Exception:
-        error = kind(str(answer["text"]))
+        error = kind.__new__(kind, *details)
     return with_attributes(error, answer)
 
 
 def with_attributes(error, answer):
     for name, value in decode(answer["attributes"], resolve).items():
         if not name.startswith("_"):
-            setattr(error, name, value)
+            try:
+                setattr(error, name, value)
+            except Exception:
+                # Python's own exceptions have attributes that cannot be set: they follow from the arguments.
+                continue
     error.solution_text = str(answer["text"])
     error.is_of_solution = True
     return error
 
 
-def call(number, args, kwargs, origin):
+def call(target, args, kwargs, origin):
     args = list(args)
 
     def after(answer):
@@ -452,7 +714,8 @@ def call(number, args, kwargs, origin):
         for name, before in kwargs.items():
             refresh(before, now[name])
 
-    return ask({"op": "call", "target": number, "args": pack(args), "kwargs": pack(kwargs)}, origin, after)
+    question = {"op": "call", "target": target.remote_reference(), "args": pack(args), "kwargs": pack(kwargs)}
+    return ask(question, origin, after)
 
 
 def refresh(old, new):
@@ -472,6 +735,8 @@ def refresh(old, new):
     elif isinstance(old, (bytearray, collections.deque)):
         old.clear()
         old.extend(new)
+    elif type(old).__module__ == "numpy" and old.shape == new.shape and old.shape:
+        old[...] = new
 
 
 def kept(before, now):

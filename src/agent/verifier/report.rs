@@ -6,6 +6,19 @@ use serde_json::Value;
 
 use backsight_core::episode::{Assertion, Verification};
 
+/// What hidden tests say about a solution.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Level {
+    /// Every assertion held, there was one, and the tests came to their end.
+    Solved,
+    /// An assertion failed.
+    Wrong,
+    /// No assertion failed, but the solution raised, hung, ended, or is none.
+    NotRun,
+    /// Nothing: the tests can judge no solution, whatever it does.
+    Unusable,
+}
+
 /// What the hidden tests found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TestReport {
@@ -15,7 +28,7 @@ pub struct TestReport {
     pub n_failed: u64,
     /// Why the tests did not come to their end; absent when they did.
     pub error: Option<String>,
-    /// Whether the error is the tests' own, so that they tell nothing about a solution.
+    /// Whether the tests can judge no solution: the error is theirs then.
     pub is_unusable: bool,
     /// The first assertions one by one.
     pub assertions: Vec<Assertion>,
@@ -80,19 +93,28 @@ impl TestReport {
         }
     }
 
-    /// Whether the task is solved: every assertion held, there was one, and the tests came to their end.
-    pub fn is_solved(&self) -> bool {
-        self.error.is_none() && self.n_failed == 0 && self.n_passed > 0
+    /// What it comes to.
+    pub fn level(&self) -> Level {
+        match (&self.error, self.n_passed, self.n_failed) {
+            _ if self.is_unusable => Level::Unusable,
+            (None, 1.., 0) => Level::Solved,
+            (_, _, 0) => Level::NotRun,
+            _ => Level::Wrong,
+        }
     }
 
-    /// The level of correctness: 1.0 solved, 0.2 an assertion failed, 0.1 anything else; none where the
-    /// tests are unusable and no assertion of theirs has failed.
+    /// Whether the task is solved.
+    pub fn is_solved(&self) -> bool {
+        self.level() == Level::Solved
+    }
+
+    /// The level of correctness; none where the tests are unusable.
     pub fn correctness(&self) -> Option<f64> {
-        match (self.is_solved(), self.n_failed, self.is_unusable) {
-            (true, ..) => Some(1.0),
-            (false, 0, true) => None,
-            (false, 0, false) => Some(0.1),
-            (false, ..) => Some(0.2),
+        match self.level() {
+            Level::Solved => Some(1.0),
+            Level::Wrong => Some(0.2),
+            Level::NotRun => Some(0.1),
+            Level::Unusable => None,
         }
     }
 }
@@ -143,7 +165,11 @@ mod tests {
             None,
             Some("no"),
         );
-        check("5ec2e7{\"passed\": 1, \"failed\": 1, \"error\": \"no\", \"unusable\": true}", 0.2, Some("no"));
+        check(
+            "5ec2e7{\"passed\": 1, \"failed\": 1, \"error\": \"no\", \"unusable\": true}",
+            None,
+            Some("no"),
+        );
         check("5ec2e7{\"passed\": 3", 0.1, Some("the report cannot be read"));
         check("", 0.1, Some("the tests did not come to their end"));
     }

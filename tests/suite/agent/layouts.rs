@@ -33,7 +33,11 @@ fn solutions(name: &str) -> Vec<Value> {
 async fn judge(sandboxes: &Sandboxes, task: &CodingTask, solution: &str) -> TestReport {
     let episode = sandboxes.start().await.unwrap_or_else(|error| panic!("{error}"));
     episode.workspace().write("solution.py", solution.as_bytes()).unwrap();
-    Verifier::new(sandboxes, TIMEOUT).judge(&episode, task.check.as_ref().unwrap()).await.unwrap()
+    Verifier::new(sandboxes, TIMEOUT)
+        .of_task(&task.asked)
+        .judge(&episode, task.check.as_ref().unwrap())
+        .await
+        .unwrap()
 }
 
 /// What is wrong with the verdict on a solution of a row.

@@ -304,21 +304,23 @@ async fn hostile_solutions_get_an_unsolved_tasks_level() {
     }
 }
 
-/// A case of a file in `cases/`: what to expect of which files and tests.
+/// A case of a file in `cases/`: what to expect of which files and tests. A case with several solutions is several.
 struct Case {
     name: String,
     expected: String,
     error: String,
+    asks: String,
     files: Vec<(String, String)>,
     tests: String,
 }
 
 fn cases(text: &str) -> Vec<Case> {
-    text.split("\n=== ").skip(1).map(read_case).collect()
+    text.split("\n=== ").skip(1).flat_map(read_case).collect()
 }
 
-fn read_case(text: &str) -> Case {
+fn read_case(text: &str) -> Vec<Case> {
     let (head, parts) = text.split_once("\n--- ").unwrap();
+    let (head, asks) = head.split_once("\nasks ").unwrap_or((head, ""));
     let (name, expected) = head.split_once("\nexpect ").unwrap();
     let (expected, error) = expected.split_once(' ').unwrap_or((expected, ""));
     let mut files: Vec<(String, String)> = parts
@@ -328,20 +330,61 @@ fn read_case(text: &str) -> Case {
         .collect();
     let (last, tests) = files.pop().unwrap();
     assert_eq!(last, "tests", "{name}");
-    Case { name: name.to_owned(), expected: expected.to_owned(), error: error.to_owned(), files, tests }
+    let (solutions, shared): (Vec<_>, Vec<_>) =
+        files.into_iter().partition(|(path, _)| path == "solution.py");
+    let sets = if solutions.is_empty() { vec![shared.clone()] } else { vec![] };
+    let each = solutions.into_iter().map(|it| [vec![it], shared.clone()].concat());
+    let case = |(idx, files)| Case {
+        name: format!("{name}, solution {}", idx + 1),
+        expected: expected.to_owned(),
+        error: error.to_owned(),
+        asks: asks.to_owned(),
+        files,
+        tests: tests.clone(),
+    };
+    sets.into_iter().chain(each).enumerate().map(case).collect()
 }
 
-async fn check_cases(text: &str) {
-    for case in cases(text) {
-        let files: Vec<(&str, &str)> =
-            case.files.iter().map(|(path, text)| (path.as_str(), text.as_str())).collect();
-        let report = verify(&files, &case.tests).await;
-        let level = report.correctness().map_or("unusable".to_owned(), |level| format!("{level:.1}"));
-        let error = report.error.as_deref().unwrap_or("");
-        let fits =
-            level == case.expected && error.contains(&case.error) && (level != "1.0" || error.is_empty());
-        assert!(fits, "{}: {level}, not {} {}: {report:#?}", case.name, case.expected, case.error);
-    }
+/// What does not fit of a case; nothing where all does.
+async fn check_case(case: Case) -> Option<String> {
+    let sandboxes = here();
+    let files: Vec<(&str, &str)> =
+        case.files.iter().map(|(path, text)| (path.as_str(), text.as_str())).collect();
+    let episode = episode(&sandboxes, &files).await;
+    let verifier = Verifier::new(&sandboxes, TIMEOUT).of_task(&case.asks);
+    let report = verifier.verify(&episode, &case.tests).await.unwrap();
+    let level = report.correctness().map_or("unusable".to_owned(), |level| format!("{level:.1}"));
+    let error = report.error.as_deref().unwrap_or("");
+    let is_unsolved = case.expected == "<=0.2" && ["0.1", "0.2"].contains(&level.as_str());
+    let fits = (level == case.expected || is_unsolved)
+        && error.contains(&case.error)
+        && (level != "1.0" || error.is_empty());
+    (!fits).then(|| format!("{}: {level}, not {} {}: {report:#?}", case.name, case.expected, case.error))
+}
+
+/// Checks all cases of a file, a few at a time; how many there were.
+async fn check_cases(text: &str) -> usize {
+    use futures_util::StreamExt;
+    let cases = cases(text);
+    let n_cases = cases.len();
+    let wrong: Vec<String> = futures_util::stream::iter(cases)
+        .map(check_case)
+        .buffer_unordered(4)
+        .filter_map(std::future::ready)
+        .collect()
+        .await;
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    n_cases
+}
+
+#[tokio::test]
+async fn correct_solutions_of_every_style_are_rewarded() {
+    assert!(check_cases(include_str!("cases/honest.txt")).await >= 60);
+}
+
+#[tokio::test]
+async fn nothing_hostile_is_rewarded_or_gets_away() {
+    assert!(check_cases(include_str!("cases/hostile.txt")).await >= 60);
 }
 
 #[tokio::test]
@@ -530,7 +573,10 @@ async fn many_kinds_of_tests_work() {
             ("pkg/__init__.py", ""),
             ("pkg/inner.py", "def three(): return 3\n"),
         ];
-        let report = verify(&files, tests).await;
+        let sandboxes = here();
+        let episode = episode(&sandboxes, &files).await;
+        let verifier = Verifier::new(&sandboxes, TIMEOUT).of_task("modules `helper` and `pkg`");
+        let report = verifier.verify(&episode, tests).await.unwrap();
         assert!(report.is_solved(), "{what}: {report:#?}");
     }
 }
