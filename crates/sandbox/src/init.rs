@@ -236,10 +236,9 @@ impl Jobs {
         command.args(arguments).current_dir(cwd).env_clear().envs(env);
         command.stdin(stdin).stdout(stdout).stderr(stderr);
         sys::in_own_session(&mut command);
-        let mut spawn = || command.spawn();
         let child = match &self.preference {
-            Some(preference) => preference.start(spawn)?,
-            None => spawn()?,
+            Some(preference) => preference.start(&mut command)?,
+            None => command.spawn()?,
         };
         let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
         self.running.extend(pid.map(|pid| (pid, job)));

@@ -6,6 +6,9 @@
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::FileExt;
+use std::process::{Child, Command};
+
+use super::sys;
 
 const FILE: &str = "/proc/self/oom_score_adj";
 /// Under memory pressure of the whole machine too, programs of sandboxes go before anything else.
@@ -25,13 +28,15 @@ impl Preference {
         Ok(Self { file: File::options().write(true).open(FILE)?, ours })
     }
 
-    /// Starts a program, which goes first; for that moment the first process goes with it.
-    pub fn start<T>(&self, start: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+    /// Starts a program, which goes first. Its process takes on that preference from ours, and gives us our own
+    /// back before it becomes the program: no program ever runs while we could go instead.
+    pub fn start(&self, command: &mut Command) -> io::Result<Child> {
+        sys::write_before_exec(command, self.file.try_clone()?.into(), self.ours.to_string());
         self.set(OF_PROGRAMS.max(self.ours))?;
-        let started = start();
-        // The kernel lets everybody go back to what it had.
+        let child = command.spawn();
+        // There may have been no process; the kernel lets everybody go back to what it had.
         let _ = self.set(self.ours);
-        started
+        child
     }
 
     fn set(&self, preference: i32) -> io::Result<()> {

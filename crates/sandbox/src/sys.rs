@@ -98,6 +98,14 @@ pub fn in_own_session(command: &mut Command) {
     }
 }
 
+/// Has a program's process write to a file of ours before it becomes the program.
+pub fn write_before_exec(command: &mut Command, file: OwnedFd, text: String) {
+    // SAFETY: as above; the file and the text are moved in and neither grown nor dropped there.
+    unsafe {
+        command.pre_exec(move || Ok(rustix::io::pwrite(&file, text.as_bytes(), 0).map(drop)?));
+    }
+}
+
 fn unblock_signals() -> io::Result<()> {
     let mut set = MaybeUninit::<libc::sigset_t>::uninit();
     // SAFETY: the set is initialised by `sigemptyset` before it is read.

@@ -267,7 +267,7 @@ async fn a_program_that_gets_no_processor_goes_on_when_it_gets_one() {
 fn group_setting(pid: u32, controller: &str, [v1, v2]: [&str; 2]) -> String {
     let groups = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap();
     let path = |wanted: &str| {
-        let of = |line: &str| line.splitn(3, ':').nth(1).unwrap().split(',').any(|it| it == wanted);
+        let of = |line: &str| line.split(':').nth(1).unwrap().split(',').any(|it| it == wanted);
         groups.lines().find(|line| of(line)).map(|line| line.splitn(3, ':').nth(2).unwrap())
     };
     let file = match path(controller) {
