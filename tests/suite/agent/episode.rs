@@ -541,7 +541,7 @@ async fn unusable_tests_give_no_reward() {
             }
             (Err(why), Err(reason)) => {
                 assert!(why.starts_with(reason), "{why}");
-                assert_eq!(episode.stop, Some(Stop::Failed));
+                assert_eq!(episode.stop, Some(Stop::UnusableTests));
             }
             (outcome, _) => panic!("{tests}: {outcome:?}"),
         }

@@ -124,7 +124,7 @@ async fn levels_follow_from_what_happened() {
         (
             "def g(x): return x",
             0.1,
-            Some("ImportError: cannot import name 'f' from 'solution' (unknown location)"),
+            Some("ImportError: cannot import name 'f' from 'solution' (solution.py)"),
         ),
         ("def f(x) return x", 0.1, Some("SyntaxError: ")),
         ("import time\ntime.sleep(0)\nraise RuntimeError('at import')", 0.1, Some("RuntimeError: at import")),
