@@ -77,3 +77,21 @@ fn tasks_can_be_taken_as_they_are() {
     collect(&place, &server, &["--check-references", "false", "--run", "other"]).expect(0);
     assert_eq!(place.episodes("other").len(), 1);
 }
+
+/// One attempt tells that tests cannot be used; there is no second, nor in another run of the command.
+#[test]
+fn unusable_tests_end_their_task() {
+    let (place, server) = (Place::new(), Server::start(scripted(Dialect::Vllm)));
+    let row = |id: &str, tests: &str| json!({"id": id, "task": "Write add(a, b).", "tests": tests}).to_string();
+    let usable = row("usable", "from solution import add\nassert add(1, 2) == 3");
+    place.write("rows.jsonl", &format!("{}\n{usable}\n", row("mute", "print(1)")));
+    let more = ["--group-size", "3", "--groups", "2", "--concurrency", "1"];
+    collect(&place, &server, &more).expect(1);
+    let names: Vec<String> = place.episodes("runs/collect").into_keys().collect();
+    assert_eq!(names, ["mute-0.json", "usable-0.json", "usable-1.json", "usable-2.json"]);
+    let lost = |place: &Place| place.json("runs/collect/summary.json")["lost"].clone();
+    assert_eq!(lost(&place), json!({"unusable_tests": 3}));
+    let n_draws = server.draws().len();
+    collect(&place, &server, &more).expect(1);
+    assert_eq!((server.draws().len(), lost(&place)), (n_draws, json!({"unusable_tests": 3})));
+}
