@@ -15,15 +15,17 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::unix::pipe;
 
 use super::compare::{Difference, difference};
-use super::{PROCESSORS, TestReport, Verifier, copy_solution};
+use super::{CLOCK_FACTOR, PROCESSORS, TestReport, Verifier, copy_solution};
 use crate::tasks::{Case, Cases, Stdio};
 use backsight_core::episode::Assertion;
-use backsight_sandbox::{Capture, Command, Exit, Output, Sandbox, SandboxError, Streams, Workspace};
+use backsight_sandbox::{
+    Capture, Command, Exit, Output, Priority, Sandbox, SandboxError, Streams, Workspace,
+};
 
 /// The program.
 const PROGRAM: &str = "solution.py";
-/// How long a case may take where its task says nothing longer: limits are made for other languages and machines. All
-/// cases together have the verifier's time, in which what we do between them does not count.
+/// The processor time a case may take where its task says nothing longer: limits are made for other languages and
+/// machines. All cases together have the verifier's time, in which what we do between them does not count.
 const CASE_TIME: Duration = Duration::from_secs(10);
 /// Bytes that are read beyond what is expected: white space, and fractions with more digits.
 const MORE_BYTES: usize = 64 << 10;
@@ -55,10 +57,10 @@ impl Verifier<'_> {
             return Ok(TestReport::failed(format!("there is no {PROGRAM}"), started.elapsed()));
         }
         let each = stdio.time.unwrap_or_default().max(CASE_TIME);
-        let (mut tally, mut left) = (Tally::default(), self.timeout);
+        let (mut tally, mut left) = (Tally::default(), Time::of(self.timeout));
         for (idx, case) in cases.iter().enumerate() {
-            let ran = self.run_case(workspace, case, left.min(each)).await?;
-            left = left.saturating_sub(ran.duration());
+            let ran = self.run_case(workspace, case, left.at_most(each)).await?;
+            left = left.without(&ran);
             tally.count(idx + 1, case, &ran);
             if tally.error.is_some() {
                 break;
@@ -68,8 +70,8 @@ impl Verifier<'_> {
     }
 
     /// Runs the program on one input, in a sandbox of its own.
-    async fn run_case(&self, solution: &Workspace, case: &Case, time: Duration) -> Result<Ran, SandboxError> {
-        let sandbox = self.sandboxes.start().await?;
+    async fn run_case(&self, solution: &Workspace, case: &Case, time: Time) -> Result<Ran, SandboxError> {
+        let sandbox = self.sandboxes.start_for(Priority::Verifier).await?;
         if let Err(error) = copy_solution(solution, sandbox.workspace()).await {
             return Ok(Ran { output: Err(error.to_string()), printed: Vec::new(), is_long: false });
         }
@@ -98,12 +100,41 @@ async fn unpacked(stdio: &Stdio) -> Result<Cow<'_, [Case]>, String> {
     unpacked.map_err(|error| error.to_string())?.map(Cow::Owned)
 }
 
-fn program(stdin: OwnedFd, stdout: OwnedFd, time: Duration) -> Command {
+/// How long programs may take, by the processor and by the clock.
+#[derive(Clone, Copy)]
+struct Time {
+    processor: Duration,
+    clock: Duration,
+}
+
+impl Time {
+    fn of(processor: Duration) -> Self {
+        Self { processor, clock: processor.saturating_mul(CLOCK_FACTOR) }
+    }
+
+    fn at_most(self, processor: Duration) -> Self {
+        let most = Self::of(processor);
+        Self { processor: self.processor.min(most.processor), clock: self.clock.min(most.clock) }
+    }
+
+    /// What is left after a case.
+    fn without(self, ran: &Ran) -> Self {
+        let Ok(output) = &ran.output else { return self };
+        let used = output.processor_time.unwrap_or(output.duration);
+        Self {
+            processor: self.processor.saturating_sub(used),
+            clock: self.clock.saturating_sub(output.duration),
+        }
+    }
+}
+
+fn program(stdin: OwnedFd, stdout: OwnedFd, time: Time) -> Command {
     let mut command = Command::argv(["python3", PROGRAM]);
     command.streams = Streams::Connected { stdin, stdout };
     // Programs that print much are slow without a buffer, and none is talked with here.
     command.env = vec![("PYTHONUNBUFFERED".to_owned(), String::new())];
-    command.timeout = time;
+    command.processor_time = Some(time.processor);
+    command.timeout = time.clock;
     command.output_cap = ERROR_BYTES;
     command
 }
@@ -135,10 +166,6 @@ struct Ran {
 }
 
 impl Ran {
-    fn duration(&self) -> Duration {
-        self.output.as_ref().map_or(Duration::ZERO, |it| it.duration)
-    }
-
     /// What is wrong with its output, if anything is; an error where it did not come to its end.
     fn mistake(&self, expected: &str) -> Result<Option<String>, String> {
         if self.is_long {

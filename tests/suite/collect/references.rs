@@ -33,8 +33,8 @@ fn collect(place: &Place, server: &Server, more: &[&str]) -> Ran {
 }
 
 fn table(ran: &Ran) -> Value {
-    let events = ran.stderr.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    events.filter(|event| event["event"] == json!("tasks")).next_back().unwrap_or(Value::Null)
+    let mut events = ran.stderr.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    events.rfind(|event| event["event"] == json!("tasks")).unwrap_or(Value::Null)
 }
 
 #[test]
@@ -82,7 +82,8 @@ fn tasks_can_be_taken_as_they_are() {
 #[test]
 fn unusable_tests_end_their_task() {
     let (place, server) = (Place::new(), Server::start(scripted(Dialect::Vllm)));
-    let row = |id: &str, tests: &str| json!({"id": id, "task": "Write add(a, b).", "tests": tests}).to_string();
+    let row =
+        |id: &str, tests: &str| json!({"id": id, "task": "Write add(a, b).", "tests": tests}).to_string();
     let usable = row("usable", "from solution import add\nassert add(1, 2) == 3");
     place.write("rows.jsonl", &format!("{}\n{usable}\n", row("mute", "print(1)")));
     let more = ["--group-size", "3", "--groups", "2", "--concurrency", "1"];
