@@ -151,6 +151,8 @@ class Callback:
         return ask_back({"callback": self.callback_number, **facts})
 
     def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
         return ask_back({"callback": self.callback_number, "get": name})
 
     def __setattr__(self, name, value):
@@ -167,9 +169,18 @@ class Drawn(Callback):
         return self()
 
 
+def forward(name):
+    def method(self, *args):
+        return ask_back({"callback": self.callback_number, "special": name, "args": encode(list(args), refer)})
+
+    return method
+
+
 @functools.cache
-def callback(kind, *facts):
-    return kind(*facts)
+def callback(kind, number, name=None, text=None, *special):
+    """The same for the same; it has the special methods that are named."""
+    methods = {it: forward(it) for it in special if it != "__call__"}
+    return type(name or kind.__name__, (kind,), methods)(number, name, text)
 
 
 def resolve(tag, body):

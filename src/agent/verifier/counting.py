@@ -121,8 +121,8 @@ class Executed(ast.NodeTransformer):
 class Counted(ast.NodeTransformer):
     """Has every assertion counted. Those of the script itself do not end it, so that all are seen."""
 
-    def __init__(self, top):
-        self.top, self.inside = top, []
+    def __init__(self, top, expected):
+        self.top, self.expected, self.inside = top, expected, []
 
     def visit_Assert(self, node):
         text = ast.unparse(node.test)
@@ -152,8 +152,10 @@ class Counted(ast.NodeTransformer):
         return node
 
     def visit_Call(self, node):
-        """The type of a stand-in is the class that it stands for."""
+        """The type of a stand-in is the class that it stands for; an object that is only compared is made later."""
         self.generic_visit(node)
+        if node in self.expected:
+            return ast.copy_location(ast.Call(ast.Name("__later__", ast.Load()), [node.func, *node.args], node.keywords), node)
         if isinstance(node.func, ast.Name) and node.func.id == "type" and len(node.args) == 1 and not node.keywords:
             node.func = ast.copy_location(ast.Name("__type_of__", ast.Load()), node)
         return node

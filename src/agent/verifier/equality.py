@@ -1,11 +1,12 @@
 """When two objects of the solution are equal: if it says so itself, and their attributes are equal plain data.
 
-Attributes are worth something only if they were told before it was known what they should be. So the later
-of the two must have been made by the tests, of plain arguments that show among its attributes; the earlier
-one was here before those arguments were sent; and neither has changed since. An argument shows in an
-attribute that holds it, or is drawn on one line from it, in every object that the tests made of the class
-until then; where they made only this one, every attribute that is not empty must be an argument. Otherwise
-one object with all attributes would do.
+Attributes are worth something only if they were told before it was known what they should be. So an object
+that the tests only compare is made when they compare it (`expected.py`), after the other, of plain arguments
+that show among its attributes; and neither has changed since. One that was there before must have been given
+to the solution, as plain data would have been. An argument shows in an attribute that holds it, or is drawn
+on one line from it, in every object that the tests made of the class until then; where they made only this
+one, every attribute that is not empty must be an argument. Otherwise one object with all attributes would
+do. Two objects that the solution made are compared where the tests expect objects.
 """
 
 # How many attributes beside its own may hold an argument.
@@ -78,22 +79,36 @@ def is_unchanged(remote):
 
 
 def are_equal(left, right):
-    """Whether two objects are equal."""
+    """Whether two objects are equal. One that is still to be made is made last."""
+    for it in sorted((left, right), key=lambda it: it.remote_maker is not None):
+        it.remote_reference()
     early, late = sorted((left, right), key=lambda it: it.remote_born)
-    if late.remote_made is None:
-        raise not_comparable(early, late)
-    own = ask({"op": "__eq__", "target": left.remote_reference(), "args": pack([right])}, "")
-    if own is False:
+    own = ask({"op": "__eq__", "target": left.remote_reference(), "args": [right.remote_reference()]}, "")
+    if own is False and (early.remote_is_made or late.remote_is_made):
         return False
-    is_known = early.remote_state and late.remote_state and early.remote_born < late.remote_born
-    if not is_known or early.remote_class is not late.remote_class or not shows_arguments(late):
+    if has_come_back(early, late):
+        return True
+    if not can_tell(early, late, own):
         raise give_up(f"the attributes of the solution's objects do not show whether they are equal ({late.remote_origin})")
     return early.remote_state == late.remote_state and is_unchanged(early) and is_unchanged(late)
 
 
-def not_comparable(early, late):
-    """Two objects of which the tests have not made the later one: what it should be was known, or nobody knows it."""
-    is_class = early.remote_made is not None and is_made_by_class(early.remote_origin)
-    if is_class or all(it.remote_origin in believed for it in (early, late)):
-        return cannot_judge("the tests compare objects of the solution with what they made before, or with each other")
-    return give_up(f"an object of the solution stands where the tests compare plain data ({late.remote_origin})")
+def has_come_back(early, late):
+    """Whether an object is one that the tests have made and given to the solution, and no other."""
+    same = [it for it in made_objects if it.remote_number == early.remote_number]
+    return early.remote_number == late.remote_number and early.remote_number in handed and len(same) == 1 and not late.remote_is_made
+
+
+def can_tell(early, late, own):
+    """Whether it is worth anything that the attributes of two objects are equal."""
+    is_known = early.remote_born < late.remote_born and all(it.remote_state not in (None, [{}]) for it in (early, late))
+    if not is_known or early.remote_class is not late.remote_class:
+        return False
+    if late.remote_is_made:
+        return shows_arguments(late)
+    if early.remote_is_made:
+        return early.remote_number in handed and shows_arguments(early)
+    for it in (early, late):
+        doubt(it, True, "__eq__")
+    # What it says of its own objects must be what they look like.
+    return own is (early.remote_state == late.remote_state)

@@ -127,7 +127,7 @@ def run_check(tests, finder):
 
 
 def read(job):
-    """The tests and whose their names are; nothing where the text alone shows that nobody can be judged by them."""
+    """The tests and whose their names are; none where the text alone shows that nobody can be judged by them."""
     try:
         tree = Executed().visit(ast.parse(job["test_code"], "tests.py"))
         reading = Reading(tree, set(job["named"]), set(job["modules"]))
@@ -135,8 +135,8 @@ def read(job):
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         reason = f"the tests are no Python: {type(error).__name__}: {error}"
     if reason is not None:
-        Ending.is_of_text = True
-        raise cannot_judge(reason)
+        Ending.unusable = reason
+        return None
     telling.update(telling_names(tree))
     return reading
 
@@ -144,6 +144,8 @@ def read(job):
 def run(job):
     """Runs the script, and the test functions and cases that it only defines."""
     reading = read(job)
+    if reading is None:
+        return
     tests = types.ModuleType("__main__")
     finder = provide_modules(reading)
     provide_pytest(vars(tests))
@@ -152,13 +154,25 @@ def run(job):
     provide_seed()
     sys.modules["__main__"] = tests
     vars(tests).update(__check__=check, __check_equal__=check_equal, __check_raised__=check_raised, __check_call__=check_call)
-    vars(tests).update(__entered__=entered.add, __type_of__=type_of, __file__=os.path.join(os.getcwd(), "tests.py"))
-    stage(reading, provide_names, reading, tests)
-    tree = reading.tree
-    counted = ast.fix_missing_locations(Counted(list(tree.body)).visit(tree))
-    stage(reading, exec, compile(counted, "tests.py", "exec"), vars(tests))
-    stage(reading, run_hooks_and_defined, vars(tests))
-    stage(reading, run_check, vars(tests), finder)
+    vars(tests).update(__entered__=entered.add, __type_of__=type_of, __later__=later, __file__=os.path.join(os.getcwd(), "tests.py"))
+    stage(run_script, reading, tests)
+    stage(run_hooks_and_defined, vars(tests))
+    stage(run_check, vars(tests), finder)
+
+
+def run_script(reading, tests):
+    first, rest = divide(reading)
+    future = [it for it in first if isinstance(it, ast.ImportFrom) and it.module == "__future__"]
+    expected = Expected(reading).calls()
+    first, rest = (compiled(part, expected) for part in (first, [*future, *rest]))
+    exec(first, vars(tests))
+    provide_names(reading, tests)
+    exec(rest, vars(tests))
+
+
+def compiled(statements, expected):
+    tree = Counted(list(statements), expected).visit(ast.Module(statements, []))
+    return compile(ast.fix_missing_locations(tree), "tests.py", "exec")
 
 
 def run_hooks_and_defined(tests):
@@ -167,25 +181,17 @@ def run_hooks_and_defined(tests):
         run_defined(tests)
 
 
-def is_own(error, reading):
-    """Whether the tests raised it by themselves: the solution has told nothing yet, and nothing of it is near."""
-    if Last.is_told or reading is None or isinstance(error, SolutionError):
-        return False
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == "tests.py"]
-    return not set(lines) & touching_lines(reading)
-
-
-def stage(reading, work, *args):
+def stage(work, *args):
     """A part of the run; how it ends is noted, and the next one follows."""
     is_error = False
     try:
         work(*args)
     except BaseException as error:
-        is_error = note(error, reading)
+        is_error = note(error)
     settle(is_error)
 
 
-def note(error, reading=None):
+def note(error):
     """Remembers how a part of the tests ended, unless failed assertions say it; whether that is an error."""
     is_of_solution = getattr(error, "is_of_solution", False)
     is_end = isinstance(error, SystemExit) and not is_of_solution and (error.code in (None, 0) or counts[False] > 0)
@@ -197,13 +203,14 @@ def note(error, reading=None):
     except BaseException:
         # It holds something of the solution that does not want to be printed.
         text = type(error).__name__
-    if not is_of_solution and is_own(error, reading):
-        cannot_judge(f"the tests fail by themselves: {text[:2000]}")
     note_text(text)
     return True
 
 
 def note_text(problem):
+    """Why the tests did not come to their end: it is their own fault as long as the solution was not asked anything."""
+    if Last.n_asked == 0:
+        Ending.unusable = Ending.unusable or f"the tests fail by themselves: {problem[:2000]}"
     Ending.problem = Ending.problem or problem[:2000]
 
 
@@ -213,10 +220,7 @@ def report():
     problem = Ending.unusable or Ending.failure or Ending.problem
     if problem is None and not any(counts.values()):
         problem = "the tests made no assertion"
-        if not Last.is_told:
-            cannot_judge(problem)
-    is_unusable = Ending.unusable is not None and (Ending.is_of_text or not counts[False])
-    facts = {"passed": counts[True], "failed": counts[False], "error": problem, "unusable": is_unusable}
+    facts = {"passed": counts[True], "failed": counts[False], "error": problem, "unusable": Ending.unusable is not None}
     shown = listed
     while True:
         text = json.dumps({**facts, "assertions": shown}, ensure_ascii=False).encode(errors="replace")
@@ -227,7 +231,7 @@ def report():
 
 def main():
     job = json.loads(incoming.readline())
-    stage(None, run, job)
+    stage(run, job)
     sys.stdout.flush()
     with os.fdopen(os.dup(2), "wb") as output:
         output.write(b"\n" + job["secret"].encode() + report() + b"\n")

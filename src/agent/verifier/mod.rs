@@ -61,6 +61,7 @@ const EXAMINER: &str = concat!(
     include_str!("equality.py"),
     include_str!("counting.py"),
     include_str!("reading.py"),
+    include_str!("expected.py"),
     include_str!("testing.py"),
     include_str!("examiner.py")
 );

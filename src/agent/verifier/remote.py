@@ -14,6 +14,7 @@ such: then its content is compared here. When two objects are equal says `equali
 import builtins
 import enum
 import inspect
+import io
 import threading
 import unittest.mock
 
@@ -26,29 +27,15 @@ class SolutionError(BaseException):
     """The solution did something that no test can judge."""
 
 
-class TestsUnusable(BaseException):
-    """The tests need something that they cannot have here."""
-
-
 class Ending:
     """What is known about the end whatever the tests catch: the first reason stays."""
 
     failure = unusable = problem = None
-    # Whether it was known before the solution was asked for anything.
-    is_of_text = False
 
 
 def give_up(reason):
-    if Ending.unusable is None:
-        Ending.failure = Ending.failure or reason
+    Ending.failure = Ending.failure or reason
     return SolutionError(reason)
-
-
-def cannot_judge(reason):
-    """Only for what no solution can bring about: it depends on the tests and on what there is here."""
-    if Ending.failure is None:
-        Ending.unusable = Ending.unusable or reason
-    return TestsUnusable(reason)
 
 
 # What is believed.
@@ -166,8 +153,8 @@ EXAMPLES = {"coroutine": coroutine, "generator": generator, "asynchronous genera
 
 
 class RemoteFunction(Described):
-    # The object whose method it is, if the method has a name that plain data has too; and what kind it is.
-    remote_owner, remote_kind = None, ""
+    # The object whose method it is, the same if the method has a name that plain data has too, and what kind it is.
+    remote_self, remote_owner, remote_kind = None, None, ""
     # For `inspect` it is a function.
     __class__ = property(lambda _: types.FunctionType)
     __code__ = property(lambda self: EXAMPLES.get(self.remote_kind, fact).__code__)
@@ -181,6 +168,8 @@ class RemoteFunction(Described):
         # A copy is what it is a copy of.
         is_copy = self.remote_owner is not None and self.remote_origin == ".copy"
         origin = self.remote_owner.remote_origin if is_copy else f"{self.remote_origin}()"
+        if self.remote_self is not None:
+            handed.add(self.remote_self.remote_number)
         value = call(self, args, kwargs, origin)
         return doubt(self.remote_owner, value, self.remote_origin) if self.remote_owner is not None else value
 
@@ -212,7 +201,15 @@ class RemoteClass(Described):
         value = call(self, args, kwargs, self.remote_origin)
         if isinstance(value, RemoteObject):
             object.__setattr__(value, "remote_made", made)
+            object.__setattr__(value, "remote_is_made", True)
             made_objects.append(value)
+        return value
+
+    def remote_later(self, *args, **kwargs):
+        """An object that is made when it is needed first."""
+        value = RemoteObject(None, self.remote_origin)
+        object.__setattr__(value, "remote_class", self)
+        object.__setattr__(value, "remote_maker", lambda: self(*args, **kwargs))
         return value
 
     def __instancecheck__(self, other):
@@ -237,8 +234,25 @@ class RemoteObject(Remote):
 
     # Its attributes as they were when it came, when that was, what the tests made it of, and its class.
     remote_state = remote_born = remote_made = remote_class = None
+    # Whether the tests made it, and what does so as long as nobody has needed it.
+    remote_is_made, remote_maker = False, None
+
+    def remote_reference(self):
+        if self.remote_maker is not None:
+            make, _ = self.remote_maker, object.__setattr__(self, "remote_maker", None)
+            self.remote_become(make())
+        return {"ref": self.remote_number}
+
+    def remote_become(self, made):
+        if not isinstance(made, RemoteObject):
+            raise give_up(f"the class {self.remote_origin} of the solution makes something else")
+        for name in ("number", "state", "born", "made", "is_made", "class"):
+            object.__setattr__(self, f"remote_{name}", getattr(made, f"remote_{name}"))
+        object.__setattr__(self, "__class__", type(made))
 
     def remote_special(self, name, *args):
+        if name not in DATA:
+            handed.add(self.remote_reference()["ref"])
         question = {"op": name, "target": self.remote_reference(), "args": pack(list(args))}
         origin = self.remote_origin if self.remote_origin.endswith(f" {name}") else f"{self.remote_origin} {name}"
         return doubt(self, ask(question, origin), name)
@@ -263,6 +277,7 @@ class RemoteObject(Remote):
     def __eq__(self, other):
         if isinstance(other, RemoteObject):
             return are_equal(self, other)
+        self.remote_reference()
         content = self.remote_told()[1:] if type(other) in PLAIN_KINDS and other is not None else []
         return content == [other]
 
@@ -275,8 +290,9 @@ class RemoteObject(Remote):
         if name in telling:
             believe(self.remote_origin)
         value = self.remote_get(name)
-        if name not in telling and isinstance(value, RemoteFunction):
-            object.__setattr__(value, "remote_owner", self)
+        if isinstance(value, RemoteFunction):
+            object.__setattr__(value, "remote_self", self)
+            object.__setattr__(value, "remote_owner", None if name in telling else self)
         return value if name in METHOD_NAMES else doubt(self, value, name)
 
     def __setattr__(self, name, value):
@@ -371,6 +387,9 @@ for operation in (
     setattr(RemoteObject, f"__{operation}__", forward(f"__{operation}__"))
 for operation, kind in {"bool": bool, "contains": bool, "str": str, "repr": str, "float": float, "int": int}.items():
     setattr(RemoteObject, f"__{operation}__", forward(f"__{operation}__", kind))
+# What an object can be asked by operators, of either side.
+SPECIAL = {name for name in vars(RemoteObject) if name.startswith("__") and callable(getattr(RemoteObject, name))}
+SPECIAL = SPECIAL - {"__getattr__", "__setattr__", "__dir__", "__reduce_ex__"} | {"__next__", "__index__"}
 
 
 async def awaited(number, origin):
@@ -454,12 +473,14 @@ def is_object(value):
 
 classes, exceptions = {}, {}
 callbacks, iterated, made_objects = [], set(), []
+# Objects that the tests have given to the solution, as an argument or by calling a method.
+handed = set()
 
 
 class Last:
-    """What was asked last, where what is being read came from, and whether the solution has told anything yet."""
+    """What was asked last, where what is being read came from, and how much was asked."""
 
-    iterated, origin, n_asked, is_told = None, "", 0, False
+    iterated, origin, n_asked = None, "", 0
 
 
 def numbered(number):
@@ -537,7 +558,9 @@ def exception_named(names):
 
 def refer(value):
     if isinstance(value, Remote):
-        return value.remote_reference()
+        reference = value.remote_reference()
+        handed.add(reference["ref"])
+        return reference
     if isinstance(value, enum.Enum) and is_object(value):
         return {"en": [number_of_enum(type(value)), value.name, encode(value.value, only_plain)]}
     if isinstance(value, enum.EnumMeta) and number_of_enum(value) is not None:
@@ -546,12 +569,12 @@ def refer(value):
         return {"ref": value.cr_frame.f_locals["number"]}
     if isinstance(value, type) and getattr(builtins, value.__name__, None) is value:
         return {"bt": value.__name__}
-    if callable(value) or is_shown(value):
-        facts = [getattr(value, name, None) for name in ("__name__", "__doc__")]
-        return {"cb": [number_of_callback(value), *(it if type(it) is str else None for it in facts)]}
-    if hasattr(type(value), "__next__"):
+    if value is NotImplemented:
+        return {"bt": "NotImplemented"}
+    if hasattr(type(value), "__next__") and not is_shown(value):
         return {"gen": number_of_callback(value.__next__)}
-    raise cannot_judge(f"the tests pass a {type(value).__name__}, which cannot be sent to the solution")
+    facts = [getattr(value, name, None) for name in ("__name__", "__doc__")]
+    return {"cb": [number_of_callback(value), *(it if type(it) is str else None for it in facts), *special_methods(value)]}
 
 
 def number_of_callback(value):
@@ -562,18 +585,21 @@ def number_of_callback(value):
     return len(callbacks) - 1
 
 
-# Special methods that an object of the tests may have: others would be missed by the solution.
-HARMLESS = "__init__ __repr__ __str__ __eq__ __hash__ __call__ __post_init__ __new__".split()
 MOCK_NAMES = set(dir(unittest.mock.MagicMock()))
+# Objects of Python's own whose methods do nothing but what they say.
+SHOWN_KINDS = (unittest.mock.NonCallableMock, io.StringIO, io.BytesIO, types.SimpleNamespace)
 
 
 def is_shown(value):
-    """Whether the solution may look at an object's attributes: one of a class of the tests, or a mock."""
-    if isinstance(value, unittest.mock.NonCallableMock):
-        return True
-    own = [kind for kind in type(value).__mro__ if kind.__module__ == "__main__"]
-    methods = {name for kind in own for name, it in vars(kind).items() if name.startswith("__") and isinstance(it, types.FunctionType)}
-    return bool(own) and methods <= {*HARMLESS, *(it for it in methods if it.startswith("__dataclass"))}
+    """Whether the solution may use an object's methods and attributes: one of a class of the tests, a mock, or a stream of text."""
+    own = [kind for kind in type(value).__mro__ if kind.__module__ == "__main__" and globals().get(kind.__name__) is not kind]
+    return bool(own) or isinstance(value, SHOWN_KINDS)
+
+
+def special_methods(value):
+    """What an object that is shown can do by operators and the like."""
+    defined = {name for kind in type(value).__mro__[:-1] for name, it in vars(kind).items() if it is not None}
+    return sorted(defined & SPECIAL) if is_shown(value) else []
 
 
 def pack(value):
@@ -637,6 +663,8 @@ def answer_callback(message):
 def use_callback(target, message):
     args = decode(message.get("args", []), resolve)
     name = message.get("get", message.get("set"))
+    if message.get("special") in special_methods(target):
+        return getattr(type(target), message["special"])(target, *args)
     if name is None:
         return target(*args, **decode(message["kwargs"], resolve))
     is_mock = isinstance(target, unittest.mock.NonCallableMock)
@@ -663,7 +691,6 @@ def ask(question, origin, after=lambda answer: None):
             raise give_up(str(error)) from None
         except Exception as error:
             raise give_up(f"the solution's process answers nonsense ({type(error).__name__})") from None
-    Last.is_told = Last.is_told or problem is not None or (question["op"] != "import" and not isinstance(value, Described))
     if problem is not None:
         raise problem
     return value

@@ -186,10 +186,7 @@ class Fixtures:
             return self.stack.enter_context(Capsys())
         if name == "monkeypatch":
             return Monkeypatch(self.stack)
-        fixture = dict(fixtures_in(self.tests, type(self.owner))).get(name)
-        if fixture is None:
-            raise cannot_judge(f"the tests need the fixture `{name}`, which there is not")
-        return self.made_by(fixture, name)
+        return self.made_by(dict(fixtures_in(self.tests, type(self.owner)))[name], name)
 
     def made_by(self, fixture, name):
         if fixture.scope != "function" and name in fixture.shared:
@@ -265,16 +262,10 @@ class Monkeypatch:
 
     def setattr(self, target, name, *value, **_):
         if isinstance(target, str):
-            (value, path), (target, _, name) = ([name], target), target.rpartition(".")
-            target = sys.modules.get(target) if path in REPLACEABLE else None
-        is_known = isinstance(target, (RemoteModule, RemoteClass)) or f"{getattr(target, '__name__', '')}.{name}" in REPLACEABLE
-        if target is None or not is_known:
-            raise cannot_judge("the tests replace parts of the solution or of Python, which is not supported")
+            value, (target, _, name) = [name], target.rpartition(".")
+            target = importlib.import_module(target)
         self.stack.callback(setattr, target, name, getattr(target, name))
         setattr(target, name, *value)
-
-    def __getattr__(self, name):
-        raise cannot_judge(f"the tests use monkeypatch.{name}, which is not supported")
 
 
 # pytest: parameters.
@@ -307,9 +298,7 @@ def needs(function, name, tests, kind, seen=()):
     )
 
 
-def parametrize(names, rows, indirect=False, **_):
-    if indirect:
-        raise cannot_judge("the tests use indirect parameters, which are not supported")
+def parametrize(names, rows, **_):
     names = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
     names = [name for name in names if name]
     rows = [row.values if isinstance(row, Row) else row if len(names) > 1 else [row] for row in rows]
@@ -427,20 +416,19 @@ class Marks:
         return lambda *args, **__: args[0] if len(args) == 1 and callable(args[0]) else lambda test: test
 
 
+PYTEST = {"raises": raises, "approx": approx, "param": Row, "fixture": fixture, "mark": Marks()}
+PYTEST = {**PYTEST, "skip": skip, "fail": fail, "importorskip": import_or_skip, "main": None}
+# What there is of each part that tests know by its name.
+PARTS = {"pytest": PYTEST, "capsys": ["readouterr"], "monkeypatch": ["setattr"], "request": ["param", "addfinalizer"]}
+
+
 def provide_pytest(tests):
     """What test scripts use of pytest, whether it is installed or not."""
     pytest = types.ModuleType("pytest")
-    pytest.raises, pytest.approx, pytest.param, pytest.fixture, pytest.mark = raises, approx, Row, fixture, Marks()
-    pytest.skip, pytest.fail, pytest.importorskip = skip, fail, import_or_skip
 
     def main(*_, **__):
         run_defined(tests)
         return int(counts[False] > 0)
 
-    def unknown(name):
-        if name.startswith("__"):
-            raise AttributeError(name)
-        raise cannot_judge(f"the tests use pytest.{name}, which is not supported")
-
-    pytest.main, pytest.__getattr__ = main, unknown
+    vars(pytest).update(PYTEST, main=main)
     sys.modules["pytest"] = pytest
