@@ -89,7 +89,14 @@ def refer_class(value):
         return {"ec": [remember(value), value.__name__, kind_of_enum(value), members]}
     bases = [remember(base) for base in value.__mro__[1:-1]]
     fields = [it.name for it in dataclasses.fields(value)] if dataclasses.is_dataclass(value) else None
-    return {"k": [remember(value), value.__name__, bases, fields]}
+    return {"k": [remember(value), value.__name__, bases, fields, special_names(value)]}
+
+
+@functools.cache
+def special_names(kind):
+    """The special methods that a class has and not every object."""
+    names = [name for name in dir(kind) if name.startswith("__") and getattr(kind, name, None) is not getattr(object, name, None)]
+    return [*(it for it in names if getattr(kind, it, None) is not None), *(["__hash__"] if kind.__hash__ is object.__hash__ else [])]
 
 
 def encode_value(member):
@@ -276,6 +283,12 @@ OPERATIONS = {
     "anext": lambda it: loop().run_until_complete(type(it).__anext__(it)),
     "get": take,
     "set": setattr,
+    "delete": delattr,
+    "__hash__": hash,
+    "__format__": format,
+    "__bytes__": bytes,
+    "__complex__": complex,
+    "__reversed__": reversed,
     "next": next,
     "state": lambda it: decode(state_of(it), None),
     "signature": signature_of,

@@ -70,6 +70,8 @@ def encode_rare(value, refer):
         return {"c": [value.real, value.imag]}
     if isinstance(value, range):
         return {"r": [value.start, value.stop, value.step]}
+    if isinstance(value, slice):
+        return {"sl": [encode(it, refer) for it in (value.start, value.stop, value.step)]}
     for tag, (kind, _) in VIEWS.items():
         if isinstance(value, kind):
             return {tag: [encode(item, refer) for item in value]}
@@ -117,6 +119,8 @@ def decode_rare(tag, body, resolve):
         return complex(float(body[0]), float(body[1]))
     if tag == "r":
         return range(*(int(number) for number in body))
+    if tag == "sl":
+        return slice(*(decode(it, resolve) for it in body))
     if tag in VIEWS:
         return VIEWS[tag][1](decode(item, resolve) for item in body)
     if tag in TEXTS:

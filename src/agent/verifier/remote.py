@@ -13,6 +13,7 @@ such: then its content is compared here. When two objects are equal says `equali
 
 import builtins
 import enum
+import functools
 import inspect
 import io
 import threading
@@ -65,26 +66,39 @@ def believe(origin):
 
 
 # Questions that tell the object nothing about what is expected of it.
-DATA = "__len__ __getitem__ __str__ __repr__ __float__ __int__ __iter__ __bool__ __abs__ __neg__ __pos__ __invert__".split()
+DATA = "__len__ __getitem__ __str__ __repr__ __float__ __int__ __iter__ __bool__ __abs__ __neg__ __pos__ __invert__ __eq__ __format__".split()
+# Questions that plain data answers by yes or no: whoever has no data may say yes.
+PREDICATES = {name for name in METHOD_NAMES if name.startswith(("is", "starts", "ends"))}
+# Operators that say what is expected if it is their operand: the rest is nothing then.
+REVEALING = {f"__{prefix}{name}__" for name in "sub truediv floordiv mod divmod xor and or".split() for prefix in ("", "r", "i")}
+REVEALED = "(data)"
 
 
 def is_made_by_class(origin):
-    """Whether the tests themselves made it by a name that classes have, or got it by an operator from such."""
+    """Whether the tests themselves made it by a name that classes have, or got it by an operator that reveals nothing."""
     name = origin.partition(" __")[0]
-    return name in makers and name[:1].isupper()
+    return name in makers and name[:1].isupper() and REVEALED not in origin
 
 
-def doubt(remote, value, question):
+def reveals(question, operands):
+    """Whether a question may say what is expected: with data of the tests, or by yes and no."""
+    if question.startswith("__"):
+        return question not in DATA and not (operands and all(isinstance(it, Remote) for it in operands))
+    return question.strip(".") in PREDICATES
+
+
+def doubt(remote, value, question, operands=()):
     """An answer that only an object gives which the tests expect to be one."""
-    is_data = is_made_by_class(remote.remote_origin) and question in DATA
+    is_data = is_made_by_class(remote.remote_origin) and not reveals(question, operands)
     if value is not None and not isinstance(value, Remote) and not is_data:
-        doubts.setdefault(remote.remote_origin, question)
+        doubts.setdefault((remote.remote_origin, question), set()).add(value if type(value) is bool else None)
     return value
 
 
 def settle_doubts():
-    for origin, question in doubts.items():
-        if origin not in believed:
+    """An object that the tests made by a class may also show that it is one by answering both yes and no."""
+    for (origin, question), answers in doubts.items():
+        if origin not in believed and not (is_made_by_class(origin) and answers == {True, False}):
             give_up(f"an object of the solution stands where the tests expect plain data ({origin}, asked for {question})")
 
 
@@ -178,7 +192,7 @@ class RemoteClass(Described):
     """A class of the solution; for `inspect` it is one."""
 
     __class__ = property(lambda _: type)
-    remote_bases, remote_fields = (), None
+    remote_bases, remote_fields, remote_names = (), None, ()
 
     def __getattr__(self, name):
         if name.startswith("__") and name not in FACTS:
@@ -207,7 +221,7 @@ class RemoteClass(Described):
 
     def remote_later(self, *args, **kwargs):
         """An object that is made when it is needed first."""
-        value = RemoteObject(None, self.remote_origin)
+        value = able(RemoteObject, self.remote_names)(None, self.remote_origin)
         object.__setattr__(value, "remote_class", self)
         object.__setattr__(value, "remote_maker", lambda: self(*args, **kwargs))
         return value
@@ -254,8 +268,10 @@ class RemoteObject(Remote):
         if name not in DATA:
             handed.add(self.remote_reference()["ref"])
         question = {"op": name, "target": self.remote_reference(), "args": pack(list(args))}
-        origin = self.remote_origin if self.remote_origin.endswith(f" {name}") else f"{self.remote_origin} {name}"
-        return doubt(self, ask(question, origin), name)
+        is_revealed = name in REVEALING and not all(isinstance(it, Remote) for it in args)
+        step = f" {name}{REVEALED if is_revealed else ''}"
+        origin = self.remote_origin if self.remote_origin.endswith(step) else self.remote_origin + step
+        return doubt(self, ask(question, origin), name, args)
 
     def remote_told(self):
         """Its attributes as they are now, and its content if it has one."""
@@ -270,15 +286,16 @@ class RemoteObject(Remote):
     def __dir__(self):
         return ask({"op": "dir", "target": self.remote_reference()}, "")
 
-    # A set looks for equals among those of one class.
     def __hash__(self):
-        return hash(getattr(self.remote_class, "remote_number", 0))
+        return plain(ask({"op": "__hash__", "target": self.remote_reference()}, ""), int)
 
     def __eq__(self, other):
         if isinstance(other, RemoteObject):
             return are_equal(self, other)
         self.remote_reference()
         content = self.remote_told()[1:] if type(other) in PLAIN_KINDS and other is not None else []
+        if other is not None and (not content or REVEALED in self.remote_origin):
+            doubt(self, True, "__eq__")
         return content == [other]
 
     def __ne__(self, other):
@@ -298,6 +315,23 @@ class RemoteObject(Remote):
     def __setattr__(self, name, value):
         believe(self.remote_origin)
         ask({"op": "set", "target": self.remote_reference(), "name": name, "args": pack([value])}, "")
+
+    def __delattr__(self, name):
+        believe(self.remote_origin)
+        ask({"op": "delete", "target": self.remote_reference(), "name": name}, "")
+
+    def __copy__(self):
+        return ask({"op": "__copy__", "target": self.remote_reference()}, self.remote_origin)
+
+    def __deepcopy__(self, _):
+        return ask({"op": "__deepcopy__", "target": self.remote_reference()}, self.remote_origin)
+
+    def __reduce_ex__(self, _):
+        raise give_up(f"an object of the solution stands where the tests expect plain data ({self.remote_origin})")
+
+
+class Abilities:
+    """Special methods that only those objects have whose class was told to have them."""
 
     def __call__(self, *args, **kwargs):
         believe(self.remote_origin)
@@ -343,18 +377,9 @@ class RemoteObject(Remote):
             raise TypeError("a list that is being made of it only wants a hint")
         return plain(self.remote_special("__len__"), int)
 
-    def __copy__(self):
-        return ask({"op": "__copy__", "target": self.remote_reference()}, self.remote_origin)
-
-    def __deepcopy__(self, _):
-        return ask({"op": "__deepcopy__", "target": self.remote_reference()}, self.remote_origin)
-
-    def __reduce_ex__(self, _):
-        raise give_up(f"an object of the solution stands where the tests expect plain data ({self.remote_origin})")
-
 
 class RemoteIterator(RemoteObject):
-    """An iterator or generator; one that has ended stays so, as those of plain data do."""
+    """An iterator; one that has ended stays so, as those of plain data do."""
 
     remote_ended = False
 
@@ -371,6 +396,10 @@ class RemoteIterator(RemoteObject):
             raise
 
 
+class RemoteGenerator(RemoteIterator):
+    __class__ = property(lambda _: types.GeneratorType)
+
+
 def forward(name, kind=None):
     def method(self, *args):
         value = self.remote_special(name, *args)
@@ -381,15 +410,25 @@ def forward(name, kind=None):
 
 ARITHMETIC = "add sub mul matmul truediv floordiv mod divmod pow lshift rshift and or xor".split()
 for operation in (
-    *("getitem setitem delitem lt le gt ge neg pos abs invert round".split()),
+    *("getitem setitem delitem lt le gt ge neg pos abs invert round reversed trunc floor ceil".split()),
     *(prefix + name for name in ARITHMETIC for prefix in ("", "r", "i") if name != "divmod" or not prefix),
 ):
-    setattr(RemoteObject, f"__{operation}__", forward(f"__{operation}__"))
-for operation, kind in {"bool": bool, "contains": bool, "str": str, "repr": str, "float": float, "int": int}.items():
+    setattr(Abilities, f"__{operation}__", forward(f"__{operation}__"))
+KINDS = {"contains": bool, "float": float, "int": int, "index": int, "bytes": bytes, "complex": complex, "format": str}
+for operation, kind in KINDS.items():
+    setattr(Abilities, f"__{operation}__", forward(f"__{operation}__", kind))
+for operation, kind in {"bool": bool, "str": str, "repr": str}.items():
     setattr(RemoteObject, f"__{operation}__", forward(f"__{operation}__", kind))
+ABILITIES = {name: it for name, it in vars(Abilities).items() if isinstance(it, types.FunctionType)}
 # What an object can be asked by operators, of either side.
-SPECIAL = {name for name in vars(RemoteObject) if name.startswith("__") and callable(getattr(RemoteObject, name))}
-SPECIAL = SPECIAL - {"__getattr__", "__setattr__", "__dir__", "__reduce_ex__"} | {"__next__", "__index__"}
+SPECIAL = {*ABILITIES, "__next__", "__bool__", "__str__", "__repr__", "__eq__", "__ne__", "__hash__"}
+
+
+@functools.cache
+def able(kind, names):
+    """A stand-in's class with the special methods that are named."""
+    methods = {name: ABILITIES[name] for name in names if name in ABILITIES and name not in vars(kind)}
+    return type(kind.__name__, (kind,), {**methods, **({} if "__hash__" in names else {"__hash__": None})})
 
 
 async def awaited(number, origin):
@@ -509,7 +548,7 @@ def resolve(tag, body):
     if tag == "bt" and is_data_type(getattr(builtins, body, None)):
         return getattr(builtins, body)
     if tag == "k":
-        return resolve_class(*body)
+        return class_named(resolve_class(*body))
     if tag == "ex":
         return exception_named(body)
     if tag == "ec":
@@ -522,20 +561,34 @@ def resolve(tag, body):
 
 
 def resolve_object(stand_in, number, kind, state):
-    value = stand_in(numbered(number), Last.origin)
-    object.__setattr__(value, "remote_class", resolve_class(*kind["k"]) if "k" in kind else None)
+    own = resolve_class(*kind["k"]) if "k" in kind else None
+    is_generator = stand_in is RemoteIterator and "k" in kind and kind["k"][1] == "generator"
+    value = able(RemoteGenerator if is_generator else stand_in, own.remote_names if own else ("__hash__",))(numbered(number), Last.origin)
+    object.__setattr__(value, "remote_class", own)
     object.__setattr__(value, "remote_state", None if state is None else decode(state, resolve_nothing))
     object.__setattr__(value, "remote_born", Last.n_asked)
     return value
 
 
-def resolve_class(number, name, bases, fields):
+def resolve_class(number, name, bases, fields, names):
     """A class of the solution: the same for the same number, as it was told at first."""
     if numbered(number) not in classes:
-        classes[number] = RemoteClass(number, str(name))
+        classes[number] = RemoteClass(number, "")
         object.__setattr__(classes[number], "remote_bases", [numbered(it) for it in bases])
         object.__setattr__(classes[number], "remote_fields", fields)
+        object.__setattr__(classes[number], "remote_names", tuple(str(it) for it in names))
     return classes[number]
+
+
+def class_named(kind):
+    """A class as the tests know it: by the name that they took it by, whatever it calls itself."""
+    if kind.remote_origin in ("", Last.origin):
+        object.__setattr__(kind, "remote_origin", Last.origin)
+        return kind
+    other = RemoteClass(kind.remote_number, Last.origin)
+    for name in ("remote_bases", "remote_fields", "remote_names"):
+        object.__setattr__(other, name, getattr(kind, name))
+    return other
 
 
 def exception_named(names):
