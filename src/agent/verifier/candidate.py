@@ -70,6 +70,7 @@ def refer(value):
         return refer_class(value)
     if isinstance(value, FUNCTIONS):
         kind = next((name for name, holds in KINDS_OF_FUNCTIONS.items() if holds(value)), "")
+        kind = kind if isinstance(value, types.FunctionType) else kind or "builtin"
         return {"f": [remember(value), kind]}
     if isinstance(value, types.CoroutineType):
         return {"co": remember(value)}

@@ -84,7 +84,7 @@ def provide_dataclasses():
 
     def known(name, work):
         own = getattr(dataclasses, name)
-        setattr(dataclasses, name, lambda it, **more: work(it, **more) if type(it) in (RemoteObject, RemoteClass) else own(it, **more))
+        setattr(dataclasses, name, lambda it, **more: work(it, **more) if issubclass(type(it), Remote) else own(it, **more))
 
     def asked(name):
         return lambda it, **more: ask({"op": name, "target": it.remote_reference(), "kwargs": pack(more)}, f"{name}()")
@@ -138,6 +138,7 @@ def read(job):
         Ending.unusable = reason
         return None
     telling.update(telling_names(tree))
+    touching.update(touching_lines(reading))
     return reading
 
 
@@ -178,7 +179,8 @@ def compiled(statements, expected):
 def run_hooks_and_defined(tests):
     with contextlib.ExitStack() as stack:
         run_hooks(tests.get, "setup_module", "teardown_module", stack)
-        run_defined(tests)
+        with shared_fixtures:
+            run_defined(tests)
 
 
 def stage(work, *args):

@@ -22,7 +22,11 @@ FOREIGN = {
     "inspect.getsource inspect.getsourcelines inspect.getsourcefile inspect.getfile": "reads the text of the solution",
     "doctest": "lets the solution judge itself",
     "os.environ os.putenv": "changes the environment",
-    "subprocess os.system os.popen runpy multiprocessing concurrent.futures.ProcessPoolExecutor": "runs a program",
+    "subprocess os.system os.popen runpy multiprocessing": "runs a program",
+    "threading concurrent.futures asyncio.create_task asyncio.ensure_future asyncio.wait_for asyncio.wait asyncio.timeout "
+    "asyncio.TaskGroup": "does several things at once",
+    "warnings.catch_warnings assertWarns assertWarnsRegex logging assertLogs assertNoLogs sys.argv gc tracemalloc "
+    "sys.setrecursionlimit sys.getrefcount weakref": "looks into the interpreter of the tests",
     "socket urllib.request http.client http.server": "needs a network",
     "importlib.reload": "reloads the solution",
     "tempfile shutil glob os.listdir os.remove os.unlink os.mkdir os.makedirs os.rmdir os.rename os.walk os.scandir os.chdir "
@@ -43,7 +47,7 @@ def uses_of(tree):
     for node in ast.walk(tree):
         if isinstance(node, (ast.Attribute, ast.Name)):
             yield dotted(node)
-        if isinstance(node, ast.Attribute) and node.attr in ("read_text", "write_text", "read_bytes", "write_bytes"):
+        if isinstance(node, ast.Attribute) and node.attr.startswith(("read_", "write_", "assertWarns", "assertLogs", "assertNoLogs")):
             yield node.attr
     for module, name in imports_of(tree):
         yield f"{module}.{name}" if name else module
@@ -153,6 +157,7 @@ def is_python(module):
 
 
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+SIMPLE = (ast.Expr, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Assert, ast.Return, ast.Delete)
 
 
 def used_names(tree):
@@ -210,6 +215,19 @@ def needs_solution(statement, reading, touched):
     is_import = any(reading.is_import(it) for it in ast.walk(statement))
     runs = RUNNING & {name_of(it) for it in ast.walk(statement) if isinstance(it, ast.Call)}
     return is_import or bool(runs or touched & {*used_names(statement), *bound_names(statement)})
+
+
+def touching_lines(reading):
+    """The lines that may go wrong by the solution: they use its names, or names that are made with them."""
+    touched, n_before, lines = {*reading.given, *reading.modules}, -1, set()
+    parts = [it for it in ast.walk(reading.tree) if isinstance(it, (ast.withitem, ast.comprehension, ast.NamedExpr, *SIMPLE))]
+    parts += [ast.Tuple([it.iter, it.target]) for it in ast.walk(reading.tree) if isinstance(it, (ast.For, ast.AsyncFor))]
+    while len(touched) > n_before:
+        n_before = len(touched)
+        for part in (it for it in parts if touched & used_names(it)):
+            touched |= set(bound_names(part))
+            lines |= set(range(part.lineno, part.end_lineno + 1)) if isinstance(part, SIMPLE) else set()
+    return lines
 
 
 # Whether the tests can be judged.
@@ -306,8 +324,8 @@ def a_missing_part(reading):
     for owner, name in [*used, *imports_of(reading.tree)]:
         if owner in PARTS and name not in (*PARTS[owner], None):
             return f"the tests use {owner}.{name}, which is not supported"
-    is_indirect = any(isinstance(it, ast.keyword) and it.arg == "indirect" for it in ast.walk(reading.tree))
-    return "the tests use indirect parameters, which are not supported" if is_indirect else None
+    options = {it.arg for it in ast.walk(reading.tree) if isinstance(it, ast.keyword)} & {"indirect", "strict"}
+    return f"the tests use the option {min(options)} of pytest, which is not supported" if options and "pytest" in reading.imported else None
 
 
 def a_missing_fixture(reading):

@@ -17,6 +17,7 @@ import functools
 import inspect
 import io
 import threading
+import traceback
 import unittest.mock
 
 incoming, outgoing = take_over()
@@ -54,8 +55,8 @@ METHOD_NAMES = {name for kind in PLAIN_KINDS for name in dir(kind) if callable(g
 telling = set()
 # Where objects came from that tests expect to be objects, and where those came from that have answered anything.
 believed, doubts = set(), {}
-# Names of classes that the tests called.
-makers = set()
+# Names of classes that the tests called, and the lines of the tests that use something of the solution.
+makers, touching = set(), set()
 
 
 def believe(origin):
@@ -178,6 +179,9 @@ class RemoteFunction(Described):
             raise AttributeError(name)
         return self.remote_get(name)
 
+    def __get__(self, owner, kind=None):
+        return self if owner is None or self.remote_kind == "builtin" else types.MethodType(self, owner)
+
     def __call__(self, *args, **kwargs):
         # A copy is what it is a copy of.
         is_copy = self.remote_owner is not None and self.remote_origin == ".copy"
@@ -291,7 +295,7 @@ class RemoteObject(Remote):
 
     def __eq__(self, other):
         if isinstance(other, RemoteObject):
-            return are_equal(self, other)
+            return self is other or are_equal(self, other)
         self.remote_reference()
         content = self.remote_told()[1:] if type(other) in PLAIN_KINDS and other is not None else []
         if other is not None and (not content or REVEALED in self.remote_origin):
@@ -345,7 +349,8 @@ class Abilities:
         # Whether the exception is swallowed is the object's own affair, but it must say so in plain words.
         names = {"bt": kind.__name__} if kind is not None and getattr(builtins, kind.__name__, None) is kind else None
         is_taken = ask({"op": "__exit__", "target": self.remote_reference(), "args": [names, None, None]}, "__exit__") is True
-        if is_taken and getattr(error, "is_of_solution", False):
+        lines = [it.lineno for it in traceback.extract_tb(trace) if it.filename == "tests.py"]
+        if is_taken and (getattr(error, "is_of_solution", False) or lines[-1] in touching):
             raise give_up("the solution swallows an exception of its own, and what the tests do after it is not seen")
         return is_taken
 
@@ -631,8 +636,9 @@ def refer(value):
 
 
 def number_of_callback(value):
+    is_method = isinstance(value, (types.MethodType, types.BuiltinMethodType))
     for number, known in enumerate(callbacks):
-        if known is value:
+        if known is value or (is_method and type(known) is type(value) and known == value):
             return number
     callbacks.append(value)
     return len(callbacks) - 1

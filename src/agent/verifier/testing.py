@@ -33,6 +33,9 @@ def run_defined(tests):
 
 
 def run_class(kind, tests, before):
+    for name, inner in vars(kind).items():
+        if isinstance(inner, type) and name.startswith("Test"):
+            run_class(inner, tests, before)
     with contextlib.ExitStack() as stack:
         run_hooks(kind, "setup_class", "teardown_class", stack)
         for name in [it for it in dir(kind) if it.startswith("test")]:
@@ -59,6 +62,7 @@ def attempt(function, kind, tests, arguments):
     except Skipped:
         pass
     except AssertionError as error:
+        forgive(error)
         if counts[False] == failed:
             check(0, function.__name__, False, str(error)[:MAX_DETAIL])
     except Exception as error:
@@ -101,6 +105,14 @@ def call_hook(hook):
 plain_run = unittest.TestCase.run
 
 
+class Failure(AssertionError):
+    """A failed assertion of a case: remembered when it is made, whoever catches it."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        interrupted.append((0, str(args[0])[:MAX_DETAIL] if args else "", self))
+
+
 def counted_run(case, result=None):
     """`TestCase.run`, whoever calls it: each case is an assertion."""
     mine = unittest.TestResult()
@@ -109,7 +121,7 @@ def counted_run(case, result=None):
     plain_run(case, mine)
     for _, text in mine.errors:
         note_text(f"{case.id()}: {last_line(text)}")
-    settle(bool(mine.errors))
+    settle(bool(mine.errors or mine.failures or mine.expectedFailures))
     if not mine.errors and not mine.skipped:
         holds = not mine.failures and not mine.unexpectedSuccesses and counts[False] == failed
         check(0, case.id(), holds, last_line(mine.failures[0][1]) if mine.failures else "")
@@ -149,12 +161,16 @@ def provide_unittest(tests):
         if exit:
             sys.exit(int(counts[False] > 0))
 
-    unittest.TestCase.run = counted_run
+    unittest.TestCase.run, unittest.TestCase.failureException = counted_run, Failure
     unittest.main = main
     leave_expected(unittest.case._AssertRaisesContext)
 
 
 # pytest: fixtures.
+
+
+# What ends when all tests have run.
+shared_fixtures = contextlib.ExitStack()
 
 
 class Fixtures:
@@ -189,8 +205,9 @@ class Fixtures:
         return self.made_by(dict(fixtures_in(self.tests, type(self.owner)))[name], name)
 
     def made_by(self, fixture, name):
-        if fixture.scope != "function" and name in fixture.shared:
-            return fixture.shared[name]
+        key = f"{self.made.get(f'param of {name}')!r}"
+        if fixture.scope != "function" and key in fixture.shared:
+            return fixture.shared[key]
         is_method = self.owner is not None and fixture.is_method
         maker = Fixtures(self.tests, self.owner, self.made, self.stack)
         maker.made = self.made
@@ -200,8 +217,8 @@ class Fixtures:
         value = fixture.function(*([self.owner] if is_method else []), **arguments)
         if inspect.isgenerator(value):
             generator, value = value, next(value)
-            self.stack.callback(next, generator, None)
-        fixture.shared[name] = value
+            (self.stack if fixture.scope == "function" else shared_fixtures).callback(next, generator, None)
+        fixture.shared[key] = value
         return value
 
 
@@ -274,8 +291,12 @@ class Monkeypatch:
 class Row:
     """`pytest.param`."""
 
-    def __init__(self, *values, **_):
-        self.values = values
+    def __init__(self, *values, marks=(), **_):
+        self.values, self.marks = values, marks if isinstance(marks, (list, tuple)) else [marks]
+
+    def is_skipped(self):
+        marked = [mark(types.SimpleNamespace(__call__=None)) for mark in self.marks]
+        return any(getattr(it, "is_skipped", False) for it in marked)
 
 
 def combinations(function, kind, tests):
@@ -301,6 +322,7 @@ def needs(function, name, tests, kind, seen=()):
 def parametrize(names, rows, **_):
     names = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
     names = [name for name in names if name]
+    rows = [row for row in rows if not (isinstance(row, Row) and row.is_skipped())]
     rows = [row.values if isinstance(row, Row) else row if len(names) > 1 else [row] for row in rows]
 
     def decorate(function):
@@ -318,7 +340,16 @@ class Raises:
     """`pytest.raises`, counted as an assertion."""
 
     def __init__(self, expected, match=None):
-        self.expected, self.match, self.value, self.type = expected, match, None, None
+        self.expected, self.pattern, self.value, self.type = expected, match, None, None
+
+    @property
+    def typename(self):
+        return self.type.__name__
+
+    def match(self, pattern):
+        if re.search(pattern, str(self.value)) is None:
+            raise Failure(f"{self.value} does not match {pattern}")
+        return True
 
     def __enter__(self):
         return self
@@ -331,9 +362,9 @@ class Raises:
         if not issubclass(kind, self.expected):
             return False
         forgive(error)
-        fits = self.match is None or re.search(self.match, str(error)) is not None
+        fits = self.pattern is None or re.search(self.pattern, str(error)) is not None
         if not check(0, f"raises {self.expected}", fits, short(error)):
-            raise AssertionError(f"{error} does not match {self.match}")
+            raise AssertionError(f"{error} does not match {self.pattern}")
         return True
 
 
@@ -361,9 +392,17 @@ class Approx:
         return f"approx({self.value})"
 
 
+class ApproxItems(list):
+    """`pytest.approx` for lists and the like, of whatever type."""
+
+    def __eq__(self, other):
+        other = other.tolist() if hasattr(other, "tolist") else other
+        return isinstance(other, (list, tuple)) and len(other) == len(self) and all(a == b for a, b in zip(self, other))
+
+
 def approx(value, rel=None, abs=None, **_):
-    if isinstance(value, (list, tuple)):
-        return type(value)(approx(item, rel, abs) for item in value)
+    if isinstance(value, (list, tuple)) or (type(value).__module__ == "numpy" and value.shape):
+        return ApproxItems(approx(item, rel, abs) for item in value)
     if isinstance(value, dict):
         return {key: approx(item, rel, abs) for key, item in value.items()}
     return Approx(value, rel, abs) if isinstance(value, (int, float, complex, decimal.Decimal)) else value
@@ -374,7 +413,7 @@ def skip(reason="", **_):
 
 
 def fail(reason="", **_):
-    raise AssertionError(reason)
+    raise Failure(reason)
 
 
 def import_or_skip(name, *_, **__):
