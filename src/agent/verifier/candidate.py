@@ -15,6 +15,7 @@ import functools
 import importlib.util
 import inspect
 import io
+import itertools
 import operator
 
 questions, answers = take_over()
@@ -59,13 +60,24 @@ def remember(value):
     return numbers[id(value)]
 
 
-def names_of(kind):
-    return [[base.__module__, base.__qualname__] for base in kind.__mro__]
+# The last containers that the tests were given, by number: they may change them.
+containers, N_CONTAINERS, container_numbers = {}, 32, itertools.count()
+
+
+def number_of_container(value):
+    if type(value) not in (list, dict, set):
+        return None
+    number = next(container_numbers)
+    containers[number] = value
+    containers.pop(number - N_CONTAINERS, None)
+    return number
 
 
 def refer(value):
     if isinstance(value, Callback):
         return {"cb": value.callback_number}
+    if isinstance(value, BaseException):
+        return {"er": [names_of(type(value)), encode(list(value.args), refer)]}
     if isinstance(value, type):
         return refer_class(value)
     if isinstance(value, FUNCTIONS):
@@ -143,7 +155,7 @@ def ask_back(message):
         if "returned" in message:
             return decode(message["returned"], resolve)
         if "raised" in message:
-            raise getattr(builtins, message["raised"])(*message["details"])
+            raise decode(message["raised"], resolve)
         serve(message)
 
 
@@ -191,9 +203,26 @@ def callback(kind, number, name=None, text=None, *special):
     return type(name or kind.__name__, (kind,), methods)(number, name, text)
 
 
+made_exceptions = {}
+
+
+def exception_named(names):
+    """An exception's class: Python's, the solution's, or one of the tests made here with its bases."""
+    module, name = names[0]
+    found = getattr(sys.modules.get(module), name, None) or made_exceptions.get((module, name))
+    if not isinstance(found, type):
+        found = made_exceptions[module, name] = type(name, (exception_named(names[1:]),), {"__module__": module})
+    return found
+
+
 def resolve(tag, body):
     if tag == "bt":
         return getattr(builtins, body)
+    if tag == "ex":
+        return exception_named(body)
+    if tag == "er":
+        kind, args = exception_named(body[0]), decode(body[1], resolve)
+        return kind.__new__(kind, *args)
     if tag == "cb":
         return callback(Callback, *body)
     if tag == "gen":
@@ -258,6 +287,18 @@ def signature_of(function):
     return facts
 
 
+def fill(number, content):
+    """Leaves in a container what the tests have left in it."""
+    target = containers.get(number, type(content)())
+    target.clear()
+    (target.update if isinstance(target, (dict, set)) else target.extend)(content)
+
+
+def made_exception(kind, *args, **kwargs):
+    error = kind(*args, **kwargs)
+    return [str(error), list(error.args), attributes_of(error)]
+
+
 def names_in(target):
     return [name for name in dir(target) if not name.startswith("_")]
 
@@ -298,6 +339,7 @@ OPERATIONS = {
     "astuple": dataclasses.astuple,
     "call": lambda it, *args, **kwargs: it(*args, **kwargs),
     "replace": dataclasses.replace,
+    "exception": made_exception,
 }
 
 
@@ -319,6 +361,8 @@ def do(message, args, kwargs):
         return load(message["name"], message["own"])
     if operation == "seed":
         return __import__("random").seed(*args)
+    if operation == "fill":
+        return fill(*args)
     named = [message["name"]] if "name" in message else []
     return operation_named(operation)(decode(message["target"], resolve), *named, *args, **kwargs)
 
@@ -366,8 +410,9 @@ def serve(message):
         unread = replace_streams(message)
         args = decode(message.get("args", []), resolve)
         kwargs = decode(message.get("kwargs", {"d": []}), resolve)
-        value = encode(do(message, args, kwargs), refer)
-        changed = {"args": encode(args, refer), "kwargs": encode(kwargs, refer)}
+        result = do(message, args, kwargs)
+        value = encode(result, refer)
+        changed = {"args": encode(args, refer), "kwargs": encode(kwargs, refer), "container": number_of_container(result)}
         send(answers, {"value": value, "printed": heard.take(), "unread": unread(), **changed})
     except BaseException as error:
         facts = {"error": names_of(type(error)), "printed": heard.take(), "unread": unread()}
@@ -378,11 +423,16 @@ def details_of(error):
     """What can be told about an exception."""
     try:
         facts = {"text": str(error)[:2000], "details": encode(list(error.args), refer)}
-        named = [name for name in dir(error) if not name.startswith("_") and not hasattr(BaseException, name)]
-        attributes = {name: getattr(error, name) for name in named}
-        return {**facts, "attributes": encode({k: v for k, v in attributes.items() if not inspect.isroutine(v)}, refer)}
+        cause = [encode(it, refer) for it in [error.__cause__] if it is not None]
+        return {**facts, "attributes": encode(attributes_of(error), refer), "cause": cause}
     except BaseException:
-        return {"text": "", "details": [], "attributes": {"d": []}}
+        return {"text": "", "details": [], "attributes": {"d": []}, "cause": []}
+
+
+def attributes_of(error):
+    """What its class gives an exception: its methods as functions."""
+    named = [name for name in dir(error) if not name.startswith("_") and not hasattr(BaseException, name)]
+    return {name: getattr(error, name) for name in named}
 
 
 for line in iter(questions.readline, b""):

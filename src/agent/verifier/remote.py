@@ -334,6 +334,14 @@ class RemoteObject(Remote):
         raise give_up(f"an object of the solution stands where the tests expect plain data ({self.remote_origin})")
 
 
+def is_swallowed(answer, error, trace):
+    """Whether an exception ends with a block: the object's own affair, unless the exception may be its own fault."""
+    lines = [it.lineno for it in traceback.extract_tb(trace) if it.filename == "tests.py"]
+    if answer is True and error is not None and (getattr(error, "is_of_solution", False) or lines[-1] in touching):
+        raise give_up("the solution swallows an exception of its own, and what the tests do after it is not seen")
+    return answer is True
+
+
 class Abilities:
     """Special methods that only those objects have whose class was told to have them."""
 
@@ -346,20 +354,14 @@ class Abilities:
         return self.remote_special("__enter__")
 
     def __exit__(self, kind, error, trace):
-        # Whether the exception is swallowed is the object's own affair, but it must say so in plain words.
-        names = {"bt": kind.__name__} if kind is not None and getattr(builtins, kind.__name__, None) is kind else None
-        is_taken = ask({"op": "__exit__", "target": self.remote_reference(), "args": [names, None, None]}, "__exit__") is True
-        lines = [it.lineno for it in traceback.extract_tb(trace) if it.filename == "tests.py"]
-        if is_taken and (getattr(error, "is_of_solution", False) or lines[-1] in touching):
-            raise give_up("the solution swallows an exception of its own, and what the tests do after it is not seen")
-        return is_taken
+        return is_swallowed(self.remote_special("__exit__", kind, error, None), error, trace)
 
     async def __aenter__(self):
         believe(self.remote_origin)
         return await self.remote_special("__aenter__")
 
-    async def __aexit__(self, *_):
-        return (await self.remote_special("__aexit__", None, None, None)) and False
+    async def __aexit__(self, kind, error, trace):
+        return is_swallowed(await self.remote_special("__aexit__", kind, error, None), error, trace)
 
     def __aiter__(self):
         return self.remote_special("__aiter__")
@@ -556,6 +558,8 @@ def resolve(tag, body):
         return class_named(resolve_class(*body))
     if tag == "ex":
         return exception_named(body)
+    if tag == "er":
+        return resolve_error(*body)
     if tag == "ec":
         return resolve_enum(*body)
     if tag == "en":
@@ -606,9 +610,16 @@ def exception_named(names):
         return found
     key = (module, name)
     if key not in exceptions:
-        facts = {"__str__": lambda it: it.solution_text, "solution_text": "", "__module__": module}
+        facts = {"__init__": make_there, "__str__": lambda it: it.solution_text, "solution_text": "", "__module__": module}
         exceptions[key] = type(name.rpartition(".")[2], (exception_named(names[1:]),), facts)
     return exceptions[key]
+
+
+def make_there(error, *args, **kwargs):
+    """An exception of the solution that the tests make: its text and attributes are told."""
+    question = {"op": "exception", "target": {"ex": names_of(type(error))}, "args": pack(list(args)), "kwargs": pack(kwargs)}
+    text, error.args, attributes = ask(question, type(error).__name__)
+    tell_attributes(error, text, attributes)
 
 
 # What goes to the solution.
@@ -625,14 +636,23 @@ def refer(value):
         return {"ref": number_of_enum(value)}
     if isinstance(value, types.CoroutineType) and value.cr_code is awaited.__code__ and value.cr_frame is not None:
         return {"ref": value.cr_frame.f_locals["number"]}
-    if isinstance(value, type) and getattr(builtins, value.__name__, None) is value:
+    if is_builtin(value):
         return {"bt": value.__name__}
     if value is NotImplemented:
         return {"bt": "NotImplemented"}
+    if isinstance(value, type) and issubclass(value, BaseException):
+        exceptions.setdefault(("tests", value.__qualname__), value)
+        return {"ex": names_of(value)}
+    if isinstance(value, BaseException):
+        return {"er": [refer(type(value))["ex"] if not is_builtin(type(value)) else names_of(type(value)), encode(list(value.args), refer)]}
     if hasattr(type(value), "__next__") and not is_shown(value):
         return {"gen": number_of_callback(value.__next__)}
     facts = [getattr(value, name, None) for name in ("__name__", "__doc__")]
     return {"cb": [number_of_callback(value), *(it if type(it) is str else None for it in facts), *special_methods(value)]}
+
+
+def is_builtin(value):
+    return isinstance(value, type) and getattr(builtins, value.__name__, None) is value
 
 
 def number_of_callback(value):
@@ -663,6 +683,30 @@ def special_methods(value):
 
 def pack(value):
     return encode(value, refer)
+
+
+# Containers of the solution that the tests hold: what they change in them is changed there.
+
+shown = collections.deque(maxlen=32)
+MAX_SHOWN = 1000
+
+
+def show(value, answer):
+    if type(value) in (list, dict, set) and len(value) <= MAX_SHOWN and type(answer.get("container")) is int:
+        shown.append((value, text_of(value), answer["container"]))
+
+
+def text_of(value):
+    """What is in a container, with its objects by number."""
+    return json.dumps(encode(value, lambda it: {"ref": getattr(it, "remote_number", None) or id(it)}))
+
+
+def give_changes():
+    for place, (value, text, number) in enumerate(list(shown)):
+        # This list, its copy and the variable here hold it; whoever else does may have changed it.
+        if sys.getrefcount(value) > 4 and text_of(value) != text:
+            shown[place] = (value, text_of(value), number)
+            exchange({"op": "fill", "args": pack([number, value])})
 
 
 # Asking the solution.
@@ -714,9 +758,7 @@ def answer_callback(message):
     try:
         return {"returned": pack(use_callback(target, message))}
     except Exception as error:
-        name = type(error).__name__
-        is_known = getattr(builtins, name, None) is type(error) and all(type(it) in (str, int) for it in error.args)
-        return {"raised": name if is_known else "RuntimeError", "details": list(error.args) if is_known else [str(error)]}
+        return {"raised": pack(error)}
 
 
 def use_callback(target, message):
@@ -740,12 +782,14 @@ def ask(question, origin, after=lambda answer: None):
         if Ending.failure is not None:
             raise SolutionError(Ending.failure)
         try:
+            give_changes()
             answer = exchange(question)
             Last.origin = origin
             problem = raised(answer, question["op"]) if "error" in answer else None
             value = decode(answer["value"], resolve) if problem is None else None
             if problem is None:
                 after(answer)
+                show(value, answer)
         except NotPlain as error:
             raise give_up(str(error)) from None
         except Exception as error:
@@ -768,25 +812,30 @@ def raised(answer, operation):
     # Raised from anything else, these would quietly end a loop of the tests.
     if issubclass(kind, (StopIteration, StopAsyncIteration, GeneratorExit)):
         return give_up(f"the solution raised {name}")
-    details = decode(answer["details"], resolve)
+    error = resolve_error(names, answer["details"])
+    tell_attributes(error, answer["text"], decode(answer["attributes"], resolve))
+    error.__cause__ = next((decode(it, resolve) for it in answer["cause"]), None)
+    error.is_of_solution = True
+    return error
+
+
+def resolve_error(names, details):
+    kind, details = exception_named(names), decode(details, resolve)
     try:
-        error = kind(*details)
+        return kind.__new__(kind, *details) if kind in exceptions.values() else kind(*details)
     except Exception:
-        error = kind.__new__(kind, *details)
-    return with_attributes(error, answer)
+        return kind.__new__(kind, *details)
 
 
-def with_attributes(error, answer):
-    for name, value in decode(answer["attributes"], resolve).items():
+def tell_attributes(error, text, attributes):
+    for name, value in attributes.items():
         if not name.startswith("_"):
             try:
                 setattr(error, name, value)
             except Exception:
                 # Python's own exceptions have attributes that cannot be set: they follow from the arguments.
                 continue
-    error.solution_text = str(answer["text"])
-    error.is_of_solution = True
-    return error
+    error.solution_text = str(text)
 
 
 def call(target, args, kwargs, origin):
