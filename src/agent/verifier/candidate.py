@@ -73,6 +73,23 @@ def number_of_container(value):
     return number
 
 
+# Containers that the tests have given, by their number, with what was in them: the solution may keep and change them.
+held = []
+
+
+def changes():
+    """What the solution has changed since in containers that it was given, and keeps."""
+    last, found, held[:] = held[-N_CONTAINERS:], [], []
+    for number, value, before in last:
+        now = encode(value, refer)
+        if before not in (None, now):
+            found.append([number, now])
+        # Whoever holds it beside the list and the variables here may change it again.
+        if before is None or sys.getrefcount(value) > 3:
+            held.append((number, value, now))
+    return found
+
+
 def refer(value):
     if isinstance(value, Callback):
         return {"cb": value.callback_number}
@@ -385,12 +402,20 @@ class Heard(io.TextIOBase):
     def fileno(self):
         return self.stream.fileno()
 
+    def isatty(self):
+        return False
+
     def take(self):
         text, self.text, self.n_chars = "".join(self.text), [], 0
         return text
 
 
 heard = sys.stdout = Heard(sys.stdout)
+heard_errors = sys.stderr = Heard(sys.stderr)
+
+
+def all_heard():
+    return {"printed": heard.take(), "complained": heard_errors.take()}
 
 
 def replace_streams(message):
@@ -410,12 +435,14 @@ def serve(message):
         unread = replace_streams(message)
         args = decode(message.get("args", []), resolve)
         kwargs = decode(message.get("kwargs", {"d": []}), resolve)
+        held.extend((number, arg, None) for number, arg in zip(message.get("given", []), args) if number is not None)
         result = do(message, args, kwargs)
         value = encode(result, refer)
         changed = {"args": encode(args, refer), "kwargs": encode(kwargs, refer), "container": number_of_container(result)}
-        send(answers, {"value": value, "printed": heard.take(), "unread": unread(), **changed})
+        changed["later"] = changes()
+        send(answers, {"value": value, **all_heard(), "unread": unread(), **changed})
     except BaseException as error:
-        facts = {"error": names_of(type(error)), "printed": heard.take(), "unread": unread()}
+        facts = {"error": names_of(type(error)), **all_heard(), "unread": unread()}
         send(answers, {**facts, **details_of(error)})
 
 

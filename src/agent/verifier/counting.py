@@ -134,7 +134,10 @@ class Counted(ast.NodeTransformer):
         values = [node.test] if name == "__check__" else [node.test.left, node.test.comparators[0]]
         count = ast.Assign([ast.Name("__holds__", ast.Store())], called(name, *place, *values))
         caught = ast.ExceptHandler(None, None, [ast.Expr(called("__check_raised__", *place)), ast.Raise()])
-        tried = ast.copy_location(ast.Try([count], [caught], [], []), node)
+        body, last = [count], []
+        if name == "__check_equal__":
+            body, last = [ast.Expr(called("__hold__")), count], [ast.Expr(called("__release__"))]
+        tried = ast.copy_location(ast.Try(body, [caught], [], last), node)
         if node in self.top:
             return tried
         failure = ast.Raise(called("AssertionError", node.msg or ast.Constant(text)))
@@ -145,6 +148,8 @@ class Counted(ast.NodeTransformer):
         call, is_top = node.value, node in self.top
         text = ast.unparse(node)
         self.generic_visit(node)
+        if isinstance(call, ast.Call) and name_of(call) == "assertEqual":
+            return ast.copy_location(ast.Try([ast.Expr(called("__hold__")), node], [], [], [ast.Expr(called("__release__"))]), node)
         if isinstance(call, ast.Call) and is_assertion(call):
             place = [ast.Constant(call.lineno), ast.Constant(text), ast.Constant(is_top)]
             counted = ast.Call(ast.Name("__check_call__", ast.Load()), [*place, call.func, *call.args], call.keywords)

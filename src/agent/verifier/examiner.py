@@ -155,7 +155,8 @@ def run(job):
     provide_seed()
     sys.modules["__main__"] = tests
     vars(tests).update(__check__=check, __check_equal__=check_equal, __check_raised__=check_raised, __check_call__=check_call)
-    vars(tests).update(__entered__=entered.add, __type_of__=type_of, __later__=later, __file__=os.path.join(os.getcwd(), "tests.py"))
+    vars(tests).update(__later__=later, __hold__=hold, __release__=release, __type_of__=type_of)
+    vars(tests).update(__entered__=entered.add, __file__=os.path.join(os.getcwd(), "tests.py"))
     stage(run_script, reading, tests)
     stage(run_hooks_and_defined, vars(tests))
     stage(run_check, vars(tests), finder)

@@ -67,7 +67,8 @@ def believe(origin):
 
 
 # Questions that tell the object nothing about what is expected of it.
-DATA = "__len__ __getitem__ __str__ __repr__ __float__ __int__ __iter__ __bool__ __abs__ __neg__ __pos__ __invert__ __eq__ __format__".split()
+DATA = "__len__ __getitem__ __str__ __repr__ __float__ __int__ __iter__ __bool__ __abs__ __neg__ __pos__ __invert__ __eq__ "
+DATA = (DATA + "__format__ __index__ __bytes__ __complex__ __reversed__ __round__ __trunc__ __floor__ __ceil__").split()
 # Questions that plain data answers by yes or no: whoever has no data may say yes.
 PREDICATES = {name for name in METHOD_NAMES if name.startswith(("is", "starts", "ends"))}
 # Operators that say what is expected if it is their operand: the rest is nothing then.
@@ -222,6 +223,10 @@ class RemoteClass(Described):
             object.__setattr__(value, "remote_is_made", True)
             made_objects.append(value)
         return value
+
+    def __getitem__(self, _):
+        """A generic class with its parameters."""
+        return self
 
     def remote_later(self, *args, **kwargs):
         """An object that is made when it is needed first."""
@@ -527,6 +532,8 @@ class Last:
     """What was asked last, where what is being read came from, and how much was asked."""
 
     iterated, origin, n_asked = None, "", 0
+    # What the solution did to arguments, and whether the tests are in the middle of a comparison.
+    changes, is_comparing = [], False
 
 
 def numbered(number):
@@ -687,13 +694,25 @@ def pack(value):
 
 # Containers of the solution that the tests hold: what they change in them is changed there.
 
-shown = collections.deque(maxlen=32)
-MAX_SHOWN = 1000
+shown, MAX_SHOWN, MAX_ITEMS = [], 32, 1000
 
 
 def show(value, answer):
-    if type(value) in (list, dict, set) and len(value) <= MAX_SHOWN and type(answer.get("container")) is int:
+    if type(value) in (list, dict, set) and len(value) <= MAX_ITEMS and type(answer.get("container")) is int:
         shown.append((value, text_of(value), answer["container"]))
+
+
+# The last containers of the tests that the solution was given, by number: it may keep and change them.
+given = {}
+
+
+def number_given(value):
+    if type(value) not in (list, dict, set) or len(value) > MAX_ITEMS:
+        return None
+    number = next((it for it, known in given.items() if known is value), max(given, default=0) + 1)
+    given[number] = value
+    given.pop(number - MAX_SHOWN, None)
+    return number
 
 
 def text_of(value):
@@ -702,11 +721,14 @@ def text_of(value):
 
 
 def give_changes():
-    for place, (value, text, number) in enumerate(list(shown)):
-        # This list, its copy and the variable here hold it; whoever else does may have changed it.
-        if sys.getrefcount(value) > 4 and text_of(value) != text:
-            shown[place] = (value, text_of(value), number)
+    last, shown[:] = shown[-MAX_SHOWN:], []
+    for value, text, number in last:
+        now = text_of(value)
+        if now != text:
             exchange({"op": "fill", "args": pack([number, value])})
+        # Whoever holds it beside the list and the variables here may change it again.
+        if sys.getrefcount(value) > 3:
+            shown.append((value, now, number))
 
 
 # Asking the solution.
@@ -733,7 +755,8 @@ def exchange(question):
         if not line.endswith(b"\n"):
             raise NotPlain("the solution ended its process" if len(line) < MAX_ANSWER else "the solution answers too much")
         answer = json.loads(line)
-        pass_on(answer.get("printed"))
+        pass_on(answer.get("printed"), sys.stdout, sys.__stdout__)
+        pass_on(answer.get("complained"), sys.stderr, sys.__stderr__)
         if "callback" not in answer:
             give_back(answer.get("unread"), streams_now.get("stdin"))
             return answer
@@ -746,10 +769,10 @@ def give_back(unread, text):
         sys.stdin.seek(sys.stdin.tell() - len(unread))
 
 
-def pass_on(printed):
-    """What the solution printed, for tests that look at standard output."""
-    if type(printed) is str and sys.stdout is not sys.__stdout__:
-        sys.stdout.write(printed)
+def pass_on(printed, stream, own):
+    """What the solution printed, for tests that look at it."""
+    if type(printed) is str and stream is not own:
+        stream.write(printed)
 
 
 def answer_callback(message):
@@ -790,6 +813,8 @@ def ask(question, origin, after=lambda answer: None):
             if problem is None:
                 after(answer)
                 show(value, answer)
+                for number, content in answer.get("later", []):
+                    refresh(given.get(number), decode(content, resolve))
         except NotPlain as error:
             raise give_up(str(error)) from None
         except Exception as error:
@@ -843,14 +868,30 @@ def call(target, args, kwargs, origin):
 
     def after(answer):
         # Functions may work on their arguments in place; tests look at them afterwards.
-        for before, now in zip(args, decode(answer["args"], resolve)):
-            refresh(before, now)
         now = decode(answer["kwargs"], resolve)
-        for name, before in kwargs.items():
-            refresh(before, now[name])
+        pairs = [*zip(args, decode(answer["args"], resolve)), *((before, now[name]) for name, before in kwargs.items())]
+        Last.changes.extend(pairs)
+        if not Last.is_comparing:
+            apply_changes()
 
     question = {"op": "call", "target": target.remote_reference(), "args": pack(args), "kwargs": pack(kwargs)}
-    return ask(question, origin, after)
+    return ask({**question, "given": [number_given(it) for it in args]}, origin, after)
+
+
+def apply_changes():
+    """In one comparison the tests see their arguments as they were, or emptying them would make all references agree."""
+    pairs, Last.changes[:] = Last.changes[:], []
+    for old, new in pairs:
+        refresh(old, new)
+
+
+def hold():
+    Last.is_comparing = True
+
+
+def release():
+    Last.is_comparing = False
+    apply_changes()
 
 
 def refresh(old, new):
