@@ -84,9 +84,11 @@ def is_unchanged(remote):
 
 
 def are_equal(left, right):
-    """Whether two objects are equal. One that is still to be made is made last."""
+    """Whether two objects are equal. One that is only compared is made last, each time."""
     for it in sorted((left, right), key=lambda it: it.remote_maker is not None):
         it.remote_reference()
+        if it.remote_maker is not None and it.remote_number not in handed:
+            it.remote_become(it.remote_maker())
     early, late = sorted((left, right), key=lambda it: it.remote_born)
     own = ask({"op": "__eq__", "target": left.remote_reference(), "args": [right.remote_reference()]}, "")
     if (own is False and (early.remote_is_made or late.remote_is_made)) or are_new(early, late):

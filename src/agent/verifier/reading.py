@@ -261,7 +261,8 @@ def a_replaced_part(reading):
     for node in ast.walk(reading.tree):
         owner = name_of(getattr(node.func, "value", None)) if isinstance(node, ast.Call) else ""
         is_patch = isinstance(node, ast.Call) and "patch" in (name_of(node), owner)
-        if (is_patch or owner == "monkeypatch") and not is_replaceable(node.args, owner, reading):
+        is_set = owner == "monkeypatch" and name_of(node) == "setattr"
+        if (is_patch or is_set) and not is_replaceable(node.args, owner, reading):
             return "the tests replace parts of the solution or of Python, which is not supported"
     return None
 

@@ -257,13 +257,12 @@ class RemoteObject(Remote):
 
     # Its attributes as they were when it came, when that was, what the tests made it of, and its class.
     remote_state = remote_born = remote_made = remote_class = None
-    # Whether the tests made it, and what does so as long as nobody has needed it.
+    # Whether the tests made it, and what makes one that they only compare: it has no number before it is needed.
     remote_is_made, remote_maker = False, None
 
     def remote_reference(self):
-        if self.remote_maker is not None:
-            make, _ = self.remote_maker, object.__setattr__(self, "remote_maker", None)
-            self.remote_become(make())
+        if self.remote_number is None:
+            self.remote_become(self.remote_maker())
         return {"ref": self.remote_number}
 
     def remote_become(self, made):
