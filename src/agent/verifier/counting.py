@@ -135,7 +135,7 @@ class Counted(ast.NodeTransformer):
         count = ast.Assign([ast.Name("__holds__", ast.Store())], called(name, *place, *values))
         caught = ast.ExceptHandler(None, None, [ast.Expr(called("__check_raised__", *place)), ast.Raise()])
         body, last = [count], []
-        if name == "__check_equal__":
+        if not isinstance(node.test, ast.BoolOp):
             body, last = [ast.Expr(called("__hold__")), count], [ast.Expr(called("__release__"))]
         tried = ast.copy_location(ast.Try(body, [caught], [], last), node)
         if node in self.top:
@@ -148,7 +148,7 @@ class Counted(ast.NodeTransformer):
         call, is_top = node.value, node in self.top
         text = ast.unparse(node)
         self.generic_visit(node)
-        if isinstance(call, ast.Call) and name_of(call) == "assertEqual":
+        if isinstance(call, ast.Call) and name_of(call).startswith("assert") and not is_assertion(call):
             return ast.copy_location(ast.Try([ast.Expr(called("__hold__")), node], [], [], [ast.Expr(called("__release__"))]), node)
         if isinstance(call, ast.Call) and is_assertion(call):
             place = [ast.Constant(call.lineno), ast.Constant(text), ast.Constant(is_top)]

@@ -66,7 +66,10 @@ def follows(pairs):
 
 def is_on_line(pairs, made, value):
     (x0, y0), (x1, y1) = pairs[0], next(it for it in pairs if it[0] != pairs[0][0])
-    return type(value) in (int, float) and type(made) in (int, float) and (value - y0) * (x1 - x0) == (y1 - y0) * (made - x0)
+    if not all(type(it) in (int, float) and math.isfinite(it) for it in (value, made, x0, y0, x1, y1)):
+        return False
+    left, right = (value - y0) * (x1 - x0), (y1 - y0) * (made - x0)
+    return math.isfinite(left) and left == right
 
 
 def shows_arguments(late):

@@ -49,12 +49,19 @@ class Expected:
             return True
         if self.is_guarded(call):
             return False
+        if self.is_watched(call.func):
+            return False
         if isinstance(place, (ast.Return, ast.Yield)):
-            return self.is_only_compared(self.function_of(place).name)
+            return self.is_only_compared(getattr(self.function_of(place), "name", ""))
         if isinstance(place, (ast.Assign, ast.AnnAssign)):
             targets = place.targets if isinstance(place, ast.Assign) else [place.target]
-            return is_kept or all(is_name(it) and self.is_only_compared(dotted(it)) for it in targets)
+            names = [part for it in targets for part in getattr(it, "elts", [it])]
+            return all(is_name(it) and self.is_only_compared(dotted(it), is_kept) for it in names)
         return is_kept and isinstance(place, (ast.For, ast.AsyncFor, ast.comprehension))
+
+    def is_watched(self, kind):
+        """Whether the tests look at when objects of a class are made: by its attributes, or by what is printed."""
+        return "capsys" in self.uses or "sys.stdout" in self.uses or any(it.startswith(f"{dotted(kind)}.") for it in self.uses)
 
     def compares(self, place):
         if isinstance(place, ast.Compare):
@@ -64,9 +71,11 @@ class Expected:
             return name in ("parametrize", "print", "str", "repr") or name.startswith("assert") or name in self.reading.functions
         return isinstance(place, ast.FormattedValue)
 
-    def is_only_compared(self, name):
+    def is_only_compared(self, name, is_table=False):
+        """Whether a name is used for nothing else; a table may also be gone through."""
         places = [self.place_of(it)[0] for it in self.uses.get(name, [])]
-        return bool(places) and all(map(self.compares, places))
+        through = (ast.For, ast.AsyncFor, ast.comprehension) if is_table else ()
+        return bool(places) and all(self.compares(it) or isinstance(it, through) for it in places)
 
     def above(self, node):
         while node in self.parents:

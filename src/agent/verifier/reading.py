@@ -325,8 +325,9 @@ def a_missing_part(reading):
     for owner, name in [*used, *imports_of(reading.tree)]:
         if owner in PARTS and name not in (*PARTS[owner], None):
             return f"the tests use {owner}.{name}, which is not supported"
-    options = {it.arg for it in ast.walk(reading.tree) if isinstance(it, ast.keyword)} & {"indirect", "strict"}
-    return f"the tests use the option {min(options)} of pytest, which is not supported" if options and "pytest" in reading.imported else None
+    marks = [it for it in ast.walk(reading.tree) if isinstance(it, ast.Call) and name_of(it) in ("xfail", "parametrize")]
+    options = {it.arg for mark in marks for it in mark.keywords} & {"indirect", "strict"}
+    return f"the tests use the option {min(options)} of pytest, which is not supported" if options else None
 
 
 def a_missing_fixture(reading):
