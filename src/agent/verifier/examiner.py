@@ -9,8 +9,6 @@ is counted; what was counted is reported at the end behind a secret that only th
 import dataclasses
 import importlib.abc
 import importlib.machinery
-import random
-import traceback
 
 MAX_REPORT = 1 << 18
 

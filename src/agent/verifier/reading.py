@@ -15,6 +15,8 @@ LIBRARIES = set(
     "sortedcontainers gmpy2 mpmath nltk spacy faker responses psutil joblib dask polars pyarrow xarray statsmodels bitarray bs4 "
     "click typer rich jinja2 markdown redis pymongo boto3 cryptography jwt websockets anyio trio uvloop typing_extensions six".split()
 )
+# Letters of what people call a library: np, plt.
+MAX_SHORT = 3
 PYTHONS = {*sys.stdlib_module_names, *sys.builtin_module_names}
 
 # What cannot reach a solution in another process, by what the tests use for it.
@@ -27,6 +29,7 @@ FOREIGN = {
     "asyncio.TaskGroup": "does several things at once",
     "warnings.catch_warnings assertWarns assertWarnsRegex logging assertLogs assertNoLogs sys.argv gc tracemalloc "
     "sys.setrecursionlimit sys.getrefcount weakref": "looks into the interpreter of the tests",
+    "sqlite3": "keeps what it opens in its own process",
     "socket urllib.request http.client http.server": "needs a network",
     "importlib.reload": "reloads the solution",
     "tempfile shutil glob os.listdir os.remove os.unlink os.mkdir os.makedirs os.rmdir os.rename os.walk os.scandir os.chdir "
@@ -116,10 +119,10 @@ class Reading:
         return name.isidentifier() and name not in self.bound and not name.startswith("__") and not self.is_library(name)
 
     def is_library(self, name):
-        """Whether a name stands for a module: only its attributes are used."""
+        """Whether a name stands for a module: a library's or a short one for it, of which only attributes are used."""
         uses = sum(isinstance(it, ast.Name) and it.id == name for it in ast.walk(self.tree))
         owners = sum(isinstance(it, ast.Attribute) and getattr(it.value, "id", "") == name for it in ast.walk(self.tree))
-        return name.islower() and 0 < uses == owners
+        return (name in {*LIBRARIES, *PYTHONS} or len(name) <= MAX_SHORT) and 0 < uses == owners
 
     def is_import(self, node):
         """Whether a statement imports something of the solution, and nothing else."""
@@ -274,6 +277,14 @@ def is_replaceable(args, owner, reading):
     return is_given or bool({str(words[0]), ".".join(map(str, words))} & set(REPLACEABLE)) if words else False
 
 
+def an_async_callback(reading):
+    """A function that only the solution's own loop could await."""
+    names = {it.name for it in ast.walk(reading.tree) if isinstance(it, ast.AsyncFunctionDef)}
+    called = {id(it.func) for it in ast.walk(reading.tree) if isinstance(it, ast.Call)}
+    passed = [it.id for it in ast.walk(reading.tree) if isinstance(it, ast.Name) and it.id in names and id(it) not in called]
+    return f"the tests pass the asynchronous function {passed[0]}, which cannot be awaited from another process" if passed else None
+
+
 def a_subclass(reading):
     names = {name for _, name in reading.taken if name}
     for node in ast.walk(reading.tree):
@@ -322,8 +333,9 @@ def a_missing_part(reading):
     """Attributes of pytest and of its fixtures that there are not here."""
     short = {it.asname: it.name for node in ast.walk(reading.tree) if isinstance(node, ast.Import) for it in node.names}
     used = [(short.get(name_of(it.value), name_of(it.value)), it.attr) for it in ast.walk(reading.tree) if isinstance(it, ast.Attribute)]
+    made = {it.id for it in ast.walk(reading.tree) if isinstance(it, ast.Name) and isinstance(it.ctx, ast.Store)}
     for owner, name in [*used, *imports_of(reading.tree)]:
-        if owner in PARTS and name not in (*PARTS[owner], None):
+        if owner in PARTS and owner not in made and name not in (*PARTS[owner], None):
             return f"the tests use {owner}.{name}, which is not supported"
     marks = [it for it in ast.walk(reading.tree) if isinstance(it, ast.Call) and name_of(it) in ("xfail", "parametrize")]
     options = {it.arg for mark in marks for it in mark.keywords} & {"indirect", "strict"}
@@ -368,7 +380,7 @@ def names_of_parameters(tree):
 
 RULES = (
     *(a_missing_package, a_foreign_word, a_name_of_nobody, a_replaced_part, a_missing_part, a_missing_fixture),
-    *(a_subclass, an_identity, no_assertion),
+    *(an_async_callback, a_subclass, an_identity, no_assertion),
 )
 
 

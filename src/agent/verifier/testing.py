@@ -394,6 +394,9 @@ class Approx:
 class ApproxItems(list):
     """`pytest.approx` for lists and the like, of whatever type."""
 
+    # An array leaves the comparison to this.
+    __array_ufunc__ = None
+
     def __eq__(self, other):
         other = other.tolist() if hasattr(other, "tolist") else other
         return isinstance(other, (list, tuple)) and len(other) == len(self) and all(a == b for a, b in zip(self, other))

@@ -402,6 +402,18 @@ async fn unusable_tests_are_told_from_failed_solutions() {
     check_cases(include_str!("cases/unusable.txt")).await;
 }
 
+#[tokio::test]
+async fn arrays_are_judged_where_numpy_is_installed() {
+    let sandboxes = here();
+    let episode = episode(&sandboxes, &[]).await;
+    let found = shell(&episode, "python3 -I -c 'import numpy' 2>/dev/null && echo found; true").await.1;
+    if found != "found" {
+        eprintln!("skipped: the sandboxes' python has no numpy");
+        return;
+    }
+    check_cases(include_str!("cases/numpy.txt")).await;
+}
+
 /// A solution of whatever is asked: every name that is taken from it is what `made` says.
 fn anybody(made: &str) -> String {
     format!(
