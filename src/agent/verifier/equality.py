@@ -61,7 +61,8 @@ def holders_of(idx, state, late, others):
 def follows(pairs):
     """Whether a number is drawn on one line from another: cents from euros."""
     are_numbers = all(type(it) in (int, float) for pair in pairs for it in pair)
-    return are_numbers and len({made for made, _ in pairs}) > 1 < len({value for _, value in pairs}) and all(is_on_line(pairs, *it) for it in pairs)
+    are_different = all(len(set(it)) > 1 for it in zip(*pairs))
+    return are_numbers and are_different and all(is_on_line(pairs, *it) for it in pairs)
 
 
 def is_on_line(pairs, made, value):

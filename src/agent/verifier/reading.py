@@ -332,7 +332,8 @@ def no_assertion(reading):
 def a_missing_part(reading):
     """Attributes of pytest and of its fixtures that there are not here."""
     short = {it.asname: it.name for node in ast.walk(reading.tree) if isinstance(node, ast.Import) for it in node.names}
-    used = [(short.get(name_of(it.value), name_of(it.value)), it.attr) for it in ast.walk(reading.tree) if isinstance(it, ast.Attribute)]
+    attributes = [(name_of(it.value), it.attr) for it in ast.walk(reading.tree) if isinstance(it, ast.Attribute)]
+    used = [(short.get(owner, owner), name) for owner, name in attributes]
     made = {it.id for it in ast.walk(reading.tree) if isinstance(it, ast.Name) and isinstance(it.ctx, ast.Store)}
     for owner, name in [*used, *imports_of(reading.tree)]:
         if owner in PARTS and owner not in made and name not in (*PARTS[owner], None):
@@ -367,7 +368,8 @@ def names_of_fixtures(tree):
     for node in ast.walk(tree):
         made = [it for it in getattr(node, "decorator_list", []) if name_of(it) == "fixture"]
         yield from (node.name for _ in made)
-        yield from (k.value.value for it in made for k in getattr(it, "keywords", []) if k.arg == "name" and isinstance(k.value, ast.Constant))
+        options = [option for it in made for option in getattr(it, "keywords", [])]
+        yield from (it.value.value for it in options if it.arg == "name" and isinstance(it.value, ast.Constant))
 
 
 def names_of_parameters(tree):

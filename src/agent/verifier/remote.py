@@ -78,8 +78,8 @@ REVEALING = {f"__{prefix}{name}__" for name in "sub truediv floordiv mod divmod 
 REVEALED = "(data)"
 # What can still be asked then: nothing of it is a number that comes to nothing.
 SPOKEN = ("__str__", "__repr__", "__format__", "__iter__", "__getitem__")
-OPERATORS = {f"__{prefix}{name}__" for name in "add sub mul matmul truediv floordiv mod divmod pow and or xor".split() for prefix in ("", "r", "i")}
-OPERATORS |= {"__abs__", "__neg__", "__pos__", "__invert__", "__round__"}
+OPERATORS = {f"__{prefix}{name}__" for name in "add mul matmul pow".split() for prefix in ("", "r", "i")}
+OPERATORS |= {*REVEALING, "__abs__", "__neg__", "__pos__", "__invert__", "__round__"}
 
 
 def is_made_by_class(origin):
@@ -592,7 +592,8 @@ def resolve(tag, body):
 def resolve_object(stand_in, number, kind, state):
     own = resolve_class(*kind["k"]) if "k" in kind else None
     is_generator = stand_in is RemoteIterator and "k" in kind and kind["k"][1] == "generator"
-    value = able(RemoteGenerator if is_generator else stand_in, own.remote_names if own else ("__hash__",))(numbered(number), Last.origin)
+    kind_here = able(RemoteGenerator if is_generator else stand_in, own.remote_names if own else ("__hash__",))
+    value = kind_here(numbered(number), Last.origin)
     object.__setattr__(value, "remote_class", own)
     object.__setattr__(value, "remote_state", None if state is None else decode(state, resolve_nothing))
     object.__setattr__(value, "remote_born", Last.n_asked)
@@ -666,7 +667,9 @@ def refer(value):
         exceptions.setdefault(("tests", value.__qualname__), value)
         return {"ex": names_of(value)}
     if isinstance(value, BaseException):
-        return {"er": [refer(type(value))["ex"] if not is_builtin(type(value)) else names_of(type(value)), encode(list(value.args), refer)]}
+        # A class of the tests is remembered by being sent.
+        refer(type(value))
+        return {"er": [names_of(type(value)), encode(list(value.args), refer)]}
     if hasattr(type(value), "__next__") and not is_shown(value):
         return {"gen": number_of_callback(value.__next__)}
     facts = [getattr(value, name, None) for name in ("__name__", "__doc__")]
@@ -896,8 +899,9 @@ def only_adds(old, new):
     """Whether all that was in a container still is: what the tests gave once they may need as it was."""
     if type(old) is not type(new):
         return False
-    kept = new[: len(old)] if isinstance(old, list) else {it: new[it] for it in old if it in new} if isinstance(old, dict) else new & old
-    return text_of(kept) == text_of(old)
+    if isinstance(old, dict):
+        new = {it: new[it] for it in old if it in new}
+    return text_of(new[: len(old)] if isinstance(old, list) else new) == text_of(old) or (isinstance(old, set) and old <= new)
 
 
 def change(pairs):
