@@ -4,6 +4,10 @@ The solution lives in another process of another sandbox. Importing it here give
 functions ask that process and turn its answers into plain builtin data, so no code of the solution
 ever runs beside an assertion: it cannot patch, compare, exit or look around here. Every assertion
 is counted; what was counted is reported at the end behind a secret that only this program knows.
+
+Tests that hold so are run once more with the solution in this very process, alone in another sandbox. That is
+worth nothing by itself, since there the solution can do all of that; but stand-ins show less than Python does
+(which objects are one and the same, what is a copy), and what is right must hold in Python as it is too.
 """
 
 import dataclasses
@@ -58,6 +62,31 @@ class StandIn(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self.functions[module.__name__] = functions
 
 
+    def functions_of(self, name):
+        importlib.import_module(name)
+        return self.functions.get(name, [])
+
+
+class Together:
+    """The solution's modules, in this process."""
+
+    def __init__(self, reading):
+        self.reading = reading
+        for name in reading.hiding:
+            sys.modules.pop(name, None)
+        sys.path.insert(0, os.getcwd())
+
+    def limit_stars(self):
+        """A star gives no builtin and no name that the tests bind, here as with stand-ins."""
+        for module in [importlib.import_module(it) for it, name in self.reading.taken if name == "*"]:
+            public = getattr(module, "__all__", [it for it in vars(module) if not it.startswith("_")])
+            module.__all__ = [it for it in public if self.reading.may_give(it)]
+
+    def functions_of(self, name):
+        values = vars(importlib.import_module(name)).items()
+        return [it for it, value in values if isinstance(value, types.FunctionType) and value.__module__ == name and not it.startswith("_")]
+
+
 def provide_modules(reading):
     """Makes the solution's modules importable: after all others, unless the tests can only mean the solution's."""
     for name in reading.hiding:
@@ -65,6 +94,8 @@ def provide_modules(reading):
     finder = StandIn({*reading.modules, reading.main}, reading)
     sys.meta_path.append(finder)
     sys.meta_path.insert(0, StandIn(reading.hiding, reading, True))
+    provide_dataclasses()
+    provide_seed()
     return finder
 
 
@@ -73,7 +104,7 @@ def provide_names(reading, tests):
     if reading.taken or not reading.free:
         return
     module = importlib.import_module(reading.main)
-    for name in set(reading.free) & set(module.__all__):
+    for name in set(reading.free) & set(dir(module)):
         vars(tests)[name] = getattr(module, name)
 
 
@@ -114,14 +145,13 @@ def run_check(tests, finder):
     if not isinstance(check_function, types.FunctionType) or "check" in entered:
         return
     main = finder.reading.main
-    module = importlib.import_module(main)
-    functions = finder.functions.get(main, [])
+    functions = finder.functions_of(main)
     # Which of several is meant, the task says.
     functions = [it for it in functions if it in finder.reading.named] or functions if len(functions) > 1 else functions
     if len(functions) != 1:
         found = ", ".join(functions) or "none"
         raise give_up(f"the tests define `check` and do not say for which function of the solution ({found})")
-    check_function(getattr(module, functions[0]))
+    check_function(getattr(importlib.import_module(main), functions[0]))
 
 
 def read(job):
@@ -146,24 +176,24 @@ def run(job):
     if reading is None:
         return
     tests = types.ModuleType("__main__")
-    finder = provide_modules(reading)
+    is_together = job["together"]
+    finder = Together(reading) if is_together else provide_modules(reading)
     provide_pytest(vars(tests))
     provide_unittest(vars(tests))
-    provide_dataclasses()
-    provide_seed()
     sys.modules["__main__"] = tests
     vars(tests).update(__check__=check, __check_equal__=check_equal, __check_raised__=check_raised, __check_call__=check_call)
-    vars(tests).update(__later__=later, __hold__=hold, __release__=release, __type_of__=type_of)
+    vars(tests).update(__later__=later, __hold__=hold, __release__=release, __type_of__=type if is_together else type_of)
     vars(tests).update(__entered__=entered.add, __file__=os.path.join(os.getcwd(), "tests.py"))
-    stage(run_script, reading, tests)
+    if is_together:
+        stage(finder.limit_stars)
+    stage(run_script, reading, tests, set() if is_together else Expected(reading).calls())
     stage(run_hooks_and_defined, vars(tests))
     stage(run_check, vars(tests), finder)
 
 
-def run_script(reading, tests):
+def run_script(reading, tests, expected):
     first, rest = divide(reading)
     future = [it for it in first if isinstance(it, ast.ImportFrom) and it.module == "__future__"]
-    expected = Expected(reading).calls()
     first, rest = (compiled(part, expected) for part in (first, [*future, *rest]))
     exec(first, vars(tests))
     provide_names(reading, tests)

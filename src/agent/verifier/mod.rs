@@ -8,6 +8,9 @@
 //! examiner's report comes back behind a secret that was made for this run: never because of an exit
 //! status or a word in the output.
 //!
+//! Tests that hold so must hold in one process with the solution too (in a third sandbox): stand-ins show less of
+//! objects than Python does, and nobody is rewarded for what they do not show.
+//!
 //! Two rules, both about the tests alone:
 //!
 //! * *Nothing comes from the solution that the tests did not take from it by name* (`reading.py`): from a
@@ -123,11 +126,20 @@ impl<'a> Verifier<'a> {
         };
         let secret = secret()?;
         let (modules, named) = (module_names(&copied.entries), names_in(self.asked));
-        let job = json!({ "secret": secret, "test_code": test_code, "modules": modules, "named": named });
+        let mut job = json!({
+            "secret": secret, "test_code": test_code, "modules": modules, "named": named, "together": false,
+        });
         let (exam, solution) = self.examine(&examiner, &candidate, format!("{job}\n")).await?;
         let output = exam.capture.text();
         let mut report = TestReport::read(&output, &secret, exam.timed_out, started.elapsed());
         report.output.push_str(&solution);
+        if report.level() == Level::Solved {
+            job["together"] = true.into();
+            let exam = self.examine_together(episode, format!("{job}\n")).await?;
+            let together =
+                TestReport::read(&exam.capture.text(), &secret, exam.timed_out, started.elapsed());
+            report = report.unless(together);
+        }
         if copied.n_left > 0 {
             let n_left = copied.n_left;
             report
@@ -160,6 +172,22 @@ impl<'a> Verifier<'a> {
         let (exam, job) = tokio::join!(examiner.run_beside(exam, &others), hand_over);
         let printed = candidate.kill_background(job?).await.map(|it| it.capture.text());
         Ok((exam?, printed.unwrap_or_default()))
+    }
+
+    /// Runs the tests once more, with the solution in their process.
+    async fn examine_together(&self, episode: &Sandbox, job: String) -> Result<Output, SandboxError> {
+        let sandbox = self.sandboxes.start_for(Priority::Verifier).await?;
+        // What could be copied before can be copied again.
+        copy_solution(episode.workspace(), sandbox.workspace()).await.map_err(io::Error::other)?;
+        let (jobs, jobs_in) = io::pipe()?;
+        let (_nobody, nowhere) = io::pipe()?;
+        let mut exam = python(EXAMINER, jobs, nowhere);
+        exam.processor_time = Some(self.timeout);
+        exam.timeout = self.timeout.saturating_mul(CLOCK_FACTOR);
+        let (exam, written) = tokio::join!(sandbox.run(exam), write_first(jobs_in, job));
+        written?;
+        sandbox.stop().await;
+        exam
     }
 }
 
