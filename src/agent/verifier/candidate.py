@@ -15,6 +15,7 @@ import functools
 import importlib.util
 import inspect
 import io
+import itertools
 import operator
 
 questions, answers = take_over()
@@ -59,17 +60,46 @@ def remember(value):
     return numbers[id(value)]
 
 
-def names_of(kind):
-    return [[base.__module__, base.__qualname__] for base in kind.__mro__]
+# The last containers that the tests were given, by number: they may change them.
+containers, N_CONTAINERS, container_numbers = {}, 32, itertools.count()
+
+
+def number_of_container(value):
+    if type(value) not in (list, dict, set):
+        return None
+    number = next(container_numbers)
+    containers[number] = value
+    containers.pop(number - N_CONTAINERS, None)
+    return number
+
+
+# Containers that the tests have given, by their number, with what was in them: the solution may keep and change them.
+held = []
+
+
+def changes():
+    """What the solution has changed since in containers that it was given, and keeps."""
+    last, found, held[:] = held[-N_CONTAINERS:], [], []
+    for number, value, before in last:
+        now = encode(value, refer)
+        if before not in (None, now):
+            found.append([number, now])
+        # Whoever holds it beside the list and the variables here may change it again.
+        if before is None or sys.getrefcount(value) > 3:
+            held.append((number, value, now))
+    return found
 
 
 def refer(value):
     if isinstance(value, Callback):
         return {"cb": value.callback_number}
+    if isinstance(value, BaseException):
+        return {"er": [names_of(type(value)), encode(list(value.args), refer)]}
     if isinstance(value, type):
         return refer_class(value)
     if isinstance(value, FUNCTIONS):
         kind = next((name for name, holds in KINDS_OF_FUNCTIONS.items() if holds(value)), "")
+        kind = kind if isinstance(value, types.FunctionType) else kind or "builtin"
         return {"f": [remember(value), kind]}
     if isinstance(value, types.CoroutineType):
         return {"co": remember(value)}
@@ -89,7 +119,14 @@ def refer_class(value):
         return {"ec": [remember(value), value.__name__, kind_of_enum(value), members]}
     bases = [remember(base) for base in value.__mro__[1:-1]]
     fields = [it.name for it in dataclasses.fields(value)] if dataclasses.is_dataclass(value) else None
-    return {"k": [remember(value), value.__name__, bases, fields]}
+    return {"k": [remember(value), value.__name__, bases, fields, special_names(value)]}
+
+
+@functools.cache
+def special_names(kind):
+    """The special methods that a class has and not every object."""
+    names = [name for name in dir(kind) if name.startswith("__") and getattr(kind, name, None) is not getattr(object, name, None)]
+    return [*(it for it in names if getattr(kind, it, None) is not None), *(["__hash__"] if kind.__hash__ is object.__hash__ else [])]
 
 
 def encode_value(member):
@@ -135,7 +172,7 @@ def ask_back(message):
         if "returned" in message:
             return decode(message["returned"], resolve)
         if "raised" in message:
-            raise getattr(builtins, message["raised"])(*message["details"])
+            raise decode(message["raised"], resolve)
         serve(message)
 
 
@@ -151,6 +188,8 @@ class Callback:
         return ask_back({"callback": self.callback_number, **facts})
 
     def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
         return ask_back({"callback": self.callback_number, "get": name})
 
     def __setattr__(self, name, value):
@@ -167,14 +206,40 @@ class Drawn(Callback):
         return self()
 
 
+def forward(name):
+    def method(self, *args):
+        return ask_back({"callback": self.callback_number, "special": name, "args": encode(list(args), refer)})
+
+    return method
+
+
 @functools.cache
-def callback(kind, *facts):
-    return kind(*facts)
+def callback(kind, number, name=None, text=None, *special):
+    """The same for the same; it has the special methods that are named."""
+    methods = {it: forward(it) for it in special if it != "__call__"}
+    return type(name or kind.__name__, (kind,), methods)(number, name, text)
+
+
+made_exceptions = {}
+
+
+def exception_named(names):
+    """An exception's class: Python's, the solution's, or one of the tests made here with its bases."""
+    module, name = names[0]
+    found = getattr(sys.modules.get(module), name, None) or made_exceptions.get((module, name))
+    if not isinstance(found, type):
+        found = made_exceptions[module, name] = type(name, (exception_named(names[1:]),), {"__module__": module})
+    return found
 
 
 def resolve(tag, body):
     if tag == "bt":
         return getattr(builtins, body)
+    if tag == "ex":
+        return exception_named(body)
+    if tag == "er":
+        kind, args = exception_named(body[0]), decode(body[1], resolve)
+        return kind.__new__(kind, *args)
     if tag == "cb":
         return callback(Callback, *body)
     if tag == "gen":
@@ -239,6 +304,18 @@ def signature_of(function):
     return facts
 
 
+def fill(number, content):
+    """Leaves in a container what the tests have left in it."""
+    target = containers.get(number, type(content)())
+    target.clear()
+    (target.update if isinstance(target, (dict, set)) else target.extend)(content)
+
+
+def made_exception(kind, *args, **kwargs):
+    error = kind(*args, **kwargs)
+    return [str(error), list(error.args), attributes_of(error)]
+
+
 def names_in(target):
     return [name for name in dir(target) if not name.startswith("_")]
 
@@ -265,6 +342,12 @@ OPERATIONS = {
     "anext": lambda it: loop().run_until_complete(type(it).__anext__(it)),
     "get": take,
     "set": setattr,
+    "delete": delattr,
+    "__hash__": hash,
+    "__format__": format,
+    "__bytes__": bytes,
+    "__complex__": complex,
+    "__reversed__": reversed,
     "next": next,
     "state": lambda it: decode(state_of(it), None),
     "signature": signature_of,
@@ -273,6 +356,7 @@ OPERATIONS = {
     "astuple": dataclasses.astuple,
     "call": lambda it, *args, **kwargs: it(*args, **kwargs),
     "replace": dataclasses.replace,
+    "exception": made_exception,
 }
 
 
@@ -294,6 +378,8 @@ def do(message, args, kwargs):
         return load(message["name"], message["own"])
     if operation == "seed":
         return __import__("random").seed(*args)
+    if operation == "fill":
+        return fill(*args)
     named = [message["name"]] if "name" in message else []
     return operation_named(operation)(decode(message["target"], resolve), *named, *args, **kwargs)
 
@@ -316,12 +402,20 @@ class Heard(io.TextIOBase):
     def fileno(self):
         return self.stream.fileno()
 
+    def isatty(self):
+        return False
+
     def take(self):
         text, self.text, self.n_chars = "".join(self.text), [], 0
         return text
 
 
 heard = sys.stdout = Heard(sys.stdout)
+heard_errors = sys.stderr = Heard(sys.stderr)
+
+
+def all_heard():
+    return {"printed": heard.take(), "complained": heard_errors.take()}
 
 
 def replace_streams(message):
@@ -341,11 +435,14 @@ def serve(message):
         unread = replace_streams(message)
         args = decode(message.get("args", []), resolve)
         kwargs = decode(message.get("kwargs", {"d": []}), resolve)
-        value = encode(do(message, args, kwargs), refer)
-        changed = {"args": encode(args, refer), "kwargs": encode(kwargs, refer)}
-        send(answers, {"value": value, "printed": heard.take(), "unread": unread(), **changed})
+        held.extend((number, arg, None) for number, arg in zip(message.get("given", []), args) if number is not None)
+        result = do(message, args, kwargs)
+        value = encode(result, refer)
+        changed = {"args": encode(args, refer), "kwargs": encode(kwargs, refer), "container": number_of_container(result)}
+        changed["later"] = changes()
+        send(answers, {"value": value, **all_heard(), "unread": unread(), **changed})
     except BaseException as error:
-        facts = {"error": names_of(type(error)), "printed": heard.take(), "unread": unread()}
+        facts = {"error": names_of(type(error)), **all_heard(), "unread": unread()}
         send(answers, {**facts, **details_of(error)})
 
 
@@ -353,11 +450,16 @@ def details_of(error):
     """What can be told about an exception."""
     try:
         facts = {"text": str(error)[:2000], "details": encode(list(error.args), refer)}
-        named = [name for name in dir(error) if not name.startswith("_") and not hasattr(BaseException, name)]
-        attributes = {name: getattr(error, name) for name in named}
-        return {**facts, "attributes": encode({k: v for k, v in attributes.items() if not inspect.isroutine(v)}, refer)}
+        cause = [encode(it, refer) for it in [error.__cause__] if it is not None]
+        return {**facts, "attributes": encode(attributes_of(error), refer), "cause": cause}
     except BaseException:
-        return {"text": "", "details": [], "attributes": {"d": []}}
+        return {"text": "", "details": [], "attributes": {"d": []}, "cause": []}
+
+
+def attributes_of(error):
+    """What its class gives an exception: its methods as functions."""
+    named = [name for name in dir(error) if not name.startswith("_") and not hasattr(BaseException, name)]
+    return {name: getattr(error, name) for name in named}
 
 
 for line in iter(questions.readline, b""):

@@ -10,6 +10,7 @@ import decimal
 import fractions
 import json
 import os
+import pathlib
 import sys
 import types
 import uuid
@@ -30,6 +31,7 @@ VIEWS = {
 }
 SEQUENCES = {"t": tuple, "s": set, "fs": frozenset, "q": collections.deque}
 MAPPINGS = {"C": collections.Counter, "od": collections.OrderedDict, "d": dict}
+FACTORIES = {kind.__name__: kind for kind in (int, float, str, list, dict, set, tuple, bool)}
 # Written as text; a datetime is a date too, so it comes first.
 TEXTS = {
     "D": (decimal.Decimal, str, decimal.Decimal),
@@ -37,6 +39,7 @@ TEXTS = {
     "da": (datetime.date, datetime.date.isoformat, datetime.date.fromisoformat),
     "ti": (datetime.time, datetime.time.isoformat, datetime.time.fromisoformat),
     "u": (uuid.UUID, str, uuid.UUID),
+    "p": (pathlib.PurePosixPath, str, pathlib.PurePosixPath),
 }
 
 
@@ -57,6 +60,8 @@ def encode(value, refer):
     for tag, kind in SEQUENCES.items():
         if isinstance(value, kind):
             return {tag: [encode(item, refer) for item in value]}
+    if isinstance(value, collections.defaultdict) and value.default_factory in FACTORIES.values():
+        return {"dd": [value.default_factory.__name__, encode(dict(value), refer)]}
     for tag, kind in MAPPINGS.items():
         if isinstance(value, kind):
             return {tag: [[encode(k, refer), encode(v, refer)] for k, v in dict.items(value)]}
@@ -70,6 +75,8 @@ def encode_rare(value, refer):
         return {"c": [value.real, value.imag]}
     if isinstance(value, range):
         return {"r": [value.start, value.stop, value.step]}
+    if isinstance(value, slice):
+        return {"sl": [encode(it, refer) for it in (value.start, value.stop, value.step)]}
     for tag, (kind, _) in VIEWS.items():
         if isinstance(value, kind):
             return {tag: [encode(item, refer) for item in value]}
@@ -117,6 +124,10 @@ def decode_rare(tag, body, resolve):
         return complex(float(body[0]), float(body[1]))
     if tag == "r":
         return range(*(int(number) for number in body))
+    if tag == "dd":
+        return collections.defaultdict(FACTORIES[body[0]], decode(body[1], resolve))
+    if tag == "sl":
+        return slice(*(decode(it, resolve) for it in body))
     if tag in VIEWS:
         return VIEWS[tag][1](decode(item, resolve) for item in body)
     if tag in TEXTS:
@@ -151,6 +162,11 @@ def make_record(name, fields, values):
     if key not in RECORDS:
         RECORDS[key] = collections.namedtuple(*key)
     return RECORDS[key](*values)
+
+
+def names_of(kind):
+    """A class by its own name and those of its bases; one of the tests is nobody else's."""
+    return [[base.__module__.replace("__main__", "tests"), base.__qualname__] for base in kind.__mro__]
 
 
 def take_over():

@@ -121,8 +121,8 @@ class Executed(ast.NodeTransformer):
 class Counted(ast.NodeTransformer):
     """Has every assertion counted. Those of the script itself do not end it, so that all are seen."""
 
-    def __init__(self, top):
-        self.top, self.inside = top, []
+    def __init__(self, top, expected):
+        self.top, self.expected, self.inside = top, expected, []
 
     def visit_Assert(self, node):
         text = ast.unparse(node.test)
@@ -134,7 +134,10 @@ class Counted(ast.NodeTransformer):
         values = [node.test] if name == "__check__" else [node.test.left, node.test.comparators[0]]
         count = ast.Assign([ast.Name("__holds__", ast.Store())], called(name, *place, *values))
         caught = ast.ExceptHandler(None, None, [ast.Expr(called("__check_raised__", *place)), ast.Raise()])
-        tried = ast.copy_location(ast.Try([count], [caught], [], []), node)
+        body, last = [count], []
+        if not isinstance(node.test, ast.BoolOp):
+            body, last = [ast.Expr(called("__hold__")), count], [ast.Expr(called("__release__"))]
+        tried = ast.copy_location(ast.Try(body, [caught], [], last), node)
         if node in self.top:
             return tried
         failure = ast.Raise(called("AssertionError", node.msg or ast.Constant(text)))
@@ -145,6 +148,8 @@ class Counted(ast.NodeTransformer):
         call, is_top = node.value, node in self.top
         text = ast.unparse(node)
         self.generic_visit(node)
+        if isinstance(call, ast.Call) and name_of(call).startswith("assert") and not is_assertion(call):
+            return ast.copy_location(ast.Try([ast.Expr(called("__hold__")), node], [], [], [ast.Expr(called("__release__"))]), node)
         if isinstance(call, ast.Call) and is_assertion(call):
             place = [ast.Constant(call.lineno), ast.Constant(text), ast.Constant(is_top)]
             counted = ast.Call(ast.Name("__check_call__", ast.Load()), [*place, call.func, *call.args], call.keywords)
@@ -152,8 +157,10 @@ class Counted(ast.NodeTransformer):
         return node
 
     def visit_Call(self, node):
-        """The type of a stand-in is the class that it stands for."""
+        """The type of a stand-in is the class that it stands for; an object that is only compared is made later."""
         self.generic_visit(node)
+        if node in self.expected:
+            return ast.copy_location(ast.Call(ast.Name("__later__", ast.Load()), [node.func, *node.args], node.keywords), node)
         if isinstance(node.func, ast.Name) and node.func.id == "type" and len(node.args) == 1 and not node.keywords:
             node.func = ast.copy_location(ast.Name("__type_of__", ast.Load()), node)
         return node

@@ -4,13 +4,15 @@ The solution lives in another process of another sandbox. Importing it here give
 functions ask that process and turn its answers into plain builtin data, so no code of the solution
 ever runs beside an assertion: it cannot patch, compare, exit or look around here. Every assertion
 is counted; what was counted is reported at the end behind a secret that only this program knows.
+
+Tests that hold so are run once more with the solution in this very process, alone in another sandbox. That is
+worth nothing by itself, since there the solution can do all of that; but stand-ins show less than Python does
+(which objects are one and the same, what is a copy), and what is right must hold in Python as it is too.
 """
 
 import dataclasses
 import importlib.abc
 import importlib.machinery
-import random
-import traceback
 
 MAX_REPORT = 1 << 18
 
@@ -60,6 +62,31 @@ class StandIn(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self.functions[module.__name__] = functions
 
 
+    def functions_of(self, name):
+        importlib.import_module(name)
+        return self.functions.get(name, [])
+
+
+class Together:
+    """The solution's modules, in this process."""
+
+    def __init__(self, reading):
+        self.reading = reading
+        for name in reading.hiding:
+            sys.modules.pop(name, None)
+        sys.path.insert(0, os.getcwd())
+
+    def limit_stars(self):
+        """A star gives no builtin and no name that the tests bind, here as with stand-ins."""
+        for module in [importlib.import_module(it) for it, name in self.reading.taken if name == "*"]:
+            public = getattr(module, "__all__", [it for it in vars(module) if not it.startswith("_")])
+            module.__all__ = [it for it in public if self.reading.may_give(it)]
+
+    def functions_of(self, name):
+        values = vars(importlib.import_module(name)).items()
+        return [it for it, value in values if isinstance(value, types.FunctionType) and value.__module__ == name and not it.startswith("_")]
+
+
 def provide_modules(reading):
     """Makes the solution's modules importable: after all others, unless the tests can only mean the solution's."""
     for name in reading.hiding:
@@ -67,6 +94,8 @@ def provide_modules(reading):
     finder = StandIn({*reading.modules, reading.main}, reading)
     sys.meta_path.append(finder)
     sys.meta_path.insert(0, StandIn(reading.hiding, reading, True))
+    provide_dataclasses()
+    provide_seed()
     return finder
 
 
@@ -75,7 +104,7 @@ def provide_names(reading, tests):
     if reading.taken or not reading.free:
         return
     module = importlib.import_module(reading.main)
-    for name in set(reading.free) & set(module.__all__):
+    for name in set(reading.free) & set(dir(module)):
         vars(tests)[name] = getattr(module, name)
 
 
@@ -84,7 +113,7 @@ def provide_dataclasses():
 
     def known(name, work):
         own = getattr(dataclasses, name)
-        setattr(dataclasses, name, lambda it, **more: work(it, **more) if type(it) in (RemoteObject, RemoteClass) else own(it, **more))
+        setattr(dataclasses, name, lambda it, **more: work(it, **more) if issubclass(type(it), Remote) else own(it, **more))
 
     def asked(name):
         return lambda it, **more: ask({"op": name, "target": it.remote_reference(), "kwargs": pack(more)}, f"{name}()")
@@ -116,18 +145,17 @@ def run_check(tests, finder):
     if not isinstance(check_function, types.FunctionType) or "check" in entered:
         return
     main = finder.reading.main
-    module = importlib.import_module(main)
-    functions = finder.functions.get(main, [])
+    functions = finder.functions_of(main)
     # Which of several is meant, the task says.
     functions = [it for it in functions if it in finder.reading.named] or functions if len(functions) > 1 else functions
     if len(functions) != 1:
         found = ", ".join(functions) or "none"
         raise give_up(f"the tests define `check` and do not say for which function of the solution ({found})")
-    check_function(getattr(module, functions[0]))
+    check_function(getattr(importlib.import_module(main), functions[0]))
 
 
 def read(job):
-    """The tests and whose their names are; nothing where the text alone shows that nobody can be judged by them."""
+    """The tests and whose their names are; none where the text alone shows that nobody can be judged by them."""
     try:
         tree = Executed().visit(ast.parse(job["test_code"], "tests.py"))
         reading = Reading(tree, set(job["named"]), set(job["modules"]))
@@ -135,57 +163,66 @@ def read(job):
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         reason = f"the tests are no Python: {type(error).__name__}: {error}"
     if reason is not None:
-        Ending.is_of_text = True
-        raise cannot_judge(reason)
+        Ending.unusable = reason
+        return None
     telling.update(telling_names(tree))
+    touching.update(touching_lines(reading))
     return reading
 
 
 def run(job):
     """Runs the script, and the test functions and cases that it only defines."""
     reading = read(job)
+    if reading is None:
+        return
     tests = types.ModuleType("__main__")
-    finder = provide_modules(reading)
+    is_together = job["together"]
+    finder = Together(reading) if is_together else provide_modules(reading)
     provide_pytest(vars(tests))
     provide_unittest(vars(tests))
-    provide_dataclasses()
-    provide_seed()
     sys.modules["__main__"] = tests
     vars(tests).update(__check__=check, __check_equal__=check_equal, __check_raised__=check_raised, __check_call__=check_call)
-    vars(tests).update(__entered__=entered.add, __type_of__=type_of, __file__=os.path.join(os.getcwd(), "tests.py"))
-    stage(reading, provide_names, reading, tests)
-    tree = reading.tree
-    counted = ast.fix_missing_locations(Counted(list(tree.body)).visit(tree))
-    stage(reading, exec, compile(counted, "tests.py", "exec"), vars(tests))
-    stage(reading, run_hooks_and_defined, vars(tests))
-    stage(reading, run_check, vars(tests), finder)
+    vars(tests).update(__later__=later, __hold__=hold, __release__=release, __type_of__=type if is_together else type_of)
+    vars(tests).update(__entered__=entered.add, __file__=os.path.join(os.getcwd(), "tests.py"))
+    if is_together:
+        stage(finder.limit_stars)
+    stage(run_script, reading, tests, set() if is_together else Expected(reading).calls())
+    stage(run_hooks_and_defined, vars(tests))
+    stage(run_check, vars(tests), finder)
+
+
+def run_script(reading, tests, expected):
+    first, rest = divide(reading)
+    future = [it for it in first if isinstance(it, ast.ImportFrom) and it.module == "__future__"]
+    first, rest = (compiled(part, expected) for part in (first, [*future, *rest]))
+    exec(first, vars(tests))
+    provide_names(reading, tests)
+    exec(rest, vars(tests))
+
+
+def compiled(statements, expected):
+    tree = Counted(list(statements), expected).visit(ast.Module(statements, []))
+    return compile(ast.fix_missing_locations(tree), "tests.py", "exec")
 
 
 def run_hooks_and_defined(tests):
     with contextlib.ExitStack() as stack:
         run_hooks(tests.get, "setup_module", "teardown_module", stack)
-        run_defined(tests)
+        with shared_fixtures:
+            run_defined(tests)
 
 
-def is_own(error, reading):
-    """Whether the tests raised it by themselves: the solution has told nothing yet, and nothing of it is near."""
-    if Last.is_told or reading is None or isinstance(error, SolutionError):
-        return False
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == "tests.py"]
-    return not set(lines) & touching_lines(reading)
-
-
-def stage(reading, work, *args):
+def stage(work, *args):
     """A part of the run; how it ends is noted, and the next one follows."""
     is_error = False
     try:
         work(*args)
     except BaseException as error:
-        is_error = note(error, reading)
+        is_error = note(error)
     settle(is_error)
 
 
-def note(error, reading=None):
+def note(error):
     """Remembers how a part of the tests ended, unless failed assertions say it; whether that is an error."""
     is_of_solution = getattr(error, "is_of_solution", False)
     is_end = isinstance(error, SystemExit) and not is_of_solution and (error.code in (None, 0) or counts[False] > 0)
@@ -197,13 +234,14 @@ def note(error, reading=None):
     except BaseException:
         # It holds something of the solution that does not want to be printed.
         text = type(error).__name__
-    if not is_of_solution and is_own(error, reading):
-        cannot_judge(f"the tests fail by themselves: {text[:2000]}")
     note_text(text)
     return True
 
 
 def note_text(problem):
+    """Why the tests did not come to their end: it is their own fault as long as the solution was not asked anything."""
+    if Last.n_asked == 0:
+        Ending.unusable = Ending.unusable or f"the tests fail by themselves: {problem[:2000]}"
     Ending.problem = Ending.problem or problem[:2000]
 
 
@@ -213,10 +251,7 @@ def report():
     problem = Ending.unusable or Ending.failure or Ending.problem
     if problem is None and not any(counts.values()):
         problem = "the tests made no assertion"
-        if not Last.is_told:
-            cannot_judge(problem)
-    is_unusable = Ending.unusable is not None and (Ending.is_of_text or not counts[False])
-    facts = {"passed": counts[True], "failed": counts[False], "error": problem, "unusable": is_unusable}
+    facts = {"passed": counts[True], "failed": counts[False], "error": problem, "unusable": Ending.unusable is not None}
     shown = listed
     while True:
         text = json.dumps({**facts, "assertions": shown}, ensure_ascii=False).encode(errors="replace")
@@ -227,7 +262,7 @@ def report():
 
 def main():
     job = json.loads(incoming.readline())
-    stage(None, run, job)
+    stage(run, job)
     sys.stdout.flush()
     with os.fdopen(os.dup(2), "wb") as output:
         output.write(b"\n" + job["secret"].encode() + report() + b"\n")

@@ -7,13 +7,16 @@ solution's if it is called `solution`, if the task names it, or if the tests tak
 it is no library. A library never comes from the solution, under whatever name it is known.
 """
 
+# Packages that may be missing here: nobody's module is meant by such a name.
 LIBRARIES = set(
-    "numpy np pandas pd scipy sp sympy sym hypothesis torch sklearn tensorflow tf keras jax jnp requests matplotlib plt seaborn sns "
-    "networkx nx pydantic freezegun pytest nose mock parameterized attr attrs yaml bs4 flask django fastapi starlette httpx aiohttp "
+    "numpy pandas scipy sympy hypothesis torch sklearn tensorflow keras jax requests matplotlib seaborn "
+    "networkx pydantic freezegun pytest nose mock parameterized attr attrs yaml bs4 flask django fastapi starlette httpx aiohttp "
     "sqlalchemy tqdm PIL cv2 numba cython dateutil pytz arrow regex lxml simplejson ujson orjson toml tomli more_itertools toolz "
     "sortedcontainers gmpy2 mpmath nltk spacy faker responses psutil joblib dask polars pyarrow xarray statsmodels bitarray bs4 "
     "click typer rich jinja2 markdown redis pymongo boto3 cryptography jwt websockets anyio trio uvloop typing_extensions six".split()
 )
+# Letters of what people call a library: np, plt.
+MAX_SHORT = 3
 PYTHONS = {*sys.stdlib_module_names, *sys.builtin_module_names}
 
 # What cannot reach a solution in another process, by what the tests use for it.
@@ -21,7 +24,12 @@ FOREIGN = {
     "inspect.getsource inspect.getsourcelines inspect.getsourcefile inspect.getfile": "reads the text of the solution",
     "doctest": "lets the solution judge itself",
     "os.environ os.putenv": "changes the environment",
-    "subprocess os.system os.popen runpy multiprocessing concurrent.futures.ProcessPoolExecutor": "runs a program",
+    "subprocess os.system os.popen runpy multiprocessing": "runs a program",
+    "threading concurrent.futures asyncio.create_task asyncio.ensure_future asyncio.wait_for asyncio.wait asyncio.timeout "
+    "asyncio.TaskGroup": "does several things at once",
+    "warnings.catch_warnings assertWarns assertWarnsRegex logging assertLogs assertNoLogs sys.argv gc tracemalloc "
+    "sys.setrecursionlimit sys.getrefcount weakref": "looks into the interpreter of the tests",
+    "sqlite3": "keeps what it opens in its own process",
     "socket urllib.request http.client http.server": "needs a network",
     "importlib.reload": "reloads the solution",
     "tempfile shutil glob os.listdir os.remove os.unlink os.mkdir os.makedirs os.rmdir os.rename os.walk os.scandir os.chdir "
@@ -42,7 +50,7 @@ def uses_of(tree):
     for node in ast.walk(tree):
         if isinstance(node, (ast.Attribute, ast.Name)):
             yield dotted(node)
-        if isinstance(node, ast.Attribute) and node.attr in ("read_text", "write_text", "read_bytes", "write_bytes"):
+        if isinstance(node, ast.Attribute) and node.attr.startswith(("read_", "write_", "assertWarns", "assertLogs", "assertNoLogs")):
             yield node.attr
     for module, name in imports_of(tree):
         yield f"{module}.{name}" if name else module
@@ -87,7 +95,7 @@ class Reading:
         if not self.imported & self.modules:
             self.modules |= unknown
         # Modules of the solution that hide one of Python's own: the tests take something from them that Python's lacks.
-        self.hiding = {it for it in self.imported & named & PYTHONS if it in present and not self.is_of_python(it)}
+        self.hiding = {it for it in self.imported & named & PYTHONS if not self.is_of_python(it)}
         self.missing = {it for it in self.imported if not is_installed(it)} - self.modules - set(optional_imports(tree))
         self.taken = [(module, name) for module, name in imports_of(tree) if first_part(module) in {*self.modules, *self.hiding}]
         others = [it for it in present if it not in known]
@@ -96,8 +104,11 @@ class Reading:
         self.bound = {*bound_names(tree), *dir(builtins)}
         self.free = sorted(name for name in used_names(tree) - self.bound if not name.startswith("__"))
         # Whether names that nobody binds are the solution's.
-        self.is_star = any(name == "*" for _, name in self.taken)
-        self.is_open = not self.taken or self.is_star
+        self.is_open = not self.taken or any(name == "*" for _, name in self.taken)
+        # What the solution gives is known here by these names.
+        self.given = {name for it in tree.body if self.is_import(it) for name in bound_names(it)}
+        self.given |= {name for it in ast.walk(tree) if self.is_import(it) for name in bound_names(it)} | set(self.free)
+        self.functions = {it.name for it in ast.walk(tree) if isinstance(it, (ast.FunctionDef, ast.AsyncFunctionDef))}
 
     def is_of_python(self, module):
         real = importlib.import_module(module)
@@ -105,7 +116,24 @@ class Reading:
 
     def may_give(self, name):
         """Whether the solution may give a name by a star or because nobody binds it."""
-        return name.isidentifier() and name not in {*self.bound, *LIBRARIES, *PYTHONS} and not name.startswith("__")
+        return name.isidentifier() and name not in self.bound and not name.startswith("__") and not self.is_library(name)
+
+    def is_library(self, name):
+        """Whether a name stands for a module: a library's or a short one for it, of which only attributes are used."""
+        uses = sum(isinstance(it, ast.Name) and it.id == name for it in ast.walk(self.tree))
+        owners = sum(isinstance(it, ast.Attribute) and getattr(it.value, "id", "") == name for it in ast.walk(self.tree))
+        return (name in {*LIBRARIES, *PYTHONS} or len(name) <= MAX_SHORT) and 0 < uses == owners
+
+    def is_import(self, node):
+        """Whether a statement imports something of the solution, and nothing else."""
+        found = list(imports_of(node)) if isinstance(node, (ast.Import, ast.ImportFrom)) else []
+        return bool(found) and all(it in self.taken for it in found)
+
+    def is_given(self, node):
+        """Whether a name is the solution's, or an attribute of one of its modules."""
+        if isinstance(node, ast.Attribute):
+            return dotted(node.value) in self.modules
+        return isinstance(node, ast.Name) and node.id in self.given
 
 
 def bound_names(tree):
@@ -131,6 +159,10 @@ def is_python(module):
     return module is not None and first_part(module) in PYTHONS and is_installed(module)
 
 
+DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+SIMPLE = (ast.Expr, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Assert, ast.Return, ast.Delete)
+
+
 def used_names(tree):
     return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
 
@@ -146,16 +178,58 @@ def names_wanted(tree):
     return wanted
 
 
-def touching_lines(reading):
-    """The lines of the tests that may hold something of the solution: by its names, and by names made of those."""
-    touched, n_before = {name for _, name in reading.taken if name} | reading.modules | set(reading.free), -1
-    statements = [it for it in ast.walk(reading.tree) if isinstance(it, ast.stmt)]
+# What can be run before the solution is asked anything.
+
+# Calls that run what the tests define, or use names that are not written.
+RUNNING = {"main", "run", "exec", "eval", "globals", "locals", "vars"}
+
+
+def divide(reading):
+    """The script in two: what comes before the solution is needed, for which imports of it wait, and the rest."""
+    touched, first, waiting = touched_names(reading), [], []
+    for idx, statement in enumerate(reading.tree.body):
+        if reading.is_import(statement):
+            waiting.append(statement)
+        elif needs_solution(statement, reading, touched):
+            return first, [*waiting, *reading.tree.body[idx:]]
+        else:
+            first.append(statement)
+    return first, waiting
+
+
+def touched_names(reading):
+    """The solution's names, and all that are made with them."""
+    touched, n_before = {*reading.given, *reading.modules}, -1
     while len(touched) > n_before:
-        n_before, lines = len(touched), set()
-        for statement in statements:
-            if touched & used_names(statement):
-                lines.update(range(statement.lineno, (statement.end_lineno or statement.lineno) + 1))
-                touched |= set(bound_names(statement))
+        n_before = len(touched)
+        for it in reading.tree.body:
+            if touched & used_names(it):
+                touched |= {it.name} if isinstance(it, DEFINITIONS) else set(bound_names(it))
+    return touched
+
+
+def needs_solution(statement, reading, touched):
+    """Whether a statement uses something of the solution, or takes its place; what is only defined uses nothing yet."""
+    if isinstance(statement, DEFINITIONS):
+        inside = statement.body if isinstance(statement, ast.ClassDef) else []
+        parts = [*statement.decorator_list, *(statement.bases if isinstance(statement, ast.ClassDef) else [statement.args])]
+        is_used = any(touched & used_names(it) for it in parts) or any(needs_solution(it, reading, touched) for it in inside)
+        return is_used or statement.name in reading.given
+    is_import = any(reading.is_import(it) for it in ast.walk(statement))
+    runs = RUNNING & {name_of(it) for it in ast.walk(statement) if isinstance(it, ast.Call)}
+    return is_import or bool(runs or touched & {*used_names(statement), *bound_names(statement)})
+
+
+def touching_lines(reading):
+    """The lines that may go wrong by the solution: they use its names, or names that are made with them."""
+    touched, n_before, lines = {*reading.given, *reading.modules}, -1, set()
+    parts = [it for it in ast.walk(reading.tree) if isinstance(it, (ast.withitem, ast.comprehension, ast.NamedExpr, *SIMPLE))]
+    parts += [ast.Tuple([it.iter, it.target]) for it in ast.walk(reading.tree) if isinstance(it, (ast.For, ast.AsyncFor))]
+    while len(touched) > n_before:
+        n_before = len(touched)
+        for part in (it for it in parts if touched & used_names(it)):
+            touched |= set(bound_names(part))
+            lines |= set(range(part.lineno, part.end_lineno + 1)) if isinstance(part, SIMPLE) else set()
     return lines
 
 
@@ -188,11 +262,27 @@ def a_foreign_word(reading):
 
 def a_replaced_part(reading):
     for node in ast.walk(reading.tree):
-        if isinstance(node, ast.Call) and "patch" in (name_of(node), name_of(getattr(node.func, "value", None))):
-            target = getattr(node.args[0], "value", None) if node.args else None
-            if target not in REPLACEABLE:
-                return "the tests replace parts of the solution or of Python, which is not supported"
+        owner = name_of(getattr(node.func, "value", None)) if isinstance(node, ast.Call) else ""
+        is_patch = isinstance(node, ast.Call) and "patch" in (name_of(node), owner)
+        is_set = owner == "monkeypatch" and name_of(node) == "setattr"
+        if (is_patch or is_set) and not is_replaceable(node.args, owner, reading):
+            return "the tests replace parts of the solution or of Python, which is not supported"
     return None
+
+
+def is_replaceable(args, owner, reading):
+    """Whether something can be replaced: what is passed on to the solution, or an attribute of the solution's."""
+    words = [it.value if isinstance(it, ast.Constant) else dotted(it) for it in args[:2]]
+    is_given = owner == "monkeypatch" and bool(args) and (reading.is_given(args[0]) or words[0] in reading.modules)
+    return is_given or bool({str(words[0]), ".".join(map(str, words))} & set(REPLACEABLE)) if words else False
+
+
+def an_async_callback(reading):
+    """A function that only the solution's own loop could await."""
+    names = {it.name for it in ast.walk(reading.tree) if isinstance(it, ast.AsyncFunctionDef)}
+    called = {id(it.func) for it in ast.walk(reading.tree) if isinstance(it, ast.Call)}
+    passed = [it.id for it in ast.walk(reading.tree) if isinstance(it, ast.Name) and it.id in names and id(it) not in called]
+    return f"the tests pass the asynchronous function {passed[0]}, which cannot be awaited from another process" if passed else None
 
 
 def a_subclass(reading):
@@ -239,7 +329,61 @@ def no_assertion(reading):
     return "the tests make no assertion"
 
 
-RULES = (a_missing_package, a_foreign_word, a_name_of_nobody, a_replaced_part, a_subclass, an_identity, no_assertion)
+def a_missing_part(reading):
+    """Attributes of pytest and of its fixtures that there are not here."""
+    short = {it.asname: it.name for node in ast.walk(reading.tree) if isinstance(node, ast.Import) for it in node.names}
+    attributes = [(name_of(it.value), it.attr) for it in ast.walk(reading.tree) if isinstance(it, ast.Attribute)]
+    used = [(short.get(owner, owner), name) for owner, name in attributes]
+    made = {it.id for it in ast.walk(reading.tree) if isinstance(it, ast.Name) and isinstance(it.ctx, ast.Store)}
+    for owner, name in [*used, *imports_of(reading.tree)]:
+        if owner in PARTS and owner not in made and name not in (*PARTS[owner], None):
+            return f"the tests use {owner}.{name}, which is not supported"
+    marks = [it for it in ast.walk(reading.tree) if isinstance(it, ast.Call) and name_of(it) in ("xfail", "parametrize")]
+    options = {it.arg for mark in marks for it in mark.keywords} & {"indirect", "strict"}
+    return f"the tests use the option {min(options)} of pytest, which is not supported" if options else None
+
+
+def a_missing_fixture(reading):
+    known = {"request", "capsys", "monkeypatch", *names_of_fixtures(reading.tree), *names_of_parameters(reading.tree)}
+    called = used_names(reading.tree)
+    for kind in [reading.tree, *(it for it in reading.tree.body if isinstance(it, ast.ClassDef) and it.name.startswith("Test"))]:
+        for function in kind.body:
+            is_test = isinstance(function, DEFINITIONS[:2]) and function.name.startswith("test") and function.name not in called
+            missing = [it for it in fixtures_needed(function, kind) if it not in known] if is_test else []
+            if missing:
+                return f"the tests need the fixture `{missing[0]}`, which there is not"
+    return None
+
+
+def fixtures_needed(function, kind):
+    """The arguments that pytest makes: all but those with a value, those that `patch` gives, and the object itself."""
+    arguments = function.args.args[: len(function.args.args) - len(function.args.defaults)]
+    decorators = [it for it in function.decorator_list if isinstance(it, ast.Call)]
+    n_given = sum(name_of(it) == "patch" and len(it.args) == 1 and "new" not in [k.arg for k in it.keywords] for it in decorators)
+    is_method = isinstance(kind, ast.ClassDef) and "staticmethod" not in map(name_of, function.decorator_list)
+    return [it.arg for it in arguments[n_given + is_method:]]
+
+
+def names_of_fixtures(tree):
+    for node in ast.walk(tree):
+        made = [it for it in getattr(node, "decorator_list", []) if name_of(it) == "fixture"]
+        yield from (node.name for _ in made)
+        options = [option for it in made for option in getattr(it, "keywords", [])]
+        yield from (it.value.value for it in options if it.arg == "name" and isinstance(it.value, ast.Constant))
+
+
+def names_of_parameters(tree):
+    """The names in `parametrize`: "a, b" or ["a", "b"]."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and name_of(node) == "parametrize" and node.args:
+            texts = [it.value for it in ast.walk(node.args[0]) if isinstance(it, ast.Constant)]
+            yield from (name.strip() for text in texts for name in str(text).split(","))
+
+
+RULES = (
+    *(a_missing_package, a_foreign_word, a_name_of_nobody, a_replaced_part, a_missing_part, a_missing_fixture),
+    *(an_async_callback, a_subclass, an_identity, no_assertion),
+)
 
 
 # Where the tests expect an object.

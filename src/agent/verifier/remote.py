@@ -13,8 +13,13 @@ such: then its content is compared here. When two objects are equal says `equali
 
 import builtins
 import enum
+import functools
 import inspect
+import io
+import queue
+import random
 import threading
+import traceback
 import unittest.mock
 
 incoming, outgoing = take_over()
@@ -26,29 +31,15 @@ class SolutionError(BaseException):
     """The solution did something that no test can judge."""
 
 
-class TestsUnusable(BaseException):
-    """The tests need something that they cannot have here."""
-
-
 class Ending:
     """What is known about the end whatever the tests catch: the first reason stays."""
 
     failure = unusable = problem = None
-    # Whether it was known before the solution was asked for anything.
-    is_of_text = False
 
 
 def give_up(reason):
-    if Ending.unusable is None:
-        Ending.failure = Ending.failure or reason
+    Ending.failure = Ending.failure or reason
     return SolutionError(reason)
-
-
-def cannot_judge(reason):
-    """Only for what no solution can bring about: it depends on the tests and on what there is here."""
-    if Ending.failure is None:
-        Ending.unusable = Ending.unusable or reason
-    return TestsUnusable(reason)
 
 
 # What is believed.
@@ -66,8 +57,8 @@ METHOD_NAMES = {name for kind in PLAIN_KINDS for name in dir(kind) if callable(g
 telling = set()
 # Where objects came from that tests expect to be objects, and where those came from that have answered anything.
 believed, doubts = set(), {}
-# Names of classes that the tests called.
-makers = set()
+# Names of classes that the tests called, and the lines of the tests that use something of the solution.
+makers, touching = set(), set()
 
 
 def believe(origin):
@@ -78,26 +69,47 @@ def believe(origin):
 
 
 # Questions that tell the object nothing about what is expected of it.
-DATA = "__len__ __getitem__ __str__ __repr__ __float__ __int__ __iter__ __bool__ __abs__ __neg__ __pos__ __invert__".split()
+DATA = "__len__ __getitem__ __str__ __repr__ __float__ __int__ __iter__ __bool__ __abs__ __neg__ __pos__ __invert__ __eq__ "
+DATA = (DATA + "__format__ __index__ __bytes__ __complex__ __reversed__ __round__ __trunc__ __floor__ __ceil__").split()
+# Questions that plain data answers by yes or no: whoever has no data may say yes.
+PREDICATES = {name for name in METHOD_NAMES if name.startswith(("is", "starts", "ends"))}
+# Operators that say what is expected if it is their operand: the rest is nothing then.
+REVEALING = {f"__{prefix}{name}__" for name in "sub truediv floordiv mod divmod xor and or".split() for prefix in ("", "r", "i")}
+REVEALED = "(data)"
+# What can still be asked then: nothing of it is a number that comes to nothing.
+SPOKEN = ("__str__", "__repr__", "__format__", "__iter__", "__getitem__")
+OPERATORS = {f"__{prefix}{name}__" for name in "add mul matmul pow".split() for prefix in ("", "r", "i")}
+OPERATORS |= {*REVEALING, "__abs__", "__neg__", "__pos__", "__invert__", "__round__"}
 
 
 def is_made_by_class(origin):
-    """Whether the tests themselves made it by a name that classes have, or got it by an operator from such."""
+    """Whether the tests themselves made it by a name that classes have, or got it by operators from such."""
     name = origin.partition(" __")[0]
     return name in makers and name[:1].isupper()
 
 
-def doubt(remote, value, question):
+def reveals(question, operands):
+    """Whether a question may say what is expected: with data of the tests, or by yes and no."""
+    if question.startswith("__"):
+        return question not in DATA and not (operands and all(isinstance(it, Remote) for it in operands))
+    return question.rpartition(".")[2] in PREDICATES
+
+
+def doubt(remote, value, question, operands=()):
     """An answer that only an object gives which the tests expect to be one."""
-    is_data = is_made_by_class(remote.remote_origin) and question in DATA
-    if value is not None and not isinstance(value, Remote) and not is_data:
-        doubts.setdefault(remote.remote_origin, question)
+    is_made, is_revealed = is_made_by_class(remote.remote_origin), REVEALED in remote.remote_origin
+    is_data = is_made and not reveals(question, operands) and (question in SPOKEN or not is_revealed)
+    # An operator of what may be plain data gives plain data; methods and classes may give objects.
+    is_object = isinstance(value, Remote) and (is_made or question not in OPERATORS)
+    if value is not None and not is_object and not is_data:
+        doubts.setdefault((remote.remote_origin, question), set()).add(value if type(value) is bool else None)
     return value
 
 
 def settle_doubts():
-    for origin, question in doubts.items():
-        if origin not in believed:
+    """An object that the tests made by a class may also show that it is one by answering both yes and no."""
+    for (origin, question), answers in doubts.items():
+        if origin not in believed and not (is_made_by_class(origin) and REVEALED not in origin and answers == {True, False}):
             give_up(f"an object of the solution stands where the tests expect plain data ({origin}, asked for {question})")
 
 
@@ -115,7 +127,8 @@ class Remote:
         object.__setattr__(self, "remote_origin", origin)
 
     def remote_get(self, name):
-        return ask({"op": "get", "target": self.remote_reference(), "name": name}, f".{name}")
+        owner = getattr(self.remote_class, "remote_origin", "") if isinstance(self, RemoteObject) else ""
+        return ask({"op": "get", "target": self.remote_reference(), "name": name}, f"{owner}.{name}")
 
     def remote_reference(self):
         return {"ref": self.remote_number}
@@ -166,8 +179,8 @@ EXAMPLES = {"coroutine": coroutine, "generator": generator, "asynchronous genera
 
 
 class RemoteFunction(Described):
-    # The object whose method it is, if the method has a name that plain data has too; and what kind it is.
-    remote_owner, remote_kind = None, ""
+    # The object whose method it is, the same if the method has a name that plain data has too, and what kind it is.
+    remote_self, remote_owner, remote_kind = None, None, ""
     # For `inspect` it is a function.
     __class__ = property(lambda _: types.FunctionType)
     __code__ = property(lambda self: EXAMPLES.get(self.remote_kind, fact).__code__)
@@ -177,10 +190,15 @@ class RemoteFunction(Described):
             raise AttributeError(name)
         return self.remote_get(name)
 
+    def __get__(self, owner, kind=None):
+        return self if owner is None or self.remote_kind == "builtin" else types.MethodType(self, owner)
+
     def __call__(self, *args, **kwargs):
         # A copy is what it is a copy of.
-        is_copy = self.remote_owner is not None and self.remote_origin == ".copy"
+        is_copy = self.remote_owner is not None and self.remote_origin.endswith(".copy")
         origin = self.remote_owner.remote_origin if is_copy else f"{self.remote_origin}()"
+        if self.remote_self is not None:
+            handed.add(self.remote_self.remote_number)
         value = call(self, args, kwargs, origin)
         return doubt(self.remote_owner, value, self.remote_origin) if self.remote_owner is not None else value
 
@@ -189,7 +207,7 @@ class RemoteClass(Described):
     """A class of the solution; for `inspect` it is one."""
 
     __class__ = property(lambda _: type)
-    remote_bases, remote_fields = (), None
+    remote_bases, remote_fields, remote_names = (), None, ()
 
     def __getattr__(self, name):
         if name.startswith("__") and name not in FACTS:
@@ -212,7 +230,22 @@ class RemoteClass(Described):
         value = call(self, args, kwargs, self.remote_origin)
         if isinstance(value, RemoteObject):
             object.__setattr__(value, "remote_made", made)
+            object.__setattr__(value, "remote_is_made", True)
             made_objects.append(value)
+        return value
+
+    def __getitem__(self, _):
+        """A generic class with its parameters."""
+        if "__class_getitem__" not in self.remote_names:
+            raise TypeError("the class is not generic")
+        return self
+
+    def remote_later(self, *args, **kwargs):
+        """An object that is made when it is needed first."""
+        value = able(RemoteObject, self.remote_names)(None, self.remote_origin)
+        object.__setattr__(value, "remote_class", self)
+        args, kwargs = copy_of_plain([list(args), kwargs]) or (args, kwargs)
+        object.__setattr__(value, "remote_maker", lambda: self(*args, **kwargs))
         return value
 
     def __instancecheck__(self, other):
@@ -237,11 +270,29 @@ class RemoteObject(Remote):
 
     # Its attributes as they were when it came, when that was, what the tests made it of, and its class.
     remote_state = remote_born = remote_made = remote_class = None
+    # Whether the tests made it, and what makes one that they only compare: it has no number before it is needed.
+    remote_is_made, remote_maker = False, None
+
+    def remote_reference(self):
+        if self.remote_number is None:
+            self.remote_become(self.remote_maker())
+        return {"ref": self.remote_number}
+
+    def remote_become(self, made):
+        if not isinstance(made, RemoteObject):
+            raise give_up(f"the class {self.remote_origin} of the solution makes something else")
+        for name in ("number", "state", "born", "made", "is_made", "class"):
+            object.__setattr__(self, f"remote_{name}", getattr(made, f"remote_{name}"))
+        object.__setattr__(self, "__class__", type(made))
 
     def remote_special(self, name, *args):
+        if name not in DATA:
+            handed.add(self.remote_reference()["ref"])
         question = {"op": name, "target": self.remote_reference(), "args": pack(list(args))}
-        origin = self.remote_origin if self.remote_origin.endswith(f" {name}") else f"{self.remote_origin} {name}"
-        return doubt(self, ask(question, origin), name)
+        is_revealed = name in REVEALING and not all(isinstance(it, Remote) for it in args)
+        step = f" {name}{REVEALED if is_revealed else ''}"
+        origin = self.remote_origin if self.remote_origin.endswith(step) else self.remote_origin + step
+        return doubt(self, ask(question, origin), name, args)
 
     def remote_told(self):
         """Its attributes as they are now, and its content if it has one."""
@@ -256,14 +307,17 @@ class RemoteObject(Remote):
     def __dir__(self):
         return ask({"op": "dir", "target": self.remote_reference()}, "")
 
-    # A set looks for equals among those of one class.
     def __hash__(self):
-        return hash(getattr(self.remote_class, "remote_number", 0))
+        return plain(ask({"op": "__hash__", "target": self.remote_reference()}, ""), int)
 
     def __eq__(self, other):
         if isinstance(other, RemoteObject):
-            return are_equal(self, other)
-        content = self.remote_told()[1:] if type(other) in PLAIN_KINDS and other is not None else []
+            return self is other or are_equal(self, other)
+        self.remote_reference()
+        told = self.remote_told() if is_made_by_class(self.remote_origin) else self.remote_state or []
+        content = told[1:] if type(other) in PLAIN_KINDS and other is not None else []
+        if other is not None and (not content or REVEALED in self.remote_origin):
+            doubt(self, True, "__eq__")
         return content == [other]
 
     def __ne__(self, other):
@@ -275,13 +329,39 @@ class RemoteObject(Remote):
         if name in telling:
             believe(self.remote_origin)
         value = self.remote_get(name)
-        if name not in telling and isinstance(value, RemoteFunction):
-            object.__setattr__(value, "remote_owner", self)
+        if isinstance(value, RemoteFunction):
+            object.__setattr__(value, "remote_self", self)
+            object.__setattr__(value, "remote_owner", None if name in telling else self)
         return value if name in METHOD_NAMES else doubt(self, value, name)
 
     def __setattr__(self, name, value):
         believe(self.remote_origin)
         ask({"op": "set", "target": self.remote_reference(), "name": name, "args": pack([value])}, "")
+
+    def __delattr__(self, name):
+        believe(self.remote_origin)
+        ask({"op": "delete", "target": self.remote_reference(), "name": name}, "")
+
+    def __copy__(self):
+        return ask({"op": "__copy__", "target": self.remote_reference()}, self.remote_origin)
+
+    def __deepcopy__(self, _):
+        return ask({"op": "__deepcopy__", "target": self.remote_reference()}, self.remote_origin)
+
+    def __reduce_ex__(self, _):
+        raise give_up(f"an object of the solution stands where the tests expect plain data ({self.remote_origin})")
+
+
+def is_swallowed(answer, error, trace):
+    """Whether an exception ends with a block: the object's own affair, unless the exception may be its own fault."""
+    lines = [it.lineno for it in traceback.extract_tb(trace) if it.filename == "tests.py"]
+    if answer is True and error is not None and (getattr(error, "is_of_solution", False) or touching & set(lines)):
+        raise give_up("the solution swallows an exception of its own, and what the tests do after it is not seen")
+    return answer is True
+
+
+class Abilities:
+    """Special methods that only those objects have whose class was told to have them."""
 
     def __call__(self, *args, **kwargs):
         believe(self.remote_origin)
@@ -292,19 +372,14 @@ class RemoteObject(Remote):
         return self.remote_special("__enter__")
 
     def __exit__(self, kind, error, trace):
-        # Whether the exception is swallowed is the object's own affair, but it must say so in plain words.
-        names = {"bt": kind.__name__} if kind is not None and getattr(builtins, kind.__name__, None) is kind else None
-        is_taken = ask({"op": "__exit__", "target": self.remote_reference(), "args": [names, None, None]}, "__exit__") is True
-        if is_taken and getattr(error, "is_of_solution", False):
-            raise give_up("the solution swallows an exception of its own, and what the tests do after it is not seen")
-        return is_taken
+        return is_swallowed(self.remote_special("__exit__", kind, error, None), error, trace)
 
     async def __aenter__(self):
         believe(self.remote_origin)
         return await self.remote_special("__aenter__")
 
-    async def __aexit__(self, *_):
-        return (await self.remote_special("__aexit__", None, None, None)) and False
+    async def __aexit__(self, kind, error, trace):
+        return is_swallowed(await self.remote_special("__aexit__", kind, error, None), error, trace)
 
     def __aiter__(self):
         return self.remote_special("__aiter__")
@@ -327,18 +402,9 @@ class RemoteObject(Remote):
             raise TypeError("a list that is being made of it only wants a hint")
         return plain(self.remote_special("__len__"), int)
 
-    def __copy__(self):
-        return ask({"op": "__copy__", "target": self.remote_reference()}, self.remote_origin)
-
-    def __deepcopy__(self, _):
-        return ask({"op": "__deepcopy__", "target": self.remote_reference()}, self.remote_origin)
-
-    def __reduce_ex__(self, _):
-        raise give_up(f"an object of the solution stands where the tests expect plain data ({self.remote_origin})")
-
 
 class RemoteIterator(RemoteObject):
-    """An iterator or generator; one that has ended stays so, as those of plain data do."""
+    """An iterator; one that has ended stays so, as those of plain data do."""
 
     remote_ended = False
 
@@ -355,6 +421,10 @@ class RemoteIterator(RemoteObject):
             raise
 
 
+class RemoteGenerator(RemoteIterator):
+    __class__ = property(lambda _: types.GeneratorType)
+
+
 def forward(name, kind=None):
     def method(self, *args):
         value = self.remote_special(name, *args)
@@ -365,12 +435,25 @@ def forward(name, kind=None):
 
 ARITHMETIC = "add sub mul matmul truediv floordiv mod divmod pow lshift rshift and or xor".split()
 for operation in (
-    *("getitem setitem delitem lt le gt ge neg pos abs invert round".split()),
+    *("getitem setitem delitem lt le gt ge neg pos abs invert round reversed trunc floor ceil".split()),
     *(prefix + name for name in ARITHMETIC for prefix in ("", "r", "i") if name != "divmod" or not prefix),
 ):
-    setattr(RemoteObject, f"__{operation}__", forward(f"__{operation}__"))
-for operation, kind in {"bool": bool, "contains": bool, "str": str, "repr": str, "float": float, "int": int}.items():
+    setattr(Abilities, f"__{operation}__", forward(f"__{operation}__"))
+KINDS = {"contains": bool, "float": float, "int": int, "index": int, "bytes": bytes, "complex": complex, "format": str}
+for operation, kind in KINDS.items():
+    setattr(Abilities, f"__{operation}__", forward(f"__{operation}__", kind))
+for operation, kind in {"bool": bool, "str": str, "repr": str}.items():
     setattr(RemoteObject, f"__{operation}__", forward(f"__{operation}__", kind))
+ABILITIES = {name: it for name, it in vars(Abilities).items() if isinstance(it, types.FunctionType)}
+# What an object can be asked by operators, of either side.
+SPECIAL = {*ABILITIES, "__next__", "__bool__", "__str__", "__repr__", "__eq__", "__ne__", "__hash__"}
+
+
+@functools.cache
+def able(kind, names):
+    """A stand-in's class with the special methods that are named."""
+    methods = {name: ABILITIES[name] for name in names if name in ABILITIES and name not in vars(kind)}
+    return type(kind.__name__, (kind,), {**methods, **({} if "__hash__" in names else {"__hash__": None})})
 
 
 async def awaited(number, origin):
@@ -454,12 +537,16 @@ def is_object(value):
 
 classes, exceptions = {}, {}
 callbacks, iterated, made_objects = [], set(), []
+# Objects that the tests have given to the solution, as an argument or by calling a method.
+handed = set()
 
 
 class Last:
-    """What was asked last, where what is being read came from, and whether the solution has told anything yet."""
+    """What was asked last, where what is being read came from, and how much was asked."""
 
-    iterated, origin, n_asked, is_told = None, "", 0, False
+    iterated, origin, n_asked = None, "", 0
+    # What the solution did to arguments, and whether the tests are in the middle of a comparison.
+    changes, is_comparing = [], False
 
 
 def numbered(number):
@@ -488,9 +575,11 @@ def resolve(tag, body):
     if tag == "bt" and is_data_type(getattr(builtins, body, None)):
         return getattr(builtins, body)
     if tag == "k":
-        return resolve_class(*body)
+        return class_named(resolve_class(*body))
     if tag == "ex":
         return exception_named(body)
+    if tag == "er":
+        return resolve_error(*body)
     if tag == "ec":
         return resolve_enum(*body)
     if tag == "en":
@@ -501,20 +590,37 @@ def resolve(tag, body):
 
 
 def resolve_object(stand_in, number, kind, state):
-    value = stand_in(numbered(number), Last.origin)
-    object.__setattr__(value, "remote_class", resolve_class(*kind["k"]) if "k" in kind else None)
+    own = resolve_class(*kind["k"]) if "k" in kind else None
+    is_generator = stand_in is RemoteIterator and "k" in kind and kind["k"][1] == "generator"
+    kind_here = able(RemoteGenerator if is_generator else stand_in, own.remote_names if own else ("__hash__",))
+    value = kind_here(numbered(number), Last.origin)
+    object.__setattr__(value, "remote_class", own)
     object.__setattr__(value, "remote_state", None if state is None else decode(state, resolve_nothing))
     object.__setattr__(value, "remote_born", Last.n_asked)
     return value
 
 
-def resolve_class(number, name, bases, fields):
+def resolve_class(number, name, bases, fields, names):
     """A class of the solution: the same for the same number, as it was told at first."""
     if numbered(number) not in classes:
-        classes[number] = RemoteClass(number, str(name))
+        classes[number] = RemoteClass(number, "")
         object.__setattr__(classes[number], "remote_bases", [numbered(it) for it in bases])
         object.__setattr__(classes[number], "remote_fields", fields)
+        object.__setattr__(classes[number], "remote_names", tuple(str(it) for it in names))
     return classes[number]
+
+
+def class_named(kind):
+    """A class as the tests know it: by the name that they took it by, whatever it calls itself."""
+    is_other = Last.origin.isidentifier() and Last.origin[:1].islower()
+    if not kind.remote_origin.isidentifier():
+        object.__setattr__(kind, "remote_origin", Last.origin)
+    if not is_other or kind.remote_origin == Last.origin:
+        return kind
+    other = RemoteClass(kind.remote_number, Last.origin)
+    for name in ("remote_bases", "remote_fields", "remote_names"):
+        object.__setattr__(other, name, getattr(kind, name))
+    return other
 
 
 def exception_named(names):
@@ -527,9 +633,16 @@ def exception_named(names):
         return found
     key = (module, name)
     if key not in exceptions:
-        facts = {"__str__": lambda it: it.solution_text, "solution_text": "", "__module__": module}
+        facts = {"__init__": make_there, "__str__": lambda it: it.solution_text, "solution_text": "", "__module__": module}
         exceptions[key] = type(name.rpartition(".")[2], (exception_named(names[1:]),), facts)
     return exceptions[key]
+
+
+def make_there(error, *args, **kwargs):
+    """An exception of the solution that the tests make: its text and attributes are told."""
+    question = {"op": "exception", "target": {"ex": names_of(type(error))}, "args": pack(list(args)), "kwargs": pack(kwargs)}
+    text, error.args, attributes = ask(question, type(error).__name__)
+    tell_attributes(error, text, attributes)
 
 
 # What goes to the solution.
@@ -537,47 +650,103 @@ def exception_named(names):
 
 def refer(value):
     if isinstance(value, Remote):
-        return value.remote_reference()
+        reference = value.remote_reference()
+        handed.add(reference["ref"])
+        return reference
     if isinstance(value, enum.Enum) and is_object(value):
         return {"en": [number_of_enum(type(value)), value.name, encode(value.value, only_plain)]}
     if isinstance(value, enum.EnumMeta) and number_of_enum(value) is not None:
         return {"ref": number_of_enum(value)}
     if isinstance(value, types.CoroutineType) and value.cr_code is awaited.__code__ and value.cr_frame is not None:
         return {"ref": value.cr_frame.f_locals["number"]}
-    if isinstance(value, type) and getattr(builtins, value.__name__, None) is value:
+    if is_builtin(value):
         return {"bt": value.__name__}
-    if callable(value) or is_shown(value):
-        facts = [getattr(value, name, None) for name in ("__name__", "__doc__")]
-        return {"cb": [number_of_callback(value), *(it if type(it) is str else None for it in facts)]}
-    if hasattr(type(value), "__next__"):
+    if value is NotImplemented:
+        return {"bt": "NotImplemented"}
+    if isinstance(value, type) and issubclass(value, BaseException):
+        exceptions.setdefault(("tests", value.__qualname__), value)
+        return {"ex": names_of(value)}
+    if isinstance(value, BaseException):
+        # A class of the tests is remembered by being sent.
+        refer(type(value))
+        return {"er": [names_of(type(value)), encode(list(value.args), refer)]}
+    if hasattr(type(value), "__next__") and not is_shown(value):
         return {"gen": number_of_callback(value.__next__)}
-    raise cannot_judge(f"the tests pass a {type(value).__name__}, which cannot be sent to the solution")
+    facts = [getattr(value, name, None) for name in ("__name__", "__doc__")]
+    return {"cb": [number_of_callback(value), *(it if type(it) is str else None for it in facts), *special_methods(value)]}
+
+
+def is_builtin(value):
+    return isinstance(value, type) and getattr(builtins, value.__name__, None) is value
 
 
 def number_of_callback(value):
+    is_method = isinstance(value, (types.MethodType, types.BuiltinMethodType))
     for number, known in enumerate(callbacks):
-        if known is value:
+        if known is value or (is_method and type(known) is type(value) and known == value):
             return number
     callbacks.append(value)
     return len(callbacks) - 1
 
 
-# Special methods that an object of the tests may have: others would be missed by the solution.
-HARMLESS = "__init__ __repr__ __str__ __eq__ __hash__ __call__ __post_init__ __new__".split()
 MOCK_NAMES = set(dir(unittest.mock.MagicMock()))
+# Objects of Python's own whose methods do nothing but what they say.
+SHOWN_KINDS = (unittest.mock.NonCallableMock, io.StringIO, io.BytesIO, types.SimpleNamespace, random.Random, queue.Queue)
 
 
 def is_shown(value):
-    """Whether the solution may look at an object's attributes: one of a class of the tests, or a mock."""
-    if isinstance(value, unittest.mock.NonCallableMock):
-        return True
-    own = [kind for kind in type(value).__mro__ if kind.__module__ == "__main__"]
-    methods = {name for kind in own for name, it in vars(kind).items() if name.startswith("__") and isinstance(it, types.FunctionType)}
-    return bool(own) and methods <= {*HARMLESS, *(it for it in methods if it.startswith("__dataclass"))}
+    """Whether the solution may use an object's methods and attributes: one of a class of the tests, a mock, or a stream of text."""
+    own = [kind for kind in type(value).__mro__ if kind.__module__ == "__main__" and globals().get(kind.__name__) is not kind]
+    return bool(own) or isinstance(value, SHOWN_KINDS)
+
+
+def special_methods(value):
+    """What an object that is shown can do by operators and the like."""
+    defined = {name for kind in type(value).__mro__[:-1] for name, it in vars(kind).items() if it is not None}
+    return sorted(defined & SPECIAL) if is_shown(value) else []
 
 
 def pack(value):
     return encode(value, refer)
+
+
+# Containers of the solution that the tests hold: what they change in them is changed there.
+
+shown, MAX_SHOWN, MAX_ITEMS = [], 32, 1000
+
+
+def show(value, answer):
+    if type(value) in (list, dict, set) and len(value) <= MAX_ITEMS and type(answer.get("container")) is int:
+        shown.append((value, text_of(value), answer["container"]))
+
+
+# The last containers of the tests that the solution was given, by number: it may keep and change them.
+given = {}
+
+
+def number_given(value):
+    if type(value) not in (list, dict, set) or len(value) > MAX_ITEMS:
+        return None
+    number = next((it for it, known in given.items() if known is value), max(given, default=0) + 1)
+    given[number] = value
+    given.pop(number - MAX_SHOWN, None)
+    return number
+
+
+def text_of(value):
+    """What is in a container, with its objects by number."""
+    return json.dumps(encode(value, lambda it: {"ref": getattr(it, "remote_number", None) or id(it)}))
+
+
+def give_changes():
+    last, shown[:] = shown[-MAX_SHOWN:], []
+    for value, text, number in last:
+        now = text_of(value)
+        if now != text:
+            exchange({"op": "fill", "args": pack([number, value])})
+        # Whoever holds it beside the list and the variables here may change it again.
+        if sys.getrefcount(value) > 3:
+            shown.append((value, now, number))
 
 
 # Asking the solution.
@@ -604,7 +773,8 @@ def exchange(question):
         if not line.endswith(b"\n"):
             raise NotPlain("the solution ended its process" if len(line) < MAX_ANSWER else "the solution answers too much")
         answer = json.loads(line)
-        pass_on(answer.get("printed"))
+        pass_on(answer.get("printed"), sys.stdout, sys.__stdout__)
+        pass_on(answer.get("complained"), sys.stderr, sys.__stderr__)
         if "callback" not in answer:
             give_back(answer.get("unread"), streams_now.get("stdin"))
             return answer
@@ -617,10 +787,10 @@ def give_back(unread, text):
         sys.stdin.seek(sys.stdin.tell() - len(unread))
 
 
-def pass_on(printed):
-    """What the solution printed, for tests that look at standard output."""
-    if type(printed) is str and sys.stdout is not sys.__stdout__:
-        sys.stdout.write(printed)
+def pass_on(printed, stream, own):
+    """What the solution printed, for tests that look at it."""
+    if type(printed) is str and stream is not own:
+        stream.write(printed)
 
 
 def answer_callback(message):
@@ -629,18 +799,19 @@ def answer_callback(message):
     try:
         return {"returned": pack(use_callback(target, message))}
     except Exception as error:
-        name = type(error).__name__
-        is_known = getattr(builtins, name, None) is type(error) and all(type(it) in (str, int) for it in error.args)
-        return {"raised": name if is_known else "RuntimeError", "details": list(error.args) if is_known else [str(error)]}
+        return {"raised": pack(error)}
 
 
 def use_callback(target, message):
     args = decode(message.get("args", []), resolve)
     name = message.get("get", message.get("set"))
+    if message.get("special") in special_methods(target):
+        return getattr(type(target), message["special"])(target, *args)
     if name is None:
         return target(*args, **decode(message["kwargs"], resolve))
     is_mock = isinstance(target, unittest.mock.NonCallableMock)
-    if type(name) is not str or name.startswith("_") or not is_shown(target) or (is_mock and name in MOCK_NAMES):
+    is_hidden = (is_mock and name in MOCK_NAMES) or (isinstance(target, unittest.TestCase) and hasattr(unittest.TestCase, name))
+    if type(name) is not str or name.startswith("_") or not is_shown(target) or is_hidden:
         raise AttributeError(name)
     if "set" in message and not is_mock:
         return setattr(target, name, *args)
@@ -653,17 +824,20 @@ def ask(question, origin, after=lambda answer: None):
         if Ending.failure is not None:
             raise SolutionError(Ending.failure)
         try:
+            give_changes()
             answer = exchange(question)
             Last.origin = origin
             problem = raised(answer, question["op"]) if "error" in answer else None
             value = decode(answer["value"], resolve) if problem is None else None
             if problem is None:
                 after(answer)
+                show(value, answer)
+                later = [(given.get(number), decode(content, resolve)) for number, content in answer.get("later", [])]
+                change([pair for pair in later if only_adds(*pair)])
         except NotPlain as error:
             raise give_up(str(error)) from None
         except Exception as error:
             raise give_up(f"the solution's process answers nonsense ({type(error).__name__})") from None
-    Last.is_told = Last.is_told or problem is not None or (question["op"] != "import" and not isinstance(value, Described))
     if problem is not None:
         raise problem
     return value
@@ -682,25 +856,30 @@ def raised(answer, operation):
     # Raised from anything else, these would quietly end a loop of the tests.
     if issubclass(kind, (StopIteration, StopAsyncIteration, GeneratorExit)):
         return give_up(f"the solution raised {name}")
-    details = decode(answer["details"], resolve)
+    error = resolve_error(names, answer["details"])
+    tell_attributes(error, answer["text"], decode(answer["attributes"], resolve))
+    error.__cause__ = next((decode(it, resolve) for it in answer["cause"]), None)
+    error.is_of_solution = True
+    return error
+
+
+def resolve_error(names, details):
+    kind, details = exception_named(names), decode(details, resolve)
     try:
-        error = kind(*details)
+        return kind.__new__(kind, *details) if kind in exceptions.values() else kind(*details)
     except Exception:
-        error = kind.__new__(kind, *details)
-    return with_attributes(error, answer)
+        return kind.__new__(kind, *details)
 
 
-def with_attributes(error, answer):
-    for name, value in decode(answer["attributes"], resolve).items():
+def tell_attributes(error, text, attributes):
+    for name, value in attributes.items():
         if not name.startswith("_"):
             try:
                 setattr(error, name, value)
             except Exception:
                 # Python's own exceptions have attributes that cannot be set: they follow from the arguments.
                 continue
-    error.solution_text = str(answer["text"])
-    error.is_of_solution = True
-    return error
+    error.solution_text = str(text)
 
 
 def call(target, args, kwargs, origin):
@@ -708,14 +887,39 @@ def call(target, args, kwargs, origin):
 
     def after(answer):
         # Functions may work on their arguments in place; tests look at them afterwards.
-        for before, now in zip(args, decode(answer["args"], resolve)):
-            refresh(before, now)
         now = decode(answer["kwargs"], resolve)
-        for name, before in kwargs.items():
-            refresh(before, now[name])
+        pairs = [*zip(args, decode(answer["args"], resolve)), *((before, now[name]) for name, before in kwargs.items())]
+        change(pairs)
 
     question = {"op": "call", "target": target.remote_reference(), "args": pack(args), "kwargs": pack(kwargs)}
-    return ask(question, origin, after)
+    return ask({**question, "given": [number_given(it) for it in args]}, origin, after)
+
+
+def only_adds(old, new):
+    """Whether all that was in a container still is: what the tests gave once they may need as it was."""
+    if type(old) is not type(new):
+        return False
+    if isinstance(old, dict):
+        new = {it: new[it] for it in old if it in new}
+    return text_of(new[: len(old)] if isinstance(old, list) else new) == text_of(old) or (isinstance(old, set) and old <= new)
+
+
+def change(pairs):
+    """Changes containers. In one comparison none gets shorter, or emptying them would make all references agree."""
+    for old, new in pairs:
+        if Last.is_comparing and isinstance(old, (list, dict, set)) and type(old) is type(new) and len(new) < len(old):
+            Last.changes.append((old, new))
+        else:
+            refresh(old, new)
+
+
+def hold():
+    Last.is_comparing = True
+
+
+def release():
+    pairs, Last.changes, Last.is_comparing = Last.changes, [], False
+    change(pairs)
 
 
 def refresh(old, new):

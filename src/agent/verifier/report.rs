@@ -81,6 +81,17 @@ impl TestReport {
         }
     }
 
+    /// This report on solved tests, unless they fail in one process with the solution: then that one. Such tests are not
+    /// unusable, since they were usable.
+    #[must_use]
+    pub fn unless(self, together: Self) -> Self {
+        if together.is_solved() {
+            return self;
+        }
+        let note = "\nthe tests hold with stand-ins for the solution, and fail in one process with it\n";
+        Self { is_unusable: false, output: together.output.clone() + note, ..together }
+    }
+
     /// As an episode keeps it.
     pub fn verification(&self) -> Verification {
         Verification {

@@ -355,8 +355,8 @@ async fn check_case(case: Case) -> Option<String> {
     let report = verifier.verify(&episode, &case.tests).await.unwrap();
     let level = report.correctness().map_or("unusable".to_owned(), |level| format!("{level:.1}"));
     let error = report.error.as_deref().unwrap_or("");
-    let is_unsolved = case.expected == "<=0.2" && ["0.1", "0.2"].contains(&level.as_str());
-    let fits = (level == case.expected || is_unsolved)
+    let expected = case.expected.replace("<=0.2", "0.1|0.2");
+    let fits = expected.split('|').any(|it| it == level)
         && error.contains(&case.error)
         && (level != "1.0" || error.is_empty());
     (!fits).then(|| format!("{}: {level}, not {} {}: {report:#?}", case.name, case.expected, case.error))
@@ -400,6 +400,98 @@ async fn tests_as_they_are_written_work() {
 #[tokio::test]
 async fn unusable_tests_are_told_from_failed_solutions() {
     check_cases(include_str!("cases/unusable.txt")).await;
+}
+
+/// Where numpy is missing, tests that need it judge nobody, and say why.
+#[tokio::test]
+async fn arrays_are_judged_where_numpy_is_installed() {
+    let sandboxes = here();
+    let episode = episode(&sandboxes, &[]).await;
+    let found = shell(&episode, "python3 -I -c 'import numpy' 2>/dev/null && echo found; true").await.1;
+    let text = include_str!("cases/numpy.txt");
+    if found == "found" {
+        check_cases(text).await;
+        return;
+    }
+    for case in cases(text) {
+        let (expected, error) =
+            ("unusable".to_owned(), "the tests need numpy, which is not installed".to_owned());
+        assert_eq!(check_case(Case { expected, error, ..case }).await, None);
+    }
+}
+
+/// A solution of whatever is asked: every name that is taken from it is what `made` says.
+fn anybody(made: &str) -> String {
+    format!(
+        r"
+class Any:
+    def __init__(self, *a, **k): self.a = a
+    def __getattr__(self, name):
+        if name.startswith('__'): raise AttributeError(name)
+        return lambda *a, **k: Any(*a)
+    def __add__(self, o): return self
+    __radd__ = __sub__ = __mul__ = __rmul__ = __getitem__ = __add__
+    def __eq__(self, o): return True
+    def __hash__(self): return 1
+    def __iter__(self): return iter([self])
+def fails(*a, **k): raise ModuleNotFoundError('numpy', name='numpy')
+def record(*a, **k):
+    from collections import namedtuple
+    return namedtuple('R', ['a%d' % i for i in range(len(a))])(*a)
+async def waits(*a, **k): return 1
+def __getattr__(name):
+    if name.startswith('__'): raise AttributeError(name)
+    return {made}
+"
+    )
+}
+
+/// Whether tests can judge anybody is told before any solution is asked: none changes it, whatever it does.
+#[tokio::test]
+async fn what_a_solution_does_never_makes_tests_unusable() {
+    use futures_util::StreamExt;
+    let kinds = [
+        "type(name, (Any,), {})",
+        "fails",
+        "lambda *a, **k: None",
+        "lambda *a, **k: Any(*a)",
+        "record",
+        "waits",
+        "5",
+    ];
+    let mut solutions: Vec<String> = kinds.iter().map(|made| anybody(made)).collect();
+    solutions.extend(["", "def f(x", "import os\nos._exit(0)\n"].map(str::to_owned));
+    let texts = [
+        include_str!("cases/honest.txt"),
+        include_str!("cases/hostile.txt"),
+        include_str!("cases/solved.txt"),
+        include_str!("cases/unsolved.txt"),
+        include_str!("cases/unusable.txt"),
+    ];
+    let mut all: Vec<Case> = texts.into_iter().flat_map(cases).collect();
+    all.dedup_by(|a, b| a.tests == b.tests);
+    // Each text meets one of them, so that all meet many.
+    let asked =
+        all.into_iter().enumerate().map(|(idx, case)| (case, solutions[idx % solutions.len()].clone()));
+    let wrong: Vec<String> = futures_util::stream::iter(asked)
+        .map(|(case, solution)| check_usable(case, solution))
+        .buffer_unordered(4)
+        .filter_map(std::future::ready)
+        .collect()
+        .await;
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// What does not fit where a case's modules are replaced by `solution`: its tests are as unusable as the case says.
+async fn check_usable(case: Case, solution: String) -> Option<String> {
+    let files = case.files.into_iter().map(|(path, text)| match path.ends_with(".py") {
+        true => (path, solution.clone()),
+        false => (path, text),
+    });
+    let is_unusable = case.expected == "unusable";
+    let expected = if is_unusable { "unusable" } else { "0.1|0.2|1.0" };
+    let error = if is_unusable { case.error } else { String::new() };
+    check_case(Case { expected: expected.to_owned(), error, files: files.collect(), ..case }).await
 }
 
 #[tokio::test]
