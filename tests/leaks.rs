@@ -15,6 +15,7 @@ use std::process::Stdio;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::support::machine::{descendants, is_alive, supervisors};
 use crate::support::scripted::Scripted;
 use async_trait::async_trait;
 use backsight::agent::{AgentSetting, EpisodePlace, run_episode};
@@ -68,48 +69,8 @@ impl Held {
 
 /// How many control groups there are with a living supervisor, and with a dead one.
 fn groups() -> (usize, usize) {
-    let entries =
-        cgroups().into_iter().flat_map(|dir| std::fs::read_dir(dir).into_iter().flatten().flatten());
-    let names = entries.map(|it| it.file_name().to_string_lossy().into_owned());
-    let supervisors =
-        names.filter_map(|name| name.strip_prefix("backsight-")?.split('-').next()?.parse().ok());
-    let (alive, dead): (Vec<u32>, Vec<u32>) = supervisors.partition(|pid| is_alive(*pid));
+    let (alive, dead): (Vec<u32>, Vec<u32>) = supervisors().into_iter().partition(|pid| is_alive(*pid));
     (alive.len(), dead.len())
-}
-
-/// Where control groups of ours could be.
-fn cgroups() -> Vec<PathBuf> {
-    let own = std::fs::read_to_string("/proc/self/cgroup").unwrap();
-    let places = own.lines().filter_map(|line| {
-        let mut fields = line.splitn(3, ':').skip(1);
-        let (controllers, path) = (fields.next()?, fields.next()?);
-        let mount = if controllers.is_empty() { String::new() } else { format!("/{controllers}") };
-        Some(PathBuf::from(format!("/sys/fs/cgroup{mount}{path}")))
-    });
-    places.filter(|it| it.exists()).collect()
-}
-
-/// The processes below one, by id.
-fn descendants(of: u32) -> Vec<u32> {
-    let processes = std::fs::read_dir("/proc").unwrap().flatten();
-    let parents: BTreeMap<u32, u32> = processes
-        .filter_map(|entry| {
-            let pid: u32 = entry.file_name().to_str()?.parse().ok()?;
-            let stat = std::fs::read_to_string(entry.path().join("stat")).ok()?;
-            let parent = stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()?;
-            Some((pid, parent))
-        })
-        .collect();
-    let is_below = |mut pid: u32| {
-        while let Some(parent) = parents.get(&pid) {
-            if *parent == of {
-                return true;
-            }
-            pid = *parent;
-        }
-        false
-    };
-    parents.keys().copied().filter(|pid| is_below(*pid)).collect()
 }
 
 /// Waits until nothing more than `expected` is held.
@@ -257,13 +218,6 @@ async fn rewards(setting: &AgentSetting, n_episodes: usize) -> BTreeMap<usize, f
     rewards
 }
 
-/// Runs that many episodes at once; each is rewarded as it deserves.
-async fn solve_all(setting: &AgentSetting, n_episodes: usize) {
-    let rewards = rewards(setting, n_episodes).await;
-    let wrong: Vec<usize> = rewards.iter().filter(|(_, it)| **it < 1.0).map(|(idx, _)| *idx).collect();
-    assert_eq!(wrong, Vec::from_iter((0..n_episodes).filter(|idx| is_wrong(*idx))), "{rewards:?}");
-}
-
 /// 110 busy processes, each a session of its own, so that no scheduler takes them for one.
 const BUSY: &str = "for i in $(seq 110); do setsid sh -c 'while :; do :; done' & done; echo up; wait";
 /// Takes memory until it is killed for it, again and again.
@@ -301,25 +255,6 @@ async fn hogs_beside_two_hundred_episodes_change_no_reward_and_leave_nothing() {
     assert_eq!((moved, beside.len()), (vec![], N_SANDBOXES), "alone: {alone:?}");
     let left = hogs.map(|hog| hog.poll_background(hog.background()[0]).unwrap().exit);
     assert_eq!(left, [None, None], "they were there all the time");
-    let after = settle(&before).await;
-    println!("before {before:?}\nafter  {after:?}");
-    assert_eq!(after, before);
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn two_hundred_episodes_leave_nothing_behind() {
-    let _alone = ALONE.lock().await;
-    let setting = student::setting(student::saying(&[]));
-    solve_all(&setting, 1).await;
-    let before = rest().await;
-    assert_eq!(
-        (before.processes, before.groups),
-        (2, 0),
-        "launcher and spare supervisor are left: {before:?}"
-    );
-    let began = Instant::now();
-    solve_all(&setting, N_SANDBOXES).await;
-    println!("{N_SANDBOXES} concurrent episodes, solved and verified, in {:?}", began.elapsed());
     let after = settle(&before).await;
     println!("before {before:?}\nafter  {after:?}");
     assert_eq!(after, before);
@@ -425,12 +360,6 @@ fn a_killed_owner_takes_everything_with_it() {
 fn is_ours(pid: u32) -> bool {
     let command = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     String::from_utf8_lossy(&command).contains("__sandbox-init")
-}
-
-/// Zombies whose new parent has not looked yet are dead all the same.
-fn is_alive(pid: u32) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z'))
 }
 
 fn kill(pid: u32) {
