@@ -246,7 +246,14 @@ async fn hogs_beside_two_hundred_episodes_change_no_reward_and_leave_nothing() {
     let sandboxes = sandboxes_with(SandboxLimits { memory: 256 << 20, ..SandboxLimits::default() });
     drop(sandboxes.start().await.unwrap());
     let alone = rewards(&setting, 4).await;
+    let wrong: Vec<usize> = alone.iter().filter(|(_, it)| **it < 1.0).map(|(idx, _)| *idx).collect();
+    assert_eq!((wrong, alone.len()), (vec![3], 4), "each is rewarded as it deserves: {alone:?}");
     let before = rest().await;
+    assert_eq!(
+        (before.processes, before.groups),
+        (4, 0),
+        "of hogs and of episodes launcher and spare supervisor are left: {before:?}"
+    );
     let hogs = [start_hog(&sandboxes, BUSY).await, start_hog(&sandboxes, GREEDY).await];
     let began = Instant::now();
     let beside = rewards(&setting, N_SANDBOXES).await;

@@ -256,7 +256,9 @@ mod tests {
         assert!(memory.starts_with("the limit of 2048 MiB of memory holds for each process"), "{memory}");
         assert!(memory.contains("sockets") && processors.contains("niceness"), "{processors}");
         assert_eq!(said(namespaces, true, false), std::slice::from_ref(processors));
-        assert!(no_share(true).contains("by process") && no_share(false).contains("sched_autogroup_enabled=0"));
+        assert!(
+            no_share(true).contains("by process") && no_share(false).contains("sched_autogroup_enabled=0")
+        );
         let docker = said(SandboxKind::Docker, true, true).concat();
         assert!(docker.contains("256 MiB") && docker.contains("the clock"), "{docker}");
     }

@@ -49,7 +49,8 @@ use tokio::sync::Semaphore;
 
 use crate::tasks::{Check, is_identifier};
 use backsight_sandbox::{
-    Command, Entry, FileError, Output, Priority, Sandbox, SandboxError, Sandboxes, Selection, Streams, Workspace,
+    Command, Entry, FileError, Output, Priority, Sandbox, SandboxError, Sandboxes, Selection, Streams,
+    Workspace,
 };
 
 pub use report::{Level, TestReport};

@@ -279,7 +279,8 @@ impl Tally {
     fn tell_rest(&mut self, n_cases: usize) {
         if self.n_run < n_cases {
             let n_left = n_cases - self.n_run;
-            self.output.push_str(&format!("\n{n_left} of {n_cases} cases were not run: the last one decided\n"));
+            self.output
+                .push_str(&format!("\n{n_left} of {n_cases} cases were not run: the last one decided\n"));
         }
     }
 

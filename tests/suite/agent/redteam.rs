@@ -398,7 +398,8 @@ async fn daemons_die_with_their_sandbox() {
     let sandbox = start(Limits::default()).await;
     let marker = format!("987{}", std::process::id());
     // The number is a word by itself only where the shell has become the daemon.
-    let daemon = format!("setsid setsid nohup sh -c 'exec sleep {marker}' >/dev/null 2>&1 </dev/null & echo left");
+    let daemon =
+        format!("setsid setsid nohup sh -c 'exec sleep {marker}' >/dev/null 2>&1 </dev/null & echo left");
     assert_eq!(shell(&sandbox, &daemon).await.1, "left");
     while processes_with(&marker).len() != 1 {
         tokio::time::sleep(Duration::from_millis(10)).await;

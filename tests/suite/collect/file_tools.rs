@@ -13,8 +13,7 @@ use crate::support::machine::{bytes_read, descendants, is_alive, processor_ticks
 use crate::support::stand_in::{Dialect, Setup};
 
 const MIB: u64 = 1 << 20;
-const TASK: &str =
-    r#"{"id": "add", "task": "Write add(a, b).", "tests": "from solution import add\nassert add(1, 2) == 3"}"#;
+const TASK: &str = r#"{"id": "add", "task": "Write add(a, b).", "tests": "from solution import add\nassert add(1, 2) == 3"}"#;
 
 /// A student that makes files, has a tool work on them, and answers.
 fn student(make: &str, tool: String) -> Setup {
@@ -24,7 +23,7 @@ fn student(make: &str, tool: String) -> Setup {
     let mut setup = Setup::new(Dialect::Vllm).says(move |ids, _| {
         let prompt = tokenizer.decode(ids).unwrap();
         let turn = prompt.matches("<|im_start|>assistant\n").count().checked_sub(1)?;
-        let text = *[&make, &tool].get(turn).unwrap_or(&&"Done.".to_owned());
+        let text = [make.as_str(), &tool].get(turn).copied().unwrap_or("Done.");
         Some([tokenizer.encode(text).unwrap().ids, tokenizer.end_ids().to_vec()].concat())
     });
     setup.context_length = 32_768;
