@@ -218,8 +218,9 @@ fn read_start_time(stat: &str) -> Option<u64> {
     if is_dead { None } else { fields.nth(18)?.parse().ok() }
 }
 
+/// Removes a group. What died in it may take its time to leave: on a busy machine it has to wait for a processor first.
 fn remove_patiently(dir: &Path) {
-    for _ in 0..50 {
+    for _ in 0..3000 {
         match fs::remove_dir(dir) {
             Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
                 std::thread::sleep(Duration::from_millis(10));
