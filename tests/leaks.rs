@@ -11,10 +11,11 @@ mod support;
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::support::machine::{descendants, is_alive, supervisors};
 use crate::support::scripted::Scripted;
 use async_trait::async_trait;
 use backsight::agent::{AgentSetting, EpisodePlace, run_episode};
@@ -22,6 +23,7 @@ use backsight::episode::Stop;
 use backsight::model::{ChatAnswer, ChatRequest, Error, GenerateRequest, Generated, Limits, Model, Scored};
 use backsight::sandbox::{Command, Exit, Limits as SandboxLimits, Sandbox, SandboxConfig, Sandboxes};
 use backsight::score::ScoreJob;
+use backsight::tasks::{Case, Cases, Check, CodingTask, Stdio};
 use tokio::sync::Barrier;
 
 const N_SANDBOXES: usize = 200;
@@ -51,7 +53,7 @@ struct Held {
 
 impl Held {
     fn now() -> Self {
-        let own = std::process::id();
+        let own = process::id();
         let count = |dir: &Path, prefix: &str| {
             let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
             entries.filter(|it| it.file_name().to_string_lossy().starts_with(prefix)).count()
@@ -68,48 +70,8 @@ impl Held {
 
 /// How many control groups there are with a living supervisor, and with a dead one.
 fn groups() -> (usize, usize) {
-    let entries =
-        cgroups().into_iter().flat_map(|dir| std::fs::read_dir(dir).into_iter().flatten().flatten());
-    let names = entries.map(|it| it.file_name().to_string_lossy().into_owned());
-    let supervisors =
-        names.filter_map(|name| name.strip_prefix("backsight-")?.split('-').next()?.parse().ok());
-    let (alive, dead): (Vec<u32>, Vec<u32>) = supervisors.partition(|pid| is_alive(*pid));
+    let (alive, dead): (Vec<u32>, Vec<u32>) = supervisors().into_iter().partition(|pid| is_alive(*pid));
     (alive.len(), dead.len())
-}
-
-/// Where control groups of ours could be.
-fn cgroups() -> Vec<PathBuf> {
-    let own = std::fs::read_to_string("/proc/self/cgroup").unwrap();
-    let places = own.lines().filter_map(|line| {
-        let mut fields = line.splitn(3, ':').skip(1);
-        let (controllers, path) = (fields.next()?, fields.next()?);
-        let mount = if controllers.is_empty() { String::new() } else { format!("/{controllers}") };
-        Some(PathBuf::from(format!("/sys/fs/cgroup{mount}{path}")))
-    });
-    places.filter(|it| it.exists()).collect()
-}
-
-/// The processes below one, by id.
-fn descendants(of: u32) -> Vec<u32> {
-    let processes = std::fs::read_dir("/proc").unwrap().flatten();
-    let parents: BTreeMap<u32, u32> = processes
-        .filter_map(|entry| {
-            let pid: u32 = entry.file_name().to_str()?.parse().ok()?;
-            let stat = std::fs::read_to_string(entry.path().join("stat")).ok()?;
-            let parent = stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()?;
-            Some((pid, parent))
-        })
-        .collect();
-    let is_below = |mut pid: u32| {
-        while let Some(parent) = parents.get(&pid) {
-            if *parent == of {
-                return true;
-            }
-            pid = *parent;
-        }
-        false
-    };
-    parents.keys().copied().filter(|pid| is_below(*pid)).collect()
 }
 
 /// Waits until nothing more than `expected` is held.
@@ -219,16 +181,27 @@ fn is_wrong(episode: usize) -> bool {
     episode % 4 == 3
 }
 
-/// A student that writes a solution, tries it, leaves a process behind and answers.
+/// The task of an episode: four are judged by hidden tests, the next four by what their program prints.
+fn task(episode: usize) -> CodingTask {
+    let task = student::task();
+    if (episode / 4).is_multiple_of(2) {
+        return task;
+    }
+    let case = Case { input: String::new(), output: "3\n".to_owned() };
+    let check = Check::Stdio(Stdio { cases: Cases::Plain(vec![case]), time: None });
+    CodingTask { check: Some(check), ..task }
+}
+
+/// A student that writes a solution, looks at it, leaves a process behind and answers.
 fn student() -> Scripted {
-    let right = student::write_solution();
-    let wrong = right.replace("a + b", "a - b");
-    let test = student::call(
-        "terminal",
-        r#"{"command": "python3 -c 'from solution import add; print(add(1, 2))'"}"#,
+    let right = student::call(
+        "write_file",
+        r#"{"path": "solution.py", "content": "def add(a, b):\n    return a + b\nif __name__ == '__main__':\n    print(add(1, 2))\n"}"#,
     );
+    let wrong = right.replace("a + b", "a - b");
+    let look = student::call("terminal", r#"{"command": "grep -c add solution.py"}"#);
     let server = student::call("terminal", r#"{"command": "setsid sleep 1000", "background": true}"#);
-    let leaves_one = format!("{test}\n{server}");
+    let leaves_one = format!("{look}\n{server}");
     let tokenizer = student::tokenizer();
     let end = tokenizer.end_ids()[0];
     Scripted::new(720).on_generate(move |request| {
@@ -246,7 +219,7 @@ async fn rewards(setting: &AgentSetting, n_episodes: usize) -> BTreeMap<usize, f
     for episode in 0..n_episodes {
         let setting = Arc::clone(&setting);
         let place = EpisodePlace { episode, ..student::place() };
-        episodes.spawn(async move { (episode, run_episode(&setting, &student::task(), place).await) });
+        episodes.spawn(async move { (episode, run_episode(&setting, &task(episode), place).await) });
     }
     let mut rewards = BTreeMap::new();
     while let Some(done) = episodes.join_next().await {
@@ -255,13 +228,6 @@ async fn rewards(setting: &AgentSetting, n_episodes: usize) -> BTreeMap<usize, f
         rewards.insert(idx, episode.outcome.unwrap().reward);
     }
     rewards
-}
-
-/// Runs that many episodes at once; each is rewarded as it deserves.
-async fn solve_all(setting: &AgentSetting, n_episodes: usize) {
-    let rewards = rewards(setting, n_episodes).await;
-    let wrong: Vec<usize> = rewards.iter().filter(|(_, it)| **it < 1.0).map(|(idx, _)| *idx).collect();
-    assert_eq!(wrong, Vec::from_iter((0..n_episodes).filter(|idx| is_wrong(*idx))), "{rewards:?}");
 }
 
 /// 110 busy processes, each a session of its own, so that no scheduler takes them for one.
@@ -291,35 +257,23 @@ async fn hogs_beside_two_hundred_episodes_change_no_reward_and_leave_nothing() {
     setting.options.verifier_time = Duration::from_secs(10);
     let sandboxes = sandboxes_with(SandboxLimits { memory: 256 << 20, ..SandboxLimits::default() });
     drop(sandboxes.start().await.unwrap());
-    let alone = rewards(&setting, 4).await;
+    let alone = rewards(&setting, 8).await;
+    let wrong: Vec<usize> = alone.iter().filter(|(_, it)| **it < 1.0).map(|(idx, _)| *idx).collect();
+    assert_eq!((wrong, alone.len()), (vec![3, 7], 8), "each is rewarded as it deserves: {alone:?}");
     let before = rest().await;
+    assert_eq!(
+        (before.processes, before.groups),
+        (4, 0),
+        "of hogs and of episodes launcher and spare supervisor are left: {before:?}"
+    );
     let hogs = [start_hog(&sandboxes, BUSY).await, start_hog(&sandboxes, GREEDY).await];
     let began = Instant::now();
     let beside = rewards(&setting, N_SANDBOXES).await;
     println!("{N_SANDBOXES} concurrent episodes beside hogs in {:?}", began.elapsed());
-    let moved: Vec<_> = beside.iter().filter(|(idx, it)| alone.get(&(*idx % 4)) != Some(it)).collect();
+    let moved: Vec<_> = beside.iter().filter(|(idx, it)| alone.get(&(*idx % 8)) != Some(it)).collect();
     assert_eq!((moved, beside.len()), (vec![], N_SANDBOXES), "alone: {alone:?}");
     let left = hogs.map(|hog| hog.poll_background(hog.background()[0]).unwrap().exit);
     assert_eq!(left, [None, None], "they were there all the time");
-    let after = settle(&before).await;
-    println!("before {before:?}\nafter  {after:?}");
-    assert_eq!(after, before);
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn two_hundred_episodes_leave_nothing_behind() {
-    let _alone = ALONE.lock().await;
-    let setting = student::setting(student::saying(&[]));
-    solve_all(&setting, 1).await;
-    let before = rest().await;
-    assert_eq!(
-        (before.processes, before.groups),
-        (2, 0),
-        "launcher and spare supervisor are left: {before:?}"
-    );
-    let began = Instant::now();
-    solve_all(&setting, N_SANDBOXES).await;
-    println!("{N_SANDBOXES} concurrent episodes, solved and verified, in {:?}", began.elapsed());
     let after = settle(&before).await;
     println!("before {before:?}\nafter  {after:?}");
     assert_eq!(after, before);
@@ -334,7 +288,7 @@ async fn starting_is_measured_against_a_plain_shell() {
     let (mut plain, mut start, mut first) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..50 {
         let began = Instant::now();
-        std::process::Command::new("sh").args(["-c", "true"]).status().unwrap();
+        process::Command::new("sh").args(["-c", "true"]).status().unwrap();
         plain.push(began.elapsed());
         let began = Instant::now();
         let sandbox = sandboxes.start().await.unwrap();
@@ -359,7 +313,7 @@ async fn a_killed_launcher_is_replaced() {
     let _alone = ALONE.lock().await;
     let sandboxes = sandboxes();
     let first = sandboxes.start().await.unwrap();
-    let launcher = descendants(std::process::id()).into_iter().find(|pid| is_ours(*pid)).unwrap();
+    let launcher = descendants(process::id()).into_iter().find(|pid| is_ours(*pid)).unwrap();
     kill(launcher);
     let second = sandboxes.start().await.unwrap();
     for sandbox in [&first, &second] {
@@ -385,9 +339,9 @@ async fn owner_helper() {
 fn a_killed_owner_takes_everything_with_it() {
     let _alone = ALONE.blocking_lock();
     for kills_supervisor in [false, true] {
-        let mut owner = std::process::Command::new(std::env::current_exe().unwrap())
+        let mut owner = process::Command::new(std::env::current_exe().unwrap())
             .args(["--ignored", "--exact", "owner_helper", "--nocapture"])
-            .stdout(Stdio::piped())
+            .stdout(process::Stdio::piped())
             .spawn()
             .unwrap();
         let mut lines = BufReader::new(owner.stdout.take().unwrap()).lines().map(Result::unwrap);
@@ -427,12 +381,6 @@ fn is_ours(pid: u32) -> bool {
     String::from_utf8_lossy(&command).contains("__sandbox-init")
 }
 
-/// Zombies whose new parent has not looked yet are dead all the same.
-fn is_alive(pid: u32) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z'))
-}
-
 fn kill(pid: u32) {
-    assert!(std::process::Command::new("kill").args(["-9", &pid.to_string()]).status().unwrap().success());
+    assert!(process::Command::new("kill").args(["-9", &pid.to_string()]).status().unwrap().success());
 }

@@ -17,7 +17,7 @@ impl Census {
     pub fn of(loaded: &Loaded) -> Self {
         let mut census = Self { n_rows: loaded.tasks.len() + loaded.skipped.len(), ..Self::default() };
         for (source, row) in &loaded.skipped {
-            census.refuse(&row.reason, || format!("{source} row {}", row.line));
+            census.refuse(&row.reason, &format!("{source} row {}", row.line));
         }
         census
     }
@@ -26,17 +26,19 @@ impl Census {
     pub fn add(&mut self, tried: &Tried, n_tried: usize) {
         self.n_tried += n_tried;
         for (task, why) in &tried.refused {
-            self.refuse(why, || format!("{task}: {}", detail(why)));
+            self.refuse(why, task);
         }
     }
 
-    /// What is said behind the colon differs from row to row.
-    fn refuse(&mut self, reason: &str, place: impl Fn() -> String) {
-        let why = reason.split(": ").next().unwrap_or_default();
-        match self.refused.iter_mut().find(|it| it.why == why) {
-            Some(known) => known.n += 1,
-            None => self.refused.push(Refused { why: why.to_owned(), n: 1, first: place() }),
+    /// What is said behind the colon may differ from row to row, so it is told of the first.
+    fn refuse(&mut self, reason: &str, place: &str) {
+        let (why, detail) = reason.split_once(": ").unwrap_or((reason, ""));
+        if let Some(known) = self.refused.iter_mut().find(|it| it.why == why) {
+            known.n += 1;
+            return;
         }
+        let first = if detail.is_empty() { place.to_owned() } else { format!("{place}: {detail}") };
+        self.refused.push(Refused { why: why.to_owned(), n: 1, first });
     }
 
     /// Whether there is any row that cannot be used.
@@ -55,10 +57,6 @@ impl Census {
         let usable = self.n_rows.saturating_sub(n_refused);
         Event::Tasks { rows: self.n_rows, usable, tried: self.n_tried, refused: self.refused.clone() }
     }
-}
-
-fn detail(reason: &str) -> &str {
-    reason.split_once(": ").map_or("", |(_, detail)| detail)
 }
 
 #[cfg(test)]
@@ -83,13 +81,13 @@ mod tests {
         census.add(&Tried { usable: Vec::new(), refused }, 3);
         let line = census.event().line();
         let expected = "tasks: 0 of 3 usable, 4 refused; 3 tasks tried with their own solutions\n  \
-                        1 refused: it has no tests (first: a.jsonl row 4)\n  \
-                        2 refused: it is no JSON (first: a.jsonl row 6)\n  \
+                        1 refused: it has no tests (first: a.jsonl row 4: looked for x)\n  \
+                        2 refused: it is no JSON (first: a.jsonl row 6: at 3)\n  \
                         1 refused: its own solution fails its tests (first: t9: f(1) == 2 (1 != 2))";
         assert_eq!(line, expected);
         assert_eq!(
             census.event().to_json(1.0)["refused"][1],
-            serde_json::json!({"why": "it is no JSON", "n": 2, "first": "a.jsonl row 6"})
+            serde_json::json!({"why": "it is no JSON", "n": 2, "first": "a.jsonl row 6: at 3"})
         );
     }
 }

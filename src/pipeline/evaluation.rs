@@ -97,13 +97,10 @@ fn sample(slot: &Slot, digest: &Digest) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
     use crate::metrics::Numbers;
     use crate::pipeline::slots::groups;
-    use crate::tasks::CodingTask;
-    use backsight_core::episode::Task;
+    use crate::pipeline::slots::tests::task;
 
     fn digest(id: &str, correctness: Option<f64>) -> Option<Digest> {
         let numbers =
@@ -135,16 +132,6 @@ mod tests {
 
     #[test]
     fn the_files_have_the_published_keys() {
-        let task = |id: &str| {
-            let task = Task { id: id.to_owned(), prompt: String::new(), difficulty: None };
-            Arc::new(CodingTask {
-                task,
-                asked: "p".repeat(300),
-                check: None,
-                tests_shown: false,
-                references: Vec::new(),
-            })
-        };
         let slots = groups(&[task("a"), task("b")], 2, 2);
         let digests = [
             digest("a-0", Some(1.0)),

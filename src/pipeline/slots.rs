@@ -67,22 +67,18 @@ pub fn groups(tasks: &[Arc<CodingTask>], n_groups: usize, group_size: usize) -> 
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use backsight_core::episode::Task;
 
+    pub(in crate::pipeline) fn task(id: &str) -> Arc<CodingTask> {
+        let task = Task { id: id.to_owned(), prompt: String::new(), difficulty: None };
+        let asked = "p".repeat(300);
+        Arc::new(CodingTask { task, asked, check: None, tests_shown: false, references: Vec::new() })
+    }
+
     #[test]
     fn no_two_episodes_have_the_same_name() {
-        let task = |id: &str| {
-            let task = Task { id: id.to_owned(), prompt: String::new(), difficulty: None };
-            Arc::new(CodingTask {
-                task,
-                asked: "p".repeat(300),
-                check: None,
-                tests_shown: false,
-                references: Vec::new(),
-            })
-        };
         let ids: Vec<_> =
             groups(&[task("a"), task("b")], 3, 2).iter().map(|slot| (slot.group, slot.id())).collect();
         let expected = [(0, "a-0"), (0, "a-1"), (1, "b-0"), (1, "b-1"), (2, "a-2"), (2, "a-3")];
@@ -92,16 +88,6 @@ mod tests {
 
     #[test]
     fn refused_tasks_are_replaced_while_there_are_others() {
-        let task = |id: &str| {
-            let task = Task { id: id.to_owned(), prompt: String::new(), difficulty: None };
-            Arc::new(CodingTask {
-                task,
-                asked: String::new(),
-                check: None,
-                tests_shown: false,
-                references: Vec::new(),
-            })
-        };
         let tasks: Vec<_> = ["a", "b", "c"].map(task).into();
         let chosen = |n_groups| Chosen { tasks: tasks.clone(), n_groups, group_size: 1 };
         let ids = |n_groups, usable: &[usize]| {

@@ -5,6 +5,7 @@
 pub mod http;
 pub mod hub_stand_in;
 pub mod lenses;
+pub mod machine;
 pub mod plain;
 pub mod plans;
 pub mod schema;

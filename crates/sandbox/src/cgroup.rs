@@ -18,6 +18,9 @@ const PREFIX: &str = "backsight-";
 /// The controllers in whose hierarchies groups may be.
 const CONTROLLERS: [&str; 4] = ["memory", "pids", "cpu", "cpuacct"];
 
+/// Whether the kernel itself makes a group of each session, where there is no other.
+const AUTOGROUP: &str = "/proc/sys/kernel/sched_autogroup_enabled";
+
 /// Where groups for one resource can be made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Place {
@@ -55,7 +58,12 @@ impl Cgroup {
             pids.is_some_and(|it| group.set(&it, &name, "pids.max", &n_processes).is_some());
         let processors_per_episode = cpu.is_some_and(|it| group.share_processors(&it, &name, priority));
         group.usage = cpuacct.and_then(|it| group.find_usage(&it, &name));
-        group.containment = Containment { memory_per_episode, processes_by_cgroup, processors_per_episode };
+        group.containment = Containment {
+            memory_per_episode,
+            processes_by_cgroup,
+            processors_per_episode,
+            niceness_counts: read(AUTOGROUP).trim() != "1",
+        };
         group
     }
 
@@ -210,8 +218,9 @@ fn read_start_time(stat: &str) -> Option<u64> {
     if is_dead { None } else { fields.nth(18)?.parse().ok() }
 }
 
+/// Removes a group. What died in it may take its time to leave: on a busy machine it has to wait for a processor first.
 fn remove_patiently(dir: &Path) {
-    for _ in 0..50 {
+    for _ in 0..3000 {
         match fs::remove_dir(dir) {
             Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
                 std::thread::sleep(Duration::from_millis(10));

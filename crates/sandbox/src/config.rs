@@ -140,6 +140,8 @@ pub struct Containment {
     pub processes_by_cgroup: bool,
     /// Processors are shared among episodes by a cgroup, not only among processes by their niceness.
     pub processors_per_episode: bool,
+    /// Niceness counts among all processes, not only among those of one session.
+    pub niceness_counts: bool,
 }
 
 /// Everything a sandbox is made from.
@@ -171,7 +173,8 @@ impl SandboxConfig {
         match self.kind {
             SandboxKind::Namespaces => {
                 let memory = (!containment.memory_per_episode).then(|| self.memory_per_process());
-                let processors = (!containment.processors_per_episode).then(processors_per_process);
+                let processors =
+                    (!containment.processors_per_episode).then(|| no_share(containment.niceness_counts));
                 memory.into_iter().chain(processors).collect()
             }
             SandboxKind::Docker => vec![self.workspace_of_the_machine(), tests_by_the_clock()],
@@ -196,11 +199,23 @@ impl SandboxConfig {
     }
 }
 
-fn processors_per_process() -> String {
-    "processors are shared by process, not by episode: one with many busy processes slows the commands of others \
-     down, and only their niceness keeps them behind the hidden tests: no cpu control group can be made here (root \
-     can, or a user with a delegated one)"
-        .to_owned()
+/// What is said where no control group gives an episode its share of the processors.
+fn no_share(niceness_counts: bool) -> String {
+    let instead = match niceness_counts {
+        true => {
+            "by process, not by episode: one with many busy processes slows the commands of others down, and only \
+             their niceness keeps them behind the hidden tests"
+        }
+        false => {
+            "by session, not by episode: one with many busy sessions slows others down, and the hidden tests too, \
+             which then may run out of time; niceness would keep them behind, but counts for nothing among sessions \
+             (sysctl kernel.sched_autogroup_enabled=0 makes it count)"
+        }
+    };
+    format!(
+        "processors are shared {instead}: no cpu control group can be made here (root can, or a user with a \
+         delegated one)"
+    )
 }
 
 fn tests_by_the_clock() -> String {
@@ -226,7 +241,13 @@ mod tests {
     fn limits_that_do_not_hold_for_an_episode_are_said() {
         let said = |kind, memory_per_episode, processors_per_episode| {
             let config = SandboxConfig { kind, ..SandboxConfig::default() };
-            let held = Containment { memory_per_episode, processors_per_episode, ..Containment::default() };
+            let niceness_counts = true;
+            let held = Containment {
+                memory_per_episode,
+                processors_per_episode,
+                niceness_counts,
+                ..Containment::default()
+            };
             config.caveats(held)
         };
         let namespaces = SandboxKind::Namespaces;
@@ -235,6 +256,9 @@ mod tests {
         assert!(memory.starts_with("the limit of 2048 MiB of memory holds for each process"), "{memory}");
         assert!(memory.contains("sockets") && processors.contains("niceness"), "{processors}");
         assert_eq!(said(namespaces, true, false), std::slice::from_ref(processors));
+        assert!(
+            no_share(true).contains("by process") && no_share(false).contains("sched_autogroup_enabled=0")
+        );
         let docker = said(SandboxKind::Docker, true, true).concat();
         assert!(docker.contains("256 MiB") && docker.contains("the clock"), "{docker}");
     }

@@ -59,4 +59,4 @@ pub use protocol::{End, Exit};
 pub use python::{Python, PythonError};
 pub use sandbox::{BackgroundStatus, Command, Output, Program, Sandbox, Streams};
 pub use start::Sandboxes;
-pub use workspace::{Copied, Entry, FileError, FileRead, Workspace};
+pub use workspace::{Entry, FileError, FileRead, Selection, Workspace};

@@ -389,7 +389,8 @@ impl Reply {
             Self::Contained(it) => Writer::new("contained")
                 .number(it.memory_per_episode as u8)
                 .number(it.processes_by_cgroup as u8)
-                .number(it.processors_per_episode as u8),
+                .number(it.processors_per_episode as u8)
+                .number(it.niceness_counts as u8),
             Self::Ready => Writer::new("ready"),
             Self::NotStarted { job, errno } => Writer::new("not started").number(*job).number(*errno),
             Self::Exited { job, exit } => exit.write(Writer::new("exited").number(*job)),
@@ -408,6 +409,7 @@ impl Reply {
                 memory_per_episode: from.flag()?,
                 processes_by_cgroup: from.flag()?,
                 processors_per_episode: from.flag()?,
+                niceness_counts: from.flag()?,
             }),
             "ready" => Self::Ready,
             "not started" => Self::NotStarted { job: from.number()?, errno: from.number()? },
@@ -447,6 +449,7 @@ mod tests {
                 memory_per_episode: flag,
                 processes_by_cgroup: !flag,
                 processors_per_episode: flag,
+                niceness_counts: !flag,
             };
             let ends = [End::Stopped, End::WallClock, End::Memory, End::Signal(errno), End::Unknown];
             let replies = [

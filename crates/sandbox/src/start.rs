@@ -124,8 +124,12 @@ impl Sandboxes {
             network: self.config.network,
         };
         let backend = Docker::start(&self.config.docker, &container, directory).await?;
-        let containment =
-            Containment { memory_per_episode: true, processes_by_cgroup: true, processors_per_episode: true };
+        let containment = Containment {
+            memory_per_episode: true,
+            processes_by_cgroup: true,
+            processors_per_episode: true,
+            niceness_counts: true,
+        };
         Ok(sandbox(Box::new(backend), workspace, "sh".to_owned(), environment("", "/tmp"), containment))
     }
 }

@@ -26,9 +26,11 @@ use super::sys::FileIdentity;
 
 /// A walk through a workspace stops here; a hostile one could go on for ever.
 const MAX_ENTRIES: usize = 20_000;
-/// A copy looks at so many entries to find what is wanted, and no further.
-const MAX_SEEN: usize = 500_000;
-/// What looking at a name counts for, in bytes gone through.
+/// A selection lists so many entries, and no more.
+const MAX_SEEN: usize = 250_000;
+/// A selection has so many files at most: each costs us an opening on both sides, however small it is.
+const MAX_SELECTED: usize = 5_000;
+/// What looking at a name counts for, in bytes gone through; so does each part of a path that is opened.
 const ENTRY_COST: usize = 256;
 const CHUNK: u64 = 256 << 10;
 
@@ -80,13 +82,15 @@ pub struct Entry {
     pub n_bytes: u64,
 }
 
-/// What a copy took, and how much it left behind for lack of room.
+/// Files and links of a workspace that are to be copied, and what is not among them for lack of room.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Copied {
-    /// The files and links that were copied.
+pub struct Selection {
+    /// The files and links.
     pub entries: Vec<Entry>,
-    /// How many were wanted and left behind.
+    /// How many were wanted and left out.
     pub n_left: usize,
+    /// Whether there was more in the workspace than is looked through.
+    pub is_cut: bool,
 }
 
 /// The files of one episode; they can be read as long as this lives, also after its sandbox ended.
@@ -213,30 +217,42 @@ impl Workspace {
         Ok(found)
     }
 
-    /// Copies the regular files and links that `keep` accepts into another workspace, as long as there are
-    /// at most `max` bytes and not too many of them: those that `first` accepts before all others, and small
-    /// ones before large ones. A link is copied as a link, so that it leads where it led, or nowhere.
-    pub fn copy_into(
+    /// Chooses the regular files and links that `keep` accepts, as long as they have at most `max` bytes together
+    /// and are not too many: those that `first` accepts before all others, those near the top before deeper ones,
+    /// small ones before large ones. What the allowance does not suffice to look at is left out.
+    pub fn select(
         &self,
-        to: &Self,
         max: u64,
         keep: impl Fn(&str) -> bool,
         first: impl Fn(&str) -> bool,
-    ) -> Result<Copied, FileError> {
-        let mut files = self.wanted(keep)?;
-        files.sort_by_key(|it| (!first(&it.path), it.n_bytes));
-        let (mut copied, mut room) = (Copied::default(), max);
+        allowance: &Allowance,
+    ) -> Result<Selection, FileError> {
+        let (mut files, is_cut) = self.wanted(keep, allowance)?;
+        files.sort_by_key(|it| (!first(&it.path), n_parts(Path::new(&it.path)), it.n_bytes));
+        let (n_wanted, mut room, mut entries) = (files.len(), max, Vec::new());
         for file in files {
             // Holes cost their maker nothing, but us their whole length.
-            if file.n_bytes > room || copied.entries.len() >= MAX_ENTRIES {
-                copied.n_left += 1;
-                continue;
+            if file.n_bytes <= room && entries.len() < MAX_SELECTED {
+                room -= file.n_bytes;
+                entries.push(file);
             }
-            match self.copy_one(to, &file) {
-                Ok(()) => {
-                    room -= file.n_bytes;
-                    copied.entries.push(file);
-                }
+        }
+        let n_left = n_wanted - entries.len();
+        Ok(Selection { entries, n_left, is_cut })
+    }
+
+    /// Copies a selection into another workspace; what came of it there. A link is copied as a link, so that it leads
+    /// where it led, or nowhere.
+    pub fn copy_into(
+        &self,
+        to: &Self,
+        selection: &Selection,
+        allowance: &Allowance,
+    ) -> Result<Selection, FileError> {
+        let mut copied = Selection { entries: Vec::new(), ..*selection };
+        for file in &selection.entries {
+            match self.copy_one(to, file, allowance) {
+                Ok(()) => copied.entries.push(file.clone()),
                 Err(FileError::Full(_)) => copied.n_left += 1,
                 // What the episode made unreadable, or is no file at all, nobody can run either.
                 Err(
@@ -251,14 +267,23 @@ impl Workspace {
         Ok(copied)
     }
 
-    /// The files and links that `keep` accepts, those near the top first; other directories are not entered.
-    fn wanted(&self, keep: impl Fn(&str) -> bool) -> Result<Vec<Entry>, FileError> {
+    /// The files and links that `keep` accepts, and whether there was more than may be looked at. Directories that
+    /// hold nothing to keep are not entered.
+    fn wanted(
+        &self,
+        keep: impl Fn(&str) -> bool,
+        allowance: &Allowance,
+    ) -> Result<(Vec<Entry>, bool), FileError> {
         let _identity = self.identity()?;
         let (mut found, mut n_seen) = (Vec::new(), 0);
         let mut open = VecDeque::from([PathBuf::new()]);
-        while let Some(directory) = open.pop_front().filter(|_| n_seen < MAX_SEEN) {
+        while let Some(directory) = open.pop_front() {
             let entries = self.list(&directory, MAX_SEEN - n_seen).unwrap_or_default();
             n_seen += entries.len();
+            let is_too_much = match allowance.spend(ENTRY_COST * (n_parts(&directory) + entries.len())) {
+                Err(Stopped::Unwanted) => return Err(Stopped::Unwanted.into()),
+                spent => spent.is_err() || n_seen >= MAX_SEEN,
+            };
             for entry in entries {
                 match entry.is_dir {
                     true if keep(&format!("{}/x", entry.path)) => open.push_back(PathBuf::from(entry.path)),
@@ -266,13 +291,16 @@ impl Workspace {
                     _ => {}
                 }
             }
+            if is_too_much {
+                return Ok((found, true));
+            }
         }
-        Ok(found)
+        Ok((found, false))
     }
 
-    fn copy_one(&self, to: &Self, file: &Entry) -> Result<(), FileError> {
+    fn copy_one(&self, to: &Self, file: &Entry, allowance: &Allowance) -> Result<(), FileError> {
         if !file.is_link {
-            return to.write(&file.path, &self.read(&file.path, file.n_bytes)?.bytes);
+            return to.write(&file.path, &self.read_within(&file.path, file.n_bytes, allowance)?.bytes);
         }
         let target = self.link_target(Path::new(&file.path)).map_err(|error| explain(&file.path, error))?;
         // Without a root of its own a workspace has its own place.
@@ -337,7 +365,9 @@ impl Workspace {
 
     fn make_parents(&self, place: &Path) -> rustix::io::Result<()> {
         let parents: Vec<&Path> = place.ancestors().skip(1).filter(|it| !it.as_os_str().is_empty()).collect();
-        for directory in parents.into_iter().rev() {
+        let is_there = |it: &&Path| self.resolve(it, OFlags::PATH | OFlags::CLOEXEC).is_ok();
+        let n_missing = parents.iter().position(is_there).unwrap_or(parents.len());
+        for directory in parents[..n_missing].iter().rev() {
             match mkdirat(
                 self.directory_of(directory)?,
                 directory.file_name().unwrap_or_default(),
@@ -375,6 +405,11 @@ impl Workspace {
         let (is_dir, is_link) = (kind == FileType::Directory, kind == FileType::Symlink);
         Some(Entry { path, is_dir, is_link, n_bytes: u64::try_from(stat.st_size).unwrap_or(0) })
     }
+}
+
+/// How many names a path consists of.
+fn n_parts(place: &Path) -> usize {
+    place.components().count()
 }
 
 fn other_than_work(error: &tokio::task::JoinError) -> FileError {
@@ -565,9 +600,13 @@ mod tests {
         assert_eq!(workspace.read("nothing", 9), Err(FileError::Missing("nothing".to_owned())));
     }
 
+    fn select(from: &Workspace, max: u64, allowance: &Allowance) -> Selection {
+        let is_wanted = |path: &str| !path.contains("test");
+        from.select(max, is_wanted, |path| path.ends_with(".py"), allowance).unwrap()
+    }
+
     fn copied(from: &Workspace, to: &Workspace, max: u64) -> (Vec<String>, usize) {
-        let copied = from.copy_into(to, max, |path| !path.contains("test"), |path| path.ends_with(".py"));
-        let copied = copied.unwrap();
+        let copied = from.copy_into(to, &select(from, max, &free()), &free()).unwrap();
         (copied.entries.into_iter().map(|it| it.path).collect(), copied.n_left)
     }
 
@@ -589,6 +628,41 @@ mod tests {
         }
         assert_eq!(copied(&from, &to, 56).0, ["y.py", "z.py", "small.txt"]);
         assert_eq!(copied(&from, &to, 29), (vec!["y.py".to_owned(), "small.txt".to_owned()], 2));
+    }
+
+    #[test]
+    fn what_is_near_the_top_is_taken_before_what_is_deep() {
+        let (_dir, workspace) = workspace();
+        for idx in 0..MAX_SELECTED {
+            workspace.write(&format!("many/{idx}.py"), b"").unwrap();
+        }
+        workspace.write("solution.py", b"longer").unwrap();
+        let selected = select(&workspace, 99, &free());
+        assert_eq!(selected.entries[0].path, "solution.py");
+        assert_eq!((selected.entries.len(), selected.n_left, selected.is_cut), (MAX_SELECTED, 1, false));
+    }
+
+    /// Opening a deep directory costs as many steps as it has directories above it.
+    #[test]
+    fn a_selection_looks_at_no_more_than_it_may() {
+        let (_dir, workspace) = workspace();
+        workspace.write("solution.py", b"x").unwrap();
+        let deep = vec!["d"; 500].join("/");
+        workspace.write(&format!("{deep}/end.py"), b"x").unwrap();
+        let all = select(&workspace, 99, &free());
+        assert_eq!((all.entries.len(), all.is_cut), (2, false));
+        let allowance = Allowance::new(1000 * ENTRY_COST as u64);
+        let some = select(&workspace, 99, &allowance);
+        assert_eq!((some.entries.len(), some.n_left, some.is_cut), (1, 0, true));
+        assert_eq!(some.entries[0].path, "solution.py");
+        let unwanted = Allowance::new(u64::MAX);
+        drop(unwanted.wanted());
+        let stopped = workspace.select(99, |_| true, |_| true, &unwanted);
+        assert_eq!(stopped, Err(FileError::Stopped(Stopped::Unwanted)));
+        assert_eq!(
+            workspace.copy_into(&workspace, &all, &unwanted),
+            Err(FileError::Stopped(Stopped::Unwanted))
+        );
     }
 
     #[test]

@@ -264,7 +264,10 @@ impl Found {
     fn take(&mut self, path: &str, hit: Hit<'_>, query: &Query) {
         self.n_matches += usize::from(hit.is_match);
         let page = query.offset + 1..=query.offset + query.limit;
-        if query.output != OutputMode::Content || self.is_full || !page.contains(&self.n_matches) {
+        // A line that is only near a match may be before it.
+        let is_shown =
+            page.contains(&self.n_matches) || !hit.is_match && page.contains(&(self.n_matches + 1));
+        if query.output != OutputMode::Content || self.is_full || !is_shown {
             return;
         }
         let sign = if hit.is_match { ':' } else { '-' };

@@ -20,6 +20,7 @@ pub mod replace;
 mod saved;
 pub mod schema;
 pub mod search;
+mod syntax;
 mod terminal;
 pub mod v4a;
 
@@ -238,7 +239,11 @@ impl<'a> Toolbox<'a> {
             "process" => terminal::process(self, arguments).await,
             "read_file" => self.in_time(files::read_file(workspace, limits, arguments)).await,
             "write_file" => self.in_time(files::write_file(workspace, limits, arguments)).await,
-            "patch" => self.in_time(patch::patch(workspace, limits.work_bytes, arguments)).await,
+            "patch" => {
+                let mut answer = self.in_time(patch::patch(workspace, limits.work_bytes, arguments)).await?;
+                syntax::tell(self.sandbox, &mut answer.json).await;
+                Ok(answer)
+            }
             _ => self.in_time(files::search_files(workspace, limits, arguments)).await,
         }
     }

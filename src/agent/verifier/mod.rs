@@ -41,7 +41,7 @@ use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::OwnedFd;
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 use std::thread::available_parallelism;
 use std::time::{Duration, Instant};
 
@@ -52,7 +52,8 @@ use tokio::sync::Semaphore;
 
 use crate::tasks::{Check, is_identifier};
 use backsight_sandbox::{
-    Command, Copied, Entry, FileError, Output, Priority, Sandbox, SandboxError, Sandboxes, Streams, Workspace,
+    Command, Entry, FileError, Output, Priority, Sandbox, SandboxError, Sandboxes, Selection, Streams,
+    Workspace,
 };
 
 pub use report::{Level, TestReport};
@@ -73,6 +74,8 @@ const EXAMINER: &str = concat!(
 const OUTPUT_BYTES: usize = 1 << 20;
 /// Bytes that are copied for the candidate at most, modules of Python before all other files.
 const MAX_COPY: u64 = 64 << 20;
+/// What may be gone through to find them: some 250,000 names, fewer where directories are deep.
+const MAX_LOOK: u64 = 64 << 20;
 
 /// What tests may take by the clock, as a multiple of their processor time: on a machine that is short of
 /// processors they wait rather than fail, and a solution that only sleeps ends all the same.
@@ -80,22 +83,43 @@ const CLOCK_FACTOR: u32 = 4;
 
 /// No more tests run at once than there are processors: how many episodes end together must not decide
 /// whether one of them is solved.
-static PROCESSORS: LazyLock<Semaphore> =
-    LazyLock::new(|| Semaphore::new(available_parallelism().map_or(1, usize::from)));
+static PROCESSORS: LazyLock<Semaphore> = LazyLock::new(|| Semaphore::new(n_processors()));
+
+fn n_processors() -> usize {
+    available_parallelism().map_or(1, usize::from)
+}
 
 /// Runs hidden tests.
 #[derive(Debug)]
 pub struct Verifier<'a> {
     sandboxes: &'a Sandboxes,
-    timeout: Duration,
+    time: Time,
     asked: &'a str,
+}
+
+/// How long programs may take, by the processor and by the clock.
+#[derive(Clone, Copy, Debug)]
+struct Time {
+    processor: Duration,
+    clock: Duration,
+}
+
+impl Time {
+    fn of(processor: Duration) -> Self {
+        Self { processor, clock: processor.saturating_mul(CLOCK_FACTOR) }
+    }
 }
 
 impl<'a> Verifier<'a> {
     /// A verifier that gives tests and solution together `timeout` of processor time, and four times as long
     /// by the clock, in sandboxes like those of episodes that go before them where processors are short.
     pub fn new(sandboxes: &'a Sandboxes, timeout: Duration) -> Self {
-        Self { sandboxes, timeout, asked: "" }
+        Self { sandboxes, time: Time::of(timeout), asked: "" }
+    }
+
+    /// The same with so long by the clock.
+    pub fn by_the_clock(self, clock: Duration) -> Self {
+        Self { time: Time { clock, ..self.time }, ..self }
     }
 
     /// The same for a task that asks so: the modules and functions that it names may be the solution's.
@@ -120,7 +144,7 @@ impl<'a> Verifier<'a> {
         let started = Instant::now();
         let start = || self.sandboxes.start_for(Priority::Verifier);
         let (candidate, examiner) = tokio::try_join!(start(), start())?;
-        let copied = match copy_solution(episode.workspace(), candidate.workspace()).await {
+        let copied = match take_solution(episode.workspace(), candidate.workspace()).await {
             Ok(copied) => copied,
             Err(error) => return Ok(TestReport::failed(error.to_string(), started.elapsed())),
         };
@@ -133,19 +157,13 @@ impl<'a> Verifier<'a> {
         let output = exam.capture.text();
         let mut report = TestReport::read(&output, &secret, exam.timed_out, started.elapsed());
         report.output.push_str(&solution);
-        if report.level() == Level::Solved {
+        if report.is_solved() {
             job["together"] = true.into();
             let exam = self.examine_together(episode, format!("{job}\n")).await?;
-            let together =
-                TestReport::read(&exam.capture.text(), &secret, exam.timed_out, started.elapsed());
-            report = report.unless(together);
+            let output = exam.capture.text();
+            report = report.unless(TestReport::read(&output, &secret, exam.timed_out, started.elapsed()));
         }
-        if copied.n_left > 0 {
-            let n_left = copied.n_left;
-            report
-                .output
-                .push_str(&format!("\n{n_left} large or many files were not copied for the tests\n"));
-        }
+        report.output.push_str(&left_out(&copied));
         tokio::join!(candidate.stop(), examiner.stop());
         Ok(report)
     }
@@ -159,9 +177,7 @@ impl<'a> Verifier<'a> {
     ) -> Result<(Output, String), SandboxError> {
         let (questions, questions_in) = io::pipe()?;
         let (answers, answers_in) = io::pipe()?;
-        let mut exam = python(EXAMINER, answers, questions_in);
-        exam.processor_time = Some(self.timeout);
-        exam.timeout = self.timeout.saturating_mul(CLOCK_FACTOR);
+        let exam = self.exam(answers, questions_in);
         let hand_over = async {
             // The job goes first through the pipe that then belongs to the candidate. The solution itself
             // runs only when the examiner asks for it, having read its job: nothing is left to steal.
@@ -174,16 +190,22 @@ impl<'a> Verifier<'a> {
         Ok((exam?, printed.unwrap_or_default()))
     }
 
+    /// The examiner with its limits.
+    fn exam(&self, stdin: impl Into<OwnedFd>, stdout: impl Into<OwnedFd>) -> Command {
+        let mut exam = python(EXAMINER, stdin, stdout);
+        exam.processor_time = Some(self.time.processor);
+        exam.timeout = self.time.clock;
+        exam
+    }
+
     /// Runs the tests once more, with the solution in their process.
     async fn examine_together(&self, episode: &Sandbox, job: String) -> Result<Output, SandboxError> {
         let sandbox = self.sandboxes.start_for(Priority::Verifier).await?;
         // What could be copied before can be copied again.
-        copy_solution(episode.workspace(), sandbox.workspace()).await.map_err(io::Error::other)?;
+        take_solution(episode.workspace(), sandbox.workspace()).await.map_err(io::Error::other)?;
         let (jobs, jobs_in) = io::pipe()?;
         let (_nobody, nowhere) = io::pipe()?;
-        let mut exam = python(EXAMINER, jobs, nowhere);
-        exam.processor_time = Some(self.timeout);
-        exam.timeout = self.timeout.saturating_mul(CLOCK_FACTOR);
+        let exam = self.exam(jobs, nowhere);
         let (exam, written) = tokio::join!(sandbox.run(exam), write_first(jobs_in, job));
         written?;
         sandbox.stop().await;
@@ -210,10 +232,37 @@ async fn write_first(writer: impl Into<OwnedFd>, text: String) -> io::Result<Own
     writer.into_blocking_fd()
 }
 
-/// Copies what may be part of the solution.
-async fn copy_solution(from: &Workspace, to: &Workspace) -> Result<Copied, FileError> {
+/// Chooses what may be part of the solution.
+async fn select_solution(from: &Workspace) -> Result<Selection, FileError> {
+    let is_first = |path: &str| path.ends_with(".py");
+    from.within(MAX_LOOK, move |from, allowance| from.select(MAX_COPY, is_kept, is_first, allowance)).await
+}
+
+/// Copies what was chosen; what came of it.
+async fn copy_solution(
+    from: &Workspace,
+    to: &Workspace,
+    selection: Arc<Selection>,
+) -> Result<Selection, FileError> {
     let to = to.clone();
-    from.blocking(move |from| from.copy_into(&to, MAX_COPY, is_kept, |path| path.ends_with(".py"))).await
+    // How much that is was decided before.
+    from.within(u64::MAX, move |from, allowance| from.copy_into(&to, &selection, allowance)).await
+}
+
+/// Copies what may be part of the solution.
+async fn take_solution(from: &Workspace, to: &Workspace) -> Result<Selection, FileError> {
+    let selection = select_solution(from).await?;
+    copy_solution(from, to, Arc::new(selection)).await
+}
+
+/// What is told about files that the tests do not see.
+fn left_out(copied: &Selection) -> String {
+    let left = match copied.n_left {
+        0 => String::new(),
+        n_left => format!("\n{n_left} large or many files were not copied for the tests\n"),
+    };
+    let cut = "\nthere are more files and directories than are looked through for the tests\n";
+    left + if copied.is_cut { cut } else { "" }
 }
 
 /// Whether a file may be part of a solution: nothing that Python would run unasked, or instead of the

@@ -3,23 +3,26 @@
 //! Nothing is shared with the solution. `solution.py` is run once for each input, each time in a sandbox of its own
 //! on a fresh copy of the workspace, so that nothing it does in one case (files, processes left behind) is seen by
 //! another; what should come out is never in any sandbox, and only bytes come back, which are compared here. An
-//! output that is wrong, or longer than it could rightly be, fails its case. A program that is missing, ends with
-//! a failure or takes too long ends the tests there.
+//! output that is wrong, or longer than it could rightly be, fails its case; so does a program that ends with a
+//! failure or takes too long. The first case that goes wrong decides, so no later one is run. As many cases run at
+//! once as there are processors, and count in their order: the verdict is that of one after the other.
 
 use std::borrow::Cow;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use futures_util::future::try_join_all;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::unix::pipe;
 
 use super::compare::{Difference, difference};
-use super::{CLOCK_FACTOR, PROCESSORS, TestReport, Verifier, copy_solution};
+use super::{PROCESSORS, TestReport, Time, Verifier, copy_solution, left_out, n_processors, select_solution};
 use crate::tasks::{Case, Cases, Stdio};
 use backsight_core::episode::Assertion;
 use backsight_sandbox::{
-    Capture, Command, Exit, Output, Priority, Sandbox, SandboxError, Streams, Workspace,
+    Capture, Command, Exit, Output, Priority, Sandbox, SandboxError, Selection, Streams, Workspace,
 };
 
 /// The program.
@@ -43,36 +46,57 @@ impl Verifier<'_> {
         stdio: &Stdio,
     ) -> Result<TestReport, SandboxError> {
         episode.stop().await;
-        // It is never closed.
-        let _processor = PROCESSORS.acquire().await.ok();
         let started = Instant::now();
+        let failed = |why: String| TestReport::failed(why, started.elapsed());
         let cases = match unpacked(stdio).await {
             Ok(cases) => cases,
-            Err(why) => {
-                return Ok(TestReport { is_unusable: true, ..TestReport::failed(why, started.elapsed()) });
-            }
+            Err(why) => return Ok(TestReport { is_unusable: true, ..failed(why) }),
         };
         let workspace = episode.workspace();
         if workspace.blocking(|it| it.read(PROGRAM, 0)).await.is_err() {
-            return Ok(TestReport::failed(format!("there is no {PROGRAM}"), started.elapsed()));
+            return Ok(failed(format!("there is no {PROGRAM}")));
         }
+        let solution = match select_solution(workspace).await {
+            Ok(selection) => Solution { workspace, selection: Arc::new(selection) },
+            Err(error) => return Ok(failed(error.to_string())),
+        };
         let each = stdio.time.unwrap_or_default().max(CASE_TIME);
-        let (mut tally, mut left) = (Tally::default(), Time::of(self.timeout));
-        for (idx, case) in cases.iter().enumerate() {
-            let ran = self.run_case(workspace, case, left.at_most(each)).await?;
-            left = left.without(&ran);
-            tally.count(idx + 1, case, &ran);
-            if tally.error.is_some() {
-                break;
-            }
-        }
+        let mut tally = self.run_all(&solution, &cases, each).await?;
+        tally.tell_rest(cases.len());
+        tally.output.push_str(&left_out(&solution.selection));
         Ok(tally.report(started.elapsed()))
     }
 
+    /// Runs cases, some at once, until one decides.
+    async fn run_all(
+        &self,
+        solution: &Solution<'_>,
+        cases: &[Case],
+        each: Duration,
+    ) -> Result<Tally, SandboxError> {
+        let (mut tally, mut left) = (Tally::default(), self.time);
+        for some in cases.chunks(n_processors()) {
+            let time = left.at_most(each);
+            let rans = try_join_all(some.iter().map(|case| self.run_case(solution, case, time))).await?;
+            for (case, ran) in some.iter().zip(rans) {
+                let ran = ran.within(left);
+                left = left.without(&ran);
+                tally.count(case, &ran);
+                if tally.is_decided() {
+                    return Ok(tally);
+                }
+            }
+        }
+        Ok(tally)
+    }
+
     /// Runs the program on one input, in a sandbox of its own.
-    async fn run_case(&self, solution: &Workspace, case: &Case, time: Time) -> Result<Ran, SandboxError> {
+    async fn run_case(&self, solution: &Solution<'_>, case: &Case, time: Time) -> Result<Ran, SandboxError> {
+        // It is never closed.
+        let _processor = PROCESSORS.acquire().await.ok();
         let sandbox = self.sandboxes.start_for(Priority::Verifier).await?;
-        if let Err(error) = copy_solution(solution, sandbox.workspace()).await {
+        let Solution { workspace, selection } = solution;
+        if let Err(error) = copy_solution(workspace, sandbox.workspace(), Arc::clone(selection)).await {
             return Ok(Ran { output: Err(error.to_string()), printed: Vec::new(), is_long: false });
         }
         let (stdin, input) = io::pipe()?;
@@ -100,18 +124,13 @@ async fn unpacked(stdio: &Stdio) -> Result<Cow<'_, [Case]>, String> {
     unpacked.map_err(|error| error.to_string())?.map(Cow::Owned)
 }
 
-/// How long programs may take, by the processor and by the clock.
-#[derive(Clone, Copy)]
-struct Time {
-    processor: Duration,
-    clock: Duration,
+/// What is run: the files of an episode that may be part of its program.
+struct Solution<'a> {
+    workspace: &'a Workspace,
+    selection: Arc<Selection>,
 }
 
 impl Time {
-    fn of(processor: Duration) -> Self {
-        Self { processor, clock: processor.saturating_mul(CLOCK_FACTOR) }
-    }
-
     fn at_most(self, processor: Duration) -> Self {
         let most = Self::of(processor);
         Self { processor: self.processor.min(most.processor), clock: self.clock.min(most.clock) }
@@ -120,12 +139,16 @@ impl Time {
     /// What is left after a case.
     fn without(self, ran: &Ran) -> Self {
         let Ok(output) = &ran.output else { return self };
-        let used = output.processor_time.unwrap_or(output.duration);
         Self {
-            processor: self.processor.saturating_sub(used),
+            processor: self.processor.saturating_sub(used(output)),
             clock: self.clock.saturating_sub(output.duration),
         }
     }
+}
+
+/// The processor time of a program, or what stands for it where nobody counted.
+fn used(output: &Output) -> Duration {
+    output.processor_time.unwrap_or(output.duration)
 }
 
 fn program(stdin: OwnedFd, stdout: OwnedFd, time: Time) -> Command {
@@ -166,6 +189,15 @@ struct Ran {
 }
 
 impl Ran {
+    /// The same as it would have been after the cases before it, which ran at the same time: out of time where they
+    /// left less than it took.
+    fn within(mut self, left: Time) -> Self {
+        if let Ok(output) = &mut self.output {
+            output.timed_out |= used(output) > left.processor || output.duration > left.clock;
+        }
+        self
+    }
+
     /// What is wrong with its output, if anything is; an error where it did not come to its end.
     fn mistake(&self, expected: &str) -> Result<Option<String>, String> {
         if self.is_long {
@@ -206,6 +238,7 @@ fn short(text: &str) -> String {
 /// What the cases have shown so far.
 #[derive(Default)]
 struct Tally {
+    n_run: usize,
     n_passed: u64,
     n_failed: u64,
     error: Option<String>,
@@ -215,8 +248,9 @@ struct Tally {
 }
 
 impl Tally {
-    fn count(&mut self, nth: usize, case: &Case, ran: &Ran) {
-        let text = format!("case {nth}");
+    fn count(&mut self, case: &Case, ran: &Ran) {
+        self.n_run += 1;
+        let text = format!("case {}", self.n_run);
         let mistake = ran.mistake(&case.output);
         if !matches!(mistake, Ok(None)) && self.output.is_empty() {
             self.output = ran.output.as_ref().map(|it| it.capture.text()).unwrap_or_default();
@@ -236,8 +270,22 @@ impl Tally {
         }
     }
 
+    /// Whether no further case could change the level.
+    fn is_decided(&self) -> bool {
+        self.error.is_some() || self.n_failed > 0
+    }
+
+    /// Says how many cases were not run.
+    fn tell_rest(&mut self, n_cases: usize) {
+        if self.n_run < n_cases {
+            let n_left = n_cases - self.n_run;
+            self.output
+                .push_str(&format!("\n{n_left} of {n_cases} cases were not run: the last one decided\n"));
+        }
+    }
+
     fn report(self, duration: Duration) -> TestReport {
-        let Self { n_passed, n_failed, error, assertions, output } = self;
+        let Self { n_passed, n_failed, error, assertions, output, .. } = self;
         TestReport { n_passed, n_failed, error, is_unusable: false, assertions, output, duration }
     }
 }

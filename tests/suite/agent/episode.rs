@@ -256,9 +256,11 @@ async fn a_sandbox_that_dies_fails_the_episode() {
     let limits = backsight::sandbox::Limits { wall_seconds: 2, ..Default::default() };
     setting.sandboxes = Arc::new(Sandboxes::new(SandboxConfig { init, limits, ..SandboxConfig::default() }));
     let episode = run(&setting).await;
-    assert_eq!((episode.stop, episode.steps().len()), (Some(Stop::Failed), 3), "{:?}", talk(&episode));
+    assert_eq!(episode.stop, Some(Stop::Failed), "{:?}", talk(&episode));
+    // The third, unless the machine was too busy to come so far.
+    let last = episode.steps().len();
     let why = episode.outcome.unwrap_err();
-    assert!(why.starts_with("turn 3: the sandbox has ended"), "{why}");
+    assert!(why.starts_with(&format!("turn {last}: the sandbox has ended")), "{why}");
 }
 
 #[tokio::test]

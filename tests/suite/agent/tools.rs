@@ -233,6 +233,25 @@ async fn files_are_written_read_and_changed() {
 }
 
 #[tokio::test]
+async fn a_patch_tells_whether_python_is_still_python() {
+    let sandbox = start(Limits::default()).await;
+    sandbox.workspace().write("a.py", b"x = 1\n").unwrap();
+    let replace = async |path: &str, old: &str, new: &str| {
+        let wish = json!({"path": path, "old_string": old, "new_string": new});
+        call(&sandbox, "patch", wish).await.0["lint"].clone()
+    };
+    assert_eq!(replace("a.py", "1", "2").await, json!({"status": "ok"}));
+    let broken = json!({"status": "error", "output": "SyntaxError: '(' was never closed (a.py, line 1)"});
+    assert_eq!(replace("a.py", "2", "(2").await, broken);
+    sandbox.workspace().write("b.txt", b"x\n").unwrap();
+    assert_eq!(replace("b.txt", "x", "y").await, Value::Null);
+    let patch = "*** Begin Patch\n*** Update File: a.py\n*** Move to: c.py\n-x = (2\n+x = 3\n*** Add File: d.py\n+y = \n*** Add File: e.txt\n+(\n*** End Patch\n";
+    let (answer, _) = call(&sandbox, "patch", json!({"patch": patch})).await;
+    let error = json!({"status": "error", "output": "SyntaxError: invalid syntax (d.py, line 1)"});
+    assert_eq!(answer["lint"], json!({"c.py": {"status": "ok"}, "d.py": error}), "{answer}");
+}
+
+#[tokio::test]
 async fn a_diff_that_does_not_fit_changes_nothing() {
     let sandbox = start(Limits::default()).await;
     sandbox.workspace().write("a", b"one\n").unwrap();
@@ -283,76 +302,62 @@ async fn a_patch_that_does_not_fit_changes_nothing() {
     }
 }
 
-#[tokio::test]
-async fn files_are_searched_by_name_and_content() {
+/// What searches find among four small files.
+async fn check_searches(searches: &[(Value, Value)]) {
     let sandbox = start(Limits::default()).await;
     for (path, text) in
         [("a.py", "x = 1\ny = 2\n"), ("sub/b.py", "y = 3\n"), ("c.txt", "y\n"), ("bin", "\0y")]
     {
         sandbox.workspace().write(path, text.as_bytes()).unwrap();
     }
-    check(
-        &sandbox,
-        "search_files",
-        json!({"pattern": "*.py", "target": "files"}),
-        json!({"files": ["a.py", "sub/b.py"], "total_count": 2, "truncated": false}),
-    )
+    for (arguments, expected) in searches {
+        check(&sandbox, "search_files", arguments.clone(), expected.clone()).await;
+    }
+}
+
+#[tokio::test]
+async fn files_are_searched_by_name_and_content() {
+    let in_sub = json!({"matches": "sub/b.py:1:y = 3", "total_count": 1, "truncated": false});
+    check_searches(&[
+        (
+            json!({"pattern": "*.py", "target": "files"}),
+            json!({"files": ["a.py", "sub/b.py"], "total_count": 2, "truncated": false}),
+        ),
+        (
+            json!({"pattern": "^y", "file_glob": "*.py"}),
+            json!({"matches": "a.py:2:y = 2\nsub/b.py:1:y = 3", "total_count": 2, "truncated": false}),
+        ),
+        (json!({"pattern": "y", "path": "sub"}), in_sub.clone()),
+        (json!({"pattern": "y", "path": "sub/b.py"}), in_sub),
+        (json!({"pattern": "y", "path": "nowhere"}), json!({"error": "no such file: nowhere"})),
+    ])
     .await;
-    check(
-        &sandbox,
-        "search_files",
-        json!({"pattern": "^y", "file_glob": "*.py"}),
-        json!({"matches": "a.py:2:y = 2\nsub/b.py:1:y = 3", "total_count": 2, "truncated": false}),
-    )
-    .await;
-    check(
-        &sandbox,
-        "search_files",
-        json!({"pattern": "y", "limit": 1, "offset": 1}),
-        json!({"matches": "c.txt:1:y", "total_count": 3, "truncated": true}),
-    )
-    .await;
-    check(
-        &sandbox,
-        "search_files",
-        json!({"pattern": "y", "path": "sub"}),
-        json!({"matches": "sub/b.py:1:y = 3", "total_count": 1, "truncated": false}),
-    )
-    .await;
-    check(
-        &sandbox,
-        "search_files",
-        json!({"pattern": "y", "path": "sub/b.py"}),
-        json!({"matches": "sub/b.py:1:y = 3", "total_count": 1, "truncated": false}),
-    )
-    .await;
-    check(
-        &sandbox,
-        "search_files",
-        json!({"pattern": "y", "output_mode": "files_only", "limit": 2}),
-        json!({"files": ["a.py", "c.txt"], "total_count": 3, "truncated": true}),
-    )
-    .await;
-    check(
-        &sandbox,
-        "search_files",
-        json!({"pattern": "[xy]", "output_mode": "count", "offset": 1}),
-        json!({"counts": {"c.txt": 1, "sub/b.py": 1}, "total_count": 4, "truncated": false}),
-    )
-    .await;
-    check(
-        &sandbox,
-        "search_files",
-        json!({"pattern": "y", "output_mode": "all"}),
-        json!({"error": "output_mode must be content, files_only or count, not \"all\""}),
-    )
-    .await;
-    check(
-        &sandbox,
-        "search_files",
-        json!({"pattern": "y", "path": "nowhere"}),
-        json!({"error": "no such file: nowhere"}),
-    )
+}
+
+#[tokio::test]
+async fn what_is_found_is_shown_in_pages_and_in_three_ways() {
+    check_searches(&[
+        (
+            json!({"pattern": "y", "limit": 1, "offset": 1}),
+            json!({"matches": "c.txt:1:y", "total_count": 3, "truncated": true}),
+        ),
+        (
+            json!({"pattern": "y", "context": 1, "file_glob": "a.py"}),
+            json!({"matches": "a.py-1-x = 1\na.py:2:y = 2", "total_count": 1, "truncated": false}),
+        ),
+        (
+            json!({"pattern": "y", "output_mode": "files_only", "limit": 2}),
+            json!({"files": ["a.py", "c.txt"], "total_count": 3, "truncated": true}),
+        ),
+        (
+            json!({"pattern": "[xy]", "output_mode": "count", "offset": 1}),
+            json!({"counts": {"c.txt": 1, "sub/b.py": 1}, "total_count": 4, "truncated": false}),
+        ),
+        (
+            json!({"pattern": "y", "output_mode": "all"}),
+            json!({"error": "output_mode must be content, files_only or count, not \"all\""}),
+        ),
+    ])
     .await;
 }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use backsight::agent::{TestReport, Verifier};
-use backsight::sandbox::{Command, Limits, Sandbox, SandboxKind, Sandboxes};
+use backsight::sandbox::{Command, Exit, Limits, Sandbox, SandboxKind, Sandboxes};
 use backsight::tasks::builtin;
 
 use super::{sandboxes, shell};
@@ -160,9 +160,9 @@ async fn a_solution_that_hangs_runs_out_of_time() {
 #[tokio::test]
 async fn a_solution_that_had_to_wait_is_judged_by_what_it_used() {
     let sandboxes = here();
-    let waits = "import time\ndef f(x):\n    time.sleep(11)\n    return x\n";
+    let waits = "import time\ndef f(x):\n    time.sleep(2.5)\n    return x\n";
     let episode = episode(&sandboxes, &[("solution.py", waits)]).await;
-    let verifier = Verifier::new(&sandboxes, Duration::from_secs(10));
+    let verifier = Verifier::new(&sandboxes, Duration::from_secs(2)).by_the_clock(Duration::from_secs(3600));
     let report = verifier.verify(&episode, "from solution import f\nassert f(1) == 1\n").await.unwrap();
     assert_eq!(report.correctness(), Some(1.0), "{report:#?}");
 }
@@ -172,7 +172,7 @@ async fn a_solution_that_sleeps_for_ever_ends_too() {
     let sandboxes = here();
     let sleeps = "import time\ndef f(x):\n    time.sleep(10000)\n";
     let episode = episode(&sandboxes, &[("solution.py", sleeps)]).await;
-    let verifier = Verifier::new(&sandboxes, Duration::from_secs(1));
+    let verifier = Verifier::new(&sandboxes, TIMEOUT).by_the_clock(Duration::from_secs(1));
     let report = verifier.verify(&episode, "from solution import f\nassert f(1) == 1\n").await.unwrap();
     assert_eq!(report.error.as_deref(), Some("the tests ran out of time"));
 }
@@ -531,62 +531,70 @@ async fn caches_are_not_believed() {
     assert_eq!(report.correctness(), Some(0.2), "{report:#?}");
 }
 
-/// Puts the right solution there as soon as it notices an end: a signal, a parent that is gone, or time.
-const REWRITER: &str = r"
-import os, shutil, signal, sys, time
-def rewrite(*_):
-    shutil.copy('good.py', 'x' + str(os.getpid()))
-    os.rename('x' + str(os.getpid()), 'solution.py')
-for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGUSR1):
-    signal.signal(number, rewrite)
-begin, parent = time.time(), os.getppid()
-print('ready', flush=True)
-while time.time() - begin < float(sys.argv[1]) and os.getppid() == parent:
-    time.sleep(0.001)
+/// Writes a higher number into its file again and again, until it is killed.
+const BEATING: &str = r"
+import os, signal, sys
+for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+    signal.signal(number, signal.SIG_IGN)
+name, beat = sys.argv[1], 0
 while True:
-    rewrite()
+    beat += 1
+    with open(name + '.new', 'w') as file:
+        file.write(str(beat))
+    os.rename(name + '.new', name)
+    if beat == 1:
+        print('ready', flush=True)
 ";
 
-/// A process that rewrites the solution once the episode has ended: it is dead before the files are copied.
+/// A process that changes files once the episode has ended: it is dead before they are copied, so what the tests see
+/// is the last that it ever wrote.
 #[tokio::test]
 async fn nothing_of_the_episode_lives_on_to_rewrite_files() {
     let sandboxes = here();
-    for delay in [0.5, 0.6, 0.8, 1.0] {
-        let files = [("solution.py", SOLUTIONS[0].2), ("good.py", SOLUTIONS[0].1), ("rewriter.py", REWRITER)];
-        let episode = episode(&sandboxes, &files).await;
-        let started = format!("setsid python3 rewriter.py {delay} & python3 rewriter.py {delay}");
-        episode.start_background(Command::shell(started)).await.unwrap();
-        tokio::time::sleep(Duration::from_millis(200)).await;
+    for _ in 0..3 {
+        let solution = "print('beats', open('one').read(), open('two').read())\ndef fizzbuzz(n): pass\n";
+        let episode = episode(&sandboxes, &[("solution.py", solution), ("beating.py", BEATING)]).await;
+        let line = "setsid python3 beating.py one & exec python3 beating.py two";
+        let id = episode.start_background(Command::shell(line)).await.unwrap();
+        while episode.poll_background(id).unwrap().capture.text() != "ready\nready\n" {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
         let report =
             Verifier::new(&sandboxes, TIMEOUT).verify(&episode, &tests_of("fizzbuzz")).await.unwrap();
-        assert_eq!(report.correctness(), Some(0.2), "{report:#?}");
-        tokio::time::sleep(Duration::from_millis(1000)).await;
-        let left = episode.workspace().read("solution.py", 9999).unwrap();
-        assert_eq!(left.bytes, SOLUTIONS[0].2.as_bytes());
+        let last = |name: &str| String::from_utf8(episode.workspace().read(name, 99).unwrap().bytes).unwrap();
+        let beats = format!("beats {} {}\n", last("one"), last("two"));
+        assert!(report.output.contains(&beats), "not {beats:?}: {report:#?}");
     }
 }
 
-/// Whatever lies beside a solution, it is found and judged.
+/// Three times 700 directories in each other.
+const DEEP: &str = "python3 -c \"import os\nfor c in 'abc': os.makedirs('/'.join([c] * 700))\"";
+
+/// Whatever lies beside a solution, it is found and judged; where not all of it could be looked at, that is told.
 #[tokio::test]
 async fn other_files_do_not_decide() {
     let sandboxes = here();
+    let (all, left) = ("", "files were not copied for the tests");
     let cases = [
-        ("true", false),
-        ("for i in $(seq 40); do truncate -s 200M hole$i; done; ln -s /etc/passwd link; mkfifo pipe", true),
-        ("mkdir n; cd n; python3 -c \"for i in range(25000): open(str(i), 'w')\"", true),
-        ("mkdir -p .venv/lib; cd .venv/lib; python3 -c \"for i in range(25000): open(str(i), 'w')\"", false),
-        ("mv solution.py s.py; ln -s /workspace/s.py solution.py", false),
-        ("mkdir real; mv solution.py real/s.py; ln -s real/s.py solution.py", false),
-        ("mkdir real; mv solution.py real/__init__.py; ln -s /workspace/real solution", false),
-        ("mkdir solution; mv solution.py solution/__init__.py", false),
+        ("true", all),
+        ("for i in $(seq 40); do truncate -s 200M hole$i; done; ln -s /etc/passwd link; mkfifo pipe", left),
+        ("mkdir n; cd n; python3 -c \"for i in range(25000): open(str(i), 'w')\"", left),
+        ("mkdir n; cd n; python3 -c \"for i in range(25000): open(f'{i}.py', 'w')\"", left),
+        ("mkdir -p .venv/lib; cd .venv/lib; python3 -c \"for i in range(25000): open(str(i), 'w')\"", all),
+        (DEEP, "there are more files and directories than are looked through for the tests"),
+        ("mv solution.py s.py; ln -s /workspace/s.py solution.py", all),
+        ("mkdir real; mv solution.py real/s.py; ln -s real/s.py solution.py", all),
+        ("mkdir real; mv solution.py real/__init__.py; ln -s /workspace/real solution", all),
+        ("mkdir solution; mv solution.py solution/__init__.py", all),
     ];
-    for (line, is_partial) in cases {
+    for (line, told) in cases {
         let episode = episode(&sandboxes, &[("solution.py", SOLUTIONS[0].1)]).await;
-        shell(&episode, line).await;
+        assert_eq!(shell(&episode, line).await, (Exit::Code(0), String::new()));
         let report =
             Verifier::new(&sandboxes, TIMEOUT).verify(&episode, &tests_of("fizzbuzz")).await.unwrap();
         assert_eq!(report.correctness(), Some(1.0), "{line}: {report:#?}");
-        assert_eq!(report.output.contains("files were not copied"), is_partial, "{line}: {report:#?}");
+        let tells = report.output.lines().find(|it| it.ends_with(" for the tests")).unwrap_or("");
+        assert!(tells.ends_with(told) && tells.is_empty() == told.is_empty(), "{line}: {report:#?}");
     }
 }
 

@@ -183,7 +183,7 @@ fn a_dataset_of_the_hub_is_fetched_once_and_kept() {
     let ran = place.run_with(&variables, &arguments).expect(0);
     assert!(
         ran.stderr.contains(
-            "tasks: 2 of 3 usable, 1 refused\n  1 refused: it has no question (first: org/tasks row 2)"
+            "tasks: 2 of 3 usable, 1 refused\n  1 refused: it has no question (first: org/tasks row 2: looked for `prompt`, "
         ),
         "{}",
         ran.stderr

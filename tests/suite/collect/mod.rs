@@ -4,6 +4,7 @@
 
 mod embedded;
 mod evaluate;
+mod file_tools;
 mod groups;
 mod kill;
 mod place;

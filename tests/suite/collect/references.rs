@@ -43,7 +43,7 @@ fn refused_tasks_are_told_and_cost_nothing() {
     place.write("rows.jsonl", &rows());
     let ran = collect(&place, &server, &[]).expect(0);
     let told = "tasks: 2 of 5 usable, 3 refused; 4 tasks tried with their own solutions\n  \
-                1 refused: it has no tests (first: rows.jsonl row 3)\n";
+                1 refused: it has no tests (first: rows.jsonl row 3: looked for `test_code` or `tests`, `test_list`, ";
     assert!(ran.stderr.contains(told), "{}", ran.stderr);
     let wrong = "  1 refused: its own solution fails its tests (first: wrong: add(1, 2) == 4 (3 != 4))\n";
     assert!(ran.stderr.contains(wrong), "{}", ran.stderr);

@@ -96,8 +96,8 @@ fn bad_tasks() {
         run(&["--tasks", "mixed.jsonl", "--eval-size", "0", "--groups", "1", "--group-size", "1"]).expect(0);
     let counted = [
         "tasks: 3 of 6 usable, 3 refused",
-        " 2 refused: it has no question (first: mixed.jsonl row 4)",
-        " 1 refused: it is no JSON (first: mixed.jsonl row 6)",
+        " 2 refused: it has no question (first: mixed.jsonl row 4: looked for `prompt`, `task`, `text`, `question`, `question_content`, `description`)",
+        " 1 refused: it is no JSON (first: mixed.jsonl row 6: expected ident at line 1 column 2)",
     ];
     assert!(mixed.stderr.contains(&counted.join("\n ")), "{}", mixed.stderr);
     let summary = place.json("runs/collect/summary.json");
@@ -183,6 +183,8 @@ fn an_ordinary_user_is_told_what_is_only_per_process() {
     let ran = place.run_as_nobody(&Place::arguments(&url, &more)).expect(0);
     let words = "the limit of 300 MiB of memory holds for each process of an episode";
     assert!(ran.stderr.contains(words), "{}", ran.stderr);
+    let processors = ["processors are shared by process, not by", "processors are shared by session, not by"];
+    assert!(processors.iter().any(|words| ran.stderr.contains(words)), "{}", ran.stderr);
     let summary = place.json("runs/collect/summary.json");
     let says = |it: &serde_json::Value| it.as_str().is_some_and(|it| it.starts_with(words));
     assert!(summary["notices"].as_array().unwrap().iter().any(says), "{summary}");
