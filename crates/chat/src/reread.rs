@@ -262,7 +262,11 @@ mod tests {
             let plain = whole(&talk[..action]);
             assert_eq!(contexts[0], whole(&edits[0].apply(&talk[..action])), "{action} under the lens");
             assert_eq!(contexts[1], plain, "{action} under no lens");
-            assert_eq!(found.sequences[turn.sequence][..turn.span.start()], plain, "{action} as it was sampled");
+            assert_eq!(
+                found.sequences[turn.sequence][..turn.span.start()],
+                plain,
+                "{action} as it was sampled"
+            );
         }
     }
 

@@ -19,14 +19,14 @@ pub enum Given {
 
 /// Says what is given, step by step.
 #[derive(Clone, Debug)]
-pub struct Hint {
+pub struct HintLens {
     /// By episode and step; a step without one is not seen through this lens.
     pub given: HashMap<(String, usize), Given>,
     /// Where words are written; an exchange stands before the last user message.
     pub placement: Placement,
 }
 
-impl Lens for Hint {
+impl Lens for HintLens {
     fn name(&self) -> &'static str {
         "hint"
     }

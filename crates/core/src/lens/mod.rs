@@ -8,17 +8,21 @@ mod hint;
 mod outcome;
 mod plain;
 mod template;
+mod views;
 mod window;
 
+use std::collections::HashMap;
 use std::fmt;
+use std::sync::Arc;
 
-use crate::credit::subtasks::Place;
 use crate::episode::{Content, Episode, Message, Role};
+use crate::subtasks::Place;
 
-pub use hint::{Given, Hint};
-pub use outcome::{OUTCOME_TEMPLATE, Outcome};
-pub use plain::Plain;
+pub use hint::{Given, HintLens};
+pub use outcome::{OUTCOME_TEMPLATE, OutcomeLens};
+pub use plain::PlainLens;
 pub use template::{BadTemplate, OutcomeFacts, Piece, Template};
+pub use views::{Lenses, Through, View};
 pub use window::{Room, TooLong, Window, windows};
 
 /// What is added to a step's context before its action is read again.
@@ -39,6 +43,33 @@ pub trait Lens: fmt::Debug + Send + Sync {
             None => self.name().to_owned(),
         }
     }
+}
+
+/// The names of all lenses.
+pub const NAMES: [&str; 3] = ["outcome", "hint", "plain"];
+
+/// What lenses are made of.
+#[derive(Clone, Debug)]
+pub struct Ingredients {
+    /// Where to write, if not where the lens does by itself.
+    pub placement: Option<Placement>,
+    /// The outcome's words.
+    pub template: Template,
+    /// What hints say, by episode and step.
+    pub given: HashMap<(String, usize), Given>,
+}
+
+/// The lens of that name; none where there is no such, or it cannot write there.
+pub fn named(name: &str, of: Ingredients) -> Option<Arc<dyn Lens>> {
+    let placement = |own| Some(of.placement.unwrap_or(own)).filter(|it| *it != Placement::Turns);
+    Some(match name {
+        "outcome" => Arc::new(OutcomeLens { placement: placement(Placement::First)?, template: of.template }),
+        "hint" => {
+            Arc::new(HintLens { placement: of.placement.unwrap_or(Placement::LastUser), given: of.given })
+        }
+        "plain" if of.placement.is_none() => Arc::new(PlainLens),
+        _ => return None,
+    })
 }
 
 /// An episode as lenses are told of it.

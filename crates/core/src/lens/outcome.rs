@@ -7,14 +7,14 @@ pub const OUTCOME_TEMPLATE: &str = include_str!("../../../../prompts/outcome.jin
 
 /// Tells the outcome.
 #[derive(Clone, Debug)]
-pub struct Outcome {
+pub struct OutcomeLens {
     /// What it says.
     pub template: Template,
     /// Where it is written.
     pub placement: Placement,
 }
 
-impl Lens for Outcome {
+impl Lens for OutcomeLens {
     fn name(&self) -> &'static str {
         "outcome"
     }
@@ -25,7 +25,8 @@ impl Lens for Outcome {
 
     fn additions(&self, told: &Told<'_>) -> Result<Vec<Option<Addition>>, NoAddition> {
         let outcome = told.episode.outcome.as_ref().map_err(|why| NoAddition::NoReward(why.to_string()))?;
-        let facts_at = |place| OutcomeFacts::new(outcome.reward, &told.episode.progress, told.completed, place);
+        let facts_at =
+            |place| OutcomeFacts::new(outcome.reward, &told.episode.progress, told.completed, place);
         let facts: Vec<OutcomeFacts> = told.places.iter().map(facts_at).collect();
         let texts = self.template.render_all(facts.iter())?;
         Ok(texts.into_iter().map(|text| Some(Addition::Text(self.placement, text))).collect())

@@ -4,9 +4,9 @@ use super::{Addition, Lens, NoAddition, Placement, Told};
 
 /// Adds nothing.
 #[derive(Clone, Copy, Debug)]
-pub struct Plain;
+pub struct PlainLens;
 
-impl Lens for Plain {
+impl Lens for PlainLens {
     fn name(&self) -> &'static str {
         "plain"
     }

@@ -3,9 +3,9 @@
 use minijinja::value::Value;
 use minijinja::{Environment, ErrorKind, UndefinedBehavior, context};
 
-use crate::credit::subtasks::{Place, subtask_ids};
 use crate::episode::Progress;
 use crate::python::float_repr;
+use crate::subtasks::{Place, subtask_ids};
 
 /// What an outcome lens can tell about the episode and the step.
 #[derive(Clone, Debug, PartialEq)]
@@ -148,9 +148,9 @@ impl Template {
                 let template = environment.get_template("outcome").map_err(jinja_error)?;
                 facts.map(|facts| render_jinja(&template, facts)).collect()
             }
-            Self::Python(pieces) => facts
-                .map(|facts| pieces.iter().map(|piece| render_piece(piece, facts)).collect())
-                .collect(),
+            Self::Python(pieces) => {
+                facts.map(|facts| pieces.iter().map(|piece| render_piece(piece, facts)).collect()).collect()
+            }
         }
     }
 }
@@ -230,10 +230,7 @@ fn render_error(error: minijinja::Error, template: &minijinja::Template<'_, '_>)
     }
 }
 
-fn render_jinja(
-    template: &minijinja::Template<'_, '_>,
-    facts: &OutcomeFacts,
-) -> Result<String, BadTemplate> {
+fn render_jinja(template: &minijinja::Template<'_, '_>, facts: &OutcomeFacts) -> Result<String, BadTemplate> {
     let Progress { phase, plan_score, subtask_scores, .. } = &facts.progress;
     let subtasks = subtask_scores.iter().map(|(id, score)| context! { id, score });
     let variables = context! {
