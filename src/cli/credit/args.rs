@@ -109,7 +109,8 @@ pub(in crate::cli) struct CreditArgs {
 /// How the conversation and the outcome are shown.
 #[derive(Clone, Debug, ClapArgs)]
 pub(super) struct LensArgs {
-    /// What an action is re-read under: the outcome, hints from a file, or nothing
+    /// What an action is re-read under: the outcome, hints from a file, sentences as long as those that matter to nobody,
+    /// or nothing
     #[arg(long, value_name = "NAME", default_value = lens::NAMES[0], value_parser = PossibleValuesParser::new(lens::NAMES))]
     pub(super) lens: String,
     /// Where it is written: in the first user message, in the last one or in the last message of all before each action,
@@ -123,6 +124,9 @@ pub(super) struct LensArgs {
     /// The outcome's words: a minijinja template, or the published scorer's Python format
     #[arg(long, value_name = "FILE")]
     pub(super) hindsight_template: Option<PathBuf>,
+    /// Which sentences a placebo says
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(super) seed: u64,
     /// The system prompt, for episodes that do not have one
     #[arg(long, value_name = "FILE")]
     pub(super) system: Option<PathBuf>,

@@ -72,7 +72,7 @@ impl Shown {
             system_sha256: system.as_deref().map(hash),
             tools_sha256: tools.as_ref().map(|tools| hash(&Value::Array(tools.clone()).to_string())),
             lens: Some(lens.name().to_owned()),
-            lens_sha256: Some(hash(hints.as_deref().unwrap_or(&words))),
+            lens_sha256: Some(hash(&format!("{}{}", hints.as_deref().unwrap_or(&words), seed_of(typed)))),
             placement: lens.placement().map(|it| it.name().to_owned()),
             tool_result_chars: typed.tool_result_chars,
             other,
@@ -85,18 +85,24 @@ impl Shown {
     }
 }
 
+/// The seed, where it decides what is said.
+fn seed_of(typed: &LensArgs) -> String {
+    if typed.lens == "placebo" { typed.seed.to_string() } else { String::new() }
+}
+
 /// The lens that was named.
 fn lens_of(args: &CreditArgs, template: Template, hints: Option<&str>) -> Result<Arc<dyn Lens>, Failure> {
-    let LensArgs { lens: name, placement, hints: path, .. } = &args.lens;
-    if (name == "hint") != path.is_some() {
-        let help = "name both --lens hint and --hints FILE, or none of them";
+    let LensArgs { lens: name, placement, hints: path, seed, .. } = &args.lens;
+    if (name == "hint" && path.is_none()) || (path.is_some() && !["hint", "placebo"].contains(&name.as_str()))
+    {
+        let help = "name both --lens hint (or placebo) and --hints FILE, or none of them";
         return Err(Failure::input("hints and the lens that tells them belong together", help));
     }
     let given = hints.map(read_hints).transpose().map_err(|fault| {
         let (path, line) = (path.as_deref().unwrap_or(Path::new("")).display(), fault.line.unwrap_or(0));
         Failure::input(format!("{path} line {line}: {}", fault.why), "mend the line")
     })?;
-    let of = Ingredients { placement: *placement, template, given: given.unwrap_or_default() };
+    let of = Ingredients { placement: *placement, template, given: given.unwrap_or_default(), seed: *seed };
     lens::named(name, of).ok_or_else(|| {
         let what = format!("the lens {name} cannot be written at the placement that was named");
         Failure::input(what, "leave out --placement, or choose another")

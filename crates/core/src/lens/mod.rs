@@ -6,6 +6,7 @@
 
 mod hint;
 mod outcome;
+mod placebo;
 mod plain;
 mod template;
 mod views;
@@ -20,6 +21,7 @@ use crate::subtasks::Place;
 
 pub use hint::{Given, HintLens};
 pub use outcome::{OUTCOME_TEMPLATE, OutcomeLens};
+pub use placebo::PlaceboLens;
 pub use plain::PlainLens;
 pub use template::{BadTemplate, OutcomeFacts, Piece, Template};
 pub use views::{Lenses, Through, View};
@@ -46,7 +48,7 @@ pub trait Lens: fmt::Debug + Send + Sync {
 }
 
 /// The names of all lenses.
-pub const NAMES: [&str; 3] = ["outcome", "hint", "plain"];
+pub const NAMES: [&str; 4] = ["outcome", "hint", "placebo", "plain"];
 
 /// What lenses are made of.
 #[derive(Clone, Debug)]
@@ -57,6 +59,8 @@ pub struct Ingredients {
     pub template: Template,
     /// What hints say, by episode and step.
     pub given: HashMap<(String, usize), Given>,
+    /// Which sentences a placebo says.
+    pub seed: u64,
 }
 
 /// The lens of that name; none where there is no such, or it cannot write there.
@@ -66,6 +70,10 @@ pub fn named(name: &str, of: Ingredients) -> Option<Arc<dyn Lens>> {
         "outcome" => Arc::new(OutcomeLens { placement: placement(Placement::First)?, template: of.template }),
         "hint" => {
             Arc::new(HintLens { placement: of.placement.unwrap_or(Placement::LastUser), given: of.given })
+        }
+        "placebo" => {
+            let like = if of.given.is_empty() { "outcome" } else { "hint" };
+            Arc::new(PlaceboLens { seed: of.seed, like: named(like, of)? })
         }
         "plain" if of.placement.is_none() => Arc::new(PlainLens),
         _ => return None,
