@@ -26,12 +26,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use backsight::chat::tokenizer::Tokenizer;
-use backsight::lens::{OUTCOME_TEMPLATE, Placement, Template};
+use backsight::lens::{Lenses, OUTCOME_TEMPLATE, OutcomeLens, Placement, Template};
 use backsight::model::Model;
 use backsight::model::OpenOptions;
 use backsight::model::Vllm;
 use backsight::model::{Settings, Transport};
-use backsight::pipeline::{Framing, OutcomeLens, outline};
+use backsight::pipeline::{Framing, outline};
 use backsight::pipeline::{Reader, Texts};
 use backsight::score::ScoreJob;
 use backsight::store::load_directory;
@@ -162,13 +162,13 @@ impl Bench {
         let texts = Texts::open(self.tokenizer.path(), tokenizer, None, &Map::new()).unwrap();
         let lens =
             OutcomeLens { template: Template::parse(OUTCOME_TEMPLATE).unwrap(), placement: Placement::First };
+        let lenses = Lenses::default().and(Arc::new(lens), 0);
         let framing = Framing::default();
         let episode = load_directory(episode).unwrap().episode;
-        let outline = outline(&episode, &framing, &lens).unwrap();
-        let reader =
-            Reader { texts: &texts, framing: &framing, lens: &lens, limit: Some(4095), with_plain: false };
+        let outline = outline(&episode, &framing, &lenses, &|text| texts.n_tokens(text)).unwrap();
+        let reader = Reader { texts: &texts, framing: &framing, limit: Some(4095) };
         let read = reader.read(&episode, &outline);
-        let seen = read.steps.iter().map(|step| &step.as_ref().unwrap().lens);
+        let seen = read.steps.iter().map(|step| step.as_ref().unwrap().view(0).unwrap().as_ref().unwrap());
         let job = |seen: &backsight::pipeline::Seen| {
             ScoreJob::new(Arc::clone(&seen.tokens), vec![seen.action(0)], 0).unwrap()
         };

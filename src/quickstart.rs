@@ -4,13 +4,14 @@
 //! printing, files, and where the model comes from; the work itself is the pipeline's.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 
 use crate::model::Error;
 use crate::model::Opened;
 use crate::pipeline::credit::Options;
-use crate::pipeline::outline::{Framing, OutcomeLens, outline};
+use crate::pipeline::outline::{Framing, outline};
 use crate::pipeline::reader::{Reader, Texts, hash};
 use crate::pipeline::resume::Asked;
 use crate::store::hindsight::{Hindsight, Settings};
@@ -22,7 +23,7 @@ use backsight_chat::template::{Now, RenderInput};
 use backsight_chat::tokenizer::Tokenizer;
 use backsight_core::credit::hcapo::Params;
 use backsight_core::episode::{Content, Episode, Message};
-use backsight_core::lens::{OUTCOME_TEMPLATE, Placement, Template};
+use backsight_core::lens::{Lens, Lenses, OUTCOME_TEMPLATE, OutcomeLens, Placement, PlainLens, Template};
 use backsight_core::tokens::TokenId;
 
 /// An agent that mends a failing test, with mistakes and recoveries.
@@ -60,15 +61,15 @@ pub fn options(episode: &Episode, opened: &Opened, texts: &Texts, run_dir: &Path
         server: Some(opened.info.kind.name().to_owned()),
         template_sha256: Some(texts.template_sha256()),
         lens_sha256: Some(hash(OUTCOME_TEMPLATE)),
+        lens: Some(lens.name().to_owned()),
         placement: Some(lens.placement.name().to_owned()),
         ..Provenance::default()
     };
     let settings = Settings { params: Params::default(), max_logprob_tokens: 0 };
     Ok(Options {
         framing: Framing { tool_text, now, ..Framing::default() },
-        lens,
+        lenses: Lenses::default().and(Arc::new(lens), 0).and(Arc::new(PlainLens), 0),
         asked: Asked { settings, provenance },
-        with_plain: true,
         min_reward: f64::NEG_INFINITY,
         overwrite: true,
         limit: opened.model.limits().context_length.map(|length| length.saturating_sub(1)),
@@ -80,11 +81,12 @@ pub fn options(episode: &Episode, opened: &Opened, texts: &Texts, run_dir: &Path
 
 /// The tokens of the longest sequence that is to be read.
 pub fn longest(episode: &Episode, texts: &Texts, options: &Options) -> usize {
-    let Options { framing, lens, .. } = options;
-    let reader = Reader { texts, framing, lens, limit: None, with_plain: false };
-    let read = outline(episode, framing, lens).map(|outline| reader.read(episode, &outline));
-    let steps = read.iter().flat_map(|read| read.steps.iter().flatten());
-    steps.map(|step| step.lens.tokens.len()).max().unwrap_or(0)
+    let Options { framing, lenses, .. } = options;
+    let reader = Reader { texts, framing, limit: None };
+    let outlined = outline(episode, framing, lenses, &|text| texts.n_tokens(text));
+    let read = outlined.map(|outline| reader.read(episode, &outline));
+    let views = read.iter().flat_map(|read| read.steps.iter().flatten()).flat_map(|step| &step.views);
+    views.filter_map(|view| view.seen.as_ref().ok()).map(|seen| seen.tokens.len()).max().unwrap_or(0)
 }
 
 /// One action under both lenses, and what it was worth.
@@ -121,8 +123,8 @@ pub fn steps(episode: &Episode, hindsight: &Hindsight, tokenizer: &Tokenizer) ->
         Ok(Step {
             title: title(&episode.messages[scored.message_index]),
             texts: ids.iter().map(text).collect::<Result<_, _>>()?,
-            plain: of_step.plain_logprobs.clone().unwrap_or_default(),
-            outcome: of_step.logprobs.clone().unwrap_or_default(),
+            plain: of_step.through(tokens.lens(PlainLens.name())).cloned().unwrap_or_default(),
+            outcome: of_step.through(Some(0)).cloned().unwrap_or_default(),
             scored: scored.clone(),
         })
     };

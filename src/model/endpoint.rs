@@ -16,11 +16,11 @@ use tokio::time::Instant;
 pub use super::breaker::BreakerRules;
 use super::breaker::{Admission, Breaker};
 use super::echo::Echo;
-use super::retry::mix;
 use super::secret::Secret;
 use super::window::Window;
 pub use super::window::WindowRules;
 use super::{Error, retry};
+use backsight_core::mix::mix;
 
 /// The address of a server. Clones share what is learnt of it.
 #[derive(Clone, Debug)]

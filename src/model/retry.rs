@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use super::Error;
+use backsight_core::mix::{after, mix, share};
 
 /// What a failure says about the endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -132,18 +133,9 @@ impl Jitter {
 
     /// The next number.
     pub fn next(&self) -> f64 {
-        let state = self.0.fetch_add(GOLDEN, Ordering::Relaxed).wrapping_add(GOLDEN);
-        (mix(state) >> 11) as f64 / (1u64 << 53) as f64
+        let state = after(self.0.fetch_add(after(0), Ordering::Relaxed));
+        share(mix(state))
     }
-}
-
-const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
-
-/// Spreads the bits of `x` over the whole word (the finaliser of SplitMix64).
-pub fn mix(x: u64) -> u64 {
-    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
 }
 
 /// What a `Retry-After` header asks for: seconds, or a date to wait for. Anything else is ignored.

@@ -9,39 +9,31 @@ use std::sync::Arc;
 use super::read::{ReadEpisode, Seen};
 use crate::model::planned::{Pace, score_at};
 use crate::model::{Error, JobScores, Model};
+use backsight_core::lens::Lenses;
 use backsight_core::plan::{Backend, Figures, plan};
 use backsight_core::score::{ScoreJob, SpanScore};
 
 /// The embedded engine, as episodes are asked of it: in passes over so many scored positions, so that progress can be told.
 pub const EMBEDDED: Backend = Backend { max_scored: Some(512), ..Backend::EMBEDDED };
 
-/// Which of a step's two scores.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Which {
-    Lens = 0,
-    Plain = 1,
-}
-
 /// An episode's jobs.
 pub(super) struct Jobs {
     all: Vec<ScoreJob>,
-    /// The job of each step under the lens, and without it.
-    of_step: Vec<[Option<usize>; 2]>,
+    /// The job of each step through each lens.
+    of_step: Vec<Vec<Option<usize>>>,
 }
 
 impl Jobs {
-    /// A job for every step's last `n_tokens`; 0 is the whole action.
-    pub(super) fn new(read: &ReadEpisode, n_tokens: usize) -> Self {
+    /// A job for the last `n_tokens` of every step through every lens; 0 is the whole action.
+    pub(super) fn new(read: &ReadEpisode, lenses: &Lenses, n_tokens: usize) -> Self {
         let mut all = Vec::new();
-        let mut of_step = vec![[None; 2]; read.steps.len()];
-        for which in [Which::Lens, Which::Plain] {
-            for (step, places) in read.steps.iter().zip(&mut of_step) {
-                let seen = step.as_ref().ok().and_then(|step| match which {
-                    Which::Lens => Some(&step.lens),
-                    Which::Plain => step.plain.as_ref(),
-                });
-                if let Some(job) = seen.and_then(|seen| job(seen, n_tokens)) {
-                    places[which as usize] = Some(all.len());
+        let mut of_step = vec![vec![None; lenses.len()]; read.steps.len()];
+        for (lens, through) in lenses.iter().enumerate() {
+            for (step, jobs) in read.steps.iter().zip(&mut of_step) {
+                let view = step.as_ref().ok().and_then(|step| step.view(lens));
+                let seen = view.and_then(|seen| seen.as_ref().ok());
+                if let Some(job) = seen.and_then(|seen| job(seen, n_tokens, through.top_k)) {
+                    jobs[lens] = Some(all.len());
                     all.push(job);
                 }
             }
@@ -54,9 +46,9 @@ impl Jobs {
         plan(&self.all, backend).figures
     }
 
-    /// The jobs that give these scores, in order.
-    pub(super) fn wanted(&self, scores: impl IntoIterator<Item = (usize, Which)>) -> Vec<usize> {
-        let jobs = scores.into_iter().filter_map(|(step, which)| self.of_step[step][which as usize]);
+    /// The jobs that give these scores, named by step and lens, in order.
+    pub(super) fn wanted(&self, scores: impl IntoIterator<Item = (usize, usize)>) -> Vec<usize> {
+        let jobs = scores.into_iter().filter_map(|(step, lens)| self.of_step[step][lens]);
         let mut jobs: Vec<usize> = jobs.collect();
         jobs.sort_unstable();
         jobs
@@ -89,14 +81,14 @@ impl Jobs {
         Answers(answers)
     }
 
-    /// A step's score from the answers, or why there is none.
+    /// A step's score through a lens, from the answers, or why there is none.
     pub(super) fn score<'a>(
         &self,
         step: usize,
-        which: Which,
+        lens: usize,
         answers: &'a Answers,
     ) -> Result<&'a SpanScore, String> {
-        let job = self.of_step[step][which as usize].ok_or("the step was not asked for")?;
+        let job = self.of_step[step][lens].ok_or("the step was not asked for")?;
         match answers.0.get(job) {
             Some(Some(Ok(score))) => Ok(score),
             Some(Some(Err(error))) => Err(error.to_string()),
@@ -105,8 +97,8 @@ impl Jobs {
     }
 }
 
-fn job(seen: &Seen, n_tokens: usize) -> Option<ScoreJob> {
-    ScoreJob::new(Arc::clone(&seen.tokens), vec![seen.action(n_tokens)], 0).ok()
+fn job(seen: &Seen, n_tokens: usize, top_k: usize) -> Option<ScoreJob> {
+    ScoreJob::new(Arc::clone(&seen.tokens), vec![seen.action(n_tokens)], top_k).ok()
 }
 
 /// What came back, by job.

@@ -11,9 +11,9 @@ use std::sync::{Arc, OnceLock};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
-use super::ask::{Answers, EMBEDDED, Jobs, Which};
-use super::outline::{Framing, OutcomeLens, Outline, outline};
-use super::read::{ReadEpisode, ReadStep};
+use super::ask::{Answers, EMBEDDED, Jobs};
+use super::outline::{Framing, Outline, outline};
+use super::read::{ReadEpisode, ReadStep, ReadView};
 use super::reader::{Reader, Texts};
 use super::resume::{Asked, Differences, OldScores, Standing, reusable, standing};
 use super::{Loss, Reason};
@@ -25,11 +25,11 @@ use crate::store::hindsight::{Hindsight, Measured, MeasuredStep, assemble, direc
 use crate::store::{Ledgered, Stands};
 use crate::wire::hindsight::Provenance;
 use backsight_core::credit::hcapo::Ratio;
-use backsight_core::credit::subtasks::Place;
 use backsight_core::episode::TokenSource;
-use backsight_core::lens::Window;
+use backsight_core::lens::{Lens, Lenses};
 use backsight_core::plan::{Backend, Figures};
 use backsight_core::score::SpanScore;
+use backsight_core::subtasks::Place;
 use backsight_core::tokens::Logprob;
 
 /// An episode around whose scores the weights changed is asked for again so often before it is lost.
@@ -39,12 +39,10 @@ const ASKED_AT_MOST: u32 = 3;
 pub struct Options {
     /// What conversations lack.
     pub framing: Framing,
-    /// The lens.
-    pub lens: OutcomeLens,
+    /// What steps are seen through: hindsight's lens first, then what its ratio compares with, then whatever else.
+    pub lenses: Lenses,
     /// Hyper-parameters, and where the numbers come from as far as it is the same for all episodes.
     pub asked: Asked,
-    /// Also score without the lens although no ratio needs it.
-    pub with_plain: bool,
     /// Episodes below this reward are skipped.
     pub min_reward: f64,
     /// Whether what is there is made again.
@@ -59,11 +57,10 @@ pub struct Options {
     pub run_dir: PathBuf,
 }
 
-impl Options {
-    /// Whether actions are read without the lens too.
-    pub fn needs_plain(&self) -> bool {
-        self.with_plain || self.asked.settings.params.ratio == Ratio::Lift
-    }
+/// The lenses that credit with this ratio needs.
+pub fn lenses(hindsight: Arc<dyn Lens>, ratio: Ratio) -> Lenses {
+    let needed = Lenses::default().and(hindsight, 0);
+    ratio.reference().into_iter().fold(needed, |all, lens| all.and(lens, 0))
 }
 
 /// Who re-reads the episodes.
@@ -84,26 +81,39 @@ impl Teacher {
 }
 
 /// What scoring an episode would cost, beyond what an earlier run left.
-pub fn planned(read: &ReadEpisode, old: Option<&Hindsight>, asked: &Asked, backend: &Backend) -> Figures {
-    let jobs = Jobs::new(read, asked.settings.max_logprob_tokens);
-    let with_plain = asked.settings.params.ratio == Ratio::Lift;
-    let wanted = jobs.wanted(missing(&old_scores(old, read, asked), with_plain));
+pub fn planned(
+    read: &ReadEpisode,
+    old: Option<&Hindsight>,
+    asked: &Asked,
+    lenses: &Lenses,
+    backend: &Backend,
+) -> Figures {
+    let jobs = Jobs::new(read, lenses, asked.settings.max_logprob_tokens);
+    let wanted = jobs.wanted(missing(&old_scores(old, read, asked, lenses)));
     jobs.figures_of(&wanted, backend)
 }
 
 /// What an earlier run left for each step.
-fn old_scores(old: Option<&Hindsight>, read: &ReadEpisode, asked: &Asked) -> Vec<OldScores> {
-    old.map_or_else(|| vec![OldScores::default(); read.steps.len()], |old| reusable(old, read, asked))
+fn old_scores(old: Option<&Hindsight>, read: &ReadEpisode, asked: &Asked, lenses: &Lenses) -> Vec<OldScores> {
+    old.map_or_else(|| no_scores(read, lenses), |old| reusable(old, read, asked, lenses))
 }
 
-/// The scores that no earlier run left.
-fn missing(old: &[OldScores], with_plain: bool) -> Vec<(usize, Which)> {
+fn no_scores(read: &ReadEpisode, lenses: &Lenses) -> Vec<OldScores> {
+    vec![vec![None; lenses.len()]; read.steps.len()]
+}
+
+/// The scores that no earlier run left, by step and lens.
+fn missing(old: &[OldScores]) -> impl Iterator<Item = (usize, usize)> {
     let of_step = |(step, old): (usize, &OldScores)| {
-        let lens = old.lens.is_none().then_some((step, Which::Lens));
-        let plain = (with_plain && old.plain.is_none()).then_some((step, Which::Plain));
-        [lens, plain]
+        let lenses = old.clone().into_iter().enumerate();
+        lenses.filter(|(_, scores)| scores.is_none()).map(move |(lens, _)| (step, lens))
     };
-    old.iter().enumerate().flat_map(of_step).flatten().collect()
+    old.iter().enumerate().flat_map(of_step)
+}
+
+/// Whether an earlier run left any.
+fn has_any(old: &[OldScores]) -> bool {
+    old.iter().flatten().any(Option::is_some)
 }
 
 /// What happens on the way.
@@ -290,8 +300,14 @@ impl Shared {
             return Err(ended(Fate::Skipped));
         }
         let lost = |loss| ended(Fate::Lost(loss));
+        if let Err(why) = &loaded.episode.outcome {
+            return Err(lost(Loss::new(Reason::NoReward, why)));
+        }
         let asked = options.asked.for_episode(&loaded.episode, &options.framing);
-        let left = if options.overwrite { Ok(Standing::Nothing) } else { standing(&directory, &asked) };
+        let left = match options.overwrite {
+            true => Ok(Standing::Nothing),
+            false => standing(&directory, &asked, &options.lenses),
+        };
         let old = match left.map_err(lost)? {
             Standing::Complete(differences, n_steps) => {
                 let kept = *ended(Fate::Kept(differences));
@@ -300,7 +316,8 @@ impl Shared {
             Standing::Partial(old) => Some(old),
             Standing::Nothing => None,
         };
-        let outline = outline(&loaded.episode, &options.framing, &options.lens).map_err(lost)?;
+        let n_tokens = |text: &str| self.teacher.texts.n_tokens(text);
+        let outline = outline(&loaded.episode, &options.framing, &options.lenses, &n_tokens).map_err(lost)?;
         Ok(self.read(loaded, asked, directory, outline, old))
     }
 
@@ -313,18 +330,12 @@ impl Shared {
         old: Option<Box<Hindsight>>,
     ) -> Work {
         let options = &self.options;
-        let reader = Reader {
-            texts: &self.teacher.texts,
-            framing: &options.framing,
-            lens: &options.lens,
-            limit: options.limit,
-            with_plain: options.needs_plain(),
-        };
+        let reader = Reader { texts: &self.teacher.texts, framing: &options.framing, limit: options.limit };
         let read = reader.read(&loaded.episode, &outline);
-        let jobs = Jobs::new(&read, asked.settings.max_logprob_tokens);
+        let jobs = Jobs::new(&read, &options.lenses, asked.settings.max_logprob_tokens);
         let figures = jobs.figures(&self.teacher.backend());
         let mut notes = notes(&loaded, &options.framing);
-        let reused = old_scores(old.as_deref(), &read, &asked);
+        let reused = old_scores(old.as_deref(), &read, &asked, &options.lenses);
         notes.extend(old.and_then(|old| nothing_reused(&old, &reused)));
         Work { loaded, asked, directory, places: outline.places, read, jobs, figures, old: reused, notes }
     }
@@ -350,7 +361,7 @@ impl Shared {
     /// Asks for what no earlier run left; no answers when the run was stopped before all were there.
     async fn ask(&self, work: &Work, own: &Arc<Ledgered>) -> (Figures, Option<Answers>) {
         let id = &work.loaded.episode.id;
-        let wanted = work.jobs.wanted(missing(&work.old, self.options.needs_plain()));
+        let wanted = work.jobs.wanted(missing(&work.old));
         let pace = Pace {
             backend: self.teacher.backend(),
             at_once: self.options.requests_at_once,
@@ -387,8 +398,8 @@ impl Shared {
         };
         let is_other = version.is_some() && version != work.asked.provenance.version;
         work.asked.provenance.version = version.or(work.asked.provenance.version.take());
-        if is_other && work.uses_old() {
-            work.old = vec![OldScores::default(); work.read.steps.len()];
+        if is_other && has_any(&work.old) {
+            work.old = no_scores(&work.read, &self.options.lenses);
             return Some(false);
         }
         Some(true)
@@ -416,8 +427,7 @@ impl Shared {
             directory: Some(work.directory.clone()),
             ..work.report(Fate::Made)
         };
-        let with_plain = self.options.needs_plain();
-        let measured = work.measured(answers, with_plain);
+        let measured = work.measured(answers, &self.options.lenses);
         let made = assemble(&work.loaded, &work.places, measured, &work.asked.settings);
         let made = match made {
             Ok(made) => made,
@@ -426,7 +436,7 @@ impl Shared {
                 return report;
             }
         };
-        report.lost_steps = work.lost_steps(&made, answers, with_plain);
+        report.lost_steps = work.lost_steps(&made, answers);
         report.n_credited = report.n_steps - report.lost_steps.len();
         if !report.lost_steps.is_empty() {
             let n_before = n_scored(&work.directory);
@@ -457,8 +467,7 @@ pub fn notes(loaded: &Loaded, framing: &Framing) -> Vec<String> {
 /// What to say when nothing of a partial file could be used.
 fn nothing_reused(old: &Hindsight, reused: &[OldScores]) -> Option<String> {
     let had_scores = old.scores.steps.iter().any(|step| step.mean_logprob.is_some() && step.error.is_none());
-    let is_used = reused.iter().any(|it| it.lens.is_some() || it.plain.is_some());
-    (had_scores && !is_used)
+    (had_scores && !has_any(reused))
         .then(|| "its partial scores were measured otherwise; all steps are scored again".to_owned())
 }
 
@@ -469,19 +478,14 @@ impl Work {
         Report::new(&self.loaded.episode.id, reward, fate)
     }
 
-    /// Whether anything an earlier run left is used.
-    fn uses_old(&self) -> bool {
-        self.old.iter().any(|it| it.lens.is_some() || it.plain.is_some())
-    }
-
     fn n_shortened(&self) -> usize {
         let steps = self.read.steps.iter().flatten();
         steps.filter(|step| !step.window.dropped.is_empty()).count()
     }
 
-    fn measured(&self, answers: &Answers, with_plain: bool) -> Measured {
+    fn measured(&self, answers: &Answers, lenses: &Lenses) -> Measured {
         let steps = self.read.steps.iter().enumerate();
-        let steps = steps.map(|(idx, step)| self.measured_step(idx, step, answers, with_plain)).collect();
+        let steps = steps.map(|(idx, step)| self.measured_step(idx, step, answers)).collect();
         let source = match self.read.source {
             TokenSource::Exact => "exact",
             TokenSource::Rendered => "rendered",
@@ -491,42 +495,39 @@ impl Work {
             plan: Some(self.figures.into()),
             ..self.asked.provenance.clone()
         };
-        Measured { sequences: self.read.sequences.clone(), token_source: self.read.source, steps, provenance }
+        let (sequences, token_source) = (self.read.sequences.clone(), self.read.source);
+        Measured { lenses: lenses.keys(), sequences, token_source, steps, provenance }
     }
 
-    fn measured_step(
-        &self,
-        idx: usize,
-        step: &Result<ReadStep, Loss>,
-        answers: &Answers,
-        with_plain: bool,
-    ) -> MeasuredStep {
-        let Ok(step) = step else {
-            let lens = Err(step.as_ref().err().map(Loss::to_string).unwrap_or_default());
-            return MeasuredStep { place: None, n_context: 0, lens, plain: None, window: Window::default() };
+    fn measured_step(&self, idx: usize, step: &Result<ReadStep, Loss>, answers: &Answers) -> MeasuredStep {
+        let step = match step {
+            Ok(step) => step,
+            Err(loss) => return MeasuredStep::lost(loss.to_string()),
         };
-        let asked = |which| self.jobs.score(idx, which, answers).map(logprobs);
-        let old = &self.old[idx];
+        let score = |(lens, old): (usize, &Option<Vec<Option<Logprob>>>)| {
+            let seen = step.view(lens)?;
+            let asked = || match seen {
+                Err(loss) => Err(loss.to_string()),
+                Ok(_) => self.jobs.score(idx, lens, answers).map(logprobs),
+            };
+            Some(old.clone().map_or_else(asked, Ok))
+        };
+        let first = step.views.first().and_then(|view| view.seen.as_ref().ok());
         MeasuredStep {
             place: Some(step.place),
-            n_context: step.lens.n_context,
-            lens: old.lens.clone().map_or_else(|| asked(Which::Lens), Ok),
-            plain: old
-                .plain
-                .clone()
-                .map(Ok)
-                .or_else(|| with_plain.then(|| asked(Which::Plain).map_err(no_plain))),
+            n_context: first.map_or(0, |seen| seen.n_context),
+            views: self.old[idx].iter().enumerate().map(score).collect(),
             window: step.window.clone(),
         }
     }
 
     /// Why each step without credit has none.
-    fn lost_steps(&self, made: &Hindsight, answers: &Answers, with_plain: bool) -> Vec<Loss> {
+    fn lost_steps(&self, made: &Hindsight, answers: &Answers) -> Vec<Loss> {
         let of_step = |(idx, step): (usize, &Result<ReadStep, Loss>)| {
             let error = made.scores.steps.get(idx)?.error.clone()?;
             let reason = match step {
                 Err(loss) => loss.reason,
-                Ok(_) => self.reason(idx, answers, with_plain),
+                Ok(step) => self.reason(idx, step, answers),
             };
             Some(Loss { reason, why: error })
         };
@@ -534,20 +535,17 @@ impl Work {
     }
 
     /// Why a step that was asked for has no credit: the first of its scores that is not whole.
-    fn reason(&self, idx: usize, answers: &Answers, with_plain: bool) -> Reason {
-        let old = &self.old[idx];
-        let asked = [(Which::Lens, old.lens.is_none()), (Which::Plain, with_plain && old.plain.is_none())];
-        let of = |which| match self.jobs.score(idx, which, answers) {
-            Err(_) => Some(Reason::Server),
-            Ok(score) => score.absent().next().map(|_| Reason::Logprob),
+    fn reason(&self, idx: usize, step: &ReadStep, answers: &Answers) -> Reason {
+        let of = |view: &ReadView| match &view.seen {
+            Err(loss) => Some(loss.reason),
+            Ok(_) if self.old[idx][view.lens].is_some() => None,
+            Ok(_) => match self.jobs.score(idx, view.lens, answers) {
+                Err(_) => Some(Reason::Server),
+                Ok(score) => score.absent().next().map(|_| Reason::Logprob),
+            },
         };
-        let asked = asked.into_iter().filter(|(_, is_asked)| *is_asked);
-        asked.filter_map(|(which, _)| of(which)).next().unwrap_or(Reason::Credit)
+        step.views.iter().find_map(of).unwrap_or(Reason::Credit)
     }
-}
-
-fn no_plain(why: String) -> String {
-    format!("the action has no score under the plain lens: {why}")
 }
 
 fn logprobs(score: &SpanScore) -> Vec<Option<Logprob>> {

@@ -7,9 +7,9 @@ use super::rendered::no_place;
 use super::shorten::{Context, Contexts};
 use super::{Loss, Reason};
 use backsight_chat::recorded::{Insertion, insert};
-use backsight_chat::reread::{Lens, Shown};
+use backsight_chat::reread::Shown;
 use backsight_core::episode::{Content, Conversation, Episode, Message};
-use backsight_core::lens::{target, write};
+use backsight_core::lens::{Edit, View};
 use backsight_core::tokens::{TokenId, TokenSpan};
 
 /// A conversation of recorded ids.
@@ -19,8 +19,8 @@ pub(super) struct Exact<'a> {
     messages: &'a [Message],
     /// Each step and its message.
     wanted: Vec<(usize, usize)>,
-    /// What the lens says, by step.
-    texts: &'a [String],
+    /// What each step is seen through.
+    views: &'a [Vec<View>],
 }
 
 impl<'a> Exact<'a> {
@@ -30,9 +30,9 @@ impl<'a> Exact<'a> {
         episode: &'a Episode,
         conversation: &'a Conversation,
         wanted: Vec<(usize, usize)>,
-        texts: &'a [String],
+        views: &'a [Vec<View>],
     ) -> Self {
-        Self { reader, episode, messages: &conversation.messages, wanted, texts }
+        Self { reader, episode, messages: &conversation.messages, wanted, views }
     }
 
     /// Where an action is; every wanted step has its tokens.
@@ -50,31 +50,41 @@ impl<'a> Exact<'a> {
         Shown::new(self.reader.manner(self.episode, &self.episode.tools), messages).ok()
     }
 
-    fn context(
-        &self,
-        nth: usize,
-        cut: &Cut,
-        messages: &[Message],
-        shown: Option<&Shown<'_>>,
-    ) -> Result<Context, Loss> {
+    fn context(&self, nth: usize, cut: &Cut, messages: &[Message], shown: Option<&Shown<'_>>) -> Context {
         let (step, action) = self.wanted[nth];
         let action = action - cut.messages.len();
         let plain = cut.apply(self.before(nth));
-        let target = target(&messages[..action], self.reader.lens.placement).ok_or_else(no_place)?;
-        let lens = Lens { target, text: &self.texts[step] };
-        let rendered = shown.and_then(|shown| {
-            Some((shown.prompt(action, None).ok()?, shown.prompt(action, Some(lens)).ok()?))
-        });
-        let (content, addition) = written(&messages[target], lens.text);
+        let sampled = self.sampled(nth, cut);
+        let through = |View { lens, addition }: &View| {
+            let edit = addition.edit(&messages[..action]).ok_or_else(no_place);
+            let seen = edit.and_then(|edit| self.edited(&plain, &sampled, &messages[..action], edit, shown));
+            (*lens, seen)
+        };
+        Context { views: self.views[step].iter().map(through).collect(), dropped: cut.messages.clone() }
+    }
+
+    /// A recorded context with something added to its messages.
+    fn edited(
+        &self,
+        plain: &[TokenId],
+        sampled: &[TokenSpan],
+        before: &[Message],
+        edit: Edit<'_>,
+        shown: Option<&Shown<'_>>,
+    ) -> Result<Vec<TokenId>, Loss> {
+        if edit == Edit::Nothing {
+            return Ok(plain.to_vec());
+        }
+        let prompt = |edit| shown?.prompt(before.len(), edit).ok();
+        let rendered = prompt(Edit::Nothing).zip(prompt(edit));
+        let (content, addition) = written(before, edit);
         let insertion = Insertion {
             rendered: rendered.as_ref().map(|(plain, seen)| (plain.as_str(), seen.as_str())),
             content: &content,
             addition: &addition,
         };
-        let lens = insert(&self.reader.texts.tokenizer, &plain, &self.sampled(nth, cut), &insertion);
-        let lens = lens.map_err(|error| Loss::new(Reason::Recorded, error))?;
-        let plain = self.reader.with_plain.then_some(plain);
-        Ok(Context { lens, plain, dropped: cut.messages.clone() })
+        let seen = insert(&self.reader.texts.tokenizer, plain, sampled, &insertion);
+        seen.map_err(|error| Loss::new(Reason::Recorded, error))
     }
 
     /// The actions that stand before this one in the same sequence, moved by what is cut out.
@@ -111,7 +121,7 @@ impl<'a> Exact<'a> {
             Loss::new(Reason::Context, why)
         })?;
         let kept = [&self.messages[..cut.messages.start], &self.messages[cut.messages.end..]].concat();
-        self.context(nth, &cut, &kept, self.shown(&kept).as_ref())
+        Ok(self.context(nth, &cut, &kept, self.shown(&kept).as_ref()))
     }
 }
 
@@ -137,7 +147,8 @@ impl Contexts for Exact<'_> {
             return nths.iter().map(|nth| self.shortened(*nth, dropped)).collect();
         }
         let shown = self.shown(self.messages);
-        nths.iter().map(|nth| self.context(*nth, &Cut::default(), self.messages, shown.as_ref())).collect()
+        let whole = |nth: &usize| Ok(self.context(*nth, &Cut::default(), self.messages, shown.as_ref()));
+        nths.iter().map(whole).collect()
     }
 }
 
@@ -163,11 +174,11 @@ impl Cut {
     }
 }
 
-/// A message's text, and what the lens adds to it.
-fn written(message: &Message, text: &str) -> (String, String) {
+/// The text of the message that something is written behind, and what is; nothing where whole messages are added.
+fn written(before: &[Message], edit: Edit<'_>) -> (String, String) {
+    let Edit::Behind { target, .. } = edit else { return Default::default() };
     let text_of = |message: &Message| message.content.as_ref().map(Content::text).unwrap_or_default();
-    let (before, mut seen) = (text_of(message), message.clone());
-    write(&mut seen, text);
-    let addition = text_of(&seen)[before.len()..].to_owned();
-    (before, addition)
+    let (content, seen) = (text_of(&before[target]), text_of(&edit.apply(before)[target]));
+    let addition = seen[content.len()..].to_owned();
+    (content, addition)
 }

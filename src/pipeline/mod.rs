@@ -32,6 +32,6 @@ pub(crate) mod watch;
 
 pub(crate) use self::ask::EMBEDDED;
 pub(crate) use self::loss::{Loss, Reason};
-pub use self::outline::{Framing, OutcomeLens, outline};
+pub use self::outline::{Framing, outline};
 pub use self::read::{ReadEpisode, ReadStep, Seen};
 pub use self::reader::{Reader, Texts};

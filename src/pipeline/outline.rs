@@ -1,4 +1,4 @@
-//! An episode outlined: where its steps stand, what the lens says about each, and the conversations they were taken in.
+//! An episode outlined: where its steps stand, what each is seen through, and the conversations they were taken in.
 //!
 //! Owns everything about an episode that needs no tokens, and the number of requests that follows from it.
 
@@ -9,11 +9,11 @@ use serde_json::{Map, Value};
 
 use super::{Loss, Reason};
 use backsight_chat::template::Now;
-use backsight_core::credit::subtasks::{Place, Places, places};
 use backsight_core::episode::{Conversation, Episode, Role, ToolText};
-use backsight_core::lens::{self, OutcomeFacts, Placement, Template};
+use backsight_core::lens::{Edit, Lenses, NoAddition, Told, View};
 use backsight_core::plan::{Backend, plan};
 use backsight_core::score::ScoreJob;
+use backsight_core::subtasks::{Place, Places, places};
 use backsight_core::tokens::{TokenId, TokenSpan};
 
 /// What recorded conversations lack or have too much of.
@@ -70,29 +70,24 @@ pub struct Used {
     pub others: bool,
 }
 
-/// The outcome lens: what it says, and where.
-#[derive(Clone, Debug)]
-pub struct OutcomeLens {
-    /// What it says.
-    pub template: Template,
-    /// Where it is written.
-    pub placement: Placement,
-}
-
 /// An episode without tokens.
 #[derive(Clone, Debug)]
 pub struct Outline {
     /// Where each step stands.
     pub places: Vec<Place>,
-    /// What the lens says about each step.
-    pub texts: Vec<String>,
+    /// What each step is seen through.
+    pub views: Vec<Vec<View>>,
     /// The conversations as they are rendered.
     pub conversations: Vec<Conversation>,
 }
 
-/// Outlines an episode.
-pub fn outline(episode: &Episode, framing: &Framing, lens: &OutcomeLens) -> Result<Outline, Loss> {
-    let outcome = episode.outcome.as_ref().map_err(|why| Loss::new(Reason::NoReward, why))?;
+/// Outlines an episode; `n_tokens` says how many tokens a text has, or about.
+pub fn outline(
+    episode: &Episode,
+    framing: &Framing,
+    lenses: &Lenses,
+    n_tokens: &dyn Fn(&str) -> usize,
+) -> Result<Outline, Loss> {
     let Places { steps: by_message, completed } =
         places(&episode.messages, &episode.failed_results, &episode.progress);
     let actions = episode.messages.iter().enumerate().filter(|(_, it)| it.role == Role::Assistant);
@@ -100,13 +95,22 @@ pub fn outline(episode: &Episode, framing: &Framing, lens: &OutcomeLens) -> Resu
     let places: Option<Vec<Place>> =
         episode.steps().iter().map(|step| by_message.remove(&step.message_idx)).collect();
     let places = places.ok_or_else(|| Loss::new(Reason::Unreadable, "a step is no assistant message"))?;
-    let text = |place| {
-        let facts = OutcomeFacts::new(outcome.reward, &episode.progress, completed, place);
-        lens.template.render(&facts).map_err(|error| Loss::new(Reason::Lens, error))
-    };
-    let texts = places.iter().map(text).collect::<Result<_, _>>()?;
+    let views = lenses.views(&Told { episode, places: &places, completed, n_tokens }).map_err(no_view)?;
     let conversations = episode.conversations().into_iter().map(|it| framed(it, framing)).collect();
-    Ok(Outline { places, texts, conversations })
+    Ok(Outline { places, views, conversations })
+}
+
+fn no_view(why: NoAddition) -> Loss {
+    let reason = match &why {
+        NoAddition::NoReward(_) => Reason::NoReward,
+        NoAddition::Template(_) => Reason::Lens,
+    };
+    Loss::new(reason, why)
+}
+
+/// About as many tokens as a text has, for those who have no tokenizer.
+pub fn about_tokens(text: &str) -> usize {
+    text.len().div_ceil(4)
 }
 
 fn framed(mut conversation: Conversation, framing: &Framing) -> Conversation {
@@ -120,34 +124,44 @@ fn framed(mut conversation: Conversation, framing: &Framing) -> Conversation {
 }
 
 impl Outline {
-    /// How many requests there are for the scores that `wanted` names by step, under the lens and without, and
-    /// for how many scores: as if every message were a token, so exact while history only grows and everything fits.
-    pub fn n_requests(&self, placement: Placement, wanted: &dyn Fn(usize) -> [bool; 2]) -> (usize, usize) {
+    /// How many requests there are for the scores that `wanted` names by step and lens, and for how many scores: as
+    /// if every message were a token, so exact while history only grows and everything fits.
+    pub fn n_requests(&self, wanted: &dyn Fn(usize, usize) -> bool) -> (usize, usize) {
         let mut texts = HashMap::new();
         let mut jobs = Vec::new();
         for (nth, conversation) in self.conversations.iter().enumerate() {
             for &(step, action) in &conversation.steps {
-                let n_texts = texts.len();
-                let text = *texts.entry(self.texts[step].as_str()).or_insert(n_texts);
-                let [lens, plain] = wanted(step);
-                let target = lens::target(&conversation.messages[..action], placement).filter(|_| lens);
-                jobs.extend(target.and_then(|target| message_job(nth, action, Some((target, text)))));
-                jobs.extend(plain.then(|| message_job(nth, action, None)).flatten());
+                for View { addition, .. } in self.views[step].iter().filter(|it| wanted(step, it.lens)) {
+                    let Some(edit) = addition.edit(&conversation.messages[..action]) else { continue };
+                    jobs.extend(message_job(nth, action, &edit, &mut texts));
+                }
             }
         }
         (plan(&jobs, &Backend::SGLANG).requests.len(), jobs.len())
     }
 }
 
-/// A job in which the conversation's number, every message and the lens behind its target are a token each.
-fn message_job(conversation: usize, action: usize, lens: Option<(usize, usize)>) -> Option<ScoreJob> {
+/// A job in which the conversation's number, every message and what a lens adds are a token each.
+fn message_job(
+    conversation: usize,
+    action: usize,
+    edit: &Edit<'_>,
+    texts: &mut HashMap<String, usize>,
+) -> Option<ScoreJob> {
     let id = |kind: usize, number: usize| TokenId::try_from(3 * number + kind).ok();
     let mut tokens = vec![id(0, conversation)?];
+    let (at, text) = match edit {
+        Edit::Nothing => (None, String::new()),
+        Edit::Behind { target, text } => (Some(target + 1), (*text).to_owned()),
+        Edit::Before { target, messages } => (Some(*target), format!("{messages:?}")),
+    };
+    let n_texts = texts.len();
+    let text = *texts.entry(text).or_insert(n_texts);
     for message in 0..=action {
-        tokens.push(id(1, message)?);
-        if let Some((_, text)) = lens.filter(|(target, _)| *target == message) {
+        if at == Some(message) {
             tokens.push(id(2, text)?);
         }
+        tokens.push(id(1, message)?);
     }
     let span = TokenSpan::at(tokens.len() - 1, 1);
     ScoreJob::new(Arc::from(tokens), vec![span], 0).ok()

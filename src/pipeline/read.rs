@@ -1,8 +1,8 @@
 //! From an episode to the token sequences its actions are scored in.
 //!
 //! Owns how a [`Reader`] reads an episode:
-//! recorded ids where there are any, everything else rendered; each action under the lens and, where
-//! asked for, without; each within the model's context. Deliberately absent: which requests follow.
+//! recorded ids where there are any, everything else rendered; each action through each of its lenses,
+//! within the model's context. Deliberately absent: which requests follow.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use super::exact::Exact;
 use super::outline::Outline;
 use super::reader::Reader;
 use super::rendered::Rendered;
-use super::shorten::{Contexts, Fitted, fitted};
+use super::shorten::{Contexts, Fitted, ViewContext, fitted};
 use super::{Loss, Reason};
 use backsight_core::episode::{Conversation, Episode, TokenSource};
 use backsight_core::lens::Window;
@@ -37,16 +37,23 @@ impl Seen {
     }
 }
 
+/// One step's action as seen through one lens.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ReadView {
+    /// Which lens.
+    pub lens: usize,
+    /// Its context through that lens, and its action; or why there is none.
+    pub seen: Result<Seen, Loss>,
+}
+
 /// One step's sequences.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ReadStep {
     /// The conversation's sequence its action is in, and where.
     pub place: (usize, TokenSpan),
-    /// Its context with the lens, and its action.
-    pub lens: Seen,
-    /// The same without the lens, where asked for.
-    pub plain: Option<Seen>,
-    /// What of the episode's messages was left out.
+    /// What it is seen through, in the order of the lenses.
+    pub views: Vec<ReadView>,
+    /// What of the episode's messages was left out, the same for all views.
     pub window: Window,
 }
 
@@ -59,6 +66,13 @@ pub struct ReadEpisode {
     pub source: TokenSource,
     /// One for each step.
     pub steps: Vec<Result<ReadStep, Loss>>,
+}
+
+impl ReadStep {
+    /// What is seen through a lens; nothing where it does not apply.
+    pub fn view(&self, lens: usize) -> Option<&Result<Seen, Loss>> {
+        self.views.iter().find(|view| view.lens == lens).map(|view| &view.seen)
+    }
 }
 
 impl Reader<'_> {
@@ -74,7 +88,7 @@ impl Reader<'_> {
         };
         for conversation in &episode.conversations() {
             let wanted = steps_where(conversation, &is_exact);
-            let contexts = Exact::new(*self, episode, conversation, wanted.clone(), &outline.texts);
+            let contexts = Exact::new(*self, episode, conversation, wanted.clone(), &outline.views);
             self.take(&mut all, episode, &wanted, &contexts, 0);
         }
         if episode.is_exact() {
@@ -104,7 +118,7 @@ impl Reader<'_> {
         }
         let tools = if episode.tools.is_empty() { &self.framing.tools } else { &episode.tools };
         let manner = self.manner(episode, tools);
-        match Rendered::new(*self, manner, conversation, wanted.clone(), &outline.texts) {
+        match Rendered::new(*self, manner, conversation, wanted.clone(), &outline.views) {
             Err(loss) => wanted.iter().for_each(|(step, _)| all.steps[*step] = Err(loss.clone())),
             Ok(contexts) => {
                 let before = all.sequences.len();
@@ -130,13 +144,16 @@ impl Reader<'_> {
                 let action_ids = contexts.action(nth);
                 Ok(ReadStep {
                     place: (first_sequence + sequence, span),
-                    lens: Seen::new(&context.lens, action_ids),
-                    plain: context.plain.map(|plain| Seen::new(&plain, action_ids)),
+                    views: context.views.into_iter().map(|view| read_view(view, action_ids)).collect(),
                     window: shifted(window, message_idx, *action),
                 })
             });
         }
     }
+}
+
+fn read_view((lens, context): ViewContext, action: &[TokenId]) -> ReadView {
+    ReadView { lens, seen: context.map(|context| Seen::new(&context, action)) }
 }
 
 fn is_exact(episode: &Episode, step: usize) -> bool {

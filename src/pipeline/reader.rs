@@ -1,4 +1,4 @@
-//! What reading an episode needs: a model's tokenizer and template, and the lens.
+//! What reading an episode needs: a model's tokenizer and template.
 //!
 //! Owns [`Texts`] and [`Reader`]; how it reads is in `read`.
 
@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
-use super::outline::{Framing, OutcomeLens};
+use super::outline::Framing;
 use crate::hf::sha256;
 use backsight_chat::drops::drops;
 use backsight_chat::reread::Manner;
@@ -50,6 +50,11 @@ impl Texts {
         &self.vars
     }
 
+    /// How many tokens a text has.
+    pub fn n_tokens(&self, text: &str) -> usize {
+        self.tokenizer.encode(text).map_or(0, |it| it.ids.len())
+    }
+
     /// SHA-256 of the templates' text.
     pub fn template_sha256(&self) -> String {
         let sources = [self.plain.source(), self.with_tools.source()];
@@ -76,12 +81,8 @@ pub struct Reader<'a> {
     pub texts: &'a Texts,
     /// What conversations lack.
     pub framing: &'a Framing,
-    /// The lens.
-    pub lens: &'a OutcomeLens,
     /// The most tokens a sequence may have.
     pub limit: Option<usize>,
-    /// Whether each action is also read without the lens.
-    pub with_plain: bool,
 }
 
 impl<'a> Reader<'a> {

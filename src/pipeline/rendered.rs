@@ -3,13 +3,13 @@
 use std::ops::Range;
 
 use super::reader::Reader;
-use super::shorten::{Context, Contexts};
+use super::shorten::{Context, Contexts, ViewContext};
 use super::{Loss, Reason};
-use backsight_chat::reread::{Lens, Manner, Shown};
+use backsight_chat::reread::{Manner, Shown};
 use backsight_chat::spans::{RereadTurn, SpanError, Turn};
 use backsight_chat::template::TemplateError;
 use backsight_core::episode::{Conversation, Message};
-use backsight_core::lens::target;
+use backsight_core::lens::{Edit, View};
 use backsight_core::tokens::{TokenId, TokenSpan};
 
 /// A rendered conversation.
@@ -19,15 +19,15 @@ pub(super) struct Rendered<'a> {
     messages: &'a [Message],
     /// Each step and its message.
     wanted: Vec<(usize, usize)>,
-    /// What the lens says, by step.
-    texts: &'a [String],
+    /// What each step is seen through.
+    views: &'a [Vec<View>],
     read: Read,
 }
 
 /// What came of rendering.
 struct Read {
     sequences: Vec<Vec<TokenId>>,
-    turns: Vec<Result<(Turn, Vec<TokenId>), Loss>>,
+    turns: Vec<Result<(Turn, Vec<ViewContext>), Loss>>,
 }
 
 impl Read {
@@ -47,11 +47,11 @@ impl<'a> Rendered<'a> {
         manner: Manner<'a>,
         conversation: &'a Conversation,
         wanted: Vec<(usize, usize)>,
-        texts: &'a [String],
+        views: &'a [Vec<View>],
     ) -> Result<Self, Loss> {
         let messages = &conversation.messages;
         let read = Read { sequences: Vec::new(), turns: Vec::new() };
-        let mut all = Self { reader, manner, messages, wanted, texts, read };
+        let mut all = Self { reader, manner, messages, wanted, views, read };
         all.read = all.read(messages, &all.wanted)?;
         Ok(all)
     }
@@ -63,14 +63,17 @@ impl<'a> Rendered<'a> {
 
     fn read(&self, messages: &[Message], wanted: &[(usize, usize)]) -> Result<Read, Loss> {
         let shown = Shown::new(self.manner, messages).map_err(|error| rendering(&error))?;
-        let lens = |(step, action): &(usize, usize)| {
-            let target = target(&messages[..*action], self.reader.lens.placement)?;
-            Some(Lens { target, text: &self.texts[*step] })
+        let edits = |(step, action): &(usize, usize)| {
+            let views = self.views[*step].iter();
+            views.map(|view| (view.lens, view.addition.edit(&messages[..*action]))).collect::<Vec<_>>()
         };
-        let asked: Vec<_> = wanted.iter().map(|it| (it.1, lens(it))).collect();
+        let edits: Vec<_> = wanted.iter().map(edits).collect();
+        let there =
+            |edits: &Vec<(usize, Option<Edit<'a>>)>| edits.iter().filter_map(|(_, edit)| *edit).collect();
+        let asked: Vec<_> = wanted.iter().zip(&edits).map(|(it, edits)| (it.1, there(edits))).collect();
         let found = shown.reread(&asked, &self.reader.texts.tokenizer);
         let mut read = Read { sequences: found.sequences, turns: Vec::new() };
-        let turns = found.turns.into_iter().map(|turn| seen(&read, turn));
+        let turns = found.turns.into_iter().zip(edits).map(|(turn, edits)| seen(&read, turn, edits));
         read.turns = turns.collect();
         Ok(read)
     }
@@ -80,11 +83,6 @@ impl<'a> Rendered<'a> {
         let kept = [&self.messages[..dropped.start], &self.messages[dropped.end..]].concat();
         let wanted = nths.iter().map(|nth| (self.wanted[*nth].0, self.wanted[*nth].1 - dropped.len()));
         (kept, wanted.collect())
-    }
-
-    fn context(&self, read: &Read, turn: &Turn, lens: &[TokenId], dropped: &Range<usize>) -> Context {
-        let plain = self.reader.with_plain.then(|| read.before(turn).to_vec());
-        Context { lens: lens.to_vec(), plain, dropped: dropped.clone() }
     }
 }
 
@@ -108,8 +106,8 @@ impl Contexts for Rendered<'_> {
     fn contexts(&self, dropped: &Range<usize>, nths: &[usize]) -> Vec<Result<Context, Loss>> {
         if dropped.is_empty() {
             let whole = |nth: &usize| {
-                let (turn, lens) = self.read.turns[*nth].as_ref().map_err(Loss::clone)?;
-                Ok(self.context(&self.read, turn, lens, dropped))
+                let (_, views) = self.read.turns[*nth].as_ref().map_err(Loss::clone)?;
+                Ok(Context { views: views.clone(), dropped: dropped.clone() })
             };
             return nths.iter().map(whole).collect();
         }
@@ -118,10 +116,10 @@ impl Contexts for Rendered<'_> {
             Ok(read) => read,
             Err(loss) => return nths.iter().map(|_| Err(loss.clone())).collect(),
         };
-        let context = |(nth, turn): (&usize, &Result<(Turn, Vec<TokenId>), Loss>)| {
-            let (turn, lens) = turn.as_ref().map_err(Loss::clone)?;
+        let context = |(nth, turn): (&usize, &Result<(Turn, Vec<ViewContext>), Loss>)| {
+            let (turn, views) = turn.as_ref().map_err(Loss::clone)?;
             match read.action(turn) == self.action(*nth) {
-                true => Ok(self.context(&read, turn, lens, dropped)),
+                true => Ok(Context { views: views.clone(), dropped: dropped.clone() }),
                 false => Err(Loss::new(Reason::Rendering, "the action reads otherwise in a shorter context")),
             }
         };
@@ -129,18 +127,39 @@ impl Contexts for Rendered<'_> {
     }
 }
 
-/// A turn whose lens is there to be seen.
+/// A turn with what is seen before it through each lens; `edits` are what the lenses add, where they find a place.
 fn seen(
     read: &Read,
-    turn: Result<RereadTurn, SpanError<TemplateError>>,
-) -> Result<(Turn, Vec<TokenId>), Loss> {
-    let (turn, lens) = turn.map_err(|error| Loss::new(Reason::Rendering, error))?;
-    let lens = lens.ok_or_else(no_place)?;
-    if lens == read.before(&turn) {
+    turn: Result<RereadTurn<TemplateError>, SpanError<TemplateError>>,
+    edits: Vec<(usize, Option<Edit<'_>>)>,
+) -> Result<(Turn, Vec<ViewContext>), Loss> {
+    let (turn, contexts) = turn.map_err(|error| Loss::new(Reason::Rendering, error))?;
+    let mut contexts = contexts.into_iter();
+    let view = |(lens, edit): (usize, Option<Edit<'_>>)| {
+        let found = edit.and_then(|edit| Some((edit, contexts.next()?)));
+        (
+            lens,
+            found
+                .ok_or_else(no_place)
+                .and_then(|(edit, context)| shown_by(read.before(&turn), edit, context)),
+        )
+    };
+    let views = edits.into_iter().map(view).collect();
+    Ok((turn, views))
+}
+
+/// A context in which what was added is there to be seen.
+fn shown_by(
+    plain: &[TokenId],
+    edit: Edit<'_>,
+    context: Result<Vec<TokenId>, SpanError<TemplateError>>,
+) -> Result<Vec<TokenId>, Loss> {
+    let context = context.map_err(|error| Loss::new(Reason::Rendering, error))?;
+    if edit != Edit::Nothing && context == plain {
         let why = "the template does not show the message the lens is written into";
         return Err(Loss::new(Reason::NoPlace, why));
     }
-    Ok((turn, lens))
+    Ok(context)
 }
 
 /// Nothing stands before the action.

@@ -13,6 +13,7 @@ use crate::store::hindsight::{Hindsight, Settings, read};
 use crate::wire::hindsight::{HindsightScores, Provenance, ScoredStep, StepTokens};
 use backsight_core::credit::hcapo::{Params, Ratio};
 use backsight_core::episode::Episode;
+use backsight_core::lens::Lenses;
 use backsight_core::tokens::Logprob;
 
 /// What a file is asked to be made with.
@@ -81,20 +82,31 @@ impl Differences {
 pub enum Standing {
     /// Nothing.
     Nothing,
-    /// Credit for every step, of which there are so many.
+    /// Credit for every step, of which there are so many, and scores through every lens that is asked for.
     Complete(Differences, usize),
-    /// Credit for some steps, or for none.
+    /// Not all of that.
     Partial(Box<Hindsight>),
 }
 
 /// Looks at the files in an episode's directory.
-pub fn standing(directory: &Path, asked: &Asked) -> Result<Standing, Loss> {
+pub fn standing(directory: &Path, asked: &Asked, lenses: &Lenses) -> Result<Standing, Loss> {
     let unusable = |error| Loss::new(Reason::Left, format!("{error}; help: score it again with --overwrite"));
     let Some(old) = read(directory).map_err(unusable)? else { return Ok(Standing::Nothing) };
-    if old.scores.is_complete() {
+    if is_complete(&old, asked, lenses) {
         return Ok(Standing::Complete(differences(&old.scores, asked), old.scores.steps.len()));
     }
     Ok(Standing::Partial(Box::new(old)))
+}
+
+/// Whether every step has credit, and every score through the lenses that are asked for. What was measured otherwise is
+/// whole as it is; so is a file that does not say what was measured.
+pub fn is_complete(old: &Hindsight, asked: &Asked, lenses: &Lenses) -> bool {
+    let Some(tokens) = old.tokens.as_ref().filter(|_| is_usable(old, asked)) else {
+        return old.scores.is_complete();
+    };
+    let places: Vec<Option<usize>> = lenses.keys().iter().map(|key| tokens.lens(key)).collect();
+    let has_all = |step: &StepTokens| places.iter().all(|place| step.through(*place).is_some());
+    old.scores.is_complete() && tokens.steps.iter().all(has_all)
 }
 
 /// The keys in which scores differ from what is asked. Published files do not say how they were measured.
@@ -139,6 +151,7 @@ fn differing_measures(old: &Provenance, new: &Provenance) -> Vec<&'static str> {
         ("template", old.template_sha256 == new.template_sha256),
         ("system", old.system_sha256 == new.system_sha256),
         ("tools", old.tools_sha256 == new.tools_sha256),
+        ("lens", old.lens == new.lens),
         ("hindsight_template", old.lens_sha256 == new.lens_sha256),
         ("placement", old.placement == new.placement),
         ("tool_result_chars", old.tool_result_chars == new.tool_result_chars),
@@ -149,19 +162,16 @@ fn differing_measures(old: &Provenance, new: &Provenance) -> Vec<&'static str> {
     pairs.into_iter().filter(|(_, same)| !same).map(|(key, _)| key).collect()
 }
 
-/// The scores of a step that an earlier run measured.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct OldScores {
-    /// Under the lens.
-    pub lens: Option<Vec<Option<Logprob>>>,
-    /// Without it.
-    pub plain: Option<Vec<Option<Logprob>>>,
-}
+/// The scores of a step that an earlier run measured, by lens.
+pub type OldScores = Vec<Option<Vec<Option<Logprob>>>>;
 
-/// What can be used of a partial file: for each step the scores of the very tokens it has now, measured as is asked.
-pub fn reusable(old: &Hindsight, episode: &ReadEpisode, asked: &Asked) -> Vec<OldScores> {
-    let nothing = || vec![OldScores::default(); episode.steps.len()];
-    let Some(tokens) = old.tokens.as_ref().filter(|_| is_usable(old, asked)) else { return nothing() };
+/// What can be used of an earlier file: for each step the scores of the very tokens it has now, measured as is asked.
+pub fn reusable(old: &Hindsight, episode: &ReadEpisode, asked: &Asked, lenses: &Lenses) -> Vec<OldScores> {
+    let nothing = || vec![None; lenses.len()];
+    let Some(tokens) = old.tokens.as_ref().filter(|_| is_usable(old, asked)) else {
+        return vec![nothing(); episode.steps.len()];
+    };
+    let places: Vec<Option<usize>> = lenses.keys().iter().map(|key| tokens.lens(key)).collect();
     let n_tokens = asked.settings.max_logprob_tokens;
     let of_step = |(idx, step): (usize, &Result<ReadStep, Loss>)| {
         let step = step.as_ref().ok()?;
@@ -170,9 +180,14 @@ pub fn reusable(old: &Hindsight, episode: &ReadEpisode, asked: &Asked) -> Vec<Ol
         let (sequence, [_, end]) = (tokens.sequences.get(tokens_of.sequence?)?, tokens_of.span?);
         let now = &episode.sequences[step.place.0][..step.place.1.end()];
         let is_same = sequence.get(..end) == Some(now) && same_window(scored, step);
-        is_same.then(|| old_scores(tokens_of, step, n_tokens))
+        let n_wanted = match n_tokens {
+            0 => step.place.1.len(),
+            n => n.min(step.place.1.len()),
+        };
+        let whole = |place: &Option<usize>| whole(tokens_of.through(*place)?, n_wanted);
+        is_same.then(|| places.iter().map(whole).collect())
     };
-    episode.steps.iter().enumerate().map(|it| of_step(it).unwrap_or_default()).collect()
+    episode.steps.iter().enumerate().map(|it| of_step(it).unwrap_or_else(nothing)).collect()
 }
 
 /// Whether a file's scores were measured as is asked, and their tokens kept.
@@ -181,10 +196,11 @@ fn is_usable(old: &Hindsight, asked: &Asked) -> bool {
     old.tokens.is_some() && old.scores.provenance.as_ref().is_some_and(measured)
 }
 
-/// Which of a step's scores a file has, under the lens and without, as far as can be told without tokens.
-pub fn recorded(old: &Hindsight, asked: &Asked, step: usize) -> [bool; 2] {
-    let found = old.scores.steps.iter().find(|it| it.step_index == step).filter(|_| is_usable(old, asked));
-    found.map_or([false; 2], |it| [it.mean_logprob.is_some(), it.plain_mean_logprob.is_some()])
+/// Whether a file has a step's score through a lens, as far as can be told without tokens.
+pub fn recorded(old: &Hindsight, asked: &Asked, step: usize, lens: &str) -> bool {
+    let Some(tokens) = old.tokens.as_ref().filter(|_| is_usable(old, asked)) else { return false };
+    let found = tokens.steps.iter().find(|it| it.step_index == step);
+    found.is_some_and(|it| it.through(tokens.lens(lens)).is_some())
 }
 
 fn same_window(old: &ScoredStep, new: &ReadStep) -> bool {
@@ -192,14 +208,10 @@ fn same_window(old: &ScoredStep, new: &ReadStep) -> bool {
     old.dropped_messages == (!dropped.is_empty()).then_some([dropped.start, dropped.end])
 }
 
-/// What is whole of a step's old scores: one missing logprob is reason to ask again.
-fn old_scores(old: &StepTokens, step: &ReadStep, n_tokens: usize) -> OldScores {
-    let wanted = step.lens.action(n_tokens).len();
-    let whole = |logprobs: &Option<Vec<Option<f64>>>| {
-        let logprobs = logprobs.as_ref().filter(|it| it.len() >= wanted)?;
-        let known = logprobs.iter().map(|it| it.and_then(|it| Logprob::new(it).ok()));
-        let known: Vec<Option<Logprob>> = known.collect();
-        known.iter().rev().take(wanted).all(Option::is_some).then_some(known)
-    };
-    OldScores { lens: whole(&old.logprobs), plain: whole(&old.plain_logprobs) }
+/// Old scores that are whole as far as they are wanted: one missing logprob is reason to ask again.
+fn whole(logprobs: &[Option<f64>], n_wanted: usize) -> Option<Vec<Option<Logprob>>> {
+    let known = logprobs.iter().map(|it| it.and_then(|it| Logprob::new(it).ok()));
+    let known: Vec<Option<Logprob>> = known.collect();
+    let is_whole = known.len() >= n_wanted && known.iter().rev().take(n_wanted).all(Option::is_some);
+    is_whole.then_some(known)
 }

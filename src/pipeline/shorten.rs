@@ -14,15 +14,23 @@ use backsight_core::tokens::{TokenId, TokenSpan};
 /// How often a choice that turned out too long is made again with less room.
 const ATTEMPTS: usize = 6;
 
+/// What stands before an action as seen through a lens, or why that is not known.
+pub(super) type ViewContext = (usize, Result<Vec<TokenId>, Loss>);
+
 /// What stands before an action.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Context {
-    /// With the lens.
-    pub(super) lens: Vec<TokenId>,
-    /// Without it, where asked for.
-    pub(super) plain: Option<Vec<TokenId>>,
+    /// Through each lens.
+    pub(super) views: Vec<ViewContext>,
     /// The messages that are really left out.
     pub(super) dropped: Range<usize>,
+}
+
+impl Context {
+    /// The tokens of the longest view: what fits it fits all.
+    fn longest(&self) -> usize {
+        self.views.iter().filter_map(|(_, view)| view.as_ref().ok()).map(Vec::len).max().unwrap_or(0)
+    }
 }
 
 /// The actions of one conversation, in order, and what stands before them.
@@ -52,17 +60,17 @@ pub(super) struct Fitted {
 pub(super) fn fitted(of: &dyn Contexts, limit: Option<usize>) -> Vec<Result<Fitted, Loss>> {
     let limit = limit.unwrap_or(usize::MAX);
     let mut found = of.contexts(&(0..0), &(0..of.actions().len()).collect::<Vec<_>>());
-    let whole: Vec<usize> = found.iter().map(|it| it.as_ref().map_or(0, |it| it.lens.len())).collect();
+    let whole: Vec<usize> = found.iter().map(|it| it.as_ref().map_or(0, Context::longest)).collect();
     if overflow(of, &found, limit) > 0 {
         found = shortened(of, found, limit);
     }
     let fit = |(nth, found): (usize, Result<Context, Loss>)| {
         let context = found?;
-        let needed = context.lens.len() + of.action(nth).len();
+        let needed = context.longest() + of.action(nth).len();
         if needed > limit {
             return Err(Loss::new(Reason::Context, TooLong { needed, limit }));
         }
-        let n_dropped_tokens = whole[nth].saturating_sub(context.lens.len());
+        let n_dropped_tokens = whole[nth].saturating_sub(context.longest());
         Ok(Fitted { window: Window { dropped: context.dropped.clone(), n_dropped_tokens }, context })
     };
     found.into_iter().enumerate().map(fit).collect()
@@ -71,7 +79,7 @@ pub(super) fn fitted(of: &dyn Contexts, limit: Option<usize>) -> Vec<Result<Fitt
 /// By how many tokens the longest is too long.
 fn overflow(of: &dyn Contexts, found: &[Result<Context, Loss>], limit: usize) -> usize {
     let size = |(nth, found): (usize, &Result<Context, Loss>)| {
-        Some(found.as_ref().ok()?.lens.len() + of.action(nth).len())
+        Some(found.as_ref().ok()?.longest() + of.action(nth).len())
     };
     found.iter().enumerate().filter_map(size).max().unwrap_or(0).saturating_sub(limit)
 }
@@ -82,7 +90,7 @@ fn shortened(
     whole: Vec<Result<Context, Loss>>,
     limit: usize,
 ) -> Vec<Result<Context, Loss>> {
-    let mut reserved = lens_size(of, &whole);
+    let mut reserved = most_added(of, &whole);
     let mut found = windowed(of, &whole, Room { limit, reserved });
     for _ in 1..ATTEMPTS {
         match overflow(of, &found, limit) {
@@ -94,11 +102,11 @@ fn shortened(
     found
 }
 
-/// The most tokens the lens adds.
-fn lens_size(of: &dyn Contexts, whole: &[Result<Context, Loss>]) -> usize {
+/// The most tokens a lens adds.
+fn most_added(of: &dyn Contexts, whole: &[Result<Context, Loss>]) -> usize {
     let sizes = whole.iter().enumerate().filter_map(|(nth, context)| {
         let (_, span) = of.place(nth).ok()?;
-        Some(context.as_ref().ok()?.lens.len().saturating_sub(span.start()))
+        Some(context.as_ref().ok()?.longest().saturating_sub(span.start()))
     });
     sizes.max().unwrap_or(0)
 }

@@ -15,8 +15,8 @@ use serde_json::{Map, Value};
 
 use crate::wire::fault::{Fault, object_on_line};
 use crate::wire::{atropos, openai_episodes, pi_result, pi_session, record};
-use backsight_core::credit::subtasks::submitted_plan;
 use backsight_core::episode::{Episode, Outcome, steps_of};
+use backsight_core::subtasks::submitted_plan;
 
 /// The file with a directory episode's outcome.
 pub const RESULT: &str = "result.json";

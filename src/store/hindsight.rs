@@ -16,11 +16,12 @@ use super::episodes::{Loaded, natural};
 use crate::wire::fault::Fault;
 use crate::wire::hindsight::{
     HindsightScores, HindsightTokens, Hyperparams, Provenance, ScoredStep, StepTokens, TOKENS_FORMAT,
+    TOKENS_VERSION,
 };
 use backsight_core::credit::hcapo::{Credit, Params, Ratio, StepScore, credit, mean_logprob};
-use backsight_core::credit::subtasks::Place;
 use backsight_core::episode::TokenSource;
 use backsight_core::lens::Window;
+use backsight_core::subtasks::Place;
 use backsight_core::tokens::{Logprob, TokenId, TokenSpan};
 
 /// The file with the scores.
@@ -225,19 +226,27 @@ fn write_file(path: PathBuf, text: &str) -> Result<(), HindsightError> {
 pub struct MeasuredStep {
     /// Which sequence the action is in, and where; none when its tokens are not known.
     pub place: Option<(usize, TokenSpan)>,
-    /// How many tokens stood before the action, the lens included.
+    /// How many tokens stood before the action, what the first lens adds included.
     pub n_context: usize,
-    /// The logprobs of the action's last tokens under the lens, or why there are none.
-    pub lens: Result<Vec<Option<Logprob>>, String>,
-    /// The same under the plain lens, where it was asked for, or why there are none.
-    pub plain: Option<Result<Vec<Option<Logprob>>, String>>,
+    /// The logprobs of the action's last tokens through each lens, or why there are none; nothing where a lens does not
+    /// apply.
+    pub views: Vec<Option<Result<Vec<Option<Logprob>>, String>>>,
     /// What was left out of the context.
     pub window: Window,
+}
+
+impl MeasuredStep {
+    /// A step that could not be read.
+    pub fn lost(why: String) -> Self {
+        Self { place: None, n_context: 0, views: vec![Some(Err(why))], window: Window::default() }
+    }
 }
 
 /// What scoring gave for one episode.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Measured {
+    /// What the lenses are called; hindsight's is the first.
+    pub lenses: Vec<String>,
     /// The conversation's tokens without a lens.
     pub sequences: Vec<Vec<TokenId>>,
     /// Whether those are the sampled ones.
@@ -286,13 +295,12 @@ fn scored_step(
     measured: &MeasuredStep,
 ) -> ScoredStep {
     let Window { dropped, n_dropped_tokens } = &measured.window;
-    let plain_error = measured.plain.as_ref().and_then(|plain| plain.as_ref().err());
+    let hindsight = measured.views.first().and_then(Option::as_ref);
     ScoredStep {
         // A server is asked from the token before the first scored one on.
-        logprob_start_len: measured.lens.is_ok().then(|| measured.n_context.saturating_sub(1)),
+        logprob_start_len: hindsight.is_some_and(Result::is_ok).then(|| measured.n_context.saturating_sub(1)),
         skipped_action_tokens: Some(0),
-        // Why there is no plain score matters only where credit needs one; else it goes when credit is computed.
-        error: measured.lens.as_ref().err().or(plain_error).cloned(),
+        error: no_score(measured),
         step_index,
         message_index,
         subtask_id: place.subtask.clone(),
@@ -304,14 +312,26 @@ fn scored_step(
     }
 }
 
+/// Why a step lacks a score: hindsight's, or else another, which matters only where credit needs it.
+fn no_score(measured: &MeasuredStep) -> Option<String> {
+    let mut views = measured.views.iter();
+    match views.next() {
+        Some(Some(Err(why))) => Some(why.clone()),
+        Some(Some(Ok(_))) => {
+            let failed = views.find_map(|view| view.as_ref()?.as_ref().err());
+            failed.map(|why| format!("the action has no score under the plain lens: {why}"))
+        }
+        Some(None) | None => Some("the lens has nothing to say about this step".to_owned()),
+    }
+}
+
 fn step_tokens(loaded: &Loaded, measured: Measured) -> HindsightTokens {
     let numbers = |logprobs: &Vec<Option<Logprob>>| logprobs.iter().map(|it| it.map(Logprob::get)).collect();
     let step = |(step_index, step): (usize, &MeasuredStep)| StepTokens {
         step_index,
         sequence: step.place.map(|(sequence, _)| sequence),
         span: step.place.map(|(_, span)| [span.start(), span.end()]),
-        logprobs: step.lens.as_ref().ok().map(numbers),
-        plain_logprobs: step.plain.as_ref().and_then(|plain| plain.as_ref().ok()).map(numbers),
+        logprobs: step.views.iter().map(|view| view.as_ref()?.as_ref().ok().map(numbers)).collect(),
     };
     let source = match measured.token_source {
         TokenSource::Exact => "exact",
@@ -319,10 +339,11 @@ fn step_tokens(loaded: &Loaded, measured: Measured) -> HindsightTokens {
     };
     HindsightTokens {
         format: TOKENS_FORMAT.to_owned(),
-        version: 1,
+        version: TOKENS_VERSION,
         episode_id: loaded.file_id.clone(),
         tokens: source.to_owned(),
         steps: measured.steps.iter().enumerate().map(step).collect(),
+        lenses: measured.lenses,
         sequences: measured.sequences,
     }
 }
@@ -353,7 +374,9 @@ pub fn recompute(old: &Hindsight, settings: &Settings) -> Result<HindsightScores
 /// Whether a step says what was measured, or why nothing was.
 fn is_measured(step: &ScoredStep, tokens: Option<&HindsightTokens>) -> bool {
     let recorded = || tokens.iter().flat_map(|it| &it.steps).find(|it| it.step_index == step.step_index);
-    step.has_failed() || step.mean_logprob.is_some() || recorded().is_some_and(|it| it.logprobs.is_some())
+    step.has_failed()
+        || step.mean_logprob.is_some()
+        || recorded().is_some_and(|it| it.through(Some(0)).is_some())
 }
 
 /// The scores with credit by these settings; a step whose values do not give any says why.
@@ -364,8 +387,11 @@ fn with_settings(old: &Hindsight, settings: &Settings) -> Result<HindsightScores
         return Err(CannotRecompute::NoTokens { recorded: old.scores.hyperparams.max_logprob_tokens });
     }
     let ours = old.scores.partial.is_some();
-    let measured =
-        old.scores.steps.iter().map(|step| measure(step, by_step.get(&step.step_index), ours, settings));
+    let reference = reference_of(old);
+    let measured = old.scores.steps.iter().map(|step| {
+        let logprobs = by_step.get(&step.step_index).map(|tokens| Logprobs { tokens, reference });
+        measure(step, logprobs, ours, settings)
+    });
     let steps: Vec<ScoredStep> = measured.collect::<Result<_, _>>()?;
     let mut hyperparams = Hyperparams::new(&settings.params, settings.max_logprob_tokens);
     if by_step.is_empty() {
@@ -375,23 +401,37 @@ fn with_settings(old: &Hindsight, settings: &Settings) -> Result<HindsightScores
     Ok(with_credit(HindsightScores { steps, hyperparams, ..old.scores.clone() }, &settings.params))
 }
 
+/// Where what hindsight's probability is compared with stands among the lenses of a file.
+fn reference_of(hindsight: &Hindsight) -> Option<usize> {
+    hindsight.tokens.as_ref()?.lens(&Ratio::Lift.reference()?.key())
+}
+
+/// A step's logprobs, hindsight's the first of them.
+#[derive(Clone, Copy)]
+struct Logprobs<'a> {
+    tokens: &'a StepTokens,
+    reference: Option<usize>,
+}
+
 /// A step with the means over the tokens that count, and nothing computed from them yet.
 fn measure(
     old: &ScoredStep,
-    tokens: Option<&&StepTokens>,
+    logprobs: Option<Logprobs<'_>>,
     ours: bool,
     settings: &Settings,
 ) -> Result<ScoredStep, CannotRecompute> {
     let mut step = ScoredStep { pi_hind: None, rho: None, q_h: None, q_h_smoothed: None, ..old.clone() };
     // A published file writes a number for a step that failed; ours never does.
     step.mean_logprob = step.mean_logprob.filter(|_| ours || !old.has_failed());
-    let Some((tokens, [start, end])) = tokens.and_then(|it| Some((it, it.span?))) else { return Ok(step) };
+    let Some((it, [start, end])) = logprobs.and_then(|it| Some((it, it.tokens.span?))) else {
+        return Ok(step);
+    };
     let total = end - start;
     let wanted =
         if settings.max_logprob_tokens == 0 { total } else { total.min(settings.max_logprob_tokens) };
-    let tail = |logprobs: &Option<Vec<Option<f64>>>| tail_mean(logprobs.as_ref(), wanted, old.step_index);
-    step.mean_logprob = tail(&tokens.logprobs)?;
-    step.plain_mean_logprob = tail(&tokens.plain_logprobs)?;
+    let tail = |lens| tail_mean(it.tokens.through(lens), wanted, old.step_index);
+    step.mean_logprob = tail(Some(0))?;
+    step.plain_mean_logprob = tail(it.reference)?;
     let skipped = total - wanted;
     let first_start = old
         .logprob_start_len
@@ -401,7 +441,7 @@ fn measure(
     step.action_token_count = Some(wanted);
     step.total_action_tokens = Some(total);
     step.skipped_action_tokens = Some(skipped);
-    if tokens.logprobs.is_some() && step.mean_logprob.is_none() {
+    if it.tokens.through(Some(0)).is_some() && step.mean_logprob.is_none() {
         step.error = Some("a token of the action has no logprob".to_owned());
     }
     Ok(step)

@@ -4,6 +4,7 @@
 //! machine and in every version.
 
 use super::{CodingTask, TaskError};
+use backsight_core::mix::next;
 
 /// How many tasks are held out.
 #[derive(Clone, Debug, PartialEq)]
@@ -76,14 +77,6 @@ fn below(state: &mut u64, bound: u64) -> u64 {
             return number % bound;
         }
     }
-}
-
-fn next(state: &mut u64) -> u64 {
-    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let mut z = *state;
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
 }
 
 #[cfg(test)]

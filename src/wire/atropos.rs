@@ -10,8 +10,8 @@ use serde_json::{Map, Value};
 use super::fault::{Fault, text, wrong};
 use super::openai_episodes::task_of;
 use backsight_chat::messages::list_from_json;
-use backsight_core::credit::subtasks::submitted_plan;
 use backsight_core::episode::{ActionTokens, Episode, Outcome, TokenSource, steps_of};
+use backsight_core::subtasks::submitted_plan;
 use backsight_core::tokens::{Logprob, TokenId, TokenSpan};
 
 /// The mask of a token that is not trained.

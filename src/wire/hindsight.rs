@@ -287,10 +287,13 @@ pub struct Provenance {
     /// SHA-256 of the supplied tool schemas; absent when none were.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tools_sha256: Option<String>,
+    /// The lens.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lens: Option<String>,
     /// SHA-256 of the lens's template.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lens_sha256: Option<String>,
-    /// Where the lens was written: `first` or `last`.
+    /// Where the lens was written.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub placement: Option<String>,
     /// `exact` or `rendered`.
@@ -361,18 +364,22 @@ impl HindsightScores {
 
 /// What the sidecar's `format` says.
 pub const TOKENS_FORMAT: &str = "backsight.hindsight_tokens";
+/// And its `version`.
+pub const TOKENS_VERSION: u64 = 2;
 
 /// The sidecar: the tokens that were scored and what came back.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct HindsightTokens {
     /// [`TOKENS_FORMAT`].
     pub format: String,
-    /// 1.
+    /// [`TOKENS_VERSION`].
     pub version: u64,
     /// As in the scores.
     pub episode_id: Value,
     /// `exact` or `rendered`.
     pub tokens: String,
+    /// What the lenses are called, whose scores the steps have in this order.
+    pub lenses: Vec<String>,
     /// The conversation without a lens, one sequence while history only grows.
     pub sequences: Vec<Vec<TokenId>>,
     /// One per step.
@@ -390,19 +397,23 @@ pub struct StepTokens {
     /// Where in it, `[start, end)`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub span: Option<[usize; 2]>,
-    /// The logprobs of the action's last tokens under the lens, null where there is none; absent when it was not scored.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub logprobs: Option<Vec<Option<f64>>>,
-    /// The same without the lens.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub plain_logprobs: Option<Vec<Option<f64>>>,
+    /// The logprobs of the action's last tokens through each lens, null where there is none; null as a whole where the
+    /// action was not scored through it.
+    pub logprobs: Vec<Option<Vec<Option<f64>>>>,
+}
+
+impl StepTokens {
+    /// The logprobs through a lens.
+    pub fn through(&self, lens: Option<usize>) -> Option<&Vec<Option<f64>>> {
+        self.logprobs.get(lens?)?.as_ref()
+    }
 }
 
 impl HindsightTokens {
     /// Reads a sidecar and checks that its spans lie inside its sequences.
     pub fn parse(text: &str) -> Result<Self, Fault> {
         let tokens: Self = serde_json::from_str(text).map_err(|error| Fault::json(&error))?;
-        if tokens.format != TOKENS_FORMAT || tokens.version != 1 {
+        if tokens.format != TOKENS_FORMAT || tokens.version != TOKENS_VERSION {
             let (format, version) = (&tokens.format, tokens.version);
             return Err(Fault::new(format_args!("`{format}` version {version} is not known")));
         }
@@ -417,8 +428,13 @@ impl HindsightTokens {
         }
     }
 
+    /// Which of the lenses has this name.
+    pub fn lens(&self, key: &str) -> Option<usize> {
+        self.lenses.iter().position(|it| it == key)
+    }
+
     fn holds(&self, step: &StepTokens) -> bool {
-        let n_scored = [&step.logprobs, &step.plain_logprobs].into_iter().flatten().map(Vec::len).max();
+        let n_scored = step.logprobs.iter().flatten().map(Vec::len).max();
         match (step.sequence.and_then(|idx| self.sequences.get(idx)), step.span) {
             (Some(sequence), Some([start, end])) => {
                 start <= end && end <= sequence.len() && n_scored.unwrap_or(0) <= end - start

@@ -9,6 +9,7 @@ pub mod atropos;
 pub mod error;
 pub mod fault;
 pub mod hindsight;
+pub mod hints;
 pub mod openai;
 pub mod openai_episodes;
 pub mod pi_result;

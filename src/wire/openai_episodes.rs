@@ -9,8 +9,8 @@ use serde_json::{Map, Value};
 
 use super::fault::{Fault, number, numbers, text, wrong};
 use backsight_chat::messages::list_from_json;
-use backsight_core::credit::subtasks::{read_plan, submitted_plan};
 use backsight_core::episode::{Episode, Message, Outcome, Progress, Role, Subtask, Task, steps_of};
+use backsight_core::subtasks::{read_plan, submitted_plan};
 
 /// Whether a line looks like one of these episodes.
 pub fn recognises(json: &Map<String, Value>) -> bool {

@@ -7,8 +7,8 @@
 use serde_json::{Map, Value};
 
 use super::fault::{Fault, number, numbers, text, wrong};
-use backsight_core::credit::subtasks::read_plan;
 use backsight_core::episode::{Progress, Subtask};
+use backsight_core::subtasks::read_plan;
 
 /// What `result.json` says.
 #[derive(Clone, Debug, PartialEq)]

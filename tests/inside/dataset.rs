@@ -9,7 +9,7 @@ use backsight::ship::actions::{Action, MessageForm};
 use backsight::ship::dataset::{Dataset, LeftOut, Options, ScoredEpisode, build, scored_episode, write};
 use backsight::store::episodes::{find, load};
 use backsight::store::hindsight;
-use backsight::wire::hindsight::{HindsightTokens, StepTokens, TOKENS_FORMAT};
+use backsight::wire::hindsight::{HindsightTokens, StepTokens, TOKENS_FORMAT, TOKENS_VERSION};
 use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::record::{Field, Row};
 use serde_json::{Value, json};
@@ -128,9 +128,10 @@ fn add_tokens(episode: &mut ScoredEpisode) {
     };
     episode.hindsight.tokens = Some(HindsightTokens {
         format: TOKENS_FORMAT.into(),
-        version: 1,
+        version: TOKENS_VERSION,
         episode_id: json!(1),
         tokens: "exact".into(),
+        lenses: Vec::new(),
         sequences: vec![(0..10 * episode.messages.len() as u32).collect()],
         steps: episode.hindsight.scores.steps.iter().enumerate().map(step).collect(),
     });

@@ -5,16 +5,16 @@ use std::fs;
 use std::path::Path;
 
 use backsight::credit::hcapo::{Params, Ratio, Smoothing};
-use backsight::credit::subtasks::places;
 use backsight::episode::TokenSource;
 use backsight::lens::Window;
 use backsight::store::episodes::load_directory;
 use backsight::store::hindsight::{
     Hindsight, Measured, MeasuredStep, Settings, assemble, credited, read, recompute, write,
 };
+use backsight::subtasks::places;
 use backsight::tokens::{Logprob, TokenSpan};
 use backsight::wire::hindsight::{
-    HindsightScores, HindsightTokens, Provenance, ScoredStep, StepTokens, TOKENS_FORMAT,
+    HindsightScores, HindsightTokens, Provenance, ScoredStep, StepTokens, TOKENS_FORMAT, TOKENS_VERSION,
 };
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -177,14 +177,14 @@ fn ours(logprobs: Vec<Option<f64>>) -> Hindsight {
         step_index,
         sequence: Some(0),
         span: Some([4 * step_index, 4 * step_index + 4]),
-        plain_logprobs: logprobs.clone().filter(|_| step_index == 0),
-        logprobs,
+        logprobs: vec![logprobs.clone(), logprobs.filter(|_| step_index == 0)],
     };
     let tokens = HindsightTokens {
         format: TOKENS_FORMAT.into(),
-        version: 1,
+        version: TOKENS_VERSION,
         episode_id: json!(1),
         tokens: "rendered".into(),
+        lenses: vec!["outcome-first".into(), "plain".into()],
         sequences: vec![(0..12).collect()],
         steps: vec![
             step(0, Some(vec![Some(-1.0), Some(-2.0), Some(-3.0), Some(-4.0)])),
@@ -298,11 +298,11 @@ fn what_was_scored_is_kept_although_lift_lacks_its_plain_scores() {
     let step = |idx: usize| MeasuredStep {
         place: Some((0, TokenSpan::at(10 * idx, 3))),
         n_context: 100,
-        lens: Ok(vec![Logprob::new(-0.5).ok(); 3]),
-        plain: Some(Err("the action has no score under the plain lens: the server is gone".into())),
+        views: vec![Some(Ok(vec![Logprob::new(-0.5).ok(); 3])), Some(Err("the server is gone".into()))],
         window: Window::default(),
     };
     let measured = Measured {
+        lenses: vec!["outcome-first".into(), "plain".into()],
         sequences: vec![(0..100).collect()],
         token_source: TokenSource::Rendered,
         steps: (0..9).map(step).collect(),
@@ -329,13 +329,16 @@ fn a_newly_scored_episode_has_the_published_keys_in_their_order() {
     let step = |idx: usize| MeasuredStep {
         place: Some((0, TokenSpan::at(10 * idx, 3))),
         n_context: 100 + 10 * idx,
-        lens: if idx == 4 { Err("the server is gone".into()) } else { Ok(vec![Logprob::new(-0.5).ok(); 3]) },
-        plain: None,
+        views: vec![Some(match idx {
+            4 => Err("the server is gone".into()),
+            _ => Ok(vec![Logprob::new(-0.5).ok(); 3]),
+        })],
         window: if idx == 8 { Window { dropped: 1..5, n_dropped_tokens: 40 } } else { Window::default() },
     };
     let provenance =
         Provenance { backsight: "0.1.0".into(), placement: Some("first".into()), ..Provenance::default() };
     let measured = Measured {
+        lenses: vec!["outcome-first".into(), "plain".into()],
         sequences: vec![(0..100).collect()],
         token_source: TokenSource::Rendered,
         steps: (0..9).map(step).collect(),

@@ -2,8 +2,8 @@
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 use backsight::chat::messages::list_from_json;
-use backsight::credit::subtasks::{Place, places, read_plan, submitted_plan};
 use backsight::episode::Progress;
+use backsight::subtasks::{Place, places, read_plan, submitted_plan};
 use serde_json::{Value, json};
 
 /// A step's subtask or phase, and its reward.

@@ -317,10 +317,10 @@ fn episodes_in_a_file(place: &Place) {
     };
     fs::create_dir(place.path("talks")).unwrap();
     fs::write(place.path("talks/all.jsonl"), [line("a", 1.0), line("b/2", 0.5)].join("\n")).unwrap();
-    let steps = json!([{"step_index": 0, "sequence": 0, "span": [2, 4], "logprobs": [-0.5, -0.5]},
-                       {"step_index": 1, "sequence": 0, "span": [5, 8], "logprobs": [-0.5, -0.5, -1.0]}]);
-    let tokens = json!({"format": "backsight.hindsight_tokens", "version": 1, "episode_id": "a", "tokens": "rendered",
-                        "sequences": [[10, 11, 12, 13, 14, 15, 16, 17]], "steps": steps});
+    let steps = json!([{"step_index": 0, "sequence": 0, "span": [2, 4], "logprobs": [[-0.5, -0.5]]},
+                       {"step_index": 1, "sequence": 0, "span": [5, 8], "logprobs": [[-0.5, -0.5, -1.0]]}]);
+    let tokens = json!({"format": "backsight.hindsight_tokens", "version": 2, "episode_id": "a", "tokens": "rendered",
+                        "lenses": ["outcome-first"], "sequences": [[10, 11, 12, 13, 14, 15, 16, 17]], "steps": steps});
     let scores = fs::read_to_string(place.episode("episode_001", "hindsight_scores.json")).unwrap();
     let mut scores: Value = serde_json::from_str(&scores).unwrap();
     scores["steps"].as_array_mut().unwrap().truncate(2);

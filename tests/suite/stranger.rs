@@ -9,9 +9,9 @@ use backsight::chat::tokenizer::Tokenizer;
 use backsight::credit::hcapo::{Params, StepScore, credit, mean_logprob};
 use backsight::engine::model::Embedded;
 use backsight::episode::{Episode, Message, Outcome, Role, Task, steps_of};
-use backsight::lens::{OUTCOME_TEMPLATE, Placement, Template};
+use backsight::lens::{Lenses, OUTCOME_TEMPLATE, OutcomeLens, Placement, Template};
 use backsight::model::{Error, JobScores, Model, score_planned};
-use backsight::pipeline::{Framing, OutcomeLens, Reader, Texts, outline};
+use backsight::pipeline::{Framing, Reader, Texts, outline};
 use backsight::score::ScoreJob;
 use serde_json::{Map, json};
 
@@ -40,9 +40,11 @@ fn jobs(model_dir: &Path, episode: &Episode) -> Vec<ScoreJob> {
     let framing = Framing::default();
     let template = Template::parse(OUTCOME_TEMPLATE).unwrap();
     let lens = OutcomeLens { template, placement: Placement::First };
-    let reader = Reader { texts: &texts, framing: &framing, lens: &lens, limit: None, with_plain: false };
-    let read = reader.read(episode, &outline(episode, &framing, &lens).unwrap());
-    let seen = read.steps.iter().map(|step| &step.as_ref().unwrap().lens);
+    let lenses = Lenses::default().and(Arc::new(lens), 0);
+    let reader = Reader { texts: &texts, framing: &framing, limit: None };
+    let read =
+        reader.read(episode, &outline(episode, &framing, &lenses, &|text| texts.n_tokens(text)).unwrap());
+    let seen = read.steps.iter().map(|step| step.as_ref().unwrap().view(0).unwrap().as_ref().unwrap());
     seen.map(|seen| ScoreJob::new(seen.tokens.clone(), vec![seen.action(0)], 0).unwrap()).collect()
 }
 

@@ -5,7 +5,7 @@
 //! in one place, only what lies between the cuts around that place. A cut is safe before a special token
 //! that the tokenizer takes out of the raw text first; where a text has none, it is encoded whole.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 
 use super::tokenizer::{Encoded, Tokenizer, TokenizerError};
 use backsight_core::tokens::TokenId;
@@ -17,10 +17,13 @@ pub struct Incremental<'t> {
     ids: Vec<TokenId>,
     cuts: Vec<Cut>,
     seams: HashMap<TokenId, bool>,
-    /// The last piece that was put into another text: steps with the same lens in the same message share it.
-    piece: (String, Vec<TokenId>),
+    /// The last pieces that were put into other texts: steps with the same lens in the same message share one.
+    pieces: VecDeque<(String, Vec<TokenId>)>,
     encoded_bytes: u64,
 }
+
+/// Pieces that are kept: as many lenses as a step is likely to have.
+const MAX_PIECES: usize = 8;
 
 /// A place where text and ids can be parted: before a special token of the text.
 #[derive(Clone, Copy, Default)]
@@ -42,7 +45,7 @@ impl<'t> Incremental<'t> {
             ids: Vec::new(),
             cuts: Vec::new(),
             seams: HashMap::new(),
-            piece: (String::new(), Vec::new()),
+            pieces: VecDeque::new(),
             encoded_bytes: 0,
         }
     }
@@ -62,6 +65,9 @@ impl<'t> Incremental<'t> {
 
     /// The ids of a text that differs in one place from the one encoded last, which stays the one encoded last.
     pub fn edited(&mut self, text: &str) -> Result<Vec<TokenId>, TokenizerError> {
+        if self.text == text {
+            return Ok(self.ids.clone());
+        }
         let same = common_prefix(&self.text, text);
         let rest = common_suffix(&self.text[same..], &text[same..]);
         let n_before = self.cuts.partition_point(|cut| cut.end <= same);
@@ -70,17 +76,20 @@ impl<'t> Incremental<'t> {
         let to = self.cuts.get(behind).copied();
         let end = to.map_or(text.len(), |cut| text.len() - (self.text.len() - cut.byte));
         let tail = to.map_or(self.ids.len(), |cut| cut.token);
-        self.encode_piece(&text[from.byte..end])?;
-        Ok([&self.ids[..from.token], &self.piece.1, &self.ids[tail..]].concat())
+        let piece = self.piece(&text[from.byte..end])?;
+        Ok([&self.ids[..from.token], &self.pieces[piece].1, &self.ids[tail..]].concat())
     }
 
-    fn encode_piece(&mut self, piece: &str) -> Result<(), TokenizerError> {
-        if self.piece.0 != piece {
-            let ids = self.tokenizer.encode_ids(piece)?;
-            self.encoded_bytes += piece.len() as u64;
-            self.piece = (piece.to_owned(), ids);
+    /// Where the ids of a piece are kept.
+    fn piece(&mut self, piece: &str) -> Result<usize, TokenizerError> {
+        if let Some(known) = self.pieces.iter().position(|(text, _)| text == piece) {
+            return Ok(known);
         }
-        Ok(())
+        let ids = self.tokenizer.encode_ids(piece)?;
+        self.encoded_bytes += piece.len() as u64;
+        self.pieces.truncate(MAX_PIECES - 1);
+        self.pieces.push_front((piece.to_owned(), ids));
+        Ok(0)
     }
 
     /// How many bytes went through the tokenizer so far: the work that was really done.

@@ -1,9 +1,9 @@
 //! Conversations re-read: the context of each action as the student saw it, and with a lens written into it.
 //!
 //! Owns [`Manner`], how conversations become text, and [`Shown`], one conversation as its template is given
-//! it. A lens changes one message, and the template renders that like everything else; where many steps
-//! share it, on the first and the last of them. Only what it changes is encoded again. Deliberately
-//! absent: what a lens says and where it is written.
+//! it. An edit adds to one message or puts others before it, and the template renders that like everything else;
+//! where many steps share it, on the first and the last of them. Only what it changes is encoded again.
+//! Deliberately absent: what a lens says and where it is written.
 
 use std::collections::HashMap;
 
@@ -14,13 +14,13 @@ use super::incremental::{common_prefix, common_suffix};
 use super::parts;
 use super::render::render_conversation;
 use super::spans::{self, Reread, SpanError};
-use super::template::{Growing, Now, RenderInput, Template, TemplateError};
+use super::template::{Growing, Now, RenderInput, Rendered, Template, TemplateError};
 use super::tokenizer::Tokenizer;
 use super::tool_text;
 use super::view::View;
 use crate::messages::{ArgumentForm, to_json_with};
 use backsight_core::episode::{Message, Role, ToolText};
-use backsight_core::lens;
+use backsight_core::lens::{self, Edit};
 
 /// How conversations become text.
 #[derive(Clone, Copy)]
@@ -47,15 +47,6 @@ impl<'a> Manner<'a> {
     }
 }
 
-/// A text, and the message before an action it is written into.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Lens<'a> {
-    /// The message.
-    pub target: usize,
-    /// The text.
-    pub text: &'a str,
-}
-
 /// A conversation as its template is given it.
 pub struct Shown<'a> {
     manner: Manner<'a>,
@@ -80,27 +71,27 @@ impl<'a> Shown<'a> {
         Ok(Self { manner, original, plain, messages, growing, losses })
     }
 
-    /// Finds the actions at the assistant messages `wanted`, in order, each with its context under its lens.
+    /// Finds the actions at the assistant messages `wanted`, in order, each with its context under each of its edits.
     ///
     /// An action whose own words the template leaves out is an error: its tokens are not those that were sampled.
-    pub fn reread(
+    pub fn reread<'w>(
         &self,
-        wanted: &[(usize, Option<Lens<'_>>)],
+        wanted: &[(usize, Vec<Edit<'w>>)],
         tokenizer: &Tokenizer,
     ) -> Reread<TemplateError> {
         let actions: Vec<usize> = wanted.iter().map(|(action, _)| self.place_of(*action)).collect();
-        let lens_at = |place: usize| {
-            let idx = actions.iter().position(|action| *action == place)?;
-            wanted[idx].1.map(|lens| (wanted[idx].0, lens))
-        };
         let spliced = self.splices(wanted);
         let mut render = |view: View<'_>| self.growing.view(view);
-        let mut other = |place, prompt: &str| {
-            let Some((action, lens)) = lens_at(place) else { return Ok(None) };
-            let known = spliced.get(&(lens.target, lens.text)).and_then(|splice| splice.apply(prompt));
-            known.map_or_else(|| self.prompt(action, Some(lens)), Ok).map(Some)
+        let mut others = |place: usize, prompt: &str| {
+            let found = actions.binary_search(&place).map(|idx| &wanted[idx]);
+            let Ok((action, edits)) = found else { return Vec::new() };
+            let edited = |edit: &Edit<'w>| match splice_of(edit, &spliced).and_then(|it| it.apply(prompt)) {
+                Some(known) => Ok(known),
+                None => self.prompt(*action, *edit),
+            };
+            edits.iter().map(edited).collect()
         };
-        let mut found = spans::reread(&actions, &mut render, &mut other, tokenizer);
+        let mut found = spans::reread(&actions, &mut render, &mut others, tokenizer);
         for (turn, place) in found.turns.iter_mut().zip(&actions) {
             if let Some(why) = lost_answer(self.manner.template, &self.messages, &self.losses, *place) {
                 *turn = Err(SpanError::Template { n_messages: place + 1, why });
@@ -109,30 +100,33 @@ impl<'a> Shown<'a> {
         found
     }
 
-    /// What the same lens in the same message does to the text of every step: found out on the first such
+    /// What the same text in the same message does to the prompt of every step: found out on the first such
     /// step, and kept only if it gives what the template renders for the last.
-    fn splices<'w>(&self, wanted: &[(usize, Option<Lens<'w>>)]) -> HashMap<(usize, &'w str), Splice> {
+    fn splices<'w>(&self, wanted: &[(usize, Vec<Edit<'w>>)]) -> Splices<'w> {
         let mut ends: HashMap<(usize, &str), (usize, usize)> = HashMap::new();
-        for (action, lens) in wanted {
-            let Some(Lens { target, text }) = *lens else { continue };
-            ends.entry((target, text)).and_modify(|(_, last)| *last = *action).or_insert((*action, *action));
+        let edits = wanted.iter().flat_map(|(action, edits)| edits.iter().map(move |edit| (*action, edit)));
+        for (action, edit) in edits {
+            let Edit::Behind { target, text } = *edit else { continue };
+            ends.entry((target, text)).and_modify(|(_, last)| *last = action).or_insert((action, action));
         }
         let shared = ends.into_iter().filter(|(_, (first, last))| first < last);
         let found = shared.filter_map(|((target, text), (first, last))| {
-            let lens = Some(Lens { target, text });
-            let splice = Splice::between(&self.prompt(first, None).ok()?, &self.prompt(first, lens).ok()?);
-            let holds = splice.apply(&self.prompt(last, None).ok()?)? == self.prompt(last, lens).ok()?;
+            let edit = Edit::Behind { target, text };
+            let plain = |action| self.prompt(action, Edit::Nothing).ok();
+            let splice = Splice::between(&plain(first)?, &self.prompt(first, edit).ok()?);
+            let holds = splice.apply(&plain(last)?)? == self.prompt(last, edit).ok()?;
             holds.then_some(((target, text), splice))
         });
         found.collect()
     }
 
-    /// The text before the action at `action`, with a lens or without.
-    pub fn prompt(&self, action: usize, lens: Option<Lens<'_>>) -> Result<String, TemplateError> {
+    /// The text before the action at `action`, with something added to it or not.
+    pub fn prompt(&self, action: usize, edit: Edit<'_>) -> Result<String, TemplateError> {
         let place = self.place_of(action);
-        let rendered = match lens {
-            None => self.growing.render(place, true),
-            Some(lens) => self.through(action, lens)?.render(place, true),
+        let rendered = match edit {
+            Edit::Nothing => self.growing.render(place, true),
+            Edit::Behind { target, text } => self.through(action, target, text)?.render(place, true),
+            Edit::Before { .. } => self.with_more(action, edit),
         };
         rendered.map(|rendered| rendered.text)
     }
@@ -144,21 +138,37 @@ impl<'a> Shown<'a> {
         (0..self.messages.len()).filter(is_action).nth(nth).unwrap_or(self.messages.len())
     }
 
-    /// The conversation with the lens in the message it is written into.
-    fn through(&self, action: usize, lens: Lens<'_>) -> Result<Growing<'a>, TemplateError> {
-        let mut target = self.original[lens.target].clone();
-        lens::write(&mut target, lens.text);
-        let target = json(&target);
+    /// The conversation with a text behind that of a message before an action.
+    fn through(&self, action: usize, target: usize, text: &str) -> Result<Growing<'a>, TemplateError> {
+        let mut written = self.original[target].clone();
+        lens::write(&mut written, text);
+        let written = json(&written);
         let Some(choice) = self.manner.tool_text else {
-            return self.growing.with(lens.target, &parts::like(target, &self.messages[lens.target]));
+            return self.growing.with(target, &parts::like(written, &self.messages[target]));
         };
         let mut before = self.plain[..action].to_vec();
-        before[lens.target] = target;
+        before[target] = written;
         let shown = tool_text::apply(choice, self.manner.template, &self.manner.input(&before));
         let shown: Vec<Value> =
             shown.into_iter().zip(&self.messages).map(|(new, old)| parts::like(new, old)).collect();
         let changed = shown.iter().zip(&self.messages).position(|(new, old)| new != old);
         changed.map_or_else(|| Ok(self.growing.clone()), |idx| self.growing.with(idx, &shown[idx]))
+    }
+
+    /// The text before an action whose context has more messages: all of it rendered anew.
+    fn with_more(&self, action: usize, edit: Edit<'_>) -> Result<Rendered, TemplateError> {
+        let seen: Vec<Value> = edit.apply(&self.original[..action]).iter().map(json).collect();
+        let input = RenderInput { add_generation_prompt: true, ..self.manner.input(&seen) };
+        Ok(render_conversation(self.manner.template, &input, self.manner.tool_text)?.rendered)
+    }
+}
+
+type Splices<'w> = HashMap<(usize, &'w str), Splice>;
+
+fn splice_of<'s, 'w>(edit: &Edit<'w>, splices: &'s Splices<'w>) -> Option<&'s Splice> {
+    match edit {
+        Edit::Behind { target, text } => splices.get(&(*target, *text)),
+        Edit::Nothing | Edit::Before { .. } => None,
     }
 }
 
@@ -204,7 +214,7 @@ mod tests {
 
     use super::*;
     use backsight_core::episode::Content;
-    use backsight_core::lens::{Placement, target, write};
+    use backsight_core::lens::{Addition, Placement};
 
     /// A plain template, and one that shows the first message otherwise once there are more than four.
     const PLAIN: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
@@ -231,23 +241,32 @@ mod tests {
         let actions: Vec<usize> = (0..talk.len()).filter(|idx| talk[*idx].role == Role::Assistant).collect();
         // Two lenses by turns, so that steps that share one are not neighbours.
         let text = |action: usize| if action % 4 == 1 { "it went well" } else { "it went badly" };
-        let lens =
-            |action: usize| Lens { target: target(&talk[..action], placement).unwrap(), text: text(action) };
-        let wanted: Vec<_> = actions.iter().map(|&action| (action, Some(lens(action)))).collect();
+        let added = |action: usize| match placement {
+            Placement::Turns => Addition::Turns(vec![Message::text(Role::User, text(action))]),
+            _ => Addition::Text(placement, text(action).to_owned()),
+        };
+        let additions: Vec<_> = actions.iter().map(|&action| (action, added(action))).collect();
+        let wanted: Vec<_> = additions
+            .iter()
+            .map(|(action, it)| (*action, vec![it.edit(&talk[..*action]).unwrap(), Edit::Nothing]))
+            .collect();
         let found = Shown::new(manner, &talk).unwrap().reread(&wanted, &tokenizer);
         let whole = |messages: &[Message]| {
             let text =
                 Shown::new(manner, messages).unwrap().growing.render(messages.len(), true).unwrap().text;
             tokenizer.encode(&text).unwrap().ids
         };
-        for (&action, turn) in actions.iter().zip(found.turns) {
-            let mut seen = talk[..action].to_vec();
-            let written = target(&seen, placement).unwrap();
-            write(&mut seen[written], text(action));
-            let (turn, lens) = turn.unwrap();
-            assert_eq!(lens.unwrap(), whole(&seen), "{action} under the lens");
-            let plain = &found.sequences[turn.sequence][..turn.span.start()];
-            assert_eq!(plain, whole(&talk[..action]), "{action} as the student saw it");
+        for ((action, edits), turn) in wanted.into_iter().zip(found.turns) {
+            let (turn, contexts) = turn.unwrap();
+            let contexts: Vec<_> = contexts.into_iter().map(Result::unwrap).collect();
+            let plain = whole(&talk[..action]);
+            assert_eq!(contexts[0], whole(&edits[0].apply(&talk[..action])), "{action} under the lens");
+            assert_eq!(contexts[1], plain, "{action} under no lens");
+            assert_eq!(
+                found.sequences[turn.sequence][..turn.span.start()],
+                plain,
+                "{action} as it was sampled"
+            );
         }
     }
 
@@ -265,19 +284,18 @@ mod tests {
         for tool_text in [None, Some(ToolText::Hermes), Some(ToolText::Flatten)] {
             let manner = Manner { template: &template, vars: &vars, tools: &[], tool_text, now: None };
             let shown = Shown::new(manner, &talk).unwrap();
-            let prompt = |lens| shown.prompt(1, lens).unwrap();
+            let prompt = |edit| shown.prompt(1, edit).unwrap();
             let expected =
                 |text: &str| format!("<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n");
-            assert_eq!(prompt(None), expected("count up"));
-            assert_eq!(prompt(Some(Lens { target: 0, text: "it went" })), expected("count up\n\nit went"));
+            assert_eq!(prompt(Edit::Nothing), expected("count up"));
+            assert_eq!(prompt(Edit::Behind { target: 0, text: "it went" }), expected("count up\n\nit went"));
         }
     }
 
     #[test]
     fn a_lens_is_rendered_as_the_template_has_it() {
         for template in [PLAIN, FICKLE, TRIMS, BREAKS, HEEDS] {
-            check(template, Placement::First);
-            check(template, Placement::Last);
+            Placement::ALL.into_iter().for_each(|placement| check(template, placement));
         }
     }
 }

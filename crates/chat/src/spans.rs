@@ -15,8 +15,8 @@ use super::view::{Render, View};
 use backsight_core::episode::Role;
 use backsight_core::tokens::{TokenId, TokenSpan};
 
-/// Renders another prompt for the action at a message, whose own prompt is given: the same context with something added.
-pub type Other<'r, E> = dyn FnMut(usize, &str) -> Result<Option<String>, E> + 'r;
+/// Renders other prompts for the action at a message, whose own prompt is given: the same context with something added.
+pub type Others<'r, E> = dyn FnMut(usize, &str) -> Vec<Result<String, E>> + 'r;
 
 /// Why a conversation has no spans.
 #[derive(Debug, thiserror::Error)]
@@ -97,33 +97,33 @@ pub fn turns<E>(
     tokenizer: &Tokenizer,
 ) -> Result<Turns, SpanError<E>> {
     let Reread { sequences, turns, encoded_bytes } =
-        reread(&assistants(roles), render, &mut |_, _| Ok(None), tokenizer);
+        reread(&assistants(roles), render, &mut |_, _| Vec::new(), tokenizer);
     let turns = turns.into_iter().map(|turn| turn.map(|(turn, _)| turn)).collect::<Result<_, _>>()?;
     Ok(Turns { sequences, turns, encoded_bytes })
 }
 
-/// A turn, and the tokens before its action under the other prompt, where there is one.
-pub type RereadTurn = (Turn, Option<Vec<TokenId>>);
+/// A turn, and the tokens before its action under each of the other prompts.
+pub type RereadTurn<E> = (Turn, Vec<Result<Vec<TokenId>, SpanError<E>>>);
 
-/// Turns under two prompts. What cannot be found fails alone.
+/// Turns under several prompts. What cannot be found fails alone.
 pub struct Reread<E> {
     /// The sequences as the student saw them.
     pub sequences: Vec<Vec<TokenId>>,
     /// One for each action that was asked for.
-    pub turns: Vec<Result<RereadTurn, SpanError<E>>>,
+    pub turns: Vec<Result<RereadTurn<E>, SpanError<E>>>,
     /// How many bytes went through the tokenizer.
     pub encoded_bytes: u64,
 }
 
-/// Finds the turns of the assistant messages `actions`, in order, and encodes what `other` renders for each of them.
+/// Finds the turns of the assistant messages `actions`, in order, and encodes what `others` renders for each of them.
 pub fn reread<E>(
     actions: &[usize],
     render: &mut Render<'_, E>,
-    other: &mut Other<'_, E>,
+    others: &mut Others<'_, E>,
     tokenizer: &Tokenizer,
 ) -> Reread<E> {
     let mut sequences = Vec::new();
-    let (turns, encoded_bytes) = walk(actions, render, other, tokenizer, &mut |ids| sequences.push(ids));
+    let (turns, encoded_bytes) = walk(actions, render, others, tokenizer, &mut |ids| sequences.push(ids));
     Reread { sequences, turns, encoded_bytes }
 }
 
@@ -148,7 +148,7 @@ pub fn turns_beside<E>(
         let shared = sequence.iter().zip(ids).take_while(|(a, b)| a == b).count();
         sequences.push(Beyond { shared, ids: sequence[shared..].to_vec() });
     };
-    let (turns, _) = walk(&assistants(roles), render, &mut |_, _| Ok(None), tokenizer, &mut keep);
+    let (turns, _) = walk(&assistants(roles), render, &mut |_, _| Vec::new(), tokenizer, &mut keep);
     let turns = turns.into_iter().map(|turn| turn.map(|(turn, _)| turn)).collect::<Result<_, _>>()?;
     Ok((turns, sequences))
 }
@@ -161,18 +161,18 @@ fn assistants(roles: &[Role]) -> Vec<usize> {
 fn walk<E>(
     actions: &[usize],
     render: &mut Render<'_, E>,
-    other: &mut Other<'_, E>,
+    others: &mut Others<'_, E>,
     tokenizer: &Tokenizer,
     done: &mut dyn FnMut(Vec<TokenId>),
-) -> (Vec<Result<RereadTurn, SpanError<E>>>, u64) {
+) -> (Vec<Result<RereadTurn<E>, SpanError<E>>>, u64) {
     let mut encoder = Incremental::new(tokenizer);
     let mut chain = Chain { last: Vec::new(), n_done: 0, done };
     let mut turns = Vec::new();
     for &message_idx in actions {
-        let found = step(message_idx, render, other, tokenizer, &mut encoder);
-        turns.push(found.map(|Step { ids, span, border, ended, other }| {
+        let found = step(message_idx, render, others, tokenizer, &mut encoder);
+        turns.push(found.map(|Step { ids, span, border, ended, others }| {
             let sequence = chain.add(ids);
-            (Turn { message_idx, sequence, span, border, ended }, other)
+            (Turn { message_idx, sequence, span, border, ended }, others)
         }));
     }
     chain.finish();
@@ -205,13 +205,13 @@ impl Chain<'_> {
 }
 
 /// One step's sequence, from the first token of its context to the last of its action.
-struct Step {
+struct Step<E> {
     ids: Vec<TokenId>,
     span: TokenSpan,
     border: Border,
     ended: bool,
-    /// The context under the other prompt.
-    other: Option<Vec<TokenId>>,
+    /// The context under each of the other prompts.
+    others: Vec<Result<Vec<TokenId>, SpanError<E>>>,
 }
 
 /// A step as text.
@@ -255,15 +255,17 @@ fn text<E>(
 fn step<E>(
     message_idx: usize,
     render: &mut Render<'_, E>,
-    other: &mut Other<'_, E>,
+    others: &mut Others<'_, E>,
     tokenizer: &Tokenizer,
     encoder: &mut Incremental<'_>,
-) -> Result<Step, SpanError<E>> {
+) -> Result<Step<E>, SpanError<E>> {
     let text = text(message_idx, render, tokenizer)?;
     let prompt_ids = encoder.encode(&text.prompt)?.to_vec();
-    let other = other(message_idx, &text.prompt);
-    let other = other.map_err(|why| SpanError::Template { n_messages: message_idx, why })?;
-    let other = other.map(|text| encoder.edited(&text)).transpose()?;
+    let encode = |other: Result<String, E>| {
+        let text = other.map_err(|why| SpanError::Template { n_messages: message_idx, why })?;
+        Ok(encoder.edited(&text)?)
+    };
+    let others = others(message_idx, &text.prompt).into_iter().map(encode).collect();
     let at = prompt_ids.len();
     let (mut ids, border) = behind_prompt(&prompt_ids, &text, tokenizer, encoder)?;
     let (end, ended) = action_end(&ids, at, tokenizer)?;
@@ -271,7 +273,7 @@ fn step<E>(
         return Err(SpanError::EmptyAction { message_idx });
     }
     ids.truncate(end);
-    Ok(Step { ids, span: TokenSpan::at(at, end - at), border, ended, other })
+    Ok(Step { ids, span: TokenSpan::at(at, end - at), border, ended, others })
 }
 
 /// The ids of prompt and action: of both together where the action stands behind the prompt and they keep the prompt's, else of each.

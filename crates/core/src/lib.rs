@@ -17,9 +17,11 @@
 pub mod credit;
 pub mod episode;
 pub mod lens;
+pub mod mix;
 pub mod model;
 pub mod needed;
 pub mod plan;
 pub mod python;
 pub mod score;
+pub mod subtasks;
 pub mod tokens;

@@ -6,6 +6,7 @@
 use std::hash::{BuildHasher, RandomState};
 
 use super::head::best;
+use backsight_core::mix::{after, mix, share};
 use backsight_core::model::{Place, Sampling};
 use backsight_core::tokens::TokenId;
 
@@ -20,22 +21,14 @@ impl Dice {
         let numbers = [place.episode, place.step, place.vote].map(|it| it as u64);
         let task = place.task.bytes().map(u64::from);
         // Every number is mixed in before the next, so places that differ anywhere give unrelated rolls.
-        Self(task.chain(numbers).fold(mix(seed), |state, number| mix(state ^ number)))
+        Self(task.chain(numbers).fold(mix(after(seed)), |state, number| mix(after(state ^ number))))
     }
 
     /// A number in `[0, 1)`.
     fn roll(&mut self) -> f64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        (mix(self.0) >> 11) as f64 / (1u64 << 53) as f64
+        self.0 = after(self.0);
+        share(mix(after(self.0)))
     }
-}
-
-/// SplitMix64's finaliser: every bit of the result depends on every bit of `x`.
-fn mix(x: u64) -> u64 {
-    let x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
 }
 
 /// Draws a token; `None` when no token is possible.

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args as ClapArgs, ValueEnum};
 
 use crate::cli::args::{ToolTextName, finite};
@@ -11,7 +12,7 @@ use crate::model::secret::Secret;
 use crate::store::episodes::run_dir_for;
 use crate::store::hindsight::Settings;
 use backsight_core::credit::hcapo::{Params, Ratio, Smoothing};
-use backsight_core::lens::Placement;
+use backsight_core::lens::{self, Placement};
 
 pub(in crate::cli) const EXAMPLES: &str = "\
 Every action is re-read by a model that is told the outcome; what it then thinks of the action's tokens becomes the
@@ -108,12 +109,24 @@ pub(in crate::cli) struct CreditArgs {
 /// How the conversation and the outcome are shown.
 #[derive(Clone, Debug, ClapArgs)]
 pub(super) struct LensArgs {
-    /// Where the outcome is told: in the first user message, or in the last message before each action
-    #[arg(long, value_enum, default_value_t = PlacementName::First)]
-    placement: PlacementName,
+    /// What an action is re-read under: the outcome, hints from a file, sentences as long as those that matter to nobody,
+    /// or nothing
+    #[arg(long, value_name = "NAME", default_value = lens::NAMES[0], value_parser = PossibleValuesParser::new(lens::NAMES))]
+    pub(super) lens: String,
+    /// Where it is written: in the first user message, in the last one or in the last message of all before each action,
+    /// or as messages of its own [default: first for the outcome, last_user for hints]
+    #[arg(long, value_name = "PLACE", value_parser = placement())]
+    pub(super) placement: Option<Placement>,
+    /// What hints say, a JSON object a line: {"episode_id": "a", "step_idx": 0, "hint": "…"}, or instead of the hint an
+    /// exchange as "messages"
+    #[arg(long, value_name = "FILE.jsonl")]
+    pub(super) hints: Option<PathBuf>,
     /// The outcome's words: a minijinja template, or the published scorer's Python format
     #[arg(long, value_name = "FILE")]
     pub(super) hindsight_template: Option<PathBuf>,
+    /// Which sentences a placebo says
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(super) seed: u64,
     /// The system prompt, for episodes that do not have one
     #[arg(long, value_name = "FILE")]
     pub(super) system: Option<PathBuf>,
@@ -137,13 +150,10 @@ pub(super) struct LensArgs {
     pub(super) tool_result_chars: Option<usize>,
 }
 
-impl LensArgs {
-    pub(super) fn placement(&self) -> Placement {
-        match self.placement {
-            PlacementName::First => Placement::First,
-            PlacementName::Last => Placement::Last,
-        }
-    }
+/// The placements by their names.
+fn placement() -> impl TypedValueParser<Value = Placement> {
+    let of = |name: String| Placement::ALL.into_iter().find(|it| it.name() == name).ok_or("no placement");
+    PossibleValuesParser::new(Placement::ALL.map(Placement::name)).try_map(of)
 }
 
 /// How scores become credit. What is not typed is the default, or with --recompute what the file was made with.
@@ -182,14 +192,6 @@ pub(super) struct MethodArgs {
     /// What an action is compared with: the episode's mean, or itself without the outcome [default: mean]
     #[arg(long, value_enum)]
     ratio: Option<RatioName>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum PlacementName {
-    /// The first user message, as published
-    First,
-    /// The last message before the action
-    Last,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -1,6 +1,7 @@
 //! `credit --dry-run`: what would be asked and what it would cost, without asking anybody.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use serde_json::{Value, json};
 
@@ -12,14 +13,16 @@ use crate::cli::output::{self, one_line};
 use crate::cli::server::KindName;
 use crate::cli::stdout;
 use crate::pipeline::EMBEDDED;
-use crate::pipeline::credit::{notes, planned};
-use crate::pipeline::outline::{Outline, outline};
-use crate::pipeline::resume::{Asked, recorded};
+use crate::pipeline::Loss;
+use crate::pipeline::credit::{lenses, notes, planned};
+use crate::pipeline::outline::{Outline, about_tokens, outline};
+use crate::pipeline::read::ReadStep;
+use crate::pipeline::resume::{Asked, is_complete, recorded};
 use crate::pipeline::{ReadEpisode, Reader, Texts};
 use crate::store::episodes::{LoadError, Loaded, Source, load};
 use crate::store::hindsight::{Hindsight, directory_of, read};
 use crate::wire::hindsight::Provenance;
-use backsight_core::credit::hcapo::Ratio;
+use backsight_core::lens::{Lens, Lenses};
 use backsight_core::plan::{Backend, Figures};
 
 /// What would be done for an episode.
@@ -78,7 +81,7 @@ struct Setting<'a> {
     shown: &'a Shown,
     texts: Option<Texts>,
     asked: Asked,
-    with_plain: bool,
+    lenses: Lenses,
 }
 
 pub(super) fn run(args: &CreditArgs, shown: &Shown, sources: Vec<Source>) -> Result<(), Failure> {
@@ -95,7 +98,7 @@ pub(super) fn run(args: &CreditArgs, shown: &Shown, sources: Vec<Source>) -> Res
         let all: Vec<Value> = forecasts.iter().map(as_json).collect();
         stdout::data(format!("{}\n", json!({"episodes": all, "lost": losses})).as_bytes())?;
     } else {
-        stdout::data(table(&forecasts, args).as_bytes())?;
+        stdout::data(table(&forecasts, shown.lens.as_ref()).as_bytes())?;
     }
     losses.iter().for_each(|why| output::tell(args.json, "lost", why));
     if losses.is_empty() {
@@ -113,20 +116,23 @@ impl<'a> Setting<'a> {
             ..shown.provenance.clone()
         };
         let settings = args.settings();
-        let with_plain = settings.params.ratio == Ratio::Lift;
-        Ok(Self { args, shown, texts, asked: Asked { settings, provenance }, with_plain })
+        let lenses = lenses(Arc::clone(&shown.lens), settings.params.ratio);
+        Ok(Self { args, shown, texts, asked: Asked { settings, provenance }, lenses })
     }
 
     fn forecast(&self, loaded: Result<Loaded, LoadError>) -> Result<Forecast, String> {
         let loaded = loaded.map_err(|error| error.to_string())?;
-        let Shown { framing, lens, .. } = self.shown;
+        let framing = &self.shown.framing;
         let named = |why: &dyn std::fmt::Display| format!("{}: {why}", loaded.episode.id);
-        let outline = outline(&loaded.episode, framing, lens).map_err(|loss| named(&loss))?;
+        let n_tokens =
+            |text: &str| self.texts.as_ref().map_or_else(|| about_tokens(text), |it| it.n_tokens(text));
+        let outline =
+            outline(&loaded.episode, framing, &self.lenses, &n_tokens).map_err(|loss| named(&loss))?;
         let reward = loaded.episode.outcome.as_ref().map_err(|why| named(why))?.reward;
         let state = self.state(&loaded, reward);
         let texts = self.texts.as_ref().filter(|_| state.is_to_do());
         let read = texts.map(|texts| self.reread(texts, &loaded, &outline));
-        let lost = read.iter().flat_map(|read| &read.steps).filter_map(|step| step.as_ref().err());
+        let lost = read.iter().flat_map(|read| &read.steps).filter_map(lost_by);
         Ok(Forecast {
             id: loaded.episode.id.clone(),
             reward,
@@ -149,10 +155,15 @@ impl<'a> Setting<'a> {
         }
         match read(&directory_of(loaded, &self.args.run_dir())) {
             Ok(None) => State::New,
-            Ok(Some(old)) if old.scores.is_complete() => State::Complete,
+            Ok(Some(old)) if self.is_complete(loaded, &old) => State::Complete,
             Ok(Some(old)) => State::Partial(Box::new(old)),
             Err(error) => State::Unreadable(error.to_string()),
         }
+    }
+
+    fn is_complete(&self, loaded: &Loaded, old: &Hindsight) -> bool {
+        let asked = self.asked.for_episode(&loaded.episode, &self.shown.framing).assuming(&old.scores);
+        is_complete(old, &asked, &self.lenses)
     }
 
     /// From tokens where there are some, else as if every message were one. A file that is completed is taken to be
@@ -166,26 +177,18 @@ impl<'a> Setting<'a> {
         let asked = self.asked.for_episode(&loaded.episode, &self.shown.framing);
         let asked = old.map_or(asked.clone(), |old| asked.assuming(&old.scores));
         if let Some(read) = read {
-            let figures = planned(read, old, &asked, &backend(self.args));
+            let figures = planned(read, old, &asked, &self.lenses, &backend(self.args));
             let Figures { requests, naive_requests, .. } = figures;
             return Cost { requests, naive_requests, figures: Some(figures) };
         }
-        let wanted = |step| {
-            let [lens, plain] = old.map_or([false; 2], |old| recorded(old, &asked, step));
-            [!lens, self.with_plain && !plain]
-        };
-        let (requests, naive_requests) = outline.n_requests(self.shown.lens.placement, &wanted);
+        let keys = self.lenses.keys();
+        let wanted = |step, lens: usize| !old.is_some_and(|old| recorded(old, &asked, step, &keys[lens]));
+        let (requests, naive_requests) = outline.n_requests(&wanted);
         Cost { requests: requests as u64, naive_requests: naive_requests as u64, figures: None }
     }
 
     fn reread(&self, texts: &Texts, loaded: &Loaded, outline: &Outline) -> ReadEpisode {
-        let reader = Reader {
-            texts,
-            framing: &self.shown.framing,
-            lens: &self.shown.lens,
-            limit: self.args.limit(None),
-            with_plain: self.with_plain,
-        };
+        let reader = Reader { texts, framing: &self.shown.framing, limit: self.args.limit(None) };
         reader.read(&loaded.episode, outline)
     }
 }
@@ -211,7 +214,12 @@ fn groups(outline: &Outline) -> Vec<(String, usize)> {
     groups
 }
 
-fn table(forecasts: &[Forecast], args: &CreditArgs) -> String {
+/// Why a step would be lost: it cannot be read, or not through a lens that is needed.
+fn lost_by(step: &Result<ReadStep, Loss>) -> Option<&Loss> {
+    step.as_ref().map_or_else(Some, |step| step.views.iter().find_map(|view| view.seen.as_ref().err()))
+}
+
+fn table(forecasts: &[Forecast], lens: &dyn Lens) -> String {
     let mut total = Cost::default();
     for Cost { requests, naive_requests, figures } in forecasts.iter().map(|it| it.cost) {
         total.requests += requests;
@@ -221,11 +229,10 @@ fn table(forecasts: &[Forecast], args: &CreditArgs) -> String {
         }
     }
     let n_to_do = forecasts.iter().filter(|it| it.state.is_to_do()).count();
-    let (placement, n) = (args.lens.placement().name(), forecasts.len());
+    let placement = lens.placement().map(|it| format!(", placement {}", it.name())).unwrap_or_default();
+    let n = forecasts.len();
     let (lines, all): (String, _) = (forecasts.iter().map(lines).collect(), cost(&total));
-    format!(
-        "{lines}dry run, placement {placement}: {n_to_do} of {n} episodes to be scored, {all}; nothing was asked\n"
-    )
+    format!("{lines}dry run{placement}: {n_to_do} of {n} episodes to be scored, {all}; nothing was asked\n")
 }
 
 /// An episode, what it would cost, and what would be lost.

@@ -24,7 +24,7 @@ use super::sources::sources;
 use super::stdout;
 use crate::model::budget::{Allowance, Meter, ModelRole};
 use crate::model::notice::Notices;
-use crate::pipeline::credit::{Options, Report, Stop, Teacher, run as score};
+use crate::pipeline::credit::{Options, Report, Stop, Teacher, lenses, run as score};
 use crate::pipeline::paid::Paid;
 use crate::pipeline::resume::Asked;
 use crate::store::RunLock;
@@ -131,9 +131,8 @@ fn options(args: &CreditArgs, shown: Shown, ready: &Ready, version: Option<Strin
     let most = args.server.concurrency.map_or(usize::MAX, |it| usize::try_from(it).unwrap_or(usize::MAX));
     Options {
         framing: shown.framing,
-        lens: shown.lens,
+        lenses: lenses(shown.lens, args.settings().params.ratio),
         asked: Asked { settings: args.settings(), provenance },
-        with_plain: false,
         min_reward: args.min_reward,
         overwrite: args.overwrite,
         limit: args.limit(ready.opened.model.limits().context_length),

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
-use super::args::CreditArgs;
+use super::args::{CreditArgs, LensArgs};
 use crate::cli::block_on;
 use crate::cli::chat::{parse_var, source_failure, tokenizer_failure, tool_text_of};
 use crate::cli::failure::Failure;
@@ -16,19 +16,20 @@ use crate::cli::server::{ServerArgs, model_failure, teller, tokenizer_path};
 use crate::model::Opened;
 use crate::model::notice::Notices;
 use crate::model::probe::require_scores;
-use crate::pipeline::outline::{Framing, OutcomeLens};
+use crate::pipeline::outline::Framing;
 use crate::pipeline::reader::{Texts, hash};
 use crate::pipeline::resume::VARS;
 use crate::store::episodes::{SESSION, Source};
 use crate::wire::hindsight::Provenance;
+use crate::wire::hints::read as read_hints;
 use backsight_chat::tokenizer::Tokenizer;
 use backsight_chat::tool_text;
-use backsight_core::lens::{OUTCOME_TEMPLATE, OutcomeFacts, Template};
+use backsight_core::lens::{self, Ingredients, Lens, OUTCOME_TEMPLATE, OutcomeFacts, Template};
 
 /// What was typed about conversations and the lens, with the files it names.
 pub(super) struct Shown {
     pub(super) framing: Framing,
-    pub(super) lens: OutcomeLens,
+    pub(super) lens: Arc<dyn Lens>,
     /// The hashes of all of it.
     pub(super) provenance: Provenance,
 }
@@ -55,6 +56,8 @@ impl Shown {
         let words = typed.hindsight_template.as_deref().map(read_text).transpose()?;
         let words = words.unwrap_or_else(|| OUTCOME_TEMPLATE.to_owned());
         let template = lens_template(&words, typed.hindsight_template.as_deref())?;
+        let hints = typed.hints.as_deref().map(read_text).transpose()?;
+        let lens = lens_of(args, template, hints.as_deref())?;
         let system = typed.system.as_deref().map(read_system).transpose()?;
         let tools = typed.tools.as_deref().map(read_tools).transpose()?;
         let vars = typed.vars.iter().map(|var| parse_var(var)).collect::<Result<Map<_, _>, _>>()?;
@@ -68,8 +71,9 @@ impl Shown {
             backsight: env!("CARGO_PKG_VERSION").to_owned(),
             system_sha256: system.as_deref().map(hash),
             tools_sha256: tools.as_ref().map(|tools| hash(&Value::Array(tools.clone()).to_string())),
-            lens_sha256: Some(hash(&words)),
-            placement: Some(typed.placement().name().to_owned()),
+            lens: Some(lens.name().to_owned()),
+            lens_sha256: Some(hash(&format!("{}{}", hints.as_deref().unwrap_or(&words), seed_of(typed)))),
+            placement: lens.placement().map(|it| it.name().to_owned()),
             tool_result_chars: typed.tool_result_chars,
             other,
             ..Provenance::default()
@@ -77,8 +81,32 @@ impl Shown {
         let tool_result_chars = typed.tool_result_chars;
         let framing =
             Framing { system, tools: tools.unwrap_or_default(), vars, tool_text, tool_result_chars, now };
-        Ok(Self { framing, lens: OutcomeLens { template, placement: typed.placement() }, provenance })
+        Ok(Self { framing, lens, provenance })
     }
+}
+
+/// The seed, where it decides what is said.
+fn seed_of(typed: &LensArgs) -> String {
+    if typed.lens == "placebo" { typed.seed.to_string() } else { String::new() }
+}
+
+/// The lens that was named.
+fn lens_of(args: &CreditArgs, template: Template, hints: Option<&str>) -> Result<Arc<dyn Lens>, Failure> {
+    let LensArgs { lens: name, placement, hints: path, seed, .. } = &args.lens;
+    if (name == "hint" && path.is_none()) || (path.is_some() && !["hint", "placebo"].contains(&name.as_str()))
+    {
+        let help = "name both --lens hint (or placebo) and --hints FILE, or none of them";
+        return Err(Failure::input("hints and the lens that tells them belong together", help));
+    }
+    let given = hints.map(read_hints).transpose().map_err(|fault| {
+        let (path, line) = (path.as_deref().unwrap_or(Path::new("")).display(), fault.line.unwrap_or(0));
+        Failure::input(format!("{path} line {line}: {}", fault.why), "mend the line")
+    })?;
+    let of = Ingredients { placement: *placement, template, given: given.unwrap_or_default(), seed: *seed };
+    lens::named(name, of).ok_or_else(|| {
+        let what = format!("the lens {name} cannot be written at the placement that was named");
+        Failure::input(what, "leave out --placement, or choose another")
+    })
 }
 
 /// Variables by name, so that the order in which they were typed does not matter.

@@ -11,8 +11,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use backsight::lens::{OUTCOME_TEMPLATE, Placement, Template};
-use backsight::pipeline::{Framing, OutcomeLens, outline};
+use backsight::lens::{Lenses, OUTCOME_TEMPLATE, OutcomeLens, Placement, Template};
+use backsight::pipeline::{Framing, outline};
 use backsight::pipeline::{ReadEpisode, Reader, Texts};
 use backsight::plan::{Backend, plan};
 use backsight::score::ScoreJob;
@@ -45,16 +45,19 @@ fn keys(place: &Place) -> HashMap<Vec<u32>, Vec<u8>> {
     let texts = Texts::open(&place.path("model"), Arc::new(place.tokenizer()), None, &Map::new()).unwrap();
     let lens =
         OutcomeLens { template: Template::parse(OUTCOME_TEMPLATE).unwrap(), placement: Placement::Last };
+    let lenses = Lenses::default().and(Arc::new(lens), 0);
     let framing = Framing::default();
-    let reader = Reader { texts: &texts, framing: &framing, lens: &lens, limit: None, with_plain: false };
+    let reader = Reader { texts: &texts, framing: &framing, limit: None };
     let mut keys = HashMap::new();
     for n in 0..N_EPISODES {
         let episode = load_directory(&place.path(&format!("episodes/episode_{n:03}"))).unwrap().episode;
-        let ReadEpisode { steps, .. } = reader.read(&episode, &outline(&episode, &framing, &lens).unwrap());
+        let ReadEpisode { steps, .. } = reader
+            .read(&episode, &outline(&episode, &framing, &lenses, &|text| texts.n_tokens(text)).unwrap());
         let job = |seen: &backsight::pipeline::Seen| {
             ScoreJob::new(Arc::clone(&seen.tokens), vec![seen.action(0)], 0).unwrap()
         };
-        let jobs: Vec<ScoreJob> = steps.iter().map(|step| job(&step.as_ref().unwrap().lens)).collect();
+        let jobs: Vec<ScoreJob> =
+            steps.iter().map(|step| job(step.as_ref().unwrap().view(0).unwrap().as_ref().unwrap())).collect();
         for request in plan(&jobs, &Backend::SGLANG).requests {
             keys.insert(
                 request.ask.tokens().to_vec(),

@@ -7,6 +7,7 @@ mod embedded;
 mod exact;
 mod flags;
 mod kill;
+mod lenses;
 mod names;
 pub mod numbers;
 pub mod place;

@@ -7,10 +7,10 @@ use backsight::chat::render::render_conversation;
 use backsight::chat::template::RenderInput;
 use backsight::chat::tokenizer::Tokenizer;
 use backsight::credit::hcapo::mean_logprob;
-use backsight::credit::subtasks::{Places, places};
 use backsight::episode::{Episode, Message, ToolText};
 use backsight::lens::{OUTCOME_TEMPLATE, OutcomeFacts, Placement, Template};
 use backsight::store::load_directory;
+use backsight::subtasks::{Places, places};
 use backsight::tokens::{Logprob, TokenId};
 use serde_json::{Value, json};
 

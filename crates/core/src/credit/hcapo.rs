@@ -7,8 +7,10 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::sync::Arc;
 
 use super::sum::mean;
+use crate::lens::{Lens, PlainLens};
 use crate::tokens::Logprob;
 
 /// How credit is carried back from later steps.
@@ -29,6 +31,16 @@ pub enum Ratio {
     Mean,
     /// The same action without the lens.
     Lift,
+}
+
+impl Ratio {
+    /// The lens beside hindsight's own that scores are needed through.
+    pub fn reference(self) -> Option<Arc<dyn Lens>> {
+        match self {
+            Self::Mean => None,
+            Self::Lift => Some(Arc::new(PlainLens)),
+        }
+    }
 }
 
 /// The hyper-parameters.

@@ -6,5 +6,4 @@
 
 pub mod advantage;
 pub mod hcapo;
-pub mod subtasks;
 pub mod sum;

@@ -1,9 +1,9 @@
 //! The recorded outcome texts, byte for byte, and our own.
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
-use backsight_core::credit::subtasks::read_plan;
 use backsight_core::episode::Progress;
 use backsight_core::lens::{OUTCOME_TEMPLATE, OutcomeFacts, Template};
+use backsight_core::subtasks::read_plan;
 use expect_test::expect;
 use serde_json::Value;
 

@@ -1,40 +1,11 @@
-//! How a step's context is re-seen: what an outcome lens says, where it is written, and what gives way when
-//! the context is too small.
-//!
-//! Owns the outcome's text from a template (ours in minijinja, or the published scorer's Python format),
-//! its placement in the messages before an action, and windows over conversations that are too long:
-//! whole messages are left out, the lens never. Deliberately absent: tokens; lengths are given.
-
-use std::ops::Range;
+//! The outcome's text from a template: ours in minijinja, or the published scorer's Python format.
 
 use minijinja::value::Value;
 use minijinja::{Environment, ErrorKind, UndefinedBehavior, context};
 
-use crate::credit::subtasks::{Place, subtask_ids};
-use crate::episode::{Content, Message, Progress, Role};
+use crate::episode::Progress;
 use crate::python::float_repr;
-
-/// Our own text.
-pub const OUTCOME_TEMPLATE: &str = include_str!("../../../prompts/outcome.jinja");
-
-/// Where a lens writes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Placement {
-    /// Into the first user message, so that all steps under one outcome text share one sequence.
-    First,
-    /// Into the last message before the action, so that all steps share the conversation up to there.
-    Last,
-}
-
-impl Placement {
-    /// The name in files and flags.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::First => "first",
-            Self::Last => "last",
-        }
-    }
-}
+use crate::subtasks::{Place, subtask_ids};
 
 /// What an outcome lens can tell about the episode and the step.
 #[derive(Clone, Debug, PartialEq)]
@@ -163,9 +134,23 @@ impl Template {
 
     /// The text for a step.
     pub fn render(&self, facts: &OutcomeFacts) -> Result<String, BadTemplate> {
+        self.render_all(std::iter::once(facts)).map(|texts| texts.concat())
+    }
+
+    /// The texts for several steps.
+    pub fn render_all<'f>(
+        &self,
+        facts: impl Iterator<Item = &'f OutcomeFacts>,
+    ) -> Result<Vec<String>, BadTemplate> {
         match self {
-            Self::Jinja(text) => render_jinja(text, facts),
-            Self::Python(pieces) => pieces.iter().map(|piece| render_piece(piece, facts)).collect(),
+            Self::Jinja(text) => {
+                let environment = environment(text)?;
+                let template = environment.get_template("outcome").map_err(jinja_error)?;
+                facts.map(|facts| render_jinja(&template, facts)).collect()
+            }
+            Self::Python(pieces) => {
+                facts.map(|facts| pieces.iter().map(|piece| render_piece(piece, facts)).collect()).collect()
+            }
         }
     }
 }
@@ -245,7 +230,7 @@ fn render_error(error: minijinja::Error, template: &minijinja::Template<'_, '_>)
     }
 }
 
-fn render_jinja(text: &str, facts: &OutcomeFacts) -> Result<String, BadTemplate> {
+fn render_jinja(template: &minijinja::Template<'_, '_>, facts: &OutcomeFacts) -> Result<String, BadTemplate> {
     let Progress { phase, plan_score, subtask_scores, .. } = &facts.progress;
     let subtasks = subtask_scores.iter().map(|(id, score)| context! { id, score });
     let variables = context! {
@@ -258,9 +243,7 @@ fn render_jinja(text: &str, facts: &OutcomeFacts) -> Result<String, BadTemplate>
         current_subtask => &facts.current_subtask,
         current_score => facts.current_score,
     };
-    let environment = environment(text)?;
-    let template = environment.get_template("outcome").map_err(jinja_error)?;
-    template.render(variables).map_err(|error| render_error(error, &template))
+    template.render(variables).map_err(|error| render_error(error, template))
 }
 
 /// Splits a Python format string; doubled braces stand for themselves.
@@ -348,161 +331,10 @@ fn n_planned(facts: &OutcomeFacts) -> usize {
     subtask_ids(&facts.progress).len().max(1)
 }
 
-/// The message a lens is written into, among those before the action; `None` when nothing stands there.
-///
-/// A supplied system prompt stays as it is, so that it is shared by all lenses; another action is never touched.
-pub fn target(before: &[Message], placement: Placement) -> Option<usize> {
-    let not_an_action = |message: &Message| message.role != Role::Assistant;
-    match placement {
-        Placement::First => {
-            let user = before.iter().position(|message| message.role == Role::User);
-            user.or_else(|| before.iter().position(not_an_action))
-        }
-        Placement::Last => before.iter().rposition(not_an_action),
-    }
-}
-
-/// Writes the lens behind a message's text, after an empty line.
-pub fn write(message: &mut Message, text: &str) {
-    let addition = format!("\n\n{text}");
-    match &mut message.content {
-        None => message.content = Some(Content::Text(text.to_owned())),
-        Some(Content::Text(content)) => content.push_str(&addition),
-        Some(Content::Parts(parts)) => parts.push(addition),
-    }
-}
-
-/// How much room there is, in tokens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Room {
-    /// What the context holds.
-    pub limit: usize,
-    /// What the lens takes, and whatever else is added to the messages.
-    pub reserved: usize,
-}
-
-/// Which messages a step is re-read without.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Window {
-    /// The messages that are left out; empty when everything fits.
-    pub dropped: Range<usize>,
-    /// How many tokens those have.
-    pub n_dropped_tokens: usize,
-}
-
-/// A step that does not fit, however much is left out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the first messages, the lens and the action need {needed} tokens and the context holds {limit}")]
-pub struct TooLong {
-    /// Tokens needed at least.
-    pub needed: usize,
-    /// Tokens there are.
-    pub limit: usize,
-}
-
-/// Chooses for each action (in order) what is left out so that it fits.
-///
-/// Everything up to the first user message stays. What goes is a run of whole steps behind it, never a
-/// call without its result. When the run has to grow, half the room is freed at once, so that many steps
-/// share one beginning and a server's cache helps.
-pub fn windows(
-    messages: &[Message],
-    lengths: &[usize],
-    actions: &[usize],
-    room: Room,
-) -> Vec<Result<Window, TooLong>> {
-    let n_head = target(messages, Placement::First).map_or(0, |idx| idx + 1);
-    let conversation = Lengths { messages, lengths, n_head, reserved: room.reserved };
-    let mut begin = n_head;
-    let window = |&action: &usize| {
-        if conversation.needed(begin, action) > room.limit {
-            begin = conversation.next_begin(begin, action, room.limit)?;
-        }
-        let dropped = if begin > n_head { n_head..begin } else { 0..0 };
-        Ok(Window { n_dropped_tokens: lengths[dropped.clone()].iter().sum(), dropped })
-    };
-    actions.iter().map(window).collect()
-}
-
-struct Lengths<'m> {
-    messages: &'m [Message],
-    lengths: &'m [usize],
-    n_head: usize,
-    reserved: usize,
-}
-
-impl Lengths<'_> {
-    /// The tokens of a step whose context is the head and what follows from `begin` on.
-    fn needed(&self, begin: usize, action: usize) -> usize {
-        let head: usize = self.lengths[..self.n_head.min(action)].iter().sum();
-        let tail: usize = self.lengths[begin.min(action)..=action].iter().sum();
-        head + tail + self.reserved
-    }
-
-    /// The first place to begin from that leaves half of the room free, or the last place if none does.
-    fn next_begin(&self, begin: usize, action: usize, limit: usize) -> Result<usize, TooLong> {
-        let least = self.needed(action, action);
-        if least > limit {
-            return Err(TooLong { needed: least, limit });
-        }
-        let comfortable = least + (limit - least) / 2;
-        let mut borders = (begin..action).filter(|idx| self.messages[*idx].role != Role::Tool);
-        Ok(borders.find(|idx| self.needed(*idx, action) <= comfortable).unwrap_or(action))
-    }
-}
-
 #[cfg(test)]
 #[expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 mod tests {
     use super::*;
-    use proptest::prelude::*;
-
-    fn talk(roles: &[Role]) -> Vec<Message> {
-        roles.iter().enumerate().map(|(idx, role)| Message::text(*role, idx.to_string())).collect()
-    }
-
-    /// A prompt, then steps of a call and its result.
-    fn steps(n: usize) -> (Vec<Message>, Vec<usize>) {
-        let pair = [Role::Assistant, Role::Tool];
-        let roles: Vec<_> =
-            [Role::System, Role::User].into_iter().chain(pair.into_iter().cycle().take(2 * n)).collect();
-        (talk(&roles), (0..n).map(|step| 2 + 2 * step).collect())
-    }
-
-    #[test]
-    fn a_lens_never_touches_an_action() {
-        use Role::{Assistant, System, Tool, User};
-        let at = |roles: &[Role], placement| target(&talk(roles), placement);
-        assert_eq!(at(&[System, User, Assistant, Tool], Placement::First), Some(1));
-        assert_eq!(at(&[System, User, Assistant, Tool], Placement::Last), Some(3));
-        assert_eq!(at(&[User, Assistant], Placement::Last), Some(0));
-        assert_eq!(at(&[System, Assistant, Tool], Placement::First), Some(0));
-        assert_eq!((at(&[Assistant], Placement::First), at(&[], Placement::Last)), (None, None));
-    }
-
-    #[test]
-    fn the_lens_stands_behind_the_text() {
-        let mut parts = Message::text(Role::User, "");
-        parts.content = Some(Content::Parts(vec!["a".into(), "b".into()]));
-        let mut seen = [parts, Message::text(Role::User, "c")];
-        let written = target(&seen, Placement::First).unwrap();
-        write(&mut seen[written], "LENS");
-        assert_eq!(seen[0].content.as_ref().unwrap().text(), "ab\n\nLENS");
-        assert_eq!(seen[1].content.as_ref().unwrap().text(), "c");
-    }
-
-    #[test]
-    fn windows_move_in_big_steps_and_keep_the_head() {
-        let (messages, actions) = steps(6);
-        let lengths = vec![10; messages.len()];
-        let found = windows(&messages, &lengths, &actions, Room { limit: 75, reserved: 5 });
-        let dropped: Vec<_> = found.iter().map(|it| it.as_ref().unwrap().dropped.clone()).collect();
-        assert_eq!(dropped, [0..0, 0..0, 0..0, 2..6, 2..6, 2..10]);
-        assert_eq!(found[5].as_ref().unwrap().n_dropped_tokens, 80);
-        let small = windows(&messages, &lengths, &actions[..1], Room { limit: 34, reserved: 5 });
-        let message = "the first messages, the lens and the action need 35 tokens and the context holds 34";
-        assert_eq!(small[0].as_ref().unwrap_err().to_string(), message);
-    }
 
     #[test]
     fn python_formats_are_told_from_jinja() {
@@ -517,24 +349,5 @@ mod tests {
         );
         assert!(wrong("{phase:.2f}").starts_with("field `{phase:.2f}` has a format"));
         assert_eq!(wrong("{phase} }"), "a single `}` at byte 8; write `}}` for the character itself");
-    }
-
-    proptest! {
-        #[test]
-        fn a_window_fits_and_leaves_no_result_without_its_call(
-            lengths in prop::collection::vec(1_usize..40, 14), limit in 20_usize..300, reserved in 0_usize..20,
-        ) {
-            let (messages, actions) = steps(6);
-            for (found, action) in windows(&messages, &lengths, &actions, Room { limit, reserved }).iter().zip(&actions) {
-                let total: usize = lengths[..=*action].iter().sum();
-                match found {
-                    Ok(Window { dropped, n_dropped_tokens }) => {
-                        prop_assert!(total - n_dropped_tokens + reserved <= limit);
-                        prop_assert!(dropped.is_empty() || (dropped.start == 2 && messages[dropped.end].role == Role::Assistant));
-                    }
-                    Err(_) => prop_assert!(lengths[0] + lengths[1] + lengths[*action] + reserved > limit),
-                }
-            }
-        }
     }
 }
