@@ -6,7 +6,7 @@ use super::reader::Reader;
 use super::shorten::{Context, Contexts, ViewContext};
 use super::{Loss, Reason};
 use backsight_chat::reread::{Manner, Shown};
-use backsight_chat::spans::{RereadTurn, SpanError, Turn};
+use backsight_chat::spans::{Found, SpanError, Turn};
 use backsight_chat::template::TemplateError;
 use backsight_core::episode::{Conversation, Message};
 use backsight_core::lens::{Edit, View};
@@ -130,7 +130,7 @@ impl Contexts for Rendered<'_> {
 /// A turn with what is seen before it through each lens; `edits` are what the lenses add, where they find a place.
 fn seen(
     read: &Read,
-    turn: Result<RereadTurn<TemplateError>, SpanError<TemplateError>>,
+    turn: Found<TemplateError>,
     edits: Vec<(usize, Option<Edit<'_>>)>,
 ) -> Result<(Turn, Vec<ViewContext>), Loss> {
     let (turn, contexts) = turn.map_err(|error| Loss::new(Reason::Rendering, error))?;

@@ -105,12 +105,15 @@ pub fn turns<E>(
 /// A turn, and the tokens before its action under each of the other prompts.
 pub type RereadTurn<E> = (Turn, Vec<Result<Vec<TokenId>, SpanError<E>>>);
 
+/// A turn under several prompts, or why it is not found.
+pub type Found<E> = Result<RereadTurn<E>, SpanError<E>>;
+
 /// Turns under several prompts. What cannot be found fails alone.
 pub struct Reread<E> {
     /// The sequences as the student saw them.
     pub sequences: Vec<Vec<TokenId>>,
     /// One for each action that was asked for.
-    pub turns: Vec<Result<RereadTurn<E>, SpanError<E>>>,
+    pub turns: Vec<Found<E>>,
     /// How many bytes went through the tokenizer.
     pub encoded_bytes: u64,
 }
@@ -164,7 +167,7 @@ fn walk<E>(
     others: &mut Others<'_, E>,
     tokenizer: &Tokenizer,
     done: &mut dyn FnMut(Vec<TokenId>),
-) -> (Vec<Result<RereadTurn<E>, SpanError<E>>>, u64) {
+) -> (Vec<Found<E>>, u64) {
     let mut encoder = Incremental::new(tokenizer);
     let mut chain = Chain { last: Vec::new(), n_done: 0, done };
     let mut turns = Vec::new();
