@@ -104,11 +104,10 @@ fn no_scores(read: &ReadEpisode, lenses: &Lenses) -> Vec<OldScores> {
 
 /// The scores that no earlier run left, by step and lens.
 fn missing(old: &[OldScores]) -> impl Iterator<Item = (usize, usize)> {
-    let of_step = |(step, old): (usize, &OldScores)| {
-        let lenses = old.clone().into_iter().enumerate();
-        lenses.filter(|(_, scores)| scores.is_none()).map(move |(lens, _)| (step, lens))
-    };
-    old.iter().enumerate().flat_map(of_step)
+    let scores = old.iter().enumerate().flat_map(|(step, old)| {
+        old.iter().enumerate().map(move |(lens, scores)| ((step, lens), scores.is_none()))
+    });
+    scores.filter(|(_, is_missing)| *is_missing).map(|(place, _)| place)
 }
 
 /// Whether an earlier run left any.

@@ -38,10 +38,11 @@ fn every_step_is_scored_under_both_lenses_and_has_credit() {
         serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap()
     };
     let (scores, tokens) = (read("hindsight_scores.json"), read("hindsight_tokens.json"));
+    assert_eq!(tokens["lenses"], json!(["outcome-first", "plain"]));
     let steps = scores["steps"].as_array().unwrap();
     assert_eq!((steps.len(), &scores["partial"]), (24, &Value::Bool(false)));
     for (step, of_step) in steps.iter().zip(tokens["steps"].as_array().unwrap()) {
-        let (outcome, plain) = (finite(&of_step["logprobs"]), finite(&of_step["plain_logprobs"]));
+        let (outcome, plain) = (finite(&of_step["logprobs"][0]), finite(&of_step["logprobs"][1]));
         assert_ne!(plain, outcome, "the outcome must be seen");
         assert!((mean(&outcome) - step["mean_logprob"].as_f64().unwrap()).abs() < 1e-9);
         assert!((mean(&plain) - step["plain_mean_logprob"].as_f64().unwrap()).abs() < 1e-9);
