@@ -109,8 +109,8 @@ pub(in crate::cli) struct CreditArgs {
 /// How the conversation and the outcome are shown.
 #[derive(Clone, Debug, ClapArgs)]
 pub(super) struct LensArgs {
-    /// What an action is re-read under: the outcome, hints from a file, sentences as long as those that matter to nobody,
-    /// or nothing
+    /// What an action is re-read under: the outcome, hints from a file, as many words about nothing that matters, or
+    /// nothing at all
     #[arg(long, value_name = "NAME", default_value = lens::NAMES[0], value_parser = PossibleValuesParser::new(lens::NAMES))]
     pub(super) lens: String,
     /// Where it is written: in the first user message, in the last one or in the last message of all before each action,
