@@ -4,9 +4,11 @@
 //! and evaluation under their published names. Pure. An episode that failed has no numbers and is in
 //! no mean; how many there are is told beside.
 
+use std::collections::BTreeSet;
+
 use serde_json::{Map, Value, json};
 
-use backsight_core::episode::{Content, Episode, Role, Stop};
+use backsight_core::episode::{Content, Episode, Role, Stop, Version};
 
 /// A correctness from here up passes.
 pub const PASSES: f64 = 0.8;
@@ -32,6 +34,8 @@ pub struct Digest {
     pub response: String,
     /// Whether its tokens are those that were sampled.
     pub is_exact: bool,
+    /// The weights that sampled it, or between which it was sampled.
+    pub versions: BTreeSet<String>,
 }
 
 /// The numbers of an episode with an outcome.
@@ -67,6 +71,7 @@ impl Digest {
             steps: episode.steps().len(),
             response: response.unwrap_or_default().chars().take(RESPONSE_CHARS).collect(),
             is_exact: episode.token_source == backsight_core::episode::TokenSource::Exact,
+            versions: episode.versions.iter().flat_map(|it| names(&it.version)).cloned().collect(),
         }
     }
 
@@ -84,7 +89,8 @@ impl Digest {
     pub fn of_unusable(id: String, task: String, why: &str) -> Self {
         let stop = Some(Stop::UnusableTests.name());
         let outcome = Err(why.to_owned());
-        Self { id, task, outcome, stop, steps: 0, response: String::new(), is_exact: false }
+        let (response, versions) = (String::new(), BTreeSet::new());
+        Self { id, task, outcome, stop, steps: 0, response, is_exact: false, versions }
     }
 
     /// Why the tests of its task can judge nobody, if that is so.
@@ -93,14 +99,28 @@ impl Digest {
         (self.stop == Some(Stop::UnusableTests.name())).then_some(why)
     }
 
+    /// Whether it has no outcome and another attempt in its place would have none either.
+    pub fn is_final(&self) -> bool {
+        let ends = [Stop::UnusableTests, Stop::Undecided].map(|stop| Some(stop.name()));
+        self.outcome.is_err() && ends.contains(&self.stop)
+    }
+
     /// Why it was lost, in words that episodes with the same fate share.
     pub fn loss(&self) -> Option<String> {
-        if self.unusable_tests().is_some() {
-            return Some(Stop::UnusableTests.name().to_owned());
+        if self.is_final() {
+            return self.stop.map(str::to_owned);
         }
         let why = self.outcome.as_ref().err()?.lines().next().unwrap_or_default();
         let behind_turn = why.strip_prefix("turn ").and_then(|it| it.split_once(": ")).map(|it| it.1);
         Some(behind_turn.unwrap_or(why).chars().take(LOSS_CHARS).collect())
+    }
+}
+
+fn names(version: &Version) -> Vec<&String> {
+    match version {
+        Version::Known(name) => vec![name],
+        Version::Between(before, after) => vec![before, after],
+        Version::Unknown => Vec::new(),
     }
 }
 
@@ -199,6 +219,7 @@ mod tests {
             steps: 1,
             response: String::new(),
             is_exact: true,
+            versions: BTreeSet::new(),
         }
     }
 

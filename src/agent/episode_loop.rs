@@ -16,7 +16,7 @@ use super::setting::{AgentSetting, EpisodePlace, Speech};
 use super::tools::{ToolResult, Toolbox, cut, schema};
 use super::transcript::{EPISODE_OUTPUT, Transcript};
 use super::turn::{Asking, Failure, Said};
-use super::verifier::{TestReport, Verifier};
+use super::verifier::{Level, TestReport, Verifier};
 use backsight_sandbox::{Sandbox, SandboxError};
 
 /// How many calls of one turn are run.
@@ -187,8 +187,11 @@ fn undecided(report: Option<TestReport>) -> Failure {
     let Some(report) = report else {
         return Failure::new("the task has no tests and there is no reward command");
     };
-    let why = format!("the tests are unusable: {}", report.error.unwrap_or_default());
-    Failure { stop: Stop::UnusableTests, why }
+    let (stop, kind) = match report.level() {
+        Level::Undecided => (Stop::Undecided, "undecided"),
+        _ => (Stop::UnusableTests, "unusable"),
+    };
+    Failure { stop, why: format!("the tests are {kind}: {}", report.problem()) }
 }
 
 /// The episode with another reward; what it would have been is kept beside it, where the tests decided.

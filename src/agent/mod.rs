@@ -20,4 +20,4 @@ pub use self::reward::{CustomReward, RewardRule};
 pub use self::setting::{AgentSetting, EpisodePlace, Speech};
 pub use self::tools::schema::schemas;
 pub use self::tools::{ToolLimits, ToolResult, Toolbox};
-pub use self::verifier::{Level, TestReport, Verifier};
+pub use self::verifier::{Level, TestReport, Verifier, Worth};

@@ -98,6 +98,8 @@ fn sample(slot: &Slot, digest: &Digest) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::BTreeSet;
+
     use crate::metrics::Numbers;
     use crate::pipeline::slots::groups;
     use crate::pipeline::slots::tests::task;
@@ -113,6 +115,7 @@ mod tests {
             steps: 3,
             response: "Done.".to_owned(),
             is_exact: true,
+            versions: BTreeSet::new(),
         })
     }
 

@@ -13,7 +13,7 @@ use std::time::Duration;
 use futures_util::{StreamExt as _, stream};
 use serde_json::{Value, json};
 
-use crate::agent::{TestReport, Verifier};
+use crate::agent::{Level, TestReport, Verifier};
 use crate::store::run::RunDir;
 use crate::tasks::check::sum_of;
 use crate::tasks::{Check, CodingTask};
@@ -132,8 +132,9 @@ impl Bench<'_> {
 /// What is told before the colon is the same for tasks of one kind.
 fn why_refused(report: &TestReport) -> String {
     let error = report.error.as_deref().unwrap_or_default();
-    match (report.correctness(), report.assertions.iter().find(|it| !it.passed)) {
-        (None, _) => format!("its tests cannot be used: {error}"),
+    match (report.level(), report.assertions.iter().find(|it| !it.passed)) {
+        (Level::Unusable, _) => format!("its tests cannot be used: {error}"),
+        (Level::Undecided, _) => format!("its own solution stays undecided: {}", report.problem()),
         (_, Some(failed)) => format!("its own solution fails its tests: {} ({})", failed.text, failed.detail),
         _ => format!("its own solution does not come through its tests: {error}"),
     }

@@ -499,7 +499,7 @@ mod tests {
             assert_eq!(from_json(&json).unwrap_err().to_string(), expected);
         };
         check("/version", json!(2), "the record has version 2, this program reads up to 1; use a newer one");
-        let bored = "`stop` is \"bored\"; known are answered, turn_limit, turn_cut, context_full, wall_clock, unusable_tests, failed";
+        let bored = "`stop` is \"bored\"; known are answered, turn_limit, turn_cut, context_full, wall_clock, unusable_tests, undecided, failed";
         check("/stop", json!("bored"), bored);
         check("/steps/0/action/span", json!([3, 1]), "step 0: span [3, 1) ends before it starts");
         let positive = "step 0: 0.5 is positive, so it is not the logarithm of a probability";

@@ -218,19 +218,22 @@ pub enum Stop {
     WallClock,
     /// Its task's tests can judge nobody, so it has no reward; another attempt would have none either.
     UnusableTests,
+    /// Its task's tests could not be decided for what it left behind, so it has no reward; another attempt may have one.
+    Undecided,
     /// Something broke that is not the student's doing.
     Failed,
 }
 
 impl Stop {
     /// All of them.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Answered,
         Self::TurnLimit,
         Self::TurnCut,
         Self::ContextFull,
         Self::WallClock,
         Self::UnusableTests,
+        Self::Undecided,
         Self::Failed,
     ];
 
@@ -243,6 +246,7 @@ impl Stop {
             Self::ContextFull => "context_full",
             Self::WallClock => "wall_clock",
             Self::UnusableTests => "unusable_tests",
+            Self::Undecided => "undecided",
             Self::Failed => "failed",
         }
     }

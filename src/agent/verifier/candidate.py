@@ -90,6 +90,19 @@ def changes():
     return found
 
 
+SIMPLE = (type(None), bool, int, float, str, bytes, tuple, list, dict, set, frozenset)
+
+
+def is_free(values):
+    """Whether values are builtin data that nobody else holds: a copy of them is as good then."""
+    for it in values:
+        if type(it) not in SIMPLE or (type(it) in (list, dict, set) and sys.getrefcount(it) > 3):
+            return False
+        if type(it) in SIMPLE[6:] and not is_free(it.values() if type(it) is dict else it):
+            return False
+    return True
+
+
 def refer(value):
     if isinstance(value, Callback):
         return {"cb": value.callback_number}
@@ -435,12 +448,11 @@ def serve(message):
         unread = replace_streams(message)
         args = decode(message.get("args", []), resolve)
         kwargs = decode(message.get("kwargs", {"d": []}), resolve)
+        result = [do(message, args, kwargs)]
+        facts = {"value": encode(result[0], refer), "free": all(map(is_free, (result, args, kwargs.values())))}
         held.extend((number, arg, None) for number, arg in zip(message.get("given", []), args) if number is not None)
-        result = do(message, args, kwargs)
-        value = encode(result, refer)
-        changed = {"args": encode(args, refer), "kwargs": encode(kwargs, refer), "container": number_of_container(result)}
-        changed["later"] = changes()
-        send(answers, {"value": value, **all_heard(), "unread": unread(), **changed})
+        facts.update(args=encode(args, refer), kwargs=encode(kwargs, refer), container=number_of_container(result[0]))
+        send(answers, {**facts, "later": changes(), **all_heard(), "unread": unread()})
     except BaseException as error:
         facts = {"error": names_of(type(error)), **all_heard(), "unread": unread()}
         send(answers, {**facts, **details_of(error)})

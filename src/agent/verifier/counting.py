@@ -15,6 +15,7 @@ def check(line, text, holds, detail=""):
     """Counts an assertion."""
     holds = bool(holds)
     counts[holds] += 1
+    Ending.is_refuted = Ending.is_refuted or (Ending.is_plain and not holds)
     if len(listed) < MAX_LISTED:
         listed.append({"line": line, "text": text[:MAX_DETAIL], "passed": holds, "detail": "" if holds else detail})
     return holds
@@ -121,8 +122,8 @@ class Executed(ast.NodeTransformer):
 class Counted(ast.NodeTransformer):
     """Has every assertion counted. Those of the script itself do not end it, so that all are seen."""
 
-    def __init__(self, top, expected):
-        self.top, self.expected, self.inside = top, expected, []
+    def __init__(self, top):
+        self.top, self.inside = top, []
 
     def visit_Assert(self, node):
         text = ast.unparse(node.test)
@@ -157,10 +158,8 @@ class Counted(ast.NodeTransformer):
         return node
 
     def visit_Call(self, node):
-        """The type of a stand-in is the class that it stands for; an object that is only compared is made later."""
+        """The type of a stand-in is the class that it stands for."""
         self.generic_visit(node)
-        if node in self.expected:
-            return ast.copy_location(ast.Call(ast.Name("__later__", ast.Load()), [node.func, *node.args], node.keywords), node)
         if isinstance(node.func, ast.Name) and node.func.id == "type" and len(node.args) == 1 and not node.keywords:
             node.func = ast.copy_location(ast.Name("__type_of__", ast.Load()), node)
         return node

@@ -5,9 +5,10 @@ functions ask that process and turn its answers into plain builtin data, so no c
 ever runs beside an assertion: it cannot patch, compare, exit or look around here. Every assertion
 is counted; what was counted is reported at the end behind a secret that only this program knows.
 
-Tests that hold so are run once more with the solution in this very process, alone in another sandbox. That is
-worth nothing by itself, since there the solution can do all of that; but stand-ins show less than Python does
-(which objects are one and the same, what is a copy), and what is right must hold in Python as it is too.
+The tests are run once more with the solution in this very process, alone in another sandbox. That is worth
+nothing by itself, since there the solution can do all of that; but stand-ins show less than Python does (which
+objects are one and the same, what is a copy), so what is right must hold in Python as it is too, and what holds
+there may be right though stand-ins fail, unless plain data alone refuted it.
 """
 
 import dataclasses
@@ -165,6 +166,7 @@ def read(job):
     if reason is not None:
         Ending.unusable = reason
         return None
+    Ending.is_plain = is_plain(tree, reading)
     telling.update(telling_names(tree))
     touching.update(touching_lines(reading))
     return reading
@@ -182,26 +184,26 @@ def run(job):
     provide_unittest(vars(tests))
     sys.modules["__main__"] = tests
     vars(tests).update(__check__=check, __check_equal__=check_equal, __check_raised__=check_raised, __check_call__=check_call)
-    vars(tests).update(__later__=later, __hold__=hold, __release__=release, __type_of__=type if is_together else type_of)
+    vars(tests).update(__hold__=hold, __release__=release, __type_of__=type if is_together else type_of)
     vars(tests).update(__entered__=entered.add, __file__=os.path.join(os.getcwd(), "tests.py"))
     if is_together:
         stage(finder.limit_stars)
-    stage(run_script, reading, tests, set() if is_together else Expected(reading).calls())
+    stage(run_script, reading, tests)
     stage(run_hooks_and_defined, vars(tests))
     stage(run_check, vars(tests), finder)
 
 
-def run_script(reading, tests, expected):
+def run_script(reading, tests):
     first, rest = divide(reading)
     future = [it for it in first if isinstance(it, ast.ImportFrom) and it.module == "__future__"]
-    first, rest = (compiled(part, expected) for part in (first, [*future, *rest]))
+    first, rest = map(compiled, (first, [*future, *rest]))
     exec(first, vars(tests))
     provide_names(reading, tests)
     exec(rest, vars(tests))
 
 
-def compiled(statements, expected):
-    tree = Counted(list(statements), expected).visit(ast.Module(statements, []))
+def compiled(statements):
+    tree = Counted(list(statements)).visit(ast.Module(statements, []))
     return compile(ast.fix_missing_locations(tree), "tests.py", "exec")
 
 
@@ -252,6 +254,7 @@ def report():
     if problem is None and not any(counts.values()):
         problem = "the tests made no assertion"
     facts = {"passed": counts[True], "failed": counts[False], "error": problem, "unusable": Ending.unusable is not None}
+    facts["refuted"] = Ending.is_refuted
     shown = listed
     while True:
         text = json.dumps({**facts, "assertions": shown}, ensure_ascii=False).encode(errors="replace")

@@ -8,8 +8,11 @@
 //! examiner's report comes back behind a secret that was made for this run: never because of an exit
 //! status or a word in the output.
 //!
-//! Tests that hold so must hold in one process with the solution too (in a third sandbox): stand-ins show less of
-//! objects than Python does, and nobody is rewarded for what they do not show.
+//! Then the tests are run once more in one process with the solution, in a third sandbox, and the two runs decide
+//! together. What holds in both is solved. What fails in the second fails: stand-ins show less of objects than Python
+//! does, and nobody is rewarded for what they do not show. What fails with stand-ins alone is *undecided*, since it may
+//! be their fault, unless plain data alone refuted an assertion. The second run can be forged, which wins nothing: an
+//! undecided episode has no reward, so a forger escapes being a negative at most.
 //!
 //! Two rules, both about the tests alone:
 //!
@@ -27,8 +30,7 @@
 //! What is believed: plain data, compared by the examiner's own interpreter. An object of the solution
 //! answers for itself, which counts only where the tests show that they expect an object (`remote.py`);
 //! where they do not, the solution has failed. Two objects are equal if the solution says so and their
-//! attributes are equal plain data, told before it could know what they should be (`equality.py`): an object
-//! that the tests only compare is made when they do (`expected.py`). A dead or unreadable solution has
+//! attributes are equal plain data, told before it could know what they should be (`equality.py`). A dead or unreadable solution has
 //! failed, whatever the tests catch.
 //!
 //! A solution sees the arguments of the calls, one after the other. Python alone is supported.
@@ -56,7 +58,7 @@ use backsight_sandbox::{
     Workspace,
 };
 
-pub use report::{Level, TestReport};
+pub use report::{Level, TestReport, Worth};
 
 const CANDIDATE: &str = concat!(include_str!("codec.py"), include_str!("candidate.py"));
 const EXAMINER: &str = concat!(
@@ -65,7 +67,6 @@ const EXAMINER: &str = concat!(
     include_str!("equality.py"),
     include_str!("counting.py"),
     include_str!("reading.py"),
-    include_str!("expected.py"),
     include_str!("testing.py"),
     include_str!("examiner.py")
 );
@@ -157,11 +158,11 @@ impl<'a> Verifier<'a> {
         let output = exam.capture.text();
         let mut report = TestReport::read(&output, &secret, exam.timed_out, started.elapsed());
         report.output.push_str(&solution);
-        if report.is_solved() {
+        if output.contains(&secret) && report.worth != Worth::Unusable {
             job["together"] = true.into();
             let exam = self.examine_together(episode, format!("{job}\n")).await?;
             let output = exam.capture.text();
-            report = report.unless(TestReport::read(&output, &secret, exam.timed_out, started.elapsed()));
+            report = report.with(TestReport::read(&output, &secret, exam.timed_out, started.elapsed()));
         }
         report.output.push_str(&left_out(&copied));
         tokio::join!(candidate.stop(), examiner.stop());

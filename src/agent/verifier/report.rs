@@ -15,7 +15,22 @@ pub enum Level {
     Wrong,
     /// No assertion failed, but the solution raised, hung, ended, or is none.
     NotRun,
+    /// Nothing: the tests hold in one process with the solution, and stand-ins for its objects do not show it.
+    Undecided,
     /// Nothing: the tests can judge no solution, whatever it does.
+    Unusable,
+}
+
+/// What a report's numbers are worth.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Worth {
+    /// They count, unless the other witness says otherwise.
+    Counted,
+    /// They count whoever says otherwise: plain data alone refuted an assertion.
+    Refuted,
+    /// They do not count: the other witness says otherwise.
+    Undecided,
+    /// They do not count: the tests can judge no solution, and the error is theirs.
     Unusable,
 }
 
@@ -28,8 +43,8 @@ pub struct TestReport {
     pub n_failed: u64,
     /// Why the tests did not come to their end; absent when they did.
     pub error: Option<String>,
-    /// Whether the tests can judge no solution: the error is theirs then.
-    pub is_unusable: bool,
+    /// What its numbers are worth.
+    pub worth: Worth,
     /// The first assertions one by one.
     pub assertions: Vec<Assertion>,
     /// What both sides printed.
@@ -45,7 +60,7 @@ impl TestReport {
             n_passed: 0,
             n_failed: 0,
             error: Some(error),
-            is_unusable: false,
+            worth: Worth::Counted,
             assertions: Vec::new(),
             output: String::new(),
             duration,
@@ -74,22 +89,40 @@ impl TestReport {
             n_passed: count("passed"),
             n_failed: count("failed"),
             error: report["error"].as_str().map(str::to_owned),
-            is_unusable: report["unusable"].as_bool().unwrap_or(false),
+            worth: read_worth(&report),
             assertions: assertions.collect(),
             output: before.trim_end_matches('\n').to_owned(),
             duration,
         }
     }
 
-    /// This report on solved tests, unless they fail in one process with the solution: then that one. Such tests are not
-    /// unusable, since they were usable.
+    /// What this report, of tests that saw stand-ins, and that of the same tests in one process with the solution say
+    /// together. Tests that were usable stay so.
     #[must_use]
-    pub fn unless(self, together: Self) -> Self {
-        if together.is_solved() {
-            return self;
+    pub fn with(self, together: Self) -> Self {
+        match (self.is_solved(), together.is_solved()) {
+            (true, false) => {
+                let note = "the tests hold with stand-ins for the solution, and fail in one process with it";
+                Self { worth: Worth::Counted, ..together }.noting(note)
+            }
+            (false, true) if self.worth != Worth::Refuted => {
+                let note = "the tests fail with stand-ins for the solution, and hold in one process with it";
+                Self { worth: Worth::Undecided, ..self }.noting(note)
+            }
+            _ => self,
         }
-        let note = "\nthe tests hold with stand-ins for the solution, and fail in one process with it\n";
-        Self { is_unusable: false, output: together.output.clone() + note, ..together }
+    }
+
+    fn noting(mut self, note: &str) -> Self {
+        self.output.push_str(&format!("\n{note}\n"));
+        self
+    }
+
+    /// What went wrong first; nothing where nothing did.
+    pub fn problem(&self) -> String {
+        let failed = self.assertions.iter().find(|it| !it.passed);
+        let told = failed.map(|it| format!("{} ({})", it.text, it.detail));
+        self.error.clone().or(told).unwrap_or_default()
     }
 
     /// As an episode keeps it.
@@ -106,10 +139,11 @@ impl TestReport {
 
     /// What it comes to.
     pub fn level(&self) -> Level {
-        match (&self.error, self.n_passed, self.n_failed) {
-            _ if self.is_unusable => Level::Unusable,
-            (None, 1.., 0) => Level::Solved,
-            (_, _, 0) => Level::NotRun,
+        match (self.worth, &self.error, self.n_passed, self.n_failed) {
+            (Worth::Unusable, ..) => Level::Unusable,
+            (Worth::Undecided, ..) => Level::Undecided,
+            (_, None, 1.., 0) => Level::Solved,
+            (_, _, _, 0) => Level::NotRun,
             _ => Level::Wrong,
         }
     }
@@ -119,14 +153,23 @@ impl TestReport {
         self.level() == Level::Solved
     }
 
-    /// The level of correctness; none where the tests are unusable.
+    /// The level of correctness; none where the tests decide nothing.
     pub fn correctness(&self) -> Option<f64> {
         match self.level() {
             Level::Solved => Some(1.0),
             Level::Wrong => Some(0.2),
             Level::NotRun => Some(0.1),
-            Level::Unusable => None,
+            Level::Undecided | Level::Unusable => None,
         }
+    }
+}
+
+fn read_worth(report: &Value) -> Worth {
+    let is = |key: &str| report[key].as_bool().unwrap_or(false);
+    match (is("unusable"), is("refuted")) {
+        (true, _) => Worth::Unusable,
+        (_, true) => Worth::Refuted,
+        _ => Worth::Counted,
     }
 }
 
@@ -192,6 +235,33 @@ mod tests {
         let expected = Assertion { line: 2, text: "f() == 1".into(), passed: false, detail: "2 != 1".into() };
         assert_eq!(report.assertions, [expected]);
         assert_eq!(report.output, "x");
+    }
+
+    /// What two witnesses say together, each by its numbers of assertions that held and failed.
+    #[test]
+    fn two_witnesses_decide() {
+        let said = |(passed, failed, more): (u32, u32, &str)| {
+            let output = format!("{SECRET}{{\"passed\": {passed}, \"failed\": {failed}{more}}}");
+            TestReport::read(&output, SECRET, false, Duration::ZERO)
+        };
+        let (holds, fails, raises) = ((1, 0, ""), (0, 1, ""), (1, 0, ", \"error\": \"x\""));
+        let (refuted, unusable) =
+            ((0, 1, ", \"refuted\": true"), (1, 0, ", \"error\": \"x\", \"unusable\": true"));
+        let cases = [
+            (holds, holds, Level::Solved),
+            (holds, fails, Level::Wrong),
+            (holds, raises, Level::NotRun),
+            (holds, unusable, Level::NotRun),
+            (fails, raises, Level::Wrong),
+            (raises, fails, Level::NotRun),
+            (fails, holds, Level::Undecided),
+            (raises, holds, Level::Undecided),
+            (refuted, holds, Level::Wrong),
+            (refuted, raises, Level::Wrong),
+        ];
+        for (apart, together, level) in cases {
+            assert_eq!(said(apart).with(said(together)).level(), level, "{apart:?} {together:?}");
+        }
     }
 
     #[test]

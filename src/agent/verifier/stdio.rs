@@ -18,7 +18,9 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::unix::pipe;
 
 use super::compare::{Difference, difference};
-use super::{PROCESSORS, TestReport, Time, Verifier, copy_solution, left_out, n_processors, select_solution};
+use super::{
+    PROCESSORS, TestReport, Time, Verifier, Worth, copy_solution, left_out, n_processors, select_solution,
+};
 use crate::tasks::{Case, Cases, Stdio};
 use backsight_core::episode::Assertion;
 use backsight_sandbox::{
@@ -50,7 +52,7 @@ impl Verifier<'_> {
         let failed = |why: String| TestReport::failed(why, started.elapsed());
         let cases = match unpacked(stdio).await {
             Ok(cases) => cases,
-            Err(why) => return Ok(TestReport { is_unusable: true, ..failed(why) }),
+            Err(why) => return Ok(TestReport { worth: Worth::Unusable, ..failed(why) }),
         };
         let workspace = episode.workspace();
         if workspace.blocking(|it| it.read(PROGRAM, 0)).await.is_err() {
@@ -286,6 +288,6 @@ impl Tally {
 
     fn report(self, duration: Duration) -> TestReport {
         let Self { n_passed, n_failed, error, assertions, output, .. } = self;
-        TestReport { n_passed, n_failed, error, is_unusable: false, assertions, output, duration }
+        TestReport { n_passed, n_failed, error, worth: Worth::Counted, assertions, output, duration }
     }
 }

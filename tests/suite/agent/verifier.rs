@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use backsight::agent::{TestReport, Verifier};
+use backsight::agent::{Level, TestReport, Verifier};
 use backsight::sandbox::{Command, Exit, Limits, Sandbox, SandboxKind, Sandboxes};
 use backsight::tasks::builtin;
 
@@ -295,8 +295,9 @@ async fn hostile_solutions_get_an_unsolved_tasks_level() {
         let episode = episode(&sandboxes, &[("solution.py", solution)]).await;
         let report =
             Verifier::new(&sandboxes, Duration::from_secs(20)).verify(&episode, tests).await.unwrap();
-        let level = report.correctness();
-        assert!(level.is_some_and(|it| it <= 0.2), "one that {what} passed {style}: {report:#?}");
+        // What passes in plain Python too may stay undecided, which is no reward either.
+        let is_unsolved = matches!(report.level(), Level::Wrong | Level::NotRun | Level::Undecided);
+        assert!(is_unsolved, "one that {what} passed {style}: {report:#?}");
         assert!(
             !report.output.contains("FOUND ['") && !report.output.contains("FOUND secret"),
             "one that {what}: {report:#?}"
@@ -345,46 +346,54 @@ fn read_case(text: &str) -> Vec<Case> {
     sets.into_iter().chain(each).enumerate().map(case).collect()
 }
 
-/// What does not fit of a case; nothing where all does.
-async fn check_case(case: Case) -> Option<String> {
+/// What a case came to, or what does not fit.
+async fn check_case(case: Case) -> Result<Level, String> {
     let sandboxes = here();
     let files: Vec<(&str, &str)> =
         case.files.iter().map(|(path, text)| (path.as_str(), text.as_str())).collect();
     let episode = episode(&sandboxes, &files).await;
     let verifier = Verifier::new(&sandboxes, TIMEOUT).of_task(&case.asks);
     let report = verifier.verify(&episode, &case.tests).await.unwrap();
-    let level = report.correctness().map_or("unusable".to_owned(), |level| format!("{level:.1}"));
+    let level = match report.level() {
+        Level::Unusable => "unusable".to_owned(),
+        Level::Undecided => "undecided".to_owned(),
+        _ => format!("{:.1}", report.correctness().unwrap()),
+    };
     let error = report.error.as_deref().unwrap_or("");
     let expected = case.expected.replace("<=0.2", "0.1|0.2");
     let fits = expected.split('|').any(|it| it == level)
         && error.contains(&case.error)
         && (level != "1.0" || error.is_empty());
-    (!fits).then(|| format!("{}: {level}, not {} {}: {report:#?}", case.name, case.expected, case.error))
+    let wrong = || format!("{}: {level}, not {} {}: {report:#?}", case.name, case.expected, case.error);
+    if fits { Ok(report.level()) } else { Err(wrong()) }
 }
 
-/// Checks all cases of a file, a few at a time; how many there were.
-async fn check_cases(text: &str) -> usize {
+/// Checks all cases of a file, a few at a time; what they came to.
+async fn check_cases(text: &str) -> Vec<Level> {
     use futures_util::StreamExt;
-    let cases = cases(text);
-    let n_cases = cases.len();
-    let wrong: Vec<String> = futures_util::stream::iter(cases)
-        .map(check_case)
-        .buffer_unordered(4)
-        .filter_map(std::future::ready)
-        .collect()
-        .await;
+    let found: Vec<Result<Level, String>> =
+        futures_util::stream::iter(cases(text)).map(check_case).buffer_unordered(4).collect().await;
+    let wrong: Vec<&str> = found.iter().filter_map(|it| it.as_ref().err().map(String::as_str)).collect();
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-    n_cases
+    found.into_iter().flatten().collect()
 }
 
 #[tokio::test]
 async fn correct_solutions_of_every_style_are_rewarded() {
-    assert!(check_cases(include_str!("cases/honest.txt")).await >= 60);
+    let levels = check_cases(include_str!("cases/honest.txt")).await;
+    let n_solved = levels.iter().filter(|it| **it == Level::Solved).count();
+    assert!(n_solved >= 147, "{n_solved} of {} honest solutions are rewarded", levels.len());
 }
+
+/// How many hostile solutions are only left without a reward, since they pass in plain Python too.
+const N_UNDECIDED: usize = 42;
 
 #[tokio::test]
 async fn nothing_hostile_is_rewarded_or_gets_away() {
-    assert!(check_cases(include_str!("cases/hostile.txt")).await >= 60);
+    let levels = check_cases(include_str!("cases/hostile.txt")).await;
+    let n_undecided = levels.iter().filter(|it| **it == Level::Undecided).count();
+    assert!(levels.len() >= 60);
+    assert_eq!(n_undecided, N_UNDECIDED, "of {} hostile solutions stay undecided", levels.len());
 }
 
 #[tokio::test]
@@ -416,7 +425,7 @@ async fn arrays_are_judged_where_numpy_is_installed() {
     for case in cases(text) {
         let (expected, error) =
             ("unusable".to_owned(), "the tests need numpy, which is not installed".to_owned());
-        assert_eq!(check_case(Case { expected, error, ..case }).await, None);
+        assert_eq!(check_case(Case { expected, error, ..case }).await, Ok(Level::Unusable));
     }
 }
 
@@ -489,9 +498,9 @@ async fn check_usable(case: Case, solution: String) -> Option<String> {
         false => (path, text),
     });
     let is_unusable = case.expected == "unusable";
-    let expected = if is_unusable { "unusable" } else { "0.1|0.2|1.0" };
+    let expected = if is_unusable { "unusable" } else { "0.1|0.2|1.0|undecided" };
     let error = if is_unusable { case.error } else { String::new() };
-    check_case(Case { expected: expected.to_owned(), error, files: files.collect(), ..case }).await
+    check_case(Case { expected: expected.to_owned(), error, files: files.collect(), ..case }).await.err()
 }
 
 #[tokio::test]

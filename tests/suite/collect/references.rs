@@ -96,3 +96,28 @@ fn unusable_tests_end_their_task() {
     collect(&place, &server, &more).expect(1);
     assert_eq!((server.draws().len(), lost(&place)), (n_draws, json!({"unusable_tests": 3})));
 }
+
+/// Tests that hold in plain Python, and by stand-ins do not, end their episode alone: it is kept, counted and not run
+/// again, and all other attempts at its task are run.
+#[test]
+fn undecided_episodes_are_kept_and_their_task_goes_on() {
+    let (place, server) = (Place::new(), Server::start(scripted(Dialect::Vllm)));
+    let tests = "from solution import add\nassert add.__code__.co_argcount == 2";
+    let row = json!({"id": "add", "task": "Write add(a, b).", "tests": tests});
+    place.write("rows.jsonl", &format!("{row}\n"));
+    let more = ["--groups", "6", "--concurrency", "1"];
+    collect(&place, &server, &more).expect(1);
+    let episodes = place.episodes("runs/collect");
+    let is_undecided = |it: &&Value| it["stop"] == json!("undecided");
+    let n_undecided = episodes.values().filter(is_undecided).count();
+    // The student writes what is asked, or nothing of use.
+    let levels = episodes.values().filter(|it| !is_undecided(it));
+    assert!(levels.clone().all(|it| it["outcome"]["components"]["correctness"] == json!(0.1)));
+    assert_eq!((episodes.len(), n_undecided + levels.count()), (6, 6));
+    assert!(n_undecided > 1, "{n_undecided}");
+    let lost = |place: &Place| place.json("runs/collect/summary.json")["lost"]["episodes"].clone();
+    assert_eq!(lost(&place), json!({"undecided": n_undecided}));
+    let n_draws = server.draws().len();
+    collect(&place, &server, &more).expect(1);
+    assert_eq!((server.draws().len(), lost(&place)), (n_draws, json!({"undecided": n_undecided})));
+}
