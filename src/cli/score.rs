@@ -33,7 +33,6 @@ use crate::store::episodes::BOM;
 use crate::store::journal::Journal;
 use crate::store::run::CONFIG_FILE;
 use crate::store::spool::Spool;
-use crate::store::stamp::Stamp;
 use crate::store::summary::{Naive, SUMMARY, Summary};
 use crate::store::{Ledgered, LockError, RunLock};
 use crate::wire::score_jobs;
@@ -75,7 +74,7 @@ enum RowFate {
 /// What is known of the numbers of a job.
 struct Numbers {
     /// They had come in by then.
-    stamp: Stamp,
+    n_measured: u64,
     /// Since when the weights were never in doubt when the first of them was asked for.
     unbroken_since: u64,
     /// The weights they are from, as those are called.
@@ -236,7 +235,7 @@ async fn score(
         let mut settle = |idx: usize, scored| {
             voice.bar.inc(1);
             voice.news(notices);
-            rows.take(wanted[idx], &jobs[wanted[idx]], scored, model.stamp_now())
+            rows.take(wanted[idx], &jobs[wanted[idx]], scored, model.n_measured())
         };
         let asked = score_planned(&as_model, &chosen, &mut settle);
         planned = planned.and(with_pulse(asked, || voice.pulse()).await);
@@ -318,14 +317,14 @@ impl Rows {
         idx: usize,
         job: &ScoreJob,
         scored: Result<JobScores, Error>,
-        stamp: Stamp,
+        n_measured: u64,
     ) -> ControlFlow<()> {
         let row = &mut self.asked[idx];
         row.fate = match &scored {
             Err(error) if error.stops_the_run() => RowFate::Left,
             Err(error) => RowFate::Lost(reason(error)),
             Ok(scores) => RowFate::Scored(Numbers {
-                stamp,
+                n_measured,
                 unbroken_since: scores.unbroken_since,
                 version: scores.version.clone(),
                 is_whole: !scores.spans.iter().any(lacks_a_number),
@@ -344,12 +343,12 @@ impl Rows {
         let mut doubtful = Vec::new();
         for &job in jobs {
             // A job that needs no answer has no weights either.
-            let RowFate::Scored(Numbers { stamp, unbroken_since, version: Some(version), .. }) =
+            let RowFate::Scored(Numbers { n_measured, unbroken_since, version: Some(_), .. }) =
                 &self.asked[job].fate
             else {
                 continue;
             };
-            let is_sure = match model.vouches_for(*unbroken_since, *stamp, version).await {
+            let is_sure = match model.vouches_for(*unbroken_since, *n_measured).await {
                 Ok(is_sure) => is_sure,
                 Err(error) => {
                     planned.stop(error);

@@ -23,6 +23,7 @@ pub(crate) mod remote;
 mod repo;
 mod resting;
 pub(crate) mod retry;
+pub(crate) mod route;
 mod sampled;
 pub(crate) mod secret;
 pub(crate) mod serve;

@@ -25,7 +25,7 @@ use super::echo::{Attempt, Ids};
 use super::endpoint::{Endpoint, Lease, Pool, PoolRules, Report, Turn};
 use super::retry::{self, Failure, Jitter, Kind, Policy};
 use super::secret::Secret;
-use super::{Error, resting};
+use super::{Error, resting, route};
 
 /// Writes the body of one attempt, given its id.
 pub type Write<'a> = dyn Fn(&str) -> Result<Vec<u8>, Error> + Send + Sync + 'a;
@@ -242,9 +242,9 @@ impl Transport {
         Self { policy, ..self.clone() }
     }
 
-    /// Which endpoint requests with this sticky value go to while it is up.
+    /// Which endpoint requests with this sticky value go to while it is up, unless the call has a home.
     pub fn home(&self, sticky: u64) -> usize {
-        self.shared.pool.home(sticky)
+        self.shared.pool.home(route::sticky(sticky))
     }
 
     /// One transport per endpoint, so that each server can be asked what it is.
@@ -294,7 +294,8 @@ impl Transport {
     ) -> Result<T, Error> {
         let mut progress = Progress::default();
         loop {
-            let lease = self.shared.pool.lease(call.sticky, call.tokens, &progress.tried).await?;
+            let sticky = route::sticky(call.sticky);
+            let lease = self.shared.pool.lease(sticky, call.tokens, &progress.tried).await?;
             progress.begin(lease.idx());
             let limit = call.timeout.unwrap_or(self.shared.settings.timeout).min(self.longest);
             match self.shared.attempt(lease, call, limit, decode).await {
@@ -396,6 +397,7 @@ impl Shared {
     fn count(&self, idx: usize, failure: Option<&Failure>) {
         let Some(failure) = failure else {
             self.answers[idx].fetch_add(1, Relaxed);
+            route::answered(idx);
             return;
         };
         let is_busy = matches!(failure.error, Error::Unavailable { status: 408 | 425 | 429 | 529, .. });

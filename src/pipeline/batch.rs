@@ -3,7 +3,7 @@
 //! Owns [`run`]. An episode is in the run directory before anything is said about it, and one that is
 //! there with an outcome is not run again. One that failed is: what it paid is in the ledger, so only
 //! what is missing is asked for. Unless its task's tests are unusable: that ends the task, and no attempt at
-//! it is run again or begun. A failure is its own episode's; only what ends all of them (a budget, a
+//! it is run again or begun. Tests that stay undecided end their episode alone. A failure is its own episode's; only what ends all of them (a budget, a
 //! server that is gone, a full disk, a signal) stops the work, and then nothing new is begun.
 
 use std::collections::{BTreeSet, HashSet, VecDeque};
@@ -218,6 +218,12 @@ impl<'a> Work<'a> {
     /// Writes the metrics of a group whose episodes have all ended.
     fn note_group(&mut self, group: usize) {
         let Some(row) = self.group_row(group) else { return };
+        let versions: Vec<&str> =
+            row["versions"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+        if versions.len() > 1 {
+            let names = versions.join(", ");
+            self.say(Event::Note(format!("group {group} was sampled by different weights: {names}")));
+        }
         if let Err(error) = self.batch.run.add_metrics(&row) {
             self.stopped.get_or_insert(Stopped::Run(error));
         }
@@ -229,7 +235,10 @@ impl<'a> Work<'a> {
         let members: Vec<&Digest> =
             self.digests[begin..end].iter().map(Option::as_ref).collect::<Option<_>>()?;
         let n_lost = members.iter().filter(|it| it.outcome.is_err()).count();
-        let mut row = json!({"time": now(), "group": group, "task": members.first()?.task, "lost": n_lost});
+        let versions: BTreeSet<&String> = members.iter().flat_map(|it| &it.versions).collect();
+        let task = &members.first()?.task;
+        let mut row =
+            json!({"time": now(), "group": group, "task": task, "lost": n_lost, "versions": versions});
         if let Value::Object(keys) = &mut row {
             keys.extend(metrics::train(members));
         }
@@ -254,7 +263,7 @@ async fn versions(episode: &Episode, student: &Ledgered) -> Vec<TokenVersion> {
 /// The episode of a slot, if it is there and need not be run again.
 fn found(run: &RunDir, slot: &Slot) -> Option<Digest> {
     let digest = Digest::of(&run.episode(&slot.id())?);
-    (digest.outcome.is_ok() || digest.unusable_tests().is_some()).then_some(digest)
+    (digest.outcome.is_ok() || digest.is_final()).then_some(digest)
 }
 
 /// Seconds since 1970.

@@ -341,7 +341,7 @@ impl Shared {
 
     /// Asks for what is missing, and writes what follows from it once it is known whose the answers are.
     async fn score(self: Arc<Self>, mut work: Box<Work>) {
-        let own = Arc::new(self.teacher.model.counted_apart());
+        let own = Arc::new(self.teacher.model.at_home(&work.loaded.episode.id));
         let mut n_asked = 0;
         let (figures, report) = loop {
             own.begin_again();

@@ -17,7 +17,7 @@ use crate::model::Error;
 /// Marks the file as a ledger of ours: `BSLG`.
 const APPLICATION_ID: i32 = 0x4253_4c47;
 /// The version of [`SCHEMA`].
-const SCHEMA_VERSION: i32 = 2;
+const SCHEMA_VERSION: i32 = 3;
 /// `provisional` holds the answers that no measurement has settled yet, `doubtful` draws that lie between two versions,
 /// `spent` what answers cost that were paid and not kept.
 const SCHEMA: &str = "
@@ -43,7 +43,8 @@ const SCHEMA: &str = "
     CREATE TABLE provisional (
         key BLOB PRIMARY KEY,
         role TEXT NOT NULL,
-        after INTEGER NOT NULL
+        after INTEGER NOT NULL,
+        endpoints INTEGER NOT NULL
     ) WITHOUT ROWID;
     CREATE TABLE doubtful (
         key BLOB PRIMARY KEY,
@@ -352,7 +353,7 @@ mod tests {
         std::fs::remove_file(&path).unwrap();
         drop(Disk::open(&path).unwrap());
         Connection::open(&path).unwrap().pragma_update(None, "user_version", 99).unwrap();
-        refused("it has version 99 and this program writes version 2");
+        refused("it has version 99 and this program writes version 3");
     }
 
     #[test]

@@ -12,6 +12,7 @@ use super::ledger::{Ledger, Recognition};
 use super::ledgered::{Ledgered, RunPlace};
 use super::versions::{Checks, Gauge, Measure, NewWeights, Patience, Versions, WeightRules, reason};
 use crate::model::budget::{Budgeted, Meter};
+use crate::model::key::ModelId;
 use crate::model::noise::{Noisy, noise_of};
 use crate::model::probe::probe_ids;
 use crate::model::{Error, Opened, Transport};
@@ -29,15 +30,19 @@ pub async fn keep(
 ) -> Result<(Ledgered, Recognition), Error> {
     let (identity, probe, role) = (identity(opened), probe_ids(opened), meter.role());
     let gauges = gauges(opened, &identity, &probe, rules).await?;
-    let noise = gauges.iter().map(|it| it.noise).fold(0.0, f64::max);
-    let fingerprint = match gauges.first() {
-        Some(gauge) => gauge.expected.clone(),
-        None => Fingerprint::measure(&*opened.model, identity, &probe).await?,
-    };
-    let (model, recognition) = ledger.identify(&fingerprint, noise).await?;
-    ledger.resume(role, model).await?;
+    let mut known = Vec::new();
+    for gauge in &gauges {
+        known.push(ledger.identify(&gauge.expected, gauge.noise).await?);
+    }
+    if gauges.is_empty() {
+        let fingerprint = Fingerprint::measure(&*opened.model, identity, &probe).await?;
+        known.push(ledger.identify(&fingerprint, 0.0).await?);
+    }
+    let recognition = known[0].1;
+    let models: Vec<ModelId> = known.into_iter().map(|it| it.0).collect();
+    ledger.resume(role, &models).await?;
     let (transport, names) = (opened.transport.clone(), ledger.names().await?);
-    let versions = Versions::new(Arc::clone(&ledger), role, rules, transport, gauges, (model, names));
+    let versions = Versions::new(Arc::clone(&ledger), role, rules, transport, gauges, (models, names));
     let budgeted = Arc::new(Budgeted::new(Arc::clone(&opened.model), meter));
     Ok((Ledgered::new(ledger, budgeted, versions, role, place), recognition))
 }
@@ -63,15 +68,13 @@ async fn gauges(
         return Ok(Vec::new());
     };
     let n_endpoints = transport.answers().len();
-    if n_endpoints > 1 && rules.new_weights == NewWeights::Continue {
-        return Err(Error::Invalid {
-            what: "new weights cannot be told apart on several servers".to_owned(),
-            help: "name one --url, or leave out --new-weights continue".to_owned(),
-        });
-    }
     let all = (0..n_endpoints).map(|idx| gauge(opened, transport.only(&[idx]), identity, probe));
     let gauges: Vec<Gauge> = join_all(all).await.into_iter().collect::<Result<_, _>>()?;
-    check_same_weights(&gauges).map(|()| gauges)
+    // Replicas beside a trainer are synced one after another; otherwise they are to be one model.
+    if rules.new_weights == NewWeights::Stop {
+        check_same_weights(&gauges)?;
+    }
+    Ok(gauges)
 }
 
 /// Refuses servers that differ from each other by more than from themselves.

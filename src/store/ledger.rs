@@ -24,6 +24,7 @@ use super::stamp::{Fate, Stamp, Standing};
 use crate::model::budget::{ModelRole, Spent};
 use crate::model::key::{Key, ModelId};
 use crate::model::noise::tolerance;
+use crate::model::route::Endpoints;
 use crate::model::{Error, Usage};
 use backsight_core::tokens::Logprob;
 
@@ -200,23 +201,27 @@ impl Ledger {
         self.disk.write(write).await.map(drop)
     }
 
-    /// The model now is `model`: what an earlier process left provisional is settled if it is the same, and in doubt
-    /// if it is another.
-    pub async fn resume(&self, role: ModelRole, model: ModelId) -> Result<(), Error> {
-        let write = move |connection: &Connection| {
-            let settle = "DELETE FROM provisional WHERE role = ?1 AND key IN (SELECT key FROM answers WHERE model = ?2)";
-            connection.execute(settle, params![role.name(), model.0]).map(|n| n as i64)
-        };
-        self.disk.write(write).await?;
-        self.doubt(role, model).await
+    /// The endpoints now have `models`: what an earlier process left provisional is settled if it is of the only one,
+    /// and in doubt if it may be of another.
+    pub async fn resume(&self, role: ModelRole, models: &[ModelId]) -> Result<(), Error> {
+        let Some(&model) = models.first() else { return Ok(()) };
+        if models.iter().all(|it| *it == model) {
+            let write = move |connection: &Connection| {
+                let settle = "DELETE FROM provisional WHERE role = ?1 AND key IN (SELECT key FROM answers WHERE model = ?2)";
+                connection.execute(settle, params![role.name(), model.0]).map(|n| n as i64)
+            };
+            self.disk.write(write).await?;
+        }
+        self.doubt(role, Endpoints::ALL, model).await
     }
 
-    /// The weights changed to `until`: provisional scores are dropped, draws lie between two versions from now on.
-    pub(super) async fn doubt(&self, role: ModelRole, until: ModelId) -> Result<(), Error> {
+    /// The weights of these endpoints changed to `until`: provisional scores of theirs are dropped, draws lie between
+    /// two versions from now on.
+    pub(super) async fn doubt(&self, role: ModelRole, by: Endpoints, until: ModelId) -> Result<(), Error> {
         let write = move |connection: &Connection| {
             DOUBT.iter().try_for_each(|&(sql, with_until)| {
-                let all = params![role.name(), until.0];
-                connection.execute(sql, if with_until { all } else { &all[..1] }).map(drop)
+                let all = params![role.name(), by.0.cast_signed(), until.0];
+                connection.execute(sql, if with_until { all } else { &all[..2] }).map(drop)
             })?;
             Ok(0)
         };
@@ -232,19 +237,19 @@ const FORGET_MODEL: &str = "UPDATE models SET identity = NULL WHERE id = ?1";
 const DOUBT: [(&str, bool); 4] = [
     (
         "INSERT INTO spent SELECT role, prompt_tokens, cached_tokens, completion_tokens FROM answers
-         WHERE kind = 'score' AND key IN (SELECT key FROM provisional WHERE role = ?1)",
+         WHERE kind = 'score' AND key IN (SELECT key FROM provisional WHERE role = ?1 AND endpoints & ?2 != 0)",
         false,
     ),
     (
-        "DELETE FROM answers WHERE kind = 'score' AND key IN (SELECT key FROM provisional WHERE role = ?1)",
+        "DELETE FROM answers WHERE kind = 'score' AND key IN (SELECT key FROM provisional WHERE role = ?1 AND endpoints & ?2 != 0)",
         false,
     ),
     (
-        "INSERT OR REPLACE INTO doubtful SELECT key, ?2 FROM answers
-         WHERE key IN (SELECT key FROM provisional WHERE role = ?1)",
+        "INSERT OR REPLACE INTO doubtful SELECT key, ?3 FROM answers
+         WHERE key IN (SELECT key FROM provisional WHERE role = ?1 AND endpoints & ?2 != 0)",
         true,
     ),
-    ("DELETE FROM provisional WHERE role = ?1", false),
+    ("DELETE FROM provisional WHERE role = ?1 AND endpoints & ?2 != 0", false),
 ];
 
 /// SQLite's integers are signed; counts of tokens never reach the difference.
@@ -273,8 +278,8 @@ fn checksum(parts: &[&[u8]]) -> Vec<u8> {
 fn mark(connection: &Connection, key: &[u8], role: &str, standing: Standing) -> rusqlite::Result<usize> {
     match standing {
         Standing::Provisional(stamp) => connection
-            .prepare_cached("INSERT OR REPLACE INTO provisional VALUES (?1, ?2, ?3)")?
-            .execute(params![key, role, signed(stamp.after)]),
+            .prepare_cached("INSERT OR REPLACE INTO provisional VALUES (?1, ?2, ?3, ?4)")?
+            .execute(params![key, role, signed(stamp.after), stamp.by.0.cast_signed()]),
         Standing::Settled(Fate::Between(_, until)) => connection
             .prepare_cached("INSERT OR REPLACE INTO doubtful VALUES (?1, ?2)")?
             .execute(params![key, until.0]),
@@ -292,7 +297,7 @@ struct Found {
 /// The answer under a key; the inner option is none where its columns hold something else than was written there.
 fn stored_answer(connection: &Connection, key: &Key) -> rusqlite::Result<Option<Option<Found>>> {
     let mut select = connection.prepare_cached(
-        "SELECT answer, checksum, model, after, until FROM answers
+        "SELECT answer, checksum, model, after, until, endpoints FROM answers
          LEFT JOIN provisional USING (key) LEFT JOIN doubtful USING (key) WHERE answers.key = ?1",
     )?;
     select.query_row([key.bytes()], |row| Ok(found(row).ok())).optional()
@@ -302,7 +307,10 @@ fn found(row: &Row<'_>) -> rusqlite::Result<Found> {
     let (model, after, until) =
         (ModelId(row.get(2)?), row.get::<_, Option<i64>>(3)?, row.get::<_, Option<i64>>(4)?);
     let standing = match (after, until) {
-        (Some(after), _) => Standing::Provisional(Stamp { after: after.unsigned_abs(), model }),
+        (Some(after), _) => {
+            let by = Endpoints(row.get::<_, i64>(5)?.cast_unsigned());
+            Standing::Provisional(Stamp { after: after.unsigned_abs(), by, model })
+        }
         (None, Some(until)) => Standing::Settled(Fate::Between(model, ModelId(until))),
         (None, None) => Standing::Settled(Fate::Known(model)),
     };

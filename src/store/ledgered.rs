@@ -17,6 +17,8 @@ use super::stamp::{Fate, Stamp, Standing};
 use super::versions::{Checks, Patience, Versions};
 use crate::model::budget::ModelRole;
 use crate::model::key::{Key, ModelId, seed_for};
+use crate::model::remote::hashed;
+use crate::model::route::{self, Endpoints};
 use crate::model::{
     ChatAnswer, ChatRequest, Error, GenerateRequest, Generated, Limits, Model, Place, Sampling, Scored,
 };
@@ -62,6 +64,8 @@ pub struct Ledgered {
     versions: Arc<Versions>,
     role: ModelRole,
     place: RunPlace,
+    /// Where its calls go while weights belong to endpoints.
+    home: Option<u64>,
     counts: Counts,
     /// Those of everybody who shares the model.
     all: Arc<Counts>,
@@ -101,7 +105,7 @@ enum Kept<R> {
     /// It is in the ledger.
     Stored(R, Standing),
     /// It lacks a number.
-    Incomplete(R),
+    Incomplete(R, Stamp),
     /// The weights changed while it was under way, and what they were is unknown.
     Straddles,
 }
@@ -116,7 +120,15 @@ impl Ledgered {
         place: RunPlace,
     ) -> Self {
         let (counts, all, handed) = (Counts::default(), Arc::default(), Mutex::default());
-        Self { ledger, inner, versions, role, place, counts, all, handed }
+        Self { ledger, inner, versions, role, place, home: None, counts, all, handed }
+    }
+
+    /// The same model with counts of its own, from zero, and nothing handed out. Where endpoints may have different
+    /// weights, all its calls go to one of them while that is there.
+    #[must_use]
+    pub fn at_home(&self, episode: &str) -> Self {
+        let home = self.versions.may_differ().then(|| hashed(episode));
+        Self { home, ..self.counted_apart() }
     }
 
     /// The same model with counts of its own, from zero, and nothing handed out.
@@ -173,23 +185,20 @@ impl Ledgered {
         self.versions.current().map(drop)
     }
 
-    /// What the weights are called that answer now, where they could be measured.
+    /// What the weights are called that answer now, where they could be measured and are the same everywhere.
     pub fn version_now(&self) -> Option<String> {
-        self.versions.name(self.versions.now().model)
+        self.versions.name(self.versions.stamp(Endpoints::ALL)?.model)
     }
 
-    /// When an answer comes in that comes in now.
-    pub fn stamp_now(&self) -> Stamp {
-        self.versions.now()
+    /// How many measurements of the weights have been begun.
+    pub fn n_measured(&self) -> u64 {
+        self.versions.begun()
     }
 
-    /// Whether what was complete at `stamp`, and was begun when the weights were `unbroken_since`, is of the version it
-    /// says; waits until that is known.
-    pub async fn vouches_for(&self, unbroken_since: u64, stamp: Stamp, version: &str) -> Result<bool, Error> {
-        let fate = self.versions.settle(stamp).await?;
-        let is_named =
-            matches!(fate, Fate::Known(model) if self.versions.name(model).as_deref() == Some(version));
-        Ok(is_named && self.versions.is_unbroken(unbroken_since, stamp))
+    /// Whether the weights were the same all the time from when they were `unbroken_since` until `n_measured`
+    /// measurements had been begun; waits until that is known.
+    pub async fn vouches_for(&self, unbroken_since: u64, n_measured: u64) -> Result<bool, Error> {
+        self.versions.is_unbroken(unbroken_since, n_measured).await
     }
 
     /// Forgets what was handed out, because it is made again.
@@ -248,36 +257,47 @@ impl Ledgered {
         mut n_asked: u32,
     ) -> Result<(R, Standing), Error> {
         loop {
-            let now = key(self.versions.current()?.model);
-            let _flight = self.ledger.flights.enter(now).await;
-            if let Some(found) = self.ledger.get(now).await? {
-                self.count(|it| &it.found, 1);
+            self.versions.current()?;
+            let keys: Vec<Key> = self.versions.serving(self.home).into_iter().map(&key).collect();
+            let _flight = self.ledger.flights.enter(keys[0]).await;
+            if let Some(found) = self.find(&keys).await? {
                 return Ok(found);
             }
             n_asked += 1;
             let answer = {
                 let _asking = self.versions.asking().await;
                 let sent = self.versions.current()?;
-                let answer = ask().await;
-                self.keep(sent, &key, answer).await?
+                let (answer, by) = route::follow(self.home, ask()).await;
+                self.keep((sent, by), &key, answer).await?
             };
             match answer {
                 Kept::Stored(answer, standing) => return Ok((answer, standing)),
                 // The numbers that did come are good; whoever needs the others sees that they are absent.
-                Kept::Incomplete(answer) if n_asked >= ASKED_AT_MOST => {
-                    return Ok((answer, Standing::Provisional(self.versions.now())));
+                Kept::Incomplete(answer, stamp) if n_asked >= ASKED_AT_MOST => {
+                    return Ok((answer, Standing::Provisional(stamp)));
                 }
                 Kept::Straddles if n_asked >= ASKED_AT_MOST => return Err(never_still()),
-                Kept::Incomplete(_) => {}
+                Kept::Incomplete(..) => {}
                 Kept::Straddles => self.versions.check(Patience::Brief).await?,
             }
         }
     }
 
-    /// Stores an answer before it is handed on.
+    /// What is stored under one of these keys.
+    async fn find<R: Record>(&self, keys: &[Key]) -> Result<Option<(R, Standing)>, Error> {
+        for key in keys {
+            if let Some(found) = self.ledger.get(*key).await? {
+                self.count(|it| &it.found, 1);
+                return Ok(Some(found));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Stores an answer before it is handed on; it was sent when so many measurements had been begun.
     async fn keep<R: Record>(
         &self,
-        sent: Stamp,
+        (sent, by): (u64, Endpoints),
         key: impl Fn(ModelId) -> Key,
         answer: Result<R, Error>,
     ) -> Result<Kept<R>, Error> {
@@ -288,23 +308,23 @@ impl Ledgered {
         self.count(|it| &it.sent, u64::from(left));
         let answer = answer?;
         let _keeping = self.versions.keeping().await;
-        let stamp = self.versions.now();
-        let is_still = self.versions.unbroken_since() <= sent.after;
-        if !R::IS_DRAW && (!is_still || self.versions.contradicts(answer.told())) {
-            self.ledger.spend(self.role, answer.usage()).await?;
-            return Ok(Kept::Straddles);
-        }
-        if !answer.is_whole() {
-            self.ledger.spend(self.role, answer.usage()).await?;
-            return Ok(Kept::Incomplete(answer));
-        }
-        let standing = match is_still {
-            true => Standing::Provisional(stamp),
-            false => Standing::Settled(Fate::Between(sent.model, stamp.model)),
+        let is_still = self.versions.unbroken_since(by) <= sent;
+        let is_told = !self.versions.contradicts(answer.told(), by);
+        let standing = match self.versions.stamp(by) {
+            Some(stamp) if is_still && (is_told || R::IS_DRAW) => Standing::Provisional(stamp),
+            _ if R::IS_DRAW => Standing::Settled(self.versions.between(sent, by)),
+            _ => {
+                self.ledger.spend(self.role, answer.usage()).await?;
+                return Ok(Kept::Straddles);
+            }
         };
-        self.ledger.put(key(sent.model), standing, self.role, &answer).await?;
+        if let (false, Standing::Provisional(stamp)) = (answer.is_whole(), standing) {
+            self.ledger.spend(self.role, answer.usage()).await?;
+            return Ok(Kept::Incomplete(answer, stamp));
+        }
+        self.ledger.put(key(standing.model()), standing, self.role, &answer).await?;
         self.count(|it| &it.paid, 1);
-        self.versions.answered(answer.told());
+        self.versions.answered(answer.told(), by);
         Ok(Kept::Stored(answer, standing))
     }
 
@@ -314,9 +334,8 @@ impl Ledgered {
         // Keys are entered in their order by everybody, so that no two callers wait for each other.
         for (&key, &job) in jobs {
             let flight = self.ledger.flights.enter(key).await;
-            match self.ledger.get(key).await.transpose() {
+            match self.find(&[key]).await.transpose() {
                 Some(answer) => {
-                    self.count(|it| &it.found, u64::from(answer.is_ok()));
                     answers.insert(key, answer.map(|it| self.hand_out(it)));
                 }
                 None => {
@@ -330,7 +349,7 @@ impl Ledgered {
         let rest = missing.into_iter().zip(together).map(|((key, job), kept)| async move {
             match kept {
                 Ok(Kept::Stored(answer, standing)) => (key, Ok(self.hand_out((answer, standing)))),
-                Ok(Kept::Incomplete(_) | Kept::Straddles) => (key, self.score_again(job, 1).await),
+                Ok(Kept::Incomplete(..) | Kept::Straddles) => (key, self.score_again(job, 1).await),
                 Err(error) => (key, Err(error)),
             }
         });
@@ -348,9 +367,10 @@ impl Ledgered {
             Err(error) => return missing.iter().map(|_| Err(error.clone())).collect(),
         };
         let jobs: Vec<ScoreJob> = missing.iter().map(|(_, job)| (*job).clone()).collect();
-        let scored = self.inner.score_many(&jobs).await;
+        let (scored, by) = route::follow(self.home, self.inner.score_many(&jobs)).await;
         let kept = jobs.iter().zip(scored);
-        join_all(kept.map(|(job, scored)| self.keep(sent, |model| self.score_key(model, job), scored))).await
+        let key = |job| move |model| self.score_key(model, job);
+        join_all(kept.map(|(job, scored)| self.keep((sent, by), key(job), scored))).await
     }
 
     async fn score_again(&self, job: &ScoreJob, n_asked: u32) -> Result<Scored, Error> {
@@ -417,9 +437,10 @@ impl Model for Ledgered {
     }
 
     async fn score_many(&self, jobs: &[ScoreJob]) -> Vec<Result<Scored, Error>> {
-        let model = match self.versions.current() {
-            Ok(sent) => sent.model,
-            Err(error) => return jobs.iter().map(|_| Err(error.clone())).collect(),
+        let serving = self.versions.serving(self.home);
+        let &[model] = &serving[..] else {
+            // Who answers one of them decides only about that one.
+            return join_all(jobs.iter().map(|job| self.score(job))).await;
         };
         let keys: Vec<Key> = jobs.iter().map(|job| self.score_key(model, job)).collect();
         let distinct: BTreeMap<Key, &ScoreJob> = keys.iter().copied().zip(jobs).collect();
@@ -443,7 +464,7 @@ impl Model for Ledgered {
     }
 
     fn unbroken_since(&self) -> u64 {
-        self.versions.unbroken_since()
+        self.versions.unbroken_since(Endpoints::ALL)
     }
 }
 
@@ -540,7 +561,7 @@ mod tests {
     /// A model that cannot change.
     fn kept(ledger: &Arc<Ledger>, inner: Arc<dyn Model>, id: ModelId) -> Ledgered {
         let (role, place) = (ModelRole::Judge, RunPlace { run: "run".into(), seed: 7 });
-        let known = (id, Default::default());
+        let known = (vec![id], Default::default());
         let versions = Versions::new(Arc::clone(ledger), role, WeightRules::default(), None, vec![], known);
         Ledgered::new(Arc::clone(ledger), inner, versions, role, place)
     }
@@ -709,8 +730,14 @@ mod tests {
             let model = Arithmetic::new(0.1);
             let (before, _) = ledgered(&ledger, &model).await;
             before.score(&job(&[1, 2])).await.unwrap();
-            let id = ledgered(&ledger, &Arithmetic::new(weights)).await.0.versions.now().model;
-            ledger.resume(ModelRole::Judge, id).await.unwrap();
+            let id = ledgered(&ledger, &Arithmetic::new(weights))
+                .await
+                .0
+                .versions
+                .stamp(Endpoints::ALL)
+                .unwrap()
+                .model;
+            ledger.resume(ModelRole::Judge, &[id]).await.unwrap();
             // The old weights are back, and only what is known to be theirs is used.
             let (after, _) = ledgered(&ledger, &model).await;
             after.score(&job(&[1, 2])).await.unwrap();
@@ -727,7 +754,7 @@ mod tests {
         let (healthy, _) = ledgered(&ledger, &model).await;
         let limits = model.limits.clone();
         let broken = Arc::new(Arithmetic { weights: 0.1, asked: AtomicU64::new(0), broken: true, limits });
-        let failing = kept(&ledger, broken, healthy.versions.now().model);
+        let failing = kept(&ledger, broken, healthy.versions.stamp(Endpoints::ALL).unwrap().model);
         assert!(failing.score(&job(&[1, 2])).await.is_err());
         healthy.score(&job(&[1, 2])).await.unwrap();
         assert_eq!(asked(&model), 1);
@@ -862,7 +889,7 @@ mod tests {
         let (role, place) = (ModelRole::Teacher, RunPlace { run: "run".into(), seed: 7 });
         let rules = WeightRules { new_weights: NewWeights::Continue, ..WeightRules::default() };
         let names = ledger.names().await.unwrap();
-        let versions = Versions::new(Arc::clone(&ledger), role, rules, None, vec![gauge], (id, names));
+        let versions = Versions::new(Arc::clone(&ledger), role, rules, None, vec![gauge], (vec![id], names));
         let model = Arc::new(Flickering { inner, other, is_other, versions: OnceLock::new() });
         let _ = model.versions.set(Arc::clone(&versions));
         let ledgered = Ledgered::new(ledger, model, versions, role, place);
@@ -910,7 +937,7 @@ mod tests {
             let dir = tempfile::tempdir().unwrap();
             let arithmetic = Arithmetic::new(0.1);
             let ledger = open(dir.path());
-            let id = ledgered(&ledger, &arithmetic).await.0.versions.now().model;
+            let id = ledgered(&ledger, &arithmetic).await.0.versions.stamp(Endpoints::ALL).unwrap().model;
             let inner = Arc::new(Lacking { inner: Arc::clone(&arithmetic), left: AtomicU64::new(lacks) });
             let ledgered = kept(&ledger, inner, id);
             let score = async || match together {

@@ -1,16 +1,16 @@
 //! Answers as bytes, and back, bit for bit.
 //!
-//! Owns the encoding of what the ledger stores. Logprobs keep every bit; absences keep their reason.
-//! Scores and samples are binary, because a row of candidates per token is most of a ledger; what a
-//! chat answered is JSON. Reading never trusts the bytes: a damaged record is an error, not a number.
+//! Owns the encoding of what the ledger stores. Logprobs keep every bit; absences keep their reason. Postcard writes the
+//! types below, in few bytes, because a row of candidates per token is most of a ledger; what a chat answered is JSON.
+//! Reading never trusts the bytes: a damaged record is an error, not a number.
 
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
 
 use crate::model::{ChatAnswer, Finish, Generated, SampledToken, Scored, ToldVersion, Usage};
-use backsight_core::episode::{Arguments, Content, Message, Role, ToolCall};
+use backsight_chat::messages::{self, ArgumentForm};
 use backsight_core::score::{Absence, SpanScore, TokenScore};
-use backsight_core::tokens::{Logprob, TokenSpan, TopK};
+use backsight_core::tokens::{Logprob, TokenId, TokenSpan, TopK};
 
 /// Something the ledger can keep.
 pub trait Record: Sized {
@@ -45,35 +45,166 @@ pub trait Record: Sized {
 pub struct Damaged(pub String);
 
 /// The first byte: the version of the encoding.
-const VERSION: u8 = 2;
+const VERSION: u8 = 3;
+
+/// Writes a version, whether logprobs have 32 bits, and what is stored. Servers compute in 32 bits; where every value
+/// fits into those without loss, half the room is enough.
+fn written<'a, N: Serialize, W: Serialize>(
+    logprobs: impl IntoIterator<Item = &'a Logprob>,
+    narrow: impl FnOnce() -> N,
+    wide: impl FnOnce() -> W,
+) -> Vec<u8> {
+    let fits = |it: &Logprob| f64::from(it.get() as f32).to_bits() == it.get().to_bits();
+    let is_narrow = logprobs.into_iter().all(fits);
+    let begin = vec![VERSION, u8::from(is_narrow)];
+    let bytes = match is_narrow {
+        true => postcard::to_extend(&narrow(), begin),
+        false => postcard::to_extend(&wide(), begin),
+    };
+    // Plain structs with a buffer that grows always serialise.
+    bytes.unwrap_or_default()
+}
+
+/// Reads what was written, provided that nothing is left over.
+fn read<T, N: DeserializeOwned, W: DeserializeOwned>(
+    bytes: &[u8],
+    narrow: impl FnOnce(N) -> Result<T, Damaged>,
+    wide: impl FnOnce(W) -> Result<T, Damaged>,
+) -> Result<T, Damaged> {
+    match bytes {
+        [VERSION, 0, rest @ ..] => wide(whole(rest)?),
+        [VERSION, 1, rest @ ..] => narrow(whole(rest)?),
+        _ => Err(Damaged("it begins with no known version".to_owned())),
+    }
+}
+
+fn whole<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Damaged> {
+    match postcard::take_from_bytes(bytes) {
+        Ok((value, [])) => Ok(value),
+        Ok((_, rest)) => Err(Damaged(format!("{} bytes too many", rest.len()))),
+        Err(why) => Err(Damaged(why.to_string())),
+    }
+}
+
+/// A logprob as it is stored.
+trait Stored: Copy + Into<f64> {
+    fn of(logprob: Logprob) -> Self;
+
+    fn logprob(self) -> Result<Logprob, Damaged> {
+        Logprob::new(self.into()).map_err(|why| Damaged(why.to_string()))
+    }
+}
+
+impl Stored for f32 {
+    fn of(logprob: Logprob) -> Self {
+        logprob.get() as Self
+    }
+}
+
+impl Stored for f64 {
+    fn of(logprob: Logprob) -> Self {
+        logprob.get()
+    }
+}
+
+type StoredTop<F> = Vec<(TokenId, F)>;
+
+fn stored_top<F: Stored>(top: &TopK) -> StoredTop<F> {
+    top.entries().iter().map(|&(id, logprob)| (id, F::of(logprob))).collect()
+}
+
+fn top<F: Stored>(stored: StoredTop<F>) -> Result<TopK, Damaged> {
+    let entries = stored.into_iter().map(|(id, logprob)| Ok((id, logprob.logprob()?)));
+    entries.collect::<Result<_, _>>().map(TopK::new)
+}
+
+/// Sent, cached where told, sampled.
+type StoredUsage = (u64, Option<u64>, u64);
+
+fn stored_usage(usage: Usage) -> StoredUsage {
+    (usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
+}
+
+fn usage((prompt_tokens, cached_tokens, completion_tokens): StoredUsage) -> Usage {
+    Usage { prompt_tokens, cached_tokens, completion_tokens }
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Absence")]
+enum StoredAbsence {
+    NoContext,
+    NotReturned,
+    NotALogprob(String),
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Finish")]
+enum StoredFinish {
+    Stop,
+    Length,
+    ToolCalls,
+    Other(String),
+}
+
+#[derive(Serialize, Deserialize)]
+struct StoredScored<F> {
+    usage: StoredUsage,
+    version: Option<String>,
+    spans: Vec<(usize, Vec<StoredScore<F>>)>,
+}
+
+#[derive(Serialize, Deserialize)]
+enum StoredScore<F> {
+    Is(F, StoredTop<F>),
+    Absent(#[serde(with = "StoredAbsence")] Absence, StoredTop<F>),
+}
+
+impl<F: Stored> StoredScored<F> {
+    fn of(scored: &Scored) -> Self {
+        let span = |it: &SpanScore| (it.span().start(), it.scores().iter().map(StoredScore::of).collect());
+        let spans = scored.spans.iter().map(span).collect();
+        Self { usage: stored_usage(scored.usage), version: scored.version.clone(), spans }
+    }
+
+    fn scored(self) -> Result<Scored, Damaged> {
+        let span = |(start, scores): (usize, Vec<StoredScore<F>>)| {
+            let scores = scores.into_iter().map(StoredScore::score).collect::<Result<Vec<_>, _>>()?;
+            SpanScore::new(TokenSpan::at(start, scores.len()), scores).map_err(|why| Damaged(why.to_string()))
+        };
+        let spans = self.spans.into_iter().map(span).collect::<Result<_, _>>()?;
+        Ok(Scored { spans, version: self.version, usage: usage(self.usage) })
+    }
+}
+
+impl<F: Stored> StoredScore<F> {
+    fn of(score: &TokenScore) -> Self {
+        match &score.logprob {
+            Ok(logprob) => Self::Is(F::of(*logprob), stored_top(&score.top)),
+            Err(absence) => Self::Absent(absence.clone(), stored_top(&score.top)),
+        }
+    }
+
+    fn score(self) -> Result<TokenScore, Damaged> {
+        Ok(match self {
+            Self::Is(logprob, stored) => TokenScore { logprob: Ok(logprob.logprob()?), top: top(stored)? },
+            Self::Absent(absence, stored) => TokenScore { logprob: Err(absence), top: top(stored)? },
+        })
+    }
+}
 
 impl Record for Scored {
     const KIND: &'static str = "score";
     const IS_DRAW: bool = false;
 
     fn encode(&self) -> Vec<u8> {
-        let positions = || self.spans.iter().flat_map(SpanScore::scores);
-        let floats =
-            positions().flat_map(|it| it.logprob.iter().chain(it.top.entries().iter().map(|it| &it.1)));
-        let mut out = Writer::new(floats);
-        out.usage(self.usage);
-        out.version(self.version.as_deref());
-        out.number(self.spans.len() as u64);
-        for span in &self.spans {
-            out.number(span.span().start() as u64);
-            out.number(span.span().len() as u64);
-            span.scores().iter().for_each(|score| out.token_score(score));
-        }
-        out.bytes
+        let positions = self.spans.iter().flat_map(SpanScore::scores);
+        let logprobs =
+            positions.flat_map(|it| it.logprob.iter().chain(it.top.entries().iter().map(|it| &it.1)));
+        written(logprobs, || StoredScored::<f32>::of(self), || StoredScored::<f64>::of(self))
     }
 
     fn decode(bytes: &[u8]) -> Result<Self, Damaged> {
-        let mut reader = Reader::new(bytes)?;
-        let usage = reader.usage()?;
-        let version = reader.version()?;
-        let n_spans = reader.count()?;
-        let spans = (0..n_spans).map(|_| reader.span_score()).collect::<Result<_, _>>()?;
-        reader.finish(Self { spans, version, usage })
+        read(bytes, StoredScored::<f32>::scored, StoredScored::<f64>::scored)
     }
 
     fn usage(&self) -> Usage {
@@ -91,34 +222,55 @@ impl Record for Scored {
     }
 }
 
+#[derive(Serialize, Deserialize)]
+struct StoredGenerated<F> {
+    usage: StoredUsage,
+    #[serde(with = "StoredFinish")]
+    finish: Finish,
+    versions: Vec<(String, usize, usize)>,
+    tokens: Vec<(TokenId, Option<F>, StoredTop<F>)>,
+}
+
+impl<F: Stored> StoredGenerated<F> {
+    fn of(generated: &Generated) -> Self {
+        let version = |it: &ToldVersion| (it.version.clone(), it.span.start(), it.span.len());
+        let token = |it: &SampledToken| (it.id, it.logprob.map(F::of), stored_top(&it.top));
+        Self {
+            usage: stored_usage(generated.usage),
+            finish: generated.finish.clone(),
+            versions: generated.versions.iter().map(version).collect(),
+            tokens: generated.tokens.iter().map(token).collect(),
+        }
+    }
+
+    fn generated(self) -> Result<Generated, Damaged> {
+        let version = |(version, start, len)| ToldVersion { version, span: TokenSpan::at(start, len) };
+        let token = |(id, logprob, stored): (TokenId, Option<F>, StoredTop<F>)| {
+            let logprob = logprob.map(Stored::logprob).transpose()?;
+            Ok(SampledToken { id, logprob, top: top(stored)? })
+        };
+        Ok(Generated {
+            tokens: self.tokens.into_iter().map(token).collect::<Result<_, _>>()?,
+            finish: self.finish,
+            versions: self.versions.into_iter().map(version).collect(),
+            usage: usage(self.usage),
+        })
+    }
+}
+
 impl Record for Generated {
     const KIND: &'static str = "generate";
 
     fn encode(&self) -> Vec<u8> {
-        let tops = |it: &SampledToken| it.top.entries().iter().map(|it| it.1).collect::<Vec<_>>();
-        let floats: Vec<Logprob> =
-            self.tokens.iter().flat_map(|it| it.logprob.into_iter().chain(tops(it))).collect();
-        let mut out = Writer::new(floats.iter());
-        out.usage(self.usage);
-        out.ending(&self.finish);
-        out.versions(&self.versions);
-        out.number(self.tokens.len() as u64);
-        for token in &self.tokens {
-            out.number(u64::from(token.id));
-            out.option(token.logprob);
-            out.top(&token.top);
-        }
-        out.bytes
+        let of_token = |it: &'_ SampledToken| -> Vec<Logprob> {
+            it.logprob.into_iter().chain(it.top.entries().iter().map(|it| it.1)).collect()
+        };
+        let logprobs: Vec<Logprob> = self.tokens.iter().flat_map(of_token).collect();
+        written(&logprobs, || StoredGenerated::<f32>::of(self), || StoredGenerated::<f64>::of(self))
     }
 
     fn decode(bytes: &[u8]) -> Result<Self, Damaged> {
-        let mut reader = Reader::new(bytes)?;
-        let usage = reader.usage()?;
-        let finish = reader.ending()?;
-        let versions = reader.versions()?;
-        let n_tokens = reader.count()?;
-        let tokens = (0..n_tokens).map(|_| reader.sampled_token()).collect::<Result<_, _>>()?;
-        reader.finish(Self { tokens, finish, versions, usage })
+        read(bytes, StoredGenerated::<f32>::generated, StoredGenerated::<f64>::generated)
     }
 
     fn usage(&self) -> Usage {
@@ -130,26 +282,34 @@ impl Record for Generated {
     }
 }
 
+/// The message is JSON, as in an episode's record.
+#[derive(Serialize, Deserialize)]
+struct StoredChat {
+    usage: StoredUsage,
+    #[serde(with = "StoredFinish")]
+    finish: Finish,
+    message: String,
+}
+
+impl StoredChat {
+    fn answer(self) -> Result<ChatAnswer, Damaged> {
+        let json = serde_json::from_str(&self.message).map_err(|why| Damaged(why.to_string()))?;
+        let message = messages::from_json(&json).map_err(|why| Damaged(why.to_string()))?;
+        Ok(ChatAnswer { message, finish: self.finish, usage: usage(self.usage) })
+    }
+}
+
 impl Record for ChatAnswer {
     const KIND: &'static str = "chat";
 
     fn encode(&self) -> Vec<u8> {
-        let mut out = Writer::new([].iter());
-        out.usage(self.usage);
-        out.ending(&self.finish);
-        // A struct of strings and JSON values always serialises.
-        out.text(serde_json::to_string(&StoredMessage::from(&self.message)).unwrap_or_default().as_str());
-        out.bytes
+        let message = messages::to_json_with(&self.message, ArgumentForm::Object).to_string();
+        let stored = || StoredChat { usage: stored_usage(self.usage), finish: self.finish.clone(), message };
+        written([], stored, || ())
     }
 
     fn decode(bytes: &[u8]) -> Result<Self, Damaged> {
-        let mut reader = Reader::new(bytes)?;
-        let usage = reader.usage()?;
-        let finish = reader.ending()?;
-        let stored: StoredMessage =
-            serde_json::from_str(reader.text()?).map_err(|why| Damaged(why.to_string()))?;
-        let message = stored.into_message()?;
-        reader.finish(Self { message, finish, usage })
+        read(bytes, StoredChat::answer, StoredChat::answer)
     }
 
     fn usage(&self) -> Usage {
@@ -157,331 +317,13 @@ impl Record for ChatAnswer {
     }
 }
 
-/// Appends values to a growing buffer.
-struct Writer {
-    bytes: Vec<u8>,
-    narrow: bool,
-}
-
-impl Writer {
-    /// A buffer for a record with these logprobs. Servers compute in 32 bits; where every value fits
-    /// into those without loss, half the room is enough.
-    fn new<'a>(mut floats: impl Iterator<Item = &'a Logprob>) -> Self {
-        let narrow = floats.all(|it| f64::from(it.get() as f32).to_bits() == it.get().to_bits());
-        Self { bytes: vec![VERSION, u8::from(narrow)], narrow }
-    }
-
-    /// Seven bits per byte, the lowest first.
-    fn number(&mut self, mut number: u64) {
-        while number >= 0x80 {
-            self.bytes.push(number as u8 | 0x80);
-            number >>= 7;
-        }
-        self.bytes.push(number as u8);
-    }
-
-    fn text(&mut self, text: &str) {
-        self.number(text.len() as u64);
-        self.bytes.extend_from_slice(text.as_bytes());
-    }
-
-    fn logprob(&mut self, logprob: Logprob) {
-        if self.narrow {
-            self.bytes.extend_from_slice(&(logprob.get() as f32).to_le_bytes());
-        } else {
-            self.bytes.extend_from_slice(&logprob.get().to_le_bytes());
-        }
-    }
-
-    fn option(&mut self, logprob: Option<Logprob>) {
-        self.bytes.push(u8::from(logprob.is_some()));
-        if let Some(logprob) = logprob {
-            self.logprob(logprob);
-        }
-    }
-
-    fn top(&mut self, top: &TopK) {
-        self.number(top.entries().len() as u64);
-        for &(id, logprob) in top.entries() {
-            self.number(u64::from(id));
-            self.logprob(logprob);
-        }
-    }
-
-    fn token_score(&mut self, score: &TokenScore) {
-        match &score.logprob {
-            Ok(logprob) => {
-                self.bytes.push(0);
-                self.logprob(*logprob);
-            }
-            Err(Absence::NoContext) => self.bytes.push(1),
-            Err(Absence::NotReturned) => self.bytes.push(2),
-            Err(Absence::NotALogprob(why)) => {
-                self.bytes.push(3);
-                self.text(why);
-            }
-        }
-        self.top(&score.top);
-    }
-
-    fn ending(&mut self, finish: &Finish) {
-        match finish {
-            Finish::Stop => self.bytes.push(0),
-            Finish::Length => self.bytes.push(1),
-            Finish::ToolCalls => self.bytes.push(2),
-            Finish::Other(other) => {
-                self.bytes.push(3);
-                self.text(other);
-            }
-        }
-    }
-
-    fn version(&mut self, version: Option<&str>) {
-        self.bytes.push(u8::from(version.is_some()));
-        if let Some(version) = version {
-            self.text(version);
-        }
-    }
-
-    fn versions(&mut self, versions: &[ToldVersion]) {
-        self.number(versions.len() as u64);
-        for ToldVersion { version, span } in versions {
-            self.text(version);
-            self.number(span.start() as u64);
-            self.number(span.len() as u64);
-        }
-    }
-
-    fn usage(&mut self, usage: Usage) {
-        self.number(usage.prompt_tokens);
-        // Zero is "not told"; what was told is kept one higher.
-        self.number(usage.cached_tokens.map_or(0, |cached| cached.saturating_add(1)));
-        self.number(usage.completion_tokens);
-    }
-}
-
-/// Takes values from the front of a record.
-struct Reader<'a> {
-    rest: &'a [u8],
-    narrow: bool,
-}
-
-impl<'a> Reader<'a> {
-    fn new(bytes: &'a [u8]) -> Result<Self, Damaged> {
-        match bytes {
-            [VERSION, narrow @ 0..=1, rest @ ..] => Ok(Self { rest, narrow: *narrow == 1 }),
-            _ => Err(Damaged("it begins with no known version".to_owned())),
-        }
-    }
-
-    /// `value`, provided that nothing is left over.
-    fn finish<T>(self, value: T) -> Result<T, Damaged> {
-        if self.rest.is_empty() {
-            Ok(value)
-        } else {
-            Err(Damaged(format!("{} bytes too many", self.rest.len())))
-        }
-    }
-
-    fn take(&mut self, n: usize) -> Result<&'a [u8], Damaged> {
-        let (taken, rest) =
-            self.rest.split_at_checked(n).ok_or_else(|| Damaged("it ends too early".to_owned()))?;
-        self.rest = rest;
-        Ok(taken)
-    }
-
-    fn array<const N: usize>(&mut self) -> Result<[u8; N], Damaged> {
-        let taken = self.take(N)?;
-        taken.try_into().map_err(|_| Damaged("it ends too early".to_owned()))
-    }
-
-    fn number(&mut self) -> Result<u64, Damaged> {
-        let mut number = 0u64;
-        for shift in (0..64).step_by(7) {
-            let [byte] = self.array()?;
-            number |= u64::from(byte & 0x7f) << shift;
-            if byte & 0x80 == 0 {
-                return Ok(number);
-            }
-        }
-        Err(Damaged("a number is too long".to_owned()))
-    }
-
-    /// How many items follow; never more than bytes that are left, so that memory is not set aside for nothing.
-    fn count(&mut self) -> Result<usize, Damaged> {
-        let count = usize::try_from(self.number()?).unwrap_or(usize::MAX);
-        if count <= self.rest.len() { Ok(count) } else { Err(Damaged("it ends too early".to_owned())) }
-    }
-
-    fn text(&mut self) -> Result<&'a str, Damaged> {
-        let len = self.count()?;
-        std::str::from_utf8(self.take(len)?).map_err(|why| Damaged(why.to_string()))
-    }
-
-    fn logprob(&mut self) -> Result<Logprob, Damaged> {
-        let value = if self.narrow {
-            f64::from(f32::from_le_bytes(self.array()?))
-        } else {
-            f64::from_le_bytes(self.array()?)
-        };
-        Logprob::new(value).map_err(|why| Damaged(why.to_string()))
-    }
-
-    fn id(&mut self) -> Result<u32, Damaged> {
-        u32::try_from(self.number()?).map_err(|_| Damaged("a token id is too large".to_owned()))
-    }
-
-    fn top(&mut self) -> Result<TopK, Damaged> {
-        let count = self.count()?;
-        let entries =
-            (0..count).map(|_| Ok((self.id()?, self.logprob()?))).collect::<Result<_, Damaged>>()?;
-        Ok(TopK::new(entries))
-    }
-
-    fn span_score(&mut self) -> Result<SpanScore, Damaged> {
-        let start = self.place()?;
-        let len = self.count()?;
-        let scores = (0..len).map(|_| self.token_score()).collect::<Result<Vec<_>, _>>()?;
-        SpanScore::new(TokenSpan::at(start, len), scores).map_err(|why| Damaged(why.to_string()))
-    }
-
-    fn token_score(&mut self) -> Result<TokenScore, Damaged> {
-        let logprob = match self.array()? {
-            [0] => Ok(self.logprob()?),
-            [1] => Err(Absence::NoContext),
-            [2] => Err(Absence::NotReturned),
-            [3] => Err(Absence::NotALogprob(self.text()?.to_owned())),
-            [other] => return Err(Damaged(format!("{other} marks no kind of score"))),
-        };
-        Ok(TokenScore { logprob, top: self.top()? })
-    }
-
-    fn sampled_token(&mut self) -> Result<SampledToken, Damaged> {
-        let id = self.id()?;
-        let logprob = match self.array()? {
-            [0] => None,
-            _ => Some(self.logprob()?),
-        };
-        Ok(SampledToken { id, logprob, top: self.top()? })
-    }
-
-    fn ending(&mut self) -> Result<Finish, Damaged> {
-        match self.array()? {
-            [0] => Ok(Finish::Stop),
-            [1] => Ok(Finish::Length),
-            [2] => Ok(Finish::ToolCalls),
-            [3] => Ok(Finish::Other(self.text()?.to_owned())),
-            [other] => Err(Damaged(format!("{other} marks no way to end"))),
-        }
-    }
-
-    fn version(&mut self) -> Result<Option<String>, Damaged> {
-        match self.array()? {
-            [0] => Ok(None),
-            _ => Ok(Some(self.text()?.to_owned())),
-        }
-    }
-
-    fn versions(&mut self) -> Result<Vec<ToldVersion>, Damaged> {
-        let count = self.count()?;
-        (0..count).map(|_| self.told_version()).collect()
-    }
-
-    fn told_version(&mut self) -> Result<ToldVersion, Damaged> {
-        let version = self.text()?.to_owned();
-        let start = self.place()?;
-        Ok(ToldVersion { version, span: TokenSpan::at(start, self.place()?) })
-    }
-
-    /// A place among tokens, or a number of them.
-    fn place(&mut self) -> Result<usize, Damaged> {
-        Ok(usize::try_from(self.number()?).unwrap_or(usize::MAX))
-    }
-
-    fn usage(&mut self) -> Result<Usage, Damaged> {
-        let prompt_tokens = self.number()?;
-        let cached_tokens = self.number()?.checked_sub(1);
-        Ok(Usage { prompt_tokens, cached_tokens, completion_tokens: self.number()? })
-    }
-}
-
-/// A message as the ledger stores it.
-#[derive(Serialize, Deserialize)]
-struct StoredMessage {
-    role: String,
-    text: Option<String>,
-    parts: Option<Vec<String>>,
-    reasoning: Option<String>,
-    tool_calls: Vec<StoredCall>,
-    tool_call_id: Option<String>,
-    name: Option<String>,
-}
-
-#[derive(Serialize, Deserialize)]
-struct StoredCall {
-    id: Option<String>,
-    name: String,
-    object: Option<Map<String, Value>>,
-    text: Option<String>,
-}
-
-impl From<&Message> for StoredMessage {
-    fn from(message: &Message) -> Self {
-        let (text, parts) = match message.content.clone() {
-            None => (None, None),
-            Some(Content::Text(text)) => (Some(text), None),
-            Some(Content::Parts(parts)) => (None, Some(parts)),
-        };
-        Self {
-            role: message.role.name().to_owned(),
-            text,
-            parts,
-            reasoning: message.reasoning.clone(),
-            tool_calls: message.tool_calls.iter().map(StoredCall::from).collect(),
-            tool_call_id: message.tool_call_id.clone(),
-            name: message.name.clone(),
-        }
-    }
-}
-
-impl StoredMessage {
-    fn into_message(self) -> Result<Message, Damaged> {
-        let role = Role::from_name(&self.role).ok_or_else(|| Damaged(format!("no role {}", self.role)))?;
-        let calls = self.tool_calls.into_iter().map(StoredCall::into_call);
-        Ok(Message {
-            role,
-            content: self.text.map(Content::Text).or(self.parts.map(Content::Parts)),
-            reasoning: self.reasoning,
-            tool_calls: calls.collect::<Result<_, _>>()?,
-            tool_call_id: self.tool_call_id,
-            name: self.name,
-        })
-    }
-}
-
-impl From<&ToolCall> for StoredCall {
-    fn from(call: &ToolCall) -> Self {
-        let (object, text) = match call.arguments.clone() {
-            Arguments::Object(object) => (Some(object), None),
-            Arguments::Text(text) => (None, Some(text)),
-        };
-        Self { id: call.id.clone(), name: call.name.clone(), object, text }
-    }
-}
-
-impl StoredCall {
-    fn into_call(self) -> Result<ToolCall, Damaged> {
-        let arguments = self.object.map(Arguments::Object).or(self.text.map(Arguments::Text));
-        let arguments = arguments.ok_or_else(|| Damaged("a tool call has no arguments".to_owned()))?;
-        Ok(ToolCall { id: self.id, name: self.name, arguments })
-    }
-}
-
 #[cfg(test)]
 #[expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 mod tests {
     use super::*;
+    use backsight_core::episode::{Arguments, Content, Message, Role, ToolCall};
     use proptest::prelude::*;
+    use serde_json::{Map, Value};
     use std::fmt::Debug;
 
     fn check<R: Record + PartialEq + Debug>(record: &R) {

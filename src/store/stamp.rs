@@ -1,13 +1,16 @@
 //! Whose an answer is: when it came in, counted in measurements of the weights, and what became of that.
 
 use crate::model::key::ModelId;
+use crate::model::route::Endpoints;
 
-/// When an answer came in, and what the weights were taken for then.
+/// When an answer came in, from whom, and what the weights were taken for then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Stamp {
     /// So many measurements had been begun.
     pub after: u64,
-    /// The version that the last of them found.
+    /// Who answered.
+    pub by: Endpoints,
+    /// The version that the last of them found there.
     pub model: ModelId,
 }
 

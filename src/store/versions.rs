@@ -3,10 +3,11 @@
 //! Owns [`Versions`]: when the probe text is measured again, what counts as a change, and what becomes of the answers
 //! between two measurements that differ. An answer is provisional until a measurement that began after it agrees with
 //! the one before it. Where the weights changed, scores in between are dropped and asked for again; draws are kept,
-//! and lie between two versions. How measurements are compared is `fingerprint`'s business, where they are kept the
+//! and lie between two versions. Versions belong to endpoints: replicas are synced one after another, so an answer is of
+//! the version that the endpoint had which gave it. How measurements are compared is `fingerprint`'s business, where they are kept the
 //! ledger's.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -22,6 +23,7 @@ use super::stamp::{Fate, Stamp};
 use crate::model::budget::ModelRole;
 use crate::model::key::ModelId;
 use crate::model::noise::tolerance;
+use crate::model::route::Endpoints;
 use crate::model::{Error, Transport};
 
 /// What happens when a server has new weights.
@@ -146,14 +148,15 @@ enum Finding {
 }
 
 impl Versions {
-    /// The versions of a model that was just measured and is known to the ledger as `model`.
+    /// The versions of a model whose endpoints were just measured and are known to the ledger as `models`; of one without
+    /// endpoints there is one version.
     pub fn new(
         ledger: Arc<Ledger>,
         role: ModelRole,
         rules: WeightRules,
         transport: Option<Transport>,
         gauges: Vec<Gauge>,
-        (model, names): (ModelId, HashMap<ModelId, String>),
+        (models, names): (Vec<ModelId>, HashMap<ModelId, String>),
     ) -> Arc<Self> {
         let noise: Vec<f64> = gauges.iter().map(|it| it.noise).collect();
         let checks = gauges.iter().fold(Checks::default(), |all, it| all.and(&it.checks));
@@ -161,7 +164,7 @@ impl Versions {
         let (servers, gauges): (Vec<_>, Vec<_>) =
             gauges.into_iter().map(|it| (it.server, it.measure)).unzip();
         let state = State {
-            order: Order::new(model),
+            order: Order::new(models),
             expected,
             checks: Checks { smallest_change: smallest_change(&noise), ..checks },
             noise,
@@ -178,25 +181,54 @@ impl Versions {
         Arc::new(Self { ledger, role, rules, transport, gauges, servers, state, measuring, asking, keeping })
     }
 
-    /// What a request is stamped with that is sent now; fails once a change has ended the run.
-    pub fn current(&self) -> Result<Stamp, Error> {
+    /// How many measurements have been begun when a request is sent now; fails once a change has ended the run.
+    pub fn current(&self) -> Result<u64, Error> {
         let state = self.lock();
-        state.stopped_by.clone().map_or(Ok(state.order.now()), Err)
+        state.stopped_by.clone().map_or(Ok(state.order.begun), Err)
     }
 
-    /// What an answer is stamped with that comes in now.
-    pub fn now(&self) -> Stamp {
-        self.lock().order.now()
+    /// How many measurements have been begun.
+    pub fn begun(&self) -> u64 {
+        self.lock().order.begun
     }
 
-    /// The first measurement after the last doubt. What was sent before it and came in after is of nobody knows whom.
-    pub fn unbroken_since(&self) -> u64 {
-        self.lock().order.unbroken_since()
+    /// The versions that a call may be answered by now: its home's, or those of all endpoints.
+    pub fn serving(&self, home: Option<u64>) -> Vec<ModelId> {
+        let home = home.zip(self.transport.as_ref()).map(|(home, transport)| transport.home(home));
+        let mut models = self.lock().order.models(home.map_or(Endpoints::ALL, Endpoints::one));
+        let mut seen = HashSet::new();
+        models.retain(|it| seen.insert(*it));
+        models
     }
 
-    /// Whether nothing was in doubt from then on until an answer came in.
-    pub fn is_unbroken(&self, since: u64, until: Stamp) -> bool {
-        self.lock().order.is_unbroken(since, until)
+    /// Whether endpoints may have different versions.
+    pub fn may_differ(&self) -> bool {
+        self.gauges.len() > 1 && self.rules.new_weights == NewWeights::Continue
+    }
+
+    /// What an answer is stamped with that comes in now from these endpoints; none if they have different versions.
+    pub fn stamp(&self, by: Endpoints) -> Option<Stamp> {
+        self.lock().order.stamp(by)
+    }
+
+    /// What a draw is of that was sent when so many measurements had been begun, and came in from these endpoints after
+    /// a change.
+    pub fn between(&self, sent: u64, by: Endpoints) -> Fate {
+        self.lock().order.between(sent, by)
+    }
+
+    /// The first measurement after the last doubt about these endpoints. What was sent before it and came in after is
+    /// of nobody knows whom.
+    pub fn unbroken_since(&self, by: Endpoints) -> u64 {
+        self.lock().order.unbroken_since(by)
+    }
+
+    /// Whether nothing at all was in doubt from then on until so many measurements had been begun; waits until that is
+    /// known.
+    pub async fn is_unbroken(&self, since: u64, until: u64) -> Result<bool, Error> {
+        self.wait_for(|order| order.is_settled(until, Endpoints::ALL).then_some(())).await?;
+        let state = self.lock();
+        Ok(state.order.is_settled(until, Endpoints::ALL) && state.order.is_unbroken(since, until))
     }
 
     /// The name of a version; none where there was nothing to measure.
@@ -219,16 +251,16 @@ impl Versions {
         self.keeping.read().await
     }
 
-    /// Whether an answer names other weights than those that were measured.
-    pub fn contradicts(&self, told: Option<&str>) -> bool {
+    /// Whether an answer names other weights than those that were measured where it came from.
+    pub fn contradicts(&self, told: Option<&str>, by: Endpoints) -> bool {
         let state = self.lock();
-        let names = |it: &Fingerprint| it.identity.weights.as_deref() == told;
-        told.is_some() && !state.expected.is_empty() && !state.expected.iter().any(names)
+        let mut expected = (0..).zip(&state.expected).filter(|(idx, _)| by.contain(*idx));
+        told.is_some() && expected.any(|(_, it)| it.identity.weights.as_deref() != told)
     }
 
     /// Takes note of an answer, and measures again beside the work when it is time.
-    pub fn answered(self: &Arc<Self>, told: Option<&str>) {
-        let contradicts = self.contradicts(told);
+    pub fn answered(self: &Arc<Self>, told: Option<&str>, by: Endpoints) {
+        let contradicts = self.contradicts(told, by);
         if self.gauges.is_empty() || !self.is_due(contradicts) {
             return;
         }
@@ -259,16 +291,24 @@ impl Versions {
 
     /// Returns once it is known which weights an answer came from.
     pub async fn settle(&self, stamp: Stamp) -> Result<Fate, Error> {
-        if let Some(fate) = self.fate(stamp) {
-            return Ok(fate);
+        let fate = self.wait_for(|order| order.fate(stamp)).await?;
+        // A measurement settles everything from before it began, one way or the other; what it did not is not vouched for.
+        Ok(fate.unwrap_or(Fate::Between(stamp.model, stamp.model)))
+    }
+
+    /// What `known` finds, if need be after a measurement.
+    async fn wait_for<T>(&self, known: impl Fn(&Order) -> Option<T>) -> Result<Option<T>, Error> {
+        let now = || known(&self.lock().order);
+        if let Some(known) = now() {
+            return Ok(Some(known));
         }
         let _measuring = self.measuring.lock().await;
         // Whoever was measuring may have settled it.
-        if self.fate(stamp).is_none() {
-            self.measure(Patience::Full).await?;
+        if let Some(known) = now() {
+            return Ok(Some(known));
         }
-        // A measurement settles everything from before it began, one way or the other; what it did not is not vouched for.
-        Ok(self.fate(stamp).unwrap_or(Fate::Between(stamp.model, stamp.model)))
+        self.measure(Patience::Full).await?;
+        Ok(now())
     }
 
     /// Which weights an answer came from, if that is known by now.
@@ -280,20 +320,20 @@ impl Versions {
         // What an endpoint answers from now on is for the next measurement to vouch for.
         let seen = self.answers_by_endpoint();
         let began = self.begin();
-        let mut is_lost = false;
         for (idx, read) in self.read_all(patience).await?.into_iter().enumerate() {
             match self.judge(idx, read, patience).await? {
-                Finding::Same => {}
-                Finding::Gone => is_lost |= self.answered_since(idx),
-                Finding::Changed(new) => return self.change(idx, new).await,
+                Finding::Gone if self.answered_since(idx) => self.doubt(idx).await?,
+                // From one that is gone and gave no answer there is nothing to settle.
+                Finding::Same | Finding::Gone => self.lock().order.agree(idx, began),
+                Finding::Changed(new) => self.change(idx, new).await?,
             }
-        }
-        if is_lost {
-            return self.doubt(seen).await;
         }
         self.ledger.settle(self.role, began).await?;
         let mut state = self.lock();
-        state.order.agree(began);
+        // What cannot be measured is one model for good.
+        if self.gauges.is_empty() {
+            state.order.agree(0, began);
+        }
         state.seen = seen;
         Ok(())
     }
@@ -396,13 +436,11 @@ impl Versions {
     }
 
     /// An endpoint is gone before its last answers could be settled: nobody can say which they are.
-    async fn doubt(&self, seen: Vec<u64>) -> Result<(), Error> {
+    async fn doubt(&self, idx: usize) -> Result<(), Error> {
         let _keeping = self.keeping.write().await;
-        let model = self.lock().order.current;
-        self.ledger.doubt(self.role, model).await?;
-        let mut state = self.lock();
-        state.order.change(model);
-        state.seen = seen;
+        let model = self.lock().order.model(idx);
+        self.ledger.doubt(self.role, Endpoints::one(idx), model).await?;
+        self.lock().order.change(idx, model);
         Ok(())
     }
 
@@ -410,16 +448,16 @@ impl Versions {
     async fn change(&self, idx: usize, new: Option<Fingerprint>) -> Result<(), Error> {
         let (old, noise, before) = {
             let state = self.lock();
-            (state.expected[idx].clone(), state.noise[idx], state.order.current)
+            (state.expected[idx].clone(), state.noise[idx], state.order.model(idx))
         };
         let model = match &new {
             Some(new) => self.ledger.identify(new, noise).await?.0,
             None => before,
         };
         let _keeping = self.keeping.write().await;
-        self.ledger.doubt(self.role, model).await?;
+        self.ledger.doubt(self.role, Endpoints::one(idx), model).await?;
         let mut state = self.lock();
-        state.order.change(model);
+        state.order.change(idx, model);
         state.checks.changes += 1;
         if self.rules.new_weights == NewWeights::Stop || new.is_none() {
             let server = self.servers[idx].clone();
@@ -459,7 +497,13 @@ pub fn reason(new: Option<&Fingerprint>, old: &Fingerprint) -> String {
 struct Order {
     /// Measurements that were begun.
     begun: u64,
-    /// What came in before this one was begun is settled.
+    endpoints: Vec<Line>,
+}
+
+/// What is known of one endpoint.
+#[derive(Debug, PartialEq, Eq)]
+struct Line {
+    /// What came in before this measurement was begun is settled.
     settled: u64,
     current: ModelId,
     /// Stretches between measurements that differ.
@@ -467,21 +511,37 @@ struct Order {
 }
 
 impl Order {
-    /// After a first measurement, which found `model`.
-    fn new(model: ModelId) -> Self {
-        Self { begun: 1, settled: 1, current: model, doubts: Vec::new() }
+    /// After a first measurement, which found `models`.
+    fn new(models: Vec<ModelId>) -> Self {
+        let line = |current| Line { settled: 1, current, doubts: Vec::new() };
+        Self { begun: 1, endpoints: models.into_iter().map(line).collect() }
     }
 
-    fn now(&self) -> Stamp {
-        Stamp { after: self.begun, model: self.current }
+    fn lines(&self, by: Endpoints) -> impl Iterator<Item = &Line> {
+        (0..).zip(&self.endpoints).filter(move |(idx, _)| by.contain(*idx)).map(|(_, line)| line)
     }
 
-    fn unbroken_since(&self) -> u64 {
-        self.doubts.last().map_or(0, |it| it.0.end)
+    fn models(&self, by: Endpoints) -> Vec<ModelId> {
+        self.lines(by).map(|it| it.current).collect()
     }
 
-    fn is_unbroken(&self, since: u64, until: Stamp) -> bool {
-        !self.doubts.iter().any(|it| (since + 1..=until.after).contains(&it.0.end))
+    fn model(&self, idx: usize) -> ModelId {
+        self.endpoints[idx].current
+    }
+
+    fn stamp(&self, by: Endpoints) -> Option<Stamp> {
+        let mut models = self.lines(by).map(|it| it.current);
+        let model = models.next()?;
+        models.all(|it| it == model).then_some(Stamp { after: self.begun, by, model })
+    }
+
+    fn unbroken_since(&self, by: Endpoints) -> u64 {
+        self.lines(by).filter_map(|it| it.doubts.last()).map(|it| it.0.end).max().unwrap_or(0)
+    }
+
+    fn is_unbroken(&self, since: u64, until: u64) -> bool {
+        let mut doubts = self.lines(Endpoints::ALL).flat_map(|it| &it.doubts);
+        !doubts.any(|it| (since + 1..=until).contains(&it.0.end) || it.0.contains(&until))
     }
 
     fn begin(&mut self) -> u64 {
@@ -489,23 +549,38 @@ impl Order {
         self.begun
     }
 
-    /// The measurement that was begun as number `began` found what the last one found.
-    fn agree(&mut self, began: u64) {
-        self.settled = self.settled.max(began);
+    /// The measurement that was begun as number `began` found at an endpoint what the last one found there.
+    fn agree(&mut self, idx: usize, began: u64) {
+        let line = &mut self.endpoints[idx];
+        line.settled = line.settled.max(began);
     }
 
-    /// The last measurement found another model: nobody knows when it changed.
-    fn change(&mut self, model: ModelId) {
-        self.doubts.push((self.settled..self.begun + 1, self.current, model));
+    /// The last measurement found another model at an endpoint: nobody knows when it changed.
+    fn change(&mut self, idx: usize, model: ModelId) {
+        let line = &mut self.endpoints[idx];
+        line.doubts.push((line.settled..self.begun + 1, line.current, model));
         self.begun += 1;
-        (self.settled, self.current) = (self.begun, model);
+        (line.settled, line.current) = (self.begun, model);
+    }
+
+    fn between(&self, sent: u64, by: Endpoints) -> Fate {
+        let at = |line: &Line| line.doubts.iter().find(|it| it.0.end > sent).map_or(line.current, |it| it.1);
+        let (before, after) = (self.lines(by).next().map(at), self.lines(by).last().map(|it| it.current));
+        // Somebody has answered, so there is a line.
+        let (before, after) = (before.unwrap_or(ModelId(0)), after.unwrap_or(ModelId(0)));
+        Fate::Between(before, after)
+    }
+
+    /// Whether measurements have come after everything that came in from these endpoints when so many had been begun.
+    fn is_settled(&self, after: u64, by: Endpoints) -> bool {
+        self.lines(by).all(|it| after < it.settled)
     }
 
     fn fate(&self, stamp: Stamp) -> Option<Fate> {
-        let doubt = self.doubts.iter().find(|it| it.0.contains(&stamp.after));
-        match doubt {
+        let mut doubts = self.lines(stamp.by).flat_map(|it| &it.doubts);
+        match doubts.find(|it| it.0.contains(&stamp.after)) {
             Some(&(_, before, after)) => Some(Fate::Between(before, after)),
-            None => (stamp.after < self.settled).then_some(Fate::Known(stamp.model)),
+            None => self.is_settled(stamp.after, stamp.by).then_some(Fate::Known(stamp.model)),
         }
     }
 }
@@ -521,34 +596,35 @@ mod tests {
 
     const OLD: ModelId = ModelId(1);
     const NEW: ModelId = ModelId(2);
+    const ONE: Endpoints = Endpoints(1);
 
     fn fates(order: &Order) -> Vec<Option<Fate>> {
-        (1..=order.begun).map(|after| order.fate(Stamp { after, model: order.current })).collect()
+        (1..=order.begun).map(|after| order.fate(Stamp { after, by: ONE, model: order.model(0) })).collect()
     }
 
     #[test]
     fn an_answer_is_settled_by_a_measurement_that_began_after_it() {
-        let mut order = Order::new(OLD);
+        let mut order = Order::new(vec![OLD]);
         assert_eq!(fates(&order), [None]);
         let began = order.begin();
         assert_eq!(fates(&order), [None, None]);
-        order.agree(began);
+        order.agree(0, began);
         assert_eq!(fates(&order), [Some(Fate::Known(OLD)), None]);
     }
 
     #[test]
     fn what_lies_between_two_measurements_that_differ_is_of_either() {
-        let mut order = Order::new(OLD);
+        let mut order = Order::new(vec![OLD]);
         let began = order.begin();
-        order.agree(began);
+        order.agree(0, began);
         order.begin();
-        order.change(NEW);
+        order.change(0, NEW);
         let between = Some(Fate::Between(OLD, NEW));
-        let known = Stamp { after: 1, model: OLD };
+        let known = Stamp { after: 1, by: ONE, model: OLD };
         assert_eq!(order.fate(known), Some(Fate::Known(OLD)));
         assert_eq!(fates(&order)[1..], [between, between, None]);
         let began = order.begin();
-        order.agree(began);
+        order.agree(0, began);
         assert_eq!(fates(&order)[1..], [between, between, Some(Fate::Known(NEW)), None]);
     }
 
@@ -569,24 +645,24 @@ mod tests {
         });
         let gauge = Gauge { server: "s".into(), measure, expected, noise: 0.0, checks: Checks::default() };
         let rules = WeightRules { answers: 3, time: Duration::from_secs(60), ..WeightRules::default() };
-        let (role, known) = (ModelRole::Teacher, (OLD, HashMap::new()));
+        let (role, known) = (ModelRole::Teacher, (vec![OLD], HashMap::new()));
         let versions = Versions::new(ledger, role, rules, None, vec![gauge], known);
         for n_answers in [3, 3] {
             for _ in 1..n_answers {
-                versions.answered(None);
+                versions.answered(None, ONE);
             }
             assert!(!versions.lock().is_checking);
-            versions.answered(None);
+            versions.answered(None, ONE);
             measurements.recv().await.unwrap();
             // What this one shows is waited for.
-            versions.settle(Stamp { after: versions.now().after - 1, model: OLD }).await.unwrap();
+            versions.settle(Stamp { after: versions.begun() - 1, by: ONE, model: OLD }).await.unwrap();
             versions.lock().is_checking = false;
         }
         tokio::time::advance(Duration::from_secs(59)).await;
-        versions.answered(None);
+        versions.answered(None, ONE);
         assert!(!versions.lock().is_checking);
         tokio::time::advance(Duration::from_secs(1)).await;
-        versions.answered(None);
+        versions.answered(None, ONE);
         measurements.recv().await.unwrap();
         assert!(measurements.try_recv().is_err());
     }
@@ -594,14 +670,35 @@ mod tests {
     /// Also where the model is the same again: an endpoint is gone, or the old weights are back.
     #[test]
     fn what_was_sent_before_a_doubt_is_told_from_what_is_sent_after_it() {
-        let mut order = Order::new(OLD);
+        let mut order = Order::new(vec![OLD]);
         for model in [OLD, NEW, OLD] {
             order.begin();
-            let (sent, since) = (order.now(), order.unbroken_since());
-            assert!(since <= sent.after && order.is_unbroken(since, sent));
-            order.change(model);
-            assert!(order.unbroken_since() > sent.after);
-            assert!(order.is_unbroken(since, sent) && !order.is_unbroken(since, order.now()));
+            let (sent, since) = (order.begun, order.unbroken_since(ONE));
+            assert!(since <= sent && order.is_unbroken(since, sent));
+            order.change(0, model);
+            assert!(order.unbroken_since(ONE) > sent);
+            assert!(!order.is_unbroken(since, sent) && !order.is_unbroken(since, order.begun));
         }
+    }
+
+    /// The first of two endpoints is synced, then the second: whatever each of them answers has its own version.
+    #[test]
+    fn a_change_of_one_endpoint_is_no_change_of_another() {
+        let (first, second) = (Endpoints::one(0), Endpoints::one(1));
+        let mut order = Order::new(vec![OLD, OLD]);
+        let [early, other] = [first, second].map(|by| order.stamp(by).unwrap());
+        let began = order.begin();
+        order.change(0, NEW);
+        order.agree(1, began);
+        assert_eq!(order.fate(early), Some(Fate::Between(OLD, NEW)));
+        assert_eq!(order.fate(other), Some(Fate::Known(OLD)));
+        assert_eq!((order.stamp(first).unwrap().model, order.stamp(second).unwrap().model), (NEW, OLD));
+        assert_eq!((order.stamp(Endpoints::ALL), order.models(Endpoints::ALL)), (None, vec![NEW, OLD]));
+        assert_eq!(order.between(1, first), Fate::Between(OLD, NEW));
+        assert!(order.unbroken_since(first) > 1 && order.unbroken_since(second) == 0);
+        order.begin();
+        order.change(1, NEW);
+        assert_eq!(order.stamp(Endpoints::ALL).unwrap().model, NEW);
+        assert_eq!(order.fate(other), Some(Fate::Known(OLD)));
     }
 }

@@ -47,6 +47,17 @@ fn count_right(rows: &[Value], jobs: &[Value], allowed: &[Toy]) -> BTreeMap<u64,
     right
 }
 
+/// By the version that rows name, the weights that their numbers are of.
+fn named_rows<'a>(rows: &'a [Value], jobs: &[Value]) -> BTreeMap<&'a str, BTreeSet<u64>> {
+    let mut names: BTreeMap<&str, BTreeSet<u64>> = BTreeMap::new();
+    for (row, job) in rows.iter().zip(jobs) {
+        let is_of = |toy: &Toy| expected_of(job, *toy)["spans"] == row["spans"];
+        let toy = [OLD, NEW].into_iter().find(is_of).unwrap();
+        names.entry(row["version"].as_str().unwrap()).or_default().insert(toy.weights);
+    }
+    names
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn new_weights_behind_a_healthy_server_end_the_run_and_give_no_number() {
     for (dialect, names_weights, more) in [
@@ -86,12 +97,7 @@ async fn a_run_goes_on_with_new_weights_where_that_is_wanted() {
         let right = count_right(&rows, &jobs, &[OLD, NEW]);
         assert_eq!(right.values().sum::<usize>(), 200, "{right:?}");
         // Each row names the weights it is of.
-        let mut names: BTreeMap<&str, BTreeSet<u64>> = BTreeMap::new();
-        for (row, job) in rows.iter().zip(&jobs) {
-            let toy =
-                [OLD, NEW].into_iter().find(|toy| expected_of(job, *toy)["spans"] == row["spans"]).unwrap();
-            names.entry(row["version"].as_str().unwrap()).or_default().insert(toy.weights);
-        }
+        let names = named_rows(&rows, &jobs);
         assert!(names.values().all(|it| it.len() == 1), "{names:?}");
         // A name may come before its weights, as on real servers: then there are two.
         let changes = ran.summary()["weights"]["changes"].as_u64();
@@ -259,6 +265,55 @@ async fn credit_goes_on_with_new_weights_and_every_episode_is_of_one_version() {
         // A name may come before its weights, as on real servers: then there are two.
         let changes = place.summary()["weights"]["changes"].as_u64();
         assert!(changes == Some(1) || names_weights && changes == Some(2), "{changes:?}");
+    }
+}
+
+/// Two replicas that are synced one after the other: the second has the old weights for long after the first has new
+/// ones, so that whoever takes them for one model gives rows wrong names.
+async fn replicas(dialect: Dialect) -> [StandIn; 2] {
+    let synced = async |after| StandIn::start(swapping(dialect, after, false)).await;
+    [synced(30).await, synced(150).await]
+}
+
+const ROLLING: [&str; 4] = ["--new-weights", "continue", "--weights-check-answers", "5"];
+
+#[tokio::test(flavor = "multi_thread")]
+async fn replicas_that_are_synced_one_after_the_other_have_versions_of_their_own() {
+    for dialect in [Dialect::Vllm, Dialect::Sglang] {
+        let [first, second] = replicas(dialect).await;
+        let other = second.url();
+        let jobs = jobs(300, 12);
+        let place = Place::new(&jobs);
+        let more = [&ROLLING[..], &["--concurrency", "4", "--json", "--url", &other]].concat();
+        let ran = place.score_at(&first, &more).await;
+        assert_eq!(ran.code, 0, "{dialect:?}: {}", ran.stderr);
+        let rows = place.rows();
+        assert_eq!(count_right(&rows, &jobs, &[OLD, NEW]).values().sum::<usize>(), 300);
+        let versions = named_rows(&rows, &jobs);
+        assert!(versions.values().all(|it| it.len() == 1), "{dialect:?}: {versions:?}");
+        assert_eq!(ran.summary()["weights"]["changes"], 2, "{}", ran.summary());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn credit_over_replicas_gives_every_episode_numbers_of_one_version() {
+    for dialect in [Dialect::Vllm, Dialect::Sglang] {
+        let place = Episodes::empty(KEEPS);
+        let names: Vec<String> = (0..60).map(|n| format!("episode_{n:03}")).collect();
+        names.iter().for_each(|name| place.write_talk(name, 4));
+        let [first, second] = replicas(dialect).await;
+        let other = second.url();
+        let more = [&ROLLING[..], &["--placement", "last", "--url", &other]].concat();
+        place.credit(&first, &more).await.expect(0);
+        let mut versions: BTreeMap<String, BTreeSet<u64>> = BTreeMap::new();
+        for name in &names {
+            let toy = [OLD, NEW].into_iter().find(|toy| is_of(&place, name, *toy));
+            let toy = toy.unwrap_or_else(|| panic!("{name} has numbers of several weights"));
+            let version = place.scores(name)["provenance"]["version"].as_str().unwrap().to_owned();
+            versions.entry(version).or_default().insert(toy.weights);
+        }
+        assert!(versions.values().all(|it| it.len() == 1), "{dialect:?}: {versions:?}");
+        assert!(first.asked().len() > 40 && second.asked().len() > 40);
     }
 }
 
