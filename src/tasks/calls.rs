@@ -61,7 +61,7 @@ pub fn script(target: &Target, layout: Layout, tests: &str, n_calls: usize) -> S
     format!(
         "import json\nimport math\n\nfrom solution import {defined}\n\nTESTS = json.loads({tests})\n\n{access}{COMPARING}\n\
          def answer(n):\n    value = plain({called}(*arguments(n)))\n    \
-         return expected(n) if any(near(value, it) for it in accepted(n)) else value\n\n\n{assertions}"
+         return expected(n) if any(near(value, it) for it in accepted(n)) else Unlike(value)\n\n\n{assertions}"
     )
 }
 
@@ -94,8 +94,16 @@ def accepted(n):
 
 "#;
 
-/// Only plain data is taken for what was expected; how anything else compares is the assertion's business.
+/// Only plain data is taken for what was expected; anything else is unlike it, whatever it says of itself.
 const COMPARING: &str = r#"
+class Unlike:
+    def __init__(self, value):
+        self.value = value
+
+    def __repr__(self):
+        return repr(self.value)
+
+
 def plain(value):
     return [plain(it) for it in value] if isinstance(value, (list, tuple)) else value
 
@@ -103,9 +111,12 @@ def plain(value):
 def near(value, wanted):
     if type(value) is list and type(wanted) is list:
         return len(value) == len(wanted) and all(map(near, value, wanted))
+    if type(value) is dict and type(wanted) is dict:
+        are_texts = all(type(it) is str for it in value)
+        return are_texts and value.keys() == wanted.keys() and all(near(value[it], wanted[it]) for it in wanted)
     if type(wanted) is float and type(value) in (int, float):
         return math.isclose(value, wanted, rel_tol=1e-6, abs_tol=1e-6)
-    return type(value) is type(wanted) and type(value) in (int, str, bool, type(None)) and value == wanted
+    return type(value) in (int, float, bool, str, type(None)) and value == wanted
 
 "#;
 

@@ -449,7 +449,8 @@ def serve(message):
         args = decode(message.get("args", []), resolve)
         kwargs = decode(message.get("kwargs", {"d": []}), resolve)
         result = [do(message, args, kwargs)]
-        facts = {"value": encode(result[0], refer), "free": all(map(is_free, (result, args, kwargs.values())))}
+        held_by_others = (result if type(result[0]) in SIMPLE else (), args, kwargs.values())
+        facts = {"value": encode(result[0], refer), "free": all(map(is_free, held_by_others))}
         held.extend((number, arg, None) for number, arg in zip(message.get("given", []), args) if number is not None)
         facts.update(args=encode(args, refer), kwargs=encode(kwargs, refer), container=number_of_container(result[0]))
         send(answers, {**facts, "later": changes(), **all_heard(), "unread": unread()})

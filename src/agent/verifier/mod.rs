@@ -11,7 +11,8 @@
 //! Then the tests are run once more in one process with the solution, in a third sandbox, and the two runs decide
 //! together. What holds in both is solved. What fails in the second fails: stand-ins show less of objects than Python
 //! does, and nobody is rewarded for what they do not show. What fails with stand-ins alone is *undecided*, since it may
-//! be their fault, unless plain data alone refuted an assertion. The second run can be forged, which wins nothing: an
+//! be their fault, unless plain data alone refuted an assertion (an object where tests that look at none expect data is
+//! its content and no more) or the solution ended its process. The second run can be forged, which wins nothing: an
 //! undecided episode has no reward, so a forger escapes being a negative at most.
 //!
 //! Two rules, both about the tests alone:

@@ -397,7 +397,9 @@ def is_plain(tree, reading):
     attributes = {it.attr for it in ast.walk(tree) if isinstance(it, ast.Attribute)}
     is_known = all(it in {*WORDS, *reading.own, *reading.given} or it.endswith("Error") for it in used_names(tree))
     is_same = any(isinstance(it, (ast.Is, ast.IsNot)) for it in ast.walk(tree))
-    return is_known and not is_same and not any(it.startswith("_") for it in attributes) and "nan" not in ast.unparse(tree).lower()
+    texts = {it.value.strip().lower() for it in ast.walk(tree) if isinstance(it, ast.Constant) and isinstance(it.value, str)}
+    is_nan = "nan" in {*attributes, *texts, *used_names(tree)}
+    return is_known and not is_same and not is_nan and not any(it.startswith("_") for it in attributes)
 
 
 # Where the tests expect an object.

@@ -34,12 +34,12 @@ class Ending:
     """What is known about the end whatever the tests catch: the first reason stays."""
 
     failure = unusable = problem = None
-    # Whether only plain data was exchanged until now, and whether such has refuted an assertion.
+    # Whether only plain data was exchanged until now, and whether such has refuted an assertion or the solution ended itself.
     is_plain = is_refuted = False
 
 
 def give_up(reason):
-    Ending.failure = Ending.failure or reason
+    Ending.failure, Ending.is_plain = Ending.failure or reason, False
     return SolutionError(reason)
 
 
@@ -504,9 +504,17 @@ def is_data_type(kind):
     return kind in (*PLAIN_KINDS, object) or (isinstance(kind, type) and issubclass(kind, BaseException))
 
 
+def stands_for_data(kind):
+    """Whether an object came where the tests expect plain data: they ask no object for anything, and took the function by name, its class not."""
+    is_result = Last.origin.endswith("()") and Last.origin[:-2].isidentifier()
+    own = classes.get(kind["k"][0]) if "k" in kind else None
+    return is_result and not telling and (own is None or not own.remote_origin)
+
+
 def resolve(tag, body):
-    # A function that the tests took by its name is all that they must have.
-    Ending.is_plain = Ending.is_plain and tag == "f" and Last.origin.isidentifier()
+    # A function that the tests took by its name is all that they must have; an object in the place of data is its content.
+    is_known = (tag == "f" and Last.origin.isidentifier()) or (tag == "o" and stands_for_data(body[1]))
+    Ending.is_plain = Ending.is_plain and is_known
     if tag == "f":
         function = RemoteFunction(numbered(body[0]), Last.origin)
         object.__setattr__(function, "remote_kind", body[1])
@@ -708,6 +716,7 @@ def exchange(question):
     while True:
         line = incoming.readline(MAX_ANSWER)
         if not line.endswith(b"\n"):
+            Ending.is_refuted = True
             raise NotPlain("the solution ended its process" if len(line) < MAX_ANSWER else "the solution answers too much")
         answer = json.loads(line)
         pass_on(answer.get("printed"), sys.stdout, sys.__stdout__)

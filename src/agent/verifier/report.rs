@@ -26,7 +26,7 @@ pub enum Level {
 pub enum Worth {
     /// They count, unless the other witness says otherwise.
     Counted,
-    /// They count whoever says otherwise: plain data alone refuted an assertion.
+    /// They count whoever says otherwise: plain data alone refuted an assertion, or the solution ended its process.
     Refuted,
     /// They do not count: the other witness says otherwise.
     Undecided,

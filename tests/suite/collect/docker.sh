@@ -1,6 +1,7 @@
 #!/bin/sh
 # Stands in for the engine's client: `run` says ready and waits for the end of its input, `exec` runs the program in
-# the directory that would be the container's workspace. Every call is written down.
+# the directory that would be the container's workspace, with a /tmp of its own for the notes of process ids. Every call
+# is written down.
 here=$(dirname "$0")
 echo "$@" >> "$here/docker.log"
 case "$1" in
@@ -24,7 +25,8 @@ exec)
     *) shift 2 ;;
     esac
   done
-  workspace=$(cat "$here/$1.workspace")
-  shift
-  cd "$workspace" && exec "$@" ;;
+  name=$1
+  note=$(printf %s "$4" | sed "s,/tmp/,$here/$name,")
+  shift 4
+  cd "$(cat "$here/$name.workspace")" && exec sh -c "$note" "$@" ;;
 esac
