@@ -12,14 +12,11 @@ use tokio::net::unix::pipe::Receiver;
 use tokio::sync::{oneshot, watch};
 
 use super::capture::Capture;
-use super::protocol::Exit;
+use super::protocol::{Ended, Exit};
 
 /// After a program ended, this much of what its children still print is read.
 const MAX_AFTER_EXIT: usize = 1 << 20;
 const CHUNK: usize = 64 << 10;
-
-/// How a program ended, or the error number with which it could not be started.
-pub type Ended = Result<Exit, i32>;
 
 /// The standard input of a program, as far as we can still write to it.
 #[derive(Clone, Debug, Default)]

@@ -75,18 +75,6 @@ pub fn child_signal() -> io::Result<OwnedFd> {
     }
 }
 
-/// Installs a system-call filter for this thread and all it starts, for good.
-pub fn install_filter(filter: &mut [libc::sock_filter]) -> io::Result<()> {
-    let len = u16::try_from(filter.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
-    let program = libc::sock_fprog { len, filter: filter.as_mut_ptr() };
-    // SAFETY: the program points at `len` instructions that live through the call; the kernel
-    // copies and verifies them.
-    match unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, 0, &raw const program) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
-}
-
 /// Starts a program in its own session, so that all of it can be killed, and with no signal blocked.
 pub fn in_own_session(command: &mut Command) {
     // SAFETY: the hook runs between fork and exec, makes system calls only and allocates nothing.

@@ -1,48 +1,44 @@
-//! Which step of making a sandbox failed, and what a user can do about it.
+//! What was being done when the kernel refused to make a sandbox, and what a user can do about it.
 
 use std::io;
+use std::os::fd::AsFd;
 
-/// A step that failed, with the kernel's reason.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct FailedStep {
-    /// What was being done.
-    pub step: String,
-    /// The kernel's error number.
-    pub errno: i32,
+use super::channel;
+use super::protocol::{Refusal, Reply};
+
+/// Says what was being done when an error happened.
+pub trait Doing<T> {
+    /// Turns an error into a refusal of that.
+    fn doing(self, doing: &str) -> Result<T, Refusal>;
 }
 
-/// Names the step an error happened in.
-pub trait Step<T> {
-    /// Turns an error into a failed step.
-    fn step(self, step: &str) -> Result<T, FailedStep>;
-}
-
-impl<T> Step<T> for io::Result<T> {
-    fn step(self, step: &str) -> Result<T, FailedStep> {
-        self.map_err(|error| FailedStep {
-            step: step.to_owned(),
-            errno: error.raw_os_error().unwrap_or(libc::EIO),
+impl<T, E: Into<io::Error>> Doing<T> for Result<T, E> {
+    fn doing(self, doing: &str) -> Result<T, Refusal> {
+        self.map_err(|error| Refusal {
+            doing: doing.to_owned(),
+            errno: error.into().raw_os_error().unwrap_or(libc::EIO),
         })
     }
 }
 
-impl<T> Step<T> for rustix::io::Result<T> {
-    fn step(self, step: &str) -> Result<T, FailedStep> {
-        self.map_err(|error| FailedStep { step: step.to_owned(), errno: error.raw_os_error() })
+impl Refusal {
+    /// Tells it to whoever waits for the sandbox; the status to exit with.
+    pub fn tell(self, control: impl AsFd) -> i32 {
+        // An owner who is gone needs no answer, and one who waits sees the socket close in any case.
+        let _ = channel::send(control, &Reply::Refused(self), &[]);
+        1
     }
 }
 
-/// The step at which namespaces are made; the one machines forbid most.
+/// Making namespaces: what machines forbid most.
 pub const NAMESPACES: &str = "create user, mount, pid, network, ipc and uts namespaces";
-/// The step at which the private process table is mounted.
 pub const MOUNT_PROC: &str = "mount a private /proc";
-/// The step at which root looks for an unprivileged id.
 pub const UNPRIVILEGED_ID: &str = "find a user id beside root's in /proc/self/uid_map";
 
-/// The kernel's facility that a step needs, as people look for it.
-pub fn facility(step: &str) -> &'static str {
-    let begins = |words: &[&str]| words.iter().any(|it| step.starts_with(it));
-    match step {
+/// The kernel's facility that this needs, as people look for it.
+pub fn facility(doing: &str) -> &'static str {
+    let begins = |words: &[&str]| words.iter().any(|it| doing.starts_with(it));
+    match doing {
         NAMESPACES | UNPRIVILEGED_ID => "user namespaces",
         _ if begins(&["map ", "give up supplementary", "drop the ", "reach the "]) => "user namespaces",
         MOUNT_PROC => "mounting proc in a user namespace",
@@ -57,9 +53,9 @@ pub fn facility(step: &str) -> &'static str {
     }
 }
 
-/// The next action for a step that failed.
-pub fn help(step: &str, errno: i32) -> &'static str {
-    match (step, errno) {
+/// The next action after a refusal.
+pub fn help(doing: &str, errno: i32) -> &'static str {
+    match (doing, errno) {
         (NAMESPACES, libc::EPERM | libc::EACCES) => {
             "allow unprivileged user namespaces (sysctl kernel.unprivileged_userns_clone=1, \
              kernel.apparmor_restrict_unprivileged_userns=0; in a container: a seccomp profile that permits \
@@ -85,7 +81,7 @@ pub fn help(step: &str, errno: i32) -> &'static str {
         }
         (_, libc::EAGAIN) => "raise the limit on processes (ulimit -u), or lower --concurrency",
         (_, libc::ENOMEM) => "the machine is out of memory; lower --concurrency",
-        (_, libc::EPERM | libc::EACCES) => forbidden(facility(step)),
+        (_, libc::EPERM | libc::EACCES) => forbidden(facility(doing)),
         _ => "choose --sandbox docker, or report this with the kernel's version (uname -a)",
     }
 }
@@ -123,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn every_step_names_its_facility() {
+    fn everything_names_its_facility() {
         let mounts = "mounting in a user namespace";
         let cases = [
             (NAMESPACES, "user namespaces"),
@@ -137,8 +133,8 @@ mod tests {
             ("put the sandbox under its control group", "control groups"),
             ("set resource limits", "process limits and privileges"),
         ];
-        for (step, expected) in cases {
-            assert_eq!(facility(step), expected, "{step}");
+        for (doing, expected) in cases {
+            assert_eq!(facility(doing), expected, "{doing}");
         }
     }
 }
