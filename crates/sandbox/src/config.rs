@@ -3,7 +3,6 @@
 //! Plain data. What the machine can really enforce of it is told by `Containment`, after the start.
 
 use std::path::PathBuf;
-use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -78,13 +77,6 @@ impl Default for Limits {
             scratch: 64 * MIB,
             wall_seconds: 3600,
         }
-    }
-}
-
-impl Limits {
-    /// The life of the sandbox.
-    pub fn wall(&self) -> Duration {
-        Duration::from_secs(self.wall_seconds)
     }
 }
 

@@ -40,7 +40,7 @@ pub fn main(spec: &Spec, ids: &Ids, cgroup: &Cgroup, trees: Option<Vec<Tree>>, g
     let meter = cgroup.usage().map_or(Meter::Family, Meter::Group);
     match set_up(spec, ids, cgroup.containment(), trees, &go) {
         Ok((workspace, preference)) => {
-            let ready = channel::send(control(), &Reply::Ready, &[workspace.as_fd()]);
+            let ready = channel::send(control(), &Reply::Ready(cgroup.containment()), &[workspace.as_fd()]);
             drop(workspace);
             let jobs = Jobs { running: HashMap::new(), go: Some(go), meter, preference: Some(preference) };
             i32::from(ready.and_then(|()| serve(jobs)).is_err())

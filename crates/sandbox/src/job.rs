@@ -8,6 +8,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use tokio::io::AsyncReadExt;
 use tokio::net::unix::pipe::Receiver;
 use tokio::sync::{oneshot, watch};
 
@@ -102,7 +103,7 @@ impl Job {
 
 /// Empties the pipe until the program ends, then takes what is left in it.
 async fn pump(
-    receiver: Receiver,
+    mut receiver: Receiver,
     capture: Arc<Mutex<Capture>>,
     mut ended: oneshot::Receiver<Ended>,
     sender: watch::Sender<Option<(Ended, Duration)>>,
@@ -113,9 +114,10 @@ async fn pump(
     let end = loop {
         tokio::select! {
             end = &mut ended => break end.unwrap_or(Ok(Exit::Lost)),
-            ready = receiver.readable(), if is_open => {
-                is_open = ready.is_ok() && take(&receiver, &capture, &mut buffer) != Taken::End;
-            }
+            read = receiver.read(&mut buffer), if is_open => match read {
+                Ok(n_bytes @ 1..) => lock(&capture).push(&buffer[..n_bytes]),
+                _ => is_open = false,
+            },
         }
     };
     take_rest(&receiver, &capture, &mut buffer);
@@ -132,25 +134,6 @@ fn take_rest(receiver: &Receiver, capture: &Mutex<Capture>, buffer: &mut [u8]) {
     {
         lock(capture).push(&buffer[..n_bytes]);
         n_taken += n_bytes;
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Taken {
-    Bytes,
-    Nothing,
-    End,
-}
-
-fn take(receiver: &Receiver, capture: &Mutex<Capture>, buffer: &mut [u8]) -> Taken {
-    match receiver.try_read(buffer) {
-        Ok(0) => Taken::End,
-        Ok(n_bytes) => {
-            lock(capture).push(&buffer[..n_bytes]);
-            Taken::Bytes
-        }
-        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Taken::Nothing,
-        Err(_) => Taken::End,
     }
 }
 

@@ -149,19 +149,15 @@ impl Namespaces {
         spec: &Spec,
     ) -> Result<(Channel, OwnedFd, Containment), SandboxError> {
         let channel = launcher.launch(spec).await?;
-        let mut containment = Containment::default();
-        loop {
-            match channel.receive().await {
-                Ok(Some((Reply::Contained(it), _))) => containment = it,
-                Ok(Some((Reply::Ready, mut descriptors))) => {
-                    let workspace = descriptors.pop().ok_or(SandboxError::Ended(End::Unknown))?;
-                    return Ok((channel, workspace, containment));
-                }
-                Ok(Some((Reply::Refused(refusal), _))) => return Err(SandboxError::Refused(refusal)),
-                Ok(Some((Reply::Over(end), _))) => return Err(SandboxError::Ended(end)),
-                // Whoever should have read the description is gone.
-                _ => return Err(launcher.failed(io::Error::other("it ended without an answer"))),
+        match channel.receive().await {
+            Ok(Some((Reply::Ready(containment), mut descriptors))) => {
+                let workspace = descriptors.pop().ok_or(SandboxError::Ended(End::Unknown))?;
+                Ok((channel, workspace, containment))
             }
+            Ok(Some((Reply::Refused(refusal), _))) => Err(SandboxError::Refused(refusal)),
+            Ok(Some((Reply::Over(end), _))) => Err(SandboxError::Ended(end)),
+            // Whoever should have read the description is gone.
+            _ => Err(launcher.failed(io::Error::other("it ended without an answer"))),
         }
     }
 

@@ -150,10 +150,8 @@ pub struct Refusal {
 pub enum Reply {
     /// It cannot be made.
     Refused(Refusal),
-    /// Which limits hold for the whole episode; comes before `Ready`.
-    Contained(Containment),
-    /// It runs; the workspace's descriptor travels beside the packet.
-    Ready,
+    /// It runs, and these limits hold for the whole episode; the workspace's descriptor travels beside the packet.
+    Ready(Containment),
     /// A program ended, or never began.
     Ended {
         /// Which one.
@@ -216,8 +214,7 @@ mod tests {
                 niceness_counts: !flag,
             };
             check(Reply::Refused(Refusal { doing, errno }))?;
-            check(Reply::Contained(contained))?;
-            check(Reply::Ready)?;
+            check(Reply::Ready(contained))?;
             for ended in [Err(errno), Ok(Exit::Code(errno)), Ok(Exit::Signal(errno)), Ok(Exit::Lost)] {
                 check(Reply::Ended { job, ended })?;
             }

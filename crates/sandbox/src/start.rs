@@ -2,7 +2,6 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::AsFd;
 
 use rustix::fs::fstat;
 use tempfile::TempDir;
@@ -83,7 +82,10 @@ impl Sandboxes {
         let root = layout::plan(machine, &self.config.limits, self.config.network);
         let spec = Spec { root, priority, ..self.spec(WORKSPACE) };
         let (backend, directory, containment) = Namespaces::start(&self.launcher, &spec, None).await?;
-        let workspace = Workspace::new(directory, None, WORKSPACE).owned_by_its_user()?;
+        let stat = fstat(&directory).map_err(io::Error::from)?;
+        let is_ours = stat.st_uid == rustix::process::geteuid().as_raw();
+        let owner = (!is_ours).then_some((stat.st_uid, stat.st_gid));
+        let workspace = Workspace::new(directory, owner, WORKSPACE);
         let env = environment(&machine.search_path(), "/tmp");
         Ok(Sandbox::new(Box::new(backend), workspace, &machine.shell, env, containment))
     }
@@ -148,13 +150,4 @@ fn environment(path: &str, home: &str) -> Vec<(String, String)> {
         ("PYTHONUNBUFFERED", "1"),
     ];
     variables.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec()
-}
-
-impl Workspace {
-    /// Takes on the identity of the directory's owner for all access, unless it is ourselves.
-    fn owned_by_its_user(self) -> Result<Self, SandboxError> {
-        let stat = fstat(self.directory().as_fd()).map_err(io::Error::from)?;
-        let is_ours = stat.st_uid == rustix::process::geteuid().as_raw();
-        Ok(if is_ours { self } else { self.with_owner((stat.st_uid, stat.st_gid)) })
-    }
 }

@@ -15,6 +15,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, WaitStatus, kill_pro
 
 use super::cgroup::Cgroup;
 use super::channel;
+use super::config::Containment;
 use super::ids::Ids;
 use super::init;
 use super::protocol::{End, Refusal, Reply, RootEntry, Spec};
@@ -53,16 +54,15 @@ fn make(spec: Spec) -> Result<(), Refusal> {
 fn adopt(spec: &Spec) -> Result<(), Refusal> {
     rustix::process::set_child_subreaper(Some(rustix::process::getpid())).doing("adopt stray processes")?;
     let workspace = init::open_directory(&spec.workspace).doing("open the workspace")?;
-    channel::send(io::stdin(), &Reply::Ready, &[workspace.as_fd()]).doing("report the workspace")?;
+    let ready = Reply::Ready(Containment::default());
+    channel::send(io::stdin(), &ready, &[workspace.as_fd()]).doing("report the workspace")?;
     let served = init::serve(init::Jobs::unprotected()).doing("start programs");
     strays::kill_all();
     served
 }
 
 fn contain(spec: Spec, cgroup: &Cgroup) -> Result<(), Refusal> {
-    let wall = spec.limits.wall();
-    let reply = Reply::Contained(cgroup.containment());
-    channel::send(io::stdin(), &reply, &[]).doing("report the limits")?;
+    let wall = Duration::from_secs(spec.limits.wall_seconds);
     let ids = Ids::for_sandbox()?;
     let trees = outer_trees(&spec.root)?;
     let (go_reader, go_writer) = io::pipe().doing("make a pipe")?;
