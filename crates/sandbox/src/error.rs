@@ -11,7 +11,7 @@ use super::refusal::{facility, help};
 #[derive(Debug, thiserror::Error)]
 pub enum SandboxError {
     /// The kernel forbids what the sandbox needs. It is never made weaker than asked for.
-    #[error("the sandbox cannot be made, because the kernel refuses {}: cannot {}: {}\nhelp: {}", facility(&.0.doing), .0.doing, io::Error::from_raw_os_error(.0.errno), help(&.0.doing, .0.errno))]
+    #[error("the sandbox cannot be made, because the kernel refuses {}: cannot {}: {}\nhelp: {}", facility(&.0.doing).0, .0.doing, io::Error::from_raw_os_error(.0.errno), help(&.0.doing, .0.errno))]
     Refused(Refusal),
     /// The launcher does not start.
     #[error(

@@ -35,22 +35,34 @@ pub const NAMESPACES: &str = "create user, mount, pid, network, ipc and uts name
 pub const MOUNT_PROC: &str = "mount a private /proc";
 pub const UNPRIVILEGED_ID: &str = "find a user id beside root's in /proc/self/uid_map";
 
-/// The kernel's facility that this needs, as people look for it.
-pub fn facility(doing: &str) -> &'static str {
-    let begins = |words: &[&str]| words.iter().any(|it| doing.starts_with(it));
-    match doing {
-        NAMESPACES | UNPRIVILEGED_ID => "user namespaces",
-        _ if begins(&["map ", "give up supplementary", "drop the ", "reach the "]) => "user namespaces",
-        MOUNT_PROC => "mounting proc in a user namespace",
-        _ if begins(&["show ", "hide ", "make ", "link ", "write /", "detach ", "enter ", "leave "]) => {
-            "mounting in a user namespace"
-        }
-        _ if begins(&["install the system-call filter"]) => "seccomp filters",
-        _ if begins(&["put the sandbox under"]) => "control groups",
-        _ if begins(&["bring up "]) => "network namespaces",
-        _ if begins(&["fork ", "adopt "]) => "processes",
-        _ => "process limits and privileges",
-    }
+const ELSEWHERE: &str = "run where this is permitted, or choose --sandbox docker";
+const MODULE: &str = "a security module or container forbids it: allow it (Ubuntu: sysctl \
+                      kernel.apparmor_restrict_unprivileged_userns=0; SELinux: its user_namespace policy; in a container: a \
+                      seccomp profile that permits open_tree, fsopen, move_mount and pivot_root), or choose --sandbox docker";
+const SECCOMP: &str =
+    "allow the seccomp system call (a kernel with CONFIG_SECCOMP_FILTER, no outer filter that forbids it)";
+const GROUPS: &str = "give this user's control group write access for itself (systemd: Delegate=yes), or take the right \
+                      to make groups away altogether: limits then hold for each process";
+
+/// The kernel's facilities as people look for them, the words with which what needs them begins, and the next action
+/// where they are forbidden.
+#[rustfmt::skip]
+const FACILITIES: &[(&str, &[&str], &str)] = &[
+    ("user namespaces", &[NAMESPACES, UNPRIVILEGED_ID, "map ", "give up supplementary", "drop the ", "reach the "], MODULE),
+    ("mounting proc in a user namespace", &[MOUNT_PROC], ELSEWHERE),
+    ("mounting in a user namespace", &["show ", "hide ", "make ", "link ", "write /", "detach ", "enter ", "leave "], MODULE),
+    ("seccomp filters", &["install the system-call filter"], SECCOMP),
+    ("control groups", &["put the sandbox under"], GROUPS),
+    ("network namespaces", &["bring up "], ELSEWHERE),
+    ("processes", &["fork ", "adopt "], ELSEWHERE),
+    ("process limits and privileges", &[""], ELSEWHERE),
+];
+
+/// The kernel's facility that this needs, and the next action where it is forbidden.
+pub fn facility(doing: &str) -> (&'static str, &'static str) {
+    let needs = |words: &[&str]| words.iter().any(|it| doing.starts_with(it));
+    let found = FACILITIES.iter().find(|(_, words, _)| needs(words));
+    found.map_or(("", ELSEWHERE), |(name, _, help)| (name, help))
 }
 
 /// The next action after a refusal.
@@ -81,26 +93,8 @@ pub fn help(doing: &str, errno: i32) -> &'static str {
         }
         (_, libc::EAGAIN) => "raise the limit on processes (ulimit -u), or lower --concurrency",
         (_, libc::ENOMEM) => "the machine is out of memory; lower --concurrency",
-        (_, libc::EPERM | libc::EACCES) => forbidden(facility(doing)),
+        (_, libc::EPERM | libc::EACCES) => facility(doing).1,
         _ => "choose --sandbox docker, or report this with the kernel's version (uname -a)",
-    }
-}
-
-fn forbidden(facility: &str) -> &'static str {
-    match facility {
-        "mounting in a user namespace" | "user namespaces" => {
-            "a security module or container forbids it: allow it (Ubuntu: sysctl \
-             kernel.apparmor_restrict_unprivileged_userns=0; SELinux: its user_namespace policy; in a container: a \
-             seccomp profile that permits open_tree, fsopen, move_mount and pivot_root), or choose --sandbox docker"
-        }
-        "seccomp filters" => {
-            "allow the seccomp system call (a kernel with CONFIG_SECCOMP_FILTER, no outer filter that forbids it)"
-        }
-        "control groups" => {
-            "give this user's control group write access for itself (systemd: Delegate=yes), or take the right \
-             to make groups away altogether: limits then hold for each process"
-        }
-        _ => "run where this is permitted, or choose --sandbox docker",
     }
 }
 
@@ -134,7 +128,7 @@ mod tests {
             ("set resource limits", "process limits and privileges"),
         ];
         for (doing, expected) in cases {
-            assert_eq!(facility(doing), expected, "{doing}");
+            assert_eq!(facility(doing).0, expected, "{doing}");
         }
     }
 }

@@ -261,9 +261,9 @@ impl Sandbox {
         let ended = self.backend.start(run, [stdin, stdout, writer.into()]).await?;
         let mut watched = Job::watch(text, output.into(), output_cap, ended)?;
         match feeding {
-            Feeding::Nothing => {}
-            Feeding::Bytes(writer, bytes) => feed(writer, bytes)?,
-            Feeding::Later(writer) => watched.input = Input::open(writer)?,
+            None => {}
+            Some((writer, Some(bytes))) => feed(writer, bytes)?,
+            Some((writer, None)) => watched.input = Input::open(writer)?,
         }
         Ok((job, watched))
     }
@@ -290,39 +290,29 @@ impl Sandbox {
     }
 }
 
-/// What we still write into a program's standard input.
-enum Feeding {
-    Nothing,
-    Bytes(OwnedFd, Vec<u8>),
-    Later(OwnedFd),
-}
+/// Where a program's input is written to, and what is written there at once; without that, it comes later.
+type Feeding = (OwnedFd, Option<Vec<u8>>);
 
 /// Standard input and output of a program, and what we must still write into the former.
-fn connect(streams: Streams, writer: &io::PipeWriter) -> io::Result<(OwnedFd, OwnedFd, Feeding)> {
+fn connect(streams: Streams, output: &io::PipeWriter) -> io::Result<(OwnedFd, OwnedFd, Option<Feeding>)> {
     let bytes = match streams {
-        Streams::Connected { stdin, stdout } => return Ok((stdin, stdout, Feeding::Nothing)),
-        Streams::Captured(bytes) if bytes.is_empty() => {
-            return Ok((File::open("/dev/null")?.into(), writer.try_clone()?.into(), Feeding::Nothing));
-        }
+        Streams::Connected { stdin, stdout } => return Ok((stdin, stdout, None)),
         Streams::Captured(bytes) => Some(bytes),
         Streams::Fed => None,
     };
-    let (reader, input) = io::pipe()?;
-    let feeding = match bytes {
-        Some(bytes) => Feeding::Bytes(input.into(), bytes),
-        None => Feeding::Later(input.into()),
-    };
-    Ok((reader.into(), writer.try_clone()?.into(), feeding))
+    let stdout = output.try_clone()?.into();
+    if bytes.as_ref().is_some_and(Vec::is_empty) {
+        return Ok((File::open("/dev/null")?.into(), stdout, None));
+    }
+    let (reader, writer) = io::pipe()?;
+    Ok((reader.into(), stdout, Some((writer.into(), bytes))))
 }
 
 /// Writes a program's input without waiting for it to be read.
 fn feed(writer: OwnedFd, bytes: Vec<u8>) -> io::Result<()> {
-    let writer = tokio::net::unix::pipe::Sender::from_owned_fd(writer)?;
-    tokio::spawn(async move {
-        let mut writer = writer;
-        // A program that does not read to the end is its own business.
-        let _ = tokio::io::AsyncWriteExt::write_all(&mut writer, &bytes).await;
-    });
+    let mut writer = tokio::net::unix::pipe::Sender::from_owned_fd(writer)?;
+    // A program that does not read to the end is its own business.
+    tokio::spawn(async move { drop(tokio::io::AsyncWriteExt::write_all(&mut writer, &bytes).await) });
     Ok(())
 }
 

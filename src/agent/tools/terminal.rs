@@ -25,7 +25,7 @@ const MAX_COMMAND: usize = 200;
 pub(super) async fn terminal(tools: &Toolbox<'_>, arguments: Arguments<'_>) -> Result<ToolResult, ToolError> {
     let line = arguments.text("command")?;
     if line.trim().is_empty() {
-        return Err(ToolError::Call("command is empty".to_owned()));
+        return Err("command is empty".to_owned().into());
     }
     let timeout = timeout(&tools.limits, &arguments)?;
     let mut command = Command::shell(line);
@@ -105,10 +105,10 @@ pub(super) async fn process(tools: &Toolbox<'_>, arguments: Arguments<'_>) -> Re
     }
     let known = ["poll", "log", "wait", "kill", "write", "submit", "close"];
     if !known.contains(&action) {
-        let reason = format!("action must be list, {} or close, not {action:?}", known[..6].join(", "));
-        return Err(ToolError::Call(reason));
+        return Err(format!("action must be list, {} or close, not {action:?}", known[..6].join(", ")).into());
     }
-    let id = session(&arguments)?;
+    // A number counts, because models write those.
+    let id = arguments.number("session_id")?.ok_or_else(|| "session_id is missing".to_owned())?;
     let status = match action {
         "wait" => sandbox.wait_background(id, timeout(&tools.limits, &arguments)?).await,
         "kill" => sandbox.kill_background(id).await,
@@ -132,11 +132,6 @@ pub(super) async fn process(tools: &Toolbox<'_>, arguments: Arguments<'_>) -> Re
         }
         _ => send(sandbox, id, arguments.text("data")?, action == "submit"),
     }
-}
-
-/// Which process; a number counts, because models write those.
-fn session(arguments: &Arguments<'_>) -> Result<u64, ToolError> {
-    arguments.number("session_id")?.ok_or_else(|| ToolError::Call("session_id is missing".to_owned()))
 }
 
 fn summary(status: &BackgroundStatus) -> Value {
