@@ -170,7 +170,7 @@ pub fn encode(message: &(impl Serialize + ?Sized)) -> io::Result<Vec<u8>> {
     postcard::to_allocvec(message).map_err(|_| io::ErrorKind::InvalidInput.into())
 }
 
-/// The message that bytes are, all of them. It takes no more memory than they allow.
+/// The message that bytes are, all of them. At most a mebibyte is set aside for what they only claim to hold.
 pub fn decode<M: DeserializeOwned>(packet: &[u8]) -> io::Result<M> {
     match postcard::take_from_bytes(packet) {
         Ok((message, [])) => Ok(message),
@@ -256,7 +256,7 @@ mod tests {
         assert!(decode::<Request>(&packet).is_err());
     }
 
-    /// A packet may say that it holds more than there is; nobody sets memory aside for that.
+    /// A packet may say that it holds more than there is.
     #[test]
     fn a_length_without_its_content_is_refused() {
         let run =

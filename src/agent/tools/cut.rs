@@ -42,9 +42,36 @@ fn char_offset(text: &str, n_chars: usize) -> usize {
     text.char_indices().nth(n_chars).map_or(text.len(), |(offset, _)| offset)
 }
 
-/// Takes away what only a terminal understands: colours, cursor movements, titles, bells.
+/// Takes away terminal escape sequences: colours, cursor movements, titles.
 pub fn strip_ansi(text: &str) -> String {
-    anstream::adapter::strip_str(text).to_string()
+    let mut plain = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(at) = rest.find('\u{1b}') {
+        plain.push_str(&rest[..at]);
+        rest = after_escape(&rest[at + 1..]);
+    }
+    plain.push_str(rest);
+    plain
+}
+
+/// What follows an escape sequence whose first character is gone already.
+fn after_escape(rest: &str) -> &str {
+    let mut chars = rest.chars();
+    match chars.next() {
+        // A control sequence ends with a letter or one of a few signs.
+        Some('[') => after(rest, |c| ('@'..='~').contains(&c), 1),
+        // An operating-system command ends with a bell or with another escape.
+        Some(']') => after(rest, |c| c == '\u{7}' || c == '\u{1b}', 1).trim_start_matches('\\'),
+        Some('(' | ')' | '#') => rest.get(2..).unwrap_or(""),
+        Some(_) => chars.as_str(),
+        None => "",
+    }
+}
+
+/// What follows the first character after `skip` that `is_end` accepts.
+fn after(rest: &str, is_end: impl Fn(char) -> bool, skip: usize) -> &str {
+    let body = &rest[skip..];
+    body.char_indices().find(|(_, c)| is_end(*c)).map_or("", |(at, c)| &body[at + c.len_utf8()..])
 }
 
 #[cfg(test)]
