@@ -56,7 +56,6 @@ impl From<SandboxError> for Failure {
 
 /// What a student said in a turn.
 pub(super) struct Said {
-    /// Its message.
     pub message: Message,
     /// Why pieces that looked like calls are none.
     pub malformed: Vec<String>,

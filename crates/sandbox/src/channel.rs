@@ -34,7 +34,6 @@ pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
 }
 
-/// Sends one message.
 pub fn send(
     socket: impl AsFd,
     message: &(impl Serialize + ?Sized),

@@ -30,7 +30,6 @@ const READY: &str = "ready";
 /// What one container is called, holds and is for.
 #[derive(Debug)]
 pub struct Container {
-    /// Its name.
     pub name: String,
     /// The directory of the machine that becomes the workspace.
     pub workspace: String,
@@ -88,7 +87,6 @@ fn kill_arguments(name: &str, job: u64) -> Vec<String> {
     vec!["exec".to_owned(), name.to_owned(), "sh".to_owned(), "-c".to_owned(), kill]
 }
 
-/// One container.
 #[derive(Debug)]
 pub struct Docker {
     program: PathBuf,

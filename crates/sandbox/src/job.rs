@@ -52,14 +52,12 @@ impl Input {
     }
 }
 
-/// One program.
 #[derive(Clone, Debug)]
 pub struct Job {
     /// What it was called with, for people.
     pub command: String,
     /// When it was started.
     pub started: Instant,
-    /// What it reads.
     pub input: Input,
     output: Arc<Mutex<Capture>>,
     end: watch::Receiver<Option<(Ended, Duration)>>,

@@ -110,7 +110,6 @@ impl Running {
 
 type Pending = Arc<Mutex<HashMap<u64, oneshot::Sender<Ended>>>>;
 
-/// One sandbox.
 #[derive(Debug)]
 pub struct Namespaces {
     channel: Arc<Channel>,

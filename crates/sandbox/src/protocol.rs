@@ -16,9 +16,7 @@ use super::config::{Containment, Limits, Priority};
 /// One thing in the sandbox's private root, made in the order of the plan.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RootEntry {
-    /// Where it is.
     pub path: String,
-    /// What is there.
     pub thing: Thing,
 }
 
@@ -51,11 +49,9 @@ pub enum Fork {
 /// All that a supervisor must know to make a sandbox.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Spec {
-    /// The private root.
     pub root: Vec<RootEntry>,
     /// The directory whose descriptor is handed back.
     pub workspace: String,
-    /// The limits.
     pub limits: Limits,
     /// Whose programs it is for.
     pub priority: Priority,

@@ -24,7 +24,6 @@ use tokio::io::unix::AsyncFd;
 pub enum Forked {
     /// The old process, with the new one's id.
     Parent(Pid),
-    /// The new process.
     Child,
 }
 

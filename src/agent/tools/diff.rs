@@ -5,9 +5,7 @@
 /// What a patch does to one file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileDiff {
-    /// The file.
     pub path: String,
-    /// What becomes of it.
     pub change: Change,
     /// Where it changes, in order; of a new file, its lines.
     pub hunks: Vec<Hunk>,
@@ -24,11 +22,9 @@ impl FileDiff {
 /// What becomes of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// It is made.
     Add,
     /// It is changed, moved, or both.
     Update,
-    /// It is removed.
     Delete,
 }
 
@@ -37,7 +33,6 @@ pub enum Change {
 pub struct Hunk {
     /// Where it goes.
     pub at: Where,
-    /// Its lines.
     pub lines: Vec<Line>,
 }
 

@@ -20,7 +20,6 @@ const MAX_LINES: u64 = 2000;
 const MAX_LINE_CHARS: usize = 2000;
 const DEFAULT_RESULTS: u64 = 50;
 
-/// Reads numbered lines.
 pub(super) async fn read_file(
     workspace: &Workspace,
     limits: &ToolLimits,
@@ -83,7 +82,6 @@ fn short(line: &str) -> String {
     if cut.len() < line.len() { cut + "... [line cut]" } else { cut }
 }
 
-/// Writes a whole file.
 pub(super) async fn write_file(
     workspace: &Workspace,
     limits: &ToolLimits,

@@ -17,7 +17,6 @@ use super::{ToolError, hunks, v4a};
 /// No further file's change is shown behind so many bytes.
 const MAX_DIFF: usize = 50_000;
 
-/// Changes files.
 pub(super) async fn patch(
     workspace: &Workspace,
     max_work: u64,

@@ -21,7 +21,6 @@ const MAX_LINES: u64 = 2000;
 /// How much of a command line a list shows.
 const MAX_COMMAND: usize = 200;
 
-/// Runs a command.
 pub(super) async fn terminal(tools: &Toolbox<'_>, arguments: Arguments<'_>) -> Result<ToolResult, ToolError> {
     let line = arguments.text("command")?;
     if line.trim().is_empty() {
