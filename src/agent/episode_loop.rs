@@ -28,7 +28,7 @@ pub async fn run_episode(setting: &AgentSetting, task: &CodingTask, place: Episo
     let system = setting.options.system_prompt.as_deref();
     let tools = schema::schemas_with(setting.sandboxes.config().has_network());
     let mut talk = Transcript::new(id, &task.task, system, tools, setting.options.episode_output_chars);
-    let begun = talk.episode_mut();
+    let begun = &mut talk.episode;
     begun.started_at = Some(place.started_at);
     begun.temperature = Some(setting.options.agent_temperature);
     begun.tests_shown = task.check.as_ref().map(|_| task.tests_shown);
@@ -119,7 +119,7 @@ async fn answer(
 /// episode may still show.
 async fn fit(results: &mut [ToolResult], tools: &Toolbox<'_>, talk: &mut Transcript, max: usize) {
     let lengths: Vec<usize> = results.iter().map(|result| result.content.chars().count()).collect();
-    let left = talk.shown_left();
+    let left = talk.shown_left;
     let limit = cut::shared_limit(&lengths, max.min(left));
     for (result, _) in results.iter_mut().zip(lengths).filter(|(_, length)| *length > limit) {
         let had_whole = result.full.is_some();
@@ -209,6 +209,5 @@ fn rewarded(mut episode: Episode, number: f64, is_decided: bool) -> Episode {
 async fn ask_custom(rule: &RewardRule, episode: &Episode) -> Result<Option<f64>, String> {
     let Some(custom) = &rule.custom else { return Ok(None) };
     let json = record::to_json(episode).map_err(|error| error.to_string())?;
-    let number = reward::custom_reward(&custom.command, &json, custom.timeout).await;
-    number.map(Some).map_err(|error| error.to_string())
+    reward::custom_reward(&custom.command, &json, custom.timeout).await.map(Some)
 }

@@ -4,6 +4,7 @@
 //! arguments those the tool requires, as Python's `json.dumps` would write them, or what another pattern says.
 //! Optional arguments are left out: what is forced is the form, and a student that can choose needs no force.
 
+use regex::escape;
 use serde_json::Value;
 
 use backsight_chat::parse::Parser;
@@ -35,7 +36,7 @@ fn tool_pattern(tool: &Value, key: &str, max_text: usize, arguments: Option<&str
         Some(pattern) => format!("({pattern})"),
         None => required_pattern(function.get("parameters")?, max_text)?,
     };
-    Some(format!("\\{{\"name\": \"{}\", \"{key}\": \\{{{fields}\\}}\\}}", escaped(name)))
+    Some(format!("\\{{\"name\": \"{}\", \"{key}\": \\{{{fields}\\}}\\}}", escape(name)))
 }
 
 /// The arguments that must be there.
@@ -47,7 +48,7 @@ fn required_pattern(parameters: &Value, max_text: usize) -> Option<String> {
         .map(|name| {
             let name = name.as_str()?;
             let value = value_pattern(parameters.get("properties")?.get(name)?, max_text)?;
-            Some(format!("\"{}\": {value}", escaped(name)))
+            Some(format!("\"{}\": {value}", escape(name)))
         })
         .collect();
     Some(fields?.join(", "))
@@ -55,7 +56,7 @@ fn required_pattern(parameters: &Value, max_text: usize) -> Option<String> {
 
 fn value_pattern(schema: &Value, max_text: usize) -> Option<String> {
     if let Some(choices) = schema.get("enum").and_then(Value::as_array) {
-        let choices = choices.iter().map(|it| Some(format!("\"{}\"", escaped(it.as_str()?))));
+        let choices = choices.iter().map(|it| Some(format!("\"{}\"", escape(it.as_str()?))));
         return Some(format!("({})", choices.collect::<Option<Vec<_>>>()?.join("|")));
     }
     match schema.get("type")?.as_str()? {
@@ -67,11 +68,6 @@ fn value_pattern(schema: &Value, max_text: usize) -> Option<String> {
         "boolean" => Some("(true|false)".to_owned()),
         _ => None,
     }
-}
-
-/// A text in which nothing means more than itself.
-fn escaped(text: &str) -> String {
-    regex::escape(text)
 }
 
 #[cfg(test)]

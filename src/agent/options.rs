@@ -100,43 +100,35 @@ impl LoopOptions {
     /// The options, if they make sense.
     pub fn checked(self) -> Result<Self, BadOption> {
         let temperature = self.agent_temperature;
-        if !(temperature.is_finite() && temperature >= 0.0) {
-            return Err(bad("agent_temperature", temperature, "a finite number, 0 or more"));
-        }
-        let counts = [
-            ("max_agent_turns", self.max_agent_turns),
-            ("max_turn_tokens", self.max_turn_tokens),
-            ("context_budget", self.context_budget.unwrap_or(1)),
-            ("turn_output_chars", self.turn_output_chars),
-            ("episode_output_chars", self.episode_output_chars),
-            ("forced_calls", self.forced_calls.as_ref().map_or(1, |it| it.turns)),
-            ("forced_text", self.forced_calls.as_ref().map_or(1, |it| it.max_text)),
+        let is_temperature = temperature.is_finite() && temperature >= 0.0;
+        let count = |name, value: usize| (value > 0, name, value.to_string(), "1 or more");
+        let time = |name, value: Duration| (!value.is_zero(), name, "0".to_owned(), "more than 0");
+        let forced = self.forced_calls.as_ref();
+        let rules = [
+            (is_temperature, "agent_temperature", temperature.to_string(), "a finite number, 0 or more"),
+            count("max_agent_turns", self.max_agent_turns),
+            count("max_turn_tokens", self.max_turn_tokens),
+            count("context_budget", self.context_budget.unwrap_or(1)),
+            count("turn_output_chars", self.turn_output_chars),
+            count("episode_output_chars", self.episode_output_chars),
+            count("forced_calls", forced.map_or(1, |it| it.turns)),
+            count("forced_text", forced.map_or(1, |it| it.max_text)),
+            time("episode_seconds", self.episode_time),
+            time("verifier_seconds", self.verifier_time),
         ];
-        if let Some((name, value)) = counts.into_iter().find(|(_, value)| *value == 0) {
-            return Err(bad(name, value, "1 or more"));
+        let tools = forced.into_iter().flat_map(|it| &it.tools).map(|name| {
+            let must = "terminal, process, read_file, write_file, patch or search_files";
+            (NAMES.contains(&name.as_str()), "forced_tools", name.clone(), must)
+        });
+        let patterns = forced.into_iter().flat_map(|it| &it.arguments).map(|pattern| {
+            let must = "a regular expression for each turn";
+            (regex::Regex::new(pattern).is_ok(), "forced_arguments", pattern.clone(), must)
+        });
+        match rules.into_iter().chain(tools).chain(patterns).find(|(holds, ..)| !holds) {
+            Some((_, name, value, must)) => Err(BadOption { name, value, must }),
+            None => Ok(self),
         }
-        let mut tools = self.forced_calls.iter().flat_map(|it| &it.tools);
-        if let Some(name) = tools.find(|name| !NAMES.contains(&name.as_str())) {
-            return Err(bad(
-                "forced_tools",
-                name,
-                "terminal, process, read_file, write_file, patch or search_files",
-            ));
-        }
-        let mut patterns = self.forced_calls.iter().flat_map(|it| &it.arguments);
-        if let Some(pattern) = patterns.find(|pattern| regex::Regex::new(pattern).is_err()) {
-            return Err(bad("forced_arguments", pattern, "a regular expression for each turn"));
-        }
-        let times = [("episode_seconds", self.episode_time), ("verifier_seconds", self.verifier_time)];
-        if let Some((name, _)) = times.into_iter().find(|(_, time)| time.is_zero()) {
-            return Err(bad(name, 0, "more than 0"));
-        }
-        Ok(self)
     }
-}
-
-fn bad(name: &'static str, value: impl ToString, must: &'static str) -> BadOption {
-    BadOption { name, value: value.to_string(), must }
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@
 //! and for custom commands; we compute correctness from the verifier's report. Custom rewards come
 //! from a command that gets the episode as JSON and answers a number.
 
-use std::process::Stdio;
+use std::process::{Output, Stdio};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process_group};
@@ -90,54 +90,6 @@ pub fn reward(
     Outcome { reward: sum.clamp(0.0, 1.0), components }
 }
 
-/// Why a custom command gave no reward.
-#[derive(Debug, thiserror::Error)]
-pub enum CustomRewardError {
-    /// It does not run.
-    #[error("the reward command `{command}` cannot be run: {error}\nhelp: check --reward-command")]
-    NotRun {
-        /// The command.
-        command: String,
-        /// Why not.
-        error: std::io::Error,
-    },
-    /// It took too long.
-    #[error("the reward command `{command}` did not answer within {} seconds\nhelp: make it faster", .timeout.as_secs())]
-    TooSlow {
-        /// The command.
-        command: String,
-        /// How long it had.
-        timeout: Duration,
-    },
-    /// It failed.
-    #[error(
-        "the reward command `{command}` failed ({status}){}\nhelp: it must exit with status 0",
-        complaint(stderr)
-    )]
-    Failed {
-        /// The command.
-        command: String,
-        /// How it ended.
-        status: std::process::ExitStatus,
-        /// What it complained about.
-        stderr: String,
-    },
-    /// It answered something else than a finite number.
-    #[error(
-        "the reward command `{command}` answered {answer:?}, which is no finite number\nhelp: it must print one number"
-    )]
-    NoNumber {
-        /// The command.
-        command: String,
-        /// What it printed.
-        answer: String,
-    },
-}
-
-fn complaint(stderr: &str) -> String {
-    if stderr.is_empty() { String::new() } else { format!(": {stderr}") }
-}
-
 /// Kills a process group with all that is in it when dropped.
 struct Group(Option<Pid>);
 
@@ -150,16 +102,30 @@ impl Drop for Group {
     }
 }
 
-/// Asks a shell command for a reward: the episode on its standard input, one number on its output.
+/// Asks a shell command for a reward: the episode on its standard input, one number on its output. Why there is none
+/// is said with the next action.
 ///
 /// It is the user's own program and runs as the user, outside any sandbox; whatever it leaves running in its
 /// process group ends with it, also when its time is over.
-pub async fn custom_reward(
-    command: &str,
-    episode: &Value,
-    timeout: Duration,
-) -> Result<f64, CustomRewardError> {
-    let not_run = |error| CustomRewardError::NotRun { command: command.to_owned(), error };
+pub async fn custom_reward(command: &str, episode: &Value, timeout: Duration) -> Result<f64, String> {
+    let output = match tokio::time::timeout(timeout, run(command, episode)).await {
+        Ok(Ok(output)) => output,
+        Ok(Err(error)) => {
+            return Err(format!(
+                "the reward command `{command}` cannot be run: {error}\nhelp: check --reward-command"
+            ));
+        }
+        Err(_) => {
+            let seconds = timeout.as_secs();
+            return Err(format!(
+                "the reward command `{command}` did not answer within {seconds} seconds\nhelp: make it faster"
+            ));
+        }
+    };
+    read_answer(command, &output)
+}
+
+async fn run(command: &str, episode: &Value) -> std::io::Result<Output> {
     let mut child = Command::new("sh")
         .args(["-c", command])
         .stdin(Stdio::piped())
@@ -167,8 +133,7 @@ pub async fn custom_reward(
         .stderr(Stdio::piped())
         .process_group(0)
         .kill_on_drop(true)
-        .spawn()
-        .map_err(not_run)?;
+        .spawn()?;
     let _group = Group(child.id().and_then(|it| i32::try_from(it).ok()).and_then(Pid::from_raw));
     let stdin = child.stdin.take();
     let feed = async {
@@ -177,25 +142,26 @@ pub async fn custom_reward(
             let _ = stdin.write_all(episode.to_string().as_bytes()).await;
         }
     };
-    let answer = async { tokio::join!(feed, child.wait_with_output()).1 };
-    let output = match tokio::time::timeout(timeout, answer).await {
-        Ok(output) => output.map_err(not_run)?,
-        Err(_) => return Err(CustomRewardError::TooSlow { command: command.to_owned(), timeout }),
-    };
-    read_answer(command, &output)
+    tokio::join!(feed, child.wait_with_output()).1
 }
 
-fn read_answer(command: &str, output: &std::process::Output) -> Result<f64, CustomRewardError> {
-    let command = command.to_owned();
+fn read_answer(command: &str, output: &Output) -> Result<f64, String> {
     if !output.status.success() {
-        let stderr = String::from_utf8_lossy(&output.stderr).trim().chars().take(500).collect();
-        return Err(CustomRewardError::Failed { command, status: output.status, stderr });
+        let complaint: String = String::from_utf8_lossy(&output.stderr).trim().chars().take(500).collect();
+        let complaint = if complaint.is_empty() { complaint } else { format!(": {complaint}") };
+        let status = output.status;
+        return Err(format!(
+            "the reward command `{command}` failed ({status}){complaint}\nhelp: it must exit with status 0"
+        ));
     }
-    let answer = String::from_utf8_lossy(&output.stdout).trim().to_owned();
-    match answer.parse::<f64>() {
-        Ok(number) if number.is_finite() => Ok(number),
-        _ => Err(CustomRewardError::NoNumber { command, answer: answer.chars().take(200).collect() }),
+    let answer = String::from_utf8_lossy(&output.stdout);
+    if let Some(number) = answer.trim().parse().ok().filter(|number: &f64| number.is_finite()) {
+        return Ok(number);
     }
+    let answer: String = answer.trim().chars().take(200).collect();
+    Err(format!(
+        "the reward command `{command}` answered {answer:?}, which is no finite number\nhelp: it must print one number"
+    ))
 }
 
 #[cfg(test)]
@@ -209,7 +175,7 @@ mod tests {
     async fn ask(command: &str) -> Result<f64, String> {
         let episode = json!({ "reward": 0.5, "big": "x".repeat(300_000) });
         let answer = custom_reward(command, &episode, Duration::from_secs(20)).await;
-        answer.map_err(|error| error.to_string().lines().next().unwrap().to_owned())
+        answer.map_err(|error| error.lines().next().unwrap().to_owned())
     }
 
     #[tokio::test]
@@ -235,7 +201,7 @@ mod tests {
         assert_eq!(failed, "the reward command `echo no >&2; exit 3` failed (exit status: 3): no");
         assert_eq!(ask("exit 3").await.unwrap_err(), "the reward command `exit 3` failed (exit status: 3)");
         let slow = custom_reward("sleep 60", &json!({}), Duration::from_millis(50)).await.unwrap_err();
-        assert!(matches!(slow, CustomRewardError::TooSlow { .. }));
+        assert!(slow.contains("did not answer within"), "{slow}");
     }
 
     #[tokio::test]
@@ -244,7 +210,7 @@ mod tests {
         let mark = dir.path().join("alive");
         let command = format!("(sleep 1; echo x > {}) & sleep 60", mark.display());
         let slow = custom_reward(&command, &json!({}), Duration::from_millis(200)).await.unwrap_err();
-        assert!(matches!(slow, CustomRewardError::TooSlow { .. }));
+        assert!(slow.contains("did not answer within"), "{slow}");
         tokio::time::sleep(Duration::from_millis(1500)).await;
         assert!(!mark.exists(), "its child went on");
     }

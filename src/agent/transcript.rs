@@ -21,13 +21,14 @@ const WORTH_KEEPING: usize = 1000;
 
 /// An episode while it happens.
 pub(super) struct Transcript {
-    episode: Episode,
+    /// As it stands; its steps are not filled in before [`Transcript::into_episode`].
+    pub episode: Episode,
     ids: Vec<TokenId>,
     actions: Vec<ActionTokens>,
     /// Whether the student speaks next from inside a thought.
     pub opens_thought: bool,
     /// How many characters of results may still be shown.
-    shown_left: usize,
+    pub shown_left: usize,
     /// How many of whole results may still be kept.
     whole_left: usize,
 }
@@ -48,16 +49,6 @@ impl Transcript {
         let half = output_chars / 2;
         let (shown_left, whole_left) = (output_chars - half, half);
         Self { episode, ids: Vec::new(), actions: Vec::new(), opens_thought: false, shown_left, whole_left }
-    }
-
-    /// The episode as it stands; its steps are not filled in before [`Transcript::into_episode`].
-    pub fn episode(&self) -> &Episode {
-        &self.episode
-    }
-
-    /// The same, to be added to.
-    pub fn episode_mut(&mut self) -> &mut Episode {
-        &mut self.episode
     }
 
     /// Everything the student has seen and sampled.
@@ -99,11 +90,6 @@ impl Transcript {
         let calls = message.tool_calls.clone();
         self.episode.messages.push(message);
         calls
-    }
-
-    /// How many characters of results may still be shown.
-    pub fn shown_left(&self) -> usize {
-        self.shown_left
     }
 
     /// As much of a whole result as may still be kept, if that is worth keeping. What is kept counts from now on, so

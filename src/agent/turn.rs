@@ -56,7 +56,6 @@ impl From<SandboxError> for Failure {
 
 /// What a student said in a turn.
 pub(super) struct Said {
-    /// Its message.
     pub message: Message,
     /// Why pieces that looked like calls are none.
     pub malformed: Vec<String>,
@@ -92,7 +91,7 @@ impl Asking<'_> {
             top_k: self.setting.options.student_topk,
             place: self.draw(turn),
         };
-        let generated = self.in_time(self.setting.student.generate(&request)).await?;
+        let generated = self.in_time(self.setting.student.generate(&request)).await??;
         check_finish(&generated.finish)?;
         if generated.tokens.is_empty() {
             return Err(Failure::new("the student's server sampled no token at all"));
@@ -101,7 +100,7 @@ impl Asking<'_> {
         let opened_thought = talk.opens_thought;
         talk.sampled(generated.tokens);
         let ReadAction { message, malformed } =
-            format.read(&ids, opened_thought, &talk.episode().tools).map_err(FormatError::from)?;
+            format.read(&ids, opened_thought, &talk.episode.tools).map_err(FormatError::from)?;
         let is_full = max_tokens < self.setting.options.max_turn_tokens;
         let limit = if is_full { Stop::ContextFull } else { Stop::TurnCut };
         let cut = (generated.finish == Finish::Length).then_some(limit);
@@ -111,7 +110,7 @@ impl Asking<'_> {
     /// Puts what comes before the turn behind the ids so far; false if there is no room for it and one token more.
     fn grow(&self, format: &ChatFormat, talk: &mut Transcript, turn: usize) -> Result<bool, Failure> {
         let now = Now::utc(self.place.started_at);
-        let (messages, tools) = (&talk.episode().messages, &talk.episode().tools);
+        let (messages, tools) = (&talk.episode.messages, &talk.episode.tools);
         let Some(action_idx) = talk.last_action().filter(|_| turn > 0) else {
             let opening = format.opening(messages, tools, now)?;
             self.check_opening(opening.ids.len())?;
@@ -150,13 +149,13 @@ impl Asking<'_> {
         turn: usize,
     ) -> Result<Option<Said>, Failure> {
         let request = ChatRequest {
-            messages: talk.episode().messages.clone(),
-            tools: talk.episode().tools.clone(),
+            messages: talk.episode.messages.clone(),
+            tools: talk.episode.tools.clone(),
             sampling: self.sampling(turn, self.setting.options.max_turn_tokens, None),
             place: self.draw(turn),
         };
-        let answer = match self.in_time(self.setting.student.chat(&request)).await {
-            Err(Asked::Failed(error)) if turn > 0 && is_context_full(&error) => return Ok(None),
+        let answer = match self.in_time(self.setting.student.chat(&request)).await? {
+            Err(error) if turn > 0 && is_context_full(&error) => return Ok(None),
             answer => answer?,
         };
         check_finish(&answer.finish)?;
@@ -195,7 +194,7 @@ impl Asking<'_> {
         let forced = self.setting.options.forced_calls.as_ref().filter(|it| turn < it.turns);
         let Some(forced) = forced else { return Ok(None) };
         let may_be_called = |it: &&Value| forced.tool(turn).is_none_or(|name| it["function"]["name"] == name);
-        let tools: Vec<Value> = talk.episode().tools.iter().filter(may_be_called).cloned().collect();
+        let tools: Vec<Value> = talk.episode.tools.iter().filter(may_be_called).cloned().collect();
         let pattern = call_pattern(format.parser(), &tools, forced.max_text, forced.arguments(turn));
         let none = || {
             let name = format.parser().name();
@@ -209,31 +208,14 @@ impl Asking<'_> {
     }
 
     /// Waits for an answer as long as the episode lasts.
-    async fn in_time<T>(&self, answer: impl Future<Output = Result<T, model::Error>>) -> Result<T, Asked> {
-        match tokio::time::timeout_at(self.deadline, answer).await {
-            Ok(answer) => answer.map_err(Asked::Failed),
-            Err(_) => Err(Asked::TooLate(self.setting.options.episode_time.as_secs())),
-        }
-    }
-}
-
-/// Why there is no answer.
-enum Asked {
-    Failed(model::Error),
-    TooLate(u64),
-}
-
-impl From<Asked> for Failure {
-    fn from(asked: Asked) -> Self {
-        match asked {
-            Asked::Failed(error) => error.into(),
-            Asked::TooLate(seconds) => Self {
-                stop: Stop::WallClock,
-                why: format!(
-                    "the episode's {seconds} seconds were over before the student had answered\nhelp: raise --episode-seconds, or see why the server is slow"
-                ),
-            },
-        }
+    async fn in_time<T>(&self, answer: impl Future<Output = T>) -> Result<T, Failure> {
+        let seconds = self.setting.options.episode_time.as_secs();
+        tokio::time::timeout_at(self.deadline, answer).await.map_err(|_| Failure {
+            stop: Stop::WallClock,
+            why: format!(
+                "the episode's {seconds} seconds were over before the student had answered\nhelp: raise --episode-seconds, or see why the server is slow"
+            ),
+        })
     }
 }
 

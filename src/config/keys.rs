@@ -191,27 +191,9 @@ pub const KEYS: &[Key] = &[
 
 /// The key whose name is most like `name`, if any is much like it.
 pub fn nearest(name: &str) -> Option<&'static str> {
-    let distance = |key: &&Key| distance(name, key.name);
+    let distance = |key: &&Key| strsim::osa_distance(name, key.name);
     let nearest = KEYS.iter().min_by_key(distance)?;
     (distance(&nearest) <= 1 + name.len() / 3).then_some(nearest.name)
-}
-
-/// How many characters must be put in, taken out, changed or swapped with their neighbour to turn one word into
-/// another.
-fn distance(from: &str, to: &str) -> usize {
-    let (from, to): (Vec<char>, Vec<char>) = (from.chars().collect(), to.chars().collect());
-    let mut rows = vec![(0..=to.len()).collect::<Vec<usize>>()];
-    for i in 1..=from.len() {
-        let mut row = vec![i];
-        for j in 1..=to.len() {
-            let changed = rows[i - 1][j - 1] + usize::from(from[i - 1] != to[j - 1]);
-            let is_swap = i > 1 && j > 1 && from[i - 1] == to[j - 2] && from[i - 2] == to[j - 1];
-            let swapped = if is_swap { rows[i - 2][j - 2] + 1 } else { usize::MAX };
-            row.push(changed.min(swapped).min(rows[i - 1][j] + 1).min(row[j - 1] + 1));
-        }
-        rows.push(row);
-    }
-    rows[from.len()][to.len()]
 }
 
 /// The key of that name.
@@ -299,7 +281,6 @@ mod tests {
         assert_eq!(nearest("max_agent_turn"), Some("max_agent_turns"));
         assert_eq!(nearest("gruop"), Some("groups"));
         assert_eq!((nearest("colour_of_the_sky"), nearest("verbosity")), (None, None));
-        assert_eq!((distance("", "abc"), distance("kitten", "sitting")), (3, 3));
     }
 
     #[test]

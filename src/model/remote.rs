@@ -151,23 +151,10 @@ pub fn no_such_model(server: &str, names: Vec<&str>, wanted: &str) -> Error {
 /// The names most like `wanted` first, the others in their order.
 fn nearest_first<'a>(wanted: &str, mut names: Vec<&'a str>) -> Vec<&'a str> {
     let letters =
-        |name: &str| name.to_lowercase().chars().filter(|it| it.is_alphanumeric()).collect::<Vec<_>>();
+        |name: &str| name.to_lowercase().chars().filter(|it| it.is_alphanumeric()).collect::<String>();
     let wanted = letters(wanted);
-    names.sort_by_cached_key(|name| distance(&wanted, &letters(name)));
+    names.sort_by_cached_key(|name| strsim::osa_distance(&wanted, &letters(name)));
     names
-}
-
-/// How many letters must be put in, taken out or replaced to make one of the other (Levenshtein).
-fn distance(a: &[char], b: &[char]) -> usize {
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (idx, x) in a.iter().enumerate() {
-        let mut diagonal = std::mem::replace(&mut row[0], idx + 1);
-        for (at, y) in b.iter().enumerate() {
-            let least = (row[at] + 1).min(row[at + 1] + 1).min(diagonal + usize::from(x != y));
-            diagonal = std::mem::replace(&mut row[at + 1], least);
-        }
-    }
-    row[b.len()]
 }
 
 fn quoted(names: &[&str]) -> String {

@@ -14,9 +14,13 @@ const PURE: &str = "backsight-core";
 /// Words it may not use: IO, clocks, unseeded randomness.
 const IMPURE: &[&str] =
     &["tokio", "reqwest", "rusqlite", "fs", "net", "process", "Instant", "SystemTime", "thread_rng"];
-/// Where serde is derived: foreign formats in the crate that owns them, and our own files.
-const BORDERS: &[(&str, &[&str])] =
-    &[("backsight", &["wire", "store", "config"]), ("backsight-engine", &["hf_config", "safetensors"])];
+/// Where serde is derived: foreign formats in the crate that owns them, our own files, and what our own processes say
+/// to each other.
+const BORDERS: &[(&str, &[&str])] = &[
+    ("backsight", &["wire", "store", "config"]),
+    ("backsight-engine", &["hf_config", "safetensors"]),
+    ("backsight-sandbox", &["protocol", "config"]),
+];
 /// Modules whose files are defined by one another, as Python's values, operators and methods are.
 const ENTWINED: &[(&str, &str)] = &[("backsight-chat", "jinja")];
 

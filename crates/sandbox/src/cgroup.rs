@@ -21,13 +21,24 @@ const CONTROLLERS: [&str; 4] = ["memory", "pids", "cpu", "cpuacct"];
 /// Whether the kernel itself makes a group of each session, where there is no other.
 const AUTOGROUP: &str = "/proc/sys/kernel/sched_autogroup_enabled";
 
-/// Where groups for one resource can be made.
+/// Our own group in the hierarchy that limits one resource.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Place {
-    /// Version 1: our own group in this controller's hierarchy.
+enum Hierarchy {
+    /// Of version 1, where each controller has its own.
     V1(PathBuf),
-    /// Version 2: our own group.
+    /// Of version 2, where all share one.
     V2(PathBuf),
+}
+
+impl Hierarchy {
+    /// Where groups can be made. Version 2 has no groups with limits below a group with processes, so there ours may
+    /// have to be a sibling.
+    fn parents(&self) -> Vec<&Path> {
+        match self {
+            Self::V1(own) => vec![own],
+            Self::V2(own) => [own].into_iter().map(PathBuf::as_path).chain(own.parent()).collect(),
+        }
+    }
 }
 
 /// The group of one episode.
@@ -49,7 +60,7 @@ impl Cgroup {
     /// Makes a group with as many of the limits as the machine lets us set.
     pub fn create(limits: &Limits, priority: Priority) -> Self {
         let (cgroup, mountinfo) = (read("/proc/self/cgroup"), read("/proc/self/mountinfo"));
-        let [memory, pids, cpu, cpuacct] = CONTROLLERS.map(|it| place(it, &cgroup, &mountinfo));
+        let [memory, pids, cpu, cpuacct] = CONTROLLERS.map(|it| hierarchy(it, &cgroup, &mountinfo));
         let name = name(std::process::id(), start_time(std::process::id()).unwrap_or(0));
         let mut group = Self::default();
         let memory_per_episode = memory.is_some_and(|it| group.limit_memory(&it, &name, limits.memory));
@@ -100,52 +111,47 @@ impl Cgroup {
     }
 
     /// Whether memory is limited: also what is swapped out, and what sockets hold.
-    fn limit_memory(&mut self, place: &Place, name: &str, bytes: u64) -> bool {
+    fn limit_memory(&mut self, at: &Hierarchy, name: &str, bytes: u64) -> bool {
         let (bytes, none) = (bytes.to_string(), "0".to_owned());
-        let (file, late, kills) = match place {
-            Place::V1(_) => {
+        let (file, late, kills) = match at {
+            Hierarchy::V1(_) => {
                 let late = ["memory.memsw.limit_in_bytes", "memory.kmem.tcp.limit_in_bytes"];
                 let late = late.map(|file| (file, bytes.clone())).to_vec();
                 ("memory.limit_in_bytes", late, "memory.oom_control")
             }
-            Place::V2(_) => ("memory.max", vec![("memory.swap.max", none)], "memory.events"),
+            Hierarchy::V2(_) => ("memory.max", vec![("memory.swap.max", none)], "memory.events"),
         };
-        let Some(dir) = self.set(place, name, file, &bytes) else { return false };
+        let Some(dir) = self.set(at, name, file, &bytes) else { return false };
         self.late.extend(late.into_iter().map(|(file, value)| (dir.join(file), value)));
         self.kills = Some(dir.join(kills));
         true
     }
 
     /// Whether the episode has its own share of the processors, however many processes it has.
-    fn share_processors(&mut self, place: &Place, name: &str, priority: Priority) -> bool {
-        let (file, ordinary) = match place {
-            Place::V1(_) => ("cpu.shares", 1024),
-            Place::V2(_) => ("cpu.weight", 100),
+    fn share_processors(&mut self, at: &Hierarchy, name: &str, priority: Priority) -> bool {
+        let (file, ordinary) = match at {
+            Hierarchy::V1(_) => ("cpu.shares", 1024),
+            Hierarchy::V2(_) => ("cpu.weight", 100),
         };
-        self.set(place, name, file, &priority.share_of(ordinary).to_string()).is_some()
+        self.set(at, name, file, &priority.share_of(ordinary).to_string()).is_some()
     }
 
-    fn find_usage(&mut self, place: &Place, name: &str) -> Option<PathBuf> {
-        match place {
+    fn find_usage(&mut self, at: &Hierarchy, name: &str) -> Option<PathBuf> {
+        match at {
             // Setting it to zero is all that can be set.
-            Place::V1(_) => self.set(place, name, "cpuacct.usage", "0").map(|dir| dir.join("cpuacct.usage")),
-            Place::V2(_) => self.unified.as_ref().map(|dir| dir.join("cpu.stat")),
+            Hierarchy::V1(_) => self.set(at, name, "cpuacct.usage", "0").map(|dir| dir.join("cpuacct.usage")),
+            Hierarchy::V2(_) => self.unified.as_ref().map(|dir| dir.join("cpu.stat")),
         }
     }
 
-    /// Sets a limit in a group at `place`; the group's directory if the limit holds.
-    fn set(&mut self, place: &Place, name: &str, file: &str, value: &str) -> Option<PathBuf> {
-        let candidates = match (place, &self.unified) {
-            (Place::V1(own), _) => vec![own.join(name)],
-            (Place::V2(_), Some(unified)) => vec![unified.clone()],
-            // Version 2 has no groups with limits below a group with processes, so ours may have to
-            // be a sibling.
-            (Place::V2(own), None) => {
-                [Some(own.as_path()), own.parent()].into_iter().flatten().map(|it| it.join(name)).collect()
-            }
+    /// Sets a limit in a group of a hierarchy; the group's directory if the limit holds.
+    fn set(&mut self, at: &Hierarchy, name: &str, file: &str, value: &str) -> Option<PathBuf> {
+        let candidates = match (at, &self.unified) {
+            (Hierarchy::V2(_), Some(unified)) => vec![unified.clone()],
+            _ => at.parents().iter().map(|it| it.join(name)).collect(),
         };
         let dir = candidates.into_iter().find(|dir| self.set_at(dir, file, value))?;
-        if matches!(place, Place::V2(_)) {
+        if matches!(at, Hierarchy::V2(_)) {
             self.unified = Some(dir.clone());
         }
         Some(dir)
@@ -170,14 +176,8 @@ impl Cgroup {
 /// Removes groups whose supervisor is gone, left behind when everything was killed at once.
 pub fn sweep() {
     let (cgroup, mountinfo) = (read("/proc/self/cgroup"), read("/proc/self/mountinfo"));
-    for controller in CONTROLLERS {
-        match place(controller, &cgroup, &mountinfo) {
-            Some(Place::V1(own)) => sweep_below(&own),
-            Some(Place::V2(own)) => {
-                [Some(own.as_path()), own.parent()].into_iter().flatten().for_each(sweep_below)
-            }
-            None => {}
-        }
+    for hierarchy in CONTROLLERS.iter().filter_map(|it| hierarchy(it, &cgroup, &mountinfo)) {
+        hierarchy.parents().into_iter().for_each(sweep_below);
     }
 }
 
@@ -241,7 +241,7 @@ fn read(path: &str) -> String {
 }
 
 /// Our own group for a controller: in its version 1 hierarchy if it has one, else in version 2.
-fn place(controller: &str, cgroup: &str, mountinfo: &str) -> Option<Place> {
+fn hierarchy(controller: &str, cgroup: &str, mountinfo: &str) -> Option<Hierarchy> {
     let v1 = || {
         let own = own_path(cgroup, |controllers| controllers.split(',').any(|it| it == controller))?;
         mounted(mountinfo, own, |kind, options| {
@@ -249,7 +249,7 @@ fn place(controller: &str, cgroup: &str, mountinfo: &str) -> Option<Place> {
         })
     };
     let v2 = || mounted(mountinfo, own_path(cgroup, str::is_empty)?, |kind, _| kind == "cgroup2");
-    v1().map(Place::V1).or_else(|| v2().map(Place::V2))
+    v1().map(Hierarchy::V1).or_else(|| v2().map(Hierarchy::V2))
 }
 
 /// Our path in the hierarchy whose controllers match, from `/proc/self/cgroup`.
@@ -264,9 +264,9 @@ fn own_path(cgroup: &str, matches: impl Fn(&str) -> bool) -> Option<&str> {
 /// Where a path of a hierarchy is found in the file system, from `/proc/self/mountinfo`.
 fn mounted(mountinfo: &str, own: &str, matches: impl Fn(&str, &str) -> bool) -> Option<PathBuf> {
     mountinfo.lines().find_map(|line| {
-        let (place, filesystem) = line.split_once(" - ")?;
-        let mut place = place.split(' ').skip(3);
-        let (root, mount_point) = (place.next()?, place.next()?);
+        let (mount, filesystem) = line.split_once(" - ")?;
+        let mut mount = mount.split(' ').skip(3);
+        let (root, mount_point) = (mount.next()?, mount.next()?);
         let mut filesystem = filesystem.split(' ');
         let (kind, options) = (filesystem.next()?, filesystem.nth(1)?);
         if !matches(kind, options) {
@@ -289,23 +289,23 @@ mod tests {
     const UNIFIED: &str = "30 20 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n";
     const CONTAINER: &str = "30 20 0:26 /docker/abc /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n";
 
-    fn check(controller: &str, cgroup: &str, mountinfo: &str, expected: Option<Place>) {
-        assert_eq!(place(controller, cgroup, mountinfo), expected, "{controller} in {cgroup:?}");
+    fn check(controller: &str, cgroup: &str, mountinfo: &str, expected: Option<Hierarchy>) {
+        assert_eq!(hierarchy(controller, cgroup, mountinfo), expected, "{controller} in {cgroup:?}");
     }
 
     #[test]
     fn our_group_is_found_in_either_version() {
         let hybrid = "4:memory:/user\n3:cpu,cpuacct:/\n0::/app\n";
-        check("memory", hybrid, HYBRID, Some(Place::V1("/sys/fs/cgroup/memory/user".into())));
-        check("cpuacct", hybrid, HYBRID, Some(Place::V1("/sys/fs/cgroup/cpu,cpuacct".into())));
-        check("pids", hybrid, HYBRID, Some(Place::V2("/sys/fs/cgroup/unified/app".into())));
+        check("memory", hybrid, HYBRID, Some(Hierarchy::V1("/sys/fs/cgroup/memory/user".into())));
+        check("cpuacct", hybrid, HYBRID, Some(Hierarchy::V1("/sys/fs/cgroup/cpu,cpuacct".into())));
+        check("pids", hybrid, HYBRID, Some(Hierarchy::V2("/sys/fs/cgroup/unified/app".into())));
         let unified = "0::/user.slice/run.scope\n";
-        check("memory", unified, UNIFIED, Some(Place::V2("/sys/fs/cgroup/user.slice/run.scope".into())));
+        check("memory", unified, UNIFIED, Some(Hierarchy::V2("/sys/fs/cgroup/user.slice/run.scope".into())));
         check(
             "memory",
             "4:memory:/docker/abc/x\n",
             CONTAINER,
-            Some(Place::V1("/sys/fs/cgroup/memory/x".into())),
+            Some(Hierarchy::V1("/sys/fs/cgroup/memory/x".into())),
         );
         check("memory", "4:memory:/elsewhere\n", CONTAINER, None);
         check("memory", "", "", None);
@@ -328,9 +328,9 @@ mod tests {
     fn a_group_without_the_controller_is_given_up() {
         let dir = tempfile::tempdir().unwrap();
         let mut group = Cgroup::default();
-        let place = Place::V2(dir.path().join("own"));
+        let at = Hierarchy::V2(dir.path().join("own"));
         fs::create_dir(dir.path().join("own")).unwrap();
-        assert!(!group.limit_memory(&place, "backsight-1-1", 5));
+        assert!(!group.limit_memory(&at, "backsight-1-1", 5));
         assert!(group.directories.is_empty() && group.unified.is_none());
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
     }
@@ -347,12 +347,12 @@ mod tests {
     fn limits_are_written_where_the_files_are() {
         let dir = tempfile::tempdir().unwrap();
         let mut group = group_with(dir.path(), &["memory.max", "cpu.weight"]);
-        let place = Place::V2(dir.path().to_owned());
-        assert!(group.limit_memory(&place, "backsight-1-1", 5));
-        assert!(group.share_processors(&place, "backsight-1-1", Priority::Episode));
+        let at = Hierarchy::V2(dir.path().to_owned());
+        assert!(group.limit_memory(&at, "backsight-1-1", 5));
+        assert!(group.share_processors(&at, "backsight-1-1", Priority::Episode));
         let said = |file| fs::read_to_string(dir.path().join("backsight-1-1").join(file)).unwrap();
         assert_eq!((said("memory.max").as_str(), said("cpu.weight").as_str()), ("5", "100"));
-        assert_eq!(group.find_usage(&place, "x"), Some(dir.path().join("backsight-1-1/cpu.stat")));
+        assert_eq!(group.find_usage(&at, "x"), Some(dir.path().join("backsight-1-1/cpu.stat")));
     }
 
     /// A process is in one group of version 2: a second one would take it out of the first.
@@ -360,9 +360,9 @@ mod tests {
     fn version_2_has_one_group_for_all_limits() {
         let dir = tempfile::tempdir().unwrap();
         let mut group = group_with(&dir.path().join("own"), &["memory.max"]);
-        let place = Place::V2(dir.path().join("own"));
-        assert!(group.limit_memory(&place, "backsight-1-1", 5));
-        assert!(!group.share_processors(&place, "backsight-1-1", Priority::Verifier));
+        let at = Hierarchy::V2(dir.path().join("own"));
+        assert!(group.limit_memory(&at, "backsight-1-1", 5));
+        assert!(!group.share_processors(&at, "backsight-1-1", Priority::Verifier));
         assert_eq!((group.directories.len(), fs::read_dir(dir.path()).unwrap().count()), (1, 1));
     }
 

@@ -3,7 +3,8 @@
 //! Plain data. What the machine can really enforce of it is told by `Containment`, after the start.
 
 use std::path::PathBuf;
-use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
 
 /// The episode's own directory.
 pub const WORKSPACE: &str = "/workspace";
@@ -44,7 +45,7 @@ impl SandboxKind {
 }
 
 /// How much an episode may use. Bytes and seconds.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Limits {
     /// Memory: per episode where a cgroup can be made, else address space per process.
     pub memory: u64,
@@ -79,15 +80,8 @@ impl Default for Limits {
     }
 }
 
-impl Limits {
-    /// The life of the sandbox.
-    pub fn wall(&self) -> Duration {
-        Duration::from_secs(self.wall_seconds)
-    }
-}
-
 /// Whose programs come first where processors are short.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Priority {
     /// An episode's: all episodes alike.
     #[default]
@@ -132,7 +126,7 @@ impl Default for DockerConfig {
 }
 
 /// Where the limits on an episode's memory, processes and processors are enforced.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Containment {
     /// Memory is bounded for the whole episode by a cgroup, not only per process.
     pub memory_per_episode: bool,
@@ -142,6 +136,16 @@ pub struct Containment {
     pub processors_per_episode: bool,
     /// Niceness counts among all processes, not only among those of one session.
     pub niceness_counts: bool,
+}
+
+impl Containment {
+    /// Everything is limited for the episode as a whole.
+    pub(super) const WHOLE: Self = Self {
+        memory_per_episode: true,
+        processes_by_cgroup: true,
+        processors_per_episode: true,
+        niceness_counts: true,
+    };
 }
 
 /// Everything a sandbox is made from.

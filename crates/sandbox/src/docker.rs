@@ -5,73 +5,61 @@
 //! The workspace is a directory of the machine, so its size is not limited; memory, processes and
 //! processors are, by the engine, for the episode as a whole.
 
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
 use std::process::Stdio;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 use tokio::process::{Child, ChildStdin, Command};
-use tokio::sync::{Mutex, oneshot};
+use tokio::sync::{Mutex as AsyncMutex, oneshot};
 
-use super::backend::{Backend, Start};
-use super::config::WORKSPACE;
-use super::config::{DockerConfig, Limits, Priority};
+use super::backend::Backend;
+use super::config::{Limits, Priority, SandboxConfig, WORKSPACE};
 use super::error::SandboxError;
-use super::hostdir::HostDir;
-use super::job::Ended;
-use super::processes::{Processes, bare_command};
+use super::protocol::{Ended, Exit, Run};
 
 /// The image may have to be fetched first.
 const START_TIMEOUT: Duration = Duration::from_secs(600);
 const READY: &str = "ready";
 
-/// What a container is made from.
-#[derive(Clone, Debug)]
-pub struct Container<'a> {
-    /// Its name.
-    pub name: &'a str,
-    /// The image.
-    pub image: &'a str,
-    /// The engine's runtime, if it is to be another than its own.
-    pub runtime: Option<&'a str>,
+/// What one container is called, holds and is for.
+#[derive(Debug)]
+pub struct Container {
+    pub name: String,
     /// The directory of the machine that becomes the workspace.
-    pub workspace: &'a str,
+    pub workspace: String,
     /// The user and group inside, and so of the files.
     pub user: (u32, u32),
-    /// The limits.
-    pub limits: &'a Limits,
     /// Whose programs it is for.
     pub priority: Priority,
-    /// Whether it may use the network.
-    pub network: bool,
 }
 
 /// The arguments that start a container which lives until its standard input ends.
-pub fn run_arguments(container: &Container<'_>) -> Vec<String> {
-    let Container { name, image, runtime, workspace, user: (uid, gid), limits, priority, network } =
-        container;
-    let mut arguments = words("run --rm --interactive --init --read-only --cap-drop ALL");
-    arguments.extend(words("--security-opt no-new-privileges --ipc private"));
-    arguments.extend(runtime.iter().flat_map(|it| ["--runtime".to_owned(), (*it).to_owned()]));
-    arguments.extend(["--network".to_owned(), if *network { "bridge" } else { "none" }.to_owned()]);
-    arguments.extend(limit_arguments(limits));
-    arguments.extend(["--cpu-shares".to_owned(), priority.share_of(1024).to_string()]);
-    arguments.extend(["--name".to_owned(), (*name).to_owned(), "--user".to_owned(), format!("{uid}:{gid}")]);
-    arguments.extend(["--workdir".to_owned(), WORKSPACE.to_owned()]);
-    arguments.extend(["--mount".to_owned(), format!("type=bind,source={workspace},destination={WORKSPACE}")]);
-    arguments.extend(["--tmpfs".to_owned(), format!("/tmp:rw,nosuid,nodev,size={}", limits.scratch)]);
-    arguments.push((*image).to_owned());
-    arguments.extend(["sh".to_owned(), "-c".to_owned(), format!("echo {READY}; exec cat >/dev/null")]);
-    arguments
-}
-
-fn limit_arguments(limits: &Limits) -> Vec<String> {
-    let Limits { memory, processes, file_size, cpu_seconds, open_files, scratch, .. } = limits;
-    words(&format!(
-        "--memory {memory} --memory-swap {memory} --pids-limit {processes} --shm-size {scratch} \
+fn run_arguments(config: &SandboxConfig, container: &Container) -> Vec<String> {
+    let Container { name, workspace, user: (uid, gid), priority } = container;
+    let Limits { memory, processes, file_size, cpu_seconds, open_files, scratch, .. } = config.limits;
+    let network = if config.network { "bridge" } else { "none" };
+    let mut arguments = words(
+        "run --rm --interactive --init --read-only --cap-drop ALL --security-opt no-new-privileges --ipc private",
+    );
+    arguments.extend(config.docker.runtime.iter().flat_map(|it| ["--runtime".to_owned(), it.clone()]));
+    arguments.extend(words(&format!(
+        "--network {network} --memory {memory} --memory-swap {memory} --pids-limit {processes} --shm-size {scratch} \
          --ulimit nofile={open_files}:{open_files} --ulimit fsize={file_size}:{file_size} \
-         --ulimit cpu={cpu_seconds}:{cpu_seconds} --ulimit core=0:0"
-    ))
+         --ulimit cpu={cpu_seconds}:{cpu_seconds} --ulimit core=0:0 --cpu-shares {} --name {name} \
+         --user {uid}:{gid} --workdir {WORKSPACE} --mount",
+        priority.share_of(1024)
+    )));
+    arguments.push(format!("type=bind,source={workspace},destination={WORKSPACE}"));
+    arguments.extend(words(&format!("--tmpfs /tmp:rw,nosuid,nodev,size={scratch}")));
+    arguments.extend([config.docker.image.clone(), "sh".to_owned(), "-c".to_owned()]);
+    arguments.push(format!("echo {READY}; exec cat >/dev/null"));
+    arguments
 }
 
 fn words(text: &str) -> Vec<String> {
@@ -79,15 +67,10 @@ fn words(text: &str) -> Vec<String> {
 }
 
 /// The arguments that run a program in a container, which first notes its process id.
-pub fn exec_arguments(
-    name: &str,
-    job: u64,
-    cwd: &str,
-    env: &[(String, String)],
-    argv: &[String],
-) -> Vec<String> {
+fn exec_arguments(name: &str, run: &Run) -> Vec<String> {
+    let Run { job, argv, cwd, env } = run;
     let mut arguments = words("exec --interactive --workdir");
-    arguments.push(cwd.to_owned());
+    arguments.push(cwd.clone());
     // The image knows where its programs are.
     for (variable, value) in env.iter().filter(|(variable, _)| variable != "PATH") {
         arguments.extend(["--env".to_owned(), format!("{variable}={value}")]);
@@ -99,38 +82,33 @@ pub fn exec_arguments(
 }
 
 /// The arguments that kill a program and its session.
-pub fn kill_arguments(name: &str, job: u64) -> Vec<String> {
+fn kill_arguments(name: &str, job: u64) -> Vec<String> {
     let kill = format!("kill -s KILL -- -\"$(cat /tmp/.job-{job})\"");
     vec!["exec".to_owned(), name.to_owned(), "sh".to_owned(), "-c".to_owned(), kill]
 }
 
-/// The arguments that remove a container, dead or alive.
-pub fn remove_arguments(name: &str) -> Vec<String> {
-    vec!["rm".to_owned(), "--force".to_owned(), name.to_owned()]
-}
-
-/// One container.
 #[derive(Debug)]
 pub struct Docker {
-    config: DockerConfig,
+    program: PathBuf,
     name: String,
-    processes: Processes,
+    /// The clients that wait for programs, by our names for those; one that is not held any more is killed.
+    clients: Mutex<HashMap<u64, oneshot::Sender<()>>>,
     /// The client that holds the container, and the input whose end ends it.
-    holder: Mutex<Option<(Child, ChildStdin)>>,
-    _directory: HostDir,
+    holder: AsyncMutex<Option<(Child, ChildStdin)>>,
+    _directory: TempDir,
 }
 
 impl Docker {
     /// Starts a container and waits until it answers.
     pub async fn start(
-        config: &DockerConfig,
-        container: &Container<'_>,
-        directory: HostDir,
+        config: &SandboxConfig,
+        container: Container,
+        directory: TempDir,
     ) -> Result<Self, SandboxError> {
-        let failed =
-            |error: std::io::Error| SandboxError::Docker(format!("{}: {error}", config.program.display()));
-        let mut holder = Command::new(&config.program)
-            .args(run_arguments(container))
+        let program = &config.docker.program;
+        let failed = |error: std::io::Error| SandboxError::Docker(format!("{}: {error}", program.display()));
+        let mut holder = Command::new(program)
+            .args(run_arguments(config, &container))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -138,20 +116,23 @@ impl Docker {
             .spawn()
             .map_err(failed)?;
         let stdin = holder.stdin.take();
-        tokio::time::timeout(START_TIMEOUT, await_ready(&mut holder)).await.map_err(|_| {
-            SandboxError::Docker("the container did not start within 10 minutes".to_owned())
-        })??;
+        let late = |_| SandboxError::Docker("the container did not start within 10 minutes".to_owned());
+        tokio::time::timeout(START_TIMEOUT, await_ready(&mut holder)).await.map_err(late)??;
         Ok(Self {
-            config: config.clone(),
-            name: container.name.to_owned(),
-            processes: Processes::default(),
-            holder: Mutex::new(stdin.map(|stdin| (holder, stdin))),
+            program: program.clone(),
+            name: container.name,
+            clients: Mutex::default(),
+            holder: AsyncMutex::new(stdin.map(|stdin| (holder, stdin))),
             _directory: directory,
         })
     }
 
+    fn clients(&self) -> MutexGuard<'_, HashMap<u64, oneshot::Sender<()>>> {
+        self.clients.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     async fn call(&self, arguments: Vec<String>) {
-        let mut command = Command::new(&self.config.program);
+        let mut command = Command::new(&self.program);
         command.args(arguments).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         // The container may be gone already, which is what was wanted.
         let _ = command.status().await;
@@ -177,18 +158,42 @@ async fn await_ready(holder: &mut Child) -> Result<(), SandboxError> {
     )))
 }
 
+/// Waits for a program's client, which is killed when it is unwanted.
+async fn wait_for(mut client: Child, unwanted: oneshot::Receiver<()>, sender: oneshot::Sender<Ended>) {
+    let status = tokio::select! {
+        status = client.wait() => status,
+        _ = unwanted => {
+            // It may have ended a moment ago.
+            let _ = client.start_kill();
+            client.wait().await
+        }
+    };
+    // Nobody may be waiting any more.
+    let _ = sender.send(Ok(status.map_or(Exit::Lost, Exit::from)));
+}
+
 #[async_trait]
 impl Backend for Docker {
-    async fn start(&self, start: Start) -> Result<oneshot::Receiver<Ended>, SandboxError> {
-        let Start { job, argv, cwd, env, stdin, stdout, stderr } = start;
-        let mut command = bare_command(&self.config.program, [stdin, stdout, stderr]);
-        command.args(exec_arguments(&self.name, job, &cwd, &env, &argv));
-        Ok(self.processes.start(job, command))
+    async fn start(&self, run: Run, streams: [OwnedFd; 3]) -> Result<oneshot::Receiver<Ended>, SandboxError> {
+        let [stdin, stdout, stderr] = streams.map(Stdio::from);
+        let mut client = Command::new(&self.program);
+        client.args(exec_arguments(&self.name, &run)).stdin(stdin).stdout(stdout).stderr(stderr);
+        let (sender, ended) = oneshot::channel();
+        match client.process_group(0).spawn() {
+            Ok(client) => {
+                let (wanted, unwanted) = oneshot::channel();
+                self.clients().insert(run.job, wanted);
+                tokio::spawn(wait_for(client, unwanted, sender));
+            }
+            // Nobody has gone away yet.
+            Err(error) => drop(sender.send(Err(error.raw_os_error().unwrap_or(libc::EINVAL)))),
+        }
+        Ok(ended)
     }
 
     async fn kill(&self, job: u64) {
         self.call(kill_arguments(&self.name, job)).await;
-        self.processes.kill(job);
+        self.clients().remove(&job);
     }
 
     /// The engine can be asked only from inside, where it could be made to lie.
@@ -198,8 +203,8 @@ impl Backend for Docker {
 
     async fn stop(&self) {
         let holder = self.holder.lock().await.take();
-        self.call(remove_arguments(&self.name)).await;
-        self.processes.kill_all();
+        self.call(words(&format!("rm --force {}", self.name))).await;
+        self.clients().clear();
         if let Some((mut child, stdin)) = holder {
             drop(stdin);
             let _ = child.wait().await;
@@ -211,27 +216,24 @@ impl Backend for Docker {
 mod tests {
     use expect_test::expect;
 
+    use super::super::config::DockerConfig;
     use super::*;
 
     #[test]
     fn containers_are_started_locked_down() {
-        let limits = Limits::default();
-        let container = Container {
-            name: "backsight-1",
-            image: "python:3.12-slim",
-            runtime: None,
-            workspace: "/tmp/w",
+        let container = |priority| Container {
+            name: "backsight-1".to_owned(),
+            workspace: "/tmp/w".to_owned(),
             user: (1000, 100),
-            limits: &limits,
-            priority: Priority::Episode,
-            network: false,
+            priority,
         };
+        let config = SandboxConfig::default();
         let expected = expect![[r#"
             run --rm --interactive --init --read-only --cap-drop ALL --security-opt no-new-privileges --ipc private --network none --memory 2147483648 --memory-swap 2147483648 --pids-limit 128 --shm-size 67108864 --ulimit nofile=1024:1024 --ulimit fsize=268435456:268435456 --ulimit cpu=600:600 --ulimit core=0:0 --cpu-shares 1024 --name backsight-1 --user 1000:100 --workdir /workspace --mount type=bind,source=/tmp/w,destination=/workspace --tmpfs /tmp:rw,nosuid,nodev,size=67108864 python:3.12-slim sh -c echo ready; exec cat >/dev/null"#]];
-        expected.assert_eq(&run_arguments(&container).join(" "));
-        let runtime = Some("runsc");
-        let other = Container { network: true, priority: Priority::Verifier, runtime, ..container };
-        let other = run_arguments(&other);
+        expected.assert_eq(&run_arguments(&config, &container(Priority::Episode)).join(" "));
+        let docker = DockerConfig { runtime: Some("runsc".to_owned()), ..config.docker };
+        let config = SandboxConfig { network: true, docker, ..SandboxConfig::default() };
+        let other = run_arguments(&config, &container(Priority::Verifier));
         for expected in [["--network", "bridge"], ["--cpu-shares", "10240"], ["--runtime", "runsc"]] {
             assert!(other.windows(2).any(|it| it == expected), "{expected:?}");
         }
@@ -241,7 +243,8 @@ mod tests {
     fn programs_are_named_so_that_they_can_be_killed() {
         let env = [("PATH".to_owned(), "/bin".to_owned()), ("HOME".to_owned(), "/tmp".to_owned())];
         let argv = ["sh".to_owned(), "-c".to_owned(), "echo 'a b'".to_owned()];
-        let arguments = exec_arguments("box", 7, "/workspace/sub", &env, &argv);
+        let run = Run { job: 7, argv: argv.to_vec(), cwd: "/workspace/sub".to_owned(), env: env.to_vec() };
+        let arguments = exec_arguments("box", &run);
         let expected = [
             "exec",
             "--interactive",
@@ -260,6 +263,5 @@ mod tests {
         ];
         assert_eq!(arguments, expected);
         assert_eq!(kill_arguments("box", 7)[4], "kill -s KILL -- -\"$(cat /tmp/.job-7)\"");
-        assert_eq!(remove_arguments("box"), ["rm", "--force", "box"]);
     }
 }

@@ -3,21 +3,16 @@
 use std::io;
 use std::path::PathBuf;
 
-use super::protocol::End;
+use super::protocol::{End, Refusal};
 use super::python::PythonError;
-use super::step::{facility, help};
+use super::refusal::{facility, help};
 
 /// Why a sandbox cannot be made or used.
 #[derive(Debug, thiserror::Error)]
 pub enum SandboxError {
     /// The kernel forbids what the sandbox needs. It is never made weaker than asked for.
-    #[error("the sandbox cannot be made, because the kernel refuses {}: cannot {step}: {}\nhelp: {}", facility(step), io::Error::from_raw_os_error(*errno), help(step, *errno))]
-    Refused {
-        /// What was being done.
-        step: String,
-        /// The kernel's error number.
-        errno: i32,
-    },
+    #[error("the sandbox cannot be made, because the kernel refuses {}: cannot {}: {}\nhelp: {}", facility(&.0.doing).0, .0.doing, io::Error::from_raw_os_error(.0.errno), help(&.0.doing, .0.errno))]
+    Refused(Refusal),
     /// The launcher does not start.
     #[error(
         "the sandbox's launcher {program} cannot be started: {error}\nhelp: the program must call `sandbox::become_launcher_if_asked` first in `main`, or `SandboxConfig::init` must name one that does"

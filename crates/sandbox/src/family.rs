@@ -11,7 +11,6 @@ use rustix::process::{Pid, getpid};
 /// What `/proc/PID/stat` says of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Member {
-    /// Its id.
     pub pid: Pid,
     parent: Option<Pid>,
     /// The processor time it and its collected children have used, in the kernel's ticks.

@@ -9,7 +9,8 @@ use std::io;
 use rustix::process::{DumpableBehavior, getegid, geteuid, set_dumpable_behavior};
 use rustix::thread::{Gid, Uid, set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 
-use super::step::{FailedStep, NAMESPACES, Step, UNPRIVILEGED_ID};
+use super::protocol::Refusal;
+use super::refusal::{Doing, NAMESPACES, UNPRIVILEGED_ID};
 use super::sys::{self, Forked};
 
 /// Where private ids begin: beyond those of people, services and container managers.
@@ -29,49 +30,50 @@ pub struct Ids {
 
 impl Ids {
     /// Those for a sandbox whose supervisor we are.
-    pub fn for_sandbox() -> Result<Self, FailedStep> {
+    pub fn for_sandbox() -> Result<Self, Refusal> {
         let (uid, pid) = (geteuid().as_raw(), std::process::id());
         let gid = if uid == 0 { 0 } else { getegid().as_raw() };
         let choose = |own, map: &str| {
-            let map = fs::read_to_string(map).step(UNPRIVILEGED_ID)?;
+            let map = fs::read_to_string(map).doing(UNPRIVILEGED_ID)?;
             let none = || io::Error::from_raw_os_error(libc::EPERM);
-            host_id(own, pid, &map).ok_or_else(none).step(UNPRIVILEGED_ID)
+            host_id(own, pid, &map).ok_or_else(none).doing(UNPRIVILEGED_ID)
         };
         Ok(Self { uid: choose(uid, "/proc/self/uid_map")?, gid: choose(gid, "/proc/self/gid_map")? })
     }
 
     /// Forks into new namespaces that belong to this user, so that the child can map it itself.
-    pub fn fork(&self, namespaces: i32) -> Result<Forked, FailedStep> {
+    pub fn fork(&self, namespaces: i32) -> Result<Forked, Refusal> {
         let root = (Uid::ROOT, Gid::ROOT);
         let is_root = geteuid().is_root();
         if is_root {
-            set_thread_groups(&[]).step("drop groups")?;
+            set_thread_groups(&[]).doing("drop groups")?;
             set_thread_res_gid(root.1, Gid::from_raw(self.gid), root.1)
-                .step("take on the sandbox's group")?;
-            set_thread_res_uid(root.0, Uid::from_raw(self.uid), root.0).step("take on the sandbox's user")?;
+                .doing("take on the sandbox's group")?;
+            set_thread_res_uid(root.0, Uid::from_raw(self.uid), root.0)
+                .doing("take on the sandbox's user")?;
         }
-        let forked = sys::fork_into(namespaces).step(NAMESPACES);
+        let forked = sys::fork_into(namespaces).doing(NAMESPACES);
         if is_root && forked != Ok(Forked::Child) {
-            set_thread_res_uid(root.0, root.0, root.0).step("become root again")?;
-            set_thread_res_gid(root.1, root.1, root.1).step("become root again")?;
+            set_thread_res_uid(root.0, root.0, root.0).doing("become root again")?;
+            set_thread_res_gid(root.1, root.1, root.1).doing("become root again")?;
         }
         forked
     }
 
     /// In the child: makes this the only user there is, and becomes it with all that is ours.
-    pub fn become_inside(&self) -> Result<(), FailedStep> {
+    pub fn become_inside(&self) -> Result<(), Refusal> {
         // Changing user made our own entries in /proc unreachable.
-        set_dumpable_behavior(DumpableBehavior::Dumpable).step("reach the init's own settings")?;
+        set_dumpable_behavior(DumpableBehavior::Dumpable).doing("reach the init's own settings")?;
         let maps = [("gid_map", self.gid), ("uid_map", self.uid)];
-        fs::write("/proc/self/setgroups", "deny").step("give up supplementary groups")?;
+        fs::write("/proc/self/setgroups", "deny").doing("give up supplementary groups")?;
         for (file, id) in maps {
             let map = format!("{INSIDE} {id} 1");
-            fs::write(format!("/proc/self/{file}"), map).step("map the sandbox's user")?;
+            fs::write(format!("/proc/self/{file}"), map).doing("map the sandbox's user")?;
         }
         let (uid, gid) = (Uid::from_raw(INSIDE), Gid::from_raw(INSIDE));
-        set_thread_res_gid(gid, gid, gid).step("drop the group")?;
-        set_thread_res_uid(uid, uid, uid).step("drop the user")?;
-        set_dumpable_behavior(DumpableBehavior::Dumpable).step("reach the init's own settings")
+        set_thread_res_gid(gid, gid, gid).doing("drop the group")?;
+        set_thread_res_uid(uid, uid, uid).doing("drop the user")?;
+        set_dumpable_behavior(DumpableBehavior::Dumpable).doing("reach the init's own settings")
     }
 }
 

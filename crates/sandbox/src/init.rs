@@ -7,26 +7,27 @@ use std::collections::HashMap;
 use std::io;
 use std::io::{PipeReader, Read};
 use std::os::fd::{AsFd, OwnedFd};
-use std::process::{Command, Stdio};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, ExitStatus, Stdio};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{
-    DumpableBehavior, Pid, Resource, Rlimit, Signal, WaitOptions, WaitStatus, kill_process_group,
-    set_dumpable_behavior, set_parent_process_death_signal, setrlimit, wait,
+    DumpableBehavior, Pid, Resource, Rlimit, Signal, WaitOptions, kill_process_group, set_dumpable_behavior,
+    set_parent_process_death_signal, setrlimit, wait,
 };
 use rustix::thread::{CapabilitySet, CapabilitySets};
 
-use super::channel::{self, Received};
-use super::config::Containment;
-use super::config::Limits;
+use super::cgroup::Cgroup;
+use super::channel;
+use super::config::{Containment, Limits};
 use super::ids::Ids;
 use super::loopback;
 use super::meter::Meter;
 use super::oom::Preference;
-use super::protocol::{Exit, Reply, Request, Spec};
+use super::protocol::{Refusal, Reply, Request, Run, Spec};
+use super::refusal::Doing;
 use super::root::{self, Tree};
-use super::seccomp::{self, SharedMemory};
-use super::step::{FailedStep, Step};
+use super::seccomp;
 use super::sys;
 
 /// Where the control socket is.
@@ -35,26 +36,16 @@ fn control() -> io::Stdin {
 }
 
 /// Becomes the sandbox's init; the exit status. `trees` are open already where only root could.
-pub fn main(
-    spec: &Spec,
-    ids: &Ids,
-    containment: Containment,
-    trees: Option<Vec<Tree>>,
-    meter: Meter,
-    go: PipeReader,
-) -> i32 {
-    match set_up(spec, ids, containment, trees, &go) {
+pub fn main(spec: &Spec, ids: &Ids, cgroup: &Cgroup, trees: Option<Vec<Tree>>, go: PipeReader) -> i32 {
+    let meter = cgroup.usage().map_or(Meter::Family, Meter::Group);
+    match set_up(spec, ids, cgroup.containment(), trees, &go) {
         Ok((workspace, preference)) => {
-            let ready = channel::send(control(), &Reply::Ready.encode(), &[workspace.as_fd()]);
+            let ready = channel::send(control(), &Reply::Ready(cgroup.containment()), &[workspace.as_fd()]);
             drop(workspace);
             let jobs = Jobs { running: HashMap::new(), go: Some(go), meter, preference: Some(preference) };
             i32::from(ready.and_then(|()| serve(jobs)).is_err())
         }
-        Err(FailedStep { step, errno }) => {
-            // Whoever waits sees the socket close in any case.
-            let _ = channel::send(control(), &Reply::Failed { step, errno }.encode(), &[]);
-            1
-        }
+        Err(refusal) => refusal.tell(control()),
     }
 }
 
@@ -65,24 +56,24 @@ fn set_up(
     containment: Containment,
     trees: Option<Vec<Tree>>,
     go: &PipeReader,
-) -> Result<(OwnedFd, Preference), FailedStep> {
+) -> Result<(OwnedFd, Preference), Refusal> {
     ids.become_inside()?;
-    let preference = Preference::open().step("choose what is killed for memory")?;
+    let preference = Preference::open().doing("choose what is killed for memory")?;
     let workspace = build(spec, trees)?;
     lock_in(spec, containment, go)?;
     Ok((workspace, preference))
 }
 
 /// Makes everything that programs will see; the workspace's directory.
-fn build(spec: &Spec, trees: Option<Vec<Tree>>) -> Result<OwnedFd, FailedStep> {
+fn build(spec: &Spec, trees: Option<Vec<Tree>>) -> Result<OwnedFd, Refusal> {
     let trees = trees.map_or_else(|| root::open_trees(&spec.root), Ok)?;
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
     root::build(&spec.root, trees)?;
     if !spec.network {
-        loopback::up().step("bring up the private loopback")?;
+        loopback::up().doing("bring up the private loopback")?;
     }
-    rustix::system::sethostname(b"sandbox").step("name the sandbox")?;
-    open_directory(&spec.workspace).step("open the workspace")
+    rustix::system::sethostname(b"sandbox").doing("name the sandbox")?;
+    open_directory(&spec.workspace).doing("open the workspace")
 }
 
 pub(super) fn open_directory(path: &str) -> io::Result<OwnedFd> {
@@ -91,16 +82,16 @@ pub(super) fn open_directory(path: &str) -> io::Result<OwnedFd> {
 }
 
 /// Gives up every right, for good.
-fn lock_in(spec: &Spec, containment: Containment, go: &PipeReader) -> Result<(), FailedStep> {
+fn lock_in(spec: &Spec, containment: Containment, go: &PipeReader) -> Result<(), Refusal> {
     if !containment.processors_per_episode {
-        rustix::process::nice(spec.priority.niceness()).step("let others go first")?;
+        rustix::process::nice(spec.priority.niceness()).doing("let others go first")?;
     }
-    limit_resources(&spec.limits, containment).step("set resource limits")?;
-    drop_capabilities().step("drop capabilities")?;
-    rustix::thread::set_no_new_privs(true).step("forbid new privileges")?;
-    set_dumpable_behavior(DumpableBehavior::NotDumpable).step("hide the init's memory")?;
-    die_with_supervisor(go).step("tie the sandbox to its supervisor")?;
-    filter_calls(containment)
+    limit_resources(&spec.limits, containment).doing("set resource limits")?;
+    drop_capabilities().doing("drop capabilities")?;
+    rustix::thread::set_no_new_privs(true).doing("forbid new privileges")?;
+    set_dumpable_behavior(DumpableBehavior::NotDumpable).doing("hide the init's memory")?;
+    die_with_supervisor(go).doing("tie the sandbox to its supervisor")?;
+    seccomp::install(containment.memory_per_episode).doing("install the system-call filter")
 }
 
 fn limit_resources(limits: &Limits, containment: Containment) -> io::Result<()> {
@@ -152,11 +143,6 @@ fn die_with_supervisor(go: &PipeReader) -> io::Result<()> {
     }
 }
 
-fn filter_calls(containment: Containment) -> Result<(), FailedStep> {
-    let memory = if containment.memory_per_episode { SharedMemory::Counted } else { SharedMemory::Uncounted };
-    sys::install_filter(&mut seccomp::filter(memory)).step("install the system-call filter")
-}
-
 /// The programs that run, by the kernel's name for them and our owner's.
 pub(super) struct Jobs {
     running: HashMap<Pid, u64>,
@@ -197,43 +183,30 @@ impl Jobs {
 
     /// Does what one request asks; false when there are no more.
     fn answer(&mut self) -> io::Result<bool> {
-        let Received { packet, descriptors } = channel::receive(control())?;
-        if packet.is_empty() {
-            return Ok(false);
-        }
-        match Request::decode(&packet) {
-            Ok(Request::Run { job, cwd, argv, env }) => {
-                if let Err(error) = self.run(job, &cwd, &argv, env, descriptors) {
-                    let errno = error.raw_os_error().unwrap_or(libc::EINVAL);
-                    channel::send(control(), &Reply::NotStarted { job, errno }.encode(), &[])?;
+        let Some((request, descriptors)) = channel::receive(control())? else { return Ok(false) };
+        match request {
+            Request::Run(run) => {
+                let job = run.job;
+                if let Err(error) = self.run(run, descriptors) {
+                    let ended = Err(error.raw_os_error().unwrap_or(libc::EINVAL));
+                    channel::send(control(), &Reply::Ended { job, ended }, &[])?;
                 }
             }
-            Ok(Request::Kill { job }) => self.kill(job),
-            Ok(Request::Measure) => {
-                channel::send(control(), &Reply::Measured(self.meter.read()).encode(), &[])?;
-            }
-            Err(_) => return Err(io::ErrorKind::InvalidData.into()),
+            Request::Kill(job) => self.kill(job),
+            Request::Measure => channel::send(control(), &Reply::Measured(self.meter.read()), &[])?,
         }
         Ok(true)
     }
 
-    fn run(
-        &mut self,
-        job: u64,
-        cwd: &str,
-        argv: &[String],
-        env: Vec<(String, String)>,
-        descriptors: Vec<OwnedFd>,
-    ) -> io::Result<()> {
+    fn run(&mut self, run: Run, descriptors: Vec<OwnedFd>) -> io::Result<()> {
         if let Some(mut go) = self.go.take() {
             go.read_exact(&mut [0])?;
         }
-        let mut descriptors = descriptors.into_iter();
-        let mut stdio = || descriptors.next().map(Stdio::from).ok_or(io::ErrorKind::InvalidInput);
-        let (stdin, stdout, stderr) = (stdio()?, stdio()?, stdio()?);
-        let (program, arguments) = argv.split_first().ok_or(io::ErrorKind::InvalidInput)?;
+        let streams: [OwnedFd; 3] = descriptors.try_into().map_err(|_| io::ErrorKind::InvalidInput)?;
+        let [stdin, stdout, stderr] = streams.map(Stdio::from);
+        let (program, arguments) = run.argv.split_first().ok_or(io::ErrorKind::InvalidInput)?;
         let mut command = Command::new(program);
-        command.args(arguments).current_dir(cwd).env_clear().envs(env);
+        command.args(arguments).current_dir(run.cwd).env_clear().envs(run.env);
         command.stdin(stdin).stdout(stdout).stderr(stderr);
         sys::in_own_session(&mut command);
         let child = match &self.preference {
@@ -241,7 +214,7 @@ impl Jobs {
             None => command.spawn()?,
         };
         let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
-        self.running.extend(pid.map(|pid| (pid, job)));
+        self.running.extend(pid.map(|pid| (pid, run.job)));
         Ok(())
     }
 
@@ -256,18 +229,10 @@ impl Jobs {
     fn reap(&mut self) -> io::Result<()> {
         while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG) {
             if let Some(job) = self.running.remove(&pid) {
-                let reply = Reply::Exited { job, exit: exit_of(status) };
-                channel::send(control(), &reply.encode(), &[])?;
+                let ended = Ok(ExitStatus::from_raw(status.as_raw()).into());
+                channel::send(control(), &Reply::Ended { job, ended }, &[])?;
             }
         }
         Ok(())
-    }
-}
-
-fn exit_of(status: WaitStatus) -> Exit {
-    match (status.exit_status(), status.terminating_signal()) {
-        (Some(code), _) => Exit::Code(code),
-        (None, Some(signal)) => Exit::Signal(signal),
-        (None, None) => Exit::Lost,
     }
 }

@@ -8,18 +8,16 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use tokio::io::AsyncReadExt;
 use tokio::net::unix::pipe::Receiver;
 use tokio::sync::{oneshot, watch};
 
 use super::capture::Capture;
-use super::protocol::Exit;
+use super::protocol::{Ended, Exit};
 
 /// After a program ended, this much of what its children still print is read.
 const MAX_AFTER_EXIT: usize = 1 << 20;
 const CHUNK: usize = 64 << 10;
-
-/// How a program ended, or the error number with which it could not be started.
-pub type Ended = Result<Exit, i32>;
 
 /// The standard input of a program, as far as we can still write to it.
 #[derive(Clone, Debug, Default)]
@@ -54,14 +52,12 @@ impl Input {
     }
 }
 
-/// One program.
 #[derive(Clone, Debug)]
 pub struct Job {
     /// What it was called with, for people.
     pub command: String,
     /// When it was started.
     pub started: Instant,
-    /// What it reads.
     pub input: Input,
     output: Arc<Mutex<Capture>>,
     end: watch::Receiver<Option<(Ended, Duration)>>,
@@ -105,7 +101,7 @@ impl Job {
 
 /// Empties the pipe until the program ends, then takes what is left in it.
 async fn pump(
-    receiver: Receiver,
+    mut receiver: Receiver,
     capture: Arc<Mutex<Capture>>,
     mut ended: oneshot::Receiver<Ended>,
     sender: watch::Sender<Option<(Ended, Duration)>>,
@@ -116,9 +112,10 @@ async fn pump(
     let end = loop {
         tokio::select! {
             end = &mut ended => break end.unwrap_or(Ok(Exit::Lost)),
-            ready = receiver.readable(), if is_open => {
-                is_open = ready.is_ok() && take(&receiver, &capture, &mut buffer) != Taken::End;
-            }
+            read = receiver.read(&mut buffer), if is_open => match read {
+                Ok(n_bytes @ 1..) => lock(&capture).push(&buffer[..n_bytes]),
+                _ => is_open = false,
+            },
         }
     };
     take_rest(&receiver, &capture, &mut buffer);
@@ -135,25 +132,6 @@ fn take_rest(receiver: &Receiver, capture: &Mutex<Capture>, buffer: &mut [u8]) {
     {
         lock(capture).push(&buffer[..n_bytes]);
         n_taken += n_bytes;
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Taken {
-    Bytes,
-    Nothing,
-    End,
-}
-
-fn take(receiver: &Receiver, capture: &Mutex<Capture>, buffer: &mut [u8]) -> Taken {
-    match receiver.try_read(buffer) {
-        Ok(0) => Taken::End,
-        Ok(n_bytes) => {
-            lock(capture).push(&buffer[..n_bytes]);
-            Taken::Bytes
-        }
-        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Taken::Nothing,
-        Err(_) => Taken::End,
     }
 }
 

@@ -8,14 +8,16 @@
 
 use std::ffi::OsStr;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, WaitOptions, pidfd_open, waitpid};
 
-use super::channel::{self, Received};
+use super::channel;
+use super::protocol::Fork;
+use super::refusal::Doing;
 use super::supervisor;
 use super::sys::{self, Forked};
 
@@ -49,11 +51,9 @@ fn serve() -> io::Result<()> {
         if !has_request {
             continue;
         }
-        let Received { packet, mut descriptors } = channel::receive(io::stdin())?;
-        match (packet.is_empty(), descriptors.pop()) {
-            (true, _) => return Ok(()),
-            (false, Some(control)) => launch(&mut supervisors, control)?,
-            (false, None) => {}
+        let Some((Fork::Supervisor, mut descriptors)) = channel::receive(io::stdin())? else { return Ok(()) };
+        if let Some(control) = descriptors.pop() {
+            launch(&mut supervisors, control)?;
         }
     }
 }
@@ -75,18 +75,13 @@ fn is_over(pid: Pid) -> bool {
 
 /// Forks one supervisor. A fork that fails is told to whoever waits for the sandbox.
 fn launch(supervisors: &mut Vec<(Pid, OwnedFd)>, control: OwnedFd) -> io::Result<()> {
-    match sys::fork_into(0) {
+    match sys::fork_into(0).doing("fork a supervisor") {
         Ok(Forked::Child) => {
             supervisors.clear();
             std::process::exit(supervisor::main(control));
         }
-        Ok(Forked::Parent(pid)) => {
-            supervisors.push((pid, pidfd_open(pid, PidfdFlags::empty())?));
-            Ok(())
-        }
-        Err(error) => {
-            supervisor::refuse(control.as_fd(), "fork a supervisor", &error);
-            Ok(())
-        }
+        Ok(Forked::Parent(pid)) => supervisors.push((pid, pidfd_open(pid, PidfdFlags::empty())?)),
+        Err(refusal) => drop(refusal.tell(control)),
     }
+    Ok(())
 }

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::config::{Limits, WORKSPACE};
-use super::protocol::RootEntry;
+use super::protocol::{RootEntry, Thing};
 use super::python::Python;
 
 /// Names of programs that the machine lacks under these names.
@@ -34,22 +34,13 @@ const GROUP: &str = "root:x:0:\nagent:x:1000:\nnogroup:x:65534:\n";
 const HOSTS: &str = "127.0.0.1 localhost sandbox\n::1 localhost\n";
 const NSSWITCH: &str = "passwd: files\ngroup: files\nhosts: files dns\n";
 
-/// What a path of the machine is.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Found {
-    /// A file or directory, to be shown as it is.
-    Thing,
-    /// A link with this text.
-    Link(String),
-}
-
 /// What was looked up on the machine, once.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Machine {
     /// The system's paths that exist.
-    pub paths: Vec<(String, Found)>,
+    pub paths: Vec<RootEntry>,
     /// Those that only the network needs.
-    pub network_paths: Vec<(String, Found)>,
+    pub network_paths: Vec<RootEntry>,
     /// The interpreter, if there is one.
     pub python: Option<Python>,
     /// The shell that runs commands.
@@ -91,22 +82,25 @@ impl Machine {
 
     /// Whether a path of the machine can be seen inside.
     fn is_shown(&self, path: &Path) -> bool {
-        let system =
-            self.paths.iter().filter(|(_, found)| *found == Found::Thing).map(|(it, _)| Path::new(it));
+        let system = self.paths.iter().filter(|it| it.thing == Thing::Shown).map(|it| Path::new(&it.path));
         let python = self.python.iter().flat_map(|it| &it.prefixes).map(PathBuf::as_path);
         system.chain(python).any(|shown| path.starts_with(shown))
     }
 }
 
-fn find(path: &str) -> Option<(String, Found)> {
-    let metadata = fs::symlink_metadata(path).ok()?;
-    if !metadata.is_symlink() {
-        return Some((path.to_owned(), Found::Thing));
+/// How a path of the machine is shown, if it exists.
+fn find(path: &str) -> Option<RootEntry> {
+    if !fs::symlink_metadata(path).ok()?.is_symlink() {
+        return Some(entry(path, Thing::Shown));
     }
     let target = text(&fs::read_link(path).ok()?);
     // A link that leads out of what is shown (as /etc/resolv.conf to /run) is shown as its target.
     let kept = Path::new("/").join(&target).starts_with("/usr") || !target.starts_with(['/', '.']);
-    Some((path.to_owned(), if kept { Found::Link(target) } else { Found::Thing }))
+    Some(entry(path, if kept { Thing::Symlink(target) } else { Thing::Shown }))
+}
+
+fn entry(path: impl Into<String>, thing: Thing) -> RootEntry {
+    RootEntry { path: path.into(), thing }
 }
 
 fn missing_names(python: &Python) -> Vec<&'static str> {
@@ -122,64 +116,39 @@ fn text(path: &Path) -> String {
 
 /// The private root for an episode.
 pub fn plan(machine: &Machine, limits: &Limits, network: bool) -> Vec<RootEntry> {
-    let mut plan: Vec<RootEntry> = machine.paths.iter().map(shown).collect();
-    plan.extend(etc(network));
-    if network {
-        plan.extend(machine.network_paths.iter().map(shown));
+    let mut plan = machine.paths.clone();
+    let files = [("/etc/passwd", PASSWD), ("/etc/group", GROUP), ("/etc/nsswitch.conf", NSSWITCH)];
+    plan.extend(files.map(|(path, text)| entry(path, Thing::File(text.to_owned()))));
+    match network {
+        true => plan.extend(machine.network_paths.iter().cloned()),
+        false => plan.push(entry("/etc/hosts", Thing::File(HOSTS.to_owned()))),
     }
-    plan.extend(links_of_dev());
-    plan.push(RootEntry::Proc("/proc".to_owned()));
-    plan.push(RootEntry::Dir("/run".to_owned()));
-    plan.push(RootEntry::Symlink { path: "/var/tmp".to_owned(), target: "/tmp".to_owned() });
+    let links = [("/dev/fd", ""), ("/dev/stdin", "/0"), ("/dev/stdout", "/1"), ("/dev/stderr", "/2")];
+    plan.extend(links.map(|(path, number)| entry(path, Thing::Symlink(format!("/proc/self/fd{number}")))));
+    plan.push(entry("/proc", Thing::Proc));
+    plan.push(entry("/run", Thing::Dir));
+    plan.push(entry("/var/tmp", Thing::Symlink("/tmp".to_owned())));
     let writable = [(WORKSPACE, limits.workspace), ("/tmp", limits.scratch), ("/dev/shm", limits.scratch)];
-    plan.extend(writable.map(|(path, size)| RootEntry::Tmpfs { path: path.to_owned(), size }));
+    plan.extend(writable.map(|(path, size)| entry(path, Thing::Tmpfs(size))));
     // An interpreter may lie below /tmp, so it comes after that.
     plan.extend(machine.python.iter().flat_map(|python| show_python(python, &machine.missing_names)));
     let own = machine.own_programs.iter().filter(|it| machine.is_shown(it));
-    plan.extend(own.map(|path| RootEntry::Mask(text(path))));
+    plan.extend(own.map(|path| entry(text(path), Thing::Mask)));
     plan
 }
 
-fn shown((path, found): &(String, Found)) -> RootEntry {
-    match found {
-        Found::Thing => bind(path),
-        Found::Link(target) => RootEntry::Symlink { path: path.clone(), target: target.clone() },
-    }
-}
-
-fn bind(path: &str) -> RootEntry {
-    RootEntry::Bind { source: path.to_owned(), path: path.to_owned(), devices: path.starts_with("/dev/") }
-}
-
-fn etc(network: bool) -> impl Iterator<Item = RootEntry> {
-    let hosts = if network { None } else { Some(("/etc/hosts", HOSTS)) };
-    let files = [("/etc/passwd", PASSWD), ("/etc/group", GROUP), ("/etc/nsswitch.conf", NSSWITCH)];
-    let file = |(path, text): (&str, &str)| RootEntry::File { path: path.to_owned(), text: text.to_owned() };
-    files.into_iter().chain(hosts).map(file)
-}
-
-fn links_of_dev() -> impl Iterator<Item = RootEntry> {
-    let links = [("fd", ""), ("stdin", "/0"), ("stdout", "/1"), ("stderr", "/2")];
-    links.into_iter().map(|(name, number)| RootEntry::Symlink {
-        path: format!("/dev/{name}"),
-        target: format!("/proc/self/fd{number}"),
-    })
-}
-
 fn show_python(python: &Python, missing_names: &[&str]) -> Vec<RootEntry> {
-    let mut entries: Vec<RootEntry> = python.prefixes.iter().map(|prefix| bind(&text(prefix))).collect();
+    let prefixes = python.prefixes.iter().map(|prefix| entry(text(prefix), Thing::Shown));
     let links = python.links.iter().map(|(path, target)| (text(path), text(target)));
     let aliases = missing_names.iter().map(|name| (format!("{ALIASES}/{name}"), text(&python.executable)));
-    entries.extend(links.chain(aliases).map(|(path, target)| RootEntry::Symlink { path, target }));
-    entries
+    let links = links.chain(aliases).map(|(path, target)| entry(path, Thing::Symlink(target)));
+    prefixes.chain(links).collect()
 }
 
 /// A path of the machine that must never be visible, for the tests that look for it.
 #[cfg(test)]
 fn shows(plan: &[RootEntry], path: &str) -> bool {
-    plan.iter().any(
-        |entry| matches!(entry, RootEntry::Bind { path: shown, .. } if Path::new(path).starts_with(shown)),
-    )
+    plan.iter().any(|entry| entry.thing == Thing::Shown && Path::new(path).starts_with(&entry.path))
 }
 
 #[cfg(test)]
@@ -194,10 +163,9 @@ mod tests {
             links: vec![],
             identity: Default::default(),
         };
-        let link = |path: &str| (path.to_owned(), Found::Link(format!("usr{path}")));
-        let paths =
-            vec![("/usr".to_owned(), Found::Thing), link("/bin"), ("/dev/null".to_owned(), Found::Thing)];
-        let network_paths = vec![("/etc/resolv.conf".to_owned(), Found::Thing)];
+        let link = entry("/bin", Thing::Symlink("usr/bin".to_owned()));
+        let paths = vec![entry("/usr", Thing::Shown), link, entry("/dev/null", Thing::Shown)];
+        let network_paths = vec![entry("/etc/resolv.conf", Thing::Shown)];
         Machine {
             paths,
             network_paths,
@@ -211,9 +179,8 @@ mod tests {
     #[test]
     fn our_own_programs_are_masked_where_they_would_be_shown() {
         let plan = plan(&machine(), &Limits::default(), false);
-        let is_mask = |entry: &&RootEntry| matches!(entry, RootEntry::Mask(_));
-        let masks: Vec<_> = plan.iter().filter(is_mask).collect();
-        assert_eq!(masks, [&RootEntry::Mask("/usr/bin/backsight".to_owned())]);
+        let masks: Vec<_> = plan.iter().filter(|entry| entry.thing == Thing::Mask).collect();
+        assert_eq!(masks, [&entry("/usr/bin/backsight", Thing::Mask)]);
     }
 
     #[test]
@@ -223,12 +190,7 @@ mod tests {
             python.prefixes = vec!["/tmp/venv".into()];
         }
         let plan = plan(&machine, &Limits::default(), false);
-        let place = |wanted: &str| {
-            plan.iter().position(|entry| match entry {
-                RootEntry::Tmpfs { path, .. } | RootEntry::Bind { path, .. } => path == wanted,
-                _ => false,
-            })
-        };
+        let place = |wanted: &str| plan.iter().position(|entry| entry.path == wanted);
         assert!(place("/tmp").is_some() && place("/tmp") < place("/tmp/venv"));
     }
 
@@ -238,11 +200,8 @@ mod tests {
         assert!(shows(&plan, "/root/.pyenv/versions/3.11.7/lib"));
         assert!(!shows(&plan, "/root/.ssh/id_rsa"));
         assert!(!shows(&plan, "/root/.pyenv/versions/3.12.1"));
-        let alias = RootEntry::Symlink {
-            path: "/opt/bin/python".into(),
-            target: "/root/.pyenv/versions/3.11.7/bin/python3".into(),
-        };
-        assert!(plan.contains(&alias));
+        let target = "/root/.pyenv/versions/3.11.7/bin/python3".to_owned();
+        assert!(plan.contains(&entry("/opt/bin/python", Thing::Symlink(target))));
     }
 
     #[test]
@@ -251,17 +210,15 @@ mod tests {
         assert_eq!([has(false), has(true)], [false, true]);
     }
 
+    /// Whatever is shown below `/dev` is a device that reaches nothing.
     #[test]
-    fn devices_work_and_nothing_else_holds_any() {
+    fn only_harmless_devices_are_shown() {
         let plan = plan(&machine(), &Limits::default(), false);
-        let devices: Vec<_> = plan
-            .iter()
-            .filter_map(|entry| match entry {
-                RootEntry::Bind { path, devices: true, .. } => Some(path.as_str()),
-                _ => None,
-            })
-            .collect();
-        assert_eq!(devices, ["/dev/null"]);
+        let shown = plan.iter().filter(|entry| entry.thing == Thing::Shown);
+        let devices: Vec<_> = shown.filter(|entry| entry.path.starts_with("/dev")).collect();
+        assert_eq!(devices, [&entry("/dev/null", Thing::Shown)]);
+        assert!(DEVICES.iter().all(|it| it.starts_with("/dev/")));
+        assert!([SYSTEM, ETC, ETC_NETWORK].concat().iter().all(|it| !it.starts_with("/dev")));
     }
 
     #[test]

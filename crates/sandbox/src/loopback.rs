@@ -13,7 +13,6 @@ const NLM_F_ACK: u16 = 4;
 const IFF_UP: u32 = 1;
 const LOOPBACK: u32 = 1;
 
-/// Brings it up.
 pub fn up() -> io::Result<()> {
     let kind = (SocketType::RAW, SocketFlags::CLOEXEC);
     // Protocol zero is the routing family.

@@ -9,21 +9,21 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use tempfile::TempDir;
 use tokio::process::Child;
 use tokio::sync::{Mutex as AsyncMutex, oneshot, watch};
 
-use super::backend::{Backend, Start};
+use super::backend::Backend;
 use super::cgroup;
-use super::channel::{self, Channel, Received};
+use super::channel::{self, Channel};
 use super::config::Containment;
 use super::error::SandboxError;
-use super::job::Ended;
 use super::launcher::{HIDDEN_ARGUMENT, this_program_answers};
-use super::protocol::{End, Exit, Reply, Request, Spec};
+use super::protocol::{End, Ended, Exit, Fork, Reply, Request, Run, Spec};
 
-/// What asks the launcher for a supervisor; the socket beside it is what counts.
-const FORK: &[u8] = b"fork";
 const OURSELVES: &str = "/proc/self/exe";
+/// A launcher, or the supervisor that waits in store, may die while it is asked.
+const MAX_TRIES: usize = 3;
 
 /// The launcher process, started when the first sandbox is and again should it die.
 #[derive(Debug)]
@@ -47,23 +47,13 @@ impl Launcher {
         Self { program, running: AsyncMutex::new(None) }
     }
 
-    /// Has a supervisor make a sandbox; the channel to it.
+    /// Has a supervisor make a sandbox; the channel to it. A launcher that fails is not asked again.
     async fn launch(&self, spec: &Spec) -> Result<Channel, SandboxError> {
-        let packet = spec.encode();
         let mut running = self.running.lock().await;
-        for is_last_try in [false, true] {
-            if running.is_none() {
-                *running = Some(self.start()?);
-            }
-            let Some(launcher) = running.as_mut() else { break };
-            match launcher.launch(&packet).await {
-                Ok(channel) => return Ok(channel),
-                Err(error) if is_last_try => return Err(self.failed(error)),
-                // It was killed; another one does as well.
-                Err(_) => *running = None,
-            }
-        }
-        Err(SandboxError::Ended(End::Unknown))
+        let mut launcher = running.take().map_or_else(|| self.start(), Ok)?;
+        let channel = launcher.launch(spec).await.map_err(|error| self.failed(error))?;
+        *running = Some(launcher);
+        Ok(channel)
     }
 
     fn start(&self) -> Result<Running, SandboxError> {
@@ -99,12 +89,12 @@ impl Launcher {
 
 impl Running {
     /// Hands a sandbox's description to the supervisor that waits for one, and has the next one forked.
-    async fn launch(&mut self, packet: &[u8]) -> io::Result<Channel> {
+    async fn launch(&mut self, spec: &Spec) -> io::Result<Channel> {
         let channel = match self.spare.take() {
             Some(channel) => channel,
             None => self.fork().await?,
         };
-        channel.send(packet, &[]).await?;
+        channel.send(spec, &[]).await?;
         // A launcher that cannot fork any more is replaced when the next sandbox is wanted.
         self.spare = self.fork().await.ok();
         Ok(channel)
@@ -113,14 +103,13 @@ impl Running {
     /// Has a supervisor forked that listens to the other end of the returned channel.
     async fn fork(&self) -> io::Result<Channel> {
         let (ours, theirs) = channel::pair()?;
-        self.channel.send(FORK, &[theirs.as_fd()]).await?;
+        self.channel.send(&Fork::Supervisor, &[theirs.as_fd()]).await?;
         Channel::new(ours)
     }
 }
 
 type Pending = Arc<Mutex<HashMap<u64, oneshot::Sender<Ended>>>>;
 
-/// One sandbox.
 #[derive(Debug)]
 pub struct Namespaces {
     channel: Arc<Channel>,
@@ -130,47 +119,45 @@ pub struct Namespaces {
     /// Why it is no more, when it is.
     end: watch::Receiver<Option<End>>,
     reader: tokio::task::JoinHandle<()>,
+    /// What of the machine belongs to the episode.
+    _directory: Option<TempDir>,
 }
 
-/// A sandbox that runs, its workspace's directory, and what is limited as a whole.
-pub struct Started {
-    /// The sandbox.
-    pub backend: Namespaces,
-    /// The workspace's directory.
-    pub workspace: OwnedFd,
-    /// Which limits hold for the episode.
-    pub containment: Containment,
-}
+/// A sandbox that runs, its workspace's directory, and which limits hold for the whole episode.
+pub type Started = (Namespaces, OwnedFd, Containment);
 
 impl Namespaces {
-    /// Starts a sandbox. A launcher that dies over the request is replaced, and asked once more.
-    pub async fn start(launcher: &Launcher, spec: &Spec) -> Result<Started, SandboxError> {
-        match Self::start_once(launcher, spec).await {
-            Err(SandboxError::Launcher { .. }) => Self::start_once(launcher, spec).await,
-            started => started,
-        }
-    }
-
-    async fn start_once(launcher: &Launcher, spec: &Spec) -> Result<Started, SandboxError> {
-        let channel = launcher.launch(spec).await?;
-        let mut containment = Containment::default();
-        let workspace = loop {
-            let Received { packet, descriptors } = match channel.receive().await {
-                // Whoever should have read the description is gone.
-                Err(error) if error.kind() == io::ErrorKind::ConnectionReset => Received::default(),
-                received => received?,
-            };
-            match Reply::decode(&packet) {
-                Ok(Reply::Contained(it)) => containment = it,
-                Ok(Reply::Ready) => {
-                    break descriptors.into_iter().next().ok_or(SandboxError::Ended(End::Unknown))?;
-                }
-                Ok(Reply::Failed { step, errno }) => return Err(SandboxError::Refused { step, errno }),
-                Ok(Reply::Over(end)) => return Err(SandboxError::Ended(end)),
-                _ => return Err(launcher.failed(io::Error::other("it ended without an answer"))),
+    /// Starts a sandbox, with which `directory` is removed. A launcher that dies over it is replaced and asked again.
+    pub async fn start(
+        launcher: &Launcher,
+        spec: &Spec,
+        directory: Option<TempDir>,
+    ) -> Result<Started, SandboxError> {
+        let mut n_tries = 1;
+        let (channel, workspace, containment) = loop {
+            match Self::start_once(launcher, spec).await {
+                Err(SandboxError::Launcher { .. }) if n_tries < MAX_TRIES => n_tries += 1,
+                started => break started?,
             }
         };
-        Ok(Started { backend: Self::listen(channel), workspace, containment })
+        Ok((Self::listen(channel, directory), workspace, containment))
+    }
+
+    async fn start_once(
+        launcher: &Launcher,
+        spec: &Spec,
+    ) -> Result<(Channel, OwnedFd, Containment), SandboxError> {
+        let channel = launcher.launch(spec).await?;
+        match channel.receive().await {
+            Ok(Some((Reply::Ready(containment), mut descriptors))) => {
+                let workspace = descriptors.pop().ok_or(SandboxError::Ended(End::Unknown))?;
+                Ok((channel, workspace, containment))
+            }
+            Ok(Some((Reply::Refused(refusal), _))) => Err(SandboxError::Refused(refusal)),
+            Ok(Some((Reply::Over(end), _))) => Err(SandboxError::Ended(end)),
+            // Whoever should have read the description is gone.
+            _ => Err(launcher.failed(io::Error::other("it ended without an answer"))),
+        }
     }
 
     /// Waits for its end.
@@ -179,12 +166,12 @@ impl Namespaces {
         end.wait_for(Option::is_some).await.ok().and_then(|it| *it).unwrap_or(End::Unknown)
     }
 
-    fn listen(channel: Channel) -> Self {
+    fn listen(channel: Channel, directory: Option<TempDir>) -> Self {
         let (channel, pending) = (Arc::new(channel), Pending::default());
         let (used_sender, used) = watch::channel(Duration::ZERO);
         let (end_sender, end) = watch::channel(None);
         let reading = read_replies(Arc::clone(&channel), Arc::clone(&pending), used_sender, end_sender);
-        Self { channel, pending, used, end, reader: tokio::spawn(reading) }
+        Self { channel, pending, used, end, reader: tokio::spawn(reading), _directory: directory }
     }
 }
 
@@ -203,18 +190,13 @@ async fn read_replies(
 ) {
     let mut end = End::Unknown;
     loop {
-        let packet = match channel.receive().await {
-            Ok(Received { packet, .. }) => packet,
-            // It ended before it read all that we sent; what it said is still there.
-            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => continue,
-            Err(_) => break,
-        };
-        match Reply::decode(&packet) {
-            Ok(Reply::Exited { job, exit }) => tell(&pending, job, Ok(exit)),
-            Ok(Reply::NotStarted { job, errno }) => tell(&pending, job, Err(errno)),
-            Ok(Reply::Measured(time)) => drop(used.send_replace(time)),
+        match channel.receive().await {
+            Ok(Some((Reply::Ended { job, ended }, _))) => tell(&pending, job, ended),
+            Ok(Some((Reply::Measured(time), _))) => drop(used.send_replace(time)),
             // The groups are removed before the socket closes.
-            Ok(Reply::Over(it)) => end = it,
+            Ok(Some((Reply::Over(it), _))) => end = it,
+            // It ended before it read all that we sent; what it said is still there.
+            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => {}
             // The socket closed, or the other end is not ours any more.
             _ => break,
         }
@@ -238,13 +220,10 @@ fn lock(pending: &Pending) -> std::sync::MutexGuard<'_, HashMap<u64, oneshot::Se
 
 #[async_trait]
 impl Backend for Namespaces {
-    async fn start(&self, start: Start) -> Result<oneshot::Receiver<Ended>, SandboxError> {
-        let Start { job, argv, cwd, env, stdin, stdout, stderr } = start;
-        let (sender, receiver) = oneshot::channel();
+    async fn start(&self, run: Run, streams: [OwnedFd; 3]) -> Result<oneshot::Receiver<Ended>, SandboxError> {
+        let (job, (sender, receiver)) = (run.job, oneshot::channel());
         lock(&self.pending).insert(job, sender);
-        let packet = Request::Run { job, cwd, argv, env }.encode();
-        let sent = self.channel.send(&packet, &[stdin.as_fd(), stdout.as_fd(), stderr.as_fd()]).await;
-        match sent {
+        match self.channel.send(&Request::Run(run), &streams.each_ref().map(AsFd::as_fd)).await {
             Ok(()) if self.end.borrow().is_none() => Ok(receiver),
             Err(error) if error.kind() == io::ErrorKind::ArgumentListTooLong => {
                 lock(&self.pending).remove(&job);
@@ -259,13 +238,13 @@ impl Backend for Namespaces {
 
     async fn kill(&self, job: u64) {
         // A sandbox that is gone has killed it already.
-        let _ = self.channel.send(&Request::Kill { job }.encode(), &[]).await;
+        let _ = self.channel.send(&Request::Kill(job), &[]).await;
     }
 
     async fn processor_time(&self) -> Option<Duration> {
         let mut used = self.used.clone();
         used.mark_unchanged();
-        self.channel.send(&Request::Measure.encode(), &[]).await.ok()?;
+        self.channel.send(&Request::Measure, &[]).await.ok()?;
         used.changed().await.ok()?;
         Some(*used.borrow())
     }

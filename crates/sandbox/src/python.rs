@@ -3,7 +3,6 @@
 //! Owns asking an interpreter where its parts are and deciding which directories must be shown:
 //! the interpreter's own prefixes, never a home as a whole.
 
-use std::io;
 use std::path::{Path, PathBuf};
 
 use super::config::WORKSPACE;
@@ -11,6 +10,9 @@ use super::config::WORKSPACE;
 /// Prints, as JSON, which interpreter this is, and where it and its libraries live.
 pub const QUESTION: &str = "import json, sys; print(json.dumps([sys.version, sys.executable, sys.prefix, \
                             sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix]))";
+
+/// The names under which interpreters are looked for.
+const USUAL: [&str; 3] = ["python3", "python", "/usr/bin/python3"];
 
 /// An interpreter of the machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -103,24 +105,22 @@ pub fn check_answer(answer: &str, wanted: Option<&Identity>) -> Result<(), Pytho
 
 /// Asks `program`, or the first of the usual names that answers.
 pub async fn find(program: Option<&Path>) -> Result<Python, PythonError> {
-    let usual = ["python3", "python", "/usr/bin/python3"].map(PathBuf::from).to_vec();
-    let candidates = program.map_or(usual, |it| vec![it.to_owned()]);
-    let mut answer = Err(PythonError::Silent { program: "python3".into(), reason: "not found".to_owned() });
-    for candidate in candidates {
-        answer = match ask(&candidate).await {
-            Ok((version, paths)) => understand(version, &paths, &homes()),
-            Err(error) => Err(PythonError::Silent { program: candidate, reason: error.to_string() }),
-        };
-        if answer.is_ok() {
-            break;
+    let mut last = None;
+    for name in program.map_or(USUAL.map(Path::new).to_vec(), |it| vec![it]) {
+        match ask(name).await {
+            Ok(python) => return Ok(python),
+            Err(error) => last = Some(error),
         }
     }
-    answer
+    Err(last.unwrap_or(PythonError::Silent { program: USUAL[0].into(), reason: "not found".to_owned() }))
 }
 
-async fn ask(program: &Path) -> io::Result<(String, Vec<PathBuf>)> {
-    let output = tokio::process::Command::new(program).args(["-I", "-c", QUESTION]).output().await?;
-    read_answer(&output.stdout).ok_or_else(|| io::Error::other(output.status.to_string()))
+async fn ask(program: &Path) -> Result<Python, PythonError> {
+    let silent = |reason: String| PythonError::Silent { program: program.to_owned(), reason };
+    let asked = tokio::process::Command::new(program).args(["-I", "-c", QUESTION]).output().await;
+    let output = asked.map_err(|error| silent(error.to_string()))?;
+    let (version, paths) = read_answer(&output.stdout).ok_or_else(|| silent(output.status.to_string()))?;
+    understand(version, &paths, &homes())
 }
 
 /// The version and the paths in an answer to `QUESTION`.

@@ -7,6 +7,7 @@
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::symlink;
 use std::path::Path;
 
 use rustix::fs::{CWD, FileType, Mode, OFlags, fstat, open};
@@ -17,8 +18,8 @@ use rustix::mount::{
 };
 use rustix::process::{chdir, pivot_root};
 
-use super::protocol::RootEntry;
-use super::step::{FailedStep, MOUNT_PROC, Step};
+use super::protocol::{Refusal, RootEntry, Thing};
+use super::refusal::Doing;
 use super::sys::{Reach, restrict_mount};
 
 /// A detached, read-only copy of a directory or file of the machine.
@@ -32,17 +33,16 @@ const STAGE: &str = "/usr";
 const ROOT_SIZE: u64 = 4 << 20;
 const INNOCENT: MountAttrFlags = MountAttrFlags::MOUNT_ATTR_NOSUID.union(MountAttrFlags::MOUNT_ATTR_NODEV);
 
-/// Opens the machine's trees that the plan shows inside, in its order.
-pub fn open_trees(plan: &[RootEntry]) -> Result<Vec<Tree>, FailedStep> {
-    let sources = plan.iter().filter_map(|entry| match entry {
-        RootEntry::Bind { source, devices, .. } => Some((source.as_str(), *devices)),
+/// Opens the machine's trees that the plan needs, in its order.
+pub fn open_trees(plan: &[RootEntry]) -> Result<Vec<Tree>, Refusal> {
+    let sources = plan.iter().filter_map(|entry| match entry.thing {
+        Thing::Shown => Some((entry.path.as_str(), entry.path.starts_with("/dev/"))),
         // A device where devices do not work cannot even be opened.
-        RootEntry::Mask(_) => Some((NOTHING, false)),
+        Thing::Mask => Some((NOTHING, false)),
         _ => None,
     });
-    sources
-        .map(|(source, devices)| open_one(source, devices).step(&format!("show {source} read-only")))
-        .collect()
+    let open = |(source, devices)| open_one(source, devices).doing(&format!("show {source} read-only"));
+    sources.map(open).collect()
 }
 
 fn open_one(source: &str, devices: bool) -> io::Result<Tree> {
@@ -55,16 +55,17 @@ fn open_one(source: &str, devices: bool) -> io::Result<Tree> {
 }
 
 /// Builds the plan and makes it the root. `trees` are those of `open_trees`.
-pub fn build(plan: &[RootEntry], trees: Vec<Tree>) -> Result<(), FailedStep> {
+pub fn build(plan: &[RootEntry], trees: Vec<Tree>) -> Result<(), Refusal> {
     let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
-    mount_change("/", private).step("detach from the machine's mounts")?;
-    let new_root = tmpfs(ROOT_SIZE, "0755").step("make a private root")?;
-    place(&new_root, STAGE).step("make a private root")?;
-    chdir(STAGE).step("enter the private root")?;
+    mount_change("/", private).doing("detach from the machine's mounts")?;
+    let new_root = tmpfs(ROOT_SIZE, "0755").doing("make a private root")?;
+    place(&new_root, STAGE).doing("make a private root")?;
+    chdir(STAGE).doing("enter the private root")?;
     let mut trees = trees.into_iter();
     plan.iter().try_for_each(|entry| make(entry, &mut trees))?;
-    enter().step("leave the machine's root")?;
-    restrict_mount(&new_root, MountAttrFlags::MOUNT_ATTR_RDONLY, Reach::Mount).step("make the root read-only")
+    enter().doing("leave the machine's root")?;
+    restrict_mount(&new_root, MountAttrFlags::MOUNT_ATTR_RDONLY, Reach::Mount)
+        .doing("make the root read-only")
 }
 
 /// Swaps the roots and drops the old one.
@@ -75,57 +76,46 @@ fn enter() -> io::Result<()> {
     Ok(())
 }
 
-fn make(entry: &RootEntry, trees: &mut impl Iterator<Item = Tree>) -> Result<(), FailedStep> {
-    match entry {
-        RootEntry::Dir(path) => fs::create_dir_all(inside(path)).step(&format!("make {path}")),
-        RootEntry::Symlink { path, target } => symlink(path, target).step(&format!("link {path}")),
-        RootEntry::File { path, text } => file(path, text).step(&format!("write {path}")),
-        RootEntry::Bind { path, .. } => {
-            let missing = || io::Error::from_raw_os_error(libc::ENOENT);
-            let tree = trees.next().ok_or_else(missing).step(&format!("show {path}"))?;
-            bind(&tree, path).step(&format!("show {path}"))
-        }
-        RootEntry::Mask(path) => {
-            let missing = || io::Error::from_raw_os_error(libc::ENOENT);
-            let tree = trees.next().ok_or_else(missing).step(&format!("hide {path}"))?;
-            place(&tree, inside(path)).step(&format!("hide {path}"))
-        }
-        RootEntry::Tmpfs { path, size } => {
-            fs::create_dir_all(inside(path)).step(&format!("make {path}"))?;
-            let mount = tmpfs(*size, "0777").step(&format!("make a private {path}"))?;
-            place(&mount, inside(path)).step(&format!("make a private {path}"))
-        }
-        RootEntry::Proc(path) => proc(path).step(MOUNT_PROC),
-    }
+fn make(entry: &RootEntry, trees: &mut impl Iterator<Item = Tree>) -> Result<(), Refusal> {
+    let (doing, made) = match &entry.thing {
+        Thing::Dir => ("make", fs::create_dir_all(inside(entry))),
+        Thing::Symlink(target) => ("link", with_parent(entry).and_then(|at| symlink(target, at))),
+        Thing::File(text) => ("write", with_parent(entry).and_then(|at| fs::write(at, text))),
+        Thing::Shown => ("show", next(trees).and_then(|tree| bind(&tree, with_parent(entry)?))),
+        Thing::Mask => ("hide", next(trees).and_then(|tree| place(&tree, inside(entry)))),
+        Thing::Tmpfs(size) => ("make a private", tmpfs(*size, "0777").and_then(|it| make_at(&it, entry))),
+        Thing::Proc => ("mount a private", proc().and_then(|mount| make_at(&mount, entry))),
+    };
+    made.doing(&format!("{doing} {}", entry.path))
+}
+
+fn next(trees: &mut impl Iterator<Item = Tree>) -> io::Result<Tree> {
+    trees.next().ok_or_else(|| io::Error::from_raw_os_error(libc::ENOENT))
 }
 
 /// A path of the sandbox, seen from the directory that becomes its root.
-fn inside(path: &str) -> &str {
-    path.trim_start_matches('/')
+fn inside(entry: &RootEntry) -> &Path {
+    Path::new(entry.path.trim_start_matches('/'))
 }
 
-fn with_parent(path: &str) -> io::Result<&Path> {
-    let path = Path::new(inside(path));
+fn with_parent(entry: &RootEntry) -> io::Result<&Path> {
+    let path = inside(entry);
     path.parent().map_or(Ok(()), fs::create_dir_all)?;
     Ok(path)
 }
 
-fn symlink(path: &str, target: &str) -> io::Result<()> {
-    std::os::unix::fs::symlink(target, with_parent(path)?)
+fn make_at(mount: &OwnedFd, entry: &RootEntry) -> io::Result<()> {
+    fs::create_dir_all(inside(entry))?;
+    place(mount, inside(entry))
 }
 
-fn file(path: &str, text: &str) -> io::Result<()> {
-    fs::write(with_parent(path)?, text)
-}
-
-fn bind(tree: &Tree, path: &str) -> io::Result<()> {
-    let target = with_parent(path)?;
+fn bind(tree: &Tree, target: &Path) -> io::Result<()> {
     if FileType::from_raw_mode(fstat(tree)?.st_mode) == FileType::Directory {
         fs::create_dir_all(target)?;
     } else {
         open(target, OFlags::CREATE | OFlags::CLOEXEC | OFlags::WRONLY, Mode::from_raw_mode(0o644))?;
     }
-    Ok(place(tree, target)?)
+    place(tree, target)
 }
 
 fn tmpfs(size: u64, mode: &str) -> io::Result<OwnedFd> {
@@ -144,15 +134,13 @@ fn n_inodes(size: u64) -> u64 {
 
 /// The process table. Nothing can be written in it: what programs could set of themselves there (which of them
 /// is killed for memory) is not theirs to decide.
-fn proc(path: &str) -> io::Result<()> {
-    fs::create_dir_all(inside(path))?;
+fn proc() -> io::Result<OwnedFd> {
     let filesystem = fsopen("proc", FsOpenFlags::FSOPEN_CLOEXEC)?;
     fsconfig_create(filesystem.as_fd())?;
     let attributes = INNOCENT | MountAttrFlags::MOUNT_ATTR_NOEXEC | MountAttrFlags::MOUNT_ATTR_RDONLY;
-    let mount = fsmount(filesystem.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, attributes)?;
-    Ok(place(&mount, inside(path))?)
+    Ok(fsmount(filesystem.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, attributes)?)
 }
 
-fn place(mount: &OwnedFd, path: impl rustix::path::Arg) -> rustix::io::Result<()> {
-    move_mount(mount, "", CWD, path, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)
+fn place(mount: &OwnedFd, path: impl AsRef<Path>) -> io::Result<()> {
+    Ok(move_mount(mount, "", CWD, path.as_ref(), MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?)
 }

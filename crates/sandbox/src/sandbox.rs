@@ -10,13 +10,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use super::backend::{Backend, Start};
+use super::backend::Backend;
 use super::budget::Budget;
 use super::capture::Capture;
 use super::config::Containment;
 use super::error::SandboxError;
-use super::job::{Ended, Input, Job};
-use super::protocol::Exit;
+use super::job::{Input, Job};
+use super::protocol::{Ended, Exit, Run};
 use super::workspace::Workspace;
 
 /// How long a killed program may take to be gone before it is given up.
@@ -123,16 +123,27 @@ pub struct BackgroundStatus {
 /// One running sandbox. Dropping it kills everything in it.
 #[derive(Debug)]
 pub struct Sandbox {
-    pub(super) backend: Box<dyn Backend>,
-    pub(super) workspace: Workspace,
-    pub(super) shell: String,
-    pub(super) env: Vec<(String, String)>,
-    pub(super) containment: Containment,
-    pub(super) next_job: AtomicU64,
-    pub(super) background: Mutex<BTreeMap<u64, Job>>,
+    backend: Box<dyn Backend>,
+    workspace: Workspace,
+    shell: String,
+    env: Vec<(String, String)>,
+    containment: Containment,
+    next_job: AtomicU64,
+    background: Mutex<BTreeMap<u64, Job>>,
 }
 
 impl Sandbox {
+    pub(super) fn new(
+        backend: Box<dyn Backend>,
+        workspace: Workspace,
+        shell: &str,
+        env: Vec<(String, String)>,
+        containment: Containment,
+    ) -> Self {
+        let (shell, next_job, background) = (shell.to_owned(), AtomicU64::new(1), Mutex::default());
+        Self { backend, workspace, shell, env, containment, next_job, background }
+    }
+
     /// The episode's files.
     pub fn workspace(&self) -> &Workspace {
         &self.workspace
@@ -238,7 +249,7 @@ impl Sandbox {
     }
 
     async fn start(&self, command: Command) -> Result<(u64, Job), SandboxError> {
-        let id = self.next_job.fetch_add(1, Ordering::Relaxed);
+        let job = self.next_job.fetch_add(1, Ordering::Relaxed);
         let Command { program, cwd, env, streams, output_cap, .. } = command;
         let text = describe(&program);
         let argv = self.argv(program)?;
@@ -246,15 +257,15 @@ impl Sandbox {
         let (stdin, stdout, feeding) = connect(streams, &writer)?;
         let env = self.env.iter().cloned().chain(env).collect();
         let cwd = cwd.unwrap_or_else(|| self.workspace.inside().to_owned());
-        let start = Start { job: id, argv, cwd, env, stdin, stdout, stderr: writer.into() };
-        let ended = self.backend.start(start).await?;
-        let mut job = Job::watch(text, output.into(), output_cap, ended)?;
+        let run = Run { job, argv, cwd, env };
+        let ended = self.backend.start(run, [stdin, stdout, writer.into()]).await?;
+        let mut watched = Job::watch(text, output.into(), output_cap, ended)?;
         match feeding {
-            Feeding::Nothing => {}
-            Feeding::Bytes(writer, bytes) => feed(writer, bytes)?,
-            Feeding::Later(writer) => job.input = Input::open(writer)?,
+            None => {}
+            Some((writer, Some(bytes))) => feed(writer, bytes)?,
+            Some((writer, None)) => watched.input = Input::open(writer)?,
         }
-        Ok((id, job))
+        Ok((job, watched))
     }
 
     fn argv(&self, program: Program) -> Result<Vec<String>, SandboxError> {
@@ -279,39 +290,29 @@ impl Sandbox {
     }
 }
 
-/// What we still write into a program's standard input.
-enum Feeding {
-    Nothing,
-    Bytes(OwnedFd, Vec<u8>),
-    Later(OwnedFd),
-}
+/// Where a program's input is written to, and what is written there at once; without that, it comes later.
+type Feeding = (OwnedFd, Option<Vec<u8>>);
 
 /// Standard input and output of a program, and what we must still write into the former.
-fn connect(streams: Streams, writer: &io::PipeWriter) -> io::Result<(OwnedFd, OwnedFd, Feeding)> {
+fn connect(streams: Streams, output: &io::PipeWriter) -> io::Result<(OwnedFd, OwnedFd, Option<Feeding>)> {
     let bytes = match streams {
-        Streams::Connected { stdin, stdout } => return Ok((stdin, stdout, Feeding::Nothing)),
-        Streams::Captured(bytes) if bytes.is_empty() => {
-            return Ok((File::open("/dev/null")?.into(), writer.try_clone()?.into(), Feeding::Nothing));
-        }
+        Streams::Connected { stdin, stdout } => return Ok((stdin, stdout, None)),
         Streams::Captured(bytes) => Some(bytes),
         Streams::Fed => None,
     };
-    let (reader, input) = io::pipe()?;
-    let feeding = match bytes {
-        Some(bytes) => Feeding::Bytes(input.into(), bytes),
-        None => Feeding::Later(input.into()),
-    };
-    Ok((reader.into(), writer.try_clone()?.into(), feeding))
+    let stdout = output.try_clone()?.into();
+    if bytes.as_ref().is_some_and(Vec::is_empty) {
+        return Ok((File::open("/dev/null")?.into(), stdout, None));
+    }
+    let (reader, writer) = io::pipe()?;
+    Ok((reader.into(), stdout, Some((writer.into(), bytes))))
 }
 
 /// Writes a program's input without waiting for it to be read.
 fn feed(writer: OwnedFd, bytes: Vec<u8>) -> io::Result<()> {
-    let writer = tokio::net::unix::pipe::Sender::from_owned_fd(writer)?;
-    tokio::spawn(async move {
-        let mut writer = writer;
-        // A program that does not read to the end is its own business.
-        let _ = tokio::io::AsyncWriteExt::write_all(&mut writer, &bytes).await;
-    });
+    let mut writer = tokio::net::unix::pipe::Sender::from_owned_fd(writer)?;
+    // A program that does not read to the end is its own business.
+    tokio::spawn(async move { drop(tokio::io::AsyncWriteExt::write_all(&mut writer, &bytes).await) });
     Ok(())
 }
 

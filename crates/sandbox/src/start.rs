@@ -1,22 +1,20 @@
 //! Starting sandboxes: looks at the machine once, then makes one sandbox per episode.
 
-use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::fs::File;
+use std::io;
 
 use rustix::fs::fstat;
+use tempfile::TempDir;
 use tokio::sync::OnceCell;
 
-use super::backend::Backend;
 use super::config::{Containment, Priority, SandboxConfig, SandboxKind, WORKSPACE};
 use super::docker::{Container, Docker};
 use super::error::SandboxError;
-use super::hostdir::HostDir;
 use super::layout::{self, Machine};
 use super::namespaces::{Launcher, Namespaces};
 use super::protocol::Spec;
 use super::python;
 use super::sandbox::{Command, Sandbox};
-use super::unprotected::Unprotected;
 use super::workspace::Workspace;
 
 /// Who owns files of a container when we are root.
@@ -81,68 +79,63 @@ impl Sandboxes {
 
     async fn start_namespaces(&self, priority: Priority) -> Result<Sandbox, SandboxError> {
         let machine = self.machine().await?;
-        let SandboxConfig { limits, network, .. } = &self.config;
-        let root = layout::plan(machine, limits, *network);
-        let (workspace, limits, network) = (WORKSPACE.to_owned(), limits.clone(), *network);
-        let spec = Spec { root, workspace, limits, priority, network, unprotected: false };
-        let started = Namespaces::start(&self.launcher, &spec).await?;
-        let workspace = Workspace::new(started.workspace, None, WORKSPACE).owned_by_its_user()?;
+        let root = layout::plan(machine, &self.config.limits, self.config.network);
+        let spec = Spec { root, priority, ..self.spec(WORKSPACE) };
+        let (backend, directory, containment) = Namespaces::start(&self.launcher, &spec, None).await?;
+        let stat = fstat(&directory).map_err(io::Error::from)?;
+        let is_ours = stat.st_uid == rustix::process::geteuid().as_raw();
+        let owner = (!is_ours).then_some((stat.st_uid, stat.st_gid));
+        let workspace = Workspace::new(directory, owner, WORKSPACE);
         let env = environment(&machine.search_path(), "/tmp");
-        Ok(sandbox(Box::new(started.backend), workspace, machine.shell.clone(), env, started.containment))
+        Ok(Sandbox::new(Box::new(backend), workspace, &machine.shell, env, containment))
     }
 
     async fn start_unprotected(&self) -> Result<Sandbox, SandboxError> {
         let machine = self.machine().await?;
-        let directory = HostDir::create()?;
+        let directory = directory_of_episode()?;
         let inside = directory.path().display().to_string();
-        let workspace = Workspace::new(directory.open()?, None, inside.clone());
         let path = std::env::var("PATH").unwrap_or_else(|_| machine.search_path());
         let path = machine.python_directory().map_or(path.clone(), |first| format!("{first}:{path}"));
         let env = environment(&path, &inside);
-        let backend = Box::new(Unprotected::start(&self.launcher, &self.config.limits, directory).await?);
-        Ok(sandbox(backend, workspace, machine.shell.clone(), env, Containment::default()))
+        let spec = Spec { unprotected: true, ..self.spec(&inside) };
+        let (backend, opened, containment) =
+            Namespaces::start(&self.launcher, &spec, Some(directory)).await?;
+        let workspace = Workspace::new(opened, None, inside);
+        Ok(Sandbox::new(Box::new(backend), workspace, &machine.shell, env, containment))
+    }
+
+    /// What every supervisor is told.
+    fn spec(&self, workspace: &str) -> Spec {
+        Spec {
+            root: Vec::new(),
+            workspace: workspace.to_owned(),
+            limits: self.config.limits.clone(),
+            priority: Priority::Verifier,
+            network: self.config.network,
+            unprotected: false,
+        }
     }
 
     async fn start_docker(&self, priority: Priority) -> Result<Sandbox, SandboxError> {
-        static COUNT: AtomicU64 = AtomicU64::new(0);
-        let directory = HostDir::create()?;
+        let directory = directory_of_episode()?;
         let is_root = rustix::process::geteuid().is_root();
         let own = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
         let user = if is_root { NOBODY } else { own };
-        directory.give_to(user.0, user.1)?;
-        let name = format!("backsight-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        std::os::unix::fs::chown(directory.path(), Some(user.0), Some(user.1))?;
+        let opened = File::open(directory.path())?;
+        let workspace = Workspace::new(opened.into(), is_root.then_some(user), WORKSPACE);
+        let name = directory.path().file_name().unwrap_or_default().display().to_string();
         let path = directory.path().display().to_string();
-        let workspace = Workspace::new(directory.open()?, is_root.then_some(user), WORKSPACE);
-        let container = Container {
-            name: &name,
-            image: &self.config.docker.image,
-            runtime: self.config.docker.runtime.as_deref(),
-            workspace: &path,
-            user,
-            limits: &self.config.limits,
-            priority,
-            network: self.config.network,
-        };
-        let backend = Docker::start(&self.config.docker, &container, directory).await?;
-        let containment = Containment {
-            memory_per_episode: true,
-            processes_by_cgroup: true,
-            processors_per_episode: true,
-            niceness_counts: true,
-        };
-        Ok(sandbox(Box::new(backend), workspace, "sh".to_owned(), environment("", "/tmp"), containment))
+        let container = Container { name, workspace: path, user, priority };
+        let backend = Docker::start(&self.config, container, directory).await?;
+        let env = environment("", "/tmp");
+        Ok(Sandbox::new(Box::new(backend), workspace, "sh", env, Containment::WHOLE))
     }
 }
 
-fn sandbox(
-    backend: Box<dyn Backend>,
-    workspace: Workspace,
-    shell: String,
-    env: Vec<(String, String)>,
-    containment: Containment,
-) -> Sandbox {
-    let (next_job, background) = (AtomicU64::new(1), Default::default());
-    Sandbox { backend, workspace, shell, env, containment, next_job, background }
+/// A directory of the machine that only its owner can enter, and that is removed with all in it when dropped.
+fn directory_of_episode() -> io::Result<TempDir> {
+    tempfile::Builder::new().prefix("backsight-").tempdir()
 }
 
 /// The whole environment of a program: nothing of ours is handed on.
@@ -157,13 +150,4 @@ fn environment(path: &str, home: &str) -> Vec<(String, String)> {
         ("PYTHONUNBUFFERED", "1"),
     ];
     variables.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec()
-}
-
-impl Workspace {
-    /// Takes on the identity of the directory's owner for all access, unless it is ourselves.
-    fn owned_by_its_user(self) -> Result<Self, SandboxError> {
-        let stat = fstat(self.directory().as_fd()).map_err(std::io::Error::from)?;
-        let is_ours = stat.st_uid == rustix::process::geteuid().as_raw();
-        Ok(if is_ours { self } else { self.with_owner((stat.st_uid, stat.st_gid)) })
-    }
 }

@@ -7,90 +7,69 @@
 
 use std::io;
 use std::io::{PipeWriter, Write};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, WaitStatus, kill_process, pidfd_open, waitpid};
 
 use super::cgroup::Cgroup;
-use super::channel::{self, Received};
+use super::channel;
+use super::config::Containment;
 use super::ids::Ids;
 use super::init;
-use super::meter::Meter;
-use super::protocol::{End, Reply, RootEntry, Spec};
+use super::protocol::{End, Refusal, Reply, RootEntry, Spec};
+use super::refusal::Doing;
 use super::root::{self, Tree};
-use super::step::{FailedStep, Step};
 use super::strays;
 use super::sys::Forked;
 
-/// Makes the sandbox that the first packet describes and stays until it is gone; the process's exit status.
+/// Makes the sandbox that the first message describes and stays until it is gone; the process's exit status.
 pub fn main(control: OwnedFd) -> i32 {
     // The launcher's socket must not stay open here: its owner would never see the launcher die.
-    if let Err(error) = rustix::stdio::dup2_stdin(&control) {
-        refuse(control.as_fd(), "take the control socket", &error.into());
-        return 1;
+    if let Err(refusal) = rustix::stdio::dup2_stdin(&control).doing("take the control socket") {
+        return refusal.tell(control);
     }
     drop(control);
-    let packet = match channel::receive(io::stdin()) {
+    let made = match channel::receive(io::stdin()).doing("read the sandbox's description") {
+        Ok(Some((spec, _))) => make(spec),
         // No sandbox was needed after all.
-        Ok(Received { packet, .. }) if packet.is_empty() => return 0,
-        Ok(Received { packet, .. }) => packet,
-        Err(_) => return 1,
+        Ok(None) => Ok(()),
+        Err(refusal) => Err(refusal),
     };
-    let Ok(spec) = Spec::decode(&packet) else {
-        refuse(io::stdin().as_fd(), "read the sandbox's description", &io::ErrorKind::InvalidData.into());
-        return 1;
-    };
-    if spec.unprotected {
-        return adopt(&spec).map_or_else(refused, |()| 0);
-    }
-    let cgroup = Cgroup::create(&spec.limits, spec.priority);
-    let result = contain(spec, &cgroup);
-    cgroup.remove();
-    result.map_or_else(refused, |()| 0)
+    made.map_or_else(|refusal| refusal.tell(io::stdin()), |()| 0)
 }
 
-fn refused(failed: FailedStep) -> i32 {
-    report(io::stdin().as_fd(), failed);
-    1
+fn make(spec: Spec) -> Result<(), Refusal> {
+    if spec.unprotected {
+        return adopt(&spec);
+    }
+    let cgroup = Cgroup::create(&spec.limits, spec.priority);
+    let contained = contain(spec, &cgroup);
+    cgroup.remove();
+    contained
 }
 
 /// Starts programs without a sandbox, and in the end kills whatever descends from them.
-fn adopt(spec: &Spec) -> Result<(), FailedStep> {
-    rustix::process::set_child_subreaper(Some(rustix::process::getpid())).step("adopt stray processes")?;
-    let workspace = init::open_directory(&spec.workspace).step("open the workspace")?;
-    let ready = channel::send(io::stdin(), &Reply::Ready.encode(), &[workspace.as_fd()]);
-    ready.step("report the workspace")?;
-    let served = init::serve(init::Jobs::unprotected()).step("start programs");
+fn adopt(spec: &Spec) -> Result<(), Refusal> {
+    rustix::process::set_child_subreaper(Some(rustix::process::getpid())).doing("adopt stray processes")?;
+    let workspace = init::open_directory(&spec.workspace).doing("open the workspace")?;
+    let ready = Reply::Ready(Containment::default());
+    channel::send(io::stdin(), &ready, &[workspace.as_fd()]).doing("report the workspace")?;
+    let served = init::serve(init::Jobs::unprotected()).doing("start programs");
     strays::kill_all();
     served
 }
 
-/// Tells the owner why there is no sandbox.
-pub fn refuse(control: BorrowedFd<'_>, step: &str, error: &io::Error) {
-    let errno = error.raw_os_error().unwrap_or(libc::EIO);
-    report(control, FailedStep { step: step.to_owned(), errno });
-}
-
-fn report(control: BorrowedFd<'_>, failed: FailedStep) {
-    let reply = Reply::Failed { step: failed.step, errno: failed.errno };
-    // An owner who is gone needs no answer.
-    let _ = channel::send(control, &reply.encode(), &[]);
-}
-
-fn contain(spec: Spec, cgroup: &Cgroup) -> Result<(), FailedStep> {
-    let wall = spec.limits.wall();
-    let reply = Reply::Contained(cgroup.containment());
-    channel::send(io::stdin(), &reply.encode(), &[]).step("report the limits")?;
+fn contain(spec: Spec, cgroup: &Cgroup) -> Result<(), Refusal> {
+    let wall = Duration::from_secs(spec.limits.wall_seconds);
     let ids = Ids::for_sandbox()?;
     let trees = outer_trees(&spec.root)?;
-    let (go_reader, go_writer) = io::pipe().step("make a pipe")?;
+    let (go_reader, go_writer) = io::pipe().doing("make a pipe")?;
     match ids.fork(namespaces(spec.network))? {
         Forked::Child => {
             drop(go_writer);
-            let meter = cgroup.usage().map_or(Meter::Family, Meter::Group);
-            std::process::exit(init::main(&spec, &ids, cgroup.containment(), trees, meter, go_reader));
+            std::process::exit(init::main(&spec, &ids, cgroup, trees, go_reader));
         }
         Forked::Parent(pid) => {
             drop((trees, go_reader));
@@ -102,12 +81,12 @@ fn contain(spec: Spec, cgroup: &Cgroup) -> Result<(), FailedStep> {
 /// The machine's trees as only root can open them: the real root may read an interpreter below its home, so it
 /// opens them out here. An ordinary user can do so only inside, and reaches there what it reaches here; so does
 /// a root who may not mount.
-fn outer_trees(plan: &[RootEntry]) -> Result<Option<Vec<Tree>>, FailedStep> {
+fn outer_trees(plan: &[RootEntry]) -> Result<Option<Vec<Tree>>, Refusal> {
     if !rustix::process::geteuid().is_root() {
         return Ok(None);
     }
     match root::open_trees(plan) {
-        Err(FailedStep { errno: libc::EPERM, .. }) => Ok(None),
+        Err(Refusal { errno: libc::EPERM, .. }) => Ok(None),
         trees => trees.map(Some),
     }
 }
@@ -123,18 +102,18 @@ fn namespaces(network: bool) -> i32 {
 }
 
 /// Puts the init under the limits, waits for the end, leaves nothing alive and tells why it ended.
-fn watch(pid: Pid, cgroup: &Cgroup, wall: Duration, mut go: PipeWriter) -> Result<(), FailedStep> {
+fn watch(pid: Pid, cgroup: &Cgroup, wall: Duration, mut go: PipeWriter) -> Result<(), Refusal> {
     // The kernel may take long over this, so the init builds meanwhile and only waits for it
     // before it starts the first program.
-    let admitted = cgroup.admit(pid).step("put the sandbox under its control group");
-    let admitted = admitted.and_then(|()| go.write_all(b"1").step("let programs run"));
-    let outcome = admitted.and_then(|()| wait_for_end(pid, wall).step("watch the sandbox"));
+    let admitted = cgroup.admit(pid).doing("put the sandbox under its control group");
+    let admitted = admitted.and_then(|()| go.write_all(b"1").doing("let programs run"));
+    let outcome = admitted.and_then(|()| wait_for_end(pid, wall).doing("watch the sandbox"));
     // Killing is harmless when it is dead already: nobody has collected it, so the id is still its own.
     let _ = kill_process(pid, Signal::KILL);
     let status = waitpid(Some(pid), WaitOptions::empty()).ok().flatten().map(|(_, status)| status);
     let end = outcome?.unwrap_or_else(|| cause(status, cgroup));
     // An owner who is gone needs no answer.
-    let _ = channel::send(io::stdin(), &Reply::Over(end).encode(), &[]);
+    let _ = channel::send(io::stdin(), &Reply::Over(end), &[]);
     Ok(())
 }
 

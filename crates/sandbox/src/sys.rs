@@ -24,7 +24,6 @@ use tokio::io::unix::AsyncFd;
 pub enum Forked {
     /// The old process, with the new one's id.
     Parent(Pid),
-    /// The new process.
     Child,
 }
 
@@ -72,18 +71,6 @@ pub fn child_signal() -> io::Result<OwnedFd> {
             -1 => Err(io::Error::last_os_error()),
             descriptor => Ok(OwnedFd::from_raw_fd(descriptor)),
         }
-    }
-}
-
-/// Installs a system-call filter for this thread and all it starts, for good.
-pub fn install_filter(filter: &mut [libc::sock_filter]) -> io::Result<()> {
-    let len = u16::try_from(filter.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
-    let program = libc::sock_fprog { len, filter: filter.as_mut_ptr() };
-    // SAFETY: the program points at `len` instructions that live through the call; the kernel
-    // copies and verifies them.
-    match unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, 0, &raw const program) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
     }
 }
 

@@ -108,14 +108,6 @@ impl Workspace {
         Self { directory: Arc::new(directory), owner, inside: inside.into() }
     }
 
-    pub(super) fn directory(&self) -> &OwnedFd {
-        &self.directory
-    }
-
-    pub(super) fn with_owner(self, owner: (u32, u32)) -> Self {
-        Self { owner: Some(owner), ..self }
-    }
-
     /// Its path as the episode sees it.
     pub fn inside(&self) -> &str {
         &self.inside
@@ -126,9 +118,7 @@ impl Workspace {
         &self,
         work: impl FnOnce(&Self) -> Result<T, FileError> + Send + 'static,
     ) -> Result<T, FileError> {
-        let workspace = self.clone();
-        let joined = tokio::task::spawn_blocking(move || work(&workspace)).await;
-        joined.unwrap_or_else(|error| Err(other_than_work(&error)))
+        self.within(u64::MAX, move |workspace, _| work(workspace)).await
     }
 
     /// Runs `work` on a thread that may block, for as long as somebody waits for the returned future and until it has
@@ -141,7 +131,9 @@ impl Workspace {
         let (workspace, allowance) = (self.clone(), Allowance::new(max));
         let _wanted = allowance.wanted();
         let joined = tokio::task::spawn_blocking(move || work(&workspace, &allowance)).await;
-        joined.unwrap_or_else(|error| Err(other_than_work(&error).into()))
+        joined.unwrap_or_else(|error| {
+            Err(FileError::Other("the workspace".to_owned(), error.to_string()).into())
+        })
     }
 
     /// A path as the student writes it, from the workspace; two that are equal are the same file.
@@ -410,10 +402,6 @@ impl Workspace {
 /// How many names a path consists of.
 fn n_parts(place: &Path) -> usize {
     place.components().count()
-}
-
-fn other_than_work(error: &tokio::task::JoinError) -> FileError {
-    FileError::Other("the workspace".to_owned(), error.to_string())
 }
 
 fn regular_len(file: &OwnedFd) -> Option<u64> {

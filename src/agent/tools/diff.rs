@@ -5,25 +5,26 @@
 /// What a patch does to one file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileDiff {
-    /// The file.
     pub path: String,
-    /// What becomes of it.
     pub change: Change,
+    /// Where it changes, in order; of a new file, its lines.
+    pub hunks: Vec<Hunk>,
+    /// Its new path, if it is moved.
+    pub to: Option<String>,
+}
+
+impl FileDiff {
+    pub(super) fn new(path: &str, change: Change) -> Self {
+        Self { path: path.trim().to_owned(), change, hunks: Vec::new(), to: None }
+    }
 }
 
 /// What becomes of a file.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// It is made, with this text.
-    Add(String),
-    /// It is changed in these places, in order, and moved if it gets another path.
-    Update {
-        /// The places.
-        hunks: Vec<Hunk>,
-        /// The new path.
-        to: Option<String>,
-    },
-    /// It is removed.
+    Add,
+    /// It is changed, moved, or both.
+    Update,
     Delete,
 }
 
@@ -32,7 +33,6 @@ pub enum Change {
 pub struct Hunk {
     /// Where it goes.
     pub at: Where,
-    /// Its lines.
     pub lines: Vec<Line>,
 }
 
@@ -56,65 +56,47 @@ pub enum Line {
     New(String),
 }
 
-/// Why a patch cannot be read. Worded for the student, who can act on it.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum DiffError {
-    /// There is no patch.
-    #[error(
-        "patch holds no change; it needs `*** Begin Patch`, `*** Update File: path`, `@@` and lines with ` `, `-` or \
-         `+` before them, or a unified diff with `--- a/file`, `+++ b/file` and `@@ -1,2 +1,2 @@`"
-    )]
-    Empty,
-    /// A line that belongs nowhere.
-    #[error("line {line} of the patch is not part of it: {text:?}")]
-    Stray {
-        /// Which line, from 1.
-        line: usize,
-        /// What it says.
-        text: String,
-    },
+/// What a student is told whose patch holds none.
+pub(super) const EMPTY: &str = "patch holds no change; it needs `*** Begin Patch`, `*** Update File: path`, `@@` and \
+                                lines with ` `, `-` or `+` before them, or a unified diff with `--- a/file`, \
+                                `+++ b/file` and `@@ -1,2 +1,2 @@`";
+
+/// What a student is told about a line that belongs nowhere.
+pub(super) fn stray(idx: usize, line: &str) -> String {
+    format!("line {} of the patch is not part of it: {line:?}", idx + 1)
 }
 
-/// Reads a unified diff of one or more files.
-pub fn parse(patch: &str) -> Result<Vec<FileDiff>, DiffError> {
-    let mut files: Vec<Unified> = Vec::new();
-    let mut old = String::new();
+/// Reads a unified diff of one or more files; what is wrong with it is worded for the student.
+pub fn parse(patch: &str) -> Result<Vec<FileDiff>, String> {
+    let mut files: Vec<FileDiff> = Vec::new();
+    let mut old = "";
     for (idx, line) in patch.lines().enumerate() {
         if let Some(path) = line.strip_prefix("--- ") {
             old = path_of(path);
         } else if let Some(path) = line.strip_prefix("+++ ") {
-            files.push(Unified { old: old.clone(), new: path_of(path), hunks: Vec::new() });
+            files.push(match (old, path_of(path)) {
+                (old, "/dev/null") => FileDiff::new(old, Change::Delete),
+                ("/dev/null", new) => FileDiff::new(new, Change::Add),
+                (_, new) => FileDiff::new(new, Change::Update),
+            });
         } else if line.starts_with("@@") {
-            let file = files.last_mut().ok_or(DiffError::Empty)?;
-            file.hunks.push(Hunk { at: Where::Line(start_of(line)), lines: Vec::new() });
+            let hunks = &mut files.last_mut().ok_or(EMPTY)?.hunks;
+            hunks.push(Hunk { at: Where::Line(start_of(line)), lines: Vec::new() });
         } else if let Some(hunk) = files.last_mut().and_then(|file| file.hunks.last_mut()) {
-            hunk.lines.extend(hunk_line(line, idx + 1)?);
+            // "No newline at end of file", and the headers of the next file.
+            let is_other = ["\\", "diff ", "index "].iter().any(|start| line.starts_with(start));
+            match marked_line(line) {
+                None if !is_other => return Err(stray(idx, line)),
+                marked => hunk.lines.extend(marked),
+            }
         }
         // Anything before the first file (`diff --git`, `index`, prose) says nothing.
     }
     let is_empty = files.iter().all(|file| file.hunks.is_empty());
-    if is_empty { Err(DiffError::Empty) } else { Ok(files.into_iter().map(Unified::diff).collect()) }
+    if is_empty { Err(EMPTY.to_owned()) } else { Ok(files) }
 }
 
-/// One file of a unified diff.
-struct Unified {
-    old: String,
-    new: String,
-    hunks: Vec<Hunk>,
-}
-
-impl Unified {
-    fn diff(self) -> FileDiff {
-        let Self { old, new, hunks } = self;
-        match (old.as_str(), new.as_str()) {
-            (_, "/dev/null") => FileDiff { path: old, change: Change::Delete },
-            ("/dev/null", _) => FileDiff { path: new, change: Change::Add(added(&hunks)) },
-            _ => FileDiff { path: new, change: Change::Update { hunks, to: None } },
-        }
-    }
-}
-
-/// The text of a new file.
+/// The text that hunks put in.
 pub(super) fn added(hunks: &[Hunk]) -> String {
     let lines = hunks.iter().flat_map(|hunk| &hunk.lines);
     let new = lines.filter_map(|line| match line {
@@ -124,27 +106,15 @@ pub(super) fn added(hunks: &[Hunk]) -> String {
     new.collect()
 }
 
-fn path_of(text: &str) -> String {
+fn path_of(text: &str) -> &str {
     let path = text.split('\t').next().unwrap_or(text).trim();
-    let path = path.strip_prefix("a/").or_else(|| path.strip_prefix("b/")).unwrap_or(path);
-    path.to_owned()
+    path.strip_prefix("a/").or_else(|| path.strip_prefix("b/")).unwrap_or(path)
 }
 
 /// The old file's line in `@@ -12,3 +12,4 @@`.
 fn start_of(line: &str) -> usize {
     let digits = line.trim_start_matches(['@', ' ', '-']).split([',', ' ']).next();
     digits.and_then(|digits| digits.parse().ok()).unwrap_or(1)
-}
-
-fn hunk_line(line: &str, number: usize) -> Result<Option<Line>, DiffError> {
-    if let Some(line) = marked_line(line) {
-        return Ok(Some(line));
-    }
-    // "No newline at end of file", and the headers of the next file.
-    match ["\\", "diff ", "index "].iter().any(|start| line.starts_with(start)) {
-        true => Ok(None),
-        false => Err(DiffError::Stray { line: number, text: line.to_owned() }),
-    }
 }
 
 /// A line of a hunk by the mark before it; none if it has no mark.
@@ -170,10 +140,11 @@ pub fn show(path: &str, old: &str, new: &str) -> String {
     if old == new {
         return String::new();
     }
-    let start = line_start(old, n_same(old.bytes(), new.bytes()));
-    let n_end = same_end(&old[start..], &new[start..]);
+    let start = n_same(old.split_inclusive('\n'), new.split_inclusive('\n'));
+    let n_end = n_same(old[start..].split_inclusive('\n').rev(), new[start..].split_inclusive('\n').rev());
     let (old_end, new_end) = (old.len() - n_end, new.len() - n_end);
-    let context = lines_before(old, start, N_CONTEXT);
+    let n_context: usize = old[..start].split_inclusive('\n').rev().take(N_CONTEXT).map(str::len).sum();
+    let context = start - n_context;
     let after: Vec<&str> = old[old_end..].lines().take(N_CONTEXT).collect();
     let (before, gone, come) = (&old[context..start], &old[start..old_end], &new[start..new_end]);
     let line = old[..context].lines().count();
@@ -202,30 +173,9 @@ fn marked<'a>(mark: char, mut lines: impl Iterator<Item = &'a str>, to: &mut Str
     }
 }
 
-fn n_same(a: impl Iterator<Item = u8>, b: impl Iterator<Item = u8>) -> usize {
-    a.zip(b).take_while(|(a, b)| a == b).count()
-}
-
-/// How many bytes of whole lines both texts end with.
-fn same_end(a: &str, b: &str) -> usize {
-    let n_bytes = n_same(a.bytes().rev(), b.bytes().rev());
-    let begins_line =
-        |text: &str| matches!(text.as_bytes()[..text.len() - n_bytes].last(), None | Some(b'\n'));
-    if begins_line(a) && begins_line(b) {
-        return n_bytes;
-    }
-    let end = &a.as_bytes()[a.len() - n_bytes..];
-    end.iter().position(|&byte| byte == b'\n').map_or(0, |at| n_bytes - at - 1)
-}
-
-/// Where the line begins that holds a byte.
-fn line_start(text: &str, byte: usize) -> usize {
-    text.as_bytes()[..byte].iter().rposition(|&byte| byte == b'\n').map_or(0, |at| at + 1)
-}
-
-/// Where the `n_lines` lines before the line that begins at `start` begin.
-fn lines_before(text: &str, start: usize, n_lines: usize) -> usize {
-    (0..n_lines).fold(start, |at, _| line_start(text, at.saturating_sub(1)))
+/// How many bytes the lines have with which both begin.
+fn n_same<'a>(a: impl Iterator<Item = &'a str>, b: impl Iterator<Item = &'a str>) -> usize {
+    a.zip(b).take_while(|(a, b)| a == b).map(|(line, _)| line.len()).sum()
 }
 
 #[cfg(test)]
@@ -237,17 +187,16 @@ mod tests {
     const FILE: &str = "one\ntwo\nthree\nfour\nfive\nsix\n";
 
     fn check(patch: &str, expected: Result<&[(&str, &str)], &str>) {
-        let kind = |change: &Change| match change {
-            Change::Add(text) => format!("add {text:?}"),
-            Change::Update { hunks, to } => {
-                let n_lines: Vec<usize> = hunks.iter().map(|hunk| hunk.lines.len()).collect();
-                format!("update {n_lines:?} {to:?}")
+        let kind = |file: &FileDiff| match file.change {
+            Change::Add => format!("add {:?}", added(&file.hunks)),
+            Change::Update => {
+                let n_lines: Vec<usize> = file.hunks.iter().map(|hunk| hunk.lines.len()).collect();
+                format!("update {n_lines:?} {:?}", file.to)
             }
             Change::Delete => "delete".to_owned(),
         };
-        let found: Result<Vec<(String, String)>, String> = parse(patch)
-            .map(|files| files.iter().map(|file| (file.path.clone(), kind(&file.change))).collect())
-            .map_err(|error| error.to_string());
+        let found: Result<Vec<(String, String)>, String> =
+            parse(patch).map(|files| files.iter().map(|file| (file.path.clone(), kind(file))).collect());
         let expected = expected
             .map(|files| files.iter().map(|(path, kind)| ((*path).to_owned(), (*kind).to_owned())).collect());
         assert_eq!(found, expected.map_err(str::to_owned), "{patch}");
@@ -268,7 +217,7 @@ mod tests {
 
     #[test]
     fn what_is_no_patch_is_said() {
-        check("hello", Err(&DiffError::Empty.to_string()));
+        check("hello", Err(EMPTY));
         let stray = "line 4 of the patch is not part of it: \"*** what\"";
         check("--- a/f\n+++ b/f\n@@ -1 +1 @@\n*** what\n", Err(stray));
     }

@@ -9,7 +9,7 @@ use super::glob::Glob;
 use super::saved::DIRECTORY;
 use super::schema::Arguments;
 use super::search::{self, Hit};
-use super::{Answer, TOOL_WORK, ToolError, ToolLimits};
+use super::{TOOL_WORK, ToolError, ToolLimits, ToolResult};
 
 /// The largest file that is read.
 pub(super) const MAX_FILE: u64 = 16 << 20;
@@ -20,12 +20,11 @@ const MAX_LINES: u64 = 2000;
 const MAX_LINE_CHARS: usize = 2000;
 const DEFAULT_RESULTS: u64 = 50;
 
-/// Reads numbered lines.
 pub(super) async fn read_file(
     workspace: &Workspace,
     limits: &ToolLimits,
     arguments: Arguments<'_>,
-) -> Result<Answer, ToolError> {
+) -> Result<ToolResult, ToolError> {
     let path = arguments.text("path")?.to_owned();
     let offset = arguments.number("offset")?.unwrap_or(1).max(1) as usize;
     let limit = arguments.number("limit")?.unwrap_or(DEFAULT_LINES).clamp(1, MAX_LINES) as usize;
@@ -83,12 +82,11 @@ fn short(line: &str) -> String {
     if cut.len() < line.len() { cut + "... [line cut]" } else { cut }
 }
 
-/// Writes a whole file.
 pub(super) async fn write_file(
     workspace: &Workspace,
     limits: &ToolLimits,
     arguments: Arguments<'_>,
-) -> Result<Answer, ToolError> {
+) -> Result<ToolResult, ToolError> {
     let path = arguments.text("path")?.to_owned();
     let content = arguments.text("content")?.to_owned();
     let answer = json!({ "path": path, "bytes_written": content.len() });
@@ -99,6 +97,7 @@ pub(super) async fn write_file(
 
 /// What to search for.
 struct Query {
+    target: Target,
     path: String,
     glob: Option<Glob>,
     limit: usize,
@@ -106,6 +105,12 @@ struct Query {
     n_context: usize,
     output: OutputMode,
     max_chars: usize,
+}
+
+/// What a pattern is compared with.
+enum Target {
+    Lines(Regex),
+    Names(Glob),
 }
 
 /// What is told of lines that match.
@@ -121,41 +126,32 @@ pub(super) async fn search_files(
     workspace: &Workspace,
     limits: &ToolLimits,
     arguments: Arguments<'_>,
-) -> Result<Answer, ToolError> {
-    let pattern = arguments.text("pattern")?;
+) -> Result<ToolResult, ToolError> {
     let query = read_query(limits, &arguments)?;
-    let unusable = |error: search::BadPattern| format!("pattern cannot be used: {error}");
-    match arguments.optional_text("target")?.unwrap_or("content") {
-        "content" => {
-            let pattern = search::pattern(pattern).map_err(unusable)?;
-            let work = move |workspace: &Workspace, allowance: &Allowance| {
-                Ok(search_content(workspace, &pattern, &query, allowance)?)
-            };
-            workspace.within(limits.work_bytes, work).await
-        }
-        "files" => {
-            let name = Glob::new(pattern).map_err(unusable)?;
-            let work = move |workspace: &Workspace, allowance: &Allowance| {
-                Ok(search_names(workspace, &name, &query, allowance)?.into())
-            };
-            workspace.within(limits.work_bytes, work).await
-        }
-        other => Err(ToolError::Call(format!("target must be content or files, not {other:?}"))),
-    }
+    let work = move |workspace: &Workspace, allowance: &Allowance| {
+        let mut search = Search { workspace, allowance, query: &query, found: Found::default() };
+        Ok(search.run()?)
+    };
+    workspace.within(limits.work_bytes, work).await
 }
 
-fn read_query(limits: &ToolLimits, arguments: &Arguments<'_>) -> Result<Query, ToolError> {
-    let read_glob = |text: &str| Glob::new(text).map_err(|error| format!("file_glob is no pattern: {error}"));
+fn read_query(limits: &ToolLimits, arguments: &Arguments<'_>) -> Result<Query, String> {
+    let pattern = arguments.text("pattern")?;
+    let unusable = |error: String| format!("pattern cannot be used: {error}");
+    let target = match arguments.optional_text("target")?.unwrap_or("content") {
+        "content" => Target::Lines(search::pattern(pattern).map_err(unusable)?),
+        "files" => Target::Names(Glob::new(pattern).map_err(unusable)?),
+        other => return Err(format!("target must be content or files, not {other:?}")),
+    };
     let output = match arguments.optional_text("output_mode")?.unwrap_or("content") {
         "content" => OutputMode::Content,
         "files_only" => OutputMode::FilesOnly,
         "count" => OutputMode::Count,
-        other => {
-            let reason = format!("output_mode must be content, files_only or count, not {other:?}");
-            return Err(ToolError::Call(reason));
-        }
+        other => return Err(format!("output_mode must be content, files_only or count, not {other:?}")),
     };
+    let read_glob = |text: &str| Glob::new(text).map_err(|error| format!("file_glob is no pattern: {error}"));
     Ok(Query {
+        target,
         path: arguments.optional_text("path")?.unwrap_or(".").to_owned(),
         glob: arguments.optional_text("file_glob")?.map(read_glob).transpose()?,
         limit: arguments.number("limit")?.unwrap_or(DEFAULT_RESULTS).clamp(1, 1000) as usize,
@@ -166,40 +162,15 @@ fn read_query(limits: &ToolLimits, arguments: &Arguments<'_>) -> Result<Query, T
     })
 }
 
-/// The files to search, in order of their paths. A path that is a file is searched alone; what we saved ourselves is
-/// searched only where it is asked for.
-fn files(workspace: &Workspace, query: &Query, allowance: &Allowance) -> Result<Vec<String>, FileError> {
-    let paths = match workspace.walk(&query.path, allowance) {
-        Err(FileError::Missing(_)) if workspace.read(&query.path, 0).is_ok() => vec![query.path.clone()],
-        walked => walked?.into_iter().filter(|entry| !entry.is_dir).map(|entry| entry.path).collect(),
-    };
-    let is_asked_for = workspace.place(&query.path)?.starts_with(DIRECTORY);
-    let is_wanted = |path: &String| {
-        let is_ours = path.strip_prefix(DIRECTORY).is_some_and(|below| below.starts_with('/'));
-        (is_asked_for || !is_ours) && query.glob.as_ref().is_none_or(|glob| glob.matches(path))
-    };
-    Ok(paths.into_iter().filter(is_wanted).collect())
+/// A search that goes on.
+struct Search<'a> {
+    workspace: &'a Workspace,
+    allowance: &'a Allowance,
+    query: &'a Query,
+    found: Found,
 }
 
-fn search_names(
-    workspace: &Workspace,
-    name: &Glob,
-    query: &Query,
-    allowance: &Allowance,
-) -> Result<Value, FileError> {
-    let mut found = files(workspace, query, allowance)?;
-    found.retain(|path| name.matches(path));
-    let n_found = found.len();
-    Ok(page_of_files(found.into_iter(), n_found, query))
-}
-
-fn page_of_files(files: impl Iterator<Item = String>, n_found: usize, query: &Query) -> Value {
-    let page: Vec<String> = files.skip(query.offset).take(query.limit).collect();
-    let truncated = query.offset + page.len() < n_found;
-    json!({ "files": page, "total_count": n_found, "truncated": truncated })
-}
-
-/// What a search found so far.
+/// What a search of lines found so far.
 #[derive(Default)]
 struct Found {
     n_matches: usize,
@@ -211,92 +182,108 @@ struct Found {
     n_partly: usize,
 }
 
-fn search_content(
-    workspace: &Workspace,
-    pattern: &Regex,
-    query: &Query,
-    allowance: &Allowance,
-) -> Result<Answer, FileError> {
-    let mut found = Found::default();
-    let paths = files(workspace, query, allowance)?;
-    let n_files = paths.len();
-    for (idx, path) in paths.into_iter().enumerate() {
-        match search_file(workspace, &path, pattern, query, allowance, &mut found) {
-            Err(FileError::Stopped(stopped @ Stopped::TooMuch(_))) => {
-                let mut answer = found.answer(query);
-                answer["truncated"] = Value::Bool(true);
-                answer["note"] = json!(format!("only {idx} of {n_files} files were searched: {stopped}"));
-                return Ok(Answer { reached: vec![TOOL_WORK], ..answer.into() });
+impl Search<'_> {
+    fn run(&mut self) -> Result<ToolResult, FileError> {
+        let mut paths = self.paths()?;
+        let pattern = match &self.query.target {
+            Target::Lines(pattern) => pattern,
+            Target::Names(name) => {
+                paths.retain(|path| name.matches(path));
+                let n_found = paths.len();
+                return Ok(self.page_of(paths.into_iter(), n_found).into());
             }
-            Err(FileError::Stopped(Stopped::Unwanted)) => return Err(Stopped::Unwanted.into()),
-            // Files that vanish or cannot be read have nothing to show.
-            Err(_) | Ok(()) => {}
+        };
+        for (idx, path) in paths.iter().enumerate() {
+            match self.look_into(path, pattern) {
+                Err(FileError::Stopped(stopped @ Stopped::TooMuch(_))) => {
+                    let mut answer = self.answer();
+                    answer["truncated"] = Value::Bool(true);
+                    let n_files = paths.len();
+                    answer["note"] = json!(format!("only {idx} of {n_files} files were searched: {stopped}"));
+                    return Ok(ToolResult { reached: vec![TOOL_WORK], ..answer.into() });
+                }
+                Err(FileError::Stopped(Stopped::Unwanted)) => return Err(Stopped::Unwanted.into()),
+                // Files that vanish or cannot be read have nothing to show.
+                Err(_) | Ok(()) => {}
+            }
         }
+        Ok(self.answer().into())
     }
-    Ok(found.answer(query).into())
-}
 
-fn search_file(
-    workspace: &Workspace,
-    path: &str,
-    pattern: &Regex,
-    query: &Query,
-    allowance: &Allowance,
-    found: &mut Found,
-) -> Result<(), FileError> {
-    let file = workspace.read_within(path, MAX_SEARCHED, allowance)?;
-    if search::is_binary(&file.bytes) {
-        return Ok(());
+    /// The files to search, in order of their paths. A path that is a file is searched alone; what we saved ourselves
+    /// is searched only where it is asked for.
+    fn paths(&self) -> Result<Vec<String>, FileError> {
+        let Self { workspace, query, .. } = self;
+        let paths = match workspace.walk(&query.path, self.allowance) {
+            Err(FileError::Missing(_)) if workspace.read(&query.path, 0).is_ok() => vec![query.path.clone()],
+            walked => walked?.into_iter().filter(|entry| !entry.is_dir).map(|entry| entry.path).collect(),
+        };
+        let is_asked_for = workspace.place(&query.path)?.starts_with(DIRECTORY);
+        let is_wanted = |path: &String| {
+            let is_ours = path.strip_prefix(DIRECTORY).is_some_and(|below| below.starts_with('/'));
+            (is_asked_for || !is_ours) && query.glob.as_ref().is_none_or(|glob| glob.matches(path))
+        };
+        Ok(paths.into_iter().filter(is_wanted).collect())
     }
-    found.n_partly += usize::from(file.n_bytes > file.bytes.len() as u64);
-    let text = String::from_utf8_lossy(&file.bytes);
-    let n_before = found.n_matches;
-    for hit in search::hits(&text, pattern, query.n_context, allowance)? {
-        found.take(path, hit, query);
-    }
-    if found.n_matches > n_before {
-        found.counts.push((path.to_owned(), found.n_matches - n_before));
-    }
-    Ok(())
-}
 
-impl Found {
-    fn take(&mut self, path: &str, hit: Hit<'_>, query: &Query) {
-        self.n_matches += usize::from(hit.is_match);
+    fn look_into(&mut self, path: &str, pattern: &Regex) -> Result<(), FileError> {
+        let file = self.workspace.read_within(path, MAX_SEARCHED, self.allowance)?;
+        if search::is_binary(&file.bytes) {
+            return Ok(());
+        }
+        self.found.n_partly += usize::from(file.n_bytes > file.bytes.len() as u64);
+        let text = String::from_utf8_lossy(&file.bytes);
+        let n_before = self.found.n_matches;
+        for hit in search::hits(&text, pattern, self.query.n_context, self.allowance)? {
+            self.take(path, hit);
+        }
+        if self.found.n_matches > n_before {
+            self.found.counts.push((path.to_owned(), self.found.n_matches - n_before));
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, path: &str, hit: Hit<'_>) {
+        let (found, query) = (&mut self.found, self.query);
+        found.n_matches += usize::from(hit.is_match);
         let page = query.offset + 1..=query.offset + query.limit;
         // A line that is only near a match may be before it.
         let is_shown =
-            page.contains(&self.n_matches) || !hit.is_match && page.contains(&(self.n_matches + 1));
-        if query.output != OutputMode::Content || self.is_full || !is_shown {
+            page.contains(&found.n_matches) || !hit.is_match && page.contains(&(found.n_matches + 1));
+        if query.output != OutputMode::Content || found.is_full || !is_shown {
             return;
         }
         let sign = if hit.is_match { ':' } else { '-' };
-        let end = if self.lines.is_empty() { "" } else { "\n" };
-        self.lines.push_str(&format!("{end}{path}{sign}{}{sign}{}", hit.line, hit.text()));
-        self.is_full = self.lines.len() > query.max_chars;
+        let end = if found.lines.is_empty() { "" } else { "\n" };
+        found.lines.push_str(&format!("{end}{path}{sign}{}{sign}{}", hit.line, hit.text()));
+        found.is_full = found.lines.len() > query.max_chars;
     }
 
-    fn answer(self, query: &Query) -> Value {
-        let page_end = query.offset + query.limit;
-        let n_files = self.counts.len();
-        let mut json = match query.output {
+    fn page_of(&self, files: impl Iterator<Item = String>, n_found: usize) -> Value {
+        let page: Vec<String> = files.skip(self.query.offset).take(self.query.limit).collect();
+        let truncated = self.query.offset + page.len() < n_found;
+        json!({ "files": page, "total_count": n_found, "truncated": truncated })
+    }
+
+    fn answer(&mut self) -> Value {
+        let Found { n_matches, lines, is_full, counts, n_partly } = std::mem::take(&mut self.found);
+        let page_end = self.query.offset + self.query.limit;
+        let n_files = counts.len();
+        let mut json = match self.query.output {
             OutputMode::Content => {
-                let truncated = self.is_full || self.n_matches > page_end;
-                json!({ "matches": self.lines, "total_count": self.n_matches, "truncated": truncated })
+                let truncated = is_full || n_matches > page_end;
+                json!({ "matches": lines, "total_count": n_matches, "truncated": truncated })
             }
-            OutputMode::FilesOnly => page_of_files(self.counts.into_iter().map(|it| it.0), n_files, query),
+            OutputMode::FilesOnly => self.page_of(counts.into_iter().map(|it| it.0), n_files),
             OutputMode::Count => {
-                let counts = self.counts.into_iter().skip(query.offset).take(query.limit);
+                let counts = counts.into_iter().skip(self.query.offset).take(self.query.limit);
                 let counts: Map<String, Value> = counts.map(|(path, count)| (path, json!(count))).collect();
-                json!({ "counts": counts, "total_count": self.n_matches, "truncated": n_files > page_end })
+                json!({ "counts": counts, "total_count": n_matches, "truncated": n_files > page_end })
             }
         };
-        if self.n_partly > 0 {
-            let note = format!(
-                "of {} long files only the first {} MiB was searched",
-                self.n_partly,
-                MAX_SEARCHED >> 20
-            );
+        if n_partly > 0 {
+            let n_mib = MAX_SEARCHED >> 20;
+            let note = format!("of {n_partly} long files only the first {n_mib} MiB was searched");
             json["note"] = Value::String(note);
         }
         json

@@ -5,7 +5,7 @@
 
 use regex::Regex;
 
-use super::search::{BadPattern, MAX_PATTERN, build};
+use super::search::{build, short};
 
 /// A pattern for paths.
 #[derive(Clone, Debug)]
@@ -16,13 +16,10 @@ pub struct Glob {
 
 impl Glob {
     /// Reads a pattern. One with a slash is compared with the whole path, another with the name alone.
-    pub fn new(pattern: &str) -> Result<Self, BadPattern> {
-        let pattern = pattern.trim_start_matches("./");
-        if pattern.len() > MAX_PATTERN {
-            return Err(BadPattern::TooLong);
-        }
-        let whole_path = pattern.contains('/');
-        Ok(Self { regex: build(&format!("^(?s:{})$", translate(pattern)))?, whole_path })
+    pub fn new(pattern: &str) -> Result<Self, String> {
+        let pattern = short(pattern.trim_start_matches("./"))?;
+        let regex = build(&format!("^(?s:{})$", translate(pattern)))?;
+        Ok(Self { regex, whole_path: pattern.contains('/') })
     }
 
     /// Whether a path, relative to the workspace, fits.

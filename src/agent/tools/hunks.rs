@@ -6,79 +6,36 @@
 
 use backsight_sandbox::{Allowance, Stopped};
 
+use super::ToolError;
 use super::diff::{Hunk, Line, Where, added};
-use super::lines::{Place, Run, Runs, WAYS, Way, content, indentation, reindent};
-
-/// Why a hunk cannot be put. Worded for the student, who can act on it.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum HunkError {
-    /// Its lines are not in the file.
-    #[error(
-        "hunk {0} does not fit {1}: its old lines were not found; read the file again and quote it exactly"
-    )]
-    DoesNotFit(usize, String),
-    /// They are in several places, and nothing says which.
-    #[error(
-        "hunk {0} fits {1} in several places; add lines around it, or name the line above it behind `@@`"
-    )]
-    Ambiguous(usize, String),
-    /// What it says stands before it is not there.
-    #[error("hunk {0} does not fit {1}: {2:?} was not found; name a line of the file behind `@@`")]
-    NoSuchLine(usize, String, String),
-    /// It would be too much work, or nobody waits for it.
-    #[error(transparent)]
-    Stopped(#[from] Stopped),
-}
-
-/// Why a hunk has no place.
-enum Missing {
-    Lines,
-    Choice,
-    Hint(String),
-    Stopped(Stopped),
-}
-
-impl From<Stopped> for Missing {
-    fn from(stopped: Stopped) -> Self {
-        Self::Stopped(stopped)
-    }
-}
-
-impl Missing {
-    fn of(self, nth: usize, path: &str) -> HunkError {
-        let path = path.to_owned();
-        match self {
-            Self::Lines => HunkError::DoesNotFit(nth, path),
-            Self::Choice => HunkError::Ambiguous(nth, path),
-            Self::Hint(hint) => HunkError::NoSuchLine(nth, path, hint),
-            Self::Stopped(stopped) => HunkError::Stopped(stopped),
-        }
-    }
-}
+use super::lines::{Position, Run, Runs, WAYS, Way, content, indentation, reindent};
 
 /// Puts hunks into the text of the file `path`.
-pub fn apply(path: &str, text: &str, hunks: &[Hunk], allowance: &Allowance) -> Result<String, HunkError> {
-    let mut draft = Draft { text, allowance, new: String::new(), done: Place::default(), shift: 0 };
-    for (idx, hunk) in hunks.iter().enumerate() {
-        draft.put(hunk).map_err(|missing| missing.of(idx + 1, path))?;
-    }
+pub fn apply(path: &str, text: &str, hunks: &[Hunk], allowance: &Allowance) -> Result<String, ToolError> {
+    let (new, done) = (String::new(), Position::default());
+    let mut draft = Draft { path, nth: 0, text, allowance, new, done, shift: 0 };
+    hunks.iter().try_for_each(|hunk| draft.put(hunk))?;
     draft.new.push_str(&text[draft.done.byte..]);
     Ok(draft.new)
 }
 
 /// A text that is being changed from its beginning on.
 struct Draft<'a> {
+    path: &'a str,
+    /// Which hunk this is, from 1.
+    nth: usize,
     text: &'a str,
     allowance: &'a Allowance,
     new: String,
     /// What is behind it is still to be changed.
-    done: Place,
+    done: Position,
     /// How far the last hunk was from where it said.
     shift: isize,
 }
 
 impl Draft<'_> {
-    fn put(&mut self, hunk: &Hunk) -> Result<(), Missing> {
+    fn put(&mut self, hunk: &Hunk) -> Result<(), ToolError> {
+        self.nth += 1;
         let old = old_lines(hunk);
         // A blank line at the very end is often only the end of the student's message.
         let n_blank = match hunk.lines.last() {
@@ -88,24 +45,34 @@ impl Draft<'_> {
             _ => 0,
         };
         let certain = &old[..old.len() - n_blank];
-        match self.replace(hunk, &old) {
-            Err(Missing::Lines) if certain.is_empty() => self.insert(hunk),
-            Err(Missing::Lines) if n_blank > 0 => self.replace(hunk, certain),
-            done => done,
+        if self.replace(hunk, &old)? {
+            return Ok(());
         }
+        if certain.is_empty() {
+            return self.insert(hunk);
+        }
+        if n_blank > 0 && self.replace(hunk, certain)? {
+            return Ok(());
+        }
+        Err(self.misfit("its old lines were not found; read the file again and quote it exactly"))
     }
 
-    fn replace(&mut self, hunk: &Hunk, old: &[&str]) -> Result<(), Missing> {
+    fn misfit(&self, why: &str) -> ToolError {
+        ToolError::Call(format!("hunk {} does not fit {}: {why}", self.nth, self.path))
+    }
+
+    /// Whether the old lines were found, and the new ones put in their place.
+    fn replace(&mut self, hunk: &Hunk, old: &[&str]) -> Result<bool, ToolError> {
         for way in WAYS {
             if let Some(run) = self.find(hunk, old, way)? {
                 self.write(hunk, old, &run, way);
-                return Ok(());
+                return Ok(true);
             }
         }
-        Err(Missing::Lines)
+        Ok(false)
     }
 
-    fn find(&mut self, hunk: &Hunk, old: &[&str], way: Way) -> Result<Option<Run>, Missing> {
+    fn find(&mut self, hunk: &Hunk, old: &[&str], way: Way) -> Result<Option<Run>, ToolError> {
         let mut runs = Runs::new(self.text, self.done, old, way, self.allowance);
         match &hunk.at {
             Where::Line(line) => {
@@ -117,7 +84,10 @@ impl Draft<'_> {
                 Ok(found)
             }
             Where::Behind(hints) => match (runs.next().transpose()?, runs.next().transpose()?) {
-                (Some(_), Some(_)) if hints.is_empty() => Err(Missing::Choice),
+                (Some(_), Some(_)) if hints.is_empty() => Err(ToolError::Call(format!(
+                    "hunk {} fits {} in several places; add lines around it, or name the line above it behind `@@`",
+                    self.nth, self.path
+                ))),
                 (Some(_), Some(_)) => {
                     let from = self.behind(hints)?.0;
                     Ok(Runs::new(self.text, from, old, way, self.allowance).next().transpose()?)
@@ -137,11 +107,11 @@ impl Draft<'_> {
         let end = self.text[run.bytes.end..].split_inclusive('\n').next().unwrap_or("");
         // With its last line a run's last end goes too.
         self.new.push_str(if new.is_empty() { "" } else { end });
-        self.done = Place { line: run.line + old.len(), byte: run.bytes.end + end.len() };
+        self.done = Position { line: run.line + old.len(), byte: run.bytes.end + end.len() };
     }
 
     /// Puts lines that have no old ones around them.
-    fn insert(&mut self, hunk: &Hunk) -> Result<(), Missing> {
+    fn insert(&mut self, hunk: &Hunk) -> Result<(), ToolError> {
         let at = match &hunk.at {
             Where::Line(line) => {
                 let line = line.saturating_add_signed(self.shift);
@@ -160,29 +130,30 @@ impl Draft<'_> {
     }
 
     /// Where the last of the hints stands, each looked for behind the one before, and what is behind it.
-    fn behind(&self, hints: &[String]) -> Result<(Place, Place), Missing> {
+    fn behind(&self, hints: &[String]) -> Result<(Position, Position), ToolError> {
         let mut found = (self.done, self.done);
         for hint in hints {
-            let is_it = |_: Place, line: &str| line.contains(hint.as_str());
+            let is_it = |_: Position, line: &str| line.contains(hint.as_str());
             let from = Self { new: String::new(), done: found.1, ..*self };
             let (at, line) = from.skip(is_it)?;
             if line.is_empty() {
-                return Err(Missing::Hint(hint.clone()));
+                let why = format!("{hint:?} was not found; name a line of the file behind `@@`");
+                return Err(self.misfit(&why));
             }
-            found = (at, Place { line: at.line + 1, byte: at.byte + line.len() });
+            found = (at, Position { line: at.line + 1, byte: at.byte + line.len() });
         }
         Ok(found)
     }
 
     /// The first place from which on `is_it` says that it is the one, and its line; the end where there is none.
-    fn skip(&self, is_it: impl Fn(Place, &str) -> bool) -> Result<(Place, &str), Stopped> {
+    fn skip(&self, is_it: impl Fn(Position, &str) -> bool) -> Result<(Position, &str), Stopped> {
         let mut place = self.done;
         for line in self.text[place.byte..].split_inclusive('\n') {
             if is_it(place, line) {
                 return Ok((place, line));
             }
             self.allowance.spend(line.len())?;
-            place = Place { line: place.line + 1, byte: place.byte + line.len() };
+            place = Position { line: place.line + 1, byte: place.byte + line.len() };
         }
         Ok((place, ""))
     }
@@ -235,21 +206,14 @@ fn new_lines(hunk: &Hunk, there: &str, indents: Option<(&str, &str)>) -> Vec<Str
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::diff::{self, Change, FileDiff};
+    use super::super::diff::{self, FileDiff};
     use super::super::v4a;
     use super::*;
 
     const FILE: &str = "one\ntwo\nthree\nfour\nfive\nsix\n";
 
-    fn hunks(files: &[FileDiff]) -> &[Hunk] {
-        match &files[0].change {
-            Change::Update { hunks, .. } => hunks,
-            _ => &[],
-        }
-    }
-
     fn put(text: &str, files: &[FileDiff]) -> Result<String, String> {
-        apply("f", text, hunks(files), &Allowance::new(1 << 20)).map_err(|error| error.to_string())
+        apply("f", text, &files[0].hunks, &Allowance::new(1 << 20)).map_err(|error| error.to_string())
     }
 
     fn check(text: &str, patch: &str, expected: Result<&str, &str>) {
@@ -337,11 +301,11 @@ mod tests {
             (0..1000).map(|hunk| format!("@@ -{0} +{0} @@\n-{1}\n+x\n", 5 * hunk + 1, 5 * hunk)).collect();
         let files = diff::parse(&format!("--- f\n+++ f\n{right}")).unwrap();
         let allowance = Allowance::new(text.len() as u64);
-        assert!(apply("f", &text, hunks(&files), &allowance).is_ok());
+        assert!(apply("f", &text, &files[0].hunks, &allowance).is_ok());
         let wrong: String = "@@ -1 +1 @@\n-4999\n+4999\n-x\n".repeat(100);
         let files = diff::parse(&format!("--- f\n+++ f\n{wrong}")).unwrap();
-        let stopped = apply("f", &text, hunks(&files), &allowance);
-        assert!(matches!(stopped, Err(HunkError::Stopped(Stopped::TooMuch(_)))), "{stopped:?}");
+        let stopped = apply("f", &text, &files[0].hunks, &allowance);
+        assert!(matches!(stopped, Err(ToolError::Limit { .. })), "{stopped:?}");
     }
 
     proptest! {

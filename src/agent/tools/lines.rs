@@ -72,7 +72,7 @@ fn plain(c: char) -> char {
 
 /// A place between two lines of a text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Place {
+pub struct Position {
     /// How many lines stand before it.
     pub line: usize,
     /// How many bytes.
@@ -91,7 +91,7 @@ pub struct Run {
 /// The runs of lines of a text, from a place on, that equal the wanted ones; they may overlap.
 pub struct Runs<'a> {
     text: &'a str,
-    next: Place,
+    next: Position,
     way: Way,
     numbers: HashMap<String, usize>,
     wanted: Vec<usize>,
@@ -105,7 +105,7 @@ pub struct Runs<'a> {
 
 impl<'a> Runs<'a> {
     /// Looks for `wanted`, of which there must be some, in `text` from a place on.
-    pub fn new(text: &'a str, from: Place, wanted: &[&str], way: Way, allowance: &'a Allowance) -> Self {
+    pub fn new(text: &'a str, from: Position, wanted: &[&str], way: Way, allowance: &'a Allowance) -> Self {
         let (mut numbers, mut buffer) = (HashMap::new(), String::new());
         let mut number = |line: &&str| {
             way.normalise(line.strip_suffix('\r').unwrap_or(line), &mut buffer);
@@ -134,7 +134,7 @@ impl<'a> Runs<'a> {
         if self.starts.len() > self.wanted.len() {
             self.starts.pop_front();
         }
-        self.next = Place { line: self.next.line + 1, byte: start + line.len() };
+        self.next = Position { line: self.next.line + 1, byte: start + line.len() };
         let first = self.starts.front().copied().filter(|_| self.n_fit == self.wanted.len())?;
         Some(Run { line: self.next.line - self.wanted.len(), bytes: first..end })
     }
@@ -203,7 +203,7 @@ mod tests {
 
     fn runs(text: &str, wanted: &[&str], way: Way) -> Vec<Run> {
         let allowance = Allowance::new(u64::MAX);
-        Runs::new(text, Place::default(), wanted, way, &allowance).collect::<Result<_, _>>().unwrap()
+        Runs::new(text, Position::default(), wanted, way, &allowance).collect::<Result<_, _>>().unwrap()
     }
 
     #[test]
@@ -222,7 +222,7 @@ mod tests {
         let wanted: Vec<&str> = ["x"; 3000].into_iter().chain(["y"]).collect();
         for way in WAYS {
             let allowance = Allowance::new(text.len() as u64);
-            assert_eq!(Runs::new(&text, Place::default(), &wanted, way, &allowance).count(), 0);
+            assert_eq!(Runs::new(&text, Position::default(), &wanted, way, &allowance).count(), 0);
             assert_eq!(allowance.spent(), text.len() as u64);
         }
     }
@@ -231,7 +231,7 @@ mod tests {
     fn too_long_a_text_is_given_up() {
         let allowance = Allowance::new(3);
         let found: Vec<_> =
-            Runs::new("a\na\n", Place::default(), &["a"], Way::Exact, &allowance).take(2).collect();
+            Runs::new("a\na\n", Position::default(), &["a"], Way::Exact, &allowance).take(2).collect();
         assert_eq!(found, [Ok(Run { line: 0, bytes: 0..1 }), Err(Stopped::TooMuch(3))]);
     }
 

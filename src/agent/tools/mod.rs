@@ -31,9 +31,7 @@ use serde_json::{Map, Value, json};
 use backsight_core::episode;
 use backsight_sandbox::{FileError, Sandbox, SandboxError, Stopped};
 
-use hunks::HunkError;
-use replace::ReplaceError;
-use saved::{Saved, Whole};
+use saved::Saved;
 use schema::Arguments;
 
 /// The keys of limits that an episode can reach, as its record names them.
@@ -106,20 +104,27 @@ pub struct ToolResult {
     pub broken: Option<String>,
 }
 
+impl From<Value> for ToolResult {
+    fn from(json: Value) -> Self {
+        Self { content: json.to_string(), ..Self::default() }
+    }
+}
+
 impl ToolResult {
     /// An answer that says why a call failed.
     pub fn error(reason: &str) -> Self {
-        let content = json!({ "error": reason }).to_string();
-        Self { content, is_error: true, ..Self::default() }
+        Self { is_error: true, ..json!({ "error": reason }).into() }
     }
 }
 
 /// Why a call failed; said to the student.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum ToolError {
     /// The call is wrong.
+    #[error("{0}")]
     Call(String),
     /// A limit was reached.
+    #[error("{reason}")]
     Limit {
         /// Its key.
         key: &'static str,
@@ -127,6 +132,7 @@ pub enum ToolError {
         reason: String,
     },
     /// The sandbox does not work.
+    #[error("Tool execution failed: {0}")]
     Sandbox(SandboxError),
 }
 
@@ -151,24 +157,6 @@ impl From<Stopped> for ToolError {
     }
 }
 
-impl From<ReplaceError> for ToolError {
-    fn from(error: ReplaceError) -> Self {
-        match error {
-            ReplaceError::Stopped(stopped) => stopped.into(),
-            error => Self::Call(error.to_string()),
-        }
-    }
-}
-
-impl From<HunkError> for ToolError {
-    fn from(error: HunkError) -> Self {
-        match error {
-            HunkError::Stopped(stopped) => stopped.into(),
-            error => Self::Call(error.to_string()),
-        }
-    }
-}
-
 impl From<SandboxError> for ToolError {
     fn from(error: SandboxError) -> Self {
         match error {
@@ -178,28 +166,17 @@ impl From<SandboxError> for ToolError {
     }
 }
 
-impl ToolError {
-    fn result(self) -> ToolResult {
-        match self {
-            Self::Call(reason) => ToolResult::error(&reason),
-            Self::Limit { key, reason } => ToolResult { reached: vec![key], ..ToolResult::error(&reason) },
-            Self::Sandbox(error) => sandbox_error(&error),
+impl From<ToolError> for ToolResult {
+    fn from(error: ToolError) -> Self {
+        let told = Self::error(&error.to_string());
+        match error {
+            ToolError::Call(_) => told,
+            ToolError::Limit { key, .. } => Self { reached: vec![key], ..told },
+            ToolError::Sandbox(error) => {
+                let is_gone = matches!(error, SandboxError::Ended(_) | SandboxError::Io(_));
+                Self { broken: is_gone.then(|| error.to_string()), ..told }
+            }
         }
-    }
-}
-
-/// An answer as JSON; where a part of it was cut, the whole text and a word about where that is; limits it reached.
-#[derive(Default)]
-struct Answer {
-    json: Value,
-    full: Option<String>,
-    note: Option<String>,
-    reached: Vec<&'static str>,
-}
-
-impl From<Value> for Answer {
-    fn from(json: Value) -> Self {
-        Self { json, ..Self::default() }
     }
 }
 
@@ -222,17 +199,19 @@ impl<'a> Toolbox<'a> {
 
     /// Calls a tool. Whatever goes wrong is an answer.
     pub async fn call(&self, name: &str, arguments: &episode::Arguments) -> ToolResult {
-        let arguments = match read_arguments(name, arguments) {
-            Ok(arguments) => arguments,
-            Err(reason) => return ToolResult::error(&reason),
-        };
-        match self.dispatch(name, Arguments(&arguments)).await {
-            Ok(answer) => self.finish(answer).await,
-            Err(error) => error.result(),
+        match self.dispatch(name, arguments).await {
+            Ok(mut result) => {
+                result.full = result.full.map(|it| cut::cut_middle(&it, STORED_CHARS, "").unwrap_or(it));
+                self.shorten(&mut result, self.limits.result_chars).await;
+                result
+            }
+            Err(error) => error.into(),
         }
     }
 
-    async fn dispatch(&self, name: &str, arguments: Arguments<'_>) -> Result<Answer, ToolError> {
+    async fn dispatch(&self, name: &str, arguments: &episode::Arguments) -> Result<ToolResult, ToolError> {
+        let arguments = read_arguments(name, arguments)?;
+        let arguments = Arguments(&arguments);
         let (workspace, limits) = (self.sandbox.workspace(), &self.limits);
         match name {
             "terminal" => terminal::terminal(self, arguments).await,
@@ -240,33 +219,21 @@ impl<'a> Toolbox<'a> {
             "read_file" => self.in_time(files::read_file(workspace, limits, arguments)).await,
             "write_file" => self.in_time(files::write_file(workspace, limits, arguments)).await,
             "patch" => {
-                let mut answer = self.in_time(patch::patch(workspace, limits.work_bytes, arguments)).await?;
-                syntax::tell(self.sandbox, &mut answer.json).await;
-                Ok(answer)
+                let mut json = self.in_time(patch::patch(workspace, limits.work_bytes, arguments)).await?;
+                syntax::tell(self.sandbox, &mut json).await;
+                Ok(json.into())
             }
             _ => self.in_time(files::search_files(workspace, limits, arguments)).await,
         }
     }
 
     /// Waits for a file tool no longer than it may take; one that is not waited for ends.
-    async fn in_time(
-        &self,
-        work: impl Future<Output = Result<Answer, ToolError>>,
-    ) -> Result<Answer, ToolError> {
+    async fn in_time<T>(&self, work: impl Future<Output = Result<T, ToolError>>) -> Result<T, ToolError> {
         let late = |_| {
             let reason = format!("this took longer than {} seconds", self.limits.terminal_timeout.as_secs());
             Err(ToolError::Limit { key: FILE_TOOL_TIME, reason })
         };
         tokio::time::timeout(self.limits.terminal_timeout, work).await.unwrap_or_else(late)
-    }
-
-    async fn finish(&self, answer: Answer) -> ToolResult {
-        let Answer { json, full, note, reached } = answer;
-        let full = full.map(|full| cut::cut_middle(&full, STORED_CHARS, "").unwrap_or(full));
-        let mut result =
-            ToolResult { content: json.to_string(), full, note, reached, ..ToolResult::default() };
-        self.shorten(&mut result, self.limits.result_chars).await;
-        result
     }
 
     /// Keeps at most `max` characters of a result, from the beginning and the end. The whole text stays beside them,
@@ -288,9 +255,12 @@ impl<'a> Toolbox<'a> {
 
     /// Saves a text that cannot be shown whole; what the student is told about where it is.
     async fn save(&self, text: &str, reached: &mut Vec<&'static str>) -> String {
-        let whole = self.saved.save(self.sandbox.workspace(), text, self.limits.saved_bytes).await;
-        reached.extend(matches!(whole, Whole::Full(_)).then_some(SAVED_RESULTS));
-        whole.note()
+        let saved = self.saved.save(self.sandbox.workspace(), text, self.limits.saved_bytes).await;
+        reached.extend(saved.is_none().then_some(SAVED_RESULTS));
+        saved.unwrap_or_else(|| {
+            let n_mib = self.limits.saved_bytes >> 20;
+            format!("; it is not saved: this task has saved its {n_mib} MiB of results")
+        })
     }
 }
 
@@ -311,11 +281,6 @@ fn read_arguments(name: &str, arguments: &episode::Arguments) -> Result<Map<Stri
 
 fn invalid(reason: &str) -> String {
     format!("Invalid JSON in tool arguments: {reason}. Please retry with valid JSON.")
-}
-
-fn sandbox_error(error: &SandboxError) -> ToolResult {
-    let broken = matches!(error, SandboxError::Ended(_) | SandboxError::Io(_)).then(|| error.to_string());
-    ToolResult { broken, ..ToolResult::error(&format!("Tool execution failed: {error}")) }
 }
 
 #[cfg(test)]

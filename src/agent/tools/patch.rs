@@ -3,26 +3,25 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use backsight_sandbox::{Allowance, FileError, Workspace};
 
-use super::diff::{self, Change, FileDiff, Hunk};
+use super::diff::{self, Change, FileDiff};
 use super::files::{MAX_FILE, read_text};
 use super::lines::Way;
 use super::replace::{Replacement, replace};
 use super::schema::Arguments;
-use super::{Answer, ToolError, hunks, v4a};
+use super::{ToolError, hunks, v4a};
 
 /// No further file's change is shown behind so many bytes.
 const MAX_DIFF: usize = 50_000;
 
-/// Changes files.
 pub(super) async fn patch(
     workspace: &Workspace,
     max_work: u64,
     arguments: Arguments<'_>,
-) -> Result<Answer, ToolError> {
+) -> Result<Value, ToolError> {
     let default = if arguments.0.contains_key("patch") { "patch" } else { "replace" };
     match arguments.optional_text("mode")?.unwrap_or(default) {
         "replace" => replace_in_file(workspace, max_work, arguments).await,
@@ -38,7 +37,7 @@ async fn replace_in_file(
     workspace: &Workspace,
     max_work: u64,
     arguments: Arguments<'_>,
-) -> Result<Answer, ToolError> {
+) -> Result<Value, ToolError> {
     let owned = |name| arguments.text(name).map(str::to_owned);
     let (path, old, new) = (owned("path")?, owned("old_string")?, owned("new_string")?);
     let all = arguments.flag("replace_all")?;
@@ -54,28 +53,27 @@ async fn replace_in_file(
             json["note"] =
                 json!("old_string was not there exactly; lines alike were replaced, check the diff");
         }
-        Ok(json.into())
+        Ok(json)
     };
     workspace.within(max_work, work).await
 }
 
 /// Applies a patch of either kind. Nothing is written before everything fits.
-fn apply(workspace: &Workspace, allowance: &Allowance, patch: &str) -> Result<Answer, ToolError> {
+fn apply(workspace: &Workspace, allowance: &Allowance, patch: &str) -> Result<Value, ToolError> {
     let parse = if v4a::is_v4a(patch) { v4a::parse } else { diff::parse };
-    let files = parse(patch).map_err(|error| error.to_string())?;
+    let files = parse(patch)?;
     let room = MAX_FILE as usize;
-    let mut draft = Draft { workspace, allowance, texts: BTreeMap::new(), room, told: Told::default() };
-    files.into_iter().try_for_each(|file| draft.change(file))?;
-    let Told { diff, created, modified, deleted } = std::mem::take(&mut draft.told);
-    draft.write()?;
-    let json = json!({
+    let mut changes = Changes { workspace, allowance, texts: BTreeMap::new(), room, told: Told::default() };
+    files.into_iter().try_for_each(|file| changes.change(file))?;
+    let Told { diff, created, modified, deleted } = std::mem::take(&mut changes.told);
+    changes.write()?;
+    Ok(json!({
         "success": true,
         "diff": diff,
         "files_created": created,
         "files_modified": modified,
         "files_deleted": deleted,
-    });
-    Ok(json.into())
+    }))
 }
 
 /// What the student is told about a patch.
@@ -96,7 +94,7 @@ impl Told {
 }
 
 /// The files of a patch as it leaves them, before anything is written; nothing where one is removed.
-struct Draft<'a> {
+struct Changes<'a> {
     workspace: &'a Workspace,
     allowance: &'a Allowance,
     texts: BTreeMap<PathBuf, (String, Option<String>)>,
@@ -105,35 +103,27 @@ struct Draft<'a> {
     told: Told,
 }
 
-impl Draft<'_> {
+impl Changes<'_> {
     fn change(&mut self, file: FileDiff) -> Result<(), ToolError> {
-        let FileDiff { path, change } = file;
-        match change {
-            Change::Add(text) => {
-                self.told.show(&path, "", &text);
-                self.add(&path, text)?;
+        let FileDiff { path, change, hunks, to } = file;
+        let old = if change == Change::Add { String::new() } else { self.take(&path)? };
+        let new = match change {
+            Change::Add => diff::added(&hunks),
+            Change::Update => hunks::apply(&path, &old, &hunks, self.allowance)?,
+            Change::Delete => String::new(),
+        };
+        self.told.show(&path, &old, &new);
+        match (change, to) {
+            (Change::Delete, _) => self.told.deleted.push(path),
+            (Change::Add, _) => {
+                self.add(&path, new)?;
                 self.told.created.push(path);
             }
-            Change::Delete => {
-                let old = self.take(&path)?;
-                self.told.show(&path, &old, "");
-                self.told.deleted.push(path);
-            }
-            Change::Update { hunks, to } => self.update(path, &hunks, to)?,
-        }
-        Ok(())
-    }
-
-    fn update(&mut self, path: String, hunks: &[Hunk], to: Option<String>) -> Result<(), ToolError> {
-        let old = self.take(&path)?;
-        let new = hunks::apply(&path, &old, hunks, self.allowance)?;
-        self.told.show(&path, &old, &new);
-        match to {
-            Some(to) => {
+            (Change::Update, Some(to)) => {
                 self.add(&to, new)?;
                 self.told.modified.push(format!("{path} -> {to}"));
             }
-            None => {
+            (Change::Update, None) => {
                 self.put(&path, Some(new))?;
                 self.told.modified.push(path);
             }

@@ -9,7 +9,8 @@ use std::ops::Range;
 
 use backsight_sandbox::{Allowance, Stopped};
 
-use super::lines::{Place, Runs, WAYS, Way, indentation, reindent};
+use super::ToolError;
+use super::lines::{Position, Runs, WAYS, Way, indentation, reindent};
 
 /// In more places nothing is replaced.
 const MAX_PLACES: usize = 100_000;
@@ -25,36 +26,6 @@ pub struct Replaced {
     pub by: Way,
 }
 
-/// Why nothing was replaced. Worded for the student, who can act on it.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ReplaceError {
-    /// There is nothing to look for.
-    #[error("old_string is empty; give the text to replace, or use write_file for a whole file")]
-    Empty,
-    /// Both are the same.
-    #[error("old_string and new_string are the same")]
-    Same,
-    /// It is nowhere.
-    #[error("old_string was not found{}; read the file again and quote it exactly", nearest(.0))]
-    NotFound(Option<String>),
-    /// It is in several places.
-    #[error("old_string was found in {0} places; add lines around it, or set replace_all")]
-    Ambiguous(usize),
-    /// It is in far too many places.
-    #[error("old_string is in more than {MAX_PLACES} places; use the terminal")]
-    TooMany,
-    /// The new text would be too long.
-    #[error("the file would have more than {} MiB; use the terminal", .0 >> 20)]
-    TooLong(usize),
-    /// It would be too much work, or nobody waits for it.
-    #[error(transparent)]
-    Stopped(#[from] Stopped),
-}
-
-fn nearest(line: &Option<String>) -> String {
-    line.as_ref().map_or(String::new(), |line| format!(" (the nearest line is {line:?})"))
-}
-
 /// What to replace by what.
 #[derive(Clone, Copy, Debug)]
 pub struct Replacement<'a> {
@@ -68,52 +39,47 @@ pub struct Replacement<'a> {
     pub max_len: usize,
 }
 
-/// Replaces a text in the only place it is in, or in all.
-pub fn replace(text: &str, wish: Replacement<'_>, allowance: &Allowance) -> Result<Replaced, ReplaceError> {
+/// Replaces a text in the only place it is in, or in all. What cannot be done is worded for the student.
+pub fn replace(text: &str, wish: Replacement<'_>, allowance: &Allowance) -> Result<Replaced, ToolError> {
     if wish.old.is_empty() {
-        return Err(ReplaceError::Empty);
+        let why = "old_string is empty; give the text to replace, or use write_file for a whole file";
+        return Err(ToolError::Call(why.to_owned()));
     }
     if wish.old == wish.new {
-        return Err(ReplaceError::Same);
+        return Err(ToolError::Call("old_string and new_string are the same".to_owned()));
     }
-    let exact = exact(text, wish.old, allowance)?;
+    allowance.spend(text.len())?;
+    let exact = text.match_indices(wish.old).map(|(at, old)| at..at + old.len());
+    let exact: Vec<Range<usize>> = exact.take(MAX_PLACES + 1).collect();
     let (places, by) =
         if exact.is_empty() { similar(text, wish.old, allowance)? } else { (exact, Way::Exact) };
-    match places.len() {
-        0 => Err(ReplaceError::NotFound(nearest_line(text, wish.old, allowance)?)),
-        n_places if n_places > 1 && !wish.all => Err(ReplaceError::Ambiguous(n_places)),
-        n_places => Ok(Replaced { text: put(text, &places, wish, by)?, n_places, by }),
-    }
-}
-
-fn exact(text: &str, old: &str, allowance: &Allowance) -> Result<Vec<Range<usize>>, ReplaceError> {
-    allowance.spend(text.len())?;
-    let mut found = Vec::new();
-    for (at, _) in text.match_indices(old) {
-        take(&mut found, at..at + old.len())?;
-    }
-    Ok(found)
-}
-
-fn take(found: &mut Vec<Range<usize>>, place: Range<usize>) -> Result<(), ReplaceError> {
-    if found.len() == MAX_PLACES {
-        return Err(ReplaceError::TooMany);
-    }
-    found.push(place);
-    Ok(())
+    let why = match places.len() {
+        0 => {
+            let nearest = nearest_line(text, wish.old, allowance)?;
+            format!("old_string was not found{nearest}; read the file again and quote it exactly")
+        }
+        n_places if n_places > MAX_PLACES => {
+            format!("old_string is in more than {MAX_PLACES} places; use the terminal")
+        }
+        n_places if n_places > 1 && !wish.all => {
+            format!("old_string was found in {n_places} places; add lines around it, or set replace_all")
+        }
+        n_places => return Ok(Replaced { text: put(text, &places, wish, by)?, n_places, by }),
+    };
+    Err(ToolError::Call(why))
 }
 
 /// The places where whole lines are like those of `old`, by the first way that finds any.
-fn similar(text: &str, old: &str, allowance: &Allowance) -> Result<(Vec<Range<usize>>, Way), ReplaceError> {
+fn similar(text: &str, old: &str, allowance: &Allowance) -> Result<(Vec<Range<usize>>, Way), Stopped> {
     let wanted: Vec<&str> = old.trim_matches('\n').lines().collect();
     // Blank lines alone are everywhere.
     let is_blank = wanted.iter().all(|line| line.trim().is_empty());
     for way in WAYS.into_iter().skip(1).filter(|_| !is_blank) {
         let mut found: Vec<Range<usize>> = Vec::new();
-        for run in Runs::new(text, Place::default(), &wanted, way, allowance) {
+        for run in Runs::new(text, Position::default(), &wanted, way, allowance) {
             let place = run?.bytes;
-            if found.last().is_none_or(|last| last.end <= place.start) {
-                take(&mut found, place)?;
+            if found.last().is_none_or(|last| last.end <= place.start) && found.len() <= MAX_PLACES {
+                found.push(place);
             }
         }
         if !found.is_empty() {
@@ -123,7 +89,7 @@ fn similar(text: &str, old: &str, allowance: &Allowance) -> Result<(Vec<Range<us
     Ok((Vec::new(), Way::Exact))
 }
 
-fn put(text: &str, places: &[Range<usize>], wish: Replacement<'_>, by: Way) -> Result<String, ReplaceError> {
+fn put(text: &str, places: &[Range<usize>], wish: Replacement<'_>, by: Way) -> Result<String, String> {
     let mut result = String::new();
     let mut end = 0;
     let given = indentation(wish.old.trim_matches('\n'));
@@ -133,13 +99,14 @@ fn put(text: &str, places: &[Range<usize>], wish: Replacement<'_>, by: Way) -> R
             Way::Exact => result.push_str(wish.new),
             _ => result.push_str(&fit(&text[place.clone()], given, wish.new)),
         }
-        if result.len() > wish.max_len {
-            return Err(ReplaceError::TooLong(wish.max_len));
-        }
         end = place.end;
+        if result.len() > wish.max_len {
+            break;
+        }
     }
     result.push_str(&text[end..]);
-    if result.len() > wish.max_len { Err(ReplaceError::TooLong(wish.max_len)) } else { Ok(result) }
+    let too_long = || format!("the file would have more than {} MiB; use the terminal", wish.max_len >> 20);
+    if result.len() > wish.max_len { Err(too_long()) } else { Ok(result) }
 }
 
 /// `new` for a place that holds whole lines: without surrounding line ends, and indented as the place is.
@@ -149,8 +116,8 @@ fn fit(found: &str, given: &str, new: &str) -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// The line of `text` that has most words of the first line of `old`.
-fn nearest_line(text: &str, old: &str, allowance: &Allowance) -> Result<Option<String>, Stopped> {
+/// The line of `text` that has most words of the first line of `old`, as the student is told about it.
+fn nearest_line(text: &str, old: &str, allowance: &Allowance) -> Result<String, Stopped> {
     let first = old.lines().find(|line| !line.trim().is_empty()).unwrap_or("");
     let wanted: HashSet<&str> = first.split_whitespace().collect();
     let mut best = (0, "");
@@ -161,7 +128,8 @@ fn nearest_line(text: &str, old: &str, allowance: &Allowance) -> Result<Option<S
             best = (n_shared, line);
         }
     }
-    Ok((best.0 > 0).then(|| best.1.trim().chars().take(200).collect()))
+    let shown: String = best.1.trim().chars().take(200).collect();
+    Ok(if best.0 > 0 { format!(" (the nearest line is {shown:?})") } else { String::new() })
 }
 
 #[cfg(test)]
@@ -175,6 +143,11 @@ mod tests {
         let got =
             result.as_ref().map(|it| (it.text.as_str(), it.n_places, it.by)).map_err(ToString::to_string);
         assert_eq!(got, expected.map_err(str::to_owned), "{old:?} in {text:?}");
+    }
+
+    /// Why nothing is replaced.
+    fn said(text: &str, wish: Replacement<'_>, allowance: &Allowance) -> String {
+        replace(text, wish, allowance).err().map(|error| error.to_string()).unwrap_or_default()
     }
 
     #[test]
@@ -252,13 +225,12 @@ mod tests {
         let wish = Replacement { old: &old, new: "z", all: false, max_len: 1 << 20 };
         // Read once exactly, once in each other way, once for the nearest line.
         let allowance = Allowance::new(6 * text.len() as u64);
-        assert_eq!(replace(&text, wish, &allowance), Err(ReplaceError::NotFound(Some("x".to_owned()))));
+        let missing =
+            "old_string was not found (the nearest line is \"x\"); read the file again and quote it exactly";
+        assert_eq!(said(&text, wish, &allowance), missing);
         let little = Allowance::new(3 * text.len() as u64);
-        let stopped = replace(&text, wish, &little).map_err(|error| error.to_string());
-        assert_eq!(
-            stopped,
-            Err("this would go through more than 0 MiB of text; ask for less, or use the terminal".to_owned())
-        );
+        let stopped = "this would go through more than 0 MiB of text; ask for less, or use the terminal";
+        assert_eq!(said(&text, wish, &little), stopped);
     }
 
     #[test]
@@ -266,10 +238,14 @@ mod tests {
         let text = "a".repeat(1000);
         let new = "b".repeat(1000);
         let wish = Replacement { old: "a", new: &new, all: true, max_len: 1 << 16 };
-        assert_eq!(replace(&text, wish, &Allowance::new(1 << 20)), Err(ReplaceError::TooLong(1 << 16)));
+        let allowance = Allowance::new(1 << 20);
+        assert_eq!(said(&text, wish, &allowance), "the file would have more than 0 MiB; use the terminal");
         let everywhere = "a".repeat(MAX_PLACES + 1);
         let wish = Replacement { max_len: 1 << 30, ..wish };
-        assert_eq!(replace(&everywhere, wish, &Allowance::new(1 << 20)), Err(ReplaceError::TooMany));
+        assert_eq!(
+            said(&everywhere, wish, &allowance),
+            "old_string is in more than 100000 places; use the terminal"
+        );
     }
 
     proptest! {

@@ -19,42 +19,20 @@ struct Count {
     n_bytes: u64,
 }
 
-/// What became of a result that was to be saved.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Whole {
-    /// It is in this file.
-    In(String),
-    /// There is no room in the workspace, or no way to write there.
-    Nowhere,
-    /// So many bytes were to be saved already.
-    Full(u64),
-}
-
-impl Whole {
-    /// What a student is told about it, behind how much is missing.
-    pub fn note(&self) -> String {
-        match self {
-            Self::In(path) => format!("; all of it is in {path}: read it with read_file, offset and limit"),
-            Self::Nowhere => "; it could not be saved in the workspace".to_owned(),
-            Self::Full(max) => {
-                format!("; it is not saved: this task has saved its {} MiB of results", max >> 20)
-            }
-        }
-    }
-}
-
 impl Saved {
-    /// Saves a text as long as all of them have at most `max` bytes.
-    pub async fn save(&self, workspace: &Workspace, text: &str, max: u64) -> Whole {
-        let Some(nth) = self.count(text.len() as u64, max) else { return Whole::Full(max) };
+    /// Saves a text; what a student is told about it, behind how much is missing. Nothing where all of them would have
+    /// more than `max` bytes.
+    pub async fn save(&self, workspace: &Workspace, text: &str, max: u64) -> Option<String> {
+        let nth = self.count(text.len() as u64, max)?;
         let path = format!("{DIRECTORY}/{nth}.txt");
-        let (place, bytes) = (path.clone(), text.as_bytes().to_vec());
+        let note = format!("; all of it is in {path}: read it with read_file, offset and limit");
+        let bytes = text.as_bytes().to_vec();
         let work = move |workspace: &Workspace| {
             // What was begun and has no room must not take the rest of it.
-            workspace.write(&place, &bytes).inspect_err(|_| drop(workspace.remove(&place)))
+            workspace.write(&path, &bytes).inspect_err(|_| drop(workspace.remove(&path)))
         };
         let written = workspace.blocking(work).await;
-        written.map_or(Whole::Nowhere, |()| Whole::In(path))
+        Some(written.map_or("; it could not be saved in the workspace".to_owned(), |()| note))
     }
 
     /// The number of the next file, if there is room for it.
@@ -76,12 +54,18 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let opened = std::fs::File::open(dir.path()).unwrap();
         let (workspace, saved) = (Workspace::new(opened.into(), None, "/workspace"), Saved::default());
-        assert_eq!(saved.save(&workspace, "abc", 5).await, Whole::In(".tool-results/1.txt".to_owned()));
-        assert_eq!(saved.save(&workspace, "def", 5).await, Whole::Full(5));
-        assert_eq!(saved.save(&workspace, "de", 5).await, Whole::In(".tool-results/2.txt".to_owned()));
+        let in_file = |nth| {
+            Some(format!(
+                "; all of it is in .tool-results/{nth}.txt: read it with read_file, offset and limit"
+            ))
+        };
+        assert_eq!(saved.save(&workspace, "abc", 5).await, in_file(1));
+        assert_eq!(saved.save(&workspace, "def", 5).await, None);
+        assert_eq!(saved.save(&workspace, "de", 5).await, in_file(2));
         assert_eq!(std::fs::read_to_string(dir.path().join(".tool-results/2.txt")).unwrap(), "de");
         std::fs::remove_dir_all(dir.path().join(".tool-results")).unwrap();
         std::os::unix::fs::symlink("/etc", dir.path().join(".tool-results")).unwrap();
-        assert_eq!(saved.save(&workspace, "", 5).await, Whole::Nowhere);
+        let nowhere = "; it could not be saved in the workspace";
+        assert_eq!(saved.save(&workspace, "", 5).await.as_deref(), Some(nowhere));
     }
 }

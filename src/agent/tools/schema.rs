@@ -1,6 +1,9 @@
-//! The tools as a model is told about them: OpenAI function tools with JSON schemas.
+//! The tools as a model is told about them: OpenAI function tools with JSON schemas, and arguments read by them.
 
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
+
+/// What models are told, word for word.
+const SCHEMAS: &str = include_str!("../../../prompts/tools.json");
 
 /// The schemas of all tools, in the order models see them, for a sandbox without a network.
 pub fn schemas() -> Vec<Value> {
@@ -9,128 +12,13 @@ pub fn schemas() -> Vec<Value> {
 
 /// The schemas of all tools; with a network nothing is said about there being none.
 pub fn schemas_with(network: bool) -> Vec<Value> {
-    vec![terminal(network), process(), read_file(), write_file(), patch(), search_files()]
-}
-
-fn tool(name: &str, description: &str, properties: Value, required: &[&str]) -> Value {
-    json!({
-        "type": "function",
-        "function": {
-            "name": name,
-            "description": description,
-            "parameters": { "type": "object", "properties": properties, "required": required },
-        },
-    })
-}
-
-const TERMINAL: &str = "Run a shell command in the workspace. Every command starts a new shell there; files and \
-                        background processes persist. Returns the combined output and the exit code. Of a long output \
-                        the middle is left out and all of it is saved in a file that read_file can read.";
-
-fn terminal(network: bool) -> Value {
-    let about = if network { TERMINAL.to_owned() } else { format!("{TERMINAL} There is no network.") };
-    tool(
-        "terminal",
-        &about,
-        json!({
-            "command": { "type": "string", "description": "The command line." },
-            "timeout": { "type": "integer", "minimum": 1, "description": "Seconds after which the command is killed." },
-            "background": { "type": "boolean", "description": "Leave it running and return its session_id; see the process tool." },
-            "workdir": { "type": "string", "description": "Directory to start in; the workspace if absent." },
-        }),
-        &["command"],
-    )
-}
-
-fn process() -> Value {
-    tool(
-        "process",
-        "Look after processes started in the background with the terminal tool.",
-        json!({
-            "action": {
-                "type": "string",
-                "enum": ["list", "poll", "log", "wait", "kill", "write", "submit", "close"],
-                "description": "list all; poll one for its state and the end of its output; log: lines of its output; \
-                                wait for its end; kill it; write data to its standard input; submit: the same with a \
-                                line end; close its standard input.",
-            },
-            "session_id": { "type": "string", "description": "The process, for every action but list." },
-            "data": { "type": "string", "description": "For write and submit: the text." },
-            "timeout": { "type": "integer", "minimum": 1, "description": "For wait: seconds to wait at most." },
-            "offset": { "type": "integer", "minimum": 0, "description": "For log: lines to skip; without it the last lines are shown." },
-            "limit": { "type": "integer", "minimum": 1, "maximum": 2000, "default": 200, "description": "For log: how many lines." },
-        }),
-        &["action"],
-    )
-}
-
-fn read_file() -> Value {
-    tool(
-        "read_file",
-        "Read a text file of the workspace. Lines are numbered: `LINE|TEXT`.",
-        json!({
-            "path": { "type": "string", "description": "Path of the file, relative to the workspace." },
-            "offset": { "type": "integer", "minimum": 1, "default": 1, "description": "First line to read." },
-            "limit": { "type": "integer", "minimum": 1, "maximum": 2000, "default": 500, "description": "How many lines." },
-        }),
-        &["path"],
-    )
-}
-
-fn write_file() -> Value {
-    tool(
-        "write_file",
-        "Write a whole file of the workspace, replacing what was there. Directories are made as needed.",
-        json!({
-            "path": { "type": "string", "description": "Path of the file, relative to the workspace." },
-            "content": { "type": "string", "description": "The complete new content." },
-        }),
-        &["path", "content"],
-    )
-}
-
-const PATCH: &str = "For patch: the patch, or a unified diff.\n*** Begin Patch\n*** Update File: path\n@@ a line above \
-                     the change\n context line\n-old line\n+new line\n*** Add File: path\n+line\n*** Delete File: \
-                     path\n*** Move File: path -> new path\n*** End Patch";
-
-fn patch() -> Value {
-    tool(
-        "patch",
-        "Change files. Either replace one piece of text in a file by another (small differences in white space are \
-         forgiven), or apply a patch that changes, adds, deletes or moves files. Returns the change as a diff.",
-        json!({
-            "mode": { "type": "string", "enum": ["replace", "patch"], "default": "replace" },
-            "path": { "type": "string", "description": "For replace: path of the file." },
-            "old_string": { "type": "string", "description": "For replace: the text to find; must be in one place only." },
-            "new_string": { "type": "string", "description": "For replace: the text to put there." },
-            "replace_all": { "type": "boolean", "default": false, "description": "For replace: replace every place." },
-            "patch": { "type": "string", "description": PATCH },
-        }),
-        &[],
-    )
-}
-
-fn search_files() -> Value {
-    tool(
-        "search_files",
-        "Search the workspace: lines that match a regular expression, or files whose name matches a pattern.",
-        json!({
-            "pattern": { "type": "string", "description": "A regular expression (content) or a pattern such as *.py (files)." },
-            "target": { "type": "string", "enum": ["content", "files"], "default": "content" },
-            "path": { "type": "string", "default": ".", "description": "Directory or file to search." },
-            "file_glob": { "type": "string", "description": "Search only files whose name matches, such as *.py." },
-            "limit": { "type": "integer", "minimum": 1, "default": 50, "description": "How many results." },
-            "offset": { "type": "integer", "minimum": 0, "default": 0, "description": "How many results to skip." },
-            "output_mode": {
-                "type": "string",
-                "enum": ["content", "files_only", "count"],
-                "default": "content",
-                "description": "For content: lines that match, only the files they are in, or how many are in each.",
-            },
-            "context": { "type": "integer", "minimum": 0, "default": 0, "description": "Lines to show around each match." },
-        }),
-        &["pattern"],
-    )
+    // That it can be read is a test's to say.
+    let mut schemas: Vec<Value> = serde_json::from_str(SCHEMAS).unwrap_or_default();
+    let terminal = schemas.first_mut().and_then(|it| it.pointer_mut("/function/description"));
+    if let Some(Value::String(about)) = terminal.filter(|_| !network) {
+        about.push_str(" There is no network.");
+    }
+    schemas
 }
 
 /// Arguments of a call, read with the messages a student can act on.
@@ -182,10 +70,13 @@ fn whole(number: f64) -> Option<u64> {
 #[cfg(test)]
 #[expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]
     fn every_required_argument_is_described() {
+        assert_eq!(schemas().len(), 6);
         for schema in schemas() {
             let parameters = &schema["function"]["parameters"];
             for name in parameters["required"].as_array().unwrap() {

@@ -14,18 +14,7 @@ const MAX_SEARCHED: usize = 64 << 10;
 /// A compiled pattern may take this much memory, and search takes time in proportion.
 const MAX_REGEX: usize = 256 << 10;
 /// No longer pattern is read.
-pub(super) const MAX_PATTERN: usize = 2000;
-
-/// Why a pattern cannot be used. Worded for the student, who can act on it.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum BadPattern {
-    /// It is very long.
-    #[error("it has more than {MAX_PATTERN} bytes")]
-    TooLong,
-    /// It is no pattern, or one that needs too much.
-    #[error("{0}")]
-    Unusable(String),
-}
+const MAX_PATTERN: usize = 2000;
 
 /// A line that was found, or one around it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,19 +35,20 @@ impl Hit<'_> {
 }
 
 /// Reads a pattern; one that is no regular expression is taken literally.
-pub fn pattern(text: &str) -> Result<Regex, BadPattern> {
-    if text.len() > MAX_PATTERN {
-        return Err(BadPattern::TooLong);
-    }
+pub fn pattern(text: &str) -> Result<Regex, String> {
+    let text = short(text)?;
     build(text).or_else(|_| build(&regex::escape(text)))
 }
 
+/// A pattern, if it is not too long to be looked at.
+pub(super) fn short(pattern: &str) -> Result<&str, String> {
+    let too_long = || format!("it has more than {MAX_PATTERN} bytes");
+    Some(pattern).filter(|it| it.len() <= MAX_PATTERN).ok_or_else(too_long)
+}
+
 /// A regular expression that needs neither much memory nor much time.
-pub(super) fn build(regex: &str) -> Result<Regex, BadPattern> {
-    RegexBuilder::new(regex)
-        .size_limit(MAX_REGEX)
-        .build()
-        .map_err(|error| BadPattern::Unusable(error.to_string()))
+pub(super) fn build(regex: &str) -> Result<Regex, String> {
+    RegexBuilder::new(regex).size_limit(MAX_REGEX).build().map_err(|error| error.to_string())
 }
 
 /// The lines of `text` in which the pattern is, with `n_context` lines around each.
@@ -126,7 +116,10 @@ mod tests {
     fn searching_counts_and_patterns_are_short() {
         let stopped = hits("aaaa", &pattern("b").unwrap(), 0, &Allowance::new(4)).err();
         assert_eq!(stopped, Some(Stopped::TooMuch(4)));
-        assert_eq!(pattern(&"(".repeat(MAX_PATTERN + 1)).err(), Some(BadPattern::TooLong));
+        assert_eq!(
+            pattern(&"(".repeat(MAX_PATTERN + 1)).err(),
+            Some("it has more than 2000 bytes".to_owned())
+        );
     }
 
     #[test]

@@ -8,7 +8,7 @@ use backsight_sandbox::{BackgroundStatus, Command, Exit, Sandbox, Streams, WORKS
 
 use super::cut::{cut_middle, is_longer, strip_ansi};
 use super::schema::Arguments;
-use super::{Answer, TOOL_MEMORY, ToolError, ToolLimits, Toolbox};
+use super::{TOOL_MEMORY, ToolError, ToolLimits, ToolResult, Toolbox};
 
 /// What a shell answers for a command that ran out of time.
 const TIMED_OUT: i32 = 124;
@@ -21,11 +21,10 @@ const MAX_LINES: u64 = 2000;
 /// How much of a command line a list shows.
 const MAX_COMMAND: usize = 200;
 
-/// Runs a command.
-pub(super) async fn terminal(tools: &Toolbox<'_>, arguments: Arguments<'_>) -> Result<Answer, ToolError> {
+pub(super) async fn terminal(tools: &Toolbox<'_>, arguments: Arguments<'_>) -> Result<ToolResult, ToolError> {
     let line = arguments.text("command")?;
     if line.trim().is_empty() {
-        return Err(ToolError::Call("command is empty".to_owned()));
+        return Err("command is empty".to_owned().into());
     }
     let timeout = timeout(&tools.limits, &arguments)?;
     let mut command = Command::shell(line);
@@ -65,7 +64,7 @@ fn directory(sandbox: &Sandbox, dir: &str) -> String {
 }
 
 /// An answer with an output in it; one that is too long is saved, and cut.
-async fn with_output(tools: &Toolbox<'_>, mut json: Value, output: String) -> Answer {
+async fn with_output(tools: &Toolbox<'_>, mut json: Value, output: String) -> ToolResult {
     let max = tools.limits.output_chars;
     if !is_longer(&output, max) {
         json["output"] = Value::String(output);
@@ -74,11 +73,11 @@ async fn with_output(tools: &Toolbox<'_>, mut json: Value, output: String) -> An
     let mut reached = Vec::new();
     let note = tools.save(&output, &mut reached).await;
     json["output"] = cut_middle(&output, max, &note).into();
-    Answer { json, full: Some(output), note: Some(note), reached }
+    ToolResult { full: Some(output), note: Some(note), reached, ..json.into() }
 }
 
 /// Starts a command in the background. Those that ended first are forgotten first.
-async fn start(tools: &Toolbox<'_>, mut command: Command) -> Result<Answer, ToolError> {
+async fn start(tools: &Toolbox<'_>, mut command: Command) -> Result<ToolResult, ToolError> {
     let sandbox = tools.sandbox;
     let known = sandbox.background();
     if known.len() >= MAX_BACKGROUND {
@@ -96,7 +95,7 @@ async fn start(tools: &Toolbox<'_>, mut command: Command) -> Result<Answer, Tool
 }
 
 /// Looks after commands in the background.
-pub(super) async fn process(tools: &Toolbox<'_>, arguments: Arguments<'_>) -> Result<Answer, ToolError> {
+pub(super) async fn process(tools: &Toolbox<'_>, arguments: Arguments<'_>) -> Result<ToolResult, ToolError> {
     let sandbox = tools.sandbox;
     let action = arguments.text("action")?;
     if action == "list" {
@@ -105,10 +104,10 @@ pub(super) async fn process(tools: &Toolbox<'_>, arguments: Arguments<'_>) -> Re
     }
     let known = ["poll", "log", "wait", "kill", "write", "submit", "close"];
     if !known.contains(&action) {
-        let reason = format!("action must be list, {} or close, not {action:?}", known[..6].join(", "));
-        return Err(ToolError::Call(reason));
+        return Err(format!("action must be list, {} or close, not {action:?}", known[..6].join(", ")).into());
     }
-    let id = session(&arguments)?;
+    // A number counts, because models write those.
+    let id = arguments.number("session_id")?.ok_or_else(|| "session_id is missing".to_owned())?;
     let status = match action {
         "wait" => sandbox.wait_background(id, timeout(&tools.limits, &arguments)?).await,
         "kill" => sandbox.kill_background(id).await,
@@ -132,11 +131,6 @@ pub(super) async fn process(tools: &Toolbox<'_>, arguments: Arguments<'_>) -> Re
         }
         _ => send(sandbox, id, arguments.text("data")?, action == "submit"),
     }
-}
-
-/// Which process; a number counts, because models write those.
-fn session(arguments: &Arguments<'_>) -> Result<u64, ToolError> {
-    arguments.number("session_id")?.ok_or_else(|| ToolError::Call("session_id is missing".to_owned()))
 }
 
 fn summary(status: &BackgroundStatus) -> Value {
@@ -163,7 +157,7 @@ async fn log(
     tools: &Toolbox<'_>,
     arguments: &Arguments<'_>,
     status: &BackgroundStatus,
-) -> Result<Answer, ToolError> {
+) -> Result<ToolResult, ToolError> {
     let limit = arguments.number("limit")?.unwrap_or(DEFAULT_LINES).clamp(1, MAX_LINES) as usize;
     let text = strip_ansi(&status.capture.text());
     let n_lines = text.lines().count();
@@ -179,7 +173,7 @@ async fn log(
 }
 
 /// Writes to a process's standard input, without waiting for it to read.
-fn send(sandbox: &Sandbox, id: u64, data: &str, is_line: bool) -> Result<Answer, ToolError> {
+fn send(sandbox: &Sandbox, id: u64, data: &str, is_line: bool) -> Result<ToolResult, ToolError> {
     let bytes = [data.as_bytes(), if is_line { b"\n" } else { b"" }].concat();
     let closed = |_| "its standard input is closed, or it has ended".to_owned();
     let n_written = sandbox.write_background(id, &bytes).transpose().map_err(closed)?.unwrap_or_default();
