@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-use crate::hf::{RepoFile, is_repo};
+use crate::hf::is_repo;
 
 /// Says what a model is.
 pub const CONFIG: &str = "config.json";
@@ -40,11 +40,6 @@ impl HubModel {
         let (repo, gguf) = text.split_once(':').map_or((text, None), |(repo, file)| (repo, Some(file)));
         let is_name = is_repo(repo) && gguf.is_none_or(is_gguf);
         is_name.then(|| Self { repo: repo.to_owned(), gguf: gguf.map(str::to_owned) })
-    }
-
-    /// A file of its repository.
-    pub fn file(&self, path: &str) -> RepoFile {
-        RepoFile::new(&self.repo, path)
     }
 }
 
