@@ -15,6 +15,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use serde_with::skip_serializing_none;
 
 use super::error::server_message;
 use super::scan::Scanner;
@@ -39,10 +40,10 @@ pub enum OneOrMany<T> {
 }
 
 /// The body of `POST /generate`.
+#[skip_serializing_none]
 #[derive(Clone, Debug, Serialize)]
 pub struct GenerateRequest<'a> {
     /// Our own name for each prompt, which comes back with its answer.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub rid: Option<OneOrMany<String>>,
     /// The context, as ids.
     pub input_ids: OneOrMany<&'a [TokenId]>,
@@ -55,7 +56,6 @@ pub struct GenerateRequest<'a> {
     /// How many candidates per position.
     pub top_logprobs_num: OneOrMany<usize>,
     /// Ids whose logprobs are wanted at every position.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub token_ids_logprob: Option<&'a [TokenId]>,
     /// Always false: texts are of no use and cost most of the answer.
     pub return_text_in_logprobs: bool,
@@ -68,6 +68,7 @@ pub struct GenerateRequest<'a> {
 }
 
 /// `sampling_params` of a [`GenerateRequest`]. All are sent, because a model's own defaults decide those left out.
+#[skip_serializing_none]
 #[derive(Clone, Debug, Serialize)]
 pub struct SamplingParams<'a> {
     /// At most this many tokens; 0 only scores.
@@ -83,7 +84,6 @@ pub struct SamplingParams<'a> {
     /// Always 1: nothing is penalised.
     pub repetition_penalty: f64,
     /// Makes a draw repeatable on servers started with deterministic inference.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub sampling_seed: Option<i64>,
     /// Ids after which to stop.
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
@@ -91,10 +91,8 @@ pub struct SamplingParams<'a> {
     /// Whether special tokens are left out of the text.
     pub skip_special_tokens: bool,
     /// A JSON schema, as a string.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub json_schema: Option<String>,
     /// A regular expression for the whole text.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub regex: Option<&'a str>,
 }
 
@@ -589,30 +587,22 @@ fn whole_numbers(list: &[u8]) -> Result<Vec<TokenId>, String> {
 
 #[derive(Deserialize)]
 struct Generated {
-    #[serde(default)]
     output_ids: Option<Vec<TokenId>>,
     meta_info: GeneratedMeta,
 }
 
 #[derive(Deserialize)]
 struct GeneratedMeta {
-    #[serde(default)]
     id: Option<Name>,
-    #[serde(default)]
     finish_reason: Option<Value>,
     #[serde(default)]
     prompt_tokens: u64,
     #[serde(default)]
     completion_tokens: u64,
-    #[serde(default)]
     cached_tokens: Option<u64>,
-    #[serde(default)]
     output_token_logprobs: Option<Vec<Triple>>,
-    #[serde(default)]
     output_top_logprobs: Option<Vec<Option<Vec<Triple>>>>,
-    #[serde(default)]
     weight_version: Option<Name>,
-    #[serde(default)]
     weight_versions: Option<Vec<Run>>,
 }
 
@@ -673,25 +663,18 @@ fn finish_word(finish: Option<&Value>) -> Option<String> {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 pub struct Info {
     /// Where the weights came from.
-    #[serde(default)]
     pub model_path: Option<String>,
     /// Where the tokenizer came from.
-    #[serde(default)]
     pub tokenizer_path: Option<String>,
     /// The name it is served under.
-    #[serde(default)]
     pub served_model_name: Option<String>,
     /// Which weights, as a trainer that updates them counts.
-    #[serde(default)]
     pub weight_version: Option<String>,
     /// Tokens a sequence may have, where it was set.
-    #[serde(default)]
     pub context_length: Option<usize>,
     /// SGLang's own version.
-    #[serde(default)]
     pub version: Option<String>,
     /// Whether the prefix cache is switched off.
-    #[serde(default)]
     pub disable_radix_cache: Option<bool>,
 }
 

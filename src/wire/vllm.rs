@@ -13,6 +13,7 @@ use std::collections::HashMap;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use serde_with::skip_serializing_none;
 
 use super::error::server_message;
 use super::openai::Usage;
@@ -30,10 +31,10 @@ pub const FLOOR: f64 = -9999.0;
 
 /// The body of `POST /v1/completions`. Every sampling parameter is sent, because a model's
 /// `generation_config.json` decides those that are left out.
+#[skip_serializing_none]
 #[derive(Clone, Debug, Serialize)]
 pub struct CompletionRequest<'a> {
     /// Our own name for the request, which comes back with the answer.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub request_id: Option<&'a str>,
     /// The served name.
     pub model: &'a str,
@@ -52,16 +53,13 @@ pub struct CompletionRequest<'a> {
     /// Always 1: nothing is penalised.
     pub repetition_penalty: f64,
     /// Makes a draw repeatable; a signed number to vLLM.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub seed: Option<i64>,
     /// Ids after which to stop.
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
     pub stop_token_ids: &'a [TokenId],
     /// How many alternatives at each sampled token; 0 gives the sampled one.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub logprobs: Option<usize>,
     /// How many candidates at each prompt position; 0 gives the given token, -1 all.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt_logprobs: Option<i64>,
     /// Whether ids come back beside the text.
     pub return_token_ids: bool,
@@ -70,7 +68,6 @@ pub struct CompletionRequest<'a> {
     /// Whether special tokens are left out of the text.
     pub skip_special_tokens: bool,
     /// A shape for the text: `{"json": …}` or `{"regex": …}`.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub structured_outputs: Option<Value>,
 }
 
@@ -341,31 +338,21 @@ fn show(key: &[u8]) -> String {
 
 #[derive(Deserialize)]
 struct Completion {
-    #[serde(default)]
     id: Option<Name>,
     #[serde(default)]
     choices: Vec<CompletionChoice>,
-    #[serde(default)]
     usage: Option<Usage>,
-    #[serde(default)]
     weight_version: Option<Name>,
-    #[serde(default)]
     weight_versions: Option<Vec<Run>>,
 }
 
 #[derive(Deserialize)]
 struct CompletionChoice {
-    #[serde(default)]
     token_ids: Option<Vec<TokenId>>,
-    #[serde(default)]
     prompt_token_ids: Option<Vec<TokenId>>,
-    #[serde(default)]
     logprobs: Option<CompletionLogprobs>,
-    #[serde(default)]
     finish_reason: Option<String>,
-    #[serde(default)]
     weight_version: Option<Name>,
-    #[serde(default)]
     weight_versions: Option<Vec<Run>>,
 }
 
@@ -374,7 +361,6 @@ struct CompletionLogprobs {
     token_logprobs: Vec<Option<f64>>,
     #[serde(default)]
     tokens: Vec<String>,
-    #[serde(default)]
     top_logprobs: Option<Vec<Option<Alternatives>>>,
 }
 
