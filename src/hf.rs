@@ -16,7 +16,7 @@ use reqwest::{Client, Method, RequestBuilder, Response, StatusCode, Url};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-use backsight_core::hex::hex;
+use backsight_core::hash::hex;
 
 const DEFAULT_ENDPOINT: &str = "https://huggingface.co";
 /// A transfer that breaks off this often without end is given up; the next pull resumes it.

@@ -10,6 +10,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::packed::unpack;
 use super::row::text_of;
+use backsight_core::hash::hex;
 
 /// How a task's solution is judged. Only this copy decides, whatever the student was shown.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -98,5 +99,5 @@ pub fn sum_of<'a>(texts: impl IntoIterator<Item = &'a str>) -> String {
         sum.update((text.len() as u64).to_le_bytes());
         sum.update(text.as_bytes());
     }
-    sum.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+    hex(&sum.finalize())
 }

@@ -10,6 +10,7 @@ use serde_json::{Map, Value};
 use super::fault::{Fault, number, numbers, text, wrong};
 use backsight_chat::messages::list_from_json;
 use backsight_core::episode::{Episode, Message, Outcome, Progress, Role, Subtask, Task, steps_of};
+use backsight_core::hash::sha256;
 use backsight_core::subtasks::{read_plan, submitted_plan};
 
 /// Whether a line looks like one of these episodes.
@@ -71,13 +72,11 @@ pub fn task_of(name: Option<String>, messages: &[Message]) -> Task {
     let first = messages.iter().find(|message| message.role == Role::User);
     let prompt = first.and_then(|message| message.content.as_ref()).map(|content| content.text());
     let prompt = prompt.unwrap_or_default();
-    Task { id: name.unwrap_or_else(|| fingerprint(&prompt)), prompt, difficulty: None }
-}
-
-fn fingerprint(prompt: &str) -> String {
-    use sha2::{Digest, Sha256};
-    let hash = Sha256::digest(prompt.as_bytes());
-    hash.iter().take(6).fold("prompt-".to_owned(), |name, byte| format!("{name}{byte:02x}"))
+    Task {
+        id: name.unwrap_or_else(|| format!("prompt-{}", &sha256(&prompt)[..12])),
+        prompt,
+        difficulty: None,
+    }
 }
 
 fn plan(json: &Map<String, Value>) -> Result<Option<Vec<Subtask>>, Fault> {

@@ -16,7 +16,7 @@
 
 pub mod credit;
 pub mod episode;
-pub mod hex;
+pub mod hash;
 pub mod lens;
 pub mod mix;
 pub mod model;
