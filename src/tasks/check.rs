@@ -60,6 +60,22 @@ impl Case {
         let cases = list.as_array().and_then(|list| list.iter().map(case).collect());
         cases.ok_or_else(|| "its tests are no list of `input` and `output`".to_owned())
     }
+
+    /// Cases as a list of inputs and a list of outputs.
+    pub fn pairs(inputs: &[Value], outputs: &[Value]) -> Result<Vec<Self>, String> {
+        same_length(inputs, outputs)?;
+        let case = |(input, output)| Some(Self { input: text_of(input)?, output: text_of(output)? });
+        let cases: Option<Vec<Self>> = inputs.iter().zip(outputs).map(case).collect();
+        cases.ok_or_else(|| "its tests have inputs or outputs that are no text".to_owned())
+    }
+}
+
+/// Refuses inputs of which some have no output, and the other way round.
+pub fn same_length(inputs: &[Value], outputs: &[Value]) -> Result<(), String> {
+    match (inputs.len(), outputs.len()) {
+        (a, b) if a == b => Ok(()),
+        (a, b) => Err(format!("its tests have {a} inputs and {b} outputs")),
+    }
 }
 
 impl Cases {

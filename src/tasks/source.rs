@@ -43,8 +43,8 @@ impl TaskSource {
     /// Loads all its tasks, with the rows that are none.
     pub async fn load(&self, options: &DatasetOptions, hub: &HuggingFace) -> Result<Dataset, TaskError> {
         match self {
-            Self::Builtin => Ok(without_skipped(builtin()?)),
-            Self::BuiltinNamed(name) => Ok(without_skipped(named(name)?)),
+            Self::Builtin => Ok(Dataset { tasks: builtin()?, ..Dataset::default() }),
+            Self::BuiltinNamed(name) => Ok(Dataset { tasks: named(name)?, ..Dataset::default() }),
             Self::File(path) if path.extension().is_some_and(|it| it == "parquet") => {
                 let name = path.file_stem().map_or_else(|| "dataset".into(), |it| it.to_string_lossy());
                 read_parquet(&[path], &name, options)
@@ -131,10 +131,6 @@ fn named(name: &str) -> Result<Vec<CodingTask>, TaskError> {
     let tasks: Vec<CodingTask> = builtin()?.into_iter().filter(|it| it.task.id == name).collect();
     let none = || TaskError::Empty { name: name.to_owned(), reason: None };
     if tasks.is_empty() { Err(none()) } else { Ok(tasks) }
-}
-
-fn without_skipped(tasks: Vec<CodingTask>) -> Dataset {
-    Dataset { tasks, skipped: Vec::new() }
 }
 
 #[cfg(test)]

@@ -20,10 +20,10 @@ use super::openai::Usage;
 use super::rows::{self, Ranked};
 use super::scan::{Scanner, whole};
 use super::strict::{self, Name};
-use super::versions::{Run, Versions};
-use super::{Counts, Drawn};
+use super::versions::Versions;
+use super::{Counts, Drawn, Scores};
 use backsight_core::needed::{self, Candidate, Needed};
-use backsight_core::score::{Absence, ScoreJob, SpanScore, TokenScore};
+use backsight_core::score::{Absence, ScoreJob, TokenScore};
 use backsight_core::tokens::{TokenId, TopK};
 
 /// What vLLM writes for minus infinity, since JSON has none.
@@ -32,7 +32,7 @@ pub const FLOOR: f64 = -9999.0;
 /// The body of `POST /v1/completions`. Every sampling parameter is sent, because a model's
 /// `generation_config.json` decides those that are left out.
 #[skip_serializing_none]
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct CompletionRequest<'a> {
     /// Our own name for the request, which comes back with the answer.
     pub request_id: Option<&'a str>,
@@ -75,38 +75,16 @@ impl<'a> CompletionRequest<'a> {
     /// A request for the logprobs of a prompt; the one token that must be sampled is thrown away.
     pub fn score(model: &'a str, prompt: &'a [TokenId], top_k: i64) -> Self {
         Self {
-            request_id: None,
             model,
             prompt,
             max_tokens: 1,
-            temperature: 0.0,
             top_p: 1.0,
-            top_k: 0,
-            min_p: 0.0,
             repetition_penalty: 1.0,
-            seed: None,
-            stop_token_ids: &[],
-            logprobs: None,
             prompt_logprobs: Some(top_k),
             return_token_ids: true,
-            return_tokens_as_token_ids: false,
-            skip_special_tokens: false,
-            structured_outputs: None,
+            ..Self::default()
         }
     }
-}
-
-/// The scores of a job, and what they cost.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Scores {
-    /// The id of the request, where the server tells it.
-    pub id: Option<String>,
-    /// One per span.
-    pub spans: Vec<SpanScore>,
-    /// The weights that read the prompt, where the server tells.
-    pub version: Option<String>,
-    /// What the server counted.
-    pub counts: Counts,
 }
 
 /// Reads the scores of `job` from an answer to `CompletionRequest::score` that was sent the first
@@ -119,7 +97,7 @@ pub fn scores(body: &[u8], job: &ScoreJob, n_sent: usize, top_k: usize) -> Resul
     let (rows, told) = (reader.rows, reader.told);
     told.counts.check_sent(n_sent)?;
     let (spans, version) = (needed.into_spans(job, rows)?, told.versions.of_prompt()?);
-    Ok(Scores { id: told.id, spans, version, counts: told.counts })
+    Ok(Scores { id: told.id, spans, version, counts: told.counts, chosen: Vec::new() })
 }
 
 /// Walks an answer and keeps the rows of the needed positions.
@@ -342,8 +320,8 @@ struct Completion {
     #[serde(default)]
     choices: Vec<CompletionChoice>,
     usage: Option<Usage>,
-    weight_version: Option<Name>,
-    weight_versions: Option<Vec<Run>>,
+    #[serde(flatten)]
+    versions: Versions,
 }
 
 #[derive(Deserialize)]
@@ -352,8 +330,8 @@ struct CompletionChoice {
     prompt_token_ids: Option<Vec<TokenId>>,
     logprobs: Option<CompletionLogprobs>,
     finish_reason: Option<String>,
-    weight_version: Option<Name>,
-    weight_versions: Option<Vec<Run>>,
+    #[serde(flatten)]
+    versions: Versions,
 }
 
 #[derive(Deserialize)]
@@ -382,9 +360,7 @@ pub fn drawn(body: &[u8], prompt: &[TokenId], top_k: usize) -> Result<Drawn, Str
         Some(logprobs) => logprobs.read(&ids, top_k)?,
         None => (vec![None; ids.len()], vec![TopK::default(); ids.len()]),
     };
-    let versions = Versions { one: choice.weight_version.clone(), runs: choice.weight_versions.clone() };
-    let versions = versions.or(Versions { one: answer.weight_version, runs: answer.weight_versions });
-    let versions = versions.of_sampled(ids.len())?;
+    let versions = choice.versions.clone().or(answer.versions).of_sampled(ids.len())?;
     let counts = answer.usage.map(Counts::from).unwrap_or_default();
     counts.check_sent(prompt.len())?;
     let (id, finish) = (answer.id.map(String::from), choice.finish_reason.clone());

@@ -8,9 +8,9 @@ use serde_json::Value;
 
 use super::{Found, contests, question};
 use crate::tasks::calls::{Layout, Target, script};
-use crate::tasks::check::{Case, Cases, Check, Stdio};
+use crate::tasks::check::{Case, Cases, Check, Stdio, same_length};
 use crate::tasks::prompt::Wanted;
-use crate::tasks::row::{Row, json, json_text, text, text_of};
+use crate::tasks::row::{Row, json, json_text, text};
 
 /// Of several solutions so many are tried: some were written for another Python.
 const MAX_REFERENCES: usize = 3;
@@ -38,14 +38,15 @@ pub(super) fn tests(row: &Row, text: &str) -> Result<Found, String> {
     let (Some(inputs), Some(outputs)) = (list("inputs"), list("outputs")) else {
         return Err("its tests have no `inputs` and `outputs`".to_owned());
     };
-    if inputs.len() != outputs.len() {
-        return Err(format!("its tests have {} inputs and {} outputs", inputs.len(), outputs.len()));
-    }
+    same_length(inputs, outputs)?;
     let (check, wanted) = match tests["fn_name"].as_str() {
         Some(name) => calls(row, name, text, inputs)?,
-        None => (stdio(row, inputs, outputs)?, Wanted::Program),
+        None => {
+            let cases = Cases::Plain(Case::pairs(inputs, outputs)?);
+            (Check::Stdio(Stdio { cases, time: contests::time_limit(row) }), Wanted::Program)
+        }
     };
-    Ok(Found { question: String::new(), wanted, check: Some(check), shown: None, references: Vec::new() })
+    Ok(Found { wanted, check: Some(check), ..Found::default() })
 }
 
 fn calls(row: &Row, name: &str, tests: &str, inputs: &[Value]) -> Result<(Check, Wanted), String> {
@@ -57,12 +58,4 @@ fn calls(row: &Row, name: &str, tests: &str, inputs: &[Value]) -> Result<(Check,
     let target = Target::new(name, &shown)?;
     let check = Check::Script(script(&target, Layout::Lists, tests, inputs.len()));
     Ok((check, starter.map_or_else(|| Wanted::Names(vec![target.defined().to_owned()]), Wanted::Code)))
-}
-
-fn stdio(row: &Row, inputs: &[Value], outputs: &[Value]) -> Result<Check, String> {
-    let case =
-        |(input, output): (&Value, &Value)| Some(Case { input: text_of(input)?, output: text_of(output)? });
-    let cases: Option<Vec<Case>> = inputs.iter().zip(outputs).map(case).collect();
-    let cases = cases.map(Cases::Plain).ok_or("its tests have inputs or outputs that are no text")?;
-    Ok(Check::Stdio(Stdio { cases, time: contests::time_limit(row) }))
 }

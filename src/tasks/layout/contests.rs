@@ -68,14 +68,10 @@ fn found(
 
 /// Cases as `{"input": […], "output": […]}`.
 fn columns(table: &Value) -> Result<Vec<Case>, String> {
-    let texts = |key: &str| table[key].as_array()?.iter().map(text_of).collect::<Option<Vec<String>>>();
-    let (Some(inputs), Some(outputs)) = (texts("input"), texts("output")) else {
-        return Err("its tests are no lists of `input` and `output`".to_owned());
-    };
-    if inputs.len() != outputs.len() {
-        return Err(format!("its tests have {} inputs and {} outputs", inputs.len(), outputs.len()));
+    match (table["input"].as_array(), table["output"].as_array()) {
+        (Some(inputs), Some(outputs)) => Case::pairs(inputs, outputs),
+        _ => Err("its tests are no lists of `input` and `output`".to_owned()),
     }
-    Ok(inputs.into_iter().zip(outputs).map(|(input, output)| Case { input, output }).collect())
 }
 
 /// The first solutions in Python.

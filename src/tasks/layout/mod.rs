@@ -20,7 +20,7 @@ use super::prompt::{Quoted, Wanted};
 use super::row::{Row, text};
 
 /// What a row says.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Found {
     /// What is asked, as its author wrote it.
     pub question: String,

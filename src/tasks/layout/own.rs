@@ -32,8 +32,7 @@ pub(super) fn read(row: &Row) -> Result<Found, String> {
 
 /// A row whose solutions somebody else judges.
 pub(super) fn untested(row: &Row) -> Result<Found, String> {
-    let question = question(row, &QUESTIONS)?;
-    Ok(Found { question, wanted: Wanted::Module, check: None, shown: None, references: Vec::new() })
+    Ok(Found { question: question(row, &QUESTIONS)?, ..Found::default() })
 }
 
 fn scripted(row: &Row, tests: &str) -> Result<Found, String> {
@@ -43,19 +42,14 @@ fn scripted(row: &Row, tests: &str) -> Result<Found, String> {
         Some(name) => format!("from solution import {name}\n\n{}", source::checking(tests, &name)),
         None => tests.to_owned(),
     };
-    Ok(Found {
-        question: String::new(),
-        wanted: Wanted::Module,
-        check: Some(Check::Script(script.clone())),
-        shown: Some(Quoted::Script(script)),
-        references: Vec::new(),
-    })
+    let check = Some(Check::Script(script.clone()));
+    Ok(Found { check, shown: Some(Quoted::Script(script)), ..Found::default() })
 }
 
 fn listed(tests: &Value) -> Result<Found, String> {
     let cases = Cases::Plain(Case::list(tests)?);
     let check = Some(Check::Stdio(Stdio { cases, time: None }));
-    Ok(Found { question: String::new(), wanted: Wanted::Program, check, shown: None, references: Vec::new() })
+    Ok(Found { wanted: Wanted::Program, check, ..Found::default() })
 }
 
 fn references(row: &Row) -> Vec<String> {
