@@ -212,7 +212,7 @@ impl HuggingFace {
             },
             other => other,
         })?;
-        Ok(answer.bytes().await.map_err(|error| self.unreachable(&error))?.into())
+        Ok(answer.bytes().await.map_err(|error| self.unreachable(error))?.into())
     }
 
     /// The file, from the cache or from the hub. A file in the cache is not asked for again.
@@ -343,7 +343,7 @@ impl HuggingFace {
             out.set_len(0).and_then(|()| out.rewind()).map_err(disk)?;
             have = 0;
         }
-        while let Some(chunk) = answer.chunk().await.map_err(|error| self.unreachable(&error))? {
+        while let Some(chunk) = answer.chunk().await.map_err(|error| self.unreachable(error))? {
             out.write_all(&chunk).map_err(disk)?;
             have += chunk.len() as u64;
             progress(have, meta.size);
@@ -370,7 +370,7 @@ impl HuggingFace {
     }
 
     fn judge(&self, file: &str, answer: reqwest::Result<Response>) -> Result<Response, HubError> {
-        let answer = answer.map_err(|error| self.unreachable(&error))?;
+        let answer = answer.map_err(|error| self.unreachable(error))?;
         let (endpoint, file) = (self.endpoint.clone(), file.to_owned());
         match answer.status().as_u16() {
             200..=399 => Ok(answer),
@@ -406,8 +406,8 @@ impl HuggingFace {
         HubError::Strange { endpoint: self.endpoint.clone(), file: file.to_owned(), why: why.to_owned() }
     }
 
-    fn unreachable(&self, error: &reqwest::Error) -> HubError {
-        HubError::Unreachable { endpoint: self.endpoint.clone(), why: innermost(error) }
+    fn unreachable(&self, error: reqwest::Error) -> HubError {
+        HubError::Unreachable { endpoint: self.endpoint.clone(), why: crate::http::reason(error) }
     }
 }
 
@@ -510,13 +510,4 @@ fn open_locked(path: &Path) -> Result<File, HubError> {
 
 fn disk(path: &Path, error: &std::io::Error) -> HubError {
     HubError::Disk { path: path.to_owned(), why: error.to_string() }
-}
-
-/// The innermost cause says what happened; the outer ones only repeat the address.
-fn innermost(error: &dyn std::error::Error) -> String {
-    let mut cause = error;
-    while let Some(source) = cause.source() {
-        cause = source;
-    }
-    cause.to_string()
 }

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use backsight_core::episode::Task;
 
-use super::layout::{self, Found, Named};
+use super::layout::{self, Named, Problem};
 use super::prompt::task_prompt;
 use super::row::word;
 use super::{CodingTask, TaskError};
@@ -91,7 +91,7 @@ const IDS: [&str; 5] = ["id", "task_id", "question_id", "problem_id", "name"];
 /// The task in a row, or why there is none.
 pub fn read_row(row: &Value, name: &str, idx: usize, options: &DatasetOptions) -> Result<CodingTask, String> {
     let row = row.as_object().ok_or("it is no object")?;
-    let Found { question, wanted, check, shown, references } =
+    let Problem { question, wanted, check, shown, references } =
         layout::read(row, &options.named, options.needs_tests)?;
     let shown = shown.filter(|_| options.show_tests);
     let task = Task {

@@ -6,6 +6,7 @@
 
 pub mod anthropic;
 pub mod atropos;
+pub mod episode_record;
 pub mod error;
 pub mod fault;
 pub mod hindsight;
@@ -15,7 +16,6 @@ pub mod openai_episodes;
 pub mod pi_result;
 pub mod pi_session;
 pub mod published;
-pub mod record;
 mod rows;
 pub mod scan;
 pub mod score_jobs;

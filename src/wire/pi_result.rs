@@ -30,9 +30,9 @@ pub fn parse(content: &str) -> Result<EpisodeResult, Fault> {
     read(&json).map_err(|(key, fault)| Fault { line: line_of(content, key), ..fault })
 }
 
-type Found<T> = Result<T, (&'static str, Fault)>;
+type Keyed<T> = Result<T, (&'static str, Fault)>;
 
-fn read(json: &Map<String, Value>) -> Found<EpisodeResult> {
+fn read(json: &Map<String, Value>) -> Keyed<EpisodeResult> {
     let reward = reward(json)?;
     let scores = numbers(json, "frozen_scores").map_err(|fault| ("frozen_scores", fault))?;
     let progress = Progress {
@@ -52,7 +52,7 @@ fn read(json: &Map<String, Value>) -> Found<EpisodeResult> {
     })
 }
 
-fn reward(json: &Map<String, Value>) -> Found<serde_json::Number> {
+fn reward(json: &Map<String, Value>) -> Keyed<serde_json::Number> {
     match (json.get("episode_reward"), json.get("error").and_then(Value::as_str)) {
         (Some(Value::Number(reward)), _) => Ok(reward.clone()),
         (_, Some(error)) => Err(("error", Fault::new(format_args!("the collector gave up: {error}")))),

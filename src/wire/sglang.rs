@@ -171,7 +171,7 @@ fn scoring<'a>(
 /// Reads the answer to [`score_request`].
 pub fn scores(body: &[u8], job: &ScoreJob, window: Window) -> Result<Scores, String> {
     let mut scanner = Scanner::new(body);
-    let reader = Reader::read(&mut scanner, job, window).map_err(|why| with_message(why, body))?;
+    let reader = PromptReader::read(&mut scanner, job, window).map_err(|why| with_message(why, body))?;
     scanner.end()?;
     reader.scores()
 }
@@ -186,7 +186,7 @@ pub fn batch_scores(
     let n_found = scanner.list(|scanner, index| {
         let Some(&(job, window)) = jobs.get(index) else { return Ok(scanner.skip()?) };
         let answer = scanner.raw()?;
-        all.push(Reader::read(&mut Scanner::new(answer), job, window).and_then(Reader::scores));
+        all.push(PromptReader::read(&mut Scanner::new(answer), job, window).and_then(PromptReader::scores));
         Ok(())
     })?;
     scanner.end()?;
@@ -200,7 +200,7 @@ fn with_message(why: String, body: &[u8]) -> String {
 const NO_META: &str = "the answer has no meta_info";
 
 /// What is kept of one prompt's answer while walking it.
-struct Reader<'a, 'job> {
+struct PromptReader<'a, 'job> {
     job: &'job ScoreJob,
     window: Window,
     needed: Needed,
@@ -215,7 +215,7 @@ struct Reader<'a, 'job> {
     finish: Option<Value>,
 }
 
-impl<'a, 'job> Reader<'a, 'job> {
+impl<'a, 'job> PromptReader<'a, 'job> {
     fn read(scanner: &mut Scanner<'a>, job: &'job ScoreJob, window: Window) -> Result<Self, String> {
         let mut reader = Self {
             job,
