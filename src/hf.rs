@@ -1,8 +1,8 @@
-//! Files of the Hugging Face hub, kept in its own cache layout so that other tools find them too.
+//! The Hugging Face hub, whose files are kept in its own cache layout so that other tools find them too.
 //!
-//! Owns [`Hub`]: which files a repository has, and one of them at a time, resumed where a broken transfer left
-//! off, checked by size and, where the hub names a SHA-256, by hash. `HF_ENDPOINT`, `HF_TOKEN`, `HF_HOME` and
-//! `HF_HUB_OFFLINE` mean what they mean to the Python client. Which files make a model or a dataset is
+//! Owns [`HuggingFace`]: which files a repository of models or datasets has, and one of them at a time, resumed where a
+//! broken transfer left off, checked by size and, where the hub names a SHA-256, by hash. `HF_ENDPOINT`, `HF_TOKEN`,
+//! `HF_HOME` and `HF_HUB_OFFLINE` mean what they mean to the Python client. Which files make a model or a dataset is
 //! decided elsewhere.
 
 use std::fmt;
@@ -11,111 +11,84 @@ use std::io::{Read, Seek, Write};
 use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
 
-use reqwest::header::{HeaderMap, LOCATION, RANGE};
+use reqwest::header::{HeaderMap, LOCATION, RANGE, RETRY_AFTER};
 use reqwest::{Client, Method, RequestBuilder, Response, StatusCode, Url};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
+
+use backsight_core::hash::hex;
 
 const DEFAULT_ENDPOINT: &str = "https://huggingface.co";
 /// A transfer that breaks off this often without end is given up; the next pull resumes it.
 const ATTEMPTS: usize = 5;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 const READ_TIMEOUT: Duration = Duration::from_secs(60);
+/// Nobody waits longer than this for a hub that asks for patience.
+const MAX_PAUSE: Duration = Duration::from_secs(30);
 
-/// One file of one model repository.
+/// A repository as it is at a revision: a branch, a tag or a commit.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RepoFile {
-    /// `owner/name`.
-    pub repo: String,
-    /// Branch, tag or commit.
-    pub revision: String,
-    /// Path inside the repository.
-    pub path: String,
+pub struct Repo {
+    /// `models` or `datasets`, as the hub's API and its cache call them.
+    kind: &'static str,
+    name: String,
+    revision: String,
 }
 
-impl RepoFile {
-    /// A file as it is now.
-    pub fn new(repo: &str, path: &str) -> Self {
-        Self { repo: repo.to_owned(), revision: "main".to_owned(), path: path.to_owned() }
+impl Repo {
+    /// A model as it is now.
+    pub fn model(name: &str) -> Self {
+        Self { kind: "models", name: name.to_owned(), revision: "main".to_owned() }
+    }
+
+    /// The Parquet files that the hub makes of a dataset; they are a branch of their own.
+    pub fn dataset(name: &str) -> Self {
+        Self { kind: "datasets", name: name.to_owned(), revision: "refs/convert/parquet".to_owned() }
+    }
+
+    /// The same at another revision.
+    pub fn at(self, revision: &str) -> Self {
+        Self { revision: revision.to_owned(), ..self }
     }
 }
 
-impl fmt::Display for RepoFile {
+impl fmt::Display for Repo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} of {}@{}", self.path, self.repo, self.revision)
+        write!(f, "{}@{}", self.name, self.revision)
     }
 }
 
 /// Why a file was not had.
 #[derive(Debug, thiserror::Error)]
 pub enum HubError {
-    /// `HF_HUB_OFFLINE` is set and the file is not in the cache.
-    #[error("{file} is not in the cache, and HF_HUB_OFFLINE is set")]
-    Offline {
-        /// Which file.
-        file: String,
-    },
+    /// `HF_HUB_OFFLINE` is set.
+    #[error("{0} is not in the cache, and HF_HUB_OFFLINE is set")]
+    Offline(String),
     /// No connection, or one that kept breaking.
     #[error("{endpoint} cannot be reached: {why}")]
-    Unreachable {
-        /// The hub.
-        endpoint: String,
-        /// What the connection said.
-        why: String,
-    },
+    Unreachable { endpoint: String, why: String },
     /// The hub wants another token, or one at all.
     #[error("{endpoint} refuses {file}: HTTP {status}, {}", if *.with_token { "with the token given" } else { "without a token" })]
-    Denied {
-        /// The hub.
-        endpoint: String,
-        /// Which file.
-        file: String,
-        /// 401 or 403.
-        status: u16,
-        /// Whether a token was sent.
-        with_token: bool,
-    },
+    Denied { endpoint: String, file: String, status: u16, with_token: bool },
     /// No such repository, revision or file.
     #[error("{endpoint} has no {file}")]
-    NotFound {
-        /// The hub.
-        endpoint: String,
-        /// Which file.
-        file: String,
-    },
+    NotFound { endpoint: String, file: String },
     /// An answer that is not the hub's.
     #[error("{endpoint} answered strangely for {file}: {why}")]
-    Strange {
-        /// The hub.
-        endpoint: String,
-        /// Which file.
-        file: String,
-        /// What is wrong.
-        why: String,
-    },
+    Strange { endpoint: String, file: String, why: String },
     /// What arrived is not what the hub promised; it was thrown away.
     #[error("{file} arrived damaged: {why}")]
-    Damaged {
-        /// Which file.
-        file: String,
-        /// What differs.
-        why: String,
-    },
+    Damaged { file: String, why: String },
     /// The cache cannot be used.
     #[error("{}: {why}", path.display())]
-    Disk {
-        /// Which path.
-        path: PathBuf,
-        /// What the system said.
-        why: String,
-    },
+    Disk { path: PathBuf, why: String },
 }
 
 impl HubError {
     /// What to do about it.
     pub fn help(&self) -> &'static str {
         match self {
-            Self::Offline { .. } => "unset HF_HUB_OFFLINE, or name a local directory",
+            Self::Offline(_) => "unset HF_HUB_OFFLINE, or name a local directory",
             Self::Unreachable { .. } => "check the network or HF_ENDPOINT; the same command resumes",
             Self::Denied { .. } => {
                 "check the spelling; accept the repository's terms on the hub if it has any, and set HF_TOKEN"
@@ -129,12 +102,17 @@ impl HubError {
 
     /// Whether the hub itself could not be used.
     pub fn is_unreachable(&self) -> bool {
-        matches!(self, Self::Offline { .. } | Self::Unreachable { .. })
+        matches!(self, Self::Offline(_) | Self::Unreachable { .. })
     }
 
     /// Whether it is this machine's fault, so that no other source would help.
     pub fn is_local(&self) -> bool {
         matches!(self, Self::Disk { .. })
+    }
+
+    /// Whether another name or a setting would mend it, and another try would not.
+    pub fn is_usage(&self) -> bool {
+        matches!(self, Self::Offline(_) | Self::Denied { .. } | Self::NotFound { .. })
     }
 }
 
@@ -142,7 +120,7 @@ impl HubError {
 pub type Progress<'p> = dyn Fn(u64, Option<u64>) + Send + Sync + 'p;
 
 /// The hub and the local cache of its files.
-pub struct Hub {
+pub struct HuggingFace {
     client: Client,
     endpoint: String,
     token: Option<String>,
@@ -157,7 +135,13 @@ struct Meta {
     size: Option<u64>,
 }
 
-impl Hub {
+/// The files of a repository, and the commit that has them.
+pub struct Listing {
+    pub commit: String,
+    pub files: Vec<String>,
+}
+
+impl HuggingFace {
     /// As the environment sets it; `env` looks a variable up.
     pub fn from_env(env: impl Fn(&str) -> Option<String>) -> Result<Self, HubError> {
         let set = |name: &str| env(name).filter(|value| !value.is_empty());
@@ -178,17 +162,15 @@ impl Hub {
     }
 
     /// The file in the cache, if some pull brought it.
-    pub fn cached(&self, file: &RepoFile) -> Option<PathBuf> {
-        let path = self.snapshot(file).join(&file.path);
-        path.exists().then_some(path)
+    pub fn cached(&self, repo: &Repo, path: &str) -> Option<PathBuf> {
+        Some(self.snapshot(repo).join(path)).filter(|path| path.exists())
     }
 
     /// The directory with the files of a revision that some pull brought.
-    pub fn snapshot(&self, file: &RepoFile) -> PathBuf {
-        let dir = self.repo_dir(file);
-        let commit =
-            fs::read_to_string(dir.join("refs").join(&file.revision)).unwrap_or(file.revision.clone());
-        dir.join("snapshots").join(commit.trim())
+    pub fn snapshot(&self, repo: &Repo) -> PathBuf {
+        let dir = self.repo_dir(repo);
+        let commit = fs::read_to_string(dir.join("refs").join(&repo.revision));
+        dir.join("snapshots").join(commit.as_deref().unwrap_or(&repo.revision).trim())
     }
 
     /// The model repositories of which something is in the cache, by name.
@@ -202,82 +184,100 @@ impl Hub {
         repos
     }
 
-    /// The files that a repository has on the hub.
-    pub async fn files(&self, repo: &str) -> Result<Vec<String>, HubError> {
-        let list = RepoFile::new(repo, "the list of files");
-        if self.offline {
-            return Err(HubError::Offline { file: list.to_string() });
+    /// The files that a repository has on the hub; without the hub those it had when it was asked last.
+    pub async fn files(&self, repo: &Repo) -> Result<Listing, HubError> {
+        let copy = self.repo_dir(repo).join("listed").join(format!("{}.json", repo.revision));
+        let what = format!("the list of files of {repo}");
+        let told = match self.offline {
+            true => fs::read(&copy).map_err(|_| HubError::Offline(what.clone()))?,
+            false => self.listed(repo, &what).await?,
+        };
+        let json: Value =
+            serde_json::from_slice(&told).map_err(|error| self.strange(&what, &error.to_string()))?;
+        let files = json["siblings"].as_array().ok_or_else(|| self.strange(&what, "it has no `siblings`"))?;
+        let files = files.iter().filter_map(|file| Some(file["rfilename"].as_str()?.to_owned())).collect();
+        if !self.offline {
+            write_whole(&copy, &told)?;
         }
-        let url = format!("{}/api/models/{repo}/revision/{}", self.endpoint, list.revision);
-        let answer = self.ask(&list, Method::GET, &url).await.map_err(|error| match error {
-            HubError::NotFound { endpoint, .. } => {
-                HubError::NotFound { endpoint, file: format!("model {repo}") }
-            }
+        Ok(Listing { commit: json["sha"].as_str().unwrap_or(&repo.revision).to_owned(), files })
+    }
+
+    async fn listed(&self, repo: &Repo, what: &str) -> Result<Vec<u8>, HubError> {
+        let revision = repo.revision.replace('/', "%2F");
+        let url = format!("{}/api/{}/{}/revision/{revision}", self.endpoint, repo.kind, repo.name);
+        let answer = self.ask(what, Method::GET, &url, 0).await.map_err(|error| match error {
+            HubError::NotFound { endpoint, .. } => HubError::NotFound {
+                endpoint,
+                file: format!("{} {}", repo.kind.trim_end_matches('s'), repo.name),
+            },
             other => other,
         })?;
-        let bytes = answer.bytes().await.map_err(|error| self.unreachable(&error))?;
-        let told: Value =
-            serde_json::from_slice(&bytes).map_err(|error| self.strange(&list, &error.to_string()))?;
-        let files = told["siblings"].as_array().ok_or_else(|| self.strange(&list, "it has no `siblings`"))?;
-        Ok(files.iter().filter_map(|file| Some(file["rfilename"].as_str()?.to_owned())).collect())
+        Ok(answer.bytes().await.map_err(|error| self.unreachable(error))?.into())
     }
 
     /// The file, from the cache or from the hub. A file in the cache is not asked for again.
-    pub async fn fetch(&self, file: &RepoFile, progress: &Progress<'_>) -> Result<PathBuf, HubError> {
-        if !is_inside(&file.path) || !is_inside(&file.revision) || !is_inside(&file.repo) {
-            return Err(self.strange(file, "the path leaves the repository"));
+    pub async fn fetch(&self, repo: &Repo, path: &str, progress: &Progress<'_>) -> Result<PathBuf, HubError> {
+        let file = format!("{path} of {repo}");
+        if ![path, &repo.revision, &repo.name].into_iter().all(is_inside) {
+            return Err(self.strange(&file, "the path leaves the repository"));
         }
-        if let Some(path) = self.cached(file) {
+        if let Some(path) = self.cached(repo, path) {
             return Ok(path);
         }
         if self.offline {
-            return Err(HubError::Offline { file: file.to_string() });
+            return Err(HubError::Offline(file));
         }
-        let meta = self.meta(file).await?;
-        let blob = self.repo_dir(file).join("blobs").join(&meta.etag);
+        let url = self.url(repo, path);
+        let meta = self.read_meta(&file, self.ask(&file, Method::HEAD, &url, 0).await?.headers())?;
+        let blob = self.repo_dir(repo).join("blobs").join(&meta.etag);
         if !blob.exists() {
-            self.download(file, &meta, &blob, progress).await?;
+            self.download(&file, &url, &meta, &blob, progress).await?;
         }
-        self.place(file, &meta)
+        self.place(repo, path, &meta)
     }
 
     /// The directory with a model's tokenizer and chat template, from the cache or from the hub.
     ///
     /// What a model may lack is fetched first: where `tokenizer.json` is in the cache, so is the rest.
-    pub async fn tokenizer(&self, repo: &str) -> Result<PathBuf, HubError> {
-        let main = RepoFile::new(repo, "tokenizer.json");
-        if self.cached(&main).is_none() {
+    pub async fn tokenizer(&self, name: &str) -> Result<PathBuf, HubError> {
+        let (repo, main) = (Repo::model(name), "tokenizer.json");
+        if self.cached(&repo, main).is_none() {
             for path in ["tokenizer_config.json", "chat_template.jinja"] {
-                match self.fetch(&RepoFile::new(repo, path), &|_, _| {}).await {
-                    Ok(_) | Err(HubError::NotFound { .. } | HubError::Offline { .. }) => {}
+                match self.fetch(&repo, path, &|_, _| {}).await {
+                    Ok(_) | Err(HubError::NotFound { .. } | HubError::Offline(_)) => {}
                     Err(error) => return Err(error),
                 }
             }
         }
-        let path = self.fetch(&main, &|_, _| {}).await?;
+        let path = self.fetch(&repo, main, &|_, _| {}).await?;
         Ok(path.parent().unwrap_or(&path).to_owned())
     }
 
-    fn url(&self, file: &RepoFile) -> String {
-        format!("{}/{}/resolve/{}/{}", self.endpoint, file.repo, file.revision, file.path)
+    fn url(&self, repo: &Repo, path: &str) -> String {
+        let kind = if repo.kind == "models" { "" } else { "/datasets" };
+        format!("{}{kind}/{}/resolve/{}/{path}", self.endpoint, repo.name, repo.revision)
     }
 
-    fn repo_dir(&self, file: &RepoFile) -> PathBuf {
-        self.cache.join(format!("models--{}", file.repo.replace('/', "--")))
+    fn repo_dir(&self, repo: &Repo) -> PathBuf {
+        self.cache.join(format!("{}--{}", repo.kind, repo.name.replace('/', "--")))
     }
 
-    /// Asks for commit, etag and size.
-    async fn meta(&self, file: &RepoFile) -> Result<Meta, HubError> {
-        let answer = self.ask(file, Method::HEAD, &self.url(file)).await?;
-        self.read_meta(file, answer.headers())
-    }
-
-    /// Asks the hub; redirects inside of it (renamed repositories) are followed, those to its storage are not.
-    async fn ask(&self, file: &RepoFile, method: Method, url: &str) -> Result<Response, HubError> {
-        let mut url = self.parse(file, url)?;
-        for _ in 0..ATTEMPTS {
-            let answer = self.send(file, self.request(method.clone(), url.clone())).await?;
-            match self.next_in_hub(&url, &answer) {
+    /// Asks the hub, from byte `from` of a file on. Redirects are followed, by a HEAD only inside of the hub: its storage
+    /// knows no commit. The token goes to the hub alone.
+    async fn ask(&self, file: &str, method: Method, url: &str, from: u64) -> Result<Response, HubError> {
+        let parse =
+            |url: &str| Url::parse(url).map_err(|error| self.strange(file, &format!("{url}: {error}")));
+        let (hub, mut url) = (parse(&self.endpoint)?.origin(), parse(url)?);
+        for _ in 0..2 * ATTEMPTS {
+            let mut request = self.client.request(method.clone(), url.clone());
+            if let Some(token) = self.token.as_ref().filter(|_| url.origin() == hub) {
+                request = request.bearer_auth(token);
+            }
+            if from > 0 {
+                request = request.header(RANGE, format!("bytes={from}-"));
+            }
+            let answer = self.send(file, request).await?;
+            match redirect(&url, &answer).filter(|next| method != Method::HEAD || next.origin() == hub) {
                 Some(next) => url = next,
                 None => return Ok(answer),
             }
@@ -285,12 +285,7 @@ impl Hub {
         Err(self.strange(file, "too many redirects"))
     }
 
-    fn next_in_hub(&self, url: &Url, answer: &Response) -> Option<Url> {
-        let next = url.join(answer.headers().get(LOCATION)?.to_str().ok()?).ok()?;
-        (answer.status().is_redirection() && next.origin() == url.origin()).then_some(next)
-    }
-
-    fn read_meta(&self, file: &RepoFile, headers: &HeaderMap) -> Result<Meta, HubError> {
+    fn read_meta(&self, file: &str, headers: &HeaderMap) -> Result<Meta, HubError> {
         let get = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
         let commit = get("x-repo-commit").filter(|commit| is_inside(commit));
         let etag =
@@ -306,7 +301,8 @@ impl Hub {
     /// Brings the blob, resuming what is there, and checks it before it gets its name.
     async fn download(
         &self,
-        file: &RepoFile,
+        file: &str,
+        url: &str,
         meta: &Meta,
         blob: &Path,
         progress: &Progress<'_>,
@@ -317,7 +313,7 @@ impl Hub {
         let mut last = None;
         for attempt in 0..ATTEMPTS {
             tokio::time::sleep(Duration::from_millis(200 * attempt as u64)).await;
-            match self.continue_download(file, meta, &mut out, progress).await {
+            match self.continue_download(file, url, meta, &mut out, progress).await {
                 Ok(()) => {
                     check(file, meta, &mut out, &partial)?;
                     return fs::rename(&partial, blob).map_err(|error| disk(blob, &error));
@@ -331,108 +327,92 @@ impl Hub {
 
     async fn continue_download(
         &self,
-        file: &RepoFile,
+        file: &str,
+        url: &str,
         meta: &Meta,
         out: &mut File,
         progress: &Progress<'_>,
     ) -> Result<(), HubError> {
-        let path = self.repo_dir(file);
-        let mut have = out.seek(std::io::SeekFrom::End(0)).map_err(|error| disk(&path, &error))?;
+        let disk = |error| disk(&self.cache, &error);
+        let mut have = out.seek(std::io::SeekFrom::End(0)).map_err(disk)?;
         if meta.size == Some(have) {
             return Ok(());
         }
-        let mut answer = self.open_from(file, have).await?;
+        let mut answer = self.ask(file, Method::GET, url, have).await?;
         if answer.status() != StatusCode::PARTIAL_CONTENT && have > 0 {
-            out.set_len(0).and_then(|()| out.rewind()).map_err(|error| disk(&path, &error))?;
+            out.set_len(0).and_then(|()| out.rewind()).map_err(disk)?;
             have = 0;
         }
-        while let Some(chunk) = answer.chunk().await.map_err(|error| self.unreachable(&error))? {
-            out.write_all(&chunk).map_err(|error| disk(&path, &error))?;
+        while let Some(chunk) = answer.chunk().await.map_err(|error| self.unreachable(error))? {
+            out.write_all(&chunk).map_err(disk)?;
             have += chunk.len() as u64;
             progress(have, meta.size);
         }
-        out.sync_all().map_err(|error| disk(&path, &error))
+        out.sync_all().map_err(disk)
     }
 
-    /// Opens the content from byte `have` on, following the redirect to the storage without taking the token there.
-    async fn open_from(&self, file: &RepoFile, have: u64) -> Result<Response, HubError> {
-        let origin = self.parse(file, &self.endpoint)?.origin();
-        let mut url = self.parse(file, &self.url(file))?;
-        for _ in 0..2 * ATTEMPTS {
-            let mut request = if url.origin() == origin {
-                self.request(Method::GET, url.clone())
-            } else {
-                self.client.get(url.clone())
-            };
-            if have > 0 {
-                request = request.header(RANGE, format!("bytes={have}-"));
+    /// Sends until there is an answer that another try would not change.
+    async fn send(&self, file: &str, request: RequestBuilder) -> Result<Response, HubError> {
+        let mut pause = Duration::from_millis(250);
+        for _ in 2..ATTEMPTS {
+            let Some(again) = request.try_clone() else { break };
+            match again.send().await {
+                Ok(answer) if is_passing(answer.status().as_u16()) => {
+                    pause = asked_pause(&answer).unwrap_or(pause);
+                }
+                Err(error) if !error.is_connect() => {}
+                last => return self.judge(file, last),
             }
-            let answer = self.send(file, request).await?;
-            let next = answer.headers().get(LOCATION).and_then(|it| it.to_str().ok());
-            match next.filter(|_| answer.status().is_redirection()).and_then(|next| url.join(next).ok()) {
-                Some(next) => url = next,
-                None => return Ok(answer),
-            }
+            tokio::time::sleep(pause.min(MAX_PAUSE)).await;
+            pause *= 2;
         }
-        Err(self.strange(file, "too many redirects"))
+        self.judge(file, request.send().await)
     }
 
-    fn request(&self, method: Method, url: Url) -> RequestBuilder {
-        let request = self.client.request(method, url);
-        match &self.token {
-            Some(token) => request.bearer_auth(token),
-            None => request,
-        }
-    }
-
-    async fn send(&self, file: &RepoFile, request: RequestBuilder) -> Result<Response, HubError> {
-        let answer = request.send().await.map_err(|error| self.unreachable(&error))?;
-        let (endpoint, name) = (self.endpoint.clone(), file.to_string());
+    fn judge(&self, file: &str, answer: reqwest::Result<Response>) -> Result<Response, HubError> {
+        let answer = answer.map_err(|error| self.unreachable(error))?;
+        let (endpoint, file) = (self.endpoint.clone(), file.to_owned());
         match answer.status().as_u16() {
             200..=399 => Ok(answer),
             status @ (401 | 403) => {
-                Err(HubError::Denied { endpoint, file: name, status, with_token: self.token.is_some() })
+                Err(HubError::Denied { endpoint, file, status, with_token: self.token.is_some() })
             }
-            404 => Err(HubError::NotFound { endpoint, file: name }),
-            status @ (408 | 429 | 500..) => {
+            404 => Err(HubError::NotFound { endpoint, file }),
+            status if is_passing(status) => {
                 Err(HubError::Unreachable { endpoint, why: format!("HTTP {status}") })
             }
-            status => Err(HubError::Strange { endpoint, file: name, why: format!("HTTP {status}") }),
+            status => Err(HubError::Strange { endpoint, file, why: format!("HTTP {status}") }),
         }
     }
 
     /// Names the blob as its file in the snapshot, and the snapshot as the revision.
-    fn place(&self, file: &RepoFile, meta: &Meta) -> Result<PathBuf, HubError> {
-        let dir = self.repo_dir(file);
-        let path = dir.join("snapshots").join(&meta.commit).join(&file.path);
+    fn place(&self, repo: &Repo, file: &str, meta: &Meta) -> Result<PathBuf, HubError> {
+        let dir = self.repo_dir(repo);
+        let path = dir.join("snapshots").join(&meta.commit).join(file);
         create_parent(&path)?;
-        let up = "../".repeat(file.path.split('/').count() + 1);
-        let target = PathBuf::from(format!("{up}blobs/{}", meta.etag));
+        let up = "../".repeat(file.split('/').count() + 1);
         if !path.exists() {
             let _ = fs::remove_file(&path);
-            std::os::unix::fs::symlink(target, &path).map_err(|error| disk(&path, &error))?;
+            let linked = std::os::unix::fs::symlink(format!("{up}blobs/{}", meta.etag), &path);
+            linked.map_err(|error| disk(&path, &error))?;
         }
-        let reference = dir.join("refs").join(&file.revision);
-        create_parent(&reference)?;
-        fs::write(&reference, &meta.commit).map_err(|error| disk(&reference, &error))?;
+        if meta.commit != repo.revision {
+            write_whole(&dir.join("refs").join(&repo.revision), meta.commit.as_bytes())?;
+        }
         Ok(path)
     }
 
-    fn parse(&self, file: &RepoFile, url: &str) -> Result<Url, HubError> {
-        Url::parse(url).map_err(|error| self.strange(file, &format!("{url}: {error}")))
+    fn strange(&self, file: &str, why: &str) -> HubError {
+        HubError::Strange { endpoint: self.endpoint.clone(), file: file.to_owned(), why: why.to_owned() }
     }
 
-    fn strange(&self, file: &RepoFile, why: &str) -> HubError {
-        HubError::Strange { endpoint: self.endpoint.clone(), file: file.to_string(), why: why.to_owned() }
-    }
-
-    fn unreachable(&self, error: &reqwest::Error) -> HubError {
-        HubError::Unreachable { endpoint: self.endpoint.clone(), why: innermost(error) }
+    fn unreachable(&self, error: reqwest::Error) -> HubError {
+        HubError::Unreachable { endpoint: self.endpoint.clone(), why: crate::http::reason(error) }
     }
 }
 
 /// Size and, where the etag is one, SHA-256. A file that fails is emptied, so that the next pull starts over.
-fn check(file: &RepoFile, meta: &Meta, out: &mut File, path: &Path) -> Result<(), HubError> {
+fn check(file: &str, meta: &Meta, out: &mut File, path: &Path) -> Result<(), HubError> {
     let size = out.metadata().map_err(|error| disk(path, &error))?.len();
     let mut why =
         meta.size.filter(|&promised| promised != size).map(|promised| format!("{size} bytes of {promised}"));
@@ -445,7 +425,7 @@ fn check(file: &RepoFile, meta: &Meta, out: &mut File, path: &Path) -> Result<()
         None => Ok(()),
         Some(why) => {
             out.set_len(0).map_err(|error| disk(path, &error))?;
-            Err(HubError::Damaged { file: file.to_string(), why })
+            Err(HubError::Damaged { file: file.to_owned(), why })
         }
     }
 }
@@ -457,13 +437,13 @@ pub fn hub_name(path: &Path) -> Option<&str> {
 
 /// Whether a text is `owner/name`.
 pub fn is_repo(name: &str) -> bool {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
-    let is_part = |part: &str| {
-        !part.is_empty()
-            && part.chars().all(is_plain)
-            && part.starts_with(|c: char| c.is_ascii_alphanumeric())
-    };
     name.split_once('/').is_some_and(|(owner, model)| is_part(owner) && is_part(model))
+}
+
+/// Whether a text can be part of a name, and so of an address and of a path.
+pub fn is_part(text: &str) -> bool {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+    text.starts_with(|c: char| c.is_ascii_alphanumeric()) && text.chars().all(is_plain)
 }
 
 /// The SHA-256 of everything that can be read, in hexadecimal.
@@ -472,7 +452,7 @@ pub fn sha256(reader: &mut impl Read) -> std::io::Result<String> {
     let mut buffer = vec![0; 1 << 20];
     loop {
         match reader.read(&mut buffer)? {
-            0 => return Ok(hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect()),
+            0 => return Ok(hex(&hasher.finalize())),
             n => hasher.update(&buffer[..n]),
         }
     }
@@ -493,6 +473,28 @@ fn default_home(set: &impl Fn(&str) -> Option<String>) -> PathBuf {
     set("XDG_CACHE_HOME").map_or_else(home, PathBuf::from).join("huggingface")
 }
 
+fn is_passing(status: u16) -> bool {
+    matches!(status, 408 | 429 | 500..)
+}
+
+/// How long the hub asks us to wait.
+fn asked_pause(answer: &Response) -> Option<Duration> {
+    answer.headers().get(RETRY_AFTER)?.to_str().ok()?.parse().ok().map(Duration::from_secs)
+}
+
+fn redirect(url: &Url, answer: &Response) -> Option<Url> {
+    let next = url.join(answer.headers().get(LOCATION)?.to_str().ok()?).ok()?;
+    answer.status().is_redirection().then_some(next)
+}
+
+/// Writes a small file whole or not at all.
+fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), HubError> {
+    create_parent(path)?;
+    let partial = path.with_extension(format!("partial-{}", std::process::id()));
+    let written = fs::write(&partial, bytes).and_then(|()| fs::rename(&partial, path));
+    written.map_err(|error| disk(path, &error))
+}
+
 fn create_parent(path: &Path) -> Result<(), HubError> {
     let parent = path.parent().unwrap_or(Path::new("."));
     fs::create_dir_all(parent).map_err(|error| disk(parent, &error))
@@ -508,13 +510,4 @@ fn open_locked(path: &Path) -> Result<File, HubError> {
 
 fn disk(path: &Path, error: &std::io::Error) -> HubError {
     HubError::Disk { path: path.to_owned(), why: error.to_string() }
-}
-
-/// The innermost cause says what happened; the outer ones only repeat the address.
-fn innermost(error: &dyn std::error::Error) -> String {
-    let mut cause = error;
-    while let Some(source) = cause.source() {
-        cause = source;
-    }
-    cause.to_string()
 }

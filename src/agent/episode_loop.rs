@@ -8,7 +8,7 @@
 use tokio::time::Instant;
 
 use crate::tasks::CodingTask;
-use crate::wire::record;
+use crate::wire::episode_record;
 use backsight_core::episode::{Episode, Stop, ToolCall};
 
 use super::reward::{self, RewardRule};
@@ -208,6 +208,6 @@ fn rewarded(mut episode: Episode, number: f64, is_decided: bool) -> Episode {
 /// The reward of the user's own command, if there is one.
 async fn ask_custom(rule: &RewardRule, episode: &Episode) -> Result<Option<f64>, String> {
     let Some(custom) = &rule.custom else { return Ok(None) };
-    let json = record::to_json(episode).map_err(|error| error.to_string())?;
+    let json = episode_record::to_json(episode).map_err(|error| error.to_string())?;
     reward::custom_reward(&custom.command, &json, custom.timeout).await.map(Some)
 }

@@ -22,6 +22,7 @@ use crate::agent::{AgentSetting, Speech};
 use crate::config::Config;
 use crate::config::parts::{AgentPart, ModelPart, RewardPart, RunPart, SandboxPart, TaskPart};
 use crate::event::{Event, counted};
+use crate::hf::HuggingFace;
 use crate::metrics::Digest;
 use crate::model::Model;
 use crate::model::Opened;
@@ -40,7 +41,6 @@ use crate::store::ledger::Recognition;
 use crate::store::run::{EPISODES, RunDir, RunError};
 use crate::store::summary::Summary;
 use crate::store::{NewWeights, RunPlace};
-use crate::tasks::hub::{HubError, HubSettings};
 use crate::tasks::source::{TaskSource, load_all};
 use crate::tasks::{Check, CodingTask, TaskError, check};
 use backsight_sandbox::Sandboxes;
@@ -126,8 +126,9 @@ pub(super) fn part<T: DeserializeOwned>(config: &Config) -> Result<T, Failure> {
 async fn chosen(ask: &mut Ask<'_>, choose: Choose<'_>) -> Result<(Chosen, Census), Failure> {
     let tasks: TaskPart = part(&ask.config)?;
     let sources = tasks.sources().map_err(config_failure)?;
-    let loaded = load_all(&sources, &tasks.options(), &HubSettings::from_environment()).await;
-    let loaded = loaded.map_err(task_failure)?;
+    let hub =
+        HuggingFace::from_env(|name| std::env::var(name).ok()).map_err(|error| task_failure(error.into()))?;
+    let loaded = load_all(&sources, &tasks.options(), &hub).await.map_err(task_failure)?;
     let census = Census::of(&loaded);
     let sum = sum_of(&loaded.tasks);
     if let Some(wanted) = tasks.tasks_sha256.as_ref().filter(|wanted| **wanted != sum) {
@@ -194,7 +195,7 @@ fn sum_of(tasks: &[CodingTask]) -> String {
 
 /// A hub that does not answer is bad luck, everything else about tasks the user's to mend.
 pub(super) fn task_failure(error: TaskError) -> Failure {
-    let is_luck = matches!(error, TaskError::Hub(HubError::Unreachable { .. } | HubError::Cache { .. }));
+    let is_luck = matches!(&error, TaskError::Hub(error) if !error.is_usage());
     Failure::from_text(&error, !is_luck)
 }
 

@@ -9,7 +9,7 @@ use clap::{Args as ClapArgs, ValueEnum};
 
 use super::failure::Failure;
 use super::output;
-use crate::hf::{Hub, hub_name};
+use crate::hf::{HuggingFace, hub_name};
 use crate::model::Error;
 use crate::model::endpoint::masked;
 use crate::model::notice::Notices;
@@ -223,7 +223,7 @@ fn watch(tell: Tell) -> Watch {
 /// Where a tokenizer is that was named by its directory, or by its model's name on the hub.
 pub(super) async fn tokenizer_path(named: &Path) -> Result<PathBuf, Failure> {
     let Some(repo) = hub_name(named) else { return Ok(named.to_owned()) };
-    let hub = Hub::from_env(|name| std::env::var(name).ok());
+    let hub = HuggingFace::from_env(|name| std::env::var(name).ok());
     let found = match &hub {
         Ok(hub) => hub.tokenizer(repo).await,
         Err(_) => return Ok(named.to_owned()),

@@ -34,7 +34,7 @@ pub async fn read(mut response: reqwest::Response, max: usize) -> Result<Vec<u8>
     let mut body = Vec::with_capacity(told.unwrap_or(0).min(TRUSTED_LENGTH));
     loop {
         let chunk = response.chunk().await;
-        let chunk = chunk.map_err(|why| BodyFault::Cut { got: body.len(), why: reasons(why) })?;
+        let chunk = chunk.map_err(|why| BodyFault::Cut { got: body.len(), why: crate::http::reason(why) })?;
         let Some(chunk) = chunk else { return Ok(body) };
         if chunk.len() > max - body.len() {
             return Err(BodyFault::TooLong);
@@ -53,17 +53,6 @@ pub async fn read_beginning(mut response: reqwest::Response, max: usize) -> Vec<
         }
     }
     body
-}
-
-/// What a failed connection said: the innermost cause, without the address (which may hold credentials). The causes
-/// around it only say that something could not be sent.
-pub fn reasons(error: reqwest::Error) -> String {
-    let error = error.without_url();
-    let mut cause: &dyn std::error::Error = &error;
-    while let Some(source) = cause.source() {
-        cause = source;
-    }
-    cause.to_string()
 }
 
 /// Why `body` is unusable, with what it looks like. `scrub` removes what must not be repeated.

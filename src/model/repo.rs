@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-use crate::hf::{RepoFile, is_repo};
+use crate::hf::is_repo;
 
 /// Says what a model is.
 pub const CONFIG: &str = "config.json";
@@ -41,11 +41,6 @@ impl HubModel {
         let is_name = is_repo(repo) && gguf.is_none_or(is_gguf);
         is_name.then(|| Self { repo: repo.to_owned(), gguf: gguf.map(str::to_owned) })
     }
-
-    /// A file of its repository.
-    pub fn file(&self, path: &str) -> RepoFile {
-        RepoFile::new(&self.repo, path)
-    }
 }
 
 impl fmt::Display for HubModel {
@@ -71,28 +66,13 @@ pub enum Form {
 pub enum NoForm {
     /// Nothing that is read here.
     #[error("{repo} has neither {CONFIG} with safetensors nor a GGUF file")]
-    Neither {
-        /// The repository.
-        repo: String,
-    },
+    Neither { repo: String },
     /// More than one, and none was named.
     #[error("{repo} has no safetensors but {} GGUF files: {}", files.len(), files.join(", "))]
-    Several {
-        /// The repository.
-        repo: String,
-        /// Those that could be named.
-        files: Vec<String>,
-    },
+    Several { repo: String, files: Vec<String> },
     /// Another file was named than there is.
     #[error("{repo} has no {file}; its GGUF files are: {}", files.join(", "))]
-    Missing {
-        /// The repository.
-        repo: String,
-        /// The file that was named.
-        file: String,
-        /// Those that could be named.
-        files: Vec<String>,
-    },
+    Missing { repo: String, file: String, files: Vec<String> },
 }
 
 impl NoForm {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::Error;
 use super::remote::ServerInfo;
-use crate::hf::{Hub, HubError, hub_name};
+use crate::hf::{HubError, HuggingFace, hub_name};
 use backsight_chat::tokenizer::Tokenizer;
 
 /// A tokenizer, and where it is.
@@ -60,6 +60,6 @@ async fn of_model(name: &str) -> Result<Option<Found>, Error> {
         ),
         help: format!("name a directory with tokenizer.json with --tokenizer; or else {}", error.help()),
     };
-    let hub = Hub::from_env(|name| std::env::var(name).ok()).map_err(failed)?;
+    let hub = HuggingFace::from_env(|name| std::env::var(name).ok()).map_err(failed)?;
     load(&hub.tokenizer(repo).await.map_err(failed)?).map(Some)
 }

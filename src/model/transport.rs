@@ -435,7 +435,7 @@ impl Shared {
     }
 
     fn not_sent(&self, endpoint: &Endpoint, why: reqwest::Error) -> Failure {
-        let why = self.scrub(&body::reasons(why));
+        let why = self.scrub(&crate::http::reason(why));
         let error = Error::Unreachable { server: endpoint.name().to_owned(), why };
         Failure { kind: Kind::Broken, error, retry_after: None }
     }
@@ -523,7 +523,7 @@ fn http_client(settings: &Settings) -> Result<reqwest::Client, Error> {
         .pool_max_idle_per_host(settings.pool.concurrency)
         .build();
     client.map_err(|why| Error::Invalid {
-        what: format!("no HTTP client can be made: {}", body::reasons(why)),
+        what: format!("no HTTP client can be made: {}", crate::http::reason(why)),
         help: "see that the system's certificates are readable".to_owned(),
     })
 }

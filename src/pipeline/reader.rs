@@ -2,20 +2,19 @@
 //!
 //! Owns [`Texts`] and [`Reader`]; how it reads is in `read`.
 
-use std::io::Cursor;
 use std::path::Path;
 use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
 use super::outline::Framing;
-use crate::hf::sha256;
 use backsight_chat::drops::drops;
 use backsight_chat::reread::Manner;
 use backsight_chat::source::{ChatTemplates, SourceError};
 use backsight_chat::template::{Now, Template};
 use backsight_chat::tokenizer::Tokenizer;
 use backsight_core::episode::Episode;
+use backsight_core::hash::sha256;
 
 /// How a model's conversations become tokens.
 pub struct Texts {
@@ -70,8 +69,7 @@ impl Texts {
 
 /// The SHA-256 of a text, in hexadecimal.
 pub fn hash(text: &str) -> String {
-    // Reading from memory cannot fail.
-    sha256(&mut Cursor::new(text.as_bytes())).unwrap_or_default()
+    sha256(text)
 }
 
 /// Reads episodes.

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value};
 
 use crate::wire::fault::{Fault, object_on_line};
-use crate::wire::{atropos, openai_episodes, pi_result, pi_session, record};
+use crate::wire::{atropos, episode_record, openai_episodes, pi_result, pi_session};
 use backsight_core::episode::{Episode, Outcome, steps_of};
 use backsight_core::subtasks::submitted_plan;
 
@@ -206,7 +206,7 @@ fn load_record(path: &Path) -> Result<Loaded, LoadError> {
     let content = read(path)?;
     let value =
         serde_json::from_str(&content).map_err(|error| LoadError::fault(path, Fault::json(&error)))?;
-    let episode = record::from_json(&value).map_err(|fault| LoadError::fault(path, fault))?;
+    let episode = episode_record::from_json(&value).map_err(|fault| LoadError::fault(path, fault))?;
     Ok(loaded(episode, path, None))
 }
 
@@ -302,8 +302,8 @@ impl Iterator for Lines {
 
 /// The episodes an object on a line stands for.
 fn read_line(json: Map<String, Value>, default_id: &str) -> Vec<Result<Episode, Fault>> {
-    if record::recognises(&json) {
-        vec![record::from_json(&Value::Object(json))]
+    if episode_record::recognises(&json) {
+        vec![episode_record::from_json(&Value::Object(json))]
     } else if atropos::recognises(&json) {
         atropos::read(&json, default_id).unwrap_or_else(|fault| vec![Err(fault)])
     } else if openai_episodes::recognises(&json) {

@@ -10,6 +10,7 @@ use sha2::{Digest, Sha256};
 
 use crate::model::noise::tolerance;
 use crate::model::{Error, Model};
+use backsight_core::hash::hex;
 use backsight_core::score::ScoreJob;
 use backsight_core::tokens::{Logprob, TokenId, TokenSpan};
 
@@ -91,7 +92,7 @@ impl Fingerprint {
         }
         self.probe.iter().for_each(|id| hash.update(id.to_le_bytes()));
         self.logprobs.iter().flatten().for_each(|it| hash.update(it.get().to_bits().to_le_bytes()));
-        Some(hash.finalize()[..4].iter().map(|byte| format!("{byte:02x}")).collect())
+        Some(hex(&hash.finalize()[..4]))
     }
 }
 

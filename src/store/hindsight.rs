@@ -9,7 +9,6 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Number};
-use sha2::{Digest, Sha256};
 
 use super::atomic;
 use super::episodes::{Loaded, natural};
@@ -20,6 +19,7 @@ use crate::wire::hindsight::{
 };
 use backsight_core::credit::hcapo::{Credit, Params, Ratio, StepScore, credit, mean_logprob};
 use backsight_core::episode::TokenSource;
+use backsight_core::hash::sha256;
 use backsight_core::lens::Window;
 use backsight_core::subtasks::Place;
 use backsight_core::tokens::{Logprob, TokenId, TokenSpan};
@@ -153,12 +153,8 @@ pub fn file_name(id: &str) -> String {
         0 => "%".to_owned(),
         1..=LONGEST => name,
         // What a name loses in length it gets back as a hash, so that no two episodes meet.
-        _ => format!("{}%{}", &name[..LONGEST - 65], sha256_of(id)),
+        _ => format!("{}%{}", &name[..LONGEST - 65], sha256(id)),
     }
-}
-
-fn sha256_of(text: &str) -> String {
-    Sha256::digest(text.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Both files of an episode.
@@ -182,7 +178,7 @@ pub fn read(directory: &Path) -> Result<Option<Hindsight>, HindsightError> {
     let Some(scores) = read_file(&directory.join(SCORES), HindsightScores::parse)? else { return Ok(None) };
     let named = scores.provenance.as_ref().and_then(|it| it.sidecar_sha256.as_deref());
     let own = |text: &str| {
-        let is_own = named == Some(sha256_of(text).as_str());
+        let is_own = named == Some(sha256(text).as_str());
         is_own.then(|| HindsightTokens::parse(text)).transpose()
     };
     let tokens = read_file(&directory.join(TOKENS), own)?.flatten();
@@ -210,7 +206,7 @@ pub fn write(directory: &Path, hindsight: &Hindsight) -> Result<(), HindsightErr
     let mut scores = hindsight.scores.clone();
     if let Some(tokens) = &hindsight.tokens {
         let text = tokens.to_text().map_err(|error| failed(error.into()))?;
-        scores.provenance.get_or_insert_default().sidecar_sha256 = Some(sha256_of(&text));
+        scores.provenance.get_or_insert_default().sidecar_sha256 = Some(sha256(&text));
         write_file(directory.join(TOKENS), &text)?;
     }
     let text = scores.to_text().map_err(|error| failed(error.into()))?;

@@ -30,4 +30,4 @@ pub use self::ledgered::{Ledgered, RunPlace, Stands};
 pub use self::lock::{LockError, RunLock};
 pub use self::versions::{NewWeights, Versions, WeightRules};
 pub use crate::model::key::{Key, ModelId};
-pub use crate::wire::record::{from_json as episode_from_json, to_json as episode_to_json};
+pub use crate::wire::episode_record::{from_json as episode_from_json, to_json as episode_to_json};

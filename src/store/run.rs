@@ -19,7 +19,7 @@ use super::journal::Journal;
 use super::lock::{LockError, RunLock};
 use super::summary::{SUMMARY, Summary};
 use crate::config::{Config, ConfigError, Difference, File, parse_toml};
-use crate::wire::record;
+use crate::wire::episode_record;
 use backsight_core::episode::Episode;
 
 /// The configuration a run was made with.
@@ -149,7 +149,7 @@ impl RunDir {
     /// Records an episode, in place of an earlier one of the same id.
     pub fn keep_episode(&self, episode: &Episode) -> Result<(), RunError> {
         let name = format!("{EPISODES}/{}.json", file_name(&episode.id));
-        let json = record::to_json(episode).map_err(|error| RunError::File {
+        let json = episode_record::to_json(episode).map_err(|error| RunError::File {
             path: self.dir().join(&name),
             error: io::Error::other(error),
         })?;

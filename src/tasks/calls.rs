@@ -41,7 +41,7 @@ impl Target {
 
 /// How the data of the tests is laid out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Layout {
+pub enum Arrangement {
     /// `{"inputs": [[argument, …], …], "outputs": [result, …]}`; a result may stand in a list of its own.
     Lists,
     /// `[[arguments, result], …]` as texts, with one argument in JSON on each line.
@@ -49,13 +49,13 @@ pub enum Layout {
 }
 
 /// The script that makes `n_calls` calls, as `tests` says in JSON.
-pub fn script(target: &Target, layout: Layout, tests: &str, n_calls: usize) -> String {
+pub fn script(target: &Target, layout: Arrangement, tests: &str, n_calls: usize) -> String {
     let (defined, called) = (target.defined(), target.called());
     // JSON writes a string as Python does.
     let tests = serde_json::Value::from(tests).to_string();
     let access = match layout {
-        Layout::Lists => LISTS,
-        Layout::Lines => LINES,
+        Arrangement::Lists => LISTS,
+        Arrangement::Lines => LINES,
     };
     let assertions: String = (0..n_calls).map(|n| format!("assert answer({n}) == expected({n})\n")).collect();
     format!(
@@ -142,7 +142,7 @@ mod tests {
     #[test]
     fn data_stays_data() {
         let tests = r#"{"inputs": [["'''\"\\n"]], "outputs": [12345678901234567890123]}"#;
-        let script = script(&Target::new("f", "").unwrap(), Layout::Lists, tests, 1);
+        let script = script(&Target::new("f", "").unwrap(), Arrangement::Lists, tests, 1);
         assert!(script.contains("from solution import f\n"), "{script}");
         assert!(script.contains(r#"json.loads("{\"inputs\": [[\"'''\\\"\\\\n\"]]"#), "{script}");
         assert!(script.ends_with("assert answer(0) == expected(0)\n"), "{script}");

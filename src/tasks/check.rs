@@ -10,6 +10,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::packed::unpack;
 use super::row::text_of;
+use backsight_core::hash::hex;
 
 /// How a task's solution is judged. Only this copy decides, whatever the student was shown.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,6 +60,22 @@ impl Case {
         let cases = list.as_array().and_then(|list| list.iter().map(case).collect());
         cases.ok_or_else(|| "its tests are no list of `input` and `output`".to_owned())
     }
+
+    /// Cases as a list of inputs and a list of outputs.
+    pub fn pairs(inputs: &[Value], outputs: &[Value]) -> Result<Vec<Self>, String> {
+        same_length(inputs, outputs)?;
+        let case = |(input, output)| Some(Self { input: text_of(input)?, output: text_of(output)? });
+        let cases: Option<Vec<Self>> = inputs.iter().zip(outputs).map(case).collect();
+        cases.ok_or_else(|| "its tests have inputs or outputs that are no text".to_owned())
+    }
+}
+
+/// Refuses inputs of which some have no output, and the other way round.
+pub fn same_length(inputs: &[Value], outputs: &[Value]) -> Result<(), String> {
+    match (inputs.len(), outputs.len()) {
+        (a, b) if a == b => Ok(()),
+        (a, b) => Err(format!("its tests have {a} inputs and {b} outputs")),
+    }
 }
 
 impl Cases {
@@ -98,5 +115,5 @@ pub fn sum_of<'a>(texts: impl IntoIterator<Item = &'a str>) -> String {
         sum.update((text.len() as u64).to_le_bytes());
         sum.update(text.as_bytes());
     }
-    sum.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+    hex(&sum.finalize())
 }

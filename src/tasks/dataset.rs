@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use backsight_core::episode::Task;
 
-use super::layout::{self, Found, Named};
+use super::layout::{self, Named, Problem};
 use super::prompt::task_prompt;
 use super::row::word;
 use super::{CodingTask, TaskError};
@@ -38,7 +38,7 @@ pub struct Skipped {
 }
 
 /// A dataset that was read: its tasks, and the rows that are none.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Dataset {
     /// The tasks in the order of their rows.
     pub tasks: Vec<CodingTask>,
@@ -58,24 +58,31 @@ pub fn read_jsonl(path: &Path, options: &DatasetOptions) -> Result<Dataset, Task
 pub fn parse_jsonl(text: &str, name: &str, options: &DatasetOptions) -> Result<Dataset, TaskError> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
-    let mut dataset = Dataset { tasks: Vec::new(), skipped: Vec::new() };
+    let mut dataset = Dataset::default();
     for (idx, line) in lines {
-        let row = serde_json::from_str::<Value>(line).map_err(|error| format!("it is no JSON: {error}"));
-        match row.and_then(|row| read_row(&row, name, idx, options)) {
-            Ok(task) => dataset.tasks.push(task),
-            Err(reason) => dataset.skipped.push(Skipped { line: idx + 1, reason }),
-        }
+        let row = serde_json::from_str(line).map_err(|error| format!("it is no JSON: {error}"));
+        dataset.take(idx, row.and_then(|row| read_row(&row, name, idx, options)));
     }
-    require_tasks(dataset, name)
+    dataset.or_empty(name)
 }
 
-/// Refuses a dataset in which nothing can be used.
-pub fn require_tasks(dataset: Dataset, name: &str) -> Result<Dataset, TaskError> {
-    if !dataset.tasks.is_empty() {
-        return Ok(dataset);
+impl Dataset {
+    /// Takes what was found in the row at `idx`.
+    pub fn take(&mut self, idx: usize, task: Result<CodingTask, String>) {
+        match task {
+            Ok(task) => self.tasks.push(task),
+            Err(reason) => self.skipped.push(Skipped { line: idx + 1, reason }),
+        }
     }
-    let reason = dataset.skipped.into_iter().next().map(|it| it.reason);
-    Err(TaskError::Empty { name: name.to_owned(), reason })
+
+    /// Refuses a dataset in which nothing can be used.
+    pub fn or_empty(self, name: &str) -> Result<Self, TaskError> {
+        if !self.tasks.is_empty() {
+            return Ok(self);
+        }
+        let reason = self.skipped.into_iter().next().map(|it| it.reason);
+        Err(TaskError::Empty { name: name.to_owned(), reason })
+    }
 }
 
 /// Columns that hold a task's id.
@@ -84,7 +91,7 @@ const IDS: [&str; 5] = ["id", "task_id", "question_id", "problem_id", "name"];
 /// The task in a row, or why there is none.
 pub fn read_row(row: &Value, name: &str, idx: usize, options: &DatasetOptions) -> Result<CodingTask, String> {
     let row = row.as_object().ok_or("it is no object")?;
-    let Found { question, wanted, check, shown, references } =
+    let Problem { question, wanted, check, shown, references } =
         layout::read(row, &options.named, options.needs_tests)?;
     let shown = shown.filter(|_| options.show_tests);
     let task = Task {

@@ -24,6 +24,7 @@ pub use self::dataset::{Dataset, DatasetOptions, Skipped, read_jsonl};
 
 use std::path::PathBuf;
 
+use crate::hf::HubError;
 use backsight_core::episode::Task;
 
 /// A task whose solution is a program, with the tests that check it.
@@ -61,8 +62,28 @@ pub enum TaskError {
         reason: Option<String>,
     },
     /// The hub does not give a dataset.
-    #[error(transparent)]
-    Hub(#[from] hub::HubError),
+    #[error("{}\nhelp: {}", .0, .0.help())]
+    Hub(#[from] HubError),
+    /// No name that the hub would take.
+    #[error("{0:?} is no name of a dataset\nhelp: write --dataset-name owner/name, or owner/name:config")]
+    BadName(String),
+    /// There is no such dataset, or it has no Parquet files.
+    #[error(
+        "the hub has no Parquet files for dataset {0}\nhelp: check --dataset-name; datasets that need code to load have none, private ones need HF_TOKEN"
+    )]
+    NoParquet(String),
+    /// There is no such split.
+    #[error(
+        "dataset {name} has no split {split:?}; it has {available}\nhelp: choose one with --dataset-split, a configuration with owner/name:config"
+    )]
+    NoSplit {
+        /// The dataset.
+        name: String,
+        /// What was asked for.
+        split: String,
+        /// What there is, as `config/split`.
+        available: String,
+    },
     /// A built-in task is not what it should be.
     #[error("the built-in task {name} cannot be read: {reason}")]
     BadBuiltin {

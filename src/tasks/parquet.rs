@@ -6,8 +6,8 @@ use std::path::Path;
 use parquet::errors::ParquetError;
 use parquet::file::reader::{FileReader, SerializedFileReader};
 
-use super::dataset::{Dataset, DatasetOptions, Skipped, read_row, require_tasks};
-use super::{CodingTask, TaskError};
+use super::TaskError;
+use super::dataset::{Dataset, DatasetOptions, read_row};
 
 /// Reads Parquet files as one dataset; `name` begins the ids of rows that have none.
 pub fn read_parquet(
@@ -15,34 +15,21 @@ pub fn read_parquet(
     name: &str,
     options: &DatasetOptions,
 ) -> Result<Dataset, TaskError> {
-    let mut dataset = Dataset { tasks: Vec::new(), skipped: Vec::new() };
-    for path in paths {
-        let path = path.as_ref();
-        let unreadable = |error: ParquetError| TaskError::Unreadable {
-            path: path.to_owned(),
-            error: std::io::Error::other(error),
-        };
-        read_file(path, name, options, &mut dataset).map_err(unreadable)?;
-    }
-    require_tasks(dataset, name)
-}
-
-fn read_file(
-    path: &Path,
-    name: &str,
-    options: &DatasetOptions,
-    dataset: &mut Dataset,
-) -> Result<(), ParquetError> {
-    let reader = SerializedFileReader::new(File::open(path)?)?;
-    for row in reader.get_row_iter(None)? {
-        let idx = dataset.tasks.len() + dataset.skipped.len();
-        let task: Result<CodingTask, String> = read_row(&row?.to_json_value(), name, idx, options);
-        match task {
-            Ok(task) => dataset.tasks.push(task),
-            Err(reason) => dataset.skipped.push(Skipped { line: idx + 1, reason }),
+    let mut dataset = Dataset::default();
+    let mut read = |path: &Path| -> Result<(), ParquetError> {
+        let reader = SerializedFileReader::new(File::open(path)?)?;
+        for row in reader.get_row_iter(None)? {
+            let idx = dataset.tasks.len() + dataset.skipped.len();
+            dataset.take(idx, read_row(&row?.to_json_value(), name, idx, options));
         }
+        Ok(())
+    };
+    for path in paths.iter().map(AsRef::as_ref) {
+        let unreadable =
+            |error| TaskError::Unreadable { path: path.to_owned(), error: std::io::Error::other(error) };
+        read(path).map_err(unreadable)?;
     }
-    Ok(())
+    dataset.or_empty(name)
 }
 
 #[cfg(test)]

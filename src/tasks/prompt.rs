@@ -3,9 +3,10 @@
 use super::check::Case;
 
 /// What a student is to write.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Wanted {
     /// What the task says.
+    #[default]
     Module,
     /// A module that defines these names.
     Names(Vec<String>),

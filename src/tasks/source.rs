@@ -5,10 +5,11 @@ use std::path::PathBuf;
 
 use super::builtin::builtin;
 use super::dataset::{Dataset, DatasetOptions, Skipped, read_jsonl};
-use super::hub::{Hub, HubError, HubName, HubSettings};
+use super::hub::parquet_files;
 use super::parquet::read_parquet;
 use super::split::{Split, SplitOptions, shuffle, split_builtin, split_dataset};
 use super::{CodingTask, TaskError};
+use crate::hf::HuggingFace;
 
 /// Where tasks come from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,20 +41,16 @@ impl TaskSource {
     }
 
     /// Loads all its tasks, with the rows that are none.
-    pub async fn load(&self, options: &DatasetOptions, hub: &HubSettings) -> Result<Dataset, TaskError> {
+    pub async fn load(&self, options: &DatasetOptions, hub: &HuggingFace) -> Result<Dataset, TaskError> {
         match self {
-            Self::Builtin => Ok(without_skipped(builtin()?)),
-            Self::BuiltinNamed(name) => Ok(without_skipped(named(name)?)),
+            Self::Builtin => Ok(Dataset { tasks: builtin()?, ..Dataset::default() }),
+            Self::BuiltinNamed(name) => Ok(Dataset { tasks: named(name)?, ..Dataset::default() }),
             Self::File(path) if path.extension().is_some_and(|it| it == "parquet") => {
                 let name = path.file_stem().map_or_else(|| "dataset".into(), |it| it.to_string_lossy());
                 read_parquet(&[path], &name, options)
             }
             Self::File(path) => read_jsonl(path, options),
-            Self::Hub { name, split } => {
-                let parsed = HubName::parse(name).ok_or_else(|| HubError::BadName(name.clone()))?;
-                let files = Hub::new(hub.clone()).parquet_files(&parsed, split).await?;
-                read_parquet(&files, name, options)
-            }
+            Self::Hub { name, split } => read_parquet(&parquet_files(hub, name, split).await?, name, options),
         }
     }
 }
@@ -71,7 +68,7 @@ pub struct Loaded {
 pub async fn load_all(
     sources: &[TaskSource],
     options: &DatasetOptions,
-    hub: &HubSettings,
+    hub: &HuggingFace,
 ) -> Result<Loaded, TaskError> {
     let mut loaded = Loaded { tasks: Vec::new(), skipped: Vec::new() };
     for source in sources {
@@ -136,17 +133,13 @@ fn named(name: &str) -> Result<Vec<CodingTask>, TaskError> {
     if tasks.is_empty() { Err(none()) } else { Ok(tasks) }
 }
 
-fn without_skipped(tasks: Vec<CodingTask>) -> Dataset {
-    Dataset { tasks, skipped: Vec::new() }
-}
-
 #[cfg(test)]
 #[expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 mod tests {
     use super::*;
 
     async fn n_tasks(text: &str) -> Result<usize, String> {
-        let hub = HubSettings::from_variables(|_| None);
+        let hub = HuggingFace::from_env(|_| None).unwrap();
         let loaded = TaskSource::parse(text).load(&DatasetOptions::default(), &hub).await;
         loaded.map(|it| it.tasks.len()).map_err(|error| error.to_string())
     }
@@ -167,13 +160,13 @@ mod tests {
     #[tokio::test]
     async fn a_bad_name_is_refused_before_anything_is_asked() {
         let source = TaskSource::Hub { name: "../etc".into(), split: "train".into() };
-        let error = source.load(&DatasetOptions::default(), &HubSettings::from_variables(|_| None)).await;
+        let error = source.load(&DatasetOptions::default(), &HuggingFace::from_env(|_| None).unwrap()).await;
         assert!(error.unwrap_err().to_string().starts_with("\"../etc\" is no name of a dataset"));
     }
 
     async fn split(texts: &[&str], options: &SplitOptions) -> Result<(usize, usize), String> {
         let sources: Vec<TaskSource> = texts.iter().map(|text| TaskSource::parse(text)).collect();
-        let hub = HubSettings::from_variables(|_| None);
+        let hub = HuggingFace::from_env(|_| None).unwrap();
         let loaded = load_all(&sources, &DatasetOptions::default(), &hub).await.unwrap();
         let split = split_all(&sources, loaded.tasks, options).map_err(|error| error.to_string())?;
         Ok((split.train.len(), split.eval.len()))
@@ -196,7 +189,7 @@ mod tests {
     async fn tasks_of_several_files_keep_apart() {
         let parquet = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/datasets/tasks.zstd.parquet");
         let sources = [parquet, parquet, parquet].map(TaskSource::parse);
-        let hub = HubSettings::from_variables(|_| None);
+        let hub = HuggingFace::from_env(|_| None).unwrap();
         let loaded = load_all(&sources, &DatasetOptions::default(), &hub).await.unwrap();
         let ids: Vec<&str> = loaded.tasks.iter().map(|it| it.task.id.as_str()).collect();
         assert_eq!(ids, ["7", "9", "7~2", "9~2", "7~3", "9~3"]);

@@ -12,6 +12,7 @@ use std::collections::VecDeque;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
+use serde_with::skip_serializing_none;
 
 use super::Counts;
 use super::error::server_message;
@@ -20,6 +21,7 @@ use super::strict;
 use backsight_core::episode::{Arguments, Content, Message, Role, ToolCall};
 
 /// The body of `POST /v1/messages`.
+#[skip_serializing_none]
 #[derive(Clone, Debug, Serialize)]
 pub struct MessagesRequest<'a> {
     /// The model's name.
@@ -27,7 +29,6 @@ pub struct MessagesRequest<'a> {
     /// At most this many tokens.
     pub max_tokens: usize,
     /// What frames the conversation.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub system: Option<String>,
     /// The conversation: user and assistant in turns, each a list of blocks.
     pub messages: Vec<Value>,
@@ -35,13 +36,10 @@ pub struct MessagesRequest<'a> {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tools: Vec<Value>,
     /// Between 0 and 1; left out where it is 1, the default.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub temperature: Option<f64>,
     /// Keep the smallest set of tokens with this much probability.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub top_p: Option<f64>,
     /// Keep this many of the likeliest tokens.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub top_k: Option<usize>,
 }
 
@@ -157,9 +155,7 @@ pub fn tool(schema: &Value) -> Result<Value, String> {
 
 #[derive(Deserialize)]
 struct Answer {
-    #[serde(default)]
     content: Option<Vec<Block>>,
-    #[serde(default)]
     stop_reason: Option<String>,
     #[serde(default)]
     usage: Usage,
@@ -191,9 +187,7 @@ struct Usage {
     input_tokens: u64,
     #[serde(default)]
     output_tokens: u64,
-    #[serde(default)]
     cache_read_input_tokens: Option<u64>,
-    #[serde(default)]
     cache_creation_input_tokens: Option<u64>,
 }
 

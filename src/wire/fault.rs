@@ -5,6 +5,8 @@ use std::fmt;
 use serde_json::{Map, Value};
 
 use backsight_chat::messages::kind;
+use backsight_core::episode::Subtask;
+use backsight_core::subtasks::read_plan;
 
 /// A reason, and the line it was found on where lines mean something.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -100,6 +102,18 @@ pub fn numbers(json: &Map<String, Value>, key: &str) -> Result<Vec<(String, f64)
         }
         Some(other) => Err(wrong(key, "an object of numbers", other)),
     }
+}
+
+/// The plan under `plan`. An empty one says no more than none.
+pub fn plan(json: &Map<String, Value>) -> Result<Option<Vec<Subtask>>, Fault> {
+    let list = match json.get("plan") {
+        None | Some(Value::Null) => return Ok(None),
+        Some(Value::Array(list)) if list.is_empty() => return Ok(None),
+        Some(Value::Array(list)) => list,
+        Some(other) => return Err(wrong("plan", "a list of subtasks", other)),
+    };
+    let plan = read_plan(list);
+    plan.map(Some).ok_or_else(|| Fault::new("`plan` must be a list of names or of objects with an `id`"))
 }
 
 /// "`key` must be this, not that".

@@ -10,6 +10,7 @@
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Number, Value};
+use serde_with::skip_serializing_none;
 
 use super::fault::Fault;
 use backsight_core::credit::hcapo::{Params, Ratio, Smoothing};
@@ -18,6 +19,7 @@ use backsight_core::python::{JsonStyle, json_dumps};
 use backsight_core::tokens::TokenId;
 
 /// The scores of one episode.
+#[skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct HindsightScores {
     /// As the episode's own files write it; null where the file does not say.
@@ -29,30 +31,23 @@ pub struct HindsightScores {
     #[serde(default)]
     pub frozen_scores: Map<String, Value>,
     /// Whether any step was rewarded by its subtask.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dense_rewards_used: Option<bool>,
     /// How many steps follow.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub num_steps: Option<usize>,
     /// How many distinct subtasks or phases they belong to.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub num_subtasks_covered: Option<usize>,
     /// The least and the largest reward of a step.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub subtask_reward_range: Option<[Number; 2]>,
     /// One per assistant message.
     pub steps: Vec<ScoredStep>,
     /// Mean π_hind of the scored steps.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pi_hind_mean: Option<Number>,
     /// What credit was computed with.
     #[serde(default)]
     pub hyperparams: Hyperparams,
     /// Whether a step has no credit. Published files do not say.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub partial: Option<bool>,
     /// Where the numbers come from. Published files do not say.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub provenance: Option<Provenance>,
     /// Keys of other programs.
     #[serde(flatten)]
@@ -60,59 +55,45 @@ pub struct HindsightScores {
 }
 
 /// One step.
+#[skip_serializing_none]
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ScoredStep {
     /// Mean logprob of the scored tokens under the lens.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mean_logprob: Option<f64>,
     /// How many tokens that is.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub action_token_count: Option<usize>,
     /// How many the action has.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub total_action_tokens: Option<usize>,
     /// How many at its beginning were not scored.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub skipped_action_tokens: Option<usize>,
     /// The index at which a server would be asked to begin for this step alone.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub logprob_start_len: Option<usize>,
     /// Why it has no credit.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
     /// From 0.
     pub step_index: usize,
     /// Its message.
     pub message_index: usize,
     /// Its subtask, or null.
-    #[serde(default)]
+    #[serialize_always]
     pub subtask_id: Option<String>,
     /// What its subtask, or the plan, was found worth.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub subtask_reward: Option<Number>,
     /// `planning` or `executing`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub phase: Option<String>,
     /// π_hind.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pi_hind: Option<f64>,
     /// ρ.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rho: Option<f64>,
     /// Q_H.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub q_h: Option<f64>,
     /// Q_H after smoothing.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub q_h_smoothed: Option<f64>,
     /// Mean logprob of the same tokens without the lens.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub plain_mean_logprob: Option<f64>,
     /// The messages `[first, end)` that were left out for want of context.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dropped_messages: Option<[usize; 2]>,
     /// How many tokens those have.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dropped_tokens: Option<usize>,
     /// Keys of other programs.
     #[serde(flatten)]
@@ -144,6 +125,7 @@ impl ScoredStep {
 }
 
 /// What credit was computed with. A value that a file does not tell is the published one.
+#[skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Hyperparams {
@@ -163,16 +145,12 @@ pub struct Hyperparams {
     pub dense_rewards: bool,
     /// The last so many tokens of an action were scored; 0 or less is all of them. Unlike the others it tells of the
     /// measurement, so it has no published value.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub max_logprob_tokens: Option<i64>,
     /// How it was smoothed. Published files always mean `recursive`.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub smoothing: Option<SmoothingName>,
     /// Whether only with steps of the same subtask.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub smooth_within_subtasks: Option<bool>,
     /// What ρ compares with. Published files always mean `mean`.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub ratio: Option<RatioName>,
 }
 
@@ -261,52 +239,39 @@ impl Hyperparams {
 }
 
 /// Where an episode's numbers come from.
+#[skip_serializing_none]
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Provenance {
     /// The version of this program.
     pub backsight: String,
     /// The model's name.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub model: Option<String>,
     /// What served it, with its version where it says.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub server: Option<String>,
     /// Its weights, as they were measured before and after.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
     /// SHA-256 of the tokenizer.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub tokenizer_sha256: Option<String>,
     /// SHA-256 of the chat template.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub template_sha256: Option<String>,
     /// SHA-256 of the supplied system prompt; absent when none was.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub system_sha256: Option<String>,
     /// SHA-256 of the supplied tool schemas; absent when none were.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub tools_sha256: Option<String>,
     /// The lens.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub lens: Option<String>,
     /// SHA-256 of the lens's template.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub lens_sha256: Option<String>,
     /// Where the lens was written.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub placement: Option<String>,
     /// `exact` or `rendered`.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub tokens: Option<String>,
     /// SHA-256 of the sidecar with the tokens.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub sidecar_sha256: Option<String>,
     /// How many characters of a tool's result were kept; absent when all were.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub tool_result_chars: Option<usize>,
     /// What the plan cost.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub plan: Option<PlanFigures>,
     /// What else is worth knowing.
     #[serde(flatten)]
@@ -387,15 +352,14 @@ pub struct HindsightTokens {
 }
 
 /// One step's tokens.
+#[skip_serializing_none]
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct StepTokens {
     /// From 0.
     pub step_index: usize,
     /// Which sequence the action is in; absent when its tokens are not known.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sequence: Option<usize>,
     /// Where in it, `[start, end)`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub span: Option<[usize; 2]>,
     /// The logprobs of the action's last tokens through each lens, null where there is none; null as a whole where the
     /// action was not scored through it.

@@ -6,6 +6,7 @@
 
 pub mod anthropic;
 pub mod atropos;
+pub mod episode_record;
 pub mod error;
 pub mod fault;
 pub mod hindsight;
@@ -15,7 +16,6 @@ pub mod openai_episodes;
 pub mod pi_result;
 pub mod pi_session;
 pub mod published;
-pub mod record;
 mod rows;
 pub mod scan;
 pub mod score_jobs;
@@ -26,11 +26,15 @@ mod strict;
 mod versions;
 pub mod vllm;
 
+use serde::Deserialize;
+
 use backsight_core::model::ToldVersion;
+use backsight_core::score::SpanScore;
 use backsight_core::tokens::{Logprob, TokenId, TopK};
 
 /// Tokens of one call as a server counts them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
 pub struct Counts {
     /// Tokens sent.
     pub prompt_tokens: u64,
@@ -68,6 +72,21 @@ pub struct Drawn {
     pub versions: Vec<ToldVersion>,
     /// What it cost.
     pub counts: Counts,
+}
+
+/// The scores of a job, and what they cost.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Scores {
+    /// The id of the request, where the server tells it.
+    pub id: Option<String>,
+    /// One per span.
+    pub spans: Vec<SpanScore>,
+    /// The weights that read the prompt, where the server tells.
+    pub version: Option<String>,
+    /// What the server counted.
+    pub counts: Counts,
+    /// The logprobs of chosen ids at each needed position, where they were asked for.
+    pub chosen: Vec<TopK>,
 }
 
 /// The logprob and the alternatives of each sampled token.

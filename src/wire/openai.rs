@@ -9,6 +9,7 @@
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use serde_with::skip_serializing_none;
 
 use super::Counts;
 use super::error::server_message;
@@ -18,6 +19,7 @@ use backsight_core::episode::{Content, Message, Role};
 use backsight_core::tokens::TokenId;
 
 /// The body of `POST /v1/chat/completions`.
+#[skip_serializing_none]
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct ChatRequest<'a> {
     /// The served name.
@@ -28,31 +30,22 @@ pub struct ChatRequest<'a> {
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
     pub tools: &'a [Value],
     /// At most this many tokens, as every compatible server calls it.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub max_tokens: Option<usize>,
     /// The same as OpenAI's newer models call it.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub max_completion_tokens: Option<usize>,
     /// 0 takes the likeliest token.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub temperature: Option<f64>,
     /// Keep the smallest set of tokens with this much probability.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub top_p: Option<f64>,
     /// Keep this many; not known to OpenAI itself.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub top_k: Option<usize>,
     /// Makes a draw repeatable where it is honoured; a signed number.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub seed: Option<i64>,
     /// A JSON schema the answer must satisfy.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub response_format: Option<Value>,
     /// vLLM's name for a shape of the text.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub structured_outputs: Option<Value>,
     /// SGLang's name for a regular expression the text must match.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub regex: Option<&'a str>,
 }
 
@@ -86,14 +79,12 @@ pub struct Answered {
 struct Chat {
     #[serde(default)]
     choices: Vec<Choice>,
-    #[serde(default)]
     usage: Option<Usage>,
 }
 
 #[derive(Deserialize)]
 struct Choice {
     message: Value,
-    #[serde(default)]
     finish_reason: Option<String>,
 }
 
@@ -130,15 +121,12 @@ fn said(mut json: Value) -> Result<Message, String> {
 pub struct Usage {
     #[serde(default)]
     prompt_tokens: u64,
-    #[serde(default)]
     completion_tokens: Option<u64>,
-    #[serde(default)]
     prompt_tokens_details: Option<PromptDetails>,
 }
 
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 struct PromptDetails {
-    #[serde(default)]
     cached_tokens: Option<u64>,
 }
 
@@ -183,22 +171,16 @@ struct ModelList {
 #[derive(Deserialize)]
 struct ModelEntry {
     id: String,
-    #[serde(default)]
     owned_by: Option<String>,
-    #[serde(default)]
     root: Option<String>,
-    #[serde(default)]
     max_model_len: Option<usize>,
-    #[serde(default)]
     meta: Option<ModelMeta>,
 }
 
 /// llama.cpp's account of a model.
 #[derive(Deserialize)]
 struct ModelMeta {
-    #[serde(default)]
     n_ctx: Option<usize>,
-    #[serde(default)]
     n_vocab: Option<usize>,
 }
 

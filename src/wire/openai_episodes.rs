@@ -7,10 +7,11 @@
 
 use serde_json::{Map, Value};
 
-use super::fault::{Fault, number, numbers, text, wrong};
+use super::fault::{Fault, number, numbers, plan, text, wrong};
 use backsight_chat::messages::list_from_json;
-use backsight_core::episode::{Episode, Message, Outcome, Progress, Role, Subtask, Task, steps_of};
-use backsight_core::subtasks::{read_plan, submitted_plan};
+use backsight_core::episode::{Episode, Message, Outcome, Progress, Role, Task, steps_of};
+use backsight_core::hash::sha256;
+use backsight_core::subtasks::submitted_plan;
 
 /// Whether a line looks like one of these episodes.
 pub fn recognises(json: &Map<String, Value>) -> bool {
@@ -71,25 +72,11 @@ pub fn task_of(name: Option<String>, messages: &[Message]) -> Task {
     let first = messages.iter().find(|message| message.role == Role::User);
     let prompt = first.and_then(|message| message.content.as_ref()).map(|content| content.text());
     let prompt = prompt.unwrap_or_default();
-    Task { id: name.unwrap_or_else(|| fingerprint(&prompt)), prompt, difficulty: None }
-}
-
-fn fingerprint(prompt: &str) -> String {
-    use sha2::{Digest, Sha256};
-    let hash = Sha256::digest(prompt.as_bytes());
-    hash.iter().take(6).fold("prompt-".to_owned(), |name, byte| format!("{name}{byte:02x}"))
-}
-
-fn plan(json: &Map<String, Value>) -> Result<Option<Vec<Subtask>>, Fault> {
-    let list = match json.get("plan") {
-        None | Some(Value::Null) => return Ok(None),
-        // An empty plan says no more than none.
-        Some(Value::Array(list)) if list.is_empty() => return Ok(None),
-        Some(Value::Array(list)) => list,
-        Some(other) => return Err(wrong("plan", "a list of subtasks", other)),
-    };
-    let plan = read_plan(list);
-    plan.map(Some).ok_or_else(|| Fault::new("`plan` must be a list of names or of objects with an `id`"))
+    Task {
+        id: name.unwrap_or_else(|| format!("prompt-{}", &sha256(&prompt)[..12])),
+        prompt,
+        difficulty: None,
+    }
 }
 
 fn tools(json: &Map<String, Value>) -> Result<Vec<Value>, Fault> {

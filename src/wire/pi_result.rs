@@ -6,9 +6,8 @@
 
 use serde_json::{Map, Value};
 
-use super::fault::{Fault, number, numbers, text, wrong};
-use backsight_core::episode::{Progress, Subtask};
-use backsight_core::subtasks::read_plan;
+use super::fault::{Fault, number, numbers, plan, text, wrong};
+use backsight_core::episode::Progress;
 
 /// What `result.json` says.
 #[derive(Clone, Debug, PartialEq)]
@@ -31,15 +30,15 @@ pub fn parse(content: &str) -> Result<EpisodeResult, Fault> {
     read(&json).map_err(|(key, fault)| Fault { line: line_of(content, key), ..fault })
 }
 
-type Found<T> = Result<T, (&'static str, Fault)>;
+type Keyed<T> = Result<T, (&'static str, Fault)>;
 
-fn read(json: &Map<String, Value>) -> Found<EpisodeResult> {
+fn read(json: &Map<String, Value>) -> Keyed<EpisodeResult> {
     let reward = reward(json)?;
     let scores = numbers(json, "frozen_scores").map_err(|fault| ("frozen_scores", fault))?;
     let progress = Progress {
         phase: text(json, "phase").map_err(|fault| ("phase", fault))?,
         plan_score: number(json, "plan_score").map_err(|fault| ("plan_score", fault))?,
-        plan: plan(json)?,
+        plan: plan(json).map_err(|fault| ("plan", fault))?,
         subtask_scores: scores,
         turns: json.get("turns").and_then(Value::as_u64),
         tool_calls: json.get("tool_call_count").and_then(Value::as_u64),
@@ -53,23 +52,12 @@ fn read(json: &Map<String, Value>) -> Found<EpisodeResult> {
     })
 }
 
-fn reward(json: &Map<String, Value>) -> Found<serde_json::Number> {
+fn reward(json: &Map<String, Value>) -> Keyed<serde_json::Number> {
     match (json.get("episode_reward"), json.get("error").and_then(Value::as_str)) {
         (Some(Value::Number(reward)), _) => Ok(reward.clone()),
         (_, Some(error)) => Err(("error", Fault::new(format_args!("the collector gave up: {error}")))),
         (None, None) => Err(("episode_reward", Fault::new("there is no `episode_reward`"))),
         (Some(other), None) => Err(("episode_reward", wrong("episode_reward", "a number", other))),
-    }
-}
-
-fn plan(json: &Map<String, Value>) -> Found<Option<Vec<Subtask>>> {
-    let unreadable = || ("plan", Fault::new("`plan` must be a list of subtasks with an `id`"));
-    match json.get("plan") {
-        None | Some(Value::Null) => Ok(None),
-        // A plan of nothing is what the collector writes when it knows of none.
-        Some(Value::Array(list)) if list.is_empty() => Ok(None),
-        Some(Value::Array(list)) => read_plan(list).map(Some).ok_or_else(unreadable),
-        Some(_) => Err(unreadable()),
     }
 }
 

@@ -133,6 +133,19 @@ impl<'a> Scanner<'a> {
         }
     }
 
+    /// What `item` makes of each value of a list.
+    pub fn items<T>(
+        &mut self,
+        mut item: impl FnMut(&mut Self) -> Result<T, String>,
+    ) -> Result<Vec<T>, String> {
+        let mut items = Vec::new();
+        self.list(|scanner, _| {
+            items.push(item(scanner)?);
+            Ok(())
+        })?;
+        Ok(items)
+    }
+
     /// The bytes between the quotes of a string, escapes as they are written.
     pub fn string(&mut self) -> Result<&'a [u8], Broken> {
         self.expect(b'"', "expected a string")?;

@@ -15,14 +15,15 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use serde_with::skip_serializing_none;
 
 use super::error::server_message;
 use super::scan::Scanner;
 use super::strict::{self, Name};
-use super::versions::{Run, Versions};
-use super::{Counts, Drawn, Values, rows};
+use super::versions::Versions;
+use super::{Counts, Drawn, Scores, Values, rows};
 use backsight_core::needed::{self, Candidate, Needed};
-use backsight_core::score::{Absence, ScoreJob, SpanScore, TokenScore};
+use backsight_core::score::{Absence, ScoreJob, TokenScore};
 use backsight_core::tokens::{TokenId, TopK};
 
 /// What SGLang writes for minus infinity: the lowest single-precision number.
@@ -39,10 +40,10 @@ pub enum OneOrMany<T> {
 }
 
 /// The body of `POST /generate`.
+#[skip_serializing_none]
 #[derive(Clone, Debug, Serialize)]
 pub struct GenerateRequest<'a> {
     /// Our own name for each prompt, which comes back with its answer.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub rid: Option<OneOrMany<String>>,
     /// The context, as ids.
     pub input_ids: OneOrMany<&'a [TokenId]>,
@@ -55,7 +56,6 @@ pub struct GenerateRequest<'a> {
     /// How many candidates per position.
     pub top_logprobs_num: OneOrMany<usize>,
     /// Ids whose logprobs are wanted at every position.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub token_ids_logprob: Option<&'a [TokenId]>,
     /// Always false: texts are of no use and cost most of the answer.
     pub return_text_in_logprobs: bool,
@@ -68,7 +68,8 @@ pub struct GenerateRequest<'a> {
 }
 
 /// `sampling_params` of a [`GenerateRequest`]. All are sent, because a model's own defaults decide those left out.
-#[derive(Clone, Debug, Serialize)]
+#[skip_serializing_none]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct SamplingParams<'a> {
     /// At most this many tokens; 0 only scores.
     pub max_new_tokens: usize,
@@ -83,7 +84,6 @@ pub struct SamplingParams<'a> {
     /// Always 1: nothing is penalised.
     pub repetition_penalty: f64,
     /// Makes a draw repeatable on servers started with deterministic inference.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub sampling_seed: Option<i64>,
     /// Ids after which to stop.
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
@@ -91,29 +91,15 @@ pub struct SamplingParams<'a> {
     /// Whether special tokens are left out of the text.
     pub skip_special_tokens: bool,
     /// A JSON schema, as a string.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub json_schema: Option<String>,
     /// A regular expression for the whole text.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub regex: Option<&'a str>,
 }
 
 impl SamplingParams<'_> {
     /// Draws nothing.
     pub fn none() -> Self {
-        Self {
-            max_new_tokens: 0,
-            temperature: 0.0,
-            top_p: 1.0,
-            top_k: -1,
-            min_p: 0.0,
-            repetition_penalty: 1.0,
-            sampling_seed: None,
-            stop_token_ids: &[],
-            skip_special_tokens: false,
-            json_schema: None,
-            regex: None,
-        }
+        Self { top_p: 1.0, top_k: -1, repetition_penalty: 1.0, ..Self::default() }
     }
 }
 
@@ -182,25 +168,10 @@ fn scoring<'a>(
     }
 }
 
-/// The scores of a job, and what they cost.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Scores {
-    /// The id of the request, where the server tells it.
-    pub id: Option<String>,
-    /// One per span.
-    pub spans: Vec<SpanScore>,
-    /// The weights that read the prompt, where the server tells.
-    pub version: Option<String>,
-    /// What the server counted.
-    pub counts: Counts,
-    /// The logprobs of the chosen ids at each needed position, where they were asked for.
-    pub chosen: Vec<TopK>,
-}
-
 /// Reads the answer to [`score_request`].
 pub fn scores(body: &[u8], job: &ScoreJob, window: Window) -> Result<Scores, String> {
     let mut scanner = Scanner::new(body);
-    let reader = Reader::read(&mut scanner, job, window).map_err(|why| with_message(why, body))?;
+    let reader = PromptReader::read(&mut scanner, job, window).map_err(|why| with_message(why, body))?;
     scanner.end()?;
     reader.scores()
 }
@@ -215,7 +186,7 @@ pub fn batch_scores(
     let n_found = scanner.list(|scanner, index| {
         let Some(&(job, window)) = jobs.get(index) else { return Ok(scanner.skip()?) };
         let answer = scanner.raw()?;
-        all.push(Reader::read(&mut Scanner::new(answer), job, window).and_then(Reader::scores));
+        all.push(PromptReader::read(&mut Scanner::new(answer), job, window).and_then(PromptReader::scores));
         Ok(())
     })?;
     scanner.end()?;
@@ -229,7 +200,7 @@ fn with_message(why: String, body: &[u8]) -> String {
 const NO_META: &str = "the answer has no meta_info";
 
 /// What is kept of one prompt's answer while walking it.
-struct Reader<'a, 'job> {
+struct PromptReader<'a, 'job> {
     job: &'job ScoreJob,
     window: Window,
     needed: Needed,
@@ -244,7 +215,7 @@ struct Reader<'a, 'job> {
     finish: Option<Value>,
 }
 
-impl<'a, 'job> Reader<'a, 'job> {
+impl<'a, 'job> PromptReader<'a, 'job> {
     fn read(scanner: &mut Scanner<'a>, job: &'job ScoreJob, window: Window) -> Result<Self, String> {
         let mut reader = Self {
             job,
@@ -291,71 +262,54 @@ impl<'a, 'job> Reader<'a, 'job> {
         Ok(())
     }
 
-    /// Whether the list's entry `index` is the next needed position.
-    fn wants(
+    /// Walks a list that has an entry for each position from the window's start on. `entry` is told which one it is, and
+    /// whether it is needed; the first never is.
+    fn walk(
         &self,
-        needed: &mut impl Iterator<Item = usize>,
-        next: &mut Option<usize>,
-        index: usize,
-    ) -> bool {
-        let wanted = index > 0 && *next == Some(self.window.start_len() + index);
-        if wanted {
-            *next = needed.next();
+        scanner: &mut Scanner<'a>,
+        what: &str,
+        mut entry: impl FnMut(&mut Scanner<'a>, usize, bool) -> Result<(), String>,
+    ) -> Result<(), String> {
+        let (start, expected) = (self.window.start_len(), self.window.len());
+        let mut needed = self.needed.positions().skip_while(|&position| position == 0).peekable();
+        let n_found = scanner.list(|scanner, index| {
+            let is_needed = index > 0 && needed.next_if_eq(&(start + index)).is_some();
+            entry(scanner, start + index, is_needed)
+        })?;
+        if n_found == expected {
+            return Ok(());
         }
-        wanted
+        Err(format!("{what} has {n_found} positions, {expected} were asked for"))
     }
 
     /// `[[logprob, id, text], …]`: every id must be the one that was sent.
     fn own_list(&self, scanner: &mut Scanner<'a>) -> Result<Vec<Option<f64>>, String> {
-        let mut needed = self.needed.positions().skip_while(|&position| position == 0);
-        let mut next = needed.next();
-        let mut values = Vec::with_capacity(self.needed.len());
-        let n_found = scanner.list(|scanner, index| {
-            let position = self.window.start_len() + index;
+        let (sent, mut values) =
+            (&self.job.tokens()[..self.window.end], Vec::with_capacity(self.needed.len()));
+        self.walk(scanner, "input_token_logprobs", |scanner, position, is_needed| {
             let (id, value) = triple(scanner)?;
-            let sent = self.job.tokens()[..self.window.end].get(position);
-            if sent.is_some_and(|&sent| sent != id) {
-                let sent = self.job.tokens()[position];
-                return Err(format!("position {position} is token {id} in the answer, {sent} was sent"));
+            values.extend(is_needed.then_some(value));
+            match sent.get(position) {
+                Some(&sent) if sent != id => {
+                    Err(format!("position {position} is token {id} in the answer, {sent} was sent"))
+                }
+                _ => Ok(()),
             }
-            if self.wants(&mut needed, &mut next, index) {
-                values.push(value);
-            }
-            Ok(())
         })?;
-        self.check_length("input_token_logprobs", n_found)?;
         Ok(values)
     }
 
     /// `[null, [[logprob, id, text], …], …]`
     fn rows(&self, scanner: &mut Scanner<'a>, what: &str) -> Result<Vec<Vec<Candidate>>, String> {
-        let mut needed = self.needed.positions().skip_while(|&position| position == 0);
-        let mut next = needed.next();
         let mut rows = Vec::with_capacity(self.needed.len());
-        let n_found = scanner.list(|scanner, index| {
-            if !self.wants(&mut needed, &mut next, index) {
+        self.walk(scanner, what, |scanner, _, is_needed| {
+            if !is_needed {
                 return Ok(scanner.skip()?);
             }
-            let mut row = Vec::new();
-            if !scanner.null()? {
-                scanner.list(|scanner, _| {
-                    row.push(triple(scanner)?);
-                    Ok(())
-                })?;
-            }
-            rows.push(row);
+            rows.push(if scanner.null()? { Vec::new() } else { scanner.items(triple)? });
             Ok(())
         })?;
-        self.check_length(what, n_found)?;
         Ok(rows)
-    }
-
-    fn check_length(&self, what: &str, n_found: usize) -> Result<(), String> {
-        let expected = self.window.len();
-        if n_found == expected {
-            return Ok(());
-        }
-        Err(format!("{what} has {n_found} positions, {expected} were asked for"))
     }
 
     fn scores(self) -> Result<Scores, String> {
@@ -365,17 +319,12 @@ impl<'a, 'job> Reader<'a, 'job> {
         self.counts.check_sent(self.window.end)?;
         let own = self.own.as_ref().ok_or("the answer has no input_token_logprobs")?;
         let tops = self.tops(own.len())?;
-        let mut scores = Vec::with_capacity(self.needed.len());
-        let mut index = 0;
-        for position in self.needed.positions() {
-            if position == 0 {
-                scores.push(needed::absent(Absence::NoContext));
-                continue;
-            }
-            let row = tops.get(index).map_or(&[][..], Vec::as_slice);
-            scores.push(self.score(position, own[index], row)?);
-            index += 1;
-        }
+        let (mut values, mut rows) = (own.iter().copied(), tops.into_iter());
+        let scores = self.needed.positions().map(|position| match position {
+            0 => Ok(needed::absent(Absence::NoContext)),
+            _ => self.score(position, values.next().flatten(), &rows.next().unwrap_or_default()),
+        });
+        let scores = scores.collect::<Result<_, String>>()?;
         let chosen = self.chosen.unwrap_or_default();
         let chosen = chosen.into_iter().map(|row| chosen_row(&row)).collect();
         let (spans, version) = (self.needed.into_spans(self.job, scores)?, self.versions.of_prompt()?);
@@ -542,12 +491,7 @@ fn expect_type(found: &[u8], expected: &str) -> Result<(), String> {
 }
 
 fn shape(scanner: &mut Scanner<'_>) -> Result<(usize, usize), String> {
-    let mut sizes = Vec::new();
-    scanner.list(|scanner, _| {
-        sizes.push(scanner.count()? as usize);
-        Ok(())
-    })?;
-    match sizes[..] {
+    match scanner.items(|scanner| Ok(scanner.count()? as usize))?[..] {
         [n_rows, k] => Ok((n_rows, k)),
         _ => Err("the shape of the flat top logprobs is not [rows, k]".to_owned()),
     }
@@ -570,50 +514,29 @@ fn words(text: &[u8]) -> Result<Vec<[u8; 4]>, String> {
 }
 
 fn numbers(list: &[u8]) -> Result<Vec<f64>, String> {
-    let mut numbers = Vec::new();
-    Scanner::new(list).list(|scanner, _| {
-        numbers.push(scanner.number()?.unwrap_or(f64::NAN));
-        Ok(())
-    })?;
-    Ok(numbers)
+    Scanner::new(list).items(|scanner| Ok(scanner.number()?.unwrap_or(f64::NAN)))
 }
 
 fn whole_numbers(list: &[u8]) -> Result<Vec<TokenId>, String> {
-    let mut numbers = Vec::new();
-    Scanner::new(list).list(|scanner, _| {
-        numbers.push(TokenId::try_from(scanner.count()?).map_err(|why| why.to_string())?);
-        Ok(())
-    })?;
-    Ok(numbers)
+    Scanner::new(list).items(|scanner| TokenId::try_from(scanner.count()?).map_err(|why| why.to_string()))
 }
 
 #[derive(Deserialize)]
 struct Generated {
-    #[serde(default)]
     output_ids: Option<Vec<TokenId>>,
     meta_info: GeneratedMeta,
 }
 
 #[derive(Deserialize)]
 struct GeneratedMeta {
-    #[serde(default)]
     id: Option<Name>,
-    #[serde(default)]
     finish_reason: Option<Value>,
-    #[serde(default)]
-    prompt_tokens: u64,
-    #[serde(default)]
-    completion_tokens: u64,
-    #[serde(default)]
-    cached_tokens: Option<u64>,
-    #[serde(default)]
     output_token_logprobs: Option<Vec<Triple>>,
-    #[serde(default)]
     output_top_logprobs: Option<Vec<Option<Vec<Triple>>>>,
-    #[serde(default)]
-    weight_version: Option<Name>,
-    #[serde(default)]
-    weight_versions: Option<Vec<Run>>,
+    #[serde(flatten)]
+    counts: Counts,
+    #[serde(flatten)]
+    versions: Versions,
 }
 
 type Triple = (Option<f64>, TokenId, Option<String>);
@@ -635,14 +558,9 @@ pub fn drawn(body: &[u8], n_sent: usize, top_k: usize) -> Result<Drawn, String> 
         return Err(format!("{} sampled tokens have {} rows of alternatives", ids.len(), tops.len()));
     }
     let (logprobs, top) = values(&triples, &tops, top_k)?;
-    let counts = Counts {
-        prompt_tokens: meta.prompt_tokens,
-        cached_tokens: meta.cached_tokens,
-        completion_tokens: meta.completion_tokens,
-    };
+    let counts = meta.counts;
     counts.check_sent(n_sent)?;
-    let versions = Versions { one: meta.weight_version, runs: meta.weight_versions };
-    let versions = versions.of_sampled(ids.len())?;
+    let versions = meta.versions.of_sampled(ids.len())?;
     let (id, finish) = (meta.id.map(String::from), finish_word(meta.finish_reason.as_ref()));
     Ok(Drawn { id, ids, logprobs, top, finish, versions, counts })
 }
@@ -673,25 +591,18 @@ fn finish_word(finish: Option<&Value>) -> Option<String> {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 pub struct Info {
     /// Where the weights came from.
-    #[serde(default)]
     pub model_path: Option<String>,
     /// Where the tokenizer came from.
-    #[serde(default)]
     pub tokenizer_path: Option<String>,
     /// The name it is served under.
-    #[serde(default)]
     pub served_model_name: Option<String>,
     /// Which weights, as a trainer that updates them counts.
-    #[serde(default)]
     pub weight_version: Option<String>,
     /// Tokens a sequence may have, where it was set.
-    #[serde(default)]
     pub context_length: Option<usize>,
     /// SGLang's own version.
-    #[serde(default)]
     pub version: Option<String>,
     /// Whether the prefix cache is switched off.
-    #[serde(default)]
     pub disable_radix_cache: Option<bool>,
 }
 
@@ -725,6 +636,7 @@ pub fn model_info(body: &[u8]) -> Result<Info, String> {
 #[expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 mod tests {
     use super::*;
+    use backsight_core::score::SpanScore;
     use backsight_core::tokens::TokenSpan;
     use expect_test::{Expect, expect};
     use serde_json::json;

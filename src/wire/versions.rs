@@ -15,19 +15,19 @@ use backsight_core::tokens::TokenSpan;
 
 /// One entry of `weight_versions`.
 #[derive(Clone, Debug, Deserialize)]
-pub(super) struct Run {
+struct Run {
     version: Name,
     start: usize,
     end: usize,
 }
 
 /// What an answer tells of its weights.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Deserialize)]
 pub(super) struct Versions {
-    /// `weight_version`.
-    pub(super) one: Option<Name>,
-    /// `weight_versions`.
-    pub(super) runs: Option<Vec<Run>>,
+    #[serde(rename = "weight_version")]
+    one: Option<Name>,
+    #[serde(rename = "weight_versions")]
+    runs: Option<Vec<Run>>,
 }
 
 impl Versions {

@@ -13,16 +13,17 @@ use std::collections::HashMap;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use serde_with::skip_serializing_none;
 
 use super::error::server_message;
 use super::openai::Usage;
 use super::rows::{self, Ranked};
 use super::scan::{Scanner, whole};
 use super::strict::{self, Name};
-use super::versions::{Run, Versions};
-use super::{Counts, Drawn};
+use super::versions::Versions;
+use super::{Counts, Drawn, Scores};
 use backsight_core::needed::{self, Candidate, Needed};
-use backsight_core::score::{Absence, ScoreJob, SpanScore, TokenScore};
+use backsight_core::score::{Absence, ScoreJob, TokenScore};
 use backsight_core::tokens::{TokenId, TopK};
 
 /// What vLLM writes for minus infinity, since JSON has none.
@@ -30,10 +31,10 @@ pub const FLOOR: f64 = -9999.0;
 
 /// The body of `POST /v1/completions`. Every sampling parameter is sent, because a model's
 /// `generation_config.json` decides those that are left out.
-#[derive(Clone, Debug, Serialize)]
+#[skip_serializing_none]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct CompletionRequest<'a> {
     /// Our own name for the request, which comes back with the answer.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub request_id: Option<&'a str>,
     /// The served name.
     pub model: &'a str,
@@ -52,16 +53,13 @@ pub struct CompletionRequest<'a> {
     /// Always 1: nothing is penalised.
     pub repetition_penalty: f64,
     /// Makes a draw repeatable; a signed number to vLLM.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub seed: Option<i64>,
     /// Ids after which to stop.
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
     pub stop_token_ids: &'a [TokenId],
     /// How many alternatives at each sampled token; 0 gives the sampled one.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub logprobs: Option<usize>,
     /// How many candidates at each prompt position; 0 gives the given token, -1 all.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt_logprobs: Option<i64>,
     /// Whether ids come back beside the text.
     pub return_token_ids: bool,
@@ -70,7 +68,6 @@ pub struct CompletionRequest<'a> {
     /// Whether special tokens are left out of the text.
     pub skip_special_tokens: bool,
     /// A shape for the text: `{"json": …}` or `{"regex": …}`.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub structured_outputs: Option<Value>,
 }
 
@@ -78,38 +75,16 @@ impl<'a> CompletionRequest<'a> {
     /// A request for the logprobs of a prompt; the one token that must be sampled is thrown away.
     pub fn score(model: &'a str, prompt: &'a [TokenId], top_k: i64) -> Self {
         Self {
-            request_id: None,
             model,
             prompt,
             max_tokens: 1,
-            temperature: 0.0,
             top_p: 1.0,
-            top_k: 0,
-            min_p: 0.0,
             repetition_penalty: 1.0,
-            seed: None,
-            stop_token_ids: &[],
-            logprobs: None,
             prompt_logprobs: Some(top_k),
             return_token_ids: true,
-            return_tokens_as_token_ids: false,
-            skip_special_tokens: false,
-            structured_outputs: None,
+            ..Self::default()
         }
     }
-}
-
-/// The scores of a job, and what they cost.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Scores {
-    /// The id of the request, where the server tells it.
-    pub id: Option<String>,
-    /// One per span.
-    pub spans: Vec<SpanScore>,
-    /// The weights that read the prompt, where the server tells.
-    pub version: Option<String>,
-    /// What the server counted.
-    pub counts: Counts,
 }
 
 /// Reads the scores of `job` from an answer to `CompletionRequest::score` that was sent the first
@@ -122,7 +97,7 @@ pub fn scores(body: &[u8], job: &ScoreJob, n_sent: usize, top_k: usize) -> Resul
     let (rows, told) = (reader.rows, reader.told);
     told.counts.check_sent(n_sent)?;
     let (spans, version) = (needed.into_spans(job, rows)?, told.versions.of_prompt()?);
-    Ok(Scores { id: told.id, spans, version, counts: told.counts })
+    Ok(Scores { id: told.id, spans, version, counts: told.counts, chosen: Vec::new() })
 }
 
 /// Walks an answer and keeps the rows of the needed positions.
@@ -341,32 +316,22 @@ fn show(key: &[u8]) -> String {
 
 #[derive(Deserialize)]
 struct Completion {
-    #[serde(default)]
     id: Option<Name>,
     #[serde(default)]
     choices: Vec<CompletionChoice>,
-    #[serde(default)]
     usage: Option<Usage>,
-    #[serde(default)]
-    weight_version: Option<Name>,
-    #[serde(default)]
-    weight_versions: Option<Vec<Run>>,
+    #[serde(flatten)]
+    versions: Versions,
 }
 
 #[derive(Deserialize)]
 struct CompletionChoice {
-    #[serde(default)]
     token_ids: Option<Vec<TokenId>>,
-    #[serde(default)]
     prompt_token_ids: Option<Vec<TokenId>>,
-    #[serde(default)]
     logprobs: Option<CompletionLogprobs>,
-    #[serde(default)]
     finish_reason: Option<String>,
-    #[serde(default)]
-    weight_version: Option<Name>,
-    #[serde(default)]
-    weight_versions: Option<Vec<Run>>,
+    #[serde(flatten)]
+    versions: Versions,
 }
 
 #[derive(Deserialize)]
@@ -374,7 +339,6 @@ struct CompletionLogprobs {
     token_logprobs: Vec<Option<f64>>,
     #[serde(default)]
     tokens: Vec<String>,
-    #[serde(default)]
     top_logprobs: Option<Vec<Option<Alternatives>>>,
 }
 
@@ -396,9 +360,7 @@ pub fn drawn(body: &[u8], prompt: &[TokenId], top_k: usize) -> Result<Drawn, Str
         Some(logprobs) => logprobs.read(&ids, top_k)?,
         None => (vec![None; ids.len()], vec![TopK::default(); ids.len()]),
     };
-    let versions = Versions { one: choice.weight_version.clone(), runs: choice.weight_versions.clone() };
-    let versions = versions.or(Versions { one: answer.weight_version, runs: answer.weight_versions });
-    let versions = versions.of_sampled(ids.len())?;
+    let versions = choice.versions.clone().or(answer.versions).of_sampled(ids.len())?;
     let counts = answer.usage.map(Counts::from).unwrap_or_default();
     counts.check_sent(prompt.len())?;
     let (id, finish) = (answer.id.map(String::from), choice.finish_reason.clone());

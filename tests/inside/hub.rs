@@ -2,136 +2,101 @@
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 use std::path::Path;
-use std::sync::{Arc, Mutex};
 
+use backsight::hf::HuggingFace;
 use backsight::tasks::dataset::DatasetOptions;
-use backsight::tasks::hub::{Hub, HubName, HubSettings};
+use backsight::tasks::hub::parquet_files;
 use backsight::tasks::parquet::read_parquet;
-use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
-use tokio::net::{TcpListener, TcpStream};
 
-/// What was asked: path, authorization and tag.
-type Log = Arc<Mutex<Vec<(String, Option<String>, Option<String>)>>>;
+use crate::inside::support::hub_stand_in::{Served, StandIn, plain, stand_in};
 
-/// A hub with one public dataset of two files, one that needs a token, and one that stumbles twice.
-async fn hub() -> (String, Log) {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = format!("http://{}", listener.local_addr().unwrap());
-    let log = Log::default();
-    let seen = Arc::clone(&log);
-    tokio::spawn(async move {
-        while let Ok((stream, _)) = listener.accept().await {
-            tokio::spawn(answer(stream, Arc::clone(&seen)));
-        }
-    });
-    (address, log)
-}
+const LIST: &[u8] = br#"{"sha": "c0ffee", "siblings": [{"rfilename": "default/train/0000.parquet"},
+    {"rfilename": "default/train/0001.parquet"}, {"rfilename": "default/test/0000.parquet"}]}"#;
 
-async fn answer(stream: TcpStream, log: Log) {
-    let mut stream = BufReader::new(stream);
-    let mut lines = Vec::new();
-    loop {
-        let mut line = String::new();
-        stream.read_line(&mut line).await.unwrap();
-        if line.trim().is_empty() {
-            break;
-        }
-        lines.push(line.trim().to_owned());
-    }
-    let Some(path) = lines.first().and_then(|it| it.split(' ').nth(1)).map(str::to_owned) else { return };
-    let header = |name: &str| {
-        let found =
-            lines.iter().find_map(|it| it.split_once(": ").filter(|(key, _)| key.eq_ignore_ascii_case(name)));
-        found.map(|(_, value)| value.to_owned())
-    };
-    let (token, tag) = (header("authorization"), header("if-none-match"));
-    let n_before = log.lock().unwrap().iter().filter(|it| it.0 == path).count();
-    log.lock().unwrap().push((path.clone(), token.clone(), tag.clone()));
-    let (status, headers, body) = respond(&path, token.as_deref(), tag.as_deref(), n_before);
-    let head =
-        format!("HTTP/1.1 {status}\r\ncontent-length: {}\r\nconnection: close\r\n{headers}\r\n", body.len());
-    stream.write_all(&[head.as_bytes(), &body].concat()).await.unwrap();
-}
-
-fn respond(
-    path: &str,
-    token: Option<&str>,
-    tag: Option<&str>,
-    n_before: usize,
-) -> (&'static str, String, Vec<u8>) {
-    let index = br#"{"default": {"train": ["http://elsewhere/0.parquet", "http://elsewhere/1.parquet"], "test": []}}"#;
+/// A hub with one public dataset of two files, one that needs a token, one that stumbles twice, and nonsense.
+fn hub() -> StandIn {
     let file = |name: &str| {
         std::fs::read(format!("{}/tests/fixtures/datasets/{name}", env!("CARGO_MANIFEST_DIR"))).unwrap()
     };
-    let none = String::new;
-    match path.strip_prefix("/api/datasets/").unwrap_or(path) {
-        "org/tasks/parquet" | "org/flaky/parquet" if path.contains("flaky") && n_before < 2 => {
-            ("503 Busy", none(), vec![])
-        }
-        "org/tasks/parquet" | "org/flaky/parquet" => ("200 OK", none(), index.to_vec()),
-        "org/secret/parquet" if token == Some("Bearer good") => ("200 OK", none(), index.to_vec()),
-        "org/secret/parquet" => ("401 Unauthorized", none(), vec![]),
-        "org/broken/parquet" => ("200 OK", none(), b"<html>".to_vec()),
-        it if it.ends_with("/train/0.parquet") => ("302 Found", "location: /cdn/0\r\n".into(), vec![]),
-        "/cdn/0" if tag == Some("\"v1\"") => ("304 Not Modified", none(), vec![]),
-        "/cdn/0" => ("200 OK", "etag: \"v1\"\r\n".into(), file("tasks.snappy.parquet")),
-        it if it.ends_with("/train/1.parquet") => ("200 OK", none(), file("tasks.zstd.parquet")),
-        _ => ("404 Not Found", none(), vec![]),
+    let mut served =
+        vec![("/api/datasets/org/broken/revision/refs%2Fconvert%2Fparquet".to_owned(), plain(b"<html>"))];
+    for (name, token, busy) in [("tasks", None, 0), ("secret", Some("good"), 0), ("flaky", None, 2)] {
+        let list = Served { token, busy, ..plain(LIST) };
+        served.push((format!("/api/datasets/org/{name}/revision/refs%2Fconvert%2Fparquet"), list));
+        let train = format!("/datasets/org/{name}/resolve/c0ffee/default/train");
+        let first = Served { in_storage: true, token, ..plain(&file("tasks.snappy.parquet")) };
+        served.push((format!("{train}/0000.parquet"), first));
+        served
+            .push((format!("{train}/0001.parquet"), Served { token, ..plain(&file("tasks.zstd.parquet")) }));
     }
+    let served: Vec<(&str, Served)> = served.iter().map(|(path, it)| (path.as_str(), it.clone())).collect();
+    stand_in(&served)
 }
 
-fn settings(endpoint: &str, cache: &Path) -> HubSettings {
-    HubSettings { endpoint: endpoint.to_owned(), token: None, cache: cache.to_owned(), is_offline: false }
-}
-
-async fn fetch(settings: HubSettings, name: &str, split: &str) -> Result<usize, String> {
-    let files = Hub::new(settings).parquet_files(&HubName::parse(name).unwrap(), split).await;
-    let files = files.map_err(|error| error.to_string())?;
+/// How many tasks a split holds.
+async fn fetch(
+    url: &str,
+    home: &Path,
+    more: &[(&str, &str)],
+    name: &str,
+    split: &str,
+) -> Result<usize, String> {
+    let own = [("HF_ENDPOINT", url), ("HF_HOME", home.to_str().unwrap())];
+    let find = |name: &str| own.iter().chain(more).find(|it| it.0 == name).map(|it| it.1.to_owned());
+    let hub = HuggingFace::from_env(find).unwrap();
+    let files = parquet_files(&hub, name, split).await.map_err(|error| error.to_string())?;
     Ok(read_parquet(&files, name, &DatasetOptions::default()).map_err(|error| error.to_string())?.tasks.len())
 }
 
-#[tokio::test]
-async fn a_dataset_is_fetched_once_and_kept() {
-    let ((url, log), cache) = (hub().await, tempfile::tempdir().unwrap());
-    assert_eq!(fetch(settings(&url, cache.path()), "org/tasks", "train").await, Ok(4));
-    assert_eq!(fetch(settings(&url, cache.path()), "org/tasks", "train").await, Ok(4));
-    let tags: Vec<_> =
-        log.lock().unwrap().iter().filter(|it| it.0 == "/cdn/0").map(|it| it.2.clone()).collect();
-    assert_eq!(tags, [None, Some("\"v1\"".to_owned())], "what did not change is not sent again");
-    let offline = HubSettings { is_offline: true, ..settings("http://127.0.0.1:1", cache.path()) };
-    assert_eq!(fetch(offline, "org/tasks", "train").await, Ok(4), "copies need no hub");
-    let left: Vec<_> = walk(cache.path()).into_iter().filter(|it| it.contains("partial")).collect();
-    assert_eq!(left, Vec::<String>::new());
+fn n_asked(hub: &StandIn, words: &str) -> usize {
+    hub.seen.lock().unwrap().iter().filter(|it| it.contains(words)).count()
 }
 
-fn walk(dir: &Path) -> Vec<String> {
-    let entries = std::fs::read_dir(dir).unwrap().map(|it| it.unwrap().path());
-    entries.flat_map(|it| if it.is_dir() { walk(&it) } else { vec![it.display().to_string()] }).collect()
+const OFFLINE: &[(&str, &str)] = &[("HF_HUB_OFFLINE", "1")];
+
+#[tokio::test]
+async fn a_dataset_is_fetched_once_and_kept() {
+    let (hub, home) = (hub(), tempfile::tempdir().unwrap());
+    for _ in 0..2 {
+        assert_eq!(fetch(&hub.url, home.path(), &[], "org/tasks", "train").await, Ok(4));
+    }
+    assert_eq!(n_asked(&hub, "GET /datasets/"), 3, "two files, one of them by way of the storage");
+    assert_eq!(n_asked(&hub, "GET /api/"), 2, "whether there is a newer commit is asked each time");
+    let gone = "http://127.0.0.1:1";
+    assert_eq!(fetch(gone, home.path(), OFFLINE, "org/tasks", "train").await, Ok(4), "copies need no hub");
+    let kept = home.path().join("hub/datasets--org--tasks/snapshots/c0ffee/default/train/0001.parquet");
+    std::fs::remove_file(&kept).unwrap();
+    let partial = fetch(gone, home.path(), OFFLINE, "org/tasks", "train").await.unwrap_err();
+    assert!(
+        partial.starts_with("default/train/0001.parquet of org/tasks@c0ffee is not in the cache"),
+        "{partial}"
+    );
 }
 
 #[tokio::test]
 async fn a_token_opens_what_is_closed() {
-    let ((url, log), cache) = (hub().await, tempfile::tempdir().unwrap());
-    let refused = fetch(settings(&url, cache.path()), "org/secret", "train").await.unwrap_err();
+    let (hub, home) = (hub(), tempfile::tempdir().unwrap());
+    let refused = fetch(&hub.url, home.path(), &[], "org/secret", "train").await.unwrap_err();
     assert!(refused.contains("org/secret") && refused.contains("HF_TOKEN"), "{refused}");
-    let with_token = HubSettings { token: Some("good".into()), ..settings(&url, cache.path()) };
-    assert_eq!(fetch(with_token, "org/secret", "train").await, Ok(4));
-    assert!(log.lock().unwrap().iter().any(|it| it.1.as_deref() == Some("Bearer good")));
+    let token = &[("HF_TOKEN", "good")];
+    assert_eq!(fetch(&hub.url, home.path(), token, "org/secret", "train").await, Ok(4));
+    assert!(n_asked(&hub, "bearer good") > 0);
+    let seen = hub.seen.lock().unwrap();
+    assert!(!seen.iter().any(|it| it.starts_with("storage") && it.contains("bearer")), "{seen:?}");
 }
 
 #[tokio::test]
 async fn a_hub_that_stumbles_is_asked_again() {
-    let ((url, log), cache) = (hub().await, tempfile::tempdir().unwrap());
-    assert_eq!(fetch(settings(&url, cache.path()), "org/flaky", "train").await, Ok(4));
-    let asked = log.lock().unwrap().iter().filter(|it| it.0 == "/api/datasets/org/flaky/parquet").count();
-    assert_eq!(asked, 3);
+    let (hub, home) = (hub(), tempfile::tempdir().unwrap());
+    assert_eq!(fetch(&hub.url, home.path(), &[], "org/flaky", "train").await, Ok(4));
+    assert_eq!(n_asked(&hub, "/api/datasets/org/flaky/"), 3);
 }
 
 #[tokio::test]
 async fn what_cannot_be_had_is_said() {
-    let ((url, _log), cache) = (hub().await, tempfile::tempdir().unwrap());
+    let (hub, home) = (hub(), tempfile::tempdir().unwrap());
     let say =
-        async |name: &str, split: &str| fetch(settings(&url, cache.path()), name, split).await.unwrap_err();
+        async |name: &str, split: &str| fetch(&hub.url, home.path(), &[], name, split).await.unwrap_err();
     let missing = say("org/nothing", "train").await;
     assert!(missing.starts_with("the hub has no Parquet files for dataset org/nothing\nhelp: "), "{missing}");
     let split = say("org/tasks", "validation").await;
@@ -141,11 +106,9 @@ async fn what_cannot_be_had_is_said() {
         ),
         "{split}"
     );
-    assert!(say("org/tasks", "test").await.contains("holds no usable task"));
-    assert!(say("org/broken", "train").await.contains("does not answer"));
-    let offline = HubSettings { is_offline: true, ..settings(&url, cache.path()) };
-    let offline = fetch(offline, "org/other", "train").await.unwrap_err();
-    assert!(offline.contains("HF_HUB_OFFLINE is set"), "{offline}");
-    let gone = fetch(settings("http://127.0.0.1:1", cache.path()), "org/x", "train").await.unwrap_err();
-    assert!(gone.contains("does not answer") && gone.contains("HF_ENDPOINT"), "{gone}");
+    assert!(say("org/broken", "train").await.contains("answered strangely"));
+    let offline = fetch(&hub.url, home.path(), OFFLINE, "org/other", "train").await.unwrap_err();
+    assert!(offline.contains("org/other") && offline.contains("HF_HUB_OFFLINE is set"), "{offline}");
+    let gone = fetch("http://127.0.0.1:1", home.path(), &[], "org/x", "train").await.unwrap_err();
+    assert!(gone.contains("cannot be reached") && gone.contains("HF_ENDPOINT"), "{gone}");
 }

@@ -3,25 +3,25 @@
 
 use std::path::Path;
 
-use backsight::hf::{Hub, HubError, RepoFile};
+use backsight::hf::{HubError, HuggingFace, Repo};
 
 use crate::inside::support::hub_stand_in::{Served, plain, stand_in};
 
-fn hub(url: &str, home: &Path, more: &[(&str, &str)]) -> Hub {
+fn hub(url: &str, home: &Path, more: &[(&str, &str)]) -> HuggingFace {
     let env = |name: &str| {
         let home = home.to_str().unwrap();
         let own = [("HF_ENDPOINT", url), ("HF_HOME", home), ("HOME", home)];
         own.iter().chain(more).find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned())
     };
-    Hub::from_env(env).unwrap()
+    HuggingFace::from_env(env).unwrap()
 }
 
-fn file(path: &str) -> RepoFile {
-    RepoFile { repo: "o/m".into(), revision: "main".into(), path: path.into() }
+fn repo() -> Repo {
+    Repo::model("o/m")
 }
 
-async fn fetch(hub: &Hub, path: &str) -> Result<Vec<u8>, HubError> {
-    Ok(std::fs::read(hub.fetch(&file(path), &|_, _| ()).await?).unwrap())
+async fn fetch(hub: &HuggingFace, path: &str) -> Result<Vec<u8>, HubError> {
+    Ok(std::fs::read(hub.fetch(&repo(), path, &|_, _| ()).await?).unwrap())
 }
 
 #[tokio::test]
@@ -48,13 +48,18 @@ async fn a_repository_tells_its_files() {
     ]);
     let home = tempfile::tempdir().unwrap();
     let online = hub(&server.url, home.path(), &[("HF_TOKEN", "sesame")]);
-    assert_eq!(online.files("o/m").await.unwrap(), ["config.json", "a/b.gguf"]);
-    let missing = online.files("o/none").await.unwrap_err();
+    assert_eq!(online.files(&repo()).await.unwrap().files, ["config.json", "a/b.gguf"]);
+    let missing = online.files(&Repo::model("o/none")).await.err().unwrap();
     assert_eq!(missing.to_string(), format!("{} has no model o/none", server.url));
-    let strange = online.files("o/html").await.unwrap_err().to_string();
+    let strange = online.files(&Repo::model("o/html")).await.err().unwrap().to_string();
     assert!(strange.contains("answered strangely for the list of files of o/html@main"), "{strange}");
     let offline = hub(&server.url, home.path(), &[("HF_HUB_OFFLINE", "1")]);
-    assert!(offline.files("o/m").await.unwrap_err().is_unreachable());
+    assert_eq!(
+        offline.files(&repo()).await.unwrap().files,
+        ["config.json", "a/b.gguf"],
+        "as it was told last"
+    );
+    assert!(offline.files(&Repo::model("o/none")).await.err().unwrap().is_unreachable());
 }
 
 #[tokio::test]
@@ -88,7 +93,7 @@ async fn damaged_files_are_thrown_away() {
     let hub = hub(&server.url, home.path(), &[]);
     let error = fetch(&hub, "w").await.unwrap_err();
     assert!(error.to_string().starts_with("w of o/m@main arrived damaged: SHA-256 is"), "{error}");
-    assert!(hub.cached(&file("w")).is_none());
+    assert!(hub.cached(&repo(), "w").is_none());
 }
 
 #[tokio::test]
@@ -107,4 +112,13 @@ async fn refusals_say_what_is_missing() {
     assert!(escape.to_string().contains("leaves the repository"));
     let gone = fetch(&hub("http://127.0.0.1:9", home.path(), &[]), "w").await.unwrap_err();
     assert!(gone.is_unreachable(), "{gone}");
+}
+
+#[tokio::test]
+async fn the_token_of_a_login_is_found() {
+    let served = Served { token: Some("sesame"), ..plain(b"secret") };
+    let server = stand_in(&[("/o/m/resolve/main/w", served)]);
+    let home = tempfile::tempdir().unwrap();
+    std::fs::write(home.path().join("token"), "sesame\n").unwrap();
+    assert_eq!(fetch(&hub(&server.url, home.path(), &[]), "w").await.unwrap(), b"secret");
 }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use backsight::episode::{Arguments, Message};
 use backsight::store::episodes::{LoadError, Loaded, Source, find, load, natural};
 use backsight::wire::published::{MAX_TOOL_RESULT_CHARS, messages_by_line};
-use backsight::wire::{pi_session, record};
+use backsight::wire::{episode_record, pi_session};
 use expect_test::{Expect, expect};
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -441,7 +441,7 @@ fn lines_of_every_kind_are_read_one_by_one() {
         json!({"tokens": [[1, 2]], "masks": [[-100, 2]], "scores": [1.0], "messages": [talk], "task": "g"});
     let line = serde_json::from_value(openai.clone()).unwrap();
     let episode = backsight::wire::openai_episodes::read(&line, "x").unwrap();
-    let mut ours = record::to_json(&episode).unwrap();
+    let mut ours = episode_record::to_json(&episode).unwrap();
     ours["id"] = "r".into();
     let lines = [
         openai.to_string(),

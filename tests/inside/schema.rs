@@ -8,7 +8,7 @@ use std::path::Path;
 use backsight::model::budget::{ModelRole, Spent};
 use backsight::store::episodes::{find, load};
 use backsight::store::summary::Summary;
-use backsight::wire::record;
+use backsight::wire::episode_record;
 use serde_json::{Value, json};
 
 fn check_summary(value: &Value) -> Option<String> {
@@ -23,16 +23,17 @@ fn check(value: &Value) -> Option<String> {
 fn episode_records_are_as_their_schema_says() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/hcapo/episodes");
     for loaded in load(find(&root).unwrap()) {
-        let record = record::to_json(&loaded.unwrap().episode).unwrap();
+        let record = episode_record::to_json(&loaded.unwrap().episode).unwrap();
         assert_eq!(check(&record), None);
-        assert!(record::from_json(&record).is_ok());
+        assert!(episode_record::from_json(&record).is_ok());
     }
 }
 
 #[test]
 fn a_record_with_everything_is_one_too() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/hcapo/episodes/episode_001");
-    let mut record = record::to_json(&load(find(&root).unwrap()).next().unwrap().unwrap().episode).unwrap();
+    let mut record =
+        episode_record::to_json(&load(find(&root).unwrap()).next().unwrap().unwrap().episode).unwrap();
     record["sequences"] = json!([[1, 2, 3, 4]]);
     record["tokens"] = json!("exact");
     record["tool_text"] = json!("hermes");
@@ -40,7 +41,7 @@ fn a_record_with_everything_is_one_too() {
         json!([{"at": 4, "kept_from": 2, "summary": {"role": "user", "content": "so far"}}]);
     let action = json!({"sequence": 0, "span": [1, 3], "logprobs": [-0.5, null], "top": [[[7, -0.25], [2, -0.5]], []]});
     record["steps"][0]["action"] = action;
-    let written = record::to_json(&record::from_json(&record).unwrap()).unwrap();
+    let written = episode_record::to_json(&episode_record::from_json(&record).unwrap()).unwrap();
     assert_eq!((check(&written), &written["steps"][0]), (None, &record["steps"][0]));
     assert_eq!(written["compactions"], record["compactions"]);
 }
@@ -48,7 +49,8 @@ fn a_record_with_everything_is_one_too() {
 #[test]
 fn what_is_no_record_is_found_out() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/hcapo/episodes/episode_001");
-    let record = record::to_json(&load(find(&root).unwrap()).next().unwrap().unwrap().episode).unwrap();
+    let record =
+        episode_record::to_json(&load(find(&root).unwrap()).next().unwrap().unwrap().episode).unwrap();
     for (pointer, wrong) in [
         ("/version", json!(2)),
         ("/tokens", json!("guessed")),

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use backsight::model::ToldVersion;
 use backsight::score::{ScoreJob, SpanScore};
 use backsight::tokens::{Logprob, TokenId, TokenSpan, TopK};
-use backsight::wire::{Counts, Drawn, error, openai, sglang, vllm};
+use backsight::wire::{Counts, Drawn, Scores, error, openai, sglang, vllm};
 use serde_json::Value;
 
 /// One recorded exchange.
@@ -349,7 +349,7 @@ fn check_sglang_scores(name: &str, prompt: &[TokenId], start: usize, top_k: usiz
     check_sglang_spans(name, &job, start, &scores, response);
 }
 
-fn check_sglang_spans(name: &str, job: &ScoreJob, start: usize, scores: &sglang::Scores, response: &Value) {
+fn check_sglang_spans(name: &str, job: &ScoreJob, start: usize, scores: &Scores, response: &Value) {
     let meta = &response["meta_info"];
     let prompt = job.tokens();
     assert_eq!(scores.counts.cached_tokens, meta["cached_tokens"].as_u64());

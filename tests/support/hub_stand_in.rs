@@ -20,10 +20,12 @@ pub struct Served {
     pub etag: Option<String>,
     /// The first so many answers break off half-way.
     pub breaks: usize,
+    /// The first so many requests are answered with 503.
+    pub busy: usize,
 }
 
 pub fn plain(body: &[u8]) -> Served {
-    Served { body: body.to_vec(), in_storage: false, token: None, etag: None, breaks: 0 }
+    Served { body: body.to_vec(), in_storage: false, token: None, etag: None, breaks: 0, busy: 0 }
 }
 
 pub struct StandIn {
@@ -73,6 +75,10 @@ fn answer(
     let Some(file) = files.get_mut(&path) else { return respond(stream, "404 Not Found", &[], b"", 0) };
     if file.token.is_some_and(|wanted| token != Some(&format!("bearer {wanted}"))) && !is_storage {
         return respond(stream, "401 Unauthorized", &[], b"", 0);
+    }
+    if file.busy > 0 {
+        file.busy -= 1;
+        return respond(stream, "503 Busy", &[], b"", 0);
     }
     let hash = file.etag.clone().unwrap_or_else(|| sha256(&file.body[..]));
     let size = file.body.len();

@@ -16,8 +16,8 @@ use tokenizers::{
 
 use super::vocabulary::{Vocabulary, VocabularyError};
 use crate::gguf::Gguf;
+use backsight_core::hash::sha256;
 use backsight_core::tokens::{OutOfVocabulary, TokenId, check_ids};
-use sha2::{Digest, Sha256};
 
 /// Why a tokenizer cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -58,11 +58,6 @@ impl TokenizerError {
             Self::Failed(_) => "check that the tokenizer belongs to the model",
         }
     }
-}
-
-/// A SHA-256 in hexadecimal.
-fn sha256(bytes: &[u8]) -> String {
-    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Ids of a text and the bytes each one stands for.
@@ -122,10 +117,10 @@ impl Tokenizer {
     pub fn sha256(path: &Path) -> Result<String, TokenizerError> {
         if path.extension().is_some_and(|it| it == "gguf") {
             let json = Self::from_gguf(path)?.inner.to_string(false).map_err(failed)?;
-            return Ok(sha256(json.as_bytes()));
+            return Ok(sha256(json));
         }
         let file = if path.is_dir() { path.join("tokenizer.json") } else { path.to_owned() };
-        Ok(sha256(&read(&file)?))
+        Ok(sha256(read(&file)?))
     }
 
     /// From the bytes of a `tokenizer.json`, without knowledge of the model around it.

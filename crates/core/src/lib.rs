@@ -16,6 +16,7 @@
 
 pub mod credit;
 pub mod episode;
+pub mod hash;
 pub mod lens;
 pub mod mix;
 pub mod model;

@@ -54,6 +54,7 @@ use tokio::net::unix::pipe;
 use tokio::sync::Semaphore;
 
 use crate::tasks::{Check, is_identifier};
+use backsight_core::hash::hex;
 use backsight_sandbox::{
     Command, Entry, FileError, Output, Priority, Sandbox, SandboxError, Sandboxes, Selection, Streams,
     Workspace,
@@ -314,7 +315,7 @@ fn names_in(asked: &str) -> BTreeSet<&str> {
 fn secret() -> io::Result<String> {
     let mut bytes = [0u8; 16];
     File::open("/dev/urandom")?.read_exact(&mut bytes)?;
-    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+    Ok(hex(&bytes))
 }
 
 #[cfg(test)]

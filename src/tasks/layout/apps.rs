@@ -6,11 +6,11 @@
 
 use serde_json::Value;
 
-use super::{Found, contests, question};
-use crate::tasks::calls::{Layout, Target, script};
-use crate::tasks::check::{Case, Cases, Check, Stdio};
+use super::{Problem, contests, question};
+use crate::tasks::calls::{Arrangement, Target, script};
+use crate::tasks::check::{Case, Cases, Check, Stdio, same_length};
 use crate::tasks::prompt::Wanted;
-use crate::tasks::row::{Row, json, json_text, text, text_of};
+use crate::tasks::row::{Row, json, json_text, text};
 
 /// Of several solutions so many are tried: some were written for another Python.
 const MAX_REFERENCES: usize = 3;
@@ -19,7 +19,7 @@ const IMPORTS: &str = "import sys, math, re, string, heapq, bisect, itertools, f
     from typing import *\nfrom collections import *\nfrom itertools import *\nfrom functools import *\nfrom heapq import *\n\
     from bisect import *\nfrom math import *\n\n";
 
-pub(super) fn read(row: &Row) -> Result<Found, String> {
+pub(super) fn read(row: &Row) -> Result<Problem, String> {
     let tests = json_text(row, "input_output").ok_or("it has no `input_output`")?;
     let found = self::tests(row, &tests)?;
     let solutions = json(row, "solutions").ok().flatten();
@@ -27,25 +27,26 @@ pub(super) fn read(row: &Row) -> Result<Found, String> {
         solutions.as_ref().and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str);
     let imports = if found.wanted == Wanted::Program { "" } else { IMPORTS };
     let references = solutions.take(MAX_REFERENCES).map(|code| format!("{imports}{code}")).collect();
-    Ok(Found { question: question(row, &["question"])?, references, ..found })
+    Ok(Problem { question: question(row, &["question"])?, references, ..found })
 }
 
 /// Tests of this layout, with what is to be written for them.
-pub(super) fn tests(row: &Row, text: &str) -> Result<Found, String> {
+pub(super) fn tests(row: &Row, text: &str) -> Result<Problem, String> {
     let tests: Value =
         serde_json::from_str(text).map_err(|error| format!("its tests are no JSON: {error}"))?;
     let list = |key: &str| tests[key].as_array().filter(|it| !it.is_empty());
     let (Some(inputs), Some(outputs)) = (list("inputs"), list("outputs")) else {
         return Err("its tests have no `inputs` and `outputs`".to_owned());
     };
-    if inputs.len() != outputs.len() {
-        return Err(format!("its tests have {} inputs and {} outputs", inputs.len(), outputs.len()));
-    }
+    same_length(inputs, outputs)?;
     let (check, wanted) = match tests["fn_name"].as_str() {
         Some(name) => calls(row, name, text, inputs)?,
-        None => (stdio(row, inputs, outputs)?, Wanted::Program),
+        None => {
+            let cases = Cases::Plain(Case::pairs(inputs, outputs)?);
+            (Check::Stdio(Stdio { cases, time: contests::time_limit(row) }), Wanted::Program)
+        }
     };
-    Ok(Found { question: String::new(), wanted, check: Some(check), shown: None, references: Vec::new() })
+    Ok(Problem { wanted, check: Some(check), ..Problem::default() })
 }
 
 fn calls(row: &Row, name: &str, tests: &str, inputs: &[Value]) -> Result<(Check, Wanted), String> {
@@ -55,14 +56,6 @@ fn calls(row: &Row, name: &str, tests: &str, inputs: &[Value]) -> Result<(Check,
     let starter = text(row, &["starter_code"]);
     let shown = starter.clone().or_else(|| json_text(row, "solutions")).unwrap_or_default();
     let target = Target::new(name, &shown)?;
-    let check = Check::Script(script(&target, Layout::Lists, tests, inputs.len()));
+    let check = Check::Script(script(&target, Arrangement::Lists, tests, inputs.len()));
     Ok((check, starter.map_or_else(|| Wanted::Names(vec![target.defined().to_owned()]), Wanted::Code)))
-}
-
-fn stdio(row: &Row, inputs: &[Value], outputs: &[Value]) -> Result<Check, String> {
-    let case =
-        |(input, output): (&Value, &Value)| Some(Case { input: text_of(input)?, output: text_of(output)? });
-    let cases: Option<Vec<Case>> = inputs.iter().zip(outputs).map(case).collect();
-    let cases = cases.map(Cases::Plain).ok_or("its tests have inputs or outputs that are no text")?;
-    Ok(Check::Stdio(Stdio { cases, time: contests::time_limit(row) }))
 }

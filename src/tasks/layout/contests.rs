@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::{Found, holds, question};
+use super::{Problem, holds, question};
 use crate::tasks::check::{Case, Cases, Check, Stdio};
 use crate::tasks::prompt::{Quoted, Wanted};
 use crate::tasks::row::{Row, json, text, text_of};
@@ -18,7 +18,7 @@ use crate::tasks::row::{Row, json, text, text_of};
 const PYTHON3: u64 = 3;
 const MAX_REFERENCES: usize = 3;
 
-pub(super) fn read_codeforces(row: &Row) -> Result<Found, String> {
+pub(super) fn read_codeforces(row: &Row) -> Result<Problem, String> {
     for column in ["generated_checker", "interaction_format"] {
         if row.get(column).is_some_and(holds) {
             return Err(format!("it has a `{column}`, which cannot be run"));
@@ -37,27 +37,27 @@ pub(super) fn read_codeforces(row: &Row) -> Result<Found, String> {
     ];
     let part = |(head, column): (&str, &str)| text(row, &[column]).map(|it| format!("{head}{}", it.trim()));
     let asked: Vec<String> = parts.into_iter().filter_map(part).collect();
-    found(row, asked.join("\n\n"), public, official, Vec::new())
+    problem(row, asked.join("\n\n"), public, official, Vec::new())
 }
 
-pub(super) fn read_code_contests(row: &Row) -> Result<Found, String> {
+pub(super) fn read_code_contests(row: &Row) -> Result<Problem, String> {
     let cases = |column: &str| json(row, column)?.map_or_else(|| Ok(Vec::new()), |it| columns(&it));
     let hidden = [cases("private_tests")?, cases("generated_tests")?].concat();
-    found(row, question(row, &["description"])?, cases("public_tests")?, hidden, solutions(row))
+    problem(row, question(row, &["description"])?, cases("public_tests")?, hidden, solutions(row))
 }
 
-fn found(
+fn problem(
     row: &Row,
     question: String,
     public: Vec<Case>,
     hidden: Vec<Case>,
     references: Vec<String>,
-) -> Result<Found, String> {
+) -> Result<Problem, String> {
     let cases = [public.as_slice(), &hidden].concat();
     if cases.is_empty() {
         return Err("it has no test cases".to_owned());
     }
-    Ok(Found {
+    Ok(Problem {
         question,
         wanted: Wanted::Program,
         check: Some(Check::Stdio(Stdio { cases: Cases::Plain(cases), time: time_limit(row) })),
@@ -68,14 +68,10 @@ fn found(
 
 /// Cases as `{"input": […], "output": […]}`.
 fn columns(table: &Value) -> Result<Vec<Case>, String> {
-    let texts = |key: &str| table[key].as_array()?.iter().map(text_of).collect::<Option<Vec<String>>>();
-    let (Some(inputs), Some(outputs)) = (texts("input"), texts("output")) else {
-        return Err("its tests are no lists of `input` and `output`".to_owned());
-    };
-    if inputs.len() != outputs.len() {
-        return Err(format!("its tests have {} inputs and {} outputs", inputs.len(), outputs.len()));
+    match (table["input"].as_array(), table["output"].as_array()) {
+        (Some(inputs), Some(outputs)) => Case::pairs(inputs, outputs),
+        _ => Err("its tests are no lists of `input` and `output`".to_owned()),
     }
-    Ok(inputs.into_iter().zip(outputs).map(|(input, output)| Case { input, output }).collect())
 }
 
 /// The first solutions in Python.

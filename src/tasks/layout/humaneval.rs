@@ -4,13 +4,13 @@
 //! defines `check`), `canonical_solution` (the function's body, which continues the prompt). What the prompt
 //! defines before the function may be used by the tests, which have their own copy of it.
 
-use super::{Found, question, source};
+use super::{Problem, question, source};
 use crate::tasks::calls::is_identifier;
 use crate::tasks::check::Check;
 use crate::tasks::prompt::{Quoted, Wanted};
 use crate::tasks::row::{Row, text};
 
-pub(super) fn read(row: &Row) -> Result<Found, String> {
+pub(super) fn read(row: &Row) -> Result<Problem, String> {
     let prompt = question(row, &["prompt"])?;
     let entry_point = question(row, &["entry_point"])?;
     if !is_identifier(&entry_point) {
@@ -19,7 +19,7 @@ pub(super) fn read(row: &Row) -> Result<Found, String> {
     let tests = source::checking(&question(row, &["test"])?, &entry_point);
     let script = format!("{}\nfrom solution import {entry_point}\n\n{tests}", before(&prompt, &entry_point));
     let reference = text(row, &["canonical_solution"]).map(|body| format!("{prompt}{body}"));
-    Ok(Found {
+    Ok(Problem {
         wanted: Wanted::Code(prompt.clone()),
         question: prompt,
         check: Some(Check::Script(script)),

@@ -6,8 +6,8 @@
 
 use serde_json::{Value, json};
 
-use super::{Found, question};
-use crate::tasks::calls::{Layout, Target, script};
+use super::{Problem, question};
+use crate::tasks::calls::{Arrangement, Target, script};
 use crate::tasks::check::{Case, Cases, Check, Stdio};
 use crate::tasks::packed::unpack;
 use crate::tasks::prompt::{Quoted, Wanted};
@@ -15,7 +15,7 @@ use crate::tasks::row::{Row, json as json_of, json_text, text};
 
 const PRIVATE: &str = "private_test_cases";
 
-pub(super) fn read(row: &Row) -> Result<Found, String> {
+pub(super) fn read(row: &Row) -> Result<Problem, String> {
     let public = json_of(row, "public_test_cases")?.unwrap_or_else(|| json!([]));
     let private = private(row)?;
     let are_calls = public.as_array().into_iter().chain(private.as_array()).flatten().any(is_call);
@@ -24,7 +24,7 @@ pub(super) fn read(row: &Row) -> Result<Found, String> {
         true => calls(row, &[public.as_slice(), &private].concat())?,
         false => programs(row, &public, private)?,
     };
-    Ok(Found {
+    Ok(Problem {
         question: question(row, &["question_content"])?,
         wanted,
         check: Some(check),
@@ -71,6 +71,7 @@ fn calls(row: &Row, cases: &[Case]) -> Result<(Check, Wanted), String> {
     let starter = text(row, &["starter_code"]);
     let target = Target::new(name, starter.as_deref().unwrap_or_default())?;
     let tests: Vec<Value> = cases.iter().map(|case| json!([case.input, case.output])).collect();
-    let check = Check::Script(script(&target, Layout::Lines, &Value::from(tests).to_string(), cases.len()));
+    let check =
+        Check::Script(script(&target, Arrangement::Lines, &Value::from(tests).to_string(), cases.len()));
     Ok((check, starter.map_or_else(|| Wanted::Names(vec![target.defined().to_owned()]), Wanted::Code)))
 }

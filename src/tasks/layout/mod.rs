@@ -19,9 +19,9 @@ use super::check::Check;
 use super::prompt::{Quoted, Wanted};
 use super::row::{Row, text};
 
-/// What a row says.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found {
+/// A row that could be read: what is asked, and how a solution is judged.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Problem {
     /// What is asked, as its author wrote it.
     pub question: String,
     /// What is to be written.
@@ -42,7 +42,7 @@ struct Layout {
     tests: &'static [&'static str],
     /// And all of these are there.
     beside: &'static [&'static str],
-    read: fn(&Row) -> Result<Found, String>,
+    read: fn(&Row) -> Result<Problem, String>,
 }
 
 /// All layouts; the first that fits is taken.
@@ -83,7 +83,7 @@ pub struct Named {
 }
 
 /// What a row says, or which columns were looked for.
-pub fn read(row: &Row, named: &Named, needs_tests: bool) -> Result<Found, String> {
+pub fn read(row: &Row, named: &Named, needs_tests: bool) -> Result<Problem, String> {
     let row = renamed(row, named)?;
     let row = row.as_ref();
     let mut found = match LAYOUTS.iter().find(|layout| layout.fits(row)) {
@@ -171,11 +171,11 @@ mod tests {
 
     use super::*;
 
-    fn found(row: &Value) -> Result<Found, String> {
+    fn found(row: &Value) -> Result<Problem, String> {
         read(row.as_object().unwrap(), &Named::default(), true)
     }
 
-    fn texts(found: &Found) -> String {
+    fn texts(found: &Problem) -> String {
         found.check.as_ref().unwrap().texts().join("|")
     }
 

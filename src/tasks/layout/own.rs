@@ -6,7 +6,7 @@
 
 use serde_json::Value;
 
-use super::{Found, apps, question, source};
+use super::{Problem, apps, question, source};
 use crate::tasks::calls::is_identifier;
 use crate::tasks::check::{Case, Cases, Check, Stdio};
 use crate::tasks::prompt::{Quoted, Wanted};
@@ -16,7 +16,7 @@ use crate::tasks::row::{Row, json, text, text_of};
 pub(super) const QUESTIONS: [&str; 6] =
     ["prompt", "task", "text", "question", "question_content", "description"];
 
-pub(super) fn read(row: &Row) -> Result<Found, String> {
+pub(super) fn read(row: &Row) -> Result<Problem, String> {
     let column = if row.get("test_code").is_some_and(super::holds) { "test_code" } else { "tests" };
     let tests = row.get(column).ok_or("it has no tests")?;
     let found = match text_of(tests) {
@@ -27,35 +27,29 @@ pub(super) fn read(row: &Row) -> Result<Found, String> {
         None if tests.is_object() => apps::tests(row, &tests.to_string())?,
         None => listed(tests)?,
     };
-    Ok(Found { question: question(row, &QUESTIONS)?, references: references(row), ..found })
+    Ok(Problem { question: question(row, &QUESTIONS)?, references: references(row), ..found })
 }
 
 /// A row whose solutions somebody else judges.
-pub(super) fn untested(row: &Row) -> Result<Found, String> {
-    let question = question(row, &QUESTIONS)?;
-    Ok(Found { question, wanted: Wanted::Module, check: None, shown: None, references: Vec::new() })
+pub(super) fn untested(row: &Row) -> Result<Problem, String> {
+    Ok(Problem { question: question(row, &QUESTIONS)?, ..Problem::default() })
 }
 
-fn scripted(row: &Row, tests: &str) -> Result<Found, String> {
+fn scripted(row: &Row, tests: &str) -> Result<Problem, String> {
     let script = match text(row, &["entry_point"]) {
         Some(name) if !is_identifier(&name) => return Err(format!("{name:?} is no name of a function")),
         Some(name) if source::imports_solution(tests) => source::checking(tests, &name),
         Some(name) => format!("from solution import {name}\n\n{}", source::checking(tests, &name)),
         None => tests.to_owned(),
     };
-    Ok(Found {
-        question: String::new(),
-        wanted: Wanted::Module,
-        check: Some(Check::Script(script.clone())),
-        shown: Some(Quoted::Script(script)),
-        references: Vec::new(),
-    })
+    let check = Some(Check::Script(script.clone()));
+    Ok(Problem { check, shown: Some(Quoted::Script(script)), ..Problem::default() })
 }
 
-fn listed(tests: &Value) -> Result<Found, String> {
+fn listed(tests: &Value) -> Result<Problem, String> {
     let cases = Cases::Plain(Case::list(tests)?);
     let check = Some(Check::Stdio(Stdio { cases, time: None }));
-    Ok(Found { question: String::new(), wanted: Wanted::Program, check, shown: None, references: Vec::new() })
+    Ok(Problem { wanted: Wanted::Program, check, ..Problem::default() })
 }
 
 fn references(row: &Row) -> Vec<String> {

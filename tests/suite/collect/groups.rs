@@ -170,10 +170,10 @@ fn a_server_without_ids_gives_rendered_episodes_and_says_so() {
 fn a_dataset_of_the_hub_is_fetched_once_and_kept() {
     let (place, server) = (Place::new(), Server::start(scripted(Dialect::Vllm)));
     let file = include_bytes!("../../fixtures/datasets/tasks.zstd.parquet");
-    let index = br#"{"default": {"train": ["http://elsewhere/0.parquet"]}}"#;
+    let list = br#"{"sha": "c0ffee", "siblings": [{"rfilename": "default/train/0000.parquet"}]}"#;
     let hub = stand_in(&[
-        ("/api/datasets/org/tasks/parquet", plain(index)),
-        ("/api/datasets/org/tasks/parquet/default/train/0.parquet", plain(file)),
+        ("/api/datasets/org/tasks/revision/refs%2Fconvert%2Fparquet", plain(list)),
+        ("/datasets/org/tasks/resolve/c0ffee/default/train/0000.parquet", plain(file)),
     ]);
     let (url, home) = (server.url(), place.path("hf").display().to_string());
     let tasks = ["--dataset-name", "org/tasks", "--eval-size", "1", "--group-size", "1"];

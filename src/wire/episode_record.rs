@@ -6,6 +6,7 @@
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
+use serde_with::skip_serializing_none;
 
 use super::fault::Fault;
 use backsight_chat::messages::{self, ArgumentForm, list_from_json, to_json_with};
@@ -20,17 +21,17 @@ pub const FORMAT: &str = "backsight.episode";
 /// The version this writes, and the newest it reads.
 pub const VERSION: u64 = 1;
 
+#[skip_serializing_none]
 #[derive(Serialize, Deserialize)]
 struct Record {
     format: String,
     version: u64,
     id: String,
-    task: TaskRecord,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(with = "TaskRecord")]
+    task: Task,
     started_at: Option<i64>,
     #[serde(default)]
     tools: Vec<Value>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     tool_text: Option<ToolTextName>,
     messages: Value,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -41,17 +42,13 @@ struct Record {
     limits_reached: Vec<String>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     compactions: Vec<CompactionRecord>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     temperature: Option<f64>,
     tokens: TokensName,
     #[serde(default)]
     sequences: Vec<Vec<TokenId>>,
     steps: Vec<StepRecord>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     stop: Option<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     tests_shown: Option<bool>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     verification: Option<VerificationRecord>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     versions: Vec<VersionRecord>,
@@ -60,11 +57,12 @@ struct Record {
     progress: ProgressRecord,
 }
 
+#[skip_serializing_none]
 #[derive(Serialize, Deserialize)]
+#[serde(remote = "Task")]
 struct TaskRecord {
     id: String,
     prompt: String,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     difficulty: Option<String>,
 }
 
@@ -88,11 +86,11 @@ struct WholeResultRecord {
     text: String,
 }
 
+#[skip_serializing_none]
 #[derive(Serialize, Deserialize)]
 struct VerificationRecord {
     passed: u64,
     failed: u64,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     error: Option<String>,
     #[serde(default)]
     assertions: Vec<AssertionRecord>,
@@ -111,14 +109,14 @@ struct AssertionRecord {
 }
 
 /// `version` is null where it is not known; `between` then names the two it is one of, if that is known.
+#[skip_serializing_none]
 #[derive(Serialize, Deserialize)]
 struct VersionRecord {
     step: usize,
     span: [usize; 2],
+    #[serialize_always]
     version: Option<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     between: Option<[String; 2]>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     told: Option<String>,
 }
 
@@ -129,11 +127,11 @@ struct CompactionRecord {
     summary: Value,
 }
 
+#[skip_serializing_none]
 #[derive(Serialize, Deserialize)]
 struct StepRecord {
     message_idx: usize,
     next_state: [usize; 2],
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     action: Option<ActionRecord>,
 }
 
@@ -160,29 +158,24 @@ enum OutcomeRecord {
     },
 }
 
+#[skip_serializing_none]
 #[derive(Default, Serialize, Deserialize)]
 #[serde(default)]
 struct ProgressRecord {
-    #[serde(skip_serializing_if = "Option::is_none")]
     phase: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     plan_score: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     plan: Option<Vec<SubtaskRecord>>,
     #[serde(skip_serializing_if = "Map::is_empty")]
     subtask_scores: Map<String, Value>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     turns: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     tool_calls: Option<u64>,
 }
 
+#[skip_serializing_none]
 #[derive(Serialize, Deserialize)]
 struct SubtaskRecord {
     id: String,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     description: Option<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     acceptance_criteria: Option<String>,
 }
 
@@ -194,6 +187,7 @@ pub fn recognises(json: &Map<String, Value>) -> bool {
 /// The episode as our record.
 pub fn to_json(episode: &Episode) -> Result<Value, serde_json::Error> {
     let message = |message: &Message| to_json_with(message, ArgumentForm::Object);
+    let whole_result = |(message_idx, text)| WholeResultRecord { message_idx, text };
     let compaction = |it: &Compaction| CompactionRecord {
         at: it.at,
         kept_from: it.kept_from,
@@ -203,13 +197,13 @@ pub fn to_json(episode: &Episode) -> Result<Value, serde_json::Error> {
         format: FORMAT.to_owned(),
         version: VERSION,
         id: episode.id.clone(),
-        task: task_record(&episode.task),
+        task: episode.task.clone(),
         started_at: episode.started_at,
         tools: episode.tools.clone(),
         tool_text: episode.tool_text.map(tool_text_name),
         messages: episode.messages.iter().map(message).collect(),
         failed_results: episode.failed_results.clone(),
-        whole_results: episode.whole_results.iter().cloned().map(whole_result_record).collect(),
+        whole_results: episode.whole_results.iter().cloned().map(whole_result).collect(),
         limits_reached: episode.limits_reached.clone(),
         compactions: episode.compactions().iter().map(compaction).collect(),
         temperature: episode.temperature,
@@ -240,8 +234,7 @@ pub fn from_json(value: &Value) -> Result<Episode, Fault> {
 
 fn episode(record: Record) -> Result<Episode, Fault> {
     let messages = list_from_json(&record.messages).map_err(Fault::new)?;
-    let TaskRecord { id, prompt, difficulty } = record.task;
-    let mut episode = Episode::new(record.id, Task { id, prompt, difficulty }, messages);
+    let mut episode = Episode::new(record.id, record.task, messages);
     episode.started_at = record.started_at;
     episode.tools = record.tools;
     episode.tool_text = record.tool_text.map(tool_text);
@@ -265,15 +258,6 @@ fn episode(record: Record) -> Result<Episode, Fault> {
     let steps = record.steps.into_iter().enumerate().map(|(idx, it)| step(idx, it));
     episode.set_steps(steps.collect::<Result<_, _>>()?).map_err(Fault::new)?;
     Ok(episode)
-}
-
-fn task_record(task: &Task) -> TaskRecord {
-    let Task { id, prompt, difficulty } = task.clone();
-    TaskRecord { id, prompt, difficulty }
-}
-
-fn whole_result_record((message_idx, text): (usize, String)) -> WholeResultRecord {
-    WholeResultRecord { message_idx, text }
 }
 
 fn stop(name: &str) -> Result<Stop, Fault> {
