@@ -6,7 +6,7 @@
 
 use super::SyntaxError;
 use super::lex::{Tok, Token};
-use super::value::is_python_attribute;
+use super::methods::is_python_attribute;
 
 /// Deeper nesting is refused, because both parsers recurse.
 const MAX_DEPTH: usize = 50;
@@ -193,10 +193,10 @@ impl Parser {
     }
 
     /// One expression, or several with commas between them: a tuple.
-    pub(super) fn tuple(&mut self, with_ternary: bool, ends: &[&str]) -> Result<Code, SyntaxError> {
+    pub(super) fn tuple(&mut self, with_ternary: bool) -> Result<Code, SyntaxError> {
         let mut items = Vec::new();
         let mut is_tuple = false;
-        while !self.at_tuple_end(ends) {
+        while !self.at_tuple_end() {
             items.push(if with_ternary { self.expression()? } else { self.nested(Self::or)? });
             if !self.skip_op(",") {
                 break;
@@ -213,12 +213,8 @@ impl Parser {
         }
     }
 
-    fn at_tuple_end(&self, ends: &[&str]) -> bool {
-        match self.peek() {
-            None | Some(Tok::PrintEnd | Tok::BlockEnd | Tok::Op(")")) => true,
-            Some(Tok::Name(name)) => ends.contains(&name.as_str()),
-            _ => false,
-        }
+    fn at_tuple_end(&self) -> bool {
+        matches!(self.peek(), None | Some(Tok::PrintEnd | Tok::BlockEnd | Tok::Op(")")))
     }
 
     pub(super) fn expression(&mut self) -> Result<Code, SyntaxError> {
@@ -315,7 +311,7 @@ impl Parser {
 
     fn product(&mut self) -> Result<Code, SyntaxError> {
         let ops = [("*", "__mul"), ("/", "__div"), ("//", "__floordiv"), ("%", "__mod")];
-        self.chain(&ops, |parser| parser.chain(&[("**", "__pow")], |parser| parser.unary(true)))
+        self.chain(&ops, |parser| parser.unary(true))
     }
 
     /// A chain of operators that bind to the left.
@@ -396,7 +392,7 @@ impl Parser {
         if self.skip_op(")") {
             return Ok(container("__tuple", Vec::new()));
         }
-        let inner = self.tuple(true, &[])?;
+        let inner = self.tuple(true)?;
         self.expect_op(")")?;
         Ok(Code::primary(format!("({})", inner.text)))
     }
@@ -501,10 +497,6 @@ impl Parser {
 
     fn call(&mut self, callee: Code) -> Result<Code, SyntaxError> {
         let args = self.call_args()?;
-        if callee.text == "loop" {
-            // Recursion hands its argument to a loop, which iterates as Python does.
-            return Ok(Code::primary(format!("loop(({args})|__iter)")));
-        }
         Ok(Code::primary(format!("{}({args})", callee.tight())))
     }
 

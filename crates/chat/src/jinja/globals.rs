@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use minijinja::value::{Object, ObjectRepr, ValueOrKwargs};
@@ -98,10 +98,9 @@ pub(super) fn add(env: &mut Environment<'static>) {
         let error = Error::new(ErrorKind::InvalidOperation, message.clone());
         Err(error.with_source(Raised(message)))
     });
-    env.add_function("__fail", |message: String| -> Result<Value, Error> { fail(message) });
     env.add_function("strftime_now", |state: &mut State, format: String| -> Result<Value, Error> {
         match Run::of(state)?.now {
-            Some(now) => Ok(Value::from(now.strftime(&format))),
+            Some(now) => now.strftime(&format).map_or_else(fail, |text| Ok(Value::from(text))),
             None => {
                 Err(Error::new(ErrorKind::InvalidOperation, NeedsTime.to_string()).with_source(NeedsTime))
             }
@@ -111,8 +110,6 @@ pub(super) fn add(env: &mut Environment<'static>) {
     env.add_function("range", |args: Values| range(&args.into_values()));
     env.add_function("dict", |args: Values| make_dict(&Args::new(&args.into_values())?));
     env.add_function("namespace", |args: Values| namespace(&args.into_values()));
-    env.add_function("joiner", |args: Values| joiner(&args.into_values()));
-    env.add_function("cycler", |args: Values| cycler(&args.into_values()));
 }
 
 /// Runs the body of a `{% generation %}` block and remembers where its text goes.
@@ -163,79 +160,4 @@ fn namespace(args: &[Value]) -> Result<Value, Error> {
         pairs.push((name, value));
     }
     minijinja::functions::namespace(Some(ValueOrKwargs::from(Value::from_pairs(pairs))))
-}
-
-/// Gives its separator at every call but the first.
-#[derive(Debug)]
-struct Joiner {
-    separator: Value,
-    is_used: AtomicBool,
-}
-
-impl Object for Joiner {
-    fn repr(self: &Arc<Self>) -> ObjectRepr {
-        ObjectRepr::Plain
-    }
-
-    fn call(self: &Arc<Self>, _: &mut State<'_, '_>, args: &[Value]) -> Result<Value, Error> {
-        Args::new(args)?.bind([])?;
-        let is_used = self.is_used.swap(true, Ordering::Relaxed);
-        Ok(if is_used { self.separator.clone() } else { Value::from("") })
-    }
-}
-
-fn joiner(args: &[Value]) -> Result<Value, Error> {
-    let args = Args::new(args)?.bind(["sep"])?;
-    let separator = args.get(0).cloned().unwrap_or_else(|| Value::from(", "));
-    check_storable(&separator)?;
-    Ok(Value::from_object(Joiner { separator, is_used: AtomicBool::new(false) }))
-}
-
-/// Gives its items in turn.
-#[derive(Debug)]
-struct Cycler {
-    items: Vec<Value>,
-    next: AtomicUsize,
-}
-
-impl Object for Cycler {
-    fn repr(self: &Arc<Self>) -> ObjectRepr {
-        ObjectRepr::Plain
-    }
-
-    fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
-        let at = self.next.load(Ordering::Relaxed);
-        key.as_str().filter(|it| *it == "current").and(self.items.get(at).cloned())
-    }
-
-    fn call_method(
-        self: &Arc<Self>,
-        _: &mut State<'_, '_>,
-        method: &str,
-        args: &[Value],
-    ) -> Result<Value, Error> {
-        Args::new(args)?.bind([])?;
-        let at = self.next.load(Ordering::Relaxed);
-        match method {
-            "next" => {
-                self.next.store((at + 1) % self.items.len(), Ordering::Relaxed);
-                Ok(self.items.get(at).cloned().unwrap_or_default())
-            }
-            "reset" => {
-                self.next.store(0, Ordering::Relaxed);
-                Ok(Value::from(()))
-            }
-            _ => Err(Error::from(ErrorKind::UnknownMethod)),
-        }
-    }
-}
-
-fn cycler(args: &[Value]) -> Result<Value, Error> {
-    let args = Args::new(args)?;
-    let items = args.positional().to_vec();
-    items.iter().try_for_each(check_storable)?;
-    if items.is_empty() {
-        return fail("at least one item has to be provided");
-    }
-    Ok(Value::from_object(Cycler { items, next: AtomicUsize::new(0) }))
 }

@@ -4,6 +4,7 @@
 //! and Python's reading of numbers and string escapes. What the tokens mean is left to `lower`.
 
 use super::{SyntaxError, is_space};
+use backsight_core::python::unescape_one;
 
 /// One token and the line of the source it starts on.
 #[derive(Clone, Debug, PartialEq)]
@@ -233,16 +234,16 @@ impl<'a> Lexer<'a> {
     fn number(&self, after_dot: bool) -> Result<(usize, Tok), SyntaxError> {
         let rest = self.rest();
         if let Some(n_bytes) = float_len(rest).filter(|_| !after_dot) {
-            let number = rest[..n_bytes].replace('_', "").parse().unwrap_or(f64::INFINITY);
+            let number = rest[..n_bytes].parse().unwrap_or(f64::INFINITY);
             return if number.is_finite() {
                 Ok((n_bytes, Tok::Float(number)))
             } else {
                 self.fail("a float literal is too large")
             };
         }
-        let (n_bytes, radix, n_prefix) = int_len(rest);
-        let digits = rest[n_prefix..n_bytes].replace('_', "");
-        match i128::from_str_radix(&digits, radix) {
+        // A leading zero is a number of its own: `012` reads as `0` and `12`.
+        let n_bytes = if rest.starts_with('0') { zeros_len(rest) } else { digits_len(rest) };
+        match rest[..n_bytes].parse() {
             Ok(number) => Ok((n_bytes, Tok::Int(number))),
             Err(_) => self.fail("an integer literal is too large"),
         }
@@ -335,52 +336,28 @@ fn find_endraw(text: &str) -> Option<(usize, Option<char>)> {
     })
 }
 
-/// The length of digits with single underscores between them.
-fn digits_len(text: &str, is_digit: impl Fn(char) -> bool) -> usize {
-    let mut len = 0;
-    let mut chars = text.char_indices().peekable();
-    while let Some((at, c)) = chars.next() {
-        let joins = c == '_' && at > 0 && chars.peek().is_some_and(|(_, next)| is_digit(*next));
-        if !is_digit(c) && !joins {
-            break;
-        }
-        len = at + 1;
-    }
-    len
+fn zeros_len(text: &str) -> usize {
+    text.len() - text.trim_start_matches('0').len()
+}
+
+fn digits_len(text: &str) -> usize {
+    text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len()
 }
 
 /// The length of a float literal: digits with a fraction, an exponent or both.
 fn float_len(text: &str) -> Option<usize> {
-    let decimal = |c: char| c.is_ascii_digit();
-    let mut len = digits_len(text, decimal);
+    let mut len = digits_len(text);
     let whole = len;
     if let Some(fraction) = text[len..].strip_prefix('.') {
-        let n_digits = digits_len(fraction, decimal);
+        let n_digits = digits_len(fraction);
         len += if n_digits > 0 { 1 + n_digits } else { 0 };
     }
     if let Some(exponent) = text[len..].strip_prefix(['e', 'E']) {
         let n_sign = usize::from(exponent.starts_with(['+', '-']));
-        let n_digits = digits_len(&exponent[n_sign..], decimal);
+        let n_digits = digits_len(&exponent[n_sign..]);
         len += if n_digits > 0 { 1 + n_sign + n_digits } else { 0 };
     }
     (whole > 0 && len > whole).then_some(len)
-}
-
-/// The length of an integer literal, its radix and the length of its prefix.
-fn int_len(text: &str) -> (usize, u32, usize) {
-    let prefix = text.get(..2).unwrap_or_default().to_ascii_lowercase();
-    for (mark, radix) in [("0b", 2), ("0o", 8), ("0x", 16)] {
-        let digits = text.get(2..).filter(|_| prefix == mark).unwrap_or_default();
-        let digits = digits.strip_prefix('_').unwrap_or(digits);
-        let n_digits = digits_len(digits, |c| c.is_digit(radix));
-        if n_digits > 0 {
-            let n_prefix = text.len() - digits.len();
-            return (n_prefix + n_digits, radix, n_prefix);
-        }
-    }
-    // A leading zero is a number of its own: `012` reads as `0` and `12`.
-    let n_digits = digits_len(text, |c| if text.starts_with('0') { c == '0' } else { c.is_ascii_digit() });
-    (n_digits, 10, 0)
 }
 
 /// Decodes Python's string escapes; an unknown escape stays as written.
@@ -406,38 +383,4 @@ fn backslash_replace(c: char) -> String {
         code @ 0x100..=0xffff => format!("\\u{code:04x}"),
         code => format!("\\U{code:08x}"),
     }
-}
-
-/// Decodes the escape whose backslash has just been passed and returns what follows it.
-fn unescape_one<'a>(after: &'a str, out: &mut String) -> Option<&'a str> {
-    let mut chars = after.chars();
-    let c = chars.next()?;
-    match c {
-        '\n' => {}
-        '\\' | '\'' | '"' => out.push(c),
-        'a' => out.push('\u{7}'),
-        'b' => out.push('\u{8}'),
-        'f' => out.push('\u{c}'),
-        'n' => out.push('\n'),
-        'r' => out.push('\r'),
-        't' => out.push('\t'),
-        'v' => out.push('\u{b}'),
-        'x' => return hex_escape(chars.as_str(), 2, out),
-        'u' => return hex_escape(chars.as_str(), 4, out),
-        'U' => return hex_escape(chars.as_str(), 8, out),
-        '0'..='7' => {
-            let n_digits = after.chars().take(3).take_while(|c| c.is_digit(8)).count();
-            out.push(char::from_u32(u32::from_str_radix(&after[..n_digits], 8).ok()?)?);
-            return Some(&after[n_digits..]);
-        }
-        'N' => return None,
-        _ => out.extend(['\\', c]),
-    }
-    Some(chars.as_str())
-}
-
-fn hex_escape<'a>(text: &'a str, n_digits: usize, out: &mut String) -> Option<&'a str> {
-    let digits = text.get(..n_digits).filter(|it| it.chars().all(|c| c.is_ascii_hexdigit()))?;
-    out.push(char::from_u32(u32::from_str_radix(digits, 16).ok()?)?);
-    Some(&text[n_digits..])
 }

@@ -3,7 +3,7 @@
 //! minijinja supplies statements, scopes, loops and macros; what Python defines is ours. A template
 //! is read with Jinja2's grammar (`lex`, `expr`), written again with every operation that Python
 //! defines as a call of a filter of ours (`lower`), and run with Python's values (`value`, `text`),
-//! operators (`ops`), methods (`methods`, `strings`, `format`), filters (`filters`, `sequences`) and
+//! operators (`ops`), methods (`methods`, `strings`), filters (`filters`, `sequences`) and
 //! tests (`checks`). Names of our own filters start with two underscores, which no template may use.
 //!
 //! A template is a stranger's program: the number of instructions, the bytes it produces and the
@@ -13,7 +13,6 @@ mod args;
 mod checks;
 mod expr;
 mod filters;
-mod format;
 mod globals;
 mod lex;
 mod lower;

@@ -406,62 +406,26 @@ impl<'a> Reader<'a> {
     }
 
     fn string(&mut self) -> Result<String, BadJson> {
+        let start = self.at;
         self.take("\"");
-        let mut out = String::new();
         loop {
-            out.push_str(self.take_while(|byte| byte >= b' ' && byte != b'"' && byte != b'\\'));
+            self.take_while(|byte| byte >= b' ' && byte != b'"' && byte != b'\\');
             match self.peek() {
                 Some(b'"') => break,
-                Some(b'\\') => out.push(self.escape()?),
+                Some(b'\\') => self.escape(),
                 _ => return self.fail("unescaped control character"),
             }
         }
         self.take("\"");
-        Ok(out)
+        serde_json::from_str(&self.text[start..self.at]).map_err(|error| {
+            // There is no line break in it, so the column is the place.
+            BadJson { at: start + error.column() - 1, why: "a broken escape" }
+        })
     }
 
-    fn escape(&mut self) -> Result<char, BadJson> {
-        self.take("\\");
-        let c = match self.peek() {
-            Some(c @ (b'"' | b'\\' | b'/')) => char::from(c),
-            Some(b'b') => '\u{8}',
-            Some(b'f') => '\u{c}',
-            Some(b'n') => '\n',
-            Some(b'r') => '\r',
-            Some(b't') => '\t',
-            Some(b'u') => return self.unicode_escape(),
-            _ => return self.fail("unknown escape"),
-        };
-        self.advance(1);
-        Ok(c)
+    /// Passes a backslash and the character behind it.
+    fn escape(&mut self) {
+        let escaped = self.text[self.at + 1..].chars().next();
+        self.advance(1 + escaped.map_or(0, char::len_utf8));
     }
-
-    fn unicode_escape(&mut self) -> Result<char, BadJson> {
-        let first = self.utf16_unit()?;
-        let is_high = (0xd800..0xdc00).contains(&first);
-        let second = if is_high && self.take("\\") { Some(self.utf16_unit()?) } else { None };
-        let mut decoded = char::decode_utf16([first].into_iter().chain(second));
-        match decoded.next() {
-            Some(Ok(c)) => Ok(c),
-            _ => self.fail("half of a surrogate pair before this"),
-        }
-    }
-
-    /// The `uXXXX` of an escape.
-    fn utf16_unit(&mut self) -> Result<u16, BadJson> {
-        if !self.take("u") {
-            return self.fail("half of a surrogate pair before this");
-        }
-        let digits = self.text.as_bytes().get(self.at..self.at + 4).unwrap_or_default();
-        if digits.len() < 4 || !digits.iter().all(u8::is_ascii_hexdigit) {
-            return self.fail("expected four hexadecimal digits");
-        }
-        let unit = digits.iter().fold(0, |unit, &digit| unit * 16 + hex_value(digit));
-        self.advance(4);
-        Ok(unit)
-    }
-}
-
-fn hex_value(digit: u8) -> u16 {
-    char::from(digit).to_digit(16).unwrap_or(0) as u16
 }
