@@ -16,51 +16,31 @@ const MAX_OPERATIONS: usize = 1_500;
 /// Words that cannot be names, because they would be read as something else when written again.
 const KEYWORDS: &[&str] = &["and", "else", "if", "in", "is", "not", "or"];
 
-/// How tightly a written expression holds together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Bond {
-    /// Names, literals, calls, anything in brackets: may be followed by `.name` or `(…)`.
-    Primary,
-    /// Ends in a filter: may be followed by another one.
-    Filtered,
-    /// `and`, `if … else`, `is`: needs brackets before anything else.
-    Loose,
-}
-
-/// An expression written for minijinja.
+/// An expression written for minijinja; a filter may follow it.
 #[derive(Clone, Debug)]
 pub(super) struct Code {
-    text: String,
-    bond: Bond,
+    pub(super) text: String,
+    /// Whether `.name` or `(…)` may follow too: names, strings, calls, anything in brackets.
+    is_primary: bool,
 }
 
 impl Code {
     fn primary(text: impl Into<String>) -> Self {
-        Self { text: text.into(), bond: Bond::Primary }
+        Self { text: text.into(), is_primary: true }
     }
 
-    fn loose(text: String) -> Self {
-        Self { text, bond: Bond::Loose }
+    fn bracketed(text: &str) -> Self {
+        Self::primary(format!("({text})"))
     }
 
-    /// The text, in brackets unless it holds together at least as tightly as `bond`.
-    fn bound(self, bond: Bond) -> String {
-        if self.bond <= bond { self.text } else { format!("({})", self.text) }
-    }
-
+    /// The text, in brackets unless it is primary.
     fn tight(self) -> String {
-        self.bound(Bond::Primary)
-    }
-
-    /// The whole expression, where nothing follows that could bind to a part of it.
-    pub(super) fn whole(self) -> String {
-        self.text
+        if self.is_primary { self.text } else { format!("({})", self.text) }
     }
 
     /// `self|name(args)`.
     pub(super) fn filter(self, name: &str, args: &str) -> Self {
-        let text = format!("{}|{name}({args})", self.bound(Bond::Filtered));
-        Self { text, bond: Bond::Filtered }
+        Self { text: format!("{}|{name}({args})", self.text), is_primary: false }
     }
 }
 
@@ -225,14 +205,11 @@ impl Parser {
         let mut value = self.or()?;
         while self.skip_name("if") {
             self.count()?;
-            let condition = self.or()?.bound(Bond::Filtered);
-            let value_text = value.bound(Bond::Filtered);
-            value = Code::loose(if self.skip_name("else") {
-                let other = self.nested(Self::ternary)?.bound(Bond::Filtered);
-                format!("{value_text} if {condition} else {other}")
-            } else {
-                format!("{value_text} if {condition}")
-            });
+            let mut text = format!("{} if {}", value.text, self.or()?.text);
+            if self.skip_name("else") {
+                text = format!("{text} else {}", self.nested(Self::ternary)?.text);
+            }
+            value = Code::bracketed(&text);
         }
         Ok(value)
     }
@@ -251,20 +228,20 @@ impl Parser {
         if !self.is_name(word) {
             return Ok(first);
         }
-        let mut text = first.bound(Bond::Filtered);
+        let mut text = first.text;
         while self.skip_name(word) {
             self.count()?;
-            text = format!("{text} {word} {}", operand(self)?.bound(Bond::Filtered));
+            text = format!("{text} {word} {}", operand(self)?.text);
         }
-        Ok(Code::loose(text))
+        Ok(Code::bracketed(&text))
     }
 
     fn not(&mut self) -> Result<Code, SyntaxError> {
         if !self.skip_name("not") {
             return self.compare();
         }
-        let operand = self.nested(Self::not)?.bound(Bond::Filtered);
-        Ok(Code::loose(format!("not {operand}")))
+        let operand = self.nested(Self::not)?.text;
+        Ok(Code::bracketed(&format!("not {operand}")))
     }
 
     fn compare(&mut self) -> Result<Code, SyntaxError> {
@@ -274,14 +251,14 @@ impl Parser {
             self.count()?;
             let right = self.sum()?;
             let test = left.filter(filter, &right.text);
-            parts.push(if negated { Code::loose(format!("not {}", test.text)) } else { test });
+            parts.push(if negated { Code::bracketed(&format!("not {}", test.text)) } else { test });
             left = right;
         }
         if parts.len() < 2 {
             return Ok(parts.pop().unwrap_or(left));
         }
-        let parts: Vec<_> = parts.into_iter().map(|part| part.bound(Bond::Filtered)).collect();
-        Ok(Code::loose(parts.join(" and ")))
+        let parts: Vec<_> = parts.into_iter().map(|part| part.text).collect();
+        Ok(Code::bracketed(&parts.join(" and ")))
     }
 
     /// Our filter for the comparison that is next, and whether its answer is to be turned round.
@@ -346,16 +323,8 @@ impl Parser {
             Some(Tok::Name(name)) if KEYWORDS.contains(&name.as_str()) => self.unexpected("an expression"),
             Some(Tok::Name(_)) => self.name(),
             Some(Tok::Str(_)) => Ok(self.string()),
-            Some(Tok::Int(number)) => {
-                let code = Code { text: number.to_string(), bond: Bond::Filtered };
-                self.pos += 1;
-                Ok(code)
-            }
-            Some(Tok::Float(number)) => {
-                let code = Code { text: format!("{number:?}"), bond: Bond::Filtered };
-                self.pos += 1;
-                Ok(code)
-            }
+            Some(Tok::Int(number)) => Ok(self.number(number.to_string())),
+            Some(Tok::Float(number)) => Ok(self.number(format!("{number:?}"))),
             Some(Tok::Op("(")) => self.parentheses(),
             Some(Tok::Op("[")) => self.list(),
             Some(Tok::Op("{")) => self.dict(),
@@ -377,6 +346,11 @@ impl Parser {
         Ok(Code::primary(text))
     }
 
+    fn number(&mut self, text: String) -> Code {
+        self.pos += 1;
+        Code { text, is_primary: false }
+    }
+
     /// String literals that follow each other are one string.
     fn string(&mut self) -> Code {
         let mut text = String::new();
@@ -394,7 +368,7 @@ impl Parser {
         }
         let inner = self.tuple(true)?;
         self.expect_op(")")?;
-        Ok(Code::primary(format!("({})", inner.text)))
+        Ok(Code::bracketed(&inner.text))
     }
 
     fn list(&mut self) -> Result<Code, SyntaxError> {
@@ -517,7 +491,7 @@ impl Parser {
     fn call_arg(&mut self) -> Result<String, SyntaxError> {
         self.count()?;
         if self.skip_op("**") {
-            return Ok(format!("**{}", self.expression()?.bound(Bond::Filtered)));
+            return Ok(format!("**{}", self.expression()?.text));
         }
         if self.skip_op("*") {
             let splat = self.expression()?.filter("__iter", "").text;
@@ -569,7 +543,7 @@ impl Parser {
         let name = self.public_name("test")?;
         let args = self.test_args()?;
         let not = if negated { "not " } else { "" };
-        Ok(Code::loose(format!("{} is {not}{name}({args})", value.bound(Bond::Filtered))))
+        Ok(Code::bracketed(&format!("{} is {not}{name}({args})", value.text)))
     }
 
     /// A test takes its arguments in brackets, or one operand without them.
@@ -588,8 +562,8 @@ impl Parser {
 }
 
 fn container(filter: &str, items: Vec<Code>) -> Code {
-    let items: Vec<_> = items.into_iter().map(Code::whole).collect();
-    Code { text: format!("none|{filter}({})", items.join(", ")), bond: Bond::Filtered }
+    let items: Vec<_> = items.into_iter().map(|item| item.text).collect();
+    Code::primary("none").filter(filter, &items.join(", "))
 }
 
 /// A string literal that minijinja reads back as `text`.

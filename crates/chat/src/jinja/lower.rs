@@ -107,7 +107,7 @@ impl Lowering {
 
     fn print(&mut self, value: Code, line: usize) {
         let gap = self.catch_up(line);
-        self.out.push_str(&format!("{{{{{gap} {} }}}}", value.whole()));
+        self.out.push_str(&format!("{{{{{gap} {} }}}}", value.text));
     }
 
     fn tag(&mut self, line: usize, text: &str) {
@@ -120,7 +120,7 @@ impl Lowering {
         match name.as_str() {
             "for" => self.for_loop(line),
             "if" => {
-                let condition = self.parser.tuple(false)?.whole();
+                let condition = self.parser.tuple(false)?.text;
                 self.begin(line, Open::If { n_elifs: 0, has_else: false }, &format!("if {condition}"));
                 Ok(())
             }
@@ -183,9 +183,9 @@ impl Lowering {
         }
         let items = self.parser.tuple(false)?;
         let unpacks = if n_names > 1 { "true" } else { "" };
-        let mut text = format!("for {target} in {}", items.filter("__iter", unpacks).whole());
+        let mut text = format!("for {target} in {}", items.filter("__iter", unpacks).text);
         if self.parser.skip_name("if") {
-            text = format!("{text} if {}", self.parser.expression()?.whole());
+            text = format!("{text} if {}", self.parser.expression()?.text);
         }
         self.begin(line, Open::For { in_else: false }, &text);
         Ok(())
@@ -222,7 +222,7 @@ impl Lowering {
     }
 
     fn elif(&mut self, line: usize) -> Result<(), SyntaxError> {
-        let condition = self.parser.tuple(false)?.whole();
+        let condition = self.parser.tuple(false)?.text;
         match self.open.last_mut() {
             Some(Open::If { n_elifs, has_else: false }) if *n_elifs < MAX_ELIFS => *n_elifs += 1,
             Some(Open::If { has_else: false, .. }) => return self.parser.fail("too many `elif`s"),
@@ -255,7 +255,7 @@ impl Lowering {
         // What a namespace holds outlives a loop, so how deep it is must be watched.
         let store = if target.contains('.') { "|__store()" } else { "" };
         if self.parser.skip_op("=") {
-            let value = self.parser.tuple(true)?.whole();
+            let value = self.parser.tuple(true)?.text;
             self.tag(line, &format!("set {target} = ({value}){store}"));
             return Ok(());
         }
@@ -274,7 +274,7 @@ impl Lowering {
         while !self.parser.is_op(")") {
             let name = self.assignable()?;
             params.push(if self.parser.skip_op("=") {
-                format!("{name}={}", self.parser.expression()?.whole())
+                format!("{name}={}", self.parser.expression()?.text)
             } else {
                 name
             });
