@@ -95,6 +95,11 @@ impl JsonStyle {
     }
 }
 
+/// `json.dumps(value, ensure_ascii=False)`.
+pub fn dumps(value: &Value) -> String {
+    json_dumps(value, &JsonStyle::transformers())
+}
+
 /// What Python's `json.dumps` gives for a value.
 pub fn json_dumps(value: &Value, style: &JsonStyle) -> String {
     let mut out = String::new();

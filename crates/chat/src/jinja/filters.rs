@@ -9,7 +9,7 @@ use super::ops::int;
 use super::text::{escape_html, to_str};
 use super::value::{Dict, Py, fail, like, py, to_json, undefined};
 use super::{Filter, is_space, room, strings};
-use backsight_core::python::{JsonStyle, json_dumps};
+use backsight_core::python::{JsonStyle, dumps, json_dumps};
 
 /// The filters of this module by name.
 pub(super) const FILTERS: &[(&str, Filter)] = &[
@@ -160,7 +160,7 @@ fn to_json_text(value: &Value, args: &Args) -> Result<Value, Error> {
 /// A dict in the style of `tojson` without arguments, made once.
 fn dict_json(value: &Value, dict: &Dict) -> Result<Value, Error> {
     if dict.json.get().is_none() {
-        let text = json_dumps(&to_json(value)?, &JsonStyle::transformers());
+        let text = dumps(&to_json(value)?);
         // Whoever was first made the same text.
         let _ = dict.json.set(text);
     }

@@ -122,7 +122,7 @@ impl<'a> Lexer<'a> {
         self.advance(2 + sign.map_or(0, char::len_utf8));
         match kind {
             TagKind::Comment => self.comment(),
-            TagKind::Block if raw_tag(self.rest(), "raw").is_some() => self.raw(),
+            TagKind::Block if is_raw(self.rest()) => self.fail("the tag `raw` is not supported"),
             TagKind::Block => self.tag(kind, Tok::BlockBegin, Tok::BlockEnd),
             TagKind::Print => self.tag(kind, Tok::PrintBegin, Tok::PrintEnd),
         }
@@ -150,24 +150,6 @@ impl<'a> Lexer<'a> {
         let keeps_newline = self.rest()[..end].ends_with('+');
         let strips = self.rest()[..end].ends_with('-');
         self.advance(end);
-        self.close(2, strips, !keeps_newline);
-        Ok(())
-    }
-
-    /// Everything up to `{% endraw %}` is text.
-    fn raw(&mut self) -> Result<(), SyntaxError> {
-        let (n_bytes, strips) = raw_tag(self.rest(), "raw").unwrap_or_default();
-        self.advance(n_bytes - 2);
-        // Unlike other block tags, `{% raw %}` does not swallow the newline after it.
-        self.close(2, strips, false);
-        let Some((at, sign)) = find_endraw(self.rest()) else {
-            return self.fail("a raw block is not closed: `{% endraw %}` is missing");
-        };
-        self.data(at, sign, true);
-        self.advance(2 + sign.map_or(0, char::len_utf8));
-        let (n_bytes, strips) = raw_tag(self.rest(), "endraw").unwrap_or_default();
-        let keeps_newline = self.rest()[..n_bytes - 2].ends_with('+');
-        self.advance(n_bytes - 2);
         self.close(2, strips, !keeps_newline);
         Ok(())
     }
@@ -256,9 +238,11 @@ impl<'a> Lexer<'a> {
                 _ if escaped => escaped = false,
                 '\\' => escaped = true,
                 _ if c == quote => {
-                    let text = unescape(&self.rest()[1..at])
-                        .ok_or_else(|| SyntaxError::new("a string has a broken escape", self.line))?;
-                    return Ok((at + 1, Tok::Str(text)));
+                    let written = &self.rest()[..=at];
+                    return match unescape(&written[1..at]) {
+                        Some(text) => Ok((at + 1, Tok::Str(text))),
+                        None => self.fail(format!("an escape in {written} is broken or not supported")),
+                    };
                 }
                 _ => {}
             }
@@ -317,23 +301,9 @@ fn strip_indent(text: &str, line_starting: bool) -> &str {
     if starts_line && text[line_start..].chars().all(is_space) { &text[..line_start] } else { text }
 }
 
-/// The length of `raw %}` or `endraw -%}` and whether white space after it goes.
-fn raw_tag(text: &str, word: &str) -> Option<(usize, bool)> {
-    let inner = text.trim_start_matches(is_space).strip_prefix(word)?.trim_start_matches(is_space);
-    let strips = inner.starts_with('-');
-    let keeps = word == "endraw" && inner.starts_with('+');
-    let end = inner.strip_prefix(['-', '+']).filter(|_| strips || keeps).unwrap_or(inner);
-    let after = end.strip_prefix("%}")?;
-    Some((text.len() - after.len(), strips))
-}
-
-/// Where `{% endraw %}` starts, and its opening sign.
-fn find_endraw(text: &str) -> Option<(usize, Option<char>)> {
-    text.match_indices("{%").find_map(|(at, _)| {
-        let sign = sign_at(&text[at + 2..]);
-        let inside = at + 2 + sign.map_or(0, char::len_utf8);
-        raw_tag(&text[inside..], "endraw").map(|_| (at, sign))
-    })
+/// Whether a tag opens a raw block, whose text would have to be left unread.
+fn is_raw(text: &str) -> bool {
+    text.trim_start_matches(is_space).split(|c: char| !c.is_alphanumeric()).next() == Some("raw")
 }
 
 fn zeros_len(text: &str) -> usize {
@@ -360,27 +330,14 @@ fn float_len(text: &str) -> Option<usize> {
     (whole > 0 && len > whole).then_some(len)
 }
 
-/// Decodes Python's string escapes; an unknown escape stays as written.
-///
-/// Python first writes everything beyond ASCII as an escape of its own and decodes afterwards, so a
-/// backslash before such a character escapes that escape.
+/// Decodes Python's string escapes. One before a character beyond ASCII is refused: Python makes something else of it.
 fn unescape(text: &str) -> Option<String> {
-    let ascii: String = text.chars().map(backslash_replace).collect();
     let mut out = String::with_capacity(text.len());
-    let mut rest = ascii.as_str();
+    let mut rest = text;
     while let Some((before, after)) = rest.split_once('\\') {
         out.push_str(before);
-        rest = unescape_one(after, &mut out)?;
+        rest = unescape_one(after, &mut out).filter(|_| after.starts_with(|c: char| c.is_ascii()))?;
     }
     out.push_str(rest);
     Some(out)
-}
-
-fn backslash_replace(c: char) -> String {
-    match c as u32 {
-        0..=0x7f => c.to_string(),
-        code @ 0x80..=0xff => format!("\\x{code:02x}"),
-        code @ 0x100..=0xffff => format!("\\u{code:04x}"),
-        code => format!("\\U{code:08x}"),
-    }
 }

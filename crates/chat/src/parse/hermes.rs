@@ -4,8 +4,8 @@
 //! voids all calls; an object without a name is passed over.
 
 use super::json::{Json, find_outside, loads};
-use super::scan::{excerpt, find, strip};
-use super::{NoCall, Parsed, ParsedCall, all_or_none};
+use super::scan::{find, strip};
+use super::{NoCall, Parsed, ParsedCall, all_or_none, call_of};
 
 /// The tags around a call.
 pub(super) struct Tags {
@@ -45,15 +45,6 @@ fn call(piece: &str, tags: &Tags) -> Result<ParsedCall, NoCall> {
         return Err(NoCall::Other(format!("`{}` has nothing in it", tags.open)));
     }
     let value = loads(piece).map_err(|bad| NoCall::Broken(bad.describe(piece)))?;
-    let Json::Object(fields) = value else {
-        return Err(NoCall::Other(format!("{} is no JSON object", excerpt(piece))));
-    };
-    match fields.get("name") {
-        None => Err(NoCall::Other(format!("{} has no `name`", excerpt(piece)))),
-        Some(Json::Text(name)) if !name.is_empty() => {
-            let arguments = fields.get("arguments").map_or_else(|| "{}".to_owned(), Json::dumps);
-            Ok(ParsedCall::new(name, arguments))
-        }
-        Some(_) => Err(NoCall::Broken(format!("{} has a `name` that is no name", excerpt(piece)))),
-    }
+    let dumps = |arguments: Option<&Json>| Ok(arguments.map_or_else(|| "{}".to_owned(), Json::dumps));
+    call_of(&value, piece, dumps)
 }

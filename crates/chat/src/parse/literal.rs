@@ -21,7 +21,7 @@ fn read(text: &str) -> Option<Json> {
     if text.contains(['\0', '\r']) {
         return None;
     }
-    let mut reader = Reader { text, at: 0, depth: 0 };
+    let mut reader = LiteralReader { text, at: 0, depth: 0 };
     let (mut items, is_tuple) = reader.items("")?;
     match reader.rest() {
         "" if is_tuple => Some(Json::List(items)),
@@ -30,14 +30,14 @@ fn read(text: &str) -> Option<Json> {
     }
 }
 
-struct Reader<'a> {
+struct LiteralReader<'a> {
     text: &'a str,
     at: usize,
     /// How many brackets are open; line breaks are space inside them.
     depth: usize,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> LiteralReader<'a> {
     fn rest(&self) -> &'a str {
         &self.text[self.at..]
     }

@@ -7,7 +7,7 @@
 
 use super::json::{Containers, Json, find_outside, loads};
 use super::scan::{excerpt, find, strip, strip_start};
-use super::{NoCall, Parsed, ParsedCall, all_or_none};
+use super::{NoCall, Parsed, ParsedCall, all_or_none, call_of};
 
 const MARKER: &str = "[TOOL_CALLS]";
 const CALL_ID: &str = "[CALL_ID]";
@@ -86,21 +86,13 @@ fn listed_calls(part: &str) -> (Vec<ParsedCall>, Vec<String>) {
 }
 
 fn listed_call(item: &Json) -> Result<ParsedCall, NoCall> {
-    let Json::Object(fields) = item else {
-        return Err(NoCall::Other(format!("{} is no JSON object", excerpt(&item.dumps()))));
-    };
-    let arguments = match fields.get("arguments") {
-        None => "{}".to_owned(),
-        Some(Json::Object(fields)) => fields.dumps(),
-        Some(Json::Text(text)) => text.clone(),
+    call_of(item, &item.dumps(), |arguments| match arguments {
+        None => Ok("{}".to_owned()),
+        Some(Json::Text(text)) => Ok(text.clone()),
+        Some(arguments @ Json::Object(_)) => Ok(arguments.dumps()),
         Some(other) => {
             let why = format!("{} as `arguments` is neither an object nor text", excerpt(&other.dumps()));
-            return Err(NoCall::Broken(why));
+            Err(NoCall::Broken(why))
         }
-    };
-    match fields.get("name") {
-        None => Err(NoCall::Other(format!("{} has no `name`", excerpt(&fields.dumps())))),
-        Some(Json::Text(name)) if !name.is_empty() => Ok(ParsedCall::new(name, arguments)),
-        Some(_) => Err(NoCall::Broken(format!("{} has a `name` that is no name", excerpt(&fields.dumps())))),
-    }
+    })
 }

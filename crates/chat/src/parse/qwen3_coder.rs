@@ -62,7 +62,7 @@ fn call(function: &str, tools: &[Value], malformed: &mut Vec<String>) -> Option<
         let key = strip(&parameter[..end]);
         fields.insert(key.to_owned(), schemas.value(key, unwrapped(&parameter[end + 1..]), convert));
     }
-    Some(ParsedCall::new(name, fields.dumps()))
+    Some(ParsedCall::new(name, Json::Object(fields).dumps()))
 }
 
 /// The parameters of a function: each goes to its closing tag, the next one or the end.

@@ -207,7 +207,7 @@ const PLACES: &[[&str; 2]] = &[
 ];
 
 fn parsers() -> Vec<Parser> {
-    let mut parsers = Parser::ALL_NAMES.map(|name| Parser::from_name(name).unwrap()).to_vec();
+    let mut parsers = Parser::all_names().map(|name| Parser::from_name(name).unwrap()).to_vec();
     parsers.dedup();
     assert_eq!(parsers.len(), 10);
     parsers
