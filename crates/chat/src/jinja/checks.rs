@@ -1,12 +1,10 @@
 //! Jinja2's tests: what may stand after `is`.
 
-use std::cmp::Ordering;
-
 use minijinja::{Error, Value};
 
 use super::Check;
 use super::args::Args;
-use super::ops::{self, compare, contains, equal};
+use super::ops::{self, contains, equal};
 use super::value::{Py, Seq, SeqKind, py};
 
 /// The tests by name.
@@ -29,22 +27,6 @@ pub(super) const CHECKS: &[(&str, Check)] = &[
     ("string", |value, args| alone(args, matches!(py(value), Py::Str(_)))),
     ("true", |value, args| alone(args, matches!(py(value), Py::Bool(true)))),
     ("undefined", |value, args| alone(args, value.is_undefined())),
-    ("eq", is_equal),
-    ("equalto", is_equal),
-    ("ne", |value, args| is_equal(value, args).map(|it| !it)),
-    ("gt", |value, args| is_ordered(value, args, ">", Ordering::is_gt)),
-    ("greaterthan", |value, args| is_ordered(value, args, ">", Ordering::is_gt)),
-    ("ge", |value, args| is_ordered(value, args, ">=", Ordering::is_ge)),
-    ("lt", |value, args| is_ordered(value, args, "<", Ordering::is_lt)),
-    ("lessthan", |value, args| is_ordered(value, args, "<", Ordering::is_lt)),
-    ("le", |value, args| is_ordered(value, args, "<=", Ordering::is_le)),
-    // `select` and its like take operators by their sign too.
-    ("==", is_equal),
-    ("!=", |value, args| is_equal(value, args).map(|it| !it)),
-    (">", |value, args| is_ordered(value, args, ">", Ordering::is_gt)),
-    (">=", |value, args| is_ordered(value, args, ">=", Ordering::is_ge)),
-    ("<", |value, args| is_ordered(value, args, "<", Ordering::is_lt)),
-    ("<=", |value, args| is_ordered(value, args, "<=", Ordering::is_le)),
 ];
 
 /// The answer of a test that takes no arguments.
@@ -55,14 +37,6 @@ fn alone(args: &Args, answer: bool) -> Result<bool, Error> {
 
 fn leaves(value: &Value, divisor: &Value, rest: i64) -> Result<bool, Error> {
     Ok(equal(&ops::modulo(value, divisor)?, &Value::from(rest)))
-}
-
-fn is_equal(value: &Value, args: &Args) -> Result<bool, Error> {
-    Ok(equal(value, args.bind(["other"])?.required(0)?))
-}
-
-fn is_ordered(value: &Value, args: &Args, op: &str, wanted: fn(Ordering) -> bool) -> Result<bool, Error> {
-    Ok(compare(op, value, args.bind(["other"])?.required(0)?)?.is_some_and(wanted))
 }
 
 /// Has a length and items by key, as Jinja2 asks it: also true of dicts, strings and undefined values.

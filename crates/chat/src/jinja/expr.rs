@@ -134,6 +134,15 @@ impl Parser {
         }
     }
 
+    /// A name that something is assigned to.
+    pub(super) fn assignable(&mut self) -> Result<String, SyntaxError> {
+        let name = self.expect_name()?;
+        if ["true", "false", "none", "True", "False", "None"].contains(&name.as_str()) {
+            return self.fail(format!("cannot assign to `{name}`"));
+        }
+        Ok(name)
+    }
+
     pub(super) fn unexpected<T>(&self, expected: &str) -> Result<T, SyntaxError> {
         let found = match self.peek() {
             None => "the end of the template".to_owned(),
@@ -323,8 +332,11 @@ impl Parser {
             Some(Tok::Name(name)) if KEYWORDS.contains(&name.as_str()) => self.unexpected("an expression"),
             Some(Tok::Name(_)) => self.name(),
             Some(Tok::Str(_)) => Ok(self.string()),
-            Some(Tok::Int(number)) => Ok(self.number(number.to_string())),
-            Some(Tok::Float(number)) => Ok(self.number(format!("{number:?}"))),
+            Some(Tok::Int(number) | Tok::Float(number)) => {
+                let text = number.clone();
+                self.pos += 1;
+                Ok(Code { text, is_primary: false })
+            }
             Some(Tok::Op("(")) => self.parentheses(),
             Some(Tok::Op("[")) => self.list(),
             Some(Tok::Op("{")) => self.dict(),
@@ -344,11 +356,6 @@ impl Parser {
             }
         };
         Ok(Code::primary(text))
-    }
-
-    fn number(&mut self, text: String) -> Code {
-        self.pos += 1;
-        Code { text, is_primary: false }
     }
 
     /// String literals that follow each other are one string.
@@ -373,30 +380,34 @@ impl Parser {
 
     fn list(&mut self) -> Result<Code, SyntaxError> {
         self.expect_op("[")?;
-        let mut items = Vec::new();
-        while !self.is_op("]") {
-            items.push(self.expression()?);
-            if !self.skip_op(",") {
-                break;
-            }
-        }
-        self.expect_op("]")?;
-        Ok(container("__list", items))
+        Ok(container("__list", self.separated("]", Self::expression)?))
     }
 
     fn dict(&mut self) -> Result<Code, SyntaxError> {
         self.expect_op("{")?;
+        let entries = self.separated("}", |parser| {
+            let key = parser.expression()?;
+            parser.expect_op(":")?;
+            Ok([key, parser.expression()?])
+        });
+        Ok(container("__dict", entries?.into_iter().flatten().collect()))
+    }
+
+    /// What stands between commas up to `close`; the opening bracket has been passed.
+    pub(super) fn separated<T>(
+        &mut self,
+        close: &str,
+        item: impl Fn(&mut Self) -> Result<T, SyntaxError>,
+    ) -> Result<Vec<T>, SyntaxError> {
         let mut items = Vec::new();
-        while !self.is_op("}") {
-            items.push(self.expression()?);
-            self.expect_op(":")?;
-            items.push(self.expression()?);
+        while !self.is_op(close) {
+            items.push(item(self)?);
             if !self.skip_op(",") {
                 break;
             }
         }
-        self.expect_op("}")?;
-        Ok(container("__dict", items))
+        self.expect_op(close)?;
+        Ok(items)
     }
 
     fn postfix(&mut self, mut value: Code) -> Result<Code, SyntaxError> {
@@ -414,7 +425,7 @@ impl Parser {
     fn attribute(&mut self, value: Code) -> Result<Code, SyntaxError> {
         self.expect_op(".")?;
         match self.next() {
-            Some(Tok::Int(index)) => Ok(value.filter("__item", &index.to_string())),
+            Some(Tok::Int(index)) => Ok(value.filter("__item", &index)),
             Some(Tok::Name(name)) if self.is_op("(") => {
                 let args = self.call_args()?;
                 let separator = if args.is_empty() { "" } else { ", " };
@@ -477,15 +488,7 @@ impl Parser {
     /// The arguments of a call, brackets taken off.
     pub(super) fn call_args(&mut self) -> Result<String, SyntaxError> {
         self.expect_op("(")?;
-        let mut args = Vec::new();
-        while !self.is_op(")") {
-            args.push(self.call_arg()?);
-            if !self.skip_op(",") {
-                break;
-            }
-        }
-        self.expect_op(")")?;
-        Ok(args.join(", "))
+        Ok(self.separated(")", Self::call_arg)?.join(", "))
     }
 
     fn call_arg(&mut self) -> Result<String, SyntaxError> {

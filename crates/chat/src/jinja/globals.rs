@@ -1,6 +1,5 @@
 //! The functions a template can call, and what one rendering carries along for them.
 
-use std::fmt;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -68,28 +67,14 @@ impl Object for Run {
 }
 
 /// A template called `raise_exception`.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
 pub(crate) struct Raised(pub(crate) String);
 
-impl fmt::Display for Raised {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for Raised {}
-
 /// A template asked for the time and none was given.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("the template asks for the current time, and none was given")]
 pub(crate) struct NeedsTime;
-
-impl fmt::Display for NeedsTime {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the template asks for the current time, and none was given")
-    }
-}
-
-impl std::error::Error for NeedsTime {}
 
 /// Adds the functions.
 pub(super) fn add(env: &mut Environment<'static>) {

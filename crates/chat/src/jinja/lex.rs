@@ -31,9 +31,9 @@ pub(super) enum Tok {
     /// A string literal, escapes decoded.
     Str(String),
     /// An integer literal.
-    Int(i128),
+    Int(String),
     /// A float literal.
-    Float(f64),
+    Float(String),
     /// An operator or bracket.
     Op(&'static str),
 }
@@ -203,7 +203,7 @@ impl<'a> Lexer<'a> {
         }
         let after_dot = self.source[..self.pos].ends_with('.');
         let (n_bytes, tok) = match first {
-            '0'..='9' => self.number(after_dot)?,
+            '0'..='9' => self.number(after_dot),
             '\'' | '"' => self.string(first)?,
             _ if first.is_alphanumeric() || first == '_' => self.name()?,
             _ => self.operator(brackets)?,
@@ -213,22 +213,14 @@ impl<'a> Lexer<'a> {
         Ok(())
     }
 
-    fn number(&self, after_dot: bool) -> Result<(usize, Tok), SyntaxError> {
+    fn number(&self, after_dot: bool) -> (usize, Tok) {
         let rest = self.rest();
         if let Some(n_bytes) = float_len(rest).filter(|_| !after_dot) {
-            let number = rest[..n_bytes].parse().unwrap_or(f64::INFINITY);
-            return if number.is_finite() {
-                Ok((n_bytes, Tok::Float(number)))
-            } else {
-                self.fail("a float literal is too large")
-            };
+            return (n_bytes, Tok::Float(rest[..n_bytes].to_owned()));
         }
         // A leading zero is a number of its own: `012` reads as `0` and `12`.
         let n_bytes = if rest.starts_with('0') { zeros_len(rest) } else { digits_len(rest) };
-        match rest[..n_bytes].parse() {
-            Ok(number) => Ok((n_bytes, Tok::Int(number))),
-            Err(_) => self.fail("an integer literal is too large"),
-        }
+        (n_bytes, Tok::Int(rest[..n_bytes].to_owned()))
     }
 
     fn string(&self, quote: char) -> Result<(usize, Tok), SyntaxError> {

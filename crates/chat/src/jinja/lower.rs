@@ -195,7 +195,11 @@ impl Lowering {
     fn targets(&mut self) -> Result<(String, usize), SyntaxError> {
         let mut names = Vec::new();
         loop {
-            names.push(if self.parser.skip_op("(") { self.inner_targets()? } else { self.assignable()? });
+            names.push(if self.parser.skip_op("(") {
+                self.inner_targets()?
+            } else {
+                self.parser.assignable()?
+            });
             if !self.parser.skip_op(",") || self.parser.is_name("in") || self.parser.is_op("=") {
                 break;
             }
@@ -205,20 +209,7 @@ impl Lowering {
 
     /// The names of `(b, c)` in `a, (b, c)`; its opening bracket has been passed.
     fn inner_targets(&mut self) -> Result<String, SyntaxError> {
-        let mut names = vec![self.assignable()?];
-        while self.parser.skip_op(",") && !self.parser.is_op(")") {
-            names.push(self.assignable()?);
-        }
-        self.parser.expect_op(")")?;
-        Ok(format!("({})", names.join(", ")))
-    }
-
-    fn assignable(&mut self) -> Result<String, SyntaxError> {
-        let name = self.parser.expect_name()?;
-        if ["true", "false", "none", "True", "False", "None"].contains(&name.as_str()) {
-            return self.parser.fail(format!("cannot assign to `{name}`"));
-        }
-        Ok(name)
+        Ok(format!("({})", self.parser.separated(")", Parser::assignable)?.join(", ")))
     }
 
     fn elif(&mut self, line: usize) -> Result<(), SyntaxError> {
@@ -270,24 +261,16 @@ impl Lowering {
     /// Parameters in brackets, with their defaults.
     fn signature(&mut self) -> Result<String, SyntaxError> {
         self.parser.expect_op("(")?;
-        let mut params = Vec::new();
-        while !self.parser.is_op(")") {
-            let name = self.assignable()?;
-            params.push(if self.parser.skip_op("=") {
-                format!("{name}={}", self.parser.expression()?.text)
-            } else {
-                name
-            });
-            if !self.parser.skip_op(",") {
-                break;
-            }
-        }
-        self.parser.expect_op(")")?;
-        Ok(params.join(", "))
+        let params = self.parser.separated(")", |parser| {
+            let name = parser.assignable()?;
+            let default = if parser.skip_op("=") { Some(parser.expression()?.text) } else { None };
+            Ok(default.map_or_else(|| name.clone(), |default| format!("{name}={default}")))
+        });
+        Ok(params?.join(", "))
     }
 
     fn macro_definition(&mut self, line: usize) -> Result<(), SyntaxError> {
-        let name = self.assignable()?;
+        let name = self.parser.assignable()?;
         let params = self.signature()?;
         self.begin_body(line, Open::Macro, &format!("macro {name}({params})"));
         Ok(())

@@ -155,11 +155,7 @@ fn environment() -> Environment<'static> {
         add_filter(&mut env, name, filter);
     }
     for (name, check) in checks::CHECKS.iter().copied() {
-        env.add_test(name, move |args: Values| -> Result<bool, Error> {
-            let args = args.into_values();
-            let (value, args) = receiver(&args)?;
-            check(value, &Args::new(args)?)
-        });
+        add_test(&mut env, name, check);
     }
     add_operators(&mut env);
     globals::add(&mut env);
@@ -173,6 +169,18 @@ fn add_filter(env: &mut Environment<'static>, name: &'static str, filter: Filter
         let result = filter(state, value, &Args::new(args)?)?;
         charge(state, size(&result))?;
         Ok(result)
+    });
+}
+
+fn add_test(
+    env: &mut Environment<'static>,
+    name: &'static str,
+    check: impl Fn(&Value, &Args) -> Result<bool, Error> + Send + Sync + 'static,
+) {
+    env.add_test(name, move |args: Values| -> Result<bool, Error> {
+        let args = args.into_values();
+        let (value, args) = receiver(&args)?;
+        check(value, &Args::new(args)?)
     });
 }
 
@@ -205,7 +213,16 @@ const OPERATORS: &[(&str, Filter)] = &[
 
 /// What the operators of a template are lowered to.
 fn add_operators(env: &mut Environment<'static>) {
-    for (name, operator) in ops::BINARY.iter().copied() {
+    for (_, tests, compare) in ops::COMPARISONS.iter().copied() {
+        for name in tests {
+            let check = move |value: &Value, args: &Args| {
+                Ok(compare(value, args.bind(["other"])?.required(0)?)?.is_true())
+            };
+            add_test(env, name, check);
+        }
+    }
+    let comparisons = ops::COMPARISONS.iter().map(|(name, _, operator)| (*name, *operator));
+    for (name, operator) in ops::BINARY.iter().copied().chain(comparisons) {
         env.add_filter(name, move |state: &mut State, a: Value, b: Value| -> Result<Value, Error> {
             let result = operator(&a, &b)?;
             charge(state, size(&result))?;

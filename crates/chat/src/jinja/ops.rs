@@ -22,15 +22,23 @@ pub(super) const BINARY: &[(&str, Binary)] = &[
     ("__div", div),
     ("__floordiv", floor_div),
     ("__mod", modulo),
-    ("__eq", |a, b| Ok(Value::from(equal(a, b)))),
-    ("__ne", |a, b| Ok(Value::from(!equal(a, b)))),
-    ("__lt", |a, b| Ok(Value::from(compare("<", a, b)?.is_some_and(Ordering::is_lt)))),
-    ("__le", |a, b| Ok(Value::from(compare("<=", a, b)?.is_some_and(Ordering::is_le)))),
-    ("__gt", |a, b| Ok(Value::from(compare(">", a, b)?.is_some_and(Ordering::is_gt)))),
-    ("__ge", |a, b| Ok(Value::from(compare(">=", a, b)?.is_some_and(Ordering::is_ge)))),
     ("__in", |item, container| Ok(Value::from(contains(container, item)?))),
     ("__item", item),
 ];
+
+/// The comparisons by the name of their filter and of the tests that mean the same.
+pub(super) const COMPARISONS: &[(&str, &[&str], Binary)] = &[
+    ("__eq", &["eq", "equalto", "=="], |a, b| Ok(Value::from(equal(a, b)))),
+    ("__ne", &["ne", "!="], |a, b| Ok(Value::from(!equal(a, b)))),
+    ("__lt", &["lt", "lessthan", "<"], |a, b| ordered("<", a, b, Ordering::is_lt)),
+    ("__le", &["le", "<="], |a, b| ordered("<=", a, b, Ordering::is_le)),
+    ("__gt", &["gt", "greaterthan", ">"], |a, b| ordered(">", a, b, Ordering::is_gt)),
+    ("__ge", &["ge", ">="], |a, b| ordered(">=", a, b, Ordering::is_ge)),
+];
+
+fn ordered(op: &str, a: &Value, b: &Value, wanted: fn(Ordering) -> bool) -> Result<Value, Error> {
+    Ok(Value::from(compare(op, a, b)?.is_some_and(wanted)))
+}
 
 /// A number as Python's arithmetic sees it; booleans are integers.
 #[derive(Clone, Copy)]
