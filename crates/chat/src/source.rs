@@ -84,7 +84,7 @@ impl SourceError {
 
 /// A template that has not been read yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Named {
+struct NamedTemplate {
     name: String,
     source: String,
     origin: String,
@@ -94,7 +94,7 @@ struct Named {
 #[derive(Clone, Debug, PartialEq)]
 pub struct ChatTemplates {
     path: PathBuf,
-    templates: Vec<Named>,
+    templates: Vec<NamedTemplate>,
     special_tokens: Map<String, Value>,
 }
 
@@ -228,12 +228,12 @@ impl<'p> ModelPath<'p> {
     }
 }
 
-fn named(name: &str, source: String, path: &Path) -> Named {
-    Named { name: name.to_owned(), source, origin: path.display().to_string() }
+fn named(name: &str, source: String, path: &Path) -> NamedTemplate {
+    NamedTemplate { name: name.to_owned(), source, origin: path.display().to_string() }
 }
 
 /// `chat_template.jinja` is the default; files in `additional_chat_templates` are named after themselves.
-fn template_files(dir: &Path) -> Result<Vec<Named>, SourceError> {
+fn template_files(dir: &Path) -> Result<Vec<NamedTemplate>, SourceError> {
     let mut templates = Vec::new();
     let path = dir.join("chat_template.jinja");
     if path.exists() {
@@ -250,7 +250,7 @@ fn template_files(dir: &Path) -> Result<Vec<Named>, SourceError> {
 }
 
 /// The entry `chat_template`: one string, or a list of named ones.
-fn config_templates(config: &Value, path: &Path) -> Vec<Named> {
+fn config_templates(config: &Value, path: &Path) -> Vec<NamedTemplate> {
     match config.get("chat_template") {
         Some(Value::String(source)) => vec![named(DEFAULT, source.clone(), path)],
         Some(Value::Array(entries)) => {
@@ -296,13 +296,13 @@ fn token_text(token: &Value) -> Option<&str> {
 }
 
 /// `tokenizer.chat_template` is the default, `tokenizer.chat_template.NAME` are the others.
-fn gguf_templates(gguf: &Gguf, path: &Path) -> Vec<Named> {
+fn gguf_templates(gguf: &Gguf, path: &Path) -> Vec<NamedTemplate> {
     let entries = gguf.metadata.iter().filter_map(|(key, value)| {
         let rest = key.strip_prefix("tokenizer.chat_template")?;
         let name = if rest.is_empty() { DEFAULT } else { rest.strip_prefix('.')? };
         Some(named(name, value.as_str()?.to_owned(), path))
     });
-    let mut templates: Vec<Named> = entries.collect();
+    let mut templates: Vec<NamedTemplate> = entries.collect();
     templates.sort_by(|a, b| a.name.cmp(&b.name));
     templates
 }

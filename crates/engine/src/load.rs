@@ -147,7 +147,7 @@ impl LoadError {
 
 /// A model's files, opened and not yet read.
 #[derive(Debug)]
-pub struct Source {
+pub struct WeightSource {
     path: PathBuf,
     files: Vec<OpenFile>,
     tensors: HashMap<String, Tensor>,
@@ -171,7 +171,7 @@ struct Tensor {
     start: u64,
 }
 
-impl Source {
+impl WeightSource {
     /// Opens `path` and reads everything but the weights.
     pub fn open(path: &Path) -> Result<(Self, Config), LoadError> {
         if path.is_dir() { Self::open_directory(path) } else { Self::open_gguf(path) }

@@ -45,7 +45,7 @@ impl Code {
 }
 
 /// A cursor over a template's tokens.
-pub(super) struct Parser {
+pub(super) struct Cursor {
     tokens: Vec<Token>,
     pos: usize,
     depth: usize,
@@ -54,7 +54,7 @@ pub(super) struct Parser {
     names: Vec<String>,
 }
 
-impl Parser {
+impl Cursor {
     pub(super) fn new(tokens: Vec<Token>) -> Self {
         Self { tokens, pos: 0, depth: 0, n_operations: 0, names: Vec::new() }
     }

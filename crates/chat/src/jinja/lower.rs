@@ -7,7 +7,7 @@
 use std::collections::BTreeSet;
 
 use super::SyntaxError;
-use super::expr::{Code, Parser, quote};
+use super::expr::{Code, Cursor, quote};
 use super::lex::{Tok, lex};
 
 /// More `elif`s on one `if` are refused, because minijinja nests them.
@@ -48,7 +48,7 @@ impl Open {
 /// Writes a chat template again so that minijinja renders what Jinja2 renders.
 pub(super) fn lower(source: &str) -> Result<String, SyntaxError> {
     let mut lowering =
-        Lowering { parser: Parser::new(lex(source)?), out: String::new(), out_line: 1, open: Vec::new() };
+        Lowering { parser: Cursor::new(lex(source)?), out: String::new(), out_line: 1, open: Vec::new() };
     while lowering.parser.peek().is_some() {
         lowering.step()?;
     }
@@ -59,7 +59,7 @@ pub(super) fn lower(source: &str) -> Result<String, SyntaxError> {
 }
 
 struct Lowering {
-    parser: Parser,
+    parser: Cursor,
     out: String,
     out_line: usize,
     open: Vec<Open>,
@@ -209,7 +209,7 @@ impl Lowering {
 
     /// The names of `(b, c)` in `a, (b, c)`; its opening bracket has been passed.
     fn inner_targets(&mut self) -> Result<String, SyntaxError> {
-        Ok(format!("({})", self.parser.separated(")", Parser::assignable)?.join(", ")))
+        Ok(format!("({})", self.parser.separated(")", Cursor::assignable)?.join(", ")))
     }
 
     fn elif(&mut self, line: usize) -> Result<(), SyntaxError> {

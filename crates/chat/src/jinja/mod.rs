@@ -33,7 +33,7 @@ use minijinja::value::{Rest, ValueOrKwargs};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, Output, State, Value};
 
 use self::args::Args;
-use self::globals::Run;
+use self::globals::Rendering;
 pub(super) use self::globals::{NeedsTime, Raised};
 pub use self::strftime::Now;
 use self::value::{Py, fail, py};
@@ -100,7 +100,7 @@ impl Compiled {
         variables: impl Iterator<Item = (String, Value)>,
         now: Option<Now>,
     ) -> Result<(String, Vec<Range<usize>>), Error> {
-        let run = Arc::new(Run::new(now));
+        let run = Arc::new(Rendering::new(now));
         let own = (Value::from(globals::RUN), Value::from_dyn_object(run.clone()));
         let context = variables.map(|(name, value)| (Value::from(name), value)).chain([own]);
         let mut writer = Writer { out: Vec::new(), run: run.clone() };
@@ -127,7 +127,7 @@ fn guarded<T>(work: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
 /// Collects the output and knows how long it is, so that `{% generation %}` can ask.
 struct Writer {
     out: Vec<u8>,
-    run: Arc<Run>,
+    run: Arc<Rendering>,
 }
 
 impl io::Write for Writer {
