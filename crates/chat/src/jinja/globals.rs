@@ -9,7 +9,6 @@ use minijinja::{Environment, Error, ErrorKind, State, Value};
 
 use super::Values;
 use super::args::{Args, as_int};
-use super::methods::make_dict;
 use super::ops::int;
 use super::strftime::Now;
 use super::text::to_str;
@@ -93,7 +92,6 @@ pub(super) fn add(env: &mut Environment<'static>) {
     });
     env.add_function("__generation", generation);
     env.add_function("range", |args: Values| range(&args.into_values()));
-    env.add_function("dict", |args: Values| make_dict(&Args::new(&args.into_values())?));
     env.add_function("namespace", |args: Values| namespace(&args.into_values()));
 }
 
@@ -134,15 +132,16 @@ fn range(args: &[Value]) -> Result<Value, Error> {
 }
 
 fn namespace(args: &[Value]) -> Result<Value, Error> {
-    let source = make_dict(&Args::new(args)?)?;
-    let mut pairs = Vec::new();
-    for (name, value) in source.try_iter()?.map(|key| (key.clone(), source.get_item(&key))) {
-        let value = value?;
-        if name.as_str().is_some_and(|name| name.starts_with('_')) {
+    let args = Args::new(args)?;
+    if !args.positional().is_empty() {
+        return fail("`namespace` of anything but keywords is not supported");
+    }
+    for (name, value) in args.keywords() {
+        if name.starts_with('_') {
             return fail(format!("a namespace cannot hold `{name}`"));
         }
-        check_storable(&value)?;
-        pairs.push((name, value));
+        check_storable(value)?;
     }
+    let pairs = args.keywords().iter().map(|(name, value)| (Value::from(name.as_str()), value.clone()));
     minijinja::functions::namespace(Some(ValueOrKwargs::from(Value::from_pairs(pairs))))
 }

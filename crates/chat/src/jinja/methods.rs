@@ -8,8 +8,8 @@ use minijinja::{Error, State, Value};
 
 use super::args::Args;
 
-use super::value::{Dict, Py, Seq, SeqKind, dict, fail, py, seq, type_name, undefined};
-use super::{strings, value};
+use super::strings;
+use super::value::{Dict, Py, Seq, SeqKind, fail, py, seq, type_name, undefined};
 
 /// Every method of a string. Those that `strings` does not support are there all the same: a template may ask.
 const STR: &str = "capitalize casefold center count encode endswith expandtabs find format format_map index isalnum \
@@ -121,26 +121,4 @@ fn dict_method(receiver: &Value, dict: &Dict, name: &str, args: &Args) -> Result
         "copy" => Ok(receiver.clone()),
         _ => unsupported(receiver, name),
     }
-}
-
-/// `dict(pairs_or_mapping, **keywords)`.
-pub(super) fn make_dict(args: &Args) -> Result<Value, Error> {
-    let mut pairs = Vec::new();
-    match args.positional() {
-        [] => {}
-        [source] => match py(source) {
-            Py::Dict(dict) => pairs.extend(dict.entries.iter().cloned()),
-            _ => {
-                for item in value::iterate(source)? {
-                    match value::iterate(&item)?.as_slice() {
-                        [key, value] => pairs.push((key.clone(), value.clone())),
-                        _ => return fail("dict() needs pairs"),
-                    }
-                }
-            }
-        },
-        _ => return fail("dict() takes one argument"),
-    }
-    pairs.extend(args.keywords().iter().map(|(name, value)| (Value::from(name.as_str()), value.clone())));
-    dict(pairs)
 }

@@ -45,7 +45,6 @@ pub(super) const FILTERS: &[(&str, Filter)] = &[
 struct Path {
     parts: Vec<Value>,
     ignore_case: bool,
-    default: Option<Value>,
 }
 
 impl Path {
@@ -62,17 +61,10 @@ impl Path {
         Self { ignore_case, ..self }
     }
 
-    fn or_default(self, default: Option<&Value>) -> Self {
-        Self { default: default.cloned(), ..self }
-    }
-
     fn get(&self, value: &Value) -> Result<Value, Error> {
         let mut value = value.clone();
         for part in &self.parts {
             value = item(&value, part)?;
-            if let Some(default) = self.default.as_ref().filter(|_| value.is_undefined()) {
-                value = default.clone();
-            }
         }
         match py(&value) {
             Py::Str(text) if self.ignore_case => Ok(Value::from(text.to_lowercase())),
@@ -145,17 +137,11 @@ fn items(value: &Value, args: &Args) -> Result<Value, Error> {
 }
 
 fn dictsort(value: &Value, args: &Args) -> Result<Value, Error> {
-    let args = args.bind(["case_sensitive", "by", "reverse"])?;
-    let dict = mapping(value)?;
-    let by_value = match args.get(1).map_or(Ok("key"), as_str)? {
-        "key" => false,
-        "value" => true,
-        _ => return fail("you can only sort by either \"key\" or \"value\""),
-    };
-    let path = Path::default().ignoring_case(!args.flag(0));
-    let sorted = sort_by_key(dict.entries.clone(), args.flag(2), |(key, value)| {
-        path.get(if by_value { value } else { key })
-    })?;
+    if !args.positional().is_empty() || !args.keywords().is_empty() {
+        return fail("the filter `dictsort` with arguments is not supported");
+    }
+    let path = Path::default().ignoring_case(true);
+    let sorted = sort_by_key(mapping(value)?.entries.clone(), false, |(key, _)| path.get(key))?;
     list(sorted.into_iter().map(|(key, value)| pair(key, value)).collect::<Result<_, _>>()?)
 }
 
@@ -189,13 +175,10 @@ fn map(state: &mut State<'_, '_>, value: &Value, args: &Args) -> Result<Vec<Valu
     }
     let items = iterate(value)?;
     if let ([], Some(attribute)) = (args.positional(), args.keyword("attribute")) {
-        if let Some((name, _)) =
-            args.keywords().iter().find(|(name, _)| name != "attribute" && name != "default")
-        {
-            return fail(format!("unexpected keyword argument '{name}'"));
+        if let Some((name, _)) = args.keywords().iter().find(|(name, _)| name != "attribute") {
+            return fail(format!("the filter `map` with `{name}=` is not supported"));
         }
-        let default = args.keyword("default").filter(|it| !it.is_none());
-        let path = Path::new(Some(&attribute)).or_default(default.as_ref());
+        let path = Path::new(Some(&attribute));
         return items.iter().map(|item| path.get(item)).collect();
     }
     let Some(name) = args.positional().first() else { return fail("map requires a filter argument") };
