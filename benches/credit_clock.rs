@@ -26,7 +26,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use backsight::chat::tokenizer::Tokenizer;
-use backsight::lens::{Lenses, OUTCOME_TEMPLATE, OutcomeLens, Placement, Template};
+use backsight::lens::{Lenses, OUTCOME_TEMPLATE, OutcomeLens, Placement, Wording};
 use backsight::model::Model;
 use backsight::model::OpenOptions;
 use backsight::model::Vllm;
@@ -161,7 +161,7 @@ impl Bench {
         let vocab_size = tokenizer.vocab_size();
         let texts = Texts::open(self.tokenizer.path(), tokenizer, None, &Map::new()).unwrap();
         let lens =
-            OutcomeLens { template: Template::parse(OUTCOME_TEMPLATE).unwrap(), placement: Placement::First };
+            OutcomeLens { template: Wording::parse(OUTCOME_TEMPLATE).unwrap(), placement: Placement::First };
         let lenses = Lenses::default().and(Arc::new(lens), 0);
         let framing = Framing::default();
         let episode = load_directory(episode).unwrap().episode;

@@ -23,7 +23,7 @@ use backsight_chat::template::{Now, RenderInput};
 use backsight_chat::tokenizer::Tokenizer;
 use backsight_core::credit::hcapo::Params;
 use backsight_core::episode::{Content, Episode, Message};
-use backsight_core::lens::{Lens, Lenses, OUTCOME_TEMPLATE, OutcomeLens, Placement, PlainLens, Template};
+use backsight_core::lens::{Lens, Lenses, OUTCOME_TEMPLATE, OutcomeLens, Placement, PlainLens, Wording};
 use backsight_core::tokens::TokenId;
 
 /// An agent that mends a failing test, with mistakes and recoveries.
@@ -43,7 +43,7 @@ pub fn conversation(episode: &Episode) -> Value {
 
 /// What is asked of the pipeline: both lenses, everything else as it is by default; tools as text where the template needs it.
 pub fn options(episode: &Episode, opened: &Opened, texts: &Texts, run_dir: &Path) -> Result<Options, Error> {
-    let template = Template::parse(OUTCOME_TEMPLATE).map_err(|why| broken(&why))?;
+    let template = Wording::parse(OUTCOME_TEMPLATE).map_err(|why| broken(&why))?;
     let lens = OutcomeLens { template, placement: Placement::First };
     let now = Some(Now::utc(0));
     let messages: Vec<Value> = episode.messages.iter().map(messages::to_json).collect();

@@ -29,7 +29,7 @@ use backsight_core::episode::TokenSource;
 use backsight_core::lens::{Lens, Lenses};
 use backsight_core::plan::{Backend, Figures};
 use backsight_core::score::SpanScore;
-use backsight_core::subtasks::Place;
+use backsight_core::subtasks::PlanPlace;
 use backsight_core::tokens::Logprob;
 
 /// An episode around whose scores the weights changed is asked for again so often before it is lost.
@@ -244,7 +244,7 @@ struct Work {
     loaded: Loaded,
     asked: Asked,
     directory: PathBuf,
-    places: Vec<Place>,
+    places: Vec<PlanPlace>,
     read: ReadEpisode,
     jobs: Jobs,
     figures: Figures,

@@ -13,7 +13,7 @@ use backsight_core::episode::{Conversation, Episode, Role, ToolText};
 use backsight_core::lens::{Edit, Lenses, NoAddition, Told, View};
 use backsight_core::plan::{Backend, plan};
 use backsight_core::score::ScoreJob;
-use backsight_core::subtasks::{Place, Places, places};
+use backsight_core::subtasks::{PlanPlace, PlanPlaces, places};
 use backsight_core::tokens::{TokenId, TokenSpan};
 
 /// What recorded conversations lack or have too much of.
@@ -74,7 +74,7 @@ pub struct Used {
 #[derive(Clone, Debug)]
 pub struct Outline {
     /// Where each step stands.
-    pub places: Vec<Place>,
+    pub places: Vec<PlanPlace>,
     /// What each step is seen through.
     pub views: Vec<Vec<View>>,
     /// The conversations as they are rendered.
@@ -88,11 +88,11 @@ pub fn outline(
     lenses: &Lenses,
     n_tokens: &dyn Fn(&str) -> usize,
 ) -> Result<Outline, Loss> {
-    let Places { steps: by_message, completed } =
+    let PlanPlaces { steps: by_message, completed } =
         places(&episode.messages, &episode.failed_results, &episode.progress);
     let actions = episode.messages.iter().enumerate().filter(|(_, it)| it.role == Role::Assistant);
-    let mut by_message: HashMap<usize, Place> = actions.map(|(idx, _)| idx).zip(by_message).collect();
-    let places: Option<Vec<Place>> =
+    let mut by_message: HashMap<usize, PlanPlace> = actions.map(|(idx, _)| idx).zip(by_message).collect();
+    let places: Option<Vec<PlanPlace>> =
         episode.steps().iter().map(|step| by_message.remove(&step.message_idx)).collect();
     let places = places.ok_or_else(|| Loss::new(Reason::Unreadable, "a step is no assistant message"))?;
     let views = lenses.views(&Told { episode, places: &places, completed, n_tokens }).map_err(no_view)?;

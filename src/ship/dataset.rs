@@ -18,7 +18,7 @@ use crate::store::episodes::{LoadError, Loaded};
 use crate::store::hindsight::Hindsight;
 use crate::wire::hindsight::HindsightTokens;
 use backsight_core::credit::advantage::{
-    EpisodeAdvantage, EpisodeCredit, Normalise, Options as AdvantageOptions, advantages,
+    AdvantageOptions, EpisodeAdvantage, EpisodeCredit, Normalise, advantages,
 };
 use backsight_core::credit::sum::mean;
 use backsight_core::python::{JsonStyle, json_dumps};

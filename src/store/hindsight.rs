@@ -21,7 +21,7 @@ use backsight_core::credit::hcapo::{Credit, Params, Ratio, StepScore, credit, me
 use backsight_core::episode::TokenSource;
 use backsight_core::hash::sha256;
 use backsight_core::lens::Window;
-use backsight_core::subtasks::Place;
+use backsight_core::subtasks::PlanPlace;
 use backsight_core::tokens::{Logprob, TokenId, TokenSpan};
 
 /// The file with the scores.
@@ -256,7 +256,7 @@ pub struct Measured {
 /// Makes the files of a newly scored episode, whose steps stand at `places`.
 pub fn assemble(
     loaded: &Loaded,
-    places: &[Place],
+    places: &[PlanPlace],
     measured: Measured,
     settings: &Settings,
 ) -> Result<Hindsight, CannotRecompute> {
@@ -287,7 +287,7 @@ pub fn assemble(
 fn scored_step(
     step_index: usize,
     message_index: usize,
-    place: &Place,
+    place: &PlanPlace,
     measured: &MeasuredStep,
 ) -> ScoredStep {
     let Window { dropped, n_dropped_tokens } = &measured.window;

@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use backsight::credit::advantage::{EpisodeCredit, Normalise, Options as AdvantageOptions, advantages};
+use backsight::credit::advantage::{AdvantageOptions, EpisodeCredit, Normalise, advantages};
 use backsight::ship::actions::{Action, MessageForm};
 use backsight::ship::dataset::{Dataset, LeftOut, Options, ScoredEpisode, build, scored_episode, write};
 use backsight::store::episodes::{find, load};

@@ -13,7 +13,7 @@ use super::probe::{calls, for_each_call, function, mark, marked_arguments};
 use super::template::{RenderInput, Template, TemplateError};
 use crate::json::{self, BadJson};
 pub use crate::messages::ArgumentForm;
-use backsight_core::python::{JsonStyle, json_dumps};
+use backsight_core::python::dumps;
 
 /// A tool call whose arguments were passed in another form than they were given in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,10 +93,6 @@ fn is_well_shown(text: &str, form: ArgumentForm, message_idx: usize, call_idx: u
             text.contains(&key) && text.contains(&value) && !text.contains(&as_repr)
         }
     }
-}
-
-fn dumps(value: &Value) -> String {
-    json_dumps(value, &JsonStyle::transformers())
 }
 
 /// Converts every call that can be; text that is no JSON object stays text, an object that cannot be passed on exactly is refused.

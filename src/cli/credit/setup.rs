@@ -24,7 +24,7 @@ use crate::wire::hindsight::Provenance;
 use crate::wire::hints::read as read_hints;
 use backsight_chat::tokenizer::Tokenizer;
 use backsight_chat::tool_text;
-use backsight_core::lens::{self, Ingredients, Lens, OUTCOME_TEMPLATE, OutcomeFacts, Template};
+use backsight_core::lens::{self, Ingredients, Lens, OUTCOME_TEMPLATE, OutcomeFacts, Wording};
 
 /// What was typed about conversations and the lens, with the files it names.
 pub(super) struct Shown {
@@ -91,7 +91,7 @@ fn seed_of(typed: &LensArgs) -> String {
 }
 
 /// The lens that was named.
-fn lens_of(args: &CreditArgs, template: Template, hints: Option<&str>) -> Result<Arc<dyn Lens>, Failure> {
+fn lens_of(args: &CreditArgs, template: Wording, hints: Option<&str>) -> Result<Arc<dyn Lens>, Failure> {
     let LensArgs { lens: name, placement, hints: path, seed, .. } = &args.lens;
     if (name == "hint" && path.is_none()) || (path.is_some() && !["hint", "placebo"].contains(&name.as_str()))
     {
@@ -116,7 +116,7 @@ fn sorted(vars: &Map<String, Value>) -> String {
 }
 
 /// A template that has rendered once: what it names and does not get is found before anything is paid.
-fn lens_template(words: &str, path: Option<&Path>) -> Result<Template, Failure> {
+fn lens_template(words: &str, path: Option<&Path>) -> Result<Wording, Failure> {
     let nothing = OutcomeFacts {
         reward: 0.0,
         progress: Default::default(),
@@ -124,7 +124,7 @@ fn lens_template(words: &str, path: Option<&Path>) -> Result<Template, Failure> 
         current_subtask: "planning".to_owned(),
         current_score: None,
     };
-    let parsed = Template::parse(words).and_then(|template| template.render(&nothing).map(|_| template));
+    let parsed = Wording::parse(words).and_then(|template| template.render(&nothing).map(|_| template));
     parsed.map_err(|error| {
         let name = path.map_or("the outcome template".to_owned(), |path| path.display().to_string());
         Failure::input(

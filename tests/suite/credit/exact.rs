@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use backsight::chat::tokenizer::Tokenizer;
 use backsight::episode::{ActionTokens, Episode, Message, Outcome, Role, Task, TokenSource, steps_of};
-use backsight::lens::{Lenses, OutcomeLens, Placement, PlainLens, Template};
+use backsight::lens::{Lenses, OutcomeLens, Placement, PlainLens, Wording};
 use backsight::pipeline::{Framing, outline};
 use backsight::pipeline::{ReadStep, Reader, Texts};
 use backsight::store::episode_to_json;
@@ -92,7 +92,7 @@ proptest! {
         let (texts, tokenizer, framing) = (texts(&place), place.tokenizer(), Framing::default());
         let episode = episode(&tokenizer, &turns, framed);
         let placement = if last { Placement::Last } else { Placement::First };
-        let lens = OutcomeLens { template: Template::parse(LENS).unwrap(), placement };
+        let lens = OutcomeLens { template: Wording::parse(LENS).unwrap(), placement };
         let lenses = Lenses::default().and(Arc::new(lens), 0).and(Arc::new(PlainLens), 0);
         let reader = Reader { texts: &texts, framing: &framing, limit };
         let outline = outline(&episode, &framing, &lenses, &|text| texts.n_tokens(text)).unwrap();

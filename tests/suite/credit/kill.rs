@@ -11,7 +11,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use backsight::lens::{Lenses, OUTCOME_TEMPLATE, OutcomeLens, Placement, Template};
+use backsight::lens::{Lenses, OUTCOME_TEMPLATE, OutcomeLens, Placement, Wording};
 use backsight::pipeline::{Framing, outline};
 use backsight::pipeline::{ReadEpisode, Reader, Texts};
 use backsight::plan::{Backend, plan};
@@ -44,7 +44,7 @@ fn place() -> Place {
 fn keys(place: &Place) -> HashMap<Vec<u32>, Vec<u8>> {
     let texts = Texts::open(&place.path("model"), Arc::new(place.tokenizer()), None, &Map::new()).unwrap();
     let lens =
-        OutcomeLens { template: Template::parse(OUTCOME_TEMPLATE).unwrap(), placement: Placement::Last };
+        OutcomeLens { template: Wording::parse(OUTCOME_TEMPLATE).unwrap(), placement: Placement::Last };
     let lenses = Lenses::default().and(Arc::new(lens), 0);
     let framing = Framing::default();
     let reader = Reader { texts: &texts, framing: &framing, limit: None };

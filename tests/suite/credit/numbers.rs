@@ -8,9 +8,9 @@ use backsight::chat::template::RenderInput;
 use backsight::chat::tokenizer::Tokenizer;
 use backsight::credit::hcapo::mean_logprob;
 use backsight::episode::{Episode, Message, ToolText};
-use backsight::lens::{OUTCOME_TEMPLATE, OutcomeFacts, Placement, Template};
+use backsight::lens::{OUTCOME_TEMPLATE, OutcomeFacts, Placement, Wording};
 use backsight::store::load_directory;
-use backsight::subtasks::{Places, places};
+use backsight::subtasks::{PlanPlaces, places};
 use backsight::tokens::{Logprob, TokenId};
 use serde_json::{Value, json};
 
@@ -56,8 +56,9 @@ fn rendered(
 
 /// The lens of each step of an episode, in our words or others.
 pub fn lens_texts(episode: &Episode, words: &str) -> Vec<String> {
-    let Places { steps, completed } = places(&episode.messages, &episode.failed_results, &episode.progress);
-    let (template, reward) = (Template::parse(words).unwrap(), episode.outcome.as_ref().unwrap().reward);
+    let PlanPlaces { steps, completed } =
+        places(&episode.messages, &episode.failed_results, &episode.progress);
+    let (template, reward) = (Wording::parse(words).unwrap(), episode.outcome.as_ref().unwrap().reward);
     let facts = |place| OutcomeFacts::new(reward, &episode.progress, completed, place);
     steps.iter().map(|place| template.render(&facts(place)).unwrap()).collect()
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use backsight::engine::engine::{Engine, Options};
+use backsight::engine::engine::{Engine, EngineOptions};
 use backsight::plan::{Backend, plan};
 use backsight::score::{ScoreJob, SpanScore};
 use backsight::tokens::{TokenId, TokenSpan};
@@ -57,7 +57,11 @@ fn a_plan_on_the_embedded_engine_gives_what_each_job_gets_alone() {
             .iter()
             .map(|job| {
                 logprobs(
-                    &Engine::load_with(dir.path(), &Options::default()).unwrap().score(job).unwrap().spans,
+                    &Engine::load_with(dir.path(), &EngineOptions::default())
+                        .unwrap()
+                        .score(job)
+                        .unwrap()
+                        .spans,
                 )
             })
             .collect();

@@ -17,13 +17,13 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::episode::{Content, Episode, Message, Role};
-use crate::subtasks::Place;
+use crate::subtasks::PlanPlace;
 
 pub use hint::{Given, HintLens};
 pub use outcome::{OUTCOME_TEMPLATE, OutcomeLens};
 pub use placebo::PlaceboLens;
 pub use plain::PlainLens;
-pub use template::{BadTemplate, OutcomeFacts, Piece, Template};
+pub use template::{BadTemplate, OutcomeFacts, Piece, Wording};
 pub use views::{Lenses, Through, View};
 pub use window::{Room, TooLong, Window, windows};
 
@@ -56,7 +56,7 @@ pub struct Ingredients {
     /// Where to write, if not where the lens does by itself.
     pub placement: Option<Placement>,
     /// The outcome's words.
-    pub template: Template,
+    pub template: Wording,
     /// What hints say, by episode and step.
     pub given: HashMap<(String, usize), Given>,
     /// Which sentences a placebo says.
@@ -86,7 +86,7 @@ pub struct Told<'a> {
     /// The episode.
     pub episode: &'a Episode,
     /// Where each of its steps stands.
-    pub places: &'a [Place],
+    pub places: &'a [PlanPlace],
     /// How many subtasks the student itself brought to an end.
     pub completed: usize,
     /// How many tokens a text has, or about as many where no tokenizer is at hand.
