@@ -5,22 +5,18 @@ use serde_json::Value;
 use super::args::ProbeArgs;
 use super::block_on;
 use super::failure::Failure;
-use super::server::teller;
+use super::server::{model_failure, teller};
 use super::stdout;
 use crate::model::notice::Notices;
+use crate::model::open;
 use crate::model::probe::{Report, probe};
 
 pub(super) fn run(args: &ProbeArgs) -> Result<(), Failure> {
-    args.server.check(args.url.as_slice())?;
     let (notices, tell) = (Notices::default(), teller(args.json));
     let report = block_on(async {
-        let opened = match &args.url {
-            None => args.server.open_embedded()?,
-            Some(url) => {
-                let transport = args.server.transport(std::slice::from_ref(url), tell.clone())?.briefly();
-                args.server.open(transport, &notices).await?
-            }
-        };
+        let mut wanted = args.server.wanted(args.url.as_slice(), &notices, tell.clone())?;
+        wanted.settings = wanted.settings.briefly();
+        let opened = open(&wanted).await.map_err(model_failure)?;
         Ok(probe(&opened).await)
     })??;
     notices.take().iter().chain(&report.notes).for_each(|note| tell(note));

@@ -99,7 +99,7 @@ pub(super) fn run(args: &ScoreArgs) -> Result<(), Failure> {
 async fn work(args: &ScoreArgs, lines: Vec<Line>, lock: RunLock, voice: &Arc<Voice>) -> Result<(), Failure> {
     let (began, notices) = (Instant::now(), Notices::default());
     let told = Arc::clone(voice);
-    let opened = args.server.open_any(&args.url, &notices, Arc::new(move |text| told.note(text))).await?;
+    let opened = args.server.open(&args.url, &notices, Arc::new(move |text| told.note(text))).await?;
     require_scores(&opened).await.map_err(model_failure)?;
     write_config(args, &opened)?;
     let lines = lines.into_iter().map(|line| line.capped(opened.model.limits(), &notices)).collect();
@@ -259,7 +259,7 @@ fn unwritable(path: &Path, error: &io::Error) -> Failure {
 fn write_config(args: &ScoreArgs, opened: &Opened) -> Result<(), Failure> {
     let server = opened.transport.as_ref().map(Transport::server).unwrap_or_default();
     let config = json!({
-        "jobs": args.jobs, "out": args.out, "top_k": args.top_k, "kind": opened.info.kind.name(),
+        "jobs": args.jobs, "out": args.out, "top_k": args.top_k, "kind": opened.info.kind.name,
         "model": opened.info.model, "server": server,
     });
     let path = run_dir(&args.out).join(CONFIG_FILE);

@@ -13,13 +13,14 @@ use reqwest::Url;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
+use super::Error;
 pub use super::breaker::BreakerRules;
 use super::breaker::{Admission, Breaker};
 use super::echo::Echo;
+use super::retry::{self, Failure};
 use super::secret::Secret;
 use super::window::Window;
 pub use super::window::WindowRules;
-use super::{Error, retry};
 use backsight_core::mix::mix;
 
 /// The address of a server. Clones share what is learnt of it.
@@ -123,15 +124,6 @@ impl Default for PoolRules {
             patience: Duration::from_secs(300),
         }
     }
-}
-
-/// What became of a request, as far as its endpoint is concerned.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Report {
-    /// It answered, usably or with a reasoned refusal.
-    Alive,
-    /// It failed in this way.
-    Failed(retry::Kind, Option<Duration>),
 }
 
 /// A change of an endpoint's health that a report brought about.
@@ -337,8 +329,9 @@ impl State {
 /// What is said when there is nowhere to send anything.
 pub fn no_endpoint() -> Error {
     Error::Invalid {
-        what: "no server address is given".to_owned(),
-        help: "name one with --url http://HOST:PORT".to_owned(),
+        what: "no server was named".to_owned(),
+        help: "give its address, as in --url http://HOST:PORT (bare for `probe`), or use --kind embedded"
+            .to_owned(),
     }
 }
 
@@ -376,11 +369,14 @@ impl Lease {
         self.change(|state, lease| state.members[lease.idx].window.widen(lease.tokens));
     }
 
-    /// Tells the pool what became of the request; says whether the endpoint's health turned by it.
-    pub fn report(mut self, report: Report, error: Option<&Error>) -> Option<Turn> {
+    /// Tells the pool how the request failed, or that the endpoint answered; says whether its health turned by it. A
+    /// server is given the time it asks for, unless that is longer than anybody waits.
+    pub fn report(mut self, failure: Option<&Failure>, longest_wait: Duration) -> Option<Turn> {
         self.reported = true;
         let mut turn = None;
-        self.change(|state, lease| turn = state.members[lease.idx].take_report(lease, report, error));
+        self.change(|state, lease| {
+            turn = state.members[lease.idx].take_report(lease, failure, longest_wait);
+        });
         if turn.is_some() {
             self.pool.changed.notify_waiters();
         }
@@ -404,13 +400,19 @@ impl Lease {
 }
 
 impl Member {
-    fn take_report(&mut self, lease: &Lease, report: Report, error: Option<&Error>) -> Option<Turn> {
+    fn take_report(
+        &mut self,
+        lease: &Lease,
+        failure: Option<&Failure>,
+        longest_wait: Duration,
+    ) -> Option<Turn> {
         let now = Instant::now();
-        let Report::Failed(kind, retry_after) = report else {
+        let Some(Failure { kind, error, retry_after }) = failure else {
             return self.breaker.succeed().then_some(Turn::Closed);
         };
-        self.last_error = error.cloned();
-        if kind == retry::Kind::Pressed {
+        self.last_error = Some(error.clone());
+        let retry_after = retry_after.filter(|asked| *asked <= longest_wait);
+        if *kind == retry::Kind::Pressed {
             self.window.cut(lease.begun, now);
         }
         let opened = self.breaker.fail(lease.trial, retry_after, now);
@@ -453,9 +455,15 @@ mod tests {
         Pool::new(endpoints, PoolRules { concurrency, window, ..PoolRules::default() })
     }
 
-    fn broken() -> (Report, Error) {
+    const LONGEST: Duration = Duration::from_secs(900);
+
+    fn broken() -> Failure {
         let error = Error::Unreachable { server: "s".into(), why: "connection refused".into() };
-        (Report::Failed(retry::Kind::Broken, None), error)
+        Failure::new(retry::Kind::Broken, error)
+    }
+
+    fn pressed(retry_after: Option<Duration>) -> Failure {
+        Failure { kind: retry::Kind::Pressed, retry_after, ..broken() }
     }
 
     async fn fail(pool: &Arc<Pool>, sticky: u64, times: usize) -> Vec<usize> {
@@ -463,8 +471,7 @@ mod tests {
         for _ in 0..times {
             let lease = pool.lease(sticky, 1, &[]).await.unwrap();
             asked.push(lease.idx());
-            let (report, error) = broken();
-            lease.report(report, Some(&error));
+            lease.report(Some(&broken()), LONGEST);
         }
         asked
     }
@@ -565,7 +572,7 @@ mod tests {
         let mut lease = pool.lease(0, 1, &[]).await.unwrap();
         lease.answered();
         let next = at_once(&pool, 1).await.unwrap();
-        assert_eq!(lease.report(Report::Alive, None), None);
+        assert_eq!(lease.report(None, LONGEST), None);
         drop(next);
         assert_eq!(pool.lock().requests, 0);
     }
@@ -578,12 +585,12 @@ mod tests {
         assert_eq!(asked, [home; 5]);
         let other = pool.lease(7, 1, &[]).await.unwrap();
         assert_ne!(other.idx(), home);
-        other.report(Report::Alive, None);
+        other.report(None, LONGEST);
         sleep(Duration::from_secs(1)).await;
         let trial = pool.lease(7, 1, &[]).await.unwrap();
         assert_eq!(trial.idx(), home);
         assert_ne!(pool.lease(7, 1, &[]).await.unwrap().idx(), home, "one trial at a time");
-        assert_eq!(trial.report(Report::Alive, None), Some(Turn::Closed));
+        assert_eq!(trial.report(None, LONGEST), Some(Turn::Closed));
         assert_eq!(pool.lease(7, 1, &[]).await.unwrap().idx(), home);
     }
 
@@ -602,8 +609,7 @@ mod tests {
         sleep(Duration::from_millis(1)).await;
         assert!(!waiting.is_finished());
         for lease in held {
-            let (report, error) = broken();
-            lease.report(report, Some(&error));
+            lease.report(Some(&broken()), LONGEST);
         }
         assert_ne!(waiting.await.unwrap().unwrap(), home);
     }
@@ -615,13 +621,12 @@ mod tests {
         let error = loop {
             match pool.lease(0, 1, &[]).await {
                 Ok(lease) => {
-                    let (report, error) = broken();
-                    lease.report(report, Some(&error));
+                    lease.report(Some(&broken()), LONGEST);
                 }
                 Err(error) => break error,
             }
         };
-        assert_eq!(error, broken().1);
+        assert_eq!(error, broken().error);
         let waited = begun.elapsed().as_secs();
         assert!((270..=330).contains(&waited), "{waited} s");
     }
@@ -632,7 +637,7 @@ mod tests {
         let asked = Duration::from_secs(700);
         for _ in 0..5 {
             let lease = pool.lease(0, 1, &[]).await.unwrap();
-            lease.report(Report::Failed(retry::Kind::Pressed, Some(asked)), Some(&broken().1));
+            lease.report(Some(&pressed(Some(asked))), LONGEST);
         }
         let begun = Instant::now();
         let trial = pool.lease(0, 1, &[]).await.unwrap();
@@ -644,7 +649,7 @@ mod tests {
         // Nobody gives up while somebody finds out, however long that takes.
         sleep(Duration::from_secs(900)).await;
         assert!(!waiting.is_finished());
-        trial.report(Report::Alive, None);
+        trial.report(None, LONGEST);
         waiting.await.unwrap().unwrap();
     }
 
@@ -685,9 +690,8 @@ mod tests {
     async fn pressure_narrows_what_is_sent() {
         let pool = pool(1, 64, 100);
         let leases = [pool.lease(0, 50, &[]).await.unwrap(), pool.lease(0, 50, &[]).await.unwrap()];
-        let error = broken().1;
         for lease in leases {
-            lease.report(Report::Failed(retry::Kind::Pressed, None), Some(&error));
+            lease.report(Some(&pressed(None)), LONGEST);
         }
         let _one = at_once(&pool, 50).await.unwrap();
         assert!(at_once(&pool, 1).await.is_none());

@@ -5,13 +5,15 @@
 //! paid. OpenAI's newer models refuse some parameters; what a model refuses by name is left out from
 //! then on, with a notice. Deliberately absent: the formats, which are in `wire::openai`.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use async_trait::async_trait;
+use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::remote::{self, Kind, OpenOptions, ServerInfo};
-use super::transport::{Answer, Body, Call, Method, Transport};
+use super::kind::{Client, Kind, Remote, ServerInfo};
+use super::remote;
+use super::transport::{Answer, Body, Call, Transport};
 use super::{
     ChatAnswer, ChatRequest, Constraint, Error, Finish, GenerateRequest, Generated, Limits, Model, Scored,
 };
@@ -20,18 +22,36 @@ use backsight_chat::messages;
 use backsight_core::episode::Content;
 use backsight_core::score::ScoreJob;
 
+/// Whatever lists models and was not recognised before: it can only be talked to.
+pub static OPENAI: Kind = Kind {
+    name: "openai",
+    about: "Anything that speaks OpenAI's chat route",
+    signs: &[("/v1/models", |body| wire::models(body).map(drop))],
+    client: Some(Client {
+        ask: |transport, model| Box::pin(ask(transport, model)),
+        make: |it| Arc::new(OpenAi::new(it)),
+    }),
+    ..Kind::PLAIN
+};
+
+async fn ask(transport: &Transport, model: Option<&str>) -> Result<(ServerInfo, Limits), Error> {
+    let listed = remote::listed(transport).await?;
+    let model = remote::choose(&transport.server(), &listed, model)?;
+    let (context_length, vocab_size) = (model.context_length, model.vocab_size);
+    let limits = Limits { context_length, vocab_size, ..OPENAI.limits.clone() };
+    Ok((ServerInfo::listed(&OPENAI, &model, listed), limits))
+}
+
 /// A model behind an OpenAI-compatible server.
 pub struct OpenAi {
-    transport: Transport,
-    info: ServerInfo,
-    limits: Limits,
-    options: OpenOptions,
+    /// The server.
+    pub remote: Remote,
     refused: Mutex<Vec<Parameter>>,
 }
 
 /// What a server may refuse to be told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Parameter {
+pub(super) enum Parameter {
     MaxTokens,
     Temperature,
     TopP,
@@ -74,35 +94,9 @@ impl Parameter {
 }
 
 impl OpenAi {
-    /// Asks the server which models it has, and takes one.
-    pub async fn open(transport: Transport, options: OpenOptions) -> Result<Self, Error> {
-        let listed = remote::listed(&transport.briefly()).await?;
-        let model = remote::choose(&transport.server(), &listed, options.model.as_deref())?;
-        let limits = Limits {
-            context_length: model.context_length,
-            vocab_size: options.vocab_size.or(model.vocab_size),
-            ..Limits::default()
-        };
-        let info = ServerInfo {
-            kind: Kind::OpenAi,
-            version: None,
-            model: model.id,
-            models: listed.into_iter().map(|it| it.id).collect(),
-            model_path: model.root,
-            tokenizer_path: None,
-            weight_version: None,
-        };
-        Ok(Self::new(transport, info, limits, options))
-    }
-
     /// A client that asks nothing beforehand.
-    pub fn new(transport: Transport, info: ServerInfo, limits: Limits, options: OpenOptions) -> Self {
-        Self { transport, info, limits, options, refused: Mutex::default() }
-    }
-
-    /// What the server said about itself.
-    pub fn info(&self) -> &ServerInfo {
-        &self.info
+    pub fn new(remote: Remote) -> Self {
+        Self { remote, refused: Mutex::default() }
     }
 
     fn refused(&self) -> Vec<Parameter> {
@@ -119,8 +113,9 @@ impl OpenAi {
         }
         refused.push(parameter);
         if parameter != Parameter::MaxTokens {
-            let (server, model, name) = (self.transport.server(), &self.info.model, parameter.name());
-            self.options.notices.add(format!("`{model}` at {server} takes no {name}; it is left out"));
+            let (server, model, name) =
+                (self.remote.transport.server(), &self.remote.info.model, parameter.name());
+            self.remote.notices.add(format!("`{model}` at {server} takes no {name}; it is left out"));
         }
         true
     }
@@ -129,26 +124,25 @@ impl OpenAi {
 #[async_trait]
 impl Model for OpenAi {
     async fn generate(&self, _request: &GenerateRequest) -> Result<Generated, Error> {
-        Err(unsupported(&self.transport, "take token ids"))
+        Err(unsupported(&self.remote.transport, "take token ids"))
     }
 
     async fn score(&self, _job: &ScoreJob) -> Result<Scored, Error> {
-        Err(unsupported(&self.transport, "score a prompt"))
+        Err(unsupported(&self.remote.transport, "score a prompt"))
     }
 
     async fn chat(&self, request: &ChatRequest) -> Result<ChatAnswer, Error> {
         for _ in Parameter::ALL {
-            let (transport, model) = (&self.transport, &self.info.model);
-            match chat_without(transport, model, Dialect::OpenAi, request, &self.refused()).await {
+            match chat(&self.remote, Dialect::OpenAi, request, &self.refused()).await {
                 Err(error) if self.learns_refusal(&error) => {}
                 other => return other,
             }
         }
-        chat_without(&self.transport, &self.info.model, Dialect::OpenAi, request, &self.refused()).await
+        chat(&self.remote, Dialect::OpenAi, request, &self.refused()).await
     }
 
     fn limits(&self) -> &Limits {
-        &self.limits
+        &self.remote.limits
     }
 }
 
@@ -169,40 +163,36 @@ pub(super) enum Dialect {
     Sglang,
 }
 
-/// A conversation answered over OpenAI's chat route.
+/// A conversation answered over OpenAI's chat route, without the parameters that are refused.
 pub(super) async fn chat(
-    transport: &Transport,
-    model: &str,
-    dialect: Dialect,
-    request: &ChatRequest,
-) -> Result<ChatAnswer, Error> {
-    chat_without(transport, model, dialect, request, &[]).await
-}
-
-async fn chat_without(
-    transport: &Transport,
-    model: &str,
+    remote: &Remote,
     dialect: Dialect,
     request: &ChatRequest,
     refused: &[Parameter],
 ) -> Result<ChatAnswer, Error> {
-    let mut body = chat_request(model, dialect, request);
+    let mut body = chat_request(&remote.info.model, dialect, request);
     if body.regex.is_some() && dialect == Dialect::OpenAi {
-        return Err(unsupported(transport, "force a text to match a regular expression"));
+        return Err(unsupported(&remote.transport, "force a text to match a regular expression"));
     }
     refused.iter().for_each(|parameter| parameter.leave_out(&mut body));
+    post_chat(&remote.transport, "/v1/chat/completions", &body, request, wire::answered).await
+}
+
+/// Sends a conversation as `body` and reads the answer.
+pub(super) async fn post_chat(
+    transport: &Transport,
+    path: &str,
+    body: &impl Serialize,
+    request: &ChatRequest,
+    decode: fn(&[u8]) -> Result<Answered, String>,
+) -> Result<ChatAnswer, Error> {
     let call = Call {
-        method: Method::POST,
-        path: "/v1/chat/completions",
-        body: Body::Same(remote::body(&body)?),
         tokens: chat_tokens(request),
         sticky: remote::sticky_step(&request.place),
         max_answer: remote::max_chat_answer(request.sampling.max_tokens),
-        timeout: None,
+        ..Call::post(path, Body::Same(remote::body(body)?))
     };
-    let decode = |answer: &Answer<'_>| wire::answered(answer.body);
-    let answered = transport.call(&call, &decode).await?;
-    Ok(chat_answer(answered))
+    Ok(chat_answer(transport.call(&call, &|answer: &Answer<'_>| decode(answer.body)).await?))
 }
 
 fn chat_request<'a>(model: &'a str, dialect: Dialect, request: &'a ChatRequest) -> wire::ChatRequest<'a> {
@@ -230,14 +220,14 @@ fn chat_request<'a>(model: &'a str, dialect: Dialect, request: &'a ChatRequest) 
 }
 
 /// Tokens a conversation costs, roughly: four bytes make one. It only bounds what is in flight.
-pub(super) fn chat_tokens(request: &ChatRequest) -> u64 {
+fn chat_tokens(request: &ChatRequest) -> u64 {
     let text = |content: &Option<Content>| content.as_ref().map_or(0, |it| it.text().len());
     let bytes: usize = request.messages.iter().map(|message| text(&message.content)).sum();
     (bytes / 4 + request.sampling.max_tokens) as u64
 }
 
 /// The answer in our words. A server may say `stop` beside a tool call.
-pub(super) fn chat_answer(answered: Answered) -> ChatAnswer {
+fn chat_answer(answered: Answered) -> ChatAnswer {
     let Answered { message, finish, counts } = answered;
     let finish = match remote::finish(finish.as_deref()) {
         Finish::Stop if !message.tool_calls.is_empty() => Finish::ToolCalls,

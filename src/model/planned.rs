@@ -76,7 +76,8 @@ pub type Settle<'a> = dyn FnMut(usize, Result<JobScores, Error>) -> ControlFlow<
 
 /// What scoring costs a model with these limits.
 pub fn backend(limits: &Limits) -> Backend {
-    Backend { caches_scores: limits.cached_scores, start_index: limits.start_index, max_scored: None }
+    let Limits { cached_scores, start_index, max_scored, .. } = *limits;
+    Backend { caches_scores: cached_scores, start_index, max_scored }
 }
 
 /// How a plan is carried out.

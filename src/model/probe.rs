@@ -8,10 +8,11 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
+use super::kind::ServerInfo;
+use super::kinds::names_of;
 use super::noise::{Noisy, noise_of, tolerance};
 use super::opened::Opened;
-use super::remote::{Kind, ServerInfo};
-use super::transport::{Answer, Body, Call, Method, Transport};
+use super::transport::{Answer, Body, Call, Transport};
 use super::{ChatRequest, Error, GenerateRequest, Generated, Limits, Model, Place, Sampling, Scored};
 use crate::wire::openai;
 use backsight_chat::drops::drops;
@@ -70,7 +71,7 @@ impl Report {
     /// The report as JSON; what could not be measured is null, and [`Report::notes`] say why.
     pub fn to_json(&self) -> Value {
         json!({
-            "kind": self.info.kind.name(),
+            "kind": self.info.kind.name,
             "version": self.info.version,
             "model": self.info.model,
             "models": self.info.models,
@@ -93,7 +94,7 @@ impl Report {
 
 /// Refuses a model that cannot score, or that is asked in the ids of another tokenizer.
 pub async fn require_scores(opened: &Opened) -> Result<(), Error> {
-    let server = server_name(opened);
+    let server = opened.server();
     if !opened.model.limits().scores {
         return Err(cannot_score(opened, server));
     }
@@ -104,9 +105,12 @@ pub async fn require_scores(opened: &Opened) -> Result<(), Error> {
             help: "name the tokenizer of the served model with --tokenizer".to_owned(),
         });
     }
-    let help = "use vLLM or SGLang, or a model inside this process (--kind embedded)".to_owned();
     let unsupported = |why: String| {
-        Err(Error::Unsupported { server: server.clone(), what: format!("score a prompt: {why}"), help })
+        Err(Error::Unsupported {
+            server: server.clone(),
+            what: format!("score a prompt: {why}"),
+            help: scorers(),
+        })
     };
     match probe_logprobs(opened).await {
         Err(Error::Garbled { why, .. }) => unsupported(why),
@@ -120,19 +124,25 @@ pub async fn require_scores(opened: &Opened) -> Result<(), Error> {
     }
 }
 
-fn server_name(opened: &Opened) -> String {
-    opened.transport.as_ref().map_or_else(|| "the embedded model".to_owned(), Transport::server)
+/// Those who score, for whoever asked another.
+fn scorers() -> String {
+    format!("use --kind {}", names_of(|kind| kind.limits.scores))
 }
 
 fn cannot_score(opened: &Opened, server: String) -> Error {
-    let (what, help) = match opened.info.kind {
-        Kind::Sglang => (
-            "be asked for scores while the size of its vocabulary is unknown: one id too large ends an SGLang server",
-            "name the model's tokenizer with --tokenizer",
+    let (what, help) = match lacks_vocab(opened) {
+        true => (
+            "be asked for scores while the size of its vocabulary is unknown: one id too large ends it",
+            "name the model's tokenizer with --tokenizer".to_owned(),
         ),
-        _ => ("score a prompt", "use vLLM or SGLang, or a model inside this process (--kind embedded)"),
+        false => ("score a prompt", scorers()),
     };
-    Error::Unsupported { server, what: what.to_owned(), help: help.to_owned() }
+    Error::Unsupported { server, what: what.to_owned(), help }
+}
+
+/// Whether it is sent no ids only because nobody knows how many it has.
+pub fn lacks_vocab(opened: &Opened) -> bool {
+    opened.info.kind.needs_vocab && opened.model.limits().vocab_size.is_none()
 }
 
 /// The logprobs of the probe text but for its first token; none from a model that cannot score.
@@ -189,17 +199,20 @@ pub async fn probe(opened: &Opened) -> Report {
     report
 }
 
-/// The model, if it takes token ids. An SGLang server whose tokenizer is not here is asked in ids that every
-/// vocabulary has, and in those it sampled itself.
+/// The model, if it takes token ids. One that is sent none because nobody knows how many it has is asked in ids that
+/// every vocabulary has, and in those it sampled itself.
 fn taking_ids(opened: &Opened, notes: &mut Vec<String>) -> Option<Arc<dyn Model>> {
-    match (&opened.transport, opened.info.kind) {
+    match &opened.transport {
         _ if opened.model.limits().token_ids => Some(Arc::clone(&opened.model)),
-        (Some(transport), Kind::Sglang) => {
+        Some(transport) if lacks_vocab(opened) => {
             notes.push(format!(
                 "the tokenizer of {} is not on this machine; commands that send token ids need it: name it with --tokenizer",
                 opened.info.model
             ));
-            Some(opened.known().trusting_ids().over(transport.clone()))
+            let vocab_size = Some(usize::MAX);
+            let limits =
+                Limits { vocab_size, token_ids: true, scores: true, ..opened.model.limits().clone() };
+            Some(opened.within(transport.clone(), limits))
         }
         _ => None,
     }
@@ -226,7 +239,7 @@ async fn measure_ids(model: &dyn Model, ids: &[TokenId], report: &mut Report) {
     let Some(Noisy { noise, .. }) = kept(measured, &mut report.notes) else { return };
     (report.deterministic, report.smallest_change) = (Some(noise == 0.0), Some(tolerance(noise)));
     let late = kept(score(model, ids, ids.len() - 4).await, &mut report.notes);
-    report.prefix_cache_with_logprobs = late.and_then(|scored| uses_cache(&scored, report.info.kind));
+    report.prefix_cache_with_logprobs = late.and_then(|scored| uses_cache(&scored, model.limits()));
     if let Some(sampled) = sampled {
         report.self_test = kept(self_test(model, ids, &sampled).await, &mut report.notes).flatten();
     }
@@ -241,11 +254,11 @@ fn whether<T>(answer: &Result<T, Error>, shows: impl Fn(&T) -> bool) -> Option<b
     }
 }
 
-/// Whether a second scoring found something in the cache. vLLM computes the whole prompt for its logprobs, whether or
-/// not it counts what is cached.
-fn uses_cache(scored: &Scored, kind: Kind) -> Option<bool> {
+/// Whether a second scoring found something in the cache. Who computes the whole prompt for its logprobs does not,
+/// whether or not it counts what is cached.
+fn uses_cache(scored: &Scored, limits: &Limits) -> Option<bool> {
     let told = scored.usage.cached_tokens.map(|cached| cached > 0);
-    told.or((kind == Kind::Vllm).then_some(false))
+    told.or((!limits.cached_scores).then_some(false))
 }
 
 /// Scores what was sampled, as a prompt, and compares.
@@ -311,22 +324,14 @@ fn template_drops(opened: &Opened) -> Option<Vec<&'static str>> {
 /// model in this process, which has no other tokenizer than ours.
 pub async fn tokenizer_agrees(opened: &Opened, notes: &mut Vec<String>) -> Option<bool> {
     let transport = opened.transport.as_ref()?.briefly();
-    if !matches!(opened.info.kind, Kind::Vllm | Kind::Sglang) {
+    if !opened.info.kind.tokenizes {
         return None;
     }
     let (_, tokenizer) = opened.tokenizer.as_ref()?;
     // A server may add what its tokenizer adds to plain text, whatever it is asked.
     let ours = [tokenizer.encode(PROBE_TEXT).ok()?.ids, tokenizer.encode_plain(PROBE_TEXT).ok()?.ids];
     let body = json!({"model": opened.info.model, "prompt": PROBE_TEXT, "add_special_tokens": false});
-    let call = Call {
-        method: Method::POST,
-        path: "/tokenize",
-        body: Body::Same(body.to_string().into_bytes()),
-        tokens: 0,
-        sticky: 0,
-        max_answer: 1 << 20,
-        timeout: None,
-    };
+    let call = Call::post("/tokenize", Body::Same(body.to_string().into_bytes()));
     match transport.call(&call, &|answer: &Answer<'_>| openai::tokenized(answer.body)).await {
         Ok(theirs) => Some(ours.contains(&theirs)),
         // SGLang behind a proxy and older servers have no such route.

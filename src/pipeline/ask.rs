@@ -13,9 +13,6 @@ use backsight_core::lens::Lenses;
 use backsight_core::plan::{Backend, Figures, plan};
 use backsight_core::score::{ScoreJob, SpanScore};
 
-/// The embedded engine, as episodes are asked of it: in passes over so many scored positions, so that progress can be told.
-pub const EMBEDDED: Backend = Backend { max_scored: Some(512), ..Backend::EMBEDDED };
-
 /// An episode's jobs.
 pub(super) struct Jobs {
     all: Vec<ScoreJob>,

@@ -12,8 +12,7 @@ use crate::config::parts::AgentPart;
 use crate::model::Error;
 use crate::model::Opened;
 use crate::model::notice::Notices;
-use crate::model::probe::Report;
-use crate::model::remote::Kind;
+use crate::model::probe::{Report, lacks_vocab};
 use backsight_chat::detect::find_parser;
 use backsight_chat::format::ChatFormat;
 use backsight_chat::parse::Parser;
@@ -26,7 +25,7 @@ use backsight_core::episode::ToolText;
 pub fn check_server(opened: &Opened, report: &Report, notices: &Notices) -> Result<(), Error> {
     let server = &opened.info.model;
     let notes = || report.notes.first().map(|note| format!(": {note}")).unwrap_or_default();
-    if !report.limits.token_ids && opened.info.kind == Kind::Sglang {
+    if lacks_vocab(opened) {
         return Err(invalid(
             format!("the tokenizer of {server} is not on this machine"),
             "name a directory with its tokenizer.json and chat template with --tokenizer",
@@ -34,7 +33,7 @@ pub fn check_server(opened: &Opened, report: &Report, notices: &Notices) -> Resu
     }
     if !report.limits.token_ids {
         let what = "takes no token ids, so episodes are recorded as rendered text";
-        notices.add(format!("{server} behind {} {what}", opened.info.kind.name()));
+        notices.add(format!("{server} behind {} {what}", opened.info.kind.name));
         // A server that cannot be talked to at all shows it in the notes.
         return match (report.deterministic, report.notes.is_empty()) {
             (None, false) => Err(unsupported(server, format!("be talked to{}", notes()))),
