@@ -6,6 +6,7 @@
 //! come, first served at each endpoint. What is sent under a lease is `transport`'s business.
 
 use std::collections::VecDeque;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -232,7 +233,7 @@ impl Pool {
     /// (rendezvous hashing), so losing one endpoint moves only that endpoint's prefixes.
     fn order(&self, sticky: u64, tried: &[usize]) -> Vec<usize> {
         let mut order: Vec<usize> = (0..self.endpoints.len()).collect();
-        let weight = |idx: usize| mix(sticky ^ hash(self.endpoints[idx].name()));
+        let weight = |idx: usize| mix(sticky ^ hashed(self.endpoints[idx].name()));
         order.sort_by_key(|&idx| (tried.contains(&idx), std::cmp::Reverse(weight(idx))));
         order
     }
@@ -335,10 +336,11 @@ pub fn no_endpoint() -> Error {
     }
 }
 
-/// A stable hash of a text (FNV-1a), the same on every machine and in every version.
-fn hash(text: &str) -> u64 {
-    text.bytes()
-        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
+/// A hash that is the same throughout a run.
+pub fn hashed(value: &(impl Hash + ?Sized)) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    value.hash(&mut hasher);
+    hasher.finish()
 }
 
 /// Leave to send one request to one endpoint; given back when dropped.

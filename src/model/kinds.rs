@@ -59,3 +59,33 @@ pub async fn recognise(transport: &Transport) -> Result<&'static Kind, Error> {
         other => Err(other.unwrap_or_else(super::endpoint::no_endpoint)),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::model::secret::Secret;
+    use crate::model::transport::Settings;
+
+    #[test]
+    fn every_row_is_whole() {
+        let names: BTreeSet<&str> = NAMES.into_iter().collect();
+        assert_eq!(names.len(), KINDS.len() + 1, "two rows have one name");
+        for kind in KINDS {
+            assert!(!kind.name.is_empty() && !kind.about.is_empty(), "{kind:?}");
+            assert_eq!(named(kind.name), Some(kind));
+            assert!(kind.limits.token_ids || !kind.tokenizes, "{kind:?} tells ids and takes none");
+            let auth = Some((kind.auth)(Secret::new("key")));
+            let settings = Settings { auth, headers: kind.headers.to_vec(), ..Settings::default() };
+            assert!(Transport::open(&["http://localhost:1"], settings).is_ok(), "{kind:?}");
+        }
+        assert_eq!(named(AUTO), None);
+    }
+
+    #[test]
+    fn kinds_are_listed_as_people_list_them() {
+        assert_eq!(names_of(|kind| kind.limits.scores), "sglang, vllm or embedded");
+        assert_eq!((names_of(Kind::is_here), names_of(|_| false)), ("embedded".to_owned(), String::new()));
+    }
+}

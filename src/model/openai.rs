@@ -46,50 +46,26 @@ async fn ask(transport: &Transport, model: Option<&str>) -> Result<(ServerInfo, 
 pub struct OpenAi {
     /// The server.
     pub remote: Remote,
-    refused: Mutex<Vec<Parameter>>,
+    refused: Mutex<Vec<&'static str>>,
 }
 
 /// What a server may refuse to be told.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Parameter {
-    MaxTokens,
-    Temperature,
-    TopP,
-    TopK,
-    Seed,
+const REFUSABLE: [&str; 5] = [MAX_TOKENS, "temperature", "top_p", "top_k", "seed"];
+const MAX_TOKENS: &str = "max_tokens";
+
+/// The parameter that a refusal names as unknown or not supported.
+fn refused_in(message: &str) -> Option<&'static str> {
+    let lower = message.to_lowercase();
+    let refuses = ["unsupported", "not support", "unrecognized", "unknown parameter", "not permitted"];
+    let is_refusal = refuses.iter().any(|words| lower.contains(words));
+    REFUSABLE.into_iter().find(|name| is_refusal && lower.contains(name))
 }
 
-impl Parameter {
-    const ALL: [Self; 5] = [Self::MaxTokens, Self::Temperature, Self::TopP, Self::TopK, Self::Seed];
-
-    fn name(self) -> &'static str {
-        match self {
-            Self::MaxTokens => "max_tokens",
-            Self::Temperature => "temperature",
-            Self::TopP => "top_p",
-            Self::TopK => "top_k",
-            Self::Seed => "seed",
-        }
-    }
-
-    /// The parameter that a refusal names as unknown or not supported.
-    fn refused_in(message: &str) -> Option<Self> {
-        let lower = message.to_lowercase();
-        let refuses = ["unsupported", "not support", "unrecognized", "unknown parameter", "not permitted"];
-        if !refuses.iter().any(|words| lower.contains(words)) {
-            return None;
-        }
-        Self::ALL.into_iter().find(|parameter| lower.contains(parameter.name()))
-    }
-
-    fn leave_out(self, request: &mut wire::ChatRequest<'_>) {
-        match self {
-            Self::MaxTokens => request.max_completion_tokens = request.max_tokens.take(),
-            Self::Temperature => request.temperature = None,
-            Self::TopP => request.top_p = None,
-            Self::TopK => request.top_k = None,
-            Self::Seed => request.seed = None,
-        }
+/// Takes a parameter out of a request; the newer models have another name for the first.
+fn leave_out(parameter: &str, body: &mut Value) {
+    let value = body.as_object_mut().and_then(|body| body.shift_remove(parameter));
+    if let Some(value) = value.filter(|_| parameter == MAX_TOKENS) {
+        body["max_completion_tokens"] = value;
     }
 }
 
@@ -99,23 +75,22 @@ impl OpenAi {
         Self { remote, refused: Mutex::default() }
     }
 
-    fn refused(&self) -> Vec<Parameter> {
+    fn refused(&self) -> Vec<&'static str> {
         self.refused.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Whether a call failed because of a parameter that was not known to be refused.
     fn learns_refusal(&self, error: &Error) -> bool {
         let Error::Refused { message, status: 400 | 422, .. } = error else { return false };
-        let Some(parameter) = Parameter::refused_in(message) else { return false };
+        let Some(parameter) = refused_in(message) else { return false };
         let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
         if refused.contains(&parameter) {
             return false;
         }
         refused.push(parameter);
-        if parameter != Parameter::MaxTokens {
-            let (server, model, name) =
-                (self.remote.transport.server(), &self.remote.info.model, parameter.name());
-            self.remote.notices.add(format!("`{model}` at {server} takes no {name}; it is left out"));
+        if parameter != MAX_TOKENS {
+            let (server, model) = (self.remote.transport.server(), &self.remote.info.model);
+            self.remote.notices.add(format!("`{model}` at {server} takes no {parameter}; it is left out"));
         }
         true
     }
@@ -132,7 +107,7 @@ impl Model for OpenAi {
     }
 
     async fn chat(&self, request: &ChatRequest) -> Result<ChatAnswer, Error> {
-        for _ in Parameter::ALL {
+        for _ in REFUSABLE {
             match chat(&self.remote, Dialect::OpenAi, request, &self.refused()).await {
                 Err(error) if self.learns_refusal(&error) => {}
                 other => return other,
@@ -168,13 +143,14 @@ pub(super) async fn chat(
     remote: &Remote,
     dialect: Dialect,
     request: &ChatRequest,
-    refused: &[Parameter],
+    refused: &[&str],
 ) -> Result<ChatAnswer, Error> {
-    let mut body = chat_request(&remote.info.model, dialect, request);
+    let body = chat_request(&remote.info.model, dialect, request);
     if body.regex.is_some() && dialect == Dialect::OpenAi {
         return Err(unsupported(&remote.transport, "force a text to match a regular expression"));
     }
-    refused.iter().for_each(|parameter| parameter.leave_out(&mut body));
+    let mut body = json!(body);
+    refused.iter().for_each(|parameter| leave_out(parameter, &mut body));
     post_chat(&remote.transport, "/v1/chat/completions", &body, request, wire::answered).await
 }
 
@@ -189,7 +165,7 @@ pub(super) async fn post_chat(
     let call = Call {
         tokens: chat_tokens(request),
         sticky: remote::sticky_step(&request.place),
-        max_answer: remote::max_chat_answer(request.sampling.max_tokens),
+        max_answer: remote::max_answer(request.sampling.max_tokens, 0),
         ..Call::post(path, Body::Same(remote::body(body)?))
     };
     Ok(chat_answer(transport.call(&call, &|answer: &Answer<'_>| decode(answer.body)).await?))
@@ -268,11 +244,11 @@ mod tests {
     }
 
     /// What is sent, beside model and messages.
-    fn check(dialect: Dialect, constraint: Option<Constraint>, refused: &[Parameter], expected: &str) {
+    fn check(dialect: Dialect, constraint: Option<Constraint>, refused: &[&str], expected: &str) {
         let request = request(constraint);
-        let mut body = chat_request("m", dialect, &request);
-        refused.iter().for_each(|it| it.leave_out(&mut body));
-        let sent = json!(body).to_string();
+        let mut body = json!(chat_request("m", dialect, &request));
+        refused.iter().for_each(|it| leave_out(it, &mut body));
+        let sent = body.to_string();
         let start = r#"{"model":"m","messages":[{"role":"user","content":"hi"}],"#;
         assert_eq!(sent, format!("{start}{expected}}}"));
     }
@@ -294,23 +270,22 @@ mod tests {
         let openai = r#""max_tokens":9,"temperature":0.7,"seed":3"#;
         let format = r#""response_format":{"type":"json_schema","json_schema":{"name":"answer","schema":{"type":"object"}}}"#;
         check(Dialect::OpenAi, schema(), &[], &format!("{openai},{format}"));
-        let refused = [Parameter::MaxTokens, Parameter::Temperature, Parameter::Seed];
+        let refused = [MAX_TOKENS, "temperature", "seed"];
         check(Dialect::OpenAi, None, &refused, r#""max_completion_tokens":9"#);
     }
 
     #[test]
     fn refused_parameters_are_recognised() {
-        let check =
-            |message: &str, expected| assert_eq!(Parameter::refused_in(message), expected, "{message}");
+        let check = |message: &str, expected| assert_eq!(refused_in(message), expected, "{message}");
         check(
             "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead.",
-            Some(Parameter::MaxTokens),
+            Some(MAX_TOKENS),
         );
         check(
             "Unsupported value: 'temperature' does not support 0.7 with this model. Only the default (1) value is supported.",
-            Some(Parameter::Temperature),
+            Some("temperature"),
         );
-        check("Unrecognized request argument supplied: top_k", Some(Parameter::TopK));
+        check("Unrecognized request argument supplied: top_k", Some("top_k"));
         check("max_tokens must be at least 1, got 0.", None);
         check("This model's maximum context length is 4096 tokens.", None);
     }

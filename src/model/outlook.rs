@@ -3,7 +3,8 @@
 //! Owns [`Outlook`]. What no later call can escape (a budget used up, other weights, a disk that is full) ends it at
 //! once. So do several calls in a row that found no working server, although each was tried with all its patience:
 //! a connection that is refused or reset, an error and garbage count alike. An answer in between shows that the server
-//! works, and so does a reasoned refusal.
+//! works, and so does a reasoned refusal. Who comes to an end with such a failure ended for want of a server, however
+//! few there were; what it left open is asked for another time.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -14,10 +15,10 @@ const GONE_AFTER: u32 = 3;
 
 /// How it looks; clones share it.
 #[derive(Clone, Debug, Default)]
-pub struct Outlook(Arc<Mutex<State>>);
+pub struct Outlook(Arc<Mutex<Sight>>);
 
 #[derive(Debug, Default)]
-struct State {
+struct Sight {
     /// Failures since the last answer that another time might have passed.
     in_a_row: u32,
     /// The last of them, unless the server is there and only garbles.
@@ -48,18 +49,18 @@ impl Outlook {
 
     /// Why nothing more can be hoped for now that all is over: what stopped it, or the failure it ended with.
     pub fn ended_by(&self) -> Option<Error> {
-        let state = self.lock();
-        state.stopped_by.clone().or_else(|| state.last.clone())
+        let sight = self.lock();
+        sight.stopped_by.clone().or_else(|| sight.last.clone())
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, Sight> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
+impl Sight {
     fn note(&mut self, error: Option<&Error>) {
-        let Some(error) = error.filter(|error| error.may_pass() || error.stops_the_run()) else {
+        let Some(error) = error.filter(|error| error.leaves_open()) else {
             (self.in_a_row, self.last) = (0, None);
             return;
         };

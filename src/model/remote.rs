@@ -2,10 +2,9 @@
 //!
 //! Deliberately absent: any server's routes and formats.
 
-use std::hash::{DefaultHasher, Hash, Hasher};
-
 use serde::Serialize;
 
+use super::endpoint::hashed;
 use super::transport::{Answer, Call, LOOK_UP, Transport};
 use super::{Error, Finish, Generated, Place, SampledToken, Scored, Usage};
 use crate::wire::openai::{self, Listed};
@@ -14,8 +13,8 @@ use backsight_core::needed::{Needed, absent};
 use backsight_core::score::{Absence, ScoreJob};
 use backsight_core::tokens::TokenId;
 
-/// What a chat answer may have beside its tokens, and for each of them.
-const MAX_CHAT: (usize, usize) = (4 << 20, 256);
+/// What an answer may have beside its candidates, and for each of them: a number, a rank and a text.
+const MAX_ANSWER: (usize, usize) = (4 << 20, 256);
 /// How much of a prompt decides which endpoint it goes to.
 const STICKY_TOKENS: usize = 512;
 
@@ -116,16 +115,9 @@ pub fn sticky_step(place: &Place) -> u64 {
     hashed(&(&place.task, place.episode, place.step))
 }
 
-/// A hash that is the same throughout a run.
-pub fn hashed(value: &(impl Hash + ?Sized)) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    value.hash(&mut hasher);
-    hasher.finish()
-}
-
-/// How long a chat answer of that many tokens may be.
-pub fn max_chat_answer(max_tokens: usize) -> usize {
-    MAX_CHAT.0.saturating_add(MAX_CHAT.1.saturating_mul(max_tokens))
+/// How long an answer with so many candidates for each of so many tokens may be.
+pub fn max_answer(n_tokens: usize, top_k: usize) -> usize {
+    MAX_ANSWER.0.saturating_add(MAX_ANSWER.1.saturating_mul(top_k + 2).saturating_mul(n_tokens))
 }
 
 /// Why sampling ended, from a server's word for it.

@@ -28,9 +28,6 @@ use crate::wire::sglang::{self as wire, OneOrMany, SamplingParams, Scores, Windo
 use backsight_core::score::ScoreJob;
 use backsight_core::tokens::{TokenId, TopK};
 
-/// What an answer may have beside its candidates, and for each of them: a number and an id.
-const MAX_ANSWER: (usize, usize) = (1 << 20, 128);
-
 /// An SGLang server. It accepts any name, so a name is checked against what it lists.
 pub static SGLANG: Kind = Kind {
     name: "sglang",
@@ -119,7 +116,8 @@ impl Sglang {
         decode: &(dyn Fn(&Answer<'_>) -> Result<T, String> + Send + Sync),
     ) -> Result<T, Error> {
         let write = |id: &str| named(request, id);
-        let (tokens, sticky, max_answer) = (size.tokens as u64, size.sticky, size.max_answer());
+        let (tokens, sticky, max_answer) =
+            (size.tokens as u64, size.sticky, remote::max_answer(size.tokens, size.top_k));
         let call = Call { tokens, sticky, max_answer, ..Call::post("/generate", Body::Named(&write)) };
         transport.call(&call, decode).await
     }
@@ -297,13 +295,6 @@ struct Size {
     tokens: usize,
     top_k: usize,
     sticky: u64,
-}
-
-impl Size {
-    fn max_answer(self) -> usize {
-        let per_token = MAX_ANSWER.1.saturating_mul(self.top_k + 2);
-        MAX_ANSWER.0.saturating_add(per_token.saturating_mul(self.tokens))
-    }
 }
 
 fn size(sent: &[(&ScoreJob, Window)], top_k: usize) -> Size {

@@ -20,7 +20,7 @@ use reqwest::header::{
     AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, LOCATION, RETRY_AFTER,
 };
 
-use super::body::{self, BodyFault};
+use super::body;
 use super::echo::{Attempt, Ids};
 use super::endpoint::{Endpoint, Lease, Pool, PoolRules, Turn};
 use super::retry::{self, Failure, Jitter, Kind, Policy};
@@ -398,7 +398,11 @@ impl Shared {
         // A refusal is an answer.
         let failure = outcome.as_ref().err().filter(|it| it.kind != Kind::Refused);
         let turn = lease.report(failure, self.settings.policy.longest_retry_after);
-        self.tell_turn(turn, server);
+        match turn {
+            Some(Turn::Opened) => self.tell(|| Notice::Down { server }),
+            Some(Turn::Closed) => self.tell(|| Notice::Back { server }),
+            None => {}
+        }
         outcome
     }
 
@@ -428,7 +432,7 @@ impl Shared {
             return Err(self.bad_status(endpoint, kind, response).await);
         }
         let body = body::read(response, call.max_answer).await;
-        body.map_err(|fault| self.bad_body(endpoint, fault, call.max_answer))
+        body.map_err(|why| garbled(endpoint.name(), self.scrub(&why)))
     }
 
     fn decode<T>(
@@ -480,16 +484,6 @@ impl Shared {
         }
     }
 
-    fn bad_body(&self, endpoint: &Endpoint, fault: BodyFault, max: usize) -> Failure {
-        let why = match fault {
-            BodyFault::TooLong => format!("the answer is longer than {max} bytes"),
-            BodyFault::Cut { got, why } => {
-                format!("the answer was cut after {got} bytes: {}", self.scrub(&why))
-            }
-        };
-        garbled(endpoint.name(), why)
-    }
-
     /// `text` without any key this transport knows.
     fn scrub(&self, text: &str) -> String {
         self.secrets.iter().fold(text.to_owned(), |text, secret| secret.scrub(&text))
@@ -498,14 +492,6 @@ impl Shared {
     fn tell(&self, notice: impl FnOnce() -> Notice) {
         if let Some(watch) = &self.settings.watch {
             watch(notice());
-        }
-    }
-
-    fn tell_turn(&self, turn: Option<Turn>, server: String) {
-        match turn {
-            Some(Turn::Opened) => self.tell(|| Notice::Down { server }),
-            Some(Turn::Closed) => self.tell(|| Notice::Back { server }),
-            None => {}
         }
     }
 }

@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 
+use super::endpoint::hashed;
 use super::kind::{Client, Kind, Remote, ServerInfo};
 use super::openai::{self, Dialect};
 use super::remote;
@@ -23,8 +24,6 @@ use crate::wire::Drawn;
 use crate::wire::vllm::{self as wire, CompletionRequest, LogprobLimit};
 use backsight_core::score::ScoreJob;
 
-/// What an answer may have beside its candidates, and for each of them: a number, a rank and a text.
-const MAX_ANSWER: (usize, usize) = (1 << 20, 256);
 /// Where prompts are scored and continued.
 const ROUTE: &str = "/v1/completions";
 /// More candidates than any vocabulary has tokens.
@@ -118,8 +117,8 @@ impl Vllm {
         let call = Call {
             tokens: n_sent as u64 + 1,
             // Scoring reads no cache, so the work is spread over all endpoints.
-            sticky: remote::hashed(prompt),
-            max_answer: max_answer(n_sent, top_k),
+            sticky: hashed(prompt),
+            max_answer: remote::max_answer(n_sent, top_k),
             ..Call::post(ROUTE, Body::Named(&write))
         };
         let decode = |answer: &Answer<'_>| {
@@ -138,7 +137,7 @@ impl Vllm {
         let call = Call {
             tokens: (n_sent + max_tokens) as u64,
             sticky: remote::sticky_episode(&request.place),
-            max_answer: max_answer(n_sent + max_tokens, top_k),
+            max_answer: remote::max_answer(n_sent + max_tokens, top_k),
             ..Call::post(ROUTE, Body::Named(&write))
         };
         let decode = |answer: &Answer<'_>| {
@@ -185,11 +184,6 @@ impl Model for Vllm {
     fn top_k_limit(&self) -> Option<usize> {
         Some(self.max_top_k.load(Relaxed)).filter(|limit| *limit < usize::MAX)
     }
-}
-
-fn max_answer(n_tokens: usize, top_k: usize) -> usize {
-    let per_token = MAX_ANSWER.1.saturating_mul(top_k + 2);
-    MAX_ANSWER.0.saturating_add(per_token.saturating_mul(n_tokens))
 }
 
 /// The request under its id.

@@ -105,7 +105,7 @@ impl Answers {
     /// Whether a job of a run that was stopped was never asked for, may not be sent any more, or found no server.
     pub(super) fn is_cut_short(&self, wanted: &[usize]) -> bool {
         wanted.iter().any(|job| match self.0.get(*job) {
-            Some(Some(Err(error))) => error.stops_the_run() || error.may_pass(),
+            Some(Some(Err(error))) => error.leaves_open(),
             Some(Some(Ok(_))) => false,
             _ => true,
         })

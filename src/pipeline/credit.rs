@@ -564,6 +564,6 @@ impl Brake {
 
     fn stop(&self) -> Option<Stop> {
         let disk = self.disk.get().cloned().map(Stop::Disk);
-        disk.or_else(|| self.outlook.stopped_by().map(Stop::Model))
+        disk.or_else(|| self.outlook.ended_by().map(Stop::Model))
     }
 }

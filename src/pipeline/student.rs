@@ -11,6 +11,7 @@ use crate::agent::tools::schema;
 use crate::config::parts::AgentPart;
 use crate::model::Error;
 use crate::model::Opened;
+use crate::model::kinds::names_of;
 use crate::model::notice::Notices;
 use crate::model::probe::{Report, lacks_vocab};
 use backsight_chat::detect::find_parser;
@@ -131,7 +132,6 @@ fn invalid(what: String, help: impl Into<String>) -> Error {
 }
 
 fn unsupported(server: &str, what: String) -> Error {
-    let help =
-        "look at it with `backsight probe`; use vLLM, SGLang, an OpenAI-style server or --kind embedded";
-    Error::Unsupported { server: server.to_owned(), what, help: help.to_owned() }
+    let help = format!("look at it with `backsight probe`; use --kind {}", names_of(|_| true));
+    Error::Unsupported { server: server.to_owned(), what, help }
 }

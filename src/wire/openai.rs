@@ -30,9 +30,6 @@ pub struct ChatRequest<'a> {
     /// At most this many tokens, as every compatible server calls it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_tokens: Option<usize>,
-    /// The same as OpenAI's newer models call it.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub max_completion_tokens: Option<usize>,
     /// 0 takes the likeliest token.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub temperature: Option<f64>,
