@@ -18,10 +18,10 @@ use super::Error;
 pub use super::breaker::BreakerRules;
 use super::breaker::{Admission, Breaker};
 use super::echo::Echo;
-use super::retry::{self, Failure};
+use super::retry::{Failure, Fault};
+use super::room::Room;
+pub use super::room::RoomRules;
 use super::secret::Secret;
-use super::window::Window;
-pub use super::window::WindowRules;
 use backsight_core::mix::mix;
 
 /// The address of a server. Clones share what is learnt of it.
@@ -109,7 +109,7 @@ pub struct PoolRules {
     /// Requests in flight over all endpoints.
     pub concurrency: usize,
     /// Tokens in flight per endpoint.
-    pub window: WindowRules,
+    pub room: RoomRules,
     /// When an endpoint is left alone.
     pub breaker: BreakerRules,
     /// After every endpoint has failed for this long, calls fail instead of waiting for one to return.
@@ -120,7 +120,7 @@ impl Default for PoolRules {
     fn default() -> Self {
         Self {
             concurrency: 64,
-            window: WindowRules::default(),
+            room: RoomRules::default(),
             breaker: BreakerRules::default(),
             patience: Duration::from_secs(300),
         }
@@ -141,19 +141,19 @@ pub enum Turn {
 pub struct Pool {
     endpoints: Vec<Endpoint>,
     rules: PoolRules,
-    state: Mutex<State>,
+    state: Mutex<Occupancy>,
     changed: Notify,
 }
 
 #[derive(Debug)]
-struct State {
+struct Occupancy {
     requests: usize,
     members: Vec<Member>,
 }
 
 #[derive(Debug)]
 struct Member {
-    window: Window,
+    room: Room,
     breaker: Breaker,
     queue: VecDeque<Waiter>,
     in_flight: usize,
@@ -177,14 +177,14 @@ impl Pool {
     /// Endpoints that are all up and idle.
     pub fn new(endpoints: Vec<Endpoint>, rules: PoolRules) -> Arc<Self> {
         let member = |_: &Endpoint| Member {
-            window: Window::new(rules.window),
+            room: Room::new(rules.room),
             breaker: Breaker::new(rules.breaker),
             queue: VecDeque::new(),
             in_flight: 0,
             last_error: None,
         };
         let members = endpoints.iter().map(member).collect();
-        let state = Mutex::new(State { requests: 0, members });
+        let state = Mutex::new(Occupancy { requests: 0, members });
         Arc::new(Self { endpoints, rules, state, changed: Notify::new() })
     }
 
@@ -255,10 +255,10 @@ impl Pool {
     }
 
     /// Starts at once if there is room and nobody waits, else queues.
-    fn join(self: &Arc<Self>, state: &mut State, idx: usize, tokens: u64) -> Next {
+    fn join(self: &Arc<Self>, state: &mut Occupancy, idx: usize, tokens: u64) -> Next {
         let member = &state.members[idx];
         let free = state.requests < self.rules.concurrency.max(1);
-        if free && member.queue.is_empty() && member.window.fits(tokens) {
+        if free && member.queue.is_empty() && member.room.fits(tokens) {
             return Next::Go(self.grant(state, idx, tokens, false));
         }
         let (grant, granted) = oneshot::channel();
@@ -266,10 +266,10 @@ impl Pool {
         Next::Queue(granted)
     }
 
-    fn grant(self: &Arc<Self>, state: &mut State, idx: usize, tokens: u64, trial: bool) -> Lease {
+    fn grant(self: &Arc<Self>, state: &mut Occupancy, idx: usize, tokens: u64, trial: bool) -> Lease {
         state.requests += 1;
         state.members[idx].in_flight += 1;
-        state.members[idx].window.take(tokens);
+        state.members[idx].room.take(tokens);
         Lease {
             pool: Arc::clone(self),
             idx,
@@ -284,7 +284,7 @@ impl Pool {
     /// Lets waiters in while there is room, first where least is in flight, so that every endpoint works. Those who
     /// have gone away meanwhile are returned, to be dropped after the lock is released, because dropping a lease takes
     /// the lock.
-    fn admit(self: &Arc<Self>, state: &mut State) -> Vec<Lease> {
+    fn admit(self: &Arc<Self>, state: &mut Occupancy) -> Vec<Lease> {
         let mut gone = Vec::new();
         while state.requests < self.rules.concurrency.max(1) {
             let Some(idx) = state.idlest_with_waiter() else { break };
@@ -295,16 +295,16 @@ impl Pool {
         gone
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, Occupancy> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
+impl Occupancy {
     /// Of the endpoints that have room for their first waiter, the one with least in flight.
     fn idlest_with_waiter(&self) -> Option<usize> {
         let has_room =
-            |member: &Member| member.queue.front().is_some_and(|waiter| member.window.fits(waiter.tokens));
+            |member: &Member| member.queue.front().is_some_and(|waiter| member.room.fits(waiter.tokens));
         let all = self.members.iter().enumerate().filter(|(_, member)| has_room(member));
         all.min_by_key(|(_, member)| member.in_flight).map(|(idx, _)| idx)
     }
@@ -368,7 +368,7 @@ impl Lease {
 
     /// The whole answer is here: the endpoint has room again, although the answer is still to be judged.
     pub fn answered(&mut self) {
-        self.change(|state, lease| state.members[lease.idx].window.widen(lease.tokens));
+        self.change(|state, lease| state.members[lease.idx].room.widen(lease.tokens));
     }
 
     /// Tells the pool how the request failed, or that the endpoint answered; says whether its health turned by it. A
@@ -386,14 +386,14 @@ impl Lease {
     }
 
     /// Changes the state and gives up what is held of the endpoint's room.
-    fn change(&mut self, change: impl FnOnce(&mut State, &Self)) {
+    fn change(&mut self, change: impl FnOnce(&mut Occupancy, &Self)) {
         let pool = Arc::clone(&self.pool);
         let mut state = pool.lock();
         change(&mut state, self);
         if std::mem::take(&mut self.held) {
             state.requests -= 1;
             state.members[self.idx].in_flight -= 1;
-            state.members[self.idx].window.free(self.tokens);
+            state.members[self.idx].room.free(self.tokens);
         }
         let gone = pool.admit(&mut state);
         drop(state);
@@ -409,13 +409,13 @@ impl Member {
         longest_wait: Duration,
     ) -> Option<Turn> {
         let now = Instant::now();
-        let Some(Failure { kind, error, retry_after }) = failure else {
+        let Some(Failure { fault, error, retry_after }) = failure else {
             return self.breaker.succeed().then_some(Turn::Closed);
         };
         self.last_error = Some(error.clone());
         let retry_after = retry_after.filter(|asked| *asked <= longest_wait);
-        if *kind == retry::Kind::Pressed {
-            self.window.cut(lease.begun, now);
+        if *fault == Fault::Pressed {
+            self.room.cut(lease.begun, now);
         }
         let opened = self.breaker.fail(lease.trial, retry_after, now);
         if opened {
@@ -453,19 +453,19 @@ mod tests {
     fn pool(n: usize, concurrency: usize, start: u64) -> Arc<Pool> {
         let endpoints =
             (0..n).map(|idx| Endpoint::parse(&format!("http://host{idx}:8000")).unwrap()).collect();
-        let window = WindowRules { start, cap: 100_000 };
-        Pool::new(endpoints, PoolRules { concurrency, window, ..PoolRules::default() })
+        let room = RoomRules { start, cap: 100_000 };
+        Pool::new(endpoints, PoolRules { concurrency, room, ..PoolRules::default() })
     }
 
     const LONGEST: Duration = Duration::from_secs(900);
 
     fn broken() -> Failure {
         let error = Error::Unreachable { server: "s".into(), why: "connection refused".into() };
-        Failure::new(retry::Kind::Broken, error)
+        Failure::new(Fault::Broken, error)
     }
 
     fn pressed(retry_after: Option<Duration>) -> Failure {
-        Failure { kind: retry::Kind::Pressed, retry_after, ..broken() }
+        Failure { fault: Fault::Pressed, retry_after, ..broken() }
     }
 
     async fn fail(pool: &Arc<Pool>, sticky: u64, times: usize) -> Vec<usize> {

@@ -26,6 +26,7 @@ pub(crate) mod remote;
 mod repo;
 mod resting;
 pub(crate) mod retry;
+mod room;
 pub(crate) mod route;
 mod sampled;
 pub(crate) mod secret;
@@ -35,7 +36,6 @@ mod tokenizers;
 pub(crate) mod transport;
 pub(crate) mod vllm;
 pub(crate) mod weights;
-mod window;
 
 pub use backsight_core::model::{
     ChatAnswer, ChatRequest, Constraint, Error, Finish, GenerateRequest, Generated, Limits, Model, Place,

@@ -288,14 +288,15 @@ impl<'a, 's> Work<'a, 's> {
             Sent::Alone(job) => self.asks[job].clone(),
         };
         let jobs: Vec<ScoreJob> = sent.iter().map(ask).collect();
-        let model = Arc::clone(self.model);
+        let (model, outlook) = (Arc::clone(self.model), self.pace.outlook.clone());
         self.n_under_way += jobs.len();
         let work = async move {
-            let since = model.unbroken_since();
+            let (since, begun) = (model.unbroken_since(), outlook.begin());
             let scored = match &jobs[..] {
                 [only] => vec![model.score(only).await],
                 several => model.score_many(several).await,
             };
+            scored.iter().for_each(|scored| outlook.heed(begun, scored));
             (sent, since, scored)
         };
         self.under_way.spawn(self.resting.clone().watch(work));
@@ -305,7 +306,6 @@ impl<'a, 's> Work<'a, 's> {
         // A task that died leaves its jobs unsettled, which the end sees, and its room taken.
         let Some(Ok((sent, since, scored))) = finished else { return };
         self.n_under_way -= sent.len();
-        scored.iter().for_each(|scored| self.pace.outlook.heed(scored));
         for (sent, scored) in sent.into_iter().zip(scored) {
             let scores = self.paid(scored, since);
             match sent {

@@ -1,8 +1,8 @@
 //! Finding out what a server is and can do, by asking it rather than by believing its name.
 //!
-//! Owns [`probe`] and its [`Report`], and [`require_scores`], with which a command makes sure of what it needs
+//! Owns [`probe`] and its [`Findings`], and [`require_scores`], with which a command makes sure of what it needs
 //! before anything is paid for. Every line is measured with a few short requests, or absent when it could not
-//! be. Showing the report is the business of the command line.
+//! be. Showing the findings is the business of the command line.
 
 use std::sync::Arc;
 
@@ -33,7 +33,7 @@ const N_SAMPLED: usize = 12;
 
 /// What was found out; `None` where it could not be.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Report {
+pub struct Findings {
     /// What the server says about itself.
     pub info: ServerInfo,
     /// Its limits.
@@ -62,13 +62,13 @@ pub struct Report {
     pub notes: Vec<String>,
 }
 
-impl Report {
+impl Findings {
     /// Whether the numbers can be trusted, where that could be tested.
     pub fn self_test_ok(&self) -> Option<bool> {
         self.self_test.map(|difference| difference < SELF_TEST_TOLERANCE)
     }
 
-    /// The report as JSON; what could not be measured is null, and [`Report::notes`] say why.
+    /// The findings as JSON; what could not be measured is null, and [`Findings::notes`] say why.
     pub fn to_json(&self) -> Value {
         json!({
             "kind": self.info.kind.name,
@@ -167,8 +167,8 @@ fn difference(a: &Scored, b: &Scored) -> Option<f64> {
 }
 
 /// Asks the model everything.
-pub async fn probe(opened: &Opened) -> Report {
-    let mut report = Report {
+pub async fn probe(opened: &Opened) -> Findings {
+    let mut findings = Findings {
         info: opened.info.clone(),
         limits: opened.model.limits().clone(),
         ids_in: None,
@@ -183,20 +183,21 @@ pub async fn probe(opened: &Opened) -> Report {
         self_test: None,
         notes: Vec::new(),
     };
-    report.tokenizer_agrees = tokenizer_agrees(opened, &mut report.notes).await;
-    match taking_ids(opened, &mut report.notes) {
+    findings.tokenizer_agrees = tokenizer_agrees(opened, &mut findings.notes).await;
+    match taking_ids(opened, &mut findings.notes) {
         Some(model) => {
-            measure_ids(&*model, &probe_ids(opened), &mut report).await;
-            report.ids_echoed = opened.transport.as_ref().and_then(Transport::ids_echoed);
+            measure_ids(&*model, &probe_ids(opened), &mut findings).await;
+            findings.ids_echoed = opened.transport.as_ref().and_then(Transport::ids_echoed);
         }
         None => {
             // Their protocols have no place for ids.
-            (report.ids_in, report.ids_out, report.prompt_logprobs) = (Some(false), Some(false), Some(false));
-            report.ids_echoed = Some(false);
-            report.deterministic = same_chat(&*opened.model, &mut report.notes).await;
+            (findings.ids_in, findings.ids_out, findings.prompt_logprobs) =
+                (Some(false), Some(false), Some(false));
+            findings.ids_echoed = Some(false);
+            findings.deterministic = same_chat(&*opened.model, &mut findings.notes).await;
         }
     }
-    report
+    findings
 }
 
 /// The model, if it takes token ids. One that is sent none because nobody knows how many it has is asked in ids that
@@ -224,24 +225,24 @@ pub fn probe_ids(opened: &Opened) -> Vec<TokenId> {
     encoded.map_or_else(|| PROBE_IDS.collect(), |encoded| encoded.ids)
 }
 
-async fn measure_ids(model: &dyn Model, ids: &[TokenId], report: &mut Report) {
+async fn measure_ids(model: &dyn Model, ids: &[TokenId], findings: &mut Findings) {
     let sampled = sample(model, ids).await;
-    report.ids_in = whether(&sampled, |_| true);
-    report.ids_out = whether(&sampled, |sampled| !sampled.tokens.is_empty());
+    findings.ids_in = whether(&sampled, |_| true);
+    findings.ids_out = whether(&sampled, |sampled| !sampled.tokens.is_empty());
     let is_gone = sampled.as_ref().is_err_and(Error::may_pass);
-    let sampled = kept(sampled, &mut report.notes);
+    let sampled = kept(sampled, &mut findings.notes);
     // Who waits for an answer to each question of a server that gives none waits for nothing.
     if is_gone || !model.limits().scores {
         return;
     }
     let measured = noise_of(|| score(model, ids, 1), difference).await;
-    report.prompt_logprobs = whether(&measured, |it| it.first.spans[0].absent().next().is_none());
-    let Some(Noisy { noise, .. }) = kept(measured, &mut report.notes) else { return };
-    (report.deterministic, report.smallest_change) = (Some(noise == 0.0), Some(tolerance(noise)));
-    let late = kept(score(model, ids, ids.len() - 4).await, &mut report.notes);
-    report.prefix_cache_with_logprobs = late.and_then(|scored| uses_cache(&scored, model.limits()));
+    findings.prompt_logprobs = whether(&measured, |it| it.first.spans[0].absent().next().is_none());
+    let Some(Noisy { noise, .. }) = kept(measured, &mut findings.notes) else { return };
+    (findings.deterministic, findings.smallest_change) = (Some(noise == 0.0), Some(tolerance(noise)));
+    let late = kept(score(model, ids, ids.len() - 4).await, &mut findings.notes);
+    findings.prefix_cache_with_logprobs = late.and_then(|scored| uses_cache(&scored, model.limits()));
     if let Some(sampled) = sampled {
-        report.self_test = kept(self_test(model, ids, &sampled).await, &mut report.notes).flatten();
+        findings.self_test = kept(self_test(model, ids, &sampled).await, &mut findings.notes).flatten();
     }
 }
 

@@ -3,7 +3,7 @@
 //! Owns the classification of failures, the jittered backoff and the reading of `Retry-After`. All
 //! of it is pure: the clock and the source of randomness are given. Sending is `transport`'s business.
 //!
-//! | what happened | tried again | shrinks the window | counts against the endpoint |
+//! | what happened | tried again | narrows the room | counts against the endpoint |
 //! |---|---|---|---|
 //! | time-out, 408, 429, 503, 504, 529 | yes | yes | yes |
 //! | no connection, reset | yes | no | yes |
@@ -19,7 +19,7 @@ use backsight_core::mix::{after, mix, share};
 
 /// What a failure says about the endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum Fault {
     /// Too much was asked of it at once.
     Pressed,
     /// It does not answer, or breaks while answering.
@@ -34,7 +34,7 @@ pub enum Kind {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Failure {
     /// What it says about the endpoint.
-    pub kind: Kind,
+    pub fault: Fault,
     /// What the caller is told if this was the last attempt.
     pub error: Error,
     /// How long the server asked us to wait.
@@ -43,18 +43,18 @@ pub struct Failure {
 
 impl Failure {
     /// A failure after which the server asked for no time.
-    pub fn new(kind: Kind, error: Error) -> Self {
-        Self { kind, error, retry_after: None }
+    pub fn new(fault: Fault, error: Error) -> Self {
+        Self { fault, error, retry_after: None }
     }
 }
 
 /// What an HTTP status means, `None` when it carries an answer.
-pub fn judge_status(status: u16) -> Option<Kind> {
+pub fn judge_status(status: u16) -> Option<Fault> {
     match status {
-        408 | 429 | 503 | 504 | 529 => Some(Kind::Pressed),
-        204 | 425 | 500..=599 => Some(Kind::Broken),
+        408 | 429 | 503 | 504 | 529 => Some(Fault::Pressed),
+        204 | 425 | 500..=599 => Some(Fault::Broken),
         200..=299 => None,
-        _ => Some(Kind::Refused),
+        _ => Some(Fault::Refused),
     }
 }
 
@@ -107,10 +107,10 @@ impl Policy {
 
     /// Whether a failure is worth another try after `garbled` unusable answers.
     pub fn tries_again(&self, failure: &Failure, garbled: u32) -> bool {
-        let is_busy = failure.kind == Kind::Pressed && matches!(failure.error, Error::Unavailable { .. });
-        let is_silent = failure.kind == Kind::Pressed && matches!(failure.error, Error::Unreachable { .. });
+        let is_busy = failure.fault == Fault::Pressed && matches!(failure.error, Error::Unavailable { .. });
+        let is_silent = failure.fault == Fault::Pressed && matches!(failure.error, Error::Unreachable { .. });
         let is_worth_it = (is_busy || !self.only_when_busy) && (self.after_silence || !is_silent);
-        failure.kind != Kind::Refused && garbled < self.garbled_attempts && is_worth_it
+        failure.fault != Fault::Refused && garbled < self.garbled_attempts && is_worth_it
     }
 
     /// The wait after `round` failed rounds (from 1), or `None` when it is time to give up.
@@ -164,9 +164,9 @@ mod tests {
     #[test]
     fn each_status_has_its_meaning() {
         let table = [
-            (Some(Kind::Pressed), &[408, 429, 503, 504, 529][..]),
-            (Some(Kind::Broken), &[204, 425, 500, 501, 502, 507, 599]),
-            (Some(Kind::Refused), &[301, 307, 400, 401, 403, 404, 409, 413, 422, 600]),
+            (Some(Fault::Pressed), &[408, 429, 503, 504, 529][..]),
+            (Some(Fault::Broken), &[204, 425, 500, 501, 502, 507, 599]),
+            (Some(Fault::Refused), &[301, 307, 400, 401, 403, 404, 409, 413, 422, 600]),
             (None, &[200, 201, 202]),
         ];
         for (expected, statuses) in table {
@@ -182,20 +182,20 @@ mod tests {
         let silent = Error::Unreachable { server: "s".into(), why: "no answer".into() };
         let garbled = Error::Garbled { server: "s".into(), why: "cut".into() };
         let table = [
-            (Kind::Pressed, busy.clone(), true, true),
-            (Kind::Pressed, silent.clone(), true, false),
-            (Kind::Broken, busy.clone(), true, false),
-            (Kind::Broken, silent, true, false),
-            (Kind::Garbled, garbled, true, false),
-            (Kind::Refused, busy, false, false),
+            (Fault::Pressed, busy.clone(), true, true),
+            (Fault::Pressed, silent.clone(), true, false),
+            (Fault::Broken, busy.clone(), true, false),
+            (Fault::Broken, silent, true, false),
+            (Fault::Garbled, garbled, true, false),
+            (Fault::Refused, busy, false, false),
         ];
         let whole = Policy { only_when_busy: true, ..Policy::default() };
-        for (kind, error, patient, in_pieces) in table {
-            let failure = Failure { kind, error, retry_after: None };
+        for (fault, error, patient, in_pieces) in table {
+            let failure = Failure { fault, error, retry_after: None };
             let tried = (Policy::default().tries_again(&failure, 1), whole.tries_again(&failure, 1));
             assert_eq!(tried, (patient, in_pieces), "{failure:?}");
             assert!(!Policy::default().tries_again(&failure, 4), "unusable too often");
-            let is_silent = matches!((kind, &failure.error), (Kind::Pressed, Error::Unreachable { .. }));
+            let is_silent = matches!((fault, &failure.error), (Fault::Pressed, Error::Unreachable { .. }));
             assert_eq!(Policy::brief().tries_again(&failure, 1), patient && !is_silent, "{failure:?}");
         }
     }

@@ -23,7 +23,7 @@ use reqwest::header::{
 use super::body;
 use super::echo::{Attempt, Ids};
 use super::endpoint::{Endpoint, Lease, Pool, PoolRules, Turn};
-use super::retry::{self, Failure, Jitter, Kind, Policy};
+use super::retry::{self, Failure, Fault, Jitter, Policy};
 use super::secret::Secret;
 use super::{Error, resting, route};
 
@@ -76,7 +76,7 @@ impl<'a> Call<'a> {
 impl Body<'_> {
     /// The bytes of one attempt. What cannot be written once is never sent.
     fn write(&self, id: &str) -> Result<Option<Vec<u8>>, Failure> {
-        let refused = |error| Failure::new(Kind::Refused, error);
+        let refused = |error| Failure::new(Fault::Refused, error);
         match self {
             Self::None => Ok(None),
             Self::Same(bytes) => Ok(Some(bytes.clone())),
@@ -267,9 +267,7 @@ impl Transport {
 
     /// One transport per endpoint, so that each server can be asked what it is.
     pub fn each(&self) -> Result<Vec<Self>, Error> {
-        let settings = &self.shared.settings;
-        let endpoints = self.shared.pool.endpoints().iter();
-        endpoints.map(|endpoint| Self::to(vec![endpoint.clone()], settings.clone())).collect()
+        (0..self.shared.pool.endpoints().len()).map(|place| self.only(&[place])).collect()
     }
 
     /// How often a call failed in a way after which the server may be another process.
@@ -361,7 +359,7 @@ impl Tries {
 
     /// The wait before the next attempt: none if another endpoint is up, `None` when it is time to give up.
     fn wait(&mut self, failure: &Failure, policy: &Policy, shared: &Shared) -> Option<Duration> {
-        self.garbled += u32::from(failure.kind == Kind::Garbled);
+        self.garbled += u32::from(failure.fault == Fault::Garbled);
         if !policy.tries_again(failure, self.garbled) {
             return None;
         }
@@ -396,7 +394,7 @@ impl Shared {
         };
         self.count(lease.idx(), outcome.as_ref().err());
         // A refusal is an answer.
-        let failure = outcome.as_ref().err().filter(|it| it.kind != Kind::Refused);
+        let failure = outcome.as_ref().err().filter(|it| it.fault != Fault::Refused);
         let turn = lease.report(failure, self.settings.policy.longest_retry_after);
         match turn {
             Some(Turn::Opened) => self.tell(|| Notice::Down { server }),
@@ -414,7 +412,7 @@ impl Shared {
             return;
         };
         let is_busy = matches!(failure.error, Error::Unavailable { status: 408 | 425 | 429 | 529, .. });
-        if failure.kind != Kind::Refused && !is_busy {
+        if failure.fault != Fault::Refused && !is_busy {
             self.disruptions.fetch_add(1, Relaxed);
         }
     }
@@ -449,10 +447,10 @@ impl Shared {
 
     fn not_sent(&self, endpoint: &Endpoint, why: reqwest::Error) -> Failure {
         let why = self.scrub(&body::reasons(why));
-        Failure::new(Kind::Broken, Error::Unreachable { server: endpoint.name().to_owned(), why })
+        Failure::new(Fault::Broken, Error::Unreachable { server: endpoint.name().to_owned(), why })
     }
 
-    async fn bad_status(&self, endpoint: &Endpoint, kind: Kind, response: reqwest::Response) -> Failure {
+    async fn bad_status(&self, endpoint: &Endpoint, fault: Fault, response: reqwest::Response) -> Failure {
         let (server, status) = (endpoint.name().to_owned(), response.status().as_u16());
         let header = |name| response.headers().get(name).and_then(|value| value.to_str().ok());
         let retry_after = header(RETRY_AFTER).and_then(|value| retry::retry_after(value, SystemTime::now()));
@@ -466,11 +464,11 @@ impl Shared {
             }
             _ => body::message(&body, &|text| self.scrub(text)),
         };
-        let error = match kind {
-            Kind::Refused => Error::Refused { server, status, message },
+        let error = match fault {
+            Fault::Refused => Error::Refused { server, status, message },
             _ => Error::Unavailable { server, status, message },
         };
-        Failure { kind, error, retry_after }
+        Failure { fault, error, retry_after }
     }
 
     /// Which key was sent, for whoever has to look after it.
@@ -498,11 +496,11 @@ impl Shared {
 
 fn timed_out(server: &str, limit: Duration) -> Failure {
     let why = format!("no answer within {} s", limit.as_secs_f64());
-    Failure::new(Kind::Pressed, Error::Unreachable { server: server.to_owned(), why })
+    Failure::new(Fault::Pressed, Error::Unreachable { server: server.to_owned(), why })
 }
 
 fn garbled(server: &str, why: String) -> Failure {
-    Failure::new(Kind::Garbled, Error::Garbled { server: server.to_owned(), why })
+    Failure::new(Fault::Garbled, Error::Garbled { server: server.to_owned(), why })
 }
 
 fn http_client(settings: &Settings) -> Result<reqwest::Client, Error> {
