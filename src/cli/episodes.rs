@@ -15,7 +15,7 @@ use super::interrupt::{self, Orderly, unless_interrupted};
 use super::keys::config_failure;
 use super::now;
 use super::pulse::with_pulse;
-use super::server::{Tell, model_failure, settings, weight_rules};
+use super::server::{model_failure, watch, weight_rules};
 use super::talk::Talk;
 use crate::agent::{AgentSetting, Speech};
 use crate::config::Config;
@@ -23,10 +23,8 @@ use crate::config::parts::{AgentPart, ModelPart, RewardPart, RunPart, SandboxPar
 use crate::event::{Event, counted};
 use crate::metrics::Digest;
 use crate::model::budget::{Allowance, Meter, ModelRole};
-use crate::model::kinds::named;
 use crate::model::notice::Notices;
 use crate::model::probe::probe;
-use crate::model::secret::Secret;
 use crate::model::{Model, Opened, Wanted, open};
 use crate::pipeline::batch::{self, Batch, Done, Stopped};
 use crate::pipeline::census::Census;
@@ -299,29 +297,16 @@ impl Teller {
 async fn open_student(ask: &Ask<'_>, teller: &Teller) -> Result<(Opened, Speech), Failure> {
     let model: ModelPart = part(&ask.config)?;
     let talk = Arc::clone(&teller.talk);
-    let opened = open(&wanted(model, &teller.notices, Arc::new(move |text: &str| talk.note(text)))?).await;
-    let opened = opened.map_err(model_failure)?;
+    // Episodes bound the requests: each asks one thing at a time.
+    let mut wanted = Wanted { needs_text: true, ..model.wanted().map_err(model_failure)? };
+    wanted.settings.watch = Some(watch(Arc::new(move |text: &str| talk.note(text))));
+    wanted.notices = teller.notices.clone();
+    let opened = open(&wanted).await.map_err(model_failure)?;
     let report = probe(&opened).await;
     student::check_server(&opened, &report, &teller.notices).map_err(model_failure)?;
     let speech = student::speech(&opened, &part(&ask.config)?).map_err(model_failure)?;
     teller.news();
     Ok((opened, speech))
-}
-
-/// The model that the keys name. Episodes bound the requests: each asks one thing at a time.
-fn wanted(part: ModelPart, notices: &Notices, tell: Tell) -> Result<Wanted, Failure> {
-    let key = Secret::find(part.api_key_env.as_deref(), part.api_key_file.as_deref());
-    Ok(Wanted {
-        urls: part.url,
-        kind: named(&part.kind),
-        model: part.model,
-        tokenizer: part.tokenizer,
-        needs_text: true,
-        vocab_size: None,
-        key: key.map_err(model_failure)?,
-        settings: settings(part.timeout, part.patience, tell),
-        notices: notices.clone(),
-    })
 }
 
 /// The sandboxes, one of which was made to see that they can be, and what they do not hold.

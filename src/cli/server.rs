@@ -11,11 +11,12 @@ use clap::builder::{PossibleValue, PossibleValuesParser};
 
 use super::failure::Failure;
 use super::output;
+use crate::config::parts::ModelPart;
 use crate::model::kinds::{AUTO, KINDS, named};
 use crate::model::notice::Notices;
 use crate::model::open::open;
 use crate::model::secret::Secret;
-use crate::model::transport::{Notice, Settings, Watch};
+use crate::model::transport::{Notice, Watch};
 use crate::model::{Error, Kind, Opened, Wanted};
 use crate::store::{NewWeights, WeightRules};
 
@@ -108,22 +109,23 @@ impl ServerArgs {
     /// The model at `urls`, or the embedded one if that was chosen; `tell` is told of retries and of endpoints that come
     /// and go.
     pub(super) fn wanted(&self, urls: &[String], notices: &Notices, tell: Tell) -> Result<Wanted, Failure> {
-        let key = Secret::find(self.api_key_env.as_deref(), self.api_key_file.as_deref());
-        let mut settings = settings(self.timeout, self.patience, tell);
-        if let Some(concurrency) = self.concurrency {
-            settings.pool.concurrency = usize::try_from(concurrency).unwrap_or(usize::MAX);
-        }
-        Ok(Wanted {
-            urls: urls.to_vec(),
-            kind: self.kind(),
+        let part = ModelPart {
+            url: urls.to_vec(),
+            kind: self.kind.clone(),
             model: self.model.clone(),
             tokenizer: self.tokenizer.clone(),
-            needs_text: self.needs_text,
-            vocab_size: None,
-            key: key.map_err(model_failure)?.or_else(|| self.api_key.clone()),
-            settings,
-            notices: notices.clone(),
-        })
+            api_key_env: self.api_key_env.clone(),
+            api_key_file: self.api_key_file.clone(),
+            timeout: self.timeout,
+            patience: self.patience,
+        };
+        let mut wanted = part.wanted().map_err(model_failure)?;
+        if let Some(concurrency) = self.concurrency {
+            wanted.settings.pool.concurrency = usize::try_from(concurrency).unwrap_or(usize::MAX);
+        }
+        wanted.settings.watch = Some(watch(tell));
+        wanted.key = wanted.key.or_else(|| self.api_key.clone());
+        Ok(Wanted { needs_text: self.needs_text, notices: notices.clone(), ..wanted })
     }
 
     /// Opens it.
@@ -137,14 +139,6 @@ impl ServerArgs {
     }
 }
 
-/// How servers are reached.
-pub(super) fn settings(timeout: u64, patience: u64, tell: Tell) -> Settings {
-    let timeout = Duration::from_secs(timeout);
-    let mut settings = Settings { timeout, watch: Some(watch(tell)), ..Settings::default() };
-    settings.pool.patience = Duration::from_secs(patience);
-    settings
-}
-
 /// Is told what a person should know while a command goes on.
 pub(super) type Tell = Arc<dyn Fn(&str) + Send + Sync>;
 
@@ -155,7 +149,7 @@ pub(super) fn teller(as_json: bool) -> Tell {
 
 /// Tells what happens between us and servers. The same failure is told the first time, and then only when it has
 /// come up ten times as often.
-fn watch(tell: Tell) -> Watch {
+pub(super) fn watch(tell: Tell) -> Watch {
     let seen: Mutex<BTreeMap<String, u32>> = Mutex::default();
     Arc::new(move |notice| {
         let Notice::Retry { error, .. } = &notice else { return tell(&notice_text(&notice)) };
