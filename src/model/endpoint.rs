@@ -10,6 +10,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use percent_encoding::percent_decode_str;
 use reqwest::Url;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
@@ -74,10 +75,7 @@ impl Endpoint {
 
 /// A user name or password as it was before it was written into an address.
 fn decoded(text: &str) -> String {
-    let form = text.replace('+', "%2B").replace('&', "%26").replace('=', "%3D");
-    let decoded = Url::parse(&format!("x:?{form}")).ok();
-    let pair = decoded.as_ref().and_then(|url| url.query_pairs().next());
-    pair.map(|(key, _)| key.into_owned()).unwrap_or_default()
+    percent_decode_str(text).decode_utf8_lossy().into_owned()
 }
 
 fn bad_url(typed: &str, why: &str) -> Error {

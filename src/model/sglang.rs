@@ -7,7 +7,6 @@
 //! `wire::sglang`.
 
 use std::collections::BTreeMap;
-
 use std::sync::Arc;
 
 use async_trait::async_trait;

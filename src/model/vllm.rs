@@ -4,9 +4,8 @@
 //! only the tokens up to the last needed one are sent; K beyond the server's `--max-logprobs` is
 //! capped, with a notice. Deliberately absent: the formats, which are in `wire::vllm`.
 
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use async_trait::async_trait;
 
