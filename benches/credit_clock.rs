@@ -28,8 +28,8 @@ use std::time::Instant;
 use backsight::chat::tokenizer::Tokenizer;
 use backsight::lens::{Lenses, OUTCOME_TEMPLATE, OutcomeLens, Placement, Wording};
 use backsight::model::Model;
-use backsight::model::OpenOptions;
 use backsight::model::Vllm;
+use backsight::model::{Remote, Wanted, kind_named};
 use backsight::model::{Settings, Transport};
 use backsight::pipeline::{Framing, outline};
 use backsight::pipeline::{Reader, Texts};
@@ -141,9 +141,11 @@ impl Bench {
     fn one_by_one(&self, episode: &Path, url: &str) {
         let (jobs, vocab_size) = self.jobs(episode);
         self.runtime.block_on(async {
-            let options = OpenOptions { vocab_size: Some(vocab_size), ..OpenOptions::default() };
+            let options = Wanted { vocab_size: Some(vocab_size), ..Wanted::default() };
             let transport = Transport::open(&[url], Settings::default()).unwrap();
-            let model: Arc<dyn Model> = Arc::new(Vllm::open(transport, options).await.unwrap());
+            let model: Arc<dyn Model> = Arc::new(
+                Remote::ask(transport, kind_named("vllm").unwrap(), &options).await.map(Vllm::new).unwrap(),
+            );
             let mut tasks = tokio::task::JoinSet::new();
             for job in jobs {
                 let model = Arc::clone(&model);

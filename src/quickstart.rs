@@ -58,7 +58,7 @@ pub fn options(episode: &Episode, opened: &Opened, texts: &Texts, run_dir: &Path
     let provenance = Provenance {
         backsight: env!("CARGO_PKG_VERSION").to_owned(),
         model: Some(opened.info.model.clone()),
-        server: Some(opened.info.kind.name().to_owned()),
+        server: Some(opened.info.kind.name.to_owned()),
         template_sha256: Some(texts.template_sha256()),
         lens_sha256: Some(hash(OUTCOME_TEMPLATE)),
         lens: Some(lens.name().to_owned()),

@@ -8,7 +8,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-use clap::ValueEnum;
 use serde::de::DeserializeOwned;
 
 use super::failure::Failure;
@@ -16,7 +15,7 @@ use super::interrupt::{self, Orderly, unless_interrupted};
 use super::keys::config_failure;
 use super::now;
 use super::pulse::with_pulse;
-use super::server::{KindName, NewWeightsName, ServerArgs, model_failure};
+use super::server::{model_failure, watch, weight_rules};
 use super::talk::Talk;
 use crate::agent::{AgentSetting, Speech};
 use crate::config::Config;
@@ -24,11 +23,10 @@ use crate::config::parts::{AgentPart, ModelPart, RewardPart, RunPart, SandboxPar
 use crate::event::{Event, counted};
 use crate::hf::HuggingFace;
 use crate::metrics::Digest;
-use crate::model::Model;
-use crate::model::Opened;
 use crate::model::budget::{Allowance, Meter, ModelRole};
 use crate::model::notice::Notices;
-use crate::model::probe::{Report, probe};
+use crate::model::probe::probe;
+use crate::model::{Model, Opened, Wanted, open};
 use crate::pipeline::batch::{self, Batch, Done, Stopped};
 use crate::pipeline::census::Census;
 use crate::pipeline::paid::Paid;
@@ -89,7 +87,7 @@ pub(super) async fn run(mut ask: Ask<'_>, choose: Choose<'_>) -> Result<Finished
     let teller = Teller { run: Arc::clone(&run), talk: Arc::clone(&ask.talk), notices };
     teller.news();
     let (opened, speech) = open_student(&ask, &teller).await?;
-    ask.config.set("kind", opened.info.kind.name());
+    ask.config.set("kind", opened.info.kind.name);
     ask.config.set("model", opened.info.model.clone());
     run.keep_config(&seen_from(run.dir(), &ask.config)?).map_err(run_failure)?;
     let sandboxes = unless_interrupted(sandboxes(&ask, &teller)).await??;
@@ -99,7 +97,7 @@ pub(super) async fn run(mut ask: Ask<'_>, choose: Choose<'_>) -> Result<Finished
     let watched = Watched::new(Arc::clone(&paid.model) as Arc<dyn Model>, tell_turns(&ask.talk));
     let setting = setting(&ask, &opened, speech, Arc::clone(&watched), sandboxes, &teller)?;
     let concurrency = concurrency(&ask.config, &opened)?;
-    let model = format!("{} ({})", opened.info.model, opened.info.kind.name());
+    let model = format!("{} ({})", opened.info.model, opened.info.kind.name);
     let (command, run_too) = (ask.command, Arc::clone(&run));
     let student = Arc::clone(&paid.model);
     let batch = Batch { command, model, setting, student, watched, run: run_too, concurrency, started_at };
@@ -299,49 +297,17 @@ impl Teller {
 /// Opens the model, looks at it, and finds out how to speak to it.
 async fn open_student(ask: &Ask<'_>, teller: &Teller) -> Result<(Opened, Speech), Failure> {
     let model: ModelPart = part(&ask.config)?;
-    let server = server_args(&model, &part(&ask.config)?)?;
-    server.check(&model.url)?;
-    let (opened, report) = look(&server, &model.url, teller).await?;
+    let talk = Arc::clone(&teller.talk);
+    // Episodes bound the requests: each asks one thing at a time.
+    let mut wanted = Wanted { needs_text: true, ..model.wanted().map_err(model_failure)? };
+    wanted.settings.watch = Some(watch(Arc::new(move |text: &str| talk.note(text))));
+    wanted.notices = teller.notices.clone();
+    let opened = open(&wanted).await.map_err(model_failure)?;
+    let report = probe(&opened).await;
     student::check_server(&opened, &report, &teller.notices).map_err(model_failure)?;
     let speech = student::speech(&opened, &part(&ask.config)?).map_err(model_failure)?;
     teller.news();
     Ok((opened, speech))
-}
-
-async fn look(server: &ServerArgs, urls: &[String], teller: &Teller) -> Result<(Opened, Report), Failure> {
-    let opened = if server.kind == KindName::Embedded {
-        server.open_embedded()?
-    } else {
-        let talk = Arc::clone(&teller.talk);
-        let tell = Arc::new(move |text: &str| talk.note(text));
-        server.open(server.transport(urls, tell)?, &teller.notices).await?
-    };
-    let report = probe(&opened).await;
-    Ok((opened, report))
-}
-
-fn server_args(model: &ModelPart, run: &RunPart) -> Result<ServerArgs, Failure> {
-    if let (Some(name), Some(path)) = (&model.api_key_env, &model.api_key_file) {
-        let what = format!("the API key is said to be in {name} and in {}", path.display());
-        return Err(Failure::input(what, "give --api-key-env or --api-key-file, not both"));
-    }
-    let kind = KindName::from_str(&model.kind, false).unwrap_or(KindName::Auto);
-    Ok(ServerArgs {
-        kind,
-        model: model.model.clone(),
-        tokenizer: model.tokenizer.clone(),
-        api_key_env: model.api_key_env.clone(),
-        api_key_file: model.api_key_file.clone(),
-        // Episodes bound the requests: each asks one thing at a time.
-        concurrency: None,
-        timeout: model.timeout,
-        patience: model.patience,
-        weights_check_answers: run.weights_check_answers,
-        weights_check_seconds: run.weights_check_seconds,
-        new_weights: NewWeightsName::from_str(&run.new_weights, false).unwrap_or(NewWeightsName::Stop),
-        api_key: None,
-        needs_text: true,
-    })
 }
 
 /// The sandboxes, one of which was made to see that they can be, and what they do not hold.
@@ -379,8 +345,8 @@ async fn student(
     meter: Arc<Meter>,
     teller: &Teller,
 ) -> Result<Paid, Failure> {
-    let (model, part): (ModelPart, RunPart) = (part(&ask.config)?, part(&ask.config)?);
-    let rules = server_args(&model, &part)?.weight_rules();
+    let part: RunPart = part(&ask.config)?;
+    let rules = weight_rules(part.weights_check_answers, part.weights_check_seconds, &part.new_weights);
     let place = RunPlace { run: ask.command.to_owned(), seed: part.seed };
     let paid = Paid::open_at(opened, run.lock(), meter, place, rules).await.map_err(model_failure)?;
     if rules.new_weights == NewWeights::Stop {
@@ -428,8 +394,7 @@ fn setting(
 
 fn concurrency(config: &Config, opened: &Opened) -> Result<usize, Failure> {
     let run: RunPart = part(config)?;
-    let is_embedded = opened.info.kind == crate::model::remote::Kind::Embedded;
-    Ok(run.concurrency.unwrap_or(if is_embedded { CONCURRENCY.1 } else { CONCURRENCY.0 }))
+    Ok(run.concurrency.unwrap_or(if opened.info.kind.is_here() { CONCURRENCY.1 } else { CONCURRENCY.0 }))
 }
 
 async fn work(batch: &Batch, slots: &[Slot], teller: &Teller) -> Done {

@@ -5,28 +5,24 @@ use serde_json::Value;
 use super::args::ProbeArgs;
 use super::block_on;
 use super::failure::Failure;
-use super::server::teller;
+use super::server::{model_failure, teller};
 use super::stdout;
 use crate::model::notice::Notices;
-use crate::model::probe::{Report, probe};
+use crate::model::open;
+use crate::model::probe::{Findings, probe};
 
 pub(super) fn run(args: &ProbeArgs) -> Result<(), Failure> {
-    args.server.check(args.url.as_slice())?;
     let (notices, tell) = (Notices::default(), teller(args.json));
-    let report = block_on(async {
-        let opened = match &args.url {
-            None => args.server.open_embedded()?,
-            Some(url) => {
-                let transport = args.server.transport(std::slice::from_ref(url), tell.clone())?.briefly();
-                args.server.open(transport, &notices).await?
-            }
-        };
+    let findings = block_on(async {
+        let mut wanted = args.server.wanted(args.url.as_slice(), &notices, tell.clone())?;
+        wanted.settings = wanted.settings.briefly();
+        let opened = open(&wanted).await.map_err(model_failure)?;
         Ok(probe(&opened).await)
     })??;
-    notices.take().iter().chain(&report.notes).for_each(|note| tell(note));
-    let text = if args.json { format!("{}\n", report.to_json()) } else { table(&report) };
+    notices.take().iter().chain(&findings.notes).for_each(|note| tell(note));
+    let text = if args.json { format!("{}\n", findings.to_json()) } else { table(&findings) };
     stdout::data(text.as_bytes())?;
-    match report.self_test_ok() {
+    match findings.self_test_ok() {
         Some(false) => Err(Failure::losses(
             "the self-test failed: the server gives other logprobs for a token as sample than as prompt",
             "do not score with it; see whether its logprobs are scaled by temperature or its weights are quantised on the fly",
@@ -36,15 +32,15 @@ pub(super) fn run(args: &ProbeArgs) -> Result<(), Failure> {
 }
 
 /// One line per finding, unknown ones said to be so.
-fn table(report: &Report) -> String {
-    let json = report.to_json();
+fn table(findings: &Findings) -> String {
+    let json = findings.to_json();
     let line = |(key, value): (&String, &Value)| {
         let shown = match (key.as_str(), value) {
             ("self_test", value) => self_test(value),
             ("smallest_change", Value::Number(by)) => {
                 format!("{:.1e} nats on average, in the weights", by.as_f64().unwrap_or_default())
             }
-            ("max_top_k", Value::Null) if report.prompt_logprobs == Some(true) => "no limit".to_owned(),
+            ("max_top_k", Value::Null) if findings.prompt_logprobs == Some(true) => "no limit".to_owned(),
             ("max_top_k", Value::Null) => "none".to_owned(),
             (_, value) => plain(value),
         };

@@ -16,7 +16,7 @@ use super::pulse::with_pulse;
 use super::server::model_failure;
 use super::{block_on, live, model, program, stdout};
 use crate::model::budget::{Allowance, Meter, ModelRole};
-use crate::model::open::open_embedded;
+use crate::model::embedded;
 use crate::model::opened::Opened;
 use crate::pipeline::Texts;
 use crate::pipeline::credit::{Event, Fate, Options, Report as Ended, Stop, Teacher, run as score};
@@ -44,7 +44,7 @@ pub(super) fn run(args: &QuickstartArgs) -> Result<(), Failure> {
     let began = Instant::now();
     let (name, path) = model::find_or_pull(args.model.as_deref())?;
     output::talk(&format!("loading {name}"));
-    let opened = open_embedded(&name, &path, None).map_err(model_failure)?;
+    let opened = embedded::load(&name, &path, None).map_err(model_failure)?;
     let live_dir = args.out.join("live");
     let live = match live::run(&path, &live_dir) {
         Err(failure) if failure.is_signal() => return Err(failure),
@@ -144,7 +144,7 @@ fn scored(
     };
     let work = async {
         let paid = Paid::open(opened, lock, meter, "quickstart", WeightRules::default()).await?;
-        let teacher = Teacher { model: paid.model, texts, is_embedded: true };
+        let teacher = Teacher { model: paid.model, texts };
         Ok(score(sources, teacher, options, Arc::new(watch)).await)
     };
     let say = || output::talk(&format!("{} of {} tokens so far", bar.position(), bar.length().unwrap_or(0)));

@@ -65,6 +65,8 @@ struct Row {
 enum RowFate {
     /// It was not come to, because something stopped all of them.
     Left,
+    /// Nobody answered it; left, if the server is gone for all of them.
+    Open(&'static str),
     /// It has numbers.
     Scored(Numbers),
     /// It has none.
@@ -99,7 +101,7 @@ pub(super) fn run(args: &ScoreArgs) -> Result<(), Failure> {
 async fn work(args: &ScoreArgs, lines: Vec<Line>, lock: RunLock, voice: &Arc<Voice>) -> Result<(), Failure> {
     let (began, notices) = (Instant::now(), Notices::default());
     let told = Arc::clone(voice);
-    let opened = args.server.open_any(&args.url, &notices, Arc::new(move |text| told.note(text))).await?;
+    let opened = args.server.open(&args.url, &notices, Arc::new(move |text| told.note(text))).await?;
     require_scores(&opened).await.map_err(model_failure)?;
     write_config(args, &opened)?;
     let lines = lines.into_iter().map(|line| line.capped(opened.model.limits(), &notices)).collect();
@@ -246,7 +248,7 @@ async fn score(
     }
     rows.withdraw(&wanted, planned.stopped_by.is_some()).map_err(failed)?;
     voice.bar.finish_and_clear();
-    let (lost, n_left) = rows.losses();
+    let (lost, n_left) = rows.losses(planned.stopped_by.is_some());
     rows.finish(&args.out).map_err(failed)?;
     Ok(Done { n, lost, n_left, planned })
 }
@@ -259,7 +261,7 @@ fn unwritable(path: &Path, error: &io::Error) -> Failure {
 fn write_config(args: &ScoreArgs, opened: &Opened) -> Result<(), Failure> {
     let server = opened.transport.as_ref().map(Transport::server).unwrap_or_default();
     let config = json!({
-        "jobs": args.jobs, "out": args.out, "top_k": args.top_k, "kind": opened.info.kind.name(),
+        "jobs": args.jobs, "out": args.out, "top_k": args.top_k, "kind": opened.info.kind.name,
         "model": opened.info.model, "server": server,
     });
     let path = run_dir(&args.out).join(CONFIG_FILE);
@@ -321,7 +323,7 @@ impl Rows {
     ) -> ControlFlow<()> {
         let row = &mut self.asked[idx];
         row.fate = match &scored {
-            Err(error) if error.stops_the_run() => RowFate::Left,
+            Err(error) if error.leaves_open() => RowFate::Open(reason(error)),
             Err(error) => RowFate::Lost(reason(error)),
             Ok(scores) => RowFate::Scored(Numbers {
                 n_measured,
@@ -375,7 +377,7 @@ impl Rows {
     }
 
     /// How many jobs were lost, by reason, and how many were not come to.
-    fn losses(&self) -> (BTreeMap<String, u64>, u64) {
+    fn losses(&self, is_stopped: bool) -> (BTreeMap<String, u64>, u64) {
         let (mut lost, mut n_left) = (BTreeMap::new(), 0);
         if self.n_no_jobs > 0 {
             lost.insert("no job".to_owned(), self.n_no_jobs);
@@ -383,10 +385,13 @@ impl Rows {
         for row in &self.asked {
             let why = match &row.fate {
                 RowFate::Scored(numbers) => (!numbers.is_whole).then_some("numbers are absent"),
+                RowFate::Open(why) if !is_stopped => Some(*why),
                 RowFate::Lost(why) => Some(*why),
-                RowFate::Left => None,
+                RowFate::Left | RowFate::Open(_) => {
+                    n_left += 1;
+                    None
+                }
             };
-            n_left += u64::from(matches!(row.fate, RowFate::Left));
             why.into_iter().for_each(|why| *lost.entry(why.to_owned()).or_default() += 1);
         }
         (lost, n_left)

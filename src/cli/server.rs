@@ -1,31 +1,31 @@
 //! The flags that name a model, and opening what they name.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::iter;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use clap::{Args as ClapArgs, ValueEnum};
+use clap::Args as ClapArgs;
+use clap::builder::{PossibleValue, PossibleValuesParser};
 
 use super::failure::Failure;
 use super::output;
-use crate::hf::{HuggingFace, hub_name};
-use crate::model::Error;
-use crate::model::endpoint::masked;
+use crate::config::parts::ModelPart;
+use crate::model::kinds::{AUTO, KINDS, named};
 use crate::model::notice::Notices;
-use crate::model::open::{open, open_embedded};
-use crate::model::opened::Opened;
-use crate::model::remote::{Kind, OpenOptions};
+use crate::model::open::open;
 use crate::model::secret::Secret;
-use crate::model::transport::{Auth, Notice, Settings, Transport, Watch};
+use crate::model::transport::{Notice, Watch};
+use crate::model::{Error, Kind, Opened, Wanted};
 use crate::store::{NewWeights, WeightRules};
 
 /// What every command that asks a server takes.
 #[derive(Clone, Debug, ClapArgs)]
 pub(super) struct ServerArgs {
     /// What the server is
-    #[arg(long, value_enum, default_value_t = KindName::Auto)]
-    pub(super) kind: KindName,
+    #[arg(long, value_parser = kinds(), default_value = AUTO)]
+    pub(super) kind: String,
     /// The model to ask, as the server names it, or any name if it has only one whose tokenizer agrees; for --kind embedded a name from `model list` or a path
     #[arg(long, value_name = "NAME")]
     pub(super) model: Option<String>,
@@ -54,8 +54,8 @@ pub(super) struct ServerArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..))]
     pub(super) weights_check_seconds: u64,
     /// What to do when the server has new weights
-    #[arg(long, value_enum, value_name = "WHAT", default_value_t = NewWeightsName::Stop)]
-    pub(super) new_weights: NewWeightsName,
+    #[arg(long, value_parser = new_weights(), value_name = "WHAT", default_value = "stop")]
+    pub(super) new_weights: String,
     /// The key itself, for the one command that takes it as a flag.
     #[arg(skip)]
     pub(super) api_key: Option<Secret>,
@@ -64,132 +64,78 @@ pub(super) struct ServerArgs {
     pub(super) needs_text: bool,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(super) enum NewWeightsName {
-    /// End the run; what the old ones gave is kept
-    Stop,
-    /// Go on with them; every result says which weights gave it
-    Continue,
+/// The kinds of the table, and finding out.
+fn kinds() -> PossibleValuesParser {
+    let found_out = PossibleValue::new(AUTO).help("Find out");
+    let all = KINDS.into_iter().map(|kind| PossibleValue::new(kind.name).help(kind.about));
+    PossibleValuesParser::new(iter::once(found_out).chain(all))
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(super) enum KindName {
-    /// Find out
-    Auto,
-    /// vLLM
-    Vllm,
-    /// SGLang
-    Sglang,
-    /// Anything that speaks OpenAI's chat route
-    Openai,
-    /// Anthropic's Messages API
-    Anthropic,
-    /// A model inside this process; needs no server
-    Embedded,
+fn new_weights() -> PossibleValuesParser {
+    PossibleValuesParser::new([
+        PossibleValue::new("stop").help("End the run; what the old ones gave is kept"),
+        PossibleValue::new("continue").help("Go on with them; every result says which weights gave it"),
+    ])
 }
 
-impl KindName {
-    fn kind(self) -> Option<Kind> {
-        match self {
-            Self::Auto => None,
-            Self::Vllm => Some(Kind::Vllm),
-            Self::Sglang => Some(Kind::Sglang),
-            Self::Openai => Some(Kind::OpenAi),
-            Self::Anthropic => Some(Kind::Anthropic),
-            Self::Embedded => Some(Kind::Embedded),
-        }
-    }
+/// When weights are measured again, and what a change means.
+pub(super) fn weight_rules(answers: u64, seconds: u64, new_weights: &str) -> WeightRules {
+    let new_weights = if new_weights == "continue" { NewWeights::Continue } else { NewWeights::Stop };
+    WeightRules { answers, time: Duration::from_secs(seconds), new_weights }
 }
 
 impl ServerArgs {
-    /// A way to the servers at `urls`; `tell` is told of retries and of endpoints that come and go.
-    pub(super) fn transport(&self, urls: &[String], tell: Tell) -> Result<Transport, Failure> {
-        let mut settings = Settings { auth: self.auth()?, watch: Some(watch(tell)), ..Settings::default() };
-        if self.kind == KindName::Anthropic {
-            settings.headers.push(("anthropic-version", "2023-06-01".to_owned()));
-        }
-        settings.timeout = Duration::from_secs(self.timeout);
-        settings.pool.patience = Duration::from_secs(self.patience);
-        if let Some(concurrency) = self.concurrency {
-            settings.pool.concurrency = usize::try_from(concurrency).unwrap_or(usize::MAX);
-        }
-        Transport::open(urls, settings).map_err(model_failure)
+    /// The kind that was named; none if it is to be found out.
+    pub(super) fn kind(&self) -> Option<&'static Kind> {
+        named(&self.kind)
+    }
+
+    /// Whether the model runs in this process.
+    pub(super) fn is_here(&self) -> bool {
+        self.kind().is_some_and(Kind::is_here)
     }
 
     /// When weights are measured again, and what a change means.
     pub(super) fn weight_rules(&self) -> WeightRules {
-        WeightRules {
-            answers: self.weights_check_answers,
-            time: Duration::from_secs(self.weights_check_seconds),
-            new_weights: match self.new_weights {
-                NewWeightsName::Stop => NewWeights::Stop,
-                NewWeightsName::Continue => NewWeights::Continue,
-            },
-        }
-    }
-
-    fn auth(&self) -> Result<Option<Auth>, Failure> {
-        let secret = match (&self.api_key_env, &self.api_key_file, &self.api_key) {
-            (Some(name), _, _) => Secret::from_env(name).map_err(model_failure)?,
-            (None, Some(path), _) => Secret::from_file(path).map_err(model_failure)?,
-            (None, None, Some(key)) => key.clone(),
-            (None, None, None) => return Ok(None),
-        };
-        Ok(Some(match self.kind {
-            KindName::Anthropic => Auth::Header("x-api-key", secret),
-            _ => Auth::Bearer(secret),
-        }))
+        weight_rules(self.weights_check_answers, self.weights_check_seconds, &self.new_weights)
     }
 
     /// Checks that there are servers to ask, or that none are needed.
     pub(super) fn check(&self, urls: &[String]) -> Result<(), Failure> {
-        match (self.kind, urls) {
-            (KindName::Embedded, [url, ..]) => Err(Failure::input(
-                format!("{} was named, but --kind embedded asks no server", masked(url)),
-                "leave out the address, or name another --kind",
-            )),
-            (KindName::Embedded, []) => Ok(()),
-            (_, []) => Err(Failure::input(
-                "no server was named",
-                "give its address, as in --url http://HOST:PORT (bare for `probe`), or use --kind embedded",
-            )),
-            _ => Ok(()),
-        }
+        let wanted = Wanted { urls: urls.to_vec(), kind: self.kind(), ..Wanted::default() };
+        wanted.check().map_err(model_failure)
     }
 
-    /// Opens the servers at `urls`, or the embedded model if that was chosen.
-    pub(super) async fn open_any(
+    /// The model at `urls`, or the embedded one if that was chosen; `tell` is told of retries and of endpoints that come
+    /// and go.
+    pub(super) fn wanted(&self, urls: &[String], notices: &Notices, tell: Tell) -> Result<Wanted, Failure> {
+        let part = ModelPart {
+            url: urls.to_vec(),
+            kind: self.kind.clone(),
+            model: self.model.clone(),
+            tokenizer: self.tokenizer.clone(),
+            api_key_env: self.api_key_env.clone(),
+            api_key_file: self.api_key_file.clone(),
+            timeout: self.timeout,
+            patience: self.patience,
+        };
+        let mut wanted = part.wanted().map_err(model_failure)?;
+        if let Some(concurrency) = self.concurrency {
+            wanted.settings.pool.concurrency = usize::try_from(concurrency).unwrap_or(usize::MAX);
+        }
+        wanted.settings.watch = Some(watch(tell));
+        wanted.key = wanted.key.or_else(|| self.api_key.clone());
+        Ok(Wanted { needs_text: self.needs_text, notices: notices.clone(), ..wanted })
+    }
+
+    /// Opens it.
+    pub(super) async fn open(
         &self,
         urls: &[String],
         notices: &Notices,
         tell: Tell,
     ) -> Result<Opened, Failure> {
-        self.check(urls)?;
-        if self.kind == KindName::Embedded {
-            return self.open_embedded();
-        }
-        self.open(self.transport(urls, tell)?, notices).await
-    }
-
-    /// Loads the model that was named, else the default that was pulled.
-    pub(super) fn open_embedded(&self) -> Result<Opened, Failure> {
-        let (name, path) = super::model::find(self.model.as_deref())?;
-        open_embedded(&name, &path, self.tokenizer.as_deref()).map_err(model_failure)
-    }
-
-    /// Asks the server what it is.
-    pub(super) async fn open(&self, transport: Transport, notices: &Notices) -> Result<Opened, Failure> {
-        let options = OpenOptions {
-            model: self.model.clone(),
-            vocab_size: None,
-            needs_text: self.needs_text,
-            notices: notices.clone(),
-        };
-        let tokenizer = match &self.tokenizer {
-            Some(named) => Some(tokenizer_path(named).await?),
-            None => None,
-        };
-        open(transport, self.kind.kind(), tokenizer.as_deref(), options).await.map_err(model_failure)
+        open(&self.wanted(urls, notices, tell)?).await.map_err(model_failure)
     }
 }
 
@@ -203,7 +149,7 @@ pub(super) fn teller(as_json: bool) -> Tell {
 
 /// Tells what happens between us and servers. The same failure is told the first time, and then only when it has
 /// come up ten times as often.
-fn watch(tell: Tell) -> Watch {
+pub(super) fn watch(tell: Tell) -> Watch {
     let seen: Mutex<BTreeMap<String, u32>> = Mutex::default();
     Arc::new(move |notice| {
         let Notice::Retry { error, .. } = &notice else { return tell(&notice_text(&notice)) };
@@ -217,21 +163,6 @@ fn watch(tell: Tell) -> Watch {
             n if 10u32.pow(n.ilog10()) == n => tell(&format!("{error}; {n} times by now, trying again")),
             _ => {}
         }
-    })
-}
-
-/// Where a tokenizer is that was named by its directory, or by its model's name on the hub.
-pub(super) async fn tokenizer_path(named: &Path) -> Result<PathBuf, Failure> {
-    let Some(repo) = hub_name(named) else { return Ok(named.to_owned()) };
-    let hub = HuggingFace::from_env(|name| std::env::var(name).ok());
-    let found = match &hub {
-        Ok(hub) => hub.tokenizer(repo).await,
-        Err(_) => return Ok(named.to_owned()),
-    };
-    found.map_err(|error| {
-        let help = format!("name a directory with tokenizer.json; or else {}", error.help());
-        let what = format!("`{repo}` is no directory here, and its tokenizer cannot be had: {error}");
-        if error.is_unreachable() { Failure::stopped(what, help) } else { Failure::input(what, help) }
     })
 }
 

@@ -59,7 +59,7 @@ pub struct Key {
 const BOTH: &[&str] = &["collect", "evaluate"];
 const COLLECT: &[&str] = &["collect"];
 const EVALUATE: &[&str] = &["evaluate"];
-const KINDS: &[&str] = &["auto", "vllm", "sglang", "openai", "anthropic", "embedded"];
+const KINDS: &[&str] = &crate::model::kinds::NAMES;
 
 /// A key that decides what is made.
 const fn result(

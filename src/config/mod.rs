@@ -302,7 +302,7 @@ mod tests {
         check(
             "",
             &[("kind", &["tgi"])],
-            "--kind is \"tgi\", which is not one of auto, vllm, sglang, openai, anthropic, embedded",
+            "--kind is \"tgi\", which is not one of auto, sglang, vllm, openai, anthropic, embedded",
         );
     }
 

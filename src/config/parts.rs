@@ -11,6 +11,9 @@ use super::ConfigError;
 use crate::agent::options::{ForcedCalls, LoopOptions};
 use crate::agent::reward::{CustomReward, RewardRule, RewardWeights};
 use crate::agent::tools::ToolLimits;
+use crate::model::kinds::named;
+use crate::model::secret::Secret;
+use crate::model::{Error, Settings, Wanted};
 use crate::tasks::dataset::DatasetOptions;
 use crate::tasks::layout::Named;
 use crate::tasks::source::TaskSource;
@@ -39,6 +42,17 @@ pub struct ModelPart {
     pub timeout: u64,
     /// Seconds every server may be gone.
     pub patience: u64,
+}
+
+impl ModelPart {
+    /// The model that these keys name.
+    pub fn wanted(self) -> Result<Wanted, Error> {
+        let key = Secret::find(self.api_key_env.as_deref(), self.api_key_file.as_deref())?;
+        let mut settings = Settings { timeout: Duration::from_secs(self.timeout), ..Settings::default() };
+        settings.pool.patience = Duration::from_secs(self.patience);
+        let (urls, kind, model, tokenizer) = (self.url, named(&self.kind), self.model, self.tokenizer);
+        Ok(Wanted { urls, kind, model, tokenizer, key, settings, ..Wanted::default() })
+    }
 }
 
 /// The tasks, and how they are split.

@@ -13,9 +13,6 @@ use backsight_core::lens::Lenses;
 use backsight_core::plan::{Backend, Figures, plan};
 use backsight_core::score::{ScoreJob, SpanScore};
 
-/// The embedded engine, as episodes are asked of it: in passes over so many scored positions, so that progress can be told.
-pub const EMBEDDED: Backend = Backend { max_scored: Some(512), ..Backend::EMBEDDED };
-
 /// An episode's jobs.
 pub(super) struct Jobs {
     all: Vec<ScoreJob>,
@@ -108,7 +105,7 @@ impl Answers {
     /// Whether a job of a run that was stopped was never asked for, may not be sent any more, or found no server.
     pub(super) fn is_cut_short(&self, wanted: &[usize]) -> bool {
         wanted.iter().any(|job| match self.0.get(*job) {
-            Some(Some(Err(error))) => error.stops_the_run() || error.may_pass(),
+            Some(Some(Err(error))) => error.leaves_open(),
             Some(Some(Ok(_))) => false,
             _ => true,
         })

@@ -11,7 +11,7 @@ use std::sync::{Arc, OnceLock};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
-use super::ask::{Answers, EMBEDDED, Jobs};
+use super::ask::{Answers, Jobs};
 use super::outline::{Framing, Outline, outline};
 use super::read::{ReadEpisode, ReadStep, ReadView};
 use super::reader::{Reader, Texts};
@@ -69,14 +69,12 @@ pub struct Teacher {
     pub model: Arc<Ledgered>,
     /// Its tokenizer and template.
     pub texts: Texts,
-    /// Whether it runs in this process.
-    pub is_embedded: bool,
 }
 
 impl Teacher {
     /// What it does with requests for scores.
     pub fn backend(&self) -> Backend {
-        if self.is_embedded { EMBEDDED } else { backend(self.model.limits()) }
+        backend(self.model.limits())
     }
 }
 
@@ -566,6 +564,6 @@ impl Brake {
 
     fn stop(&self) -> Option<Stop> {
         let disk = self.disk.get().cloned().map(Stop::Disk);
-        disk.or_else(|| self.outlook.stopped_by().map(Stop::Model))
+        disk.or_else(|| self.outlook.ended_by().map(Stop::Model))
     }
 }

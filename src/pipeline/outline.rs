@@ -137,7 +137,7 @@ impl Outline {
                 }
             }
         }
-        (plan(&jobs, &Backend::SGLANG).requests.len(), jobs.len())
+        (plan(&jobs, &Backend::CACHING).requests.len(), jobs.len())
     }
 }
 

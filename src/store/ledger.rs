@@ -123,8 +123,12 @@ impl Ledger {
     }
 
     /// The stored answer to the call with this key, and whose it is.
-    pub(super) async fn get<R: Record>(&self, key: Key) -> Result<Option<(R, Standing)>, Error> {
-        let found = self.disk.read(move |connection| stored_answer(connection, &key)).await?;
+    pub(super) async fn get<R: Record>(
+        &self,
+        key: Key,
+        role: ModelRole,
+    ) -> Result<Option<(R, Standing)>, Error> {
+        let found = self.disk.read(move |connection| stored_answer(connection, &key, role)).await?;
         let Some(found) = found else { return Ok(None) };
         // Bits may flip on the disk: then this answer is lost, and those beside it are not.
         let decoded = found
@@ -176,6 +180,9 @@ impl Ledger {
             )?;
             let (sent, cached, sampled) = columns(usage);
             let (key, role) = (key.bytes(), role.name());
+            for statement in OUST {
+                connection.execute(statement, params![key, role])?;
+            }
             insert.execute(params![key, R::KIND, model.0, role, sent, cached, sampled, sum, bytes])?;
             mark(connection, key, role, standing).map(|n| n as i64)
         };
@@ -287,6 +294,14 @@ fn mark(connection: &Connection, key: &[u8], role: &str, standing: Standing) -> 
     }
 }
 
+/// What is done with an answer that waits for a measurement of another role, when this one stores its own.
+const OUST: [&str; 3] = [
+    "INSERT INTO spent SELECT role, prompt_tokens, cached_tokens, completion_tokens FROM answers
+     WHERE key IN (SELECT key FROM provisional WHERE key = ?1 AND role != ?2)",
+    "DELETE FROM answers WHERE key IN (SELECT key FROM provisional WHERE key = ?1 AND role != ?2)",
+    "DELETE FROM provisional WHERE key = ?1 AND role != ?2",
+];
+
 /// An answer as it was found.
 struct Found {
     bytes: Vec<u8>,
@@ -295,12 +310,19 @@ struct Found {
 }
 
 /// The answer under a key; the inner option is none where its columns hold something else than was written there.
-fn stored_answer(connection: &Connection, key: &Key) -> rusqlite::Result<Option<Option<Found>>> {
+///
+/// Stamps count the measurements of one role: what waits for another's is not found.
+fn stored_answer(
+    connection: &Connection,
+    key: &Key,
+    role: ModelRole,
+) -> rusqlite::Result<Option<Option<Found>>> {
     let mut select = connection.prepare_cached(
         "SELECT answer, checksum, model, after, until, endpoints FROM answers
-         LEFT JOIN provisional USING (key) LEFT JOIN doubtful USING (key) WHERE answers.key = ?1",
+         LEFT JOIN provisional USING (key) LEFT JOIN doubtful USING (key)
+         WHERE answers.key = ?1 AND (provisional.role IS NULL OR provisional.role = ?2)",
     )?;
-    select.query_row([key.bytes()], |row| Ok(found(row).ok())).optional()
+    select.query_row(params![key.bytes(), role.name()], |row| Ok(found(row).ok())).optional()
 }
 
 fn found(row: &Row<'_>) -> rusqlite::Result<Found> {

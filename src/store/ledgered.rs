@@ -16,8 +16,8 @@ use super::record::Record;
 use super::stamp::{Fate, Stamp, Standing};
 use super::versions::{Checks, Patience, Versions};
 use crate::model::budget::ModelRole;
+use crate::model::endpoint::hashed;
 use crate::model::key::{Key, ModelId, seed_for};
-use crate::model::remote::hashed;
 use crate::model::route::{self, Endpoints};
 use crate::model::{
     ChatAnswer, ChatRequest, Error, GenerateRequest, Generated, Limits, Model, Place, Sampling, Scored,
@@ -286,7 +286,7 @@ impl Ledgered {
     /// What is stored under one of these keys.
     async fn find<R: Record>(&self, keys: &[Key]) -> Result<Option<(R, Standing)>, Error> {
         for key in keys {
-            if let Some(found) = self.ledger.get(*key).await? {
+            if let Some(found) = self.ledger.get(*key, self.role).await? {
                 self.count(|it| &it.found, 1);
                 return Ok(Some(found));
             }
@@ -560,7 +560,11 @@ mod tests {
 
     /// A model that cannot change.
     fn kept(ledger: &Arc<Ledger>, inner: Arc<dyn Model>, id: ModelId) -> Ledgered {
-        let (role, place) = (ModelRole::Judge, RunPlace { run: "run".into(), seed: 7 });
+        kept_for(ModelRole::Judge, ledger, inner, id)
+    }
+
+    fn kept_for(role: ModelRole, ledger: &Arc<Ledger>, inner: Arc<dyn Model>, id: ModelId) -> Ledgered {
+        let place = RunPlace { run: "run".into(), seed: 7 };
         let known = (vec![id], Default::default());
         let versions = Versions::new(Arc::clone(ledger), role, WeightRules::default(), None, vec![], known);
         Ledgered::new(Arc::clone(ledger), inner, versions, role, place)
@@ -599,6 +603,27 @@ mod tests {
         assert_eq!(recognition, Recognition::Known);
         assert_eq!(ledgered.score(&job(&[1, 2, 3])).await.unwrap(), first);
         assert_eq!(asked(&model), 0);
+    }
+
+    #[tokio::test]
+    async fn what_waits_for_the_measurement_of_one_role_is_not_found_by_another() {
+        let dir = tempfile::tempdir().unwrap();
+        let (ledger, model) = (open(dir.path()), Arithmetic::new(0.1));
+        let (judge, _) = ledgered(&ledger, &model).await;
+        let id = judge.versions.stamp(Endpoints::ALL).unwrap().model;
+        let teacher = kept_for(ModelRole::Teacher, &ledger, Arc::<Arithmetic>::clone(&model), id);
+        let first = judge.score(&job(&[1, 2, 3])).await.unwrap();
+        assert_eq!(teacher.score(&job(&[1, 2, 3])).await.unwrap().spans, first.spans);
+        assert_eq!((asked(&model), teacher.lookups()), (2, Lookups { found: 0, paid: 1 }));
+        let paid: Vec<_> =
+            ledger.paid().await.unwrap().into_iter().map(|(_, spent)| spent.requests).collect();
+        assert_eq!(paid, [1, 1], "what either paid is counted");
+        // The teacher's measurement settles its own, which everybody may then use.
+        ledger.settle(ModelRole::Judge, u64::MAX >> 1).await.unwrap();
+        assert_eq!(judge.find::<Scored>(&[judge.score_key(id, &job(&[1, 2, 3]))]).await.unwrap(), None);
+        ledger.settle(ModelRole::Teacher, u64::MAX >> 1).await.unwrap();
+        let found = judge.score(&job(&[1, 2, 3])).await.unwrap();
+        assert_eq!((found.spans, asked(&model)), (first.spans, 2));
     }
 
     #[tokio::test]

@@ -144,7 +144,7 @@ fn published_cost(directory: &Path, episode: &Episode, tokenizer: &Tokenizer) ->
 
 /// Sends a plan's requests in order and checks that the cache does what the plan expects.
 fn planned_cost(jobs: &[ScoreJob]) -> Figures {
-    let plan = plan(jobs, &Backend::SGLANG);
+    let plan = plan(jobs, &Backend::CACHING);
     let mut cache = RadixCache::default();
     for request in &plan.requests {
         cache.send(request.ask.tokens(), request.ask.first_needed().unwrap() - 1);

@@ -30,12 +30,10 @@ pub struct Backend {
 }
 
 impl Backend {
-    /// SGLang: the cached prefix reaches up to `logprob_start_len`.
-    pub const SGLANG: Self = Self { caches_scores: true, start_index: true, max_scored: None };
-    /// vLLM: prompt logprobs are computed from the first token on, every time.
-    pub const VLLM: Self = Self { caches_scores: false, start_index: false, max_scored: None };
-    /// The embedded engine keeps what it has computed.
-    pub const EMBEDDED: Self = Self::SGLANG;
+    /// The cached prefix reaches up to the first scored token.
+    pub const CACHING: Self = Self { caches_scores: true, start_index: true, max_scored: None };
+    /// The logprobs of a prompt are computed from its first token on, every time.
+    pub const RECOMPUTING: Self = Self { caches_scores: false, start_index: false, max_scored: None };
 }
 
 /// One request of a plan.

@@ -28,6 +28,17 @@ const PASS_ROWS: usize = 4096;
 /// Jobs with few new tokens are read together up to this many rows, so that each weight is used more often.
 const BATCH_ROWS: usize = 512;
 
+/// What every engine can do. So many positions are scored at a time that progress can be told.
+pub const LIMITS: Limits = Limits {
+    token_ids: true,
+    scores: true,
+    start_index: true,
+    cached_scores: true,
+    max_scored: Some(512),
+    batches: true,
+    ..Limits::CHAT
+};
+
 /// How an engine is set up.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EngineOptions {
@@ -110,16 +121,8 @@ impl Engine {
 
     /// What the engine can do.
     pub fn limits(&self) -> Limits {
-        Limits {
-            context_length: Some(self.config.context),
-            vocab_size: Some(self.config.vocab),
-            max_top_k: None,
-            token_ids: true,
-            scores: true,
-            start_index: true,
-            cached_scores: true,
-            batches: true,
-        }
+        let (context_length, vocab_size) = (Some(self.config.context), Some(self.config.vocab));
+        Limits { context_length, vocab_size, ..LIMITS }
     }
 
     /// What was computed and reused since the engine was loaded.

@@ -7,7 +7,7 @@ use clap::{Args as ClapArgs, ValueEnum};
 
 use crate::cli::args::{ToolTextName, finite};
 use crate::cli::failure::Failure;
-use crate::cli::server::{KindName, ServerArgs};
+use crate::cli::server::ServerArgs;
 use crate::model::secret::Secret;
 use crate::store::episodes::run_dir_for;
 use crate::store::hindsight::Settings;
@@ -260,7 +260,7 @@ impl CreditArgs {
     pub(super) fn with_env(&self, env: impl Fn(&str) -> Option<String>) -> Self {
         let env = |name: &str| env(name).filter(|value| !value.trim().is_empty());
         let mut args = self.clone();
-        if self.server.kind != KindName::Embedded {
+        if !self.server.is_here() {
             if args.url.is_empty() {
                 args.url.extend(env("FSWE_AGENT_API_URL"));
             }
@@ -286,7 +286,7 @@ impl CreditArgs {
 
     /// Refuses to score without a model.
     pub(super) fn check_server(&self) -> Result<(), Failure> {
-        if self.url.is_empty() && self.server.kind != KindName::Embedded {
+        if self.url.is_empty() && !self.server.is_here() {
             let help = "give its address with --url http://HOST:PORT or in FSWE_AGENT_API_URL, or use --kind embedded";
             return Err(Failure::input("no server was named", help));
         }

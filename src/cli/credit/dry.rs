@@ -10,9 +10,8 @@ use super::setup::{Shown, absences, named_texts};
 use super::table::{clipped, gain};
 use crate::cli::failure::Failure;
 use crate::cli::output::{self, one_line};
-use crate::cli::server::KindName;
 use crate::cli::stdout;
-use crate::pipeline::EMBEDDED;
+use crate::model::planned::backend;
 use crate::pipeline::Loss;
 use crate::pipeline::credit::{lenses, notes, planned};
 use crate::pipeline::outline::{Outline, about_tokens, outline};
@@ -177,7 +176,7 @@ impl<'a> Setting<'a> {
         let asked = self.asked.for_episode(&loaded.episode, &self.shown.framing);
         let asked = old.map_or(asked.clone(), |old| asked.assuming(&old.scores));
         if let Some(read) = read {
-            let figures = planned(read, old, &asked, &self.lenses, &backend(self.args));
+            let figures = planned(read, old, &asked, &self.lenses, &backend_of(self.args));
             let Figures { requests, naive_requests, .. } = figures;
             return Cost { requests, naive_requests, figures: Some(figures) };
         }
@@ -193,13 +192,12 @@ impl<'a> Setting<'a> {
     }
 }
 
-/// The backend that was named; SGLang's rules where none was.
-fn backend(args: &CreditArgs) -> Backend {
-    match args.server.kind {
-        KindName::Vllm => Backend::VLLM,
-        KindName::Embedded => EMBEDDED,
-        _ => Backend::SGLANG,
-    }
+/// What the server that was named does with requests; the best that any does where none was.
+fn backend_of(args: &CreditArgs) -> Backend {
+    args.server
+        .kind()
+        .filter(|kind| kind.limits.scores)
+        .map_or(Backend::CACHING, |kind| backend(&kind.limits))
 }
 
 fn groups(outline: &Outline) -> Vec<(String, usize)> {

@@ -19,7 +19,7 @@ use self::setup::{Ready, Shown};
 use super::block_on;
 use super::failure::Failure;
 use super::pulse::with_pulse;
-use super::server::{KindName, model_failure};
+use super::server::model_failure;
 use super::sources::sources;
 use super::stdout;
 use crate::model::budget::{Allowance, Meter, ModelRole};
@@ -91,11 +91,7 @@ async fn scored(
     let options = options(args, shown, &ready, paid.model.version_now());
     write_config(args, &options)?;
     tell_absences(args, &ready, &sources, &progress);
-    let teacher = Teacher {
-        model: paid.model.clone(),
-        is_embedded: args.server.kind == KindName::Embedded,
-        texts: ready.texts,
-    };
+    let teacher = Teacher { model: paid.model.clone(), texts: ready.texts };
     let watched = Arc::clone(&progress);
     let work = score(sources, teacher, options, Arc::new(move |event| watched.tell(event)));
     let stop = with_pulse(work, || progress.pulse()).await;
@@ -119,7 +115,7 @@ async fn scored(
 }
 
 fn options(args: &CreditArgs, shown: Shown, ready: &Ready, version: Option<String>) -> Options {
-    let is_embedded = args.server.kind == KindName::Embedded;
+    let is_here = args.server.is_here();
     let provenance = Provenance {
         model: Some(ready.opened.info.model.clone()),
         server: Some(setup::server_name(&ready.opened)),
@@ -137,8 +133,8 @@ fn options(args: &CreditArgs, shown: Shown, ready: &Ready, version: Option<Strin
         overwrite: args.overwrite,
         limit: args.limit(ready.opened.model.limits().context_length),
         // One engine computes one thing at a time, best in the plan's order.
-        requests_at_once: if is_embedded { 1 } else { args.requests_at_once() },
-        episodes_at_once: if is_embedded { 1 } else { EPISODES_AT_ONCE.min(most) },
+        requests_at_once: if is_here { 1 } else { args.requests_at_once() },
+        episodes_at_once: if is_here { 1 } else { EPISODES_AT_ONCE.min(most) },
         run_dir: args.run_dir(),
     }
 }
@@ -150,7 +146,7 @@ fn tell_absences(args: &CreditArgs, ready: &Ready, sources: &[Source], progress:
         let origin = ready.texts.template(args.lens.tools.is_some()).origin();
         progress.note(&format!("{origin} ignores {ignored}"));
     }
-    if args.server.kind != KindName::Embedded && ready.opened.model.limits().context_length.is_none() {
+    if !args.server.is_here() && ready.opened.model.limits().context_length.is_none() {
         progress
             .note("the server does not tell its context; nothing is shortened unless --max-context says so");
     }

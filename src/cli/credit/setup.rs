@@ -12,9 +12,10 @@ use crate::cli::block_on;
 use crate::cli::chat::{parse_var, source_failure, tokenizer_failure, tool_text_of};
 use crate::cli::failure::Failure;
 use crate::cli::now;
-use crate::cli::server::{ServerArgs, model_failure, teller, tokenizer_path};
+use crate::cli::server::{ServerArgs, model_failure, teller};
 use crate::model::Opened;
 use crate::model::notice::Notices;
+use crate::model::open::tokenizer_path;
 use crate::model::probe::require_scores;
 use crate::pipeline::outline::Framing;
 use crate::pipeline::reader::{Texts, hash};
@@ -170,7 +171,7 @@ pub(super) struct Ready {
 /// Opens the model and refuses one that cannot score, that has no text, or whose tokenizer is another than ours.
 pub(super) async fn open(args: &CreditArgs, shown: &Shown, notices: &Notices) -> Result<Ready, Failure> {
     let server = ServerArgs { needs_text: true, ..args.server.clone() };
-    let opened = server.open_any(&args.url, notices, teller(args.json)).await?;
+    let opened = server.open(&args.url, notices, teller(args.json)).await?;
     require_scores(&opened).await.map_err(model_failure)?;
     let Some((path, tokenizer)) = opened.tokenizer.clone() else {
         let help = "name the model's directory with --tokenizer, or the model as on the hub with --model";
@@ -200,7 +201,7 @@ pub(super) fn texts(
 /// The tokenizer that was named, for those who ask no server, and its hash.
 pub(super) fn named_texts(args: &CreditArgs, shown: &Shown) -> Result<Option<(Texts, String)>, Failure> {
     let Some(path) = args.text_path() else { return Ok(None) };
-    let path = block_on(tokenizer_path(&path))??;
+    let path = block_on(tokenizer_path(&path))?.map_err(model_failure)?;
     let tokenizer = Tokenizer::open(&path).map_err(tokenizer_failure)?;
     let sha256 = Tokenizer::sha256(&path).map_err(tokenizer_failure)?;
     Ok(Some((texts(args, &path, Arc::new(tokenizer), shown)?, sha256)))
@@ -209,5 +210,5 @@ pub(super) fn named_texts(args: &CreditArgs, shown: &Shown) -> Result<Option<(Te
 /// What the server is, in a word or two.
 pub(super) fn server_name(opened: &Opened) -> String {
     let version = opened.info.version.as_deref().map(|it| format!(" {it}")).unwrap_or_default();
-    format!("{}{version}", opened.info.kind.name())
+    format!("{}{version}", opened.info.kind.name)
 }

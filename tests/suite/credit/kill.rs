@@ -58,7 +58,7 @@ fn keys(place: &Place) -> HashMap<Vec<u32>, Vec<u8>> {
         };
         let jobs: Vec<ScoreJob> =
             steps.iter().map(|step| job(step.as_ref().unwrap().view(0).unwrap().as_ref().unwrap())).collect();
-        for request in plan(&jobs, &Backend::SGLANG).requests {
+        for request in plan(&jobs, &Backend::CACHING).requests {
             keys.insert(
                 request.ask.tokens().to_vec(),
                 Key::of_score(ModelId(1), &request.ask).bytes().to_vec(),

@@ -45,7 +45,8 @@ fn a_plan_on_the_embedded_engine_gives_what_each_job_gets_alone() {
     let dir = tempfile::tempdir().unwrap();
     write_model(dir.path(), json!({"max_position_embeddings": 1024}));
     let mut engine = Engine::load(dir.path()).unwrap();
-    let backends = [Backend::VLLM, Backend::EMBEDDED, Backend { max_scored: Some(7), ..Backend::EMBEDDED }];
+    let backends =
+        [Backend::RECOMPUTING, Backend::CACHING, Backend { max_scored: Some(7), ..Backend::CACHING }];
     let mut runner = TestRunner::new(Config { cases: 60, failure_persistence: None, ..Config::default() });
     let (mut n_compared, mut largest, mut n_unequal) = (0_usize, 0.0_f64, 0_usize);
     let results = std::cell::RefCell::new((&mut engine, &mut n_compared, &mut largest, &mut n_unequal));

@@ -95,7 +95,7 @@ fn prefixes_ride_along() {
         [job(&tokens[..3], &[(1, 3)], 0), job(&tokens[..5], &[(4, 5)], 2), job(&tokens, &[(6, 7)], 1)];
     check(
         &steps,
-        Backend::SGLANG,
+        Backend::CACHING,
         expect![[r#"
         [1, 2, 0, 1, 1, 2, 0] [1, 3) [4, 5) [6, 7) top 2 cached 0
         naive 15 sent 7 computed 7
@@ -103,7 +103,7 @@ fn prefixes_ride_along() {
     );
     check(
         &steps,
-        Backend::VLLM,
+        Backend::RECOMPUTING,
         expect![[r#"
         [1, 2, 0, 1, 1, 2, 0] [1, 3) [4, 5) [6, 7) top 2 cached 0
         naive 15 sent 7 computed 7
@@ -120,7 +120,7 @@ fn branches_pay_for_their_trunk_once() {
     ];
     check(
         &branches,
-        Backend::SGLANG,
+        Backend::CACHING,
         expect![[r#"
         [1, 1, 2, 2, 3, 3, 7, 8] [7, 8) top 0 cached 0
         [1, 1, 2, 2, 7, 6] [5, 6) top 0 cached 4 after 0
@@ -130,7 +130,7 @@ fn branches_pay_for_their_trunk_once() {
     );
     check(
         &branches,
-        Backend::VLLM,
+        Backend::RECOMPUTING,
         expect![[r#"
         [1, 1, 2, 2, 3, 3, 7, 8] [7, 8) top 0 cached 0
         [1, 1, 2, 2, 7, 6] [5, 6) top 0 cached 0
@@ -146,7 +146,7 @@ fn a_long_pass_is_split_where_memory_asks_for_it() {
     let jobs = [job(&tokens, &[(2, 4), (5, 10)], 0), job(&[0, 1, 2, 0, 1, 2, 9], &[(6, 7)], 0)];
     check(
         &jobs,
-        Backend { max_scored: Some(3), ..Backend::SGLANG },
+        Backend { max_scored: Some(3), ..Backend::CACHING },
         expect![[r#"
         [0, 1, 2, 0] [2, 4) top 0 cached 0
         [0, 1, 2, 0, 1, 2, 0, 1] [5, 8) top 0 cached 4 after 0
@@ -160,7 +160,7 @@ fn a_long_pass_is_split_where_memory_asks_for_it() {
 #[test]
 fn what_needs_nothing_asks_nothing() {
     let jobs = [job(&[1, 2], &[], 0), job(&[1, 2], &[(0, 1), (2, 2)], 0)];
-    let plan = plan(&jobs, &Backend::SGLANG);
+    let plan = plan(&jobs, &Backend::CACHING);
     assert_eq!((plan.requests.len(), plan.figures.naive_requests), (0, 0));
     assert_eq!(distribute(&plan, &jobs, &[]), jobs.each_ref().map(|job| Ok(score(job))));
 }
@@ -168,7 +168,7 @@ fn what_needs_nothing_asks_nothing() {
 #[test]
 fn a_lost_request_fails_only_the_jobs_that_need_it() {
     let jobs = [job(&[1, 1, 7], &[(2, 3)], 0), job(&[1, 1, 8], &[(2, 3)], 0)];
-    let plan = plan(&jobs, &Backend::SGLANG);
+    let plan = plan(&jobs, &Backend::CACHING);
     let mut answers: Vec<_> = plan.requests.iter().map(|it| Some(score(&it.ask))).collect();
     answers[1] = None;
     let found = distribute(&plan, &jobs, &answers);
@@ -241,7 +241,7 @@ proptest! {
 
     #[test]
     fn a_backend_that_keeps_only_its_last_sequence_loses_nothing(jobs in prop::collection::vec(any_job(), 0..9)) {
-        let plan = plan(&jobs, &Backend::EMBEDDED);
+        let plan = plan(&jobs, &Backend::CACHING);
         for pair in plan.requests.windows(2) {
             let kept = RadixCache::common(pair[0].ask.tokens(), pair[1].ask.tokens());
             prop_assert!(kept >= pair[1].cached);
