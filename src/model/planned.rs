@@ -82,35 +82,26 @@ pub fn backend(limits: &Limits) -> Backend {
 /// How a plan is carried out.
 #[derive(Clone, Debug)]
 pub struct Pace {
-    /// What requests cost.
-    pub backend: Backend,
     /// At most so many requests are under way.
     pub at_once: usize,
     /// Whether there is a point in going on; plans over one model share it.
     pub outlook: Outlook,
 }
 
-impl Pace {
-    /// As suits a model with these limits.
-    pub fn of(limits: &Limits) -> Self {
-        Self { backend: backend(limits), at_once: UNDER_WAY, outlook: Outlook::default() }
+impl Default for Pace {
+    fn default() -> Self {
+        Self { at_once: UNDER_WAY, outlook: Outlook::default() }
     }
 }
 
 /// Scores `jobs` through a plan. An error that stops the run settles every job that has no scores yet.
 pub async fn score_planned(model: &Arc<dyn Model>, jobs: &[ScoreJob], settle: &mut Settle<'_>) -> Planned {
-    score_at(&Pace::of(model.limits()), model, jobs, settle).await
+    score_at(&Pace::default(), model, &plan(jobs, &backend(model.limits())), settle).await
 }
 
-/// The same at a pace of one's own.
-pub async fn score_at(
-    pace: &Pace,
-    model: &Arc<dyn Model>,
-    jobs: &[ScoreJob],
-    settle: &mut Settle<'_>,
-) -> Planned {
-    let plan = plan(jobs, &pace.backend);
-    let mut work = Work::new(model, jobs, &plan, settle);
+/// Carries out a plan at a pace of one's own.
+pub async fn score_at(pace: &Pace, model: &Arc<dyn Model>, plan: &Plan, settle: &mut Settle<'_>) -> Planned {
+    let mut work = Work::new(model, plan, settle);
     work.at_once = pace.at_once.clamp(1, UNDER_WAY);
     work.outlook = pace.outlook.clone();
     work.begin();
@@ -171,7 +162,6 @@ enum State {
 
 struct Work<'a, 's> {
     model: &'a Arc<dyn Model>,
-    asks: &'a [ScoreJob],
     plan: &'a Plan,
     settle: &'a mut Settle<'s>,
     requests: Vec<Request>,
@@ -191,16 +181,11 @@ struct Work<'a, 's> {
 }
 
 impl<'a, 's> Work<'a, 's> {
-    fn new(
-        model: &'a Arc<dyn Model>,
-        asks: &'a [ScoreJob],
-        plan: &'a Plan,
-        settle: &'a mut Settle<'s>,
-    ) -> Self {
+    fn new(model: &'a Arc<dyn Model>, plan: &'a Plan, settle: &'a mut Settle<'s>) -> Self {
         let request = |_| Request { jobs: Vec::new(), next: Vec::new(), answer: None, n_open: 0 };
         let mut requests: Vec<Request> = plan.requests.iter().map(request).collect();
-        let mut jobs = Vec::with_capacity(asks.len());
-        for job in 0..asks.len() {
+        let mut jobs = Vec::with_capacity(plan.n_jobs());
+        for job in 0..plan.n_jobs() {
             let needs: Vec<usize> = plan.requests_of(job).into_iter().collect();
             for &it in &needs {
                 requests[it].jobs.push(job);
@@ -219,7 +204,6 @@ impl<'a, 's> Work<'a, 's> {
         let (usage, n_alone) = (Usage { cached_tokens: Some(0), ..Usage::default() }, 0);
         Self {
             model,
-            asks,
             plan,
             settle,
             requests,
@@ -287,11 +271,10 @@ impl<'a, 's> Work<'a, 's> {
     }
 
     fn spawn(&mut self, asked: Asked) {
+        // Tokens are written out only now: of all prompts of a plan at once there may be very many.
         let jobs: Vec<ScoreJob> = match &asked {
-            Asked::Planned(requests) => {
-                requests.iter().map(|&idx| self.plan.requests[idx].ask.clone()).collect()
-            }
-            Asked::Alone(job) => vec![self.asks[*job].clone()],
+            Asked::Planned(requests) => requests.iter().filter_map(|&idx| self.plan.ask(idx)).collect(),
+            Asked::Alone(job) => self.plan.job(*job).into_iter().collect(),
         };
         let model = Arc::clone(self.model);
         self.n_under_way += jobs.len();
@@ -377,7 +360,7 @@ impl<'a, 's> Work<'a, 's> {
         }
         let (version, unbroken_since) = weights.into_iter().next().unwrap_or_default();
         let answer = |request: usize| self.requests[request].answer.as_ref().map(|it| &it.spans[..]);
-        let spans = self.plan.assemble(self.asks, job, answer);
+        let spans = self.plan.assemble(job, answer);
         let scores = spans.map(|spans| JobScores { spans, version, unbroken_since });
         self.finish(job, scores.map_err(|why| unusable(&why.to_string())));
     }

@@ -186,6 +186,7 @@ fn ours(logprobs: Vec<Option<f64>>) -> Hindsight {
         tokens: "rendered".into(),
         lenses: vec!["outcome-first".into(), "plain".into()],
         sequences: vec![(0..12).collect()],
+        shared: Vec::new(),
         steps: vec![
             step(0, Some(vec![Some(-1.0), Some(-2.0), Some(-3.0), Some(-4.0)])),
             step(1, Some(logprobs)),
@@ -303,7 +304,7 @@ fn what_was_scored_is_kept_although_lift_lacks_its_plain_scores() {
     };
     let measured = Measured {
         lenses: vec!["outcome-first".into(), "plain".into()],
-        sequences: vec![(0..100).collect()],
+        sequences: vec![(0, (0..100).collect())],
         token_source: TokenSource::Rendered,
         steps: (0..9).map(step).collect(),
         provenance: Provenance::default(),
@@ -339,7 +340,7 @@ fn a_newly_scored_episode_has_the_published_keys_in_their_order() {
         Provenance { backsight: "0.1.0".into(), placement: Some("first".into()), ..Provenance::default() };
     let measured = Measured {
         lenses: vec!["outcome-first".into(), "plain".into()],
-        sequences: vec![(0..100).collect()],
+        sequences: vec![(0, (0..100).collect())],
         token_source: TokenSource::Rendered,
         steps: (0..9).map(step).collect(),
         provenance,
