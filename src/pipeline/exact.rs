@@ -6,6 +6,7 @@ use super::reader::Reader;
 use super::rendered::no_place;
 use super::shorten::{Context, Contexts};
 use super::{Loss, Reason};
+use backsight_chat::near::Repeats;
 use backsight_chat::recorded::{Insertion, insert};
 use backsight_chat::reread::Shown;
 use backsight_core::episode::{Content, Conversation, Episode, Message};
@@ -26,29 +27,13 @@ pub(super) struct Exact<'a> {
     sequences: Vec<Tip>,
 }
 
-/// What additions do to the contexts of one sequence after another, which begin alike: where one did the same twice, it
-/// is not looked for again.
+/// What additions do to the contexts of a sequence, which begin alike.
 #[derive(Default)]
 struct Known<'v> {
-    found: Vec<(usize, Edit<'v>, Replacement, bool)>,
+    found: Repeats<(usize, Edit<'v>), Replacement>,
     replacements: Replacements,
-}
-
-/// As many are remembered.
-const MAX_KNOWN: usize = 16;
-
-impl<'v> Known<'v> {
-    fn get(&self, sequence: usize, edit: Edit<'v>) -> Option<(&Replacement, bool)> {
-        let found = self.found.iter().find(|it| it.0 == sequence && it.1 == edit);
-        found.map(|(_, _, replacement, is_sure)| (replacement, *is_sure))
-    }
-
-    fn remember(&mut self, sequence: usize, edit: Edit<'v>, replacement: &Replacement) {
-        let is_sure = self.get(sequence, edit).is_some_and(|(known, _)| known == replacement);
-        self.found.retain(|it| it.0 != sequence || it.1 != edit);
-        self.found.truncate(MAX_KNOWN - 1);
-        self.found.insert(0, (sequence, edit, replacement.clone(), is_sure));
-    }
+    /// Whether one did otherwise than before, or was not found where it is looked at itself.
+    differs: bool,
 }
 
 impl<'a> Exact<'a> {
@@ -97,16 +82,16 @@ impl<'a> Exact<'a> {
             if edit == Edit::Nothing {
                 return (*lens, Ok(plain));
             }
-            let sure = known.get(sequence, edit).filter(|(_, is_sure)| *is_sure && !is_last);
-            let found = match sure {
-                Some((known, _)) => Ok(known.clone()),
+            let key = (sequence, edit);
+            let found = match known.found.sure(&key).filter(|_| !is_last) {
+                Some(known) => Ok(known.clone()),
                 None => self.edited(nth, cut, &messages[..action], edit, shown, &tree.all(plain)),
             };
-            let seen = found.map(|replacement| {
-                known.remember(sequence, edit, &replacement);
-                known.replacements.grow(tree, plain, replacement)
-            });
-            (*lens, seen)
+            known.differs |= match &found {
+                Ok(replacement) => !known.found.agrees(key, replacement.clone()),
+                Err(_) => is_last,
+            };
+            (*lens, found.map(|replacement| known.replacements.grow(tree, plain, replacement)))
         };
         let views = self.views[step].iter().map(&mut through).collect();
         Context { views, dropped: cut.messages.clone() }
@@ -152,20 +137,10 @@ impl<'a> Exact<'a> {
         let (shown, mut known) = (self.shown(self.messages), Known::default());
         let mut contexts = Vec::with_capacity(nths.len());
         for (idx, nth) in nths.iter().enumerate() {
-            let is_last = !is_trusting || idx + 1 == nths.len();
-            let trusted = known.found.clone();
-            let how = (&mut known, is_last, &mut *tree);
-            let context = self.context(*nth, &Cut::default(), self.messages, shown.as_ref(), how);
-            let is_lost = is_last && context.views.iter().any(|(_, view)| view.is_err());
-            let is_other = |(sequence, edit, old, is_sure): &(usize, Edit<'a>, Replacement, bool)| {
-                *is_sure && known.get(*sequence, *edit).is_some_and(|(new, _)| new != old)
-            };
-            if is_trusting && (is_lost || trusted.iter().any(is_other)) {
-                return None;
-            }
-            contexts.push(context);
+            let how = (&mut known, !is_trusting || idx + 1 == nths.len(), &mut *tree);
+            contexts.push(self.context(*nth, &Cut::default(), self.messages, shown.as_ref(), how));
         }
-        Some(contexts)
+        (!known.differs || !is_trusting).then_some(contexts)
     }
 
     /// The actions that stand before this one in the same sequence, moved by what is cut out.

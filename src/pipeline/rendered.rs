@@ -31,12 +31,6 @@ struct Read {
     turns: Vec<Result<(Turn, Vec<ViewContext>), Loss>>,
 }
 
-impl Read {
-    fn action(&self, turn: &Turn, tree: &TokenTree) -> Vec<TokenId> {
-        tree.tokens(self.sequences[turn.sequence], turn.span.range())
-    }
-}
-
 impl<'a> Rendered<'a> {
     /// Renders a conversation; an error is one of all its steps.
     pub(super) fn new(
@@ -75,11 +69,9 @@ impl<'a> Rendered<'a> {
             |edits: &Vec<(usize, Option<Edit<'a>>)>| edits.iter().filter_map(|(_, edit)| *edit).collect();
         let asked: Vec<_> = wanted.iter().zip(&edits).map(|(it, edits)| (it.1, there(edits))).collect();
         let found = shown.reread(&asked, &self.reader.texts.tokenizer, tree);
-        let sequences = found.sequences;
-        let before = |turn: &Turn| tree.cut(sequences[turn.sequence], turn.span.start());
         let turns = found.turns.into_iter().zip(edits);
-        let turns = turns.map(|(turn, edits)| seen(tree, &before, turn, edits)).collect();
-        Ok(Read { sequences, turns })
+        let turns = turns.map(|(turn, edits)| seen(tree, turn, edits)).collect();
+        Ok(Read { sequences: found.sequences, turns })
     }
 
     /// The conversation without some messages, and where the chosen actions are in it.
@@ -104,7 +96,8 @@ impl Contexts for Rendered<'_> {
     }
 
     fn action(&self, nth: usize, tree: &TokenTree) -> Vec<TokenId> {
-        self.read.turns[nth].as_ref().map_or_else(|_| Vec::new(), |(turn, _)| self.read.action(turn, tree))
+        let turn = self.read.turns[nth].as_ref();
+        turn.map_or_else(|_| Vec::new(), |(turn, _)| tree.tokens(turn.tip, turn.span.range()))
     }
 
     fn contexts(
@@ -127,7 +120,7 @@ impl Contexts for Rendered<'_> {
         };
         let context = |(nth, turn): (&usize, &Result<(Turn, Vec<ViewContext>), Loss>)| {
             let (turn, views) = turn.as_ref().map_err(Loss::clone)?;
-            match read.action(turn, tree) == self.action(*nth, tree) {
+            match tree.tokens(turn.tip, turn.span.range()) == self.action(*nth, tree) {
                 true => Ok(Context { views: views.clone(), dropped: dropped.clone() }),
                 false => Err(Loss::new(Reason::Rendering, "the action reads otherwise in a shorter context")),
             }
@@ -139,15 +132,14 @@ impl Contexts for Rendered<'_> {
 /// A turn with what is seen before it through each lens; `edits` are what the lenses add, where they find a place.
 fn seen(
     tree: &TokenTree,
-    before: &dyn Fn(&Turn) -> Tip,
     turn: Found<TemplateError>,
     edits: Vec<(usize, Option<Edit<'_>>)>,
 ) -> Result<(Turn, Vec<ViewContext>), Loss> {
     let (turn, contexts) = turn.map_err(|error| Loss::new(Reason::Rendering, error))?;
-    let mut contexts = contexts.into_iter();
+    let (mut contexts, plain) = (contexts.into_iter(), tree.cut(turn.tip, turn.span.start()));
     let view = |(lens, edit): (usize, Option<Edit<'_>>)| {
         let found = edit.and_then(|edit| Some((edit, contexts.next()?))).ok_or_else(no_place);
-        (lens, found.and_then(|(edit, context)| shown_by(tree, before(&turn), edit, context)))
+        (lens, found.and_then(|(edit, context)| shown_by(tree, plain, edit, context)))
     };
     let views = edits.into_iter().map(view).collect();
     Ok((turn, views))

@@ -81,6 +81,40 @@ fn kind(message: &Value, tags: &BTreeSet<&str>) -> String {
     kind
 }
 
+/// What came of something before, for the last few of them: sure once it came twice.
+#[derive(Debug)]
+pub struct Repeats<K, V>(Vec<(K, V, bool)>);
+
+/// As many are remembered: those that steps one after another are likely to share.
+const MAX_REPEATS: usize = 16;
+
+impl<K, V> Default for Repeats<K, V> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
+
+impl<K: PartialEq, V: PartialEq> Repeats<K, V> {
+    /// What is sure to come.
+    pub fn sure(&self, key: &K) -> Option<&V> {
+        self.0.iter().find(|(known, _, is_sure)| known == key && *is_sure).map(|(_, value, _)| value)
+    }
+
+    /// Remembers what came this time; says whether it agrees with what was sure.
+    pub fn agrees(&mut self, key: K, value: V) -> bool {
+        let before = self.0.iter().position(|(known, ..)| *known == key).map(|at| self.0.remove(at));
+        let (is_same, was_sure) = before.map_or((false, false), |(_, old, sure)| (old == value, sure));
+        self.0.truncate(MAX_REPEATS - 1);
+        self.0.insert(0, (key, value, is_same));
+        is_same || !was_sure
+    }
+
+    /// Forgets what does not hold any more.
+    pub fn retain(&mut self, holds: impl Fn(&V) -> bool) {
+        self.0.retain(|(_, value, _)| holds(value));
+    }
+}
+
 /// A short rendering of what was rendered last, and how it lies in the whole one.
 pub(super) struct Near {
     /// What is left out of it.

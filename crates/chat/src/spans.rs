@@ -12,7 +12,7 @@ use std::ops::Range;
 
 use super::header;
 use super::incremental::{Incremental, common_prefix, common_suffix};
-use super::near::{Near, Shape};
+use super::near::{Near, Repeats, Shape};
 use super::tokenizer::{Tokenizer, TokenizerError};
 use super::view::{Render, Talk, View};
 use backsight_core::episode::Role;
@@ -73,6 +73,8 @@ pub struct Turn {
     pub message_idx: usize,
     /// Which of the token sequences it is in.
     pub sequence: usize,
+    /// Where its action ends in the tree of those.
+    pub tip: Tip,
     /// The action inside that sequence: thinking, prose, tool calls and the end-of-turn token.
     pub span: TokenSpan,
     /// How its start was found.
@@ -177,11 +179,16 @@ pub fn turns_beside<T: Talk>(
     let found = reread(&assistants(roles), shape, talk, tokenizer, &mut tree);
     let turns = found.turns.into_iter().map(|turn| turn.map(|(turn, _)| turn)).collect::<Result<_, _>>()?;
     let rendering = tree.grow(Tip::EMPTY, ids);
-    let beyond = |tip: Tip| {
-        let shared = tree.shared(rendering, tip);
-        Beyond { shared, ids: tree.tokens(tip, shared..tip.len()) }
+    // From the last on: each is looked for where the one behind it was.
+    let mut near = rendering;
+    let beyond = |tip: &Tip| {
+        near = tree.cut(if tip.len() > near.len() { rendering } else { near }, tip.len());
+        let shared = tree.shared(near, *tip);
+        Beyond { shared, ids: tree.tokens(*tip, shared..tip.len()) }
     };
-    Ok((turns, found.sequences.into_iter().map(beyond).collect()))
+    let mut beyond: Vec<Beyond> = found.sequences.iter().rev().map(beyond).collect();
+    beyond.reverse();
+    Ok((turns, beyond))
 }
 
 fn assistants(roles: &[Role]) -> Vec<Wanted<'static>> {
@@ -232,19 +239,8 @@ impl Splice {
     }
 }
 
-/// An addition to one message, what it does to the text, and whether it did the same twice.
-struct Known {
-    target: usize,
-    text: String,
-    splice: Splice,
-    is_sure: bool,
-}
-
-/// As many additions are remembered: those that steps one after another are likely to share.
-const MAX_KNOWN: usize = 16;
-
 /// Goes through a conversation, at the cost of what is new in each of its renderings.
-struct Walk<'a, T> {
+struct Walk<'a, 'w, T> {
     shape: &'a Shape,
     talk: &'a mut T,
     tokenizer: &'a Tokenizer,
@@ -255,28 +251,29 @@ struct Walk<'a, T> {
     /// What the encoder's text is: so many messages, with the generation prompt or without.
     last: Option<(usize, bool)>,
     replacements: Replacements,
-    known: Vec<Known>,
+    /// What additions do to the text.
+    known: Repeats<Edit<'w>, Splice>,
     /// Whether this step is compared with whole renderings, and whether one differed.
     is_checked: bool,
     differs: bool,
 }
 
-impl<'a, T: Talk> Walk<'a, T> {
+impl<'a, 'w, T: Talk> Walk<'a, 'w, T> {
     fn new(shape: &'a Shape, talk: &'a mut T, tokenizer: &'a Tokenizer, tree: &'a mut TokenTree) -> Self {
         let (encoder, tip) = (Incremental::new(tokenizer), Tip::EMPTY);
-        let (replacements, known) = (Replacements::default(), Vec::new());
+        let (replacements, known) = (Replacements::default(), Repeats::default());
         let (last, is_checked, differs) = (None, false, false);
         Self { shape, talk, tokenizer, encoder, tree, tip, last, replacements, known, is_checked, differs }
     }
 
-    fn reread(mut self, wanted: &[Wanted<'_>]) -> Result<Reread<T::Error>, Distrust> {
+    fn reread(mut self, wanted: &[Wanted<'w>]) -> Result<Reread<T::Error>, Distrust> {
         let (mut turns, mut sequences) = (Vec::with_capacity(wanted.len()), Vec::new());
         for (nth, (message_idx, edits)) in wanted.iter().enumerate() {
             self.is_checked = (nth + 1).is_power_of_two() || nth + 1 == wanted.len();
             let found = self.step(*message_idx, edits)?;
             turns.push(found.map(|Step { tip, span, border, ended, others }| {
                 let sequence = self.continued(&mut sequences, tip);
-                (Turn { message_idx: *message_idx, sequence, span, border, ended }, others)
+                (Turn { message_idx: *message_idx, sequence, tip, span, border, ended }, others)
             }));
         }
         Ok(Reread { sequences, turns, encoded_bytes: self.encoder.encoded_bytes() })
@@ -309,7 +306,7 @@ impl<'a, T: Talk> Walk<'a, T> {
 
     /// Encodes the text up to `keep` with `tail` behind it; gives how many ids stay.
     fn change(&mut self, keep: usize, tail: &str) -> Result<usize, TokenizerError> {
-        self.known.retain(|known| known.splice.bytes.end <= keep);
+        self.known.retain(|splice| splice.bytes.end <= keep);
         let n_same = self.encoder.change(keep, tail)?;
         let kept = self.tree.cut(self.tip, n_same);
         self.tip = self.tree.grow(kept, &self.encoder.ids()[n_same..]);
@@ -320,7 +317,7 @@ impl<'a, T: Talk> Walk<'a, T> {
     fn step(
         &mut self,
         message_idx: usize,
-        edits: &[(Edit<'_>, usize)],
+        edits: &[(Edit<'w>, usize)],
     ) -> Result<Result<Step<T::Error>, SpanError<T::Error>>, Distrust> {
         for wider in 0.. {
             let near = self.near(message_idx + 1, wider);
@@ -363,7 +360,7 @@ impl<'a, T: Talk> Walk<'a, T> {
         message_idx: usize,
         text: &Text,
         near: Option<&Near>,
-        edits: &[(Edit<'_>, usize)],
+        edits: &[(Edit<'w>, usize)],
     ) -> Result<Step<T::Error>, SpanError<T::Error>> {
         self.encode(&text.prompt, near)?;
         self.last = Some((message_idx, true));
@@ -402,7 +399,7 @@ impl<'a, T: Talk> Walk<'a, T> {
     fn other(
         &mut self,
         message_idx: usize,
-        edit: Edit<'_>,
+        edit: Edit<'w>,
         round: usize,
         text: &Text,
         near: Option<&Near>,
@@ -422,14 +419,13 @@ impl<'a, T: Talk> Walk<'a, T> {
     fn splice(
         &mut self,
         message_idx: usize,
-        edit: Edit<'_>,
+        edit: Edit<'w>,
         round: usize,
         text: &Text,
         near: Option<&Near>,
     ) -> Result<Splice, T::Error> {
-        let known = self.known_for(edit).filter(|known| known.is_sure && near.is_some());
-        let short = match known.map(|known| known.splice.clone()) {
-            Some(known) => Some(known),
+        let short = match self.known.sure(&edit).filter(|_| near.is_some()) {
+            Some(known) => Some(known.clone()),
             None => self.short_splice(message_idx, edit, round, text, near),
         };
         if let Some(splice) = short.as_ref().filter(|_| !self.is_checked) {
@@ -443,20 +439,11 @@ impl<'a, T: Talk> Walk<'a, T> {
         Ok(splice)
     }
 
-    fn known_for(&self, edit: Edit<'_>) -> Option<&Known> {
-        let Edit::Behind { target, text } = edit else { return None };
-        self.known.iter().find(|known| known.target == target && known.text == text)
-    }
-
     /// Remembers what an addition does. What reaches the end of the prompt stands elsewhere in the next one.
-    fn remember(&mut self, edit: Edit<'_>, splice: &Splice) {
-        let before = self.known_for(edit).map(|known| known.splice == *splice || known.is_sure);
-        let Edit::Behind { target, text } = edit else { return };
-        self.known.retain(|known| known.target != target || known.text != text);
-        if splice.bytes.end < self.encoder.text().len() {
-            self.known.truncate(MAX_KNOWN - 1);
-            let (text, splice) = (text.to_owned(), splice.clone());
-            self.known.insert(0, Known { target, text, splice, is_sure: before == Some(true) });
+    fn remember(&mut self, edit: Edit<'w>, splice: &Splice) {
+        let is_inside = splice.bytes.end < self.encoder.text().len();
+        if is_inside && matches!(edit, Edit::Behind { .. }) {
+            self.known.agrees(edit, splice.clone());
         }
     }
 
@@ -548,7 +535,7 @@ pub fn borders<T: Talk>(
 /// Where messages end among the ids of a rendering, or why the text cannot be encoded.
 type Borders = Result<Vec<Option<usize>>, TokenizerError>;
 
-impl<T: Talk> Walk<'_, T> {
+impl<T: Talk> Walk<'_, '_, T> {
     fn borders(mut self, roles: &[Role], ids: &[TokenId]) -> Result<Borders, Distrust> {
         let (mut borders, mut alike) = (vec![Some(0)], 0);
         for n in 1..=roles.len() {

@@ -40,6 +40,8 @@ struct Node {
     positions: Range<usize>,
     kept_at: usize,
     parent: usize,
+    /// What was split off above it, in order: where an older sequence that names this node may end.
+    uppers: Vec<usize>,
 }
 
 /// Sequences that share their beginnings.
@@ -53,7 +55,7 @@ pub struct TokenTree {
 
 impl Default for TokenTree {
     fn default() -> Self {
-        let root = Node { positions: 0..0, kept_at: 0, parent: ROOT };
+        let root = Node { positions: 0..0, kept_at: 0, parent: ROOT, uppers: Vec::new() };
         Self { nodes: vec![root], tokens: Vec::new(), branches: HashMap::new() }
     }
 }
@@ -92,18 +94,21 @@ impl TokenTree {
             positions.end += tokens.len();
             return node;
         }
-        self.nodes.push(Node { positions: at..at + tokens.len(), kept_at, parent: node });
+        let positions = at..at + tokens.len();
+        self.nodes.push(Node { positions, kept_at, parent: node, uppers: Vec::new() });
         self.branches.insert((node, tokens[0]), self.nodes.len() - 1);
         self.nodes.len() - 1
     }
 
     /// Splits a node so that its upper part ends at `at`; gives that part. The lower part keeps the node's number.
     fn split(&mut self, node: usize, at: usize) -> usize {
-        let Node { positions, kept_at, parent } = self.nodes[node].clone();
         let upper = self.nodes.len();
-        self.nodes.push(Node { positions: positions.start..at, kept_at, parent });
-        let lower_at = kept_at + at - positions.start;
-        self.nodes[node] = Node { positions: at..positions.end, kept_at: lower_at, parent: upper };
+        let lower = &mut self.nodes[node];
+        let (kept_at, parent, start) = (lower.kept_at, lower.parent, lower.positions.start);
+        let lower_at = kept_at + at - start;
+        (lower.positions.start, lower.kept_at, lower.parent) = (at, lower_at, upper);
+        lower.uppers.push(upper);
+        self.nodes.push(Node { positions: start..at, kept_at, parent, uppers: Vec::new() });
         self.branches.insert((parent, self.tokens[kept_at]), upper);
         self.branches.insert((upper, self.tokens[lower_at]), node);
         upper
@@ -113,7 +118,9 @@ impl TokenTree {
     pub fn cut(&self, tip: Tip, len: usize) -> Tip {
         let (mut node, len) = (tip.node, len.min(tip.len));
         while node != ROOT && self.nodes[node].positions.start >= len {
-            node = self.nodes[node].parent;
+            let Node { uppers, parent, .. } = &self.nodes[node];
+            let nearest = uppers.partition_point(|upper| self.nodes[*upper].positions.end < len);
+            node = *uppers.get(nearest).unwrap_or(parent);
         }
         Tip { node, len }
     }
