@@ -196,6 +196,16 @@ fn ours(logprobs: Vec<Option<f64>>) -> Hindsight {
     Hindsight { scores, tokens: Some(tokens) }
 }
 
+#[test]
+fn sequences_are_written_without_what_they_share() {
+    let mut tokens = ours(vec![Some(-1.0); 4]).tokens.unwrap();
+    (tokens.sequences, tokens.shared) = (vec![(0..12).collect(), vec![20, 21]], vec![0, 3]);
+    let read = HindsightTokens::parse(&tokens.to_text().unwrap()).unwrap();
+    assert_eq!((&read, read.whole_sequences()), (&tokens, vec![(0..12).collect(), vec![0, 1, 2, 20, 21]]));
+    tokens.shared[1] = 13;
+    assert!(HindsightTokens::parse(&tokens.to_text().unwrap()).is_err());
+}
+
 fn settings(max_logprob_tokens: usize) -> Settings {
     Settings { params: Params::default(), max_logprob_tokens }
 }
