@@ -167,6 +167,9 @@ pub struct Beyond {
     pub ids: Vec<TokenId>,
 }
 
+/// Turns, and what their sequences have beyond a rendering.
+pub type Beside<E> = Result<(Vec<Turn>, Vec<Beyond>), SpanError<E>>;
+
 /// All turns of a conversation beside one rendering of it.
 pub fn turns_beside<T: Talk>(
     ids: &[TokenId],
@@ -174,7 +177,7 @@ pub fn turns_beside<T: Talk>(
     shape: &Shape,
     talk: &mut T,
     tokenizer: &Tokenizer,
-) -> Result<(Vec<Turn>, Vec<Beyond>), SpanError<T::Error>> {
+) -> Beside<T::Error> {
     let mut tree = TokenTree::default();
     let found = reread(&assistants(roles), shape, talk, tokenizer, &mut tree);
     let turns = found.turns.into_iter().map(|turn| turn.map(|(turn, _)| turn)).collect::<Result<_, _>>()?;
@@ -208,6 +211,9 @@ struct Step<E> {
     /// The context with each of the additions.
     others: Vec<Result<Tip, SpanError<E>>>,
 }
+
+/// A step, or why it is not found.
+type Stepped<E> = Result<Step<E>, SpanError<E>>;
 
 /// What an addition does to a text: other words in one place.
 #[derive(Clone, PartialEq)]
@@ -318,7 +324,7 @@ impl<'a, 'w, T: Talk> Walk<'a, 'w, T> {
         &mut self,
         message_idx: usize,
         edits: &[(Edit<'w>, usize)],
-    ) -> Result<Result<Step<T::Error>, SpanError<T::Error>>, Distrust> {
+    ) -> Result<Stepped<T::Error>, Distrust> {
         for wider in 0.. {
             let near = self.near(message_idx + 1, wider);
             let text = self.text(message_idx, near.as_ref());
