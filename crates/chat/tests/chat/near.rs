@@ -141,7 +141,6 @@ fn so_it_does_with_published_templates() {
             n_checked += usize::from(check(&source, &name, &messages, &tokenizer));
         }
     }
-    println!("conversations checked: {n_checked}");
     assert!(n_checked > 60);
 }
 
@@ -190,7 +189,6 @@ fn twice_the_steps_are_twice_the_work() {
     let tokenizer = tokenizer();
     for source in [PLAIN, THINKS] {
         let [few, more] = [400, 800].map(|n_steps| work(source, n_steps, &tokenizer));
-        println!("{few:?} {more:?}");
         for (few, more) in few.into_iter().zip(more) {
             assert!(10 * more <= 22 * few, "{few} and then {more}");
         }
