@@ -172,7 +172,7 @@ impl Bench {
         let read = reader.read(&episode, &outline);
         let seen = read.steps.iter().map(|step| step.as_ref().unwrap().view(0).unwrap().as_ref().unwrap());
         let job = |seen: &backsight::pipeline::Seen| {
-            ScoreJob::new(Arc::clone(&seen.tokens), vec![seen.action(0)], 0).unwrap()
+            ScoreJob::new(Arc::from(read.tree.all(seen.tip)), vec![seen.action(0)], 0).unwrap()
         };
         (seen.map(job).collect(), vocab_size)
     }

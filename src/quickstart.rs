@@ -86,7 +86,7 @@ pub fn longest(episode: &Episode, texts: &Texts, options: &Options) -> usize {
     let outlined = outline(episode, framing, lenses, &|text| texts.n_tokens(text));
     let read = outlined.map(|outline| reader.read(episode, &outline));
     let views = read.iter().flat_map(|read| read.steps.iter().flatten()).flat_map(|step| &step.views);
-    views.filter_map(|view| view.seen.as_ref().ok()).map(|seen| seen.tokens.len()).max().unwrap_or(0)
+    views.filter_map(|view| view.seen.as_ref().ok()).map(|seen| seen.tip.len()).max().unwrap_or(0)
 }
 
 /// One action under both lenses, and what it was worth.

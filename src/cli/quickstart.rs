@@ -137,6 +137,7 @@ fn scored(
     let bar = ProgressBar::new(0).with_style(style());
     let (shown, (told, ended)) = (bar.clone(), std::sync::mpsc::channel());
     let watch = move |event: Event| match event {
+        Event::Reading { .. } => {}
         Event::Begun { tokens, .. } => shown.set_length(tokens),
         Event::Settled { tokens, .. } => shown.inc(tokens),
         // Nobody listens any more when the command has failed otherwise.

@@ -79,35 +79,26 @@ pub fn backend(limits: &Limits) -> Backend {
 /// How a plan is carried out.
 #[derive(Clone, Debug)]
 pub struct Pace {
-    /// What requests cost.
-    pub backend: Backend,
     /// At most so many requests are under way.
     pub at_once: usize,
     /// Whether there is a point in going on; plans over one model share it.
     pub outlook: Outlook,
 }
 
-impl Pace {
-    /// As suits a model with these limits.
-    pub fn of(limits: &Limits) -> Self {
-        Self { backend: backend(limits), at_once: UNDER_WAY, outlook: Outlook::default() }
+impl Default for Pace {
+    fn default() -> Self {
+        Self { at_once: UNDER_WAY, outlook: Outlook::default() }
     }
 }
 
 /// Scores `jobs` through a plan. An error that stops the run settles every job that has no scores yet.
 pub async fn score_planned(model: &Arc<dyn Model>, jobs: &[ScoreJob], settle: &mut Settle<'_>) -> Planned {
-    score_at(&Pace::of(model.limits()), model, jobs, settle).await
+    score_at(&Pace::default(), model, &plan(jobs, &backend(model.limits())), settle).await
 }
 
-/// The same at a pace of one's own.
-pub async fn score_at(
-    pace: &Pace,
-    model: &Arc<dyn Model>,
-    jobs: &[ScoreJob],
-    settle: &mut Settle<'_>,
-) -> Planned {
-    let plan = plan(jobs, &pace.backend);
-    let mut work = Work::new(pace, model, jobs, &plan, settle);
+/// Carries out a plan at a pace of one's own.
+pub async fn score_at(pace: &Pace, model: &Arc<dyn Model>, plan: &Plan, settle: &mut Settle<'_>) -> Planned {
+    let mut work = Work::new(pace, model, plan, settle);
     work.begin();
     let resting = work.resting.clone();
     while !work.is_stopped() && work.send() {
@@ -165,7 +156,6 @@ enum Course {
 struct Work<'a, 's> {
     pace: &'a Pace,
     model: &'a Arc<dyn Model>,
-    asks: &'a [ScoreJob],
     plan: &'a Plan,
     settle: &'a mut Settle<'s>,
     requests: Vec<Request>,
@@ -183,17 +173,11 @@ struct Work<'a, 's> {
 }
 
 impl<'a, 's> Work<'a, 's> {
-    fn new(
-        pace: &'a Pace,
-        model: &'a Arc<dyn Model>,
-        asks: &'a [ScoreJob],
-        plan: &'a Plan,
-        settle: &'a mut Settle<'s>,
-    ) -> Self {
+    fn new(pace: &'a Pace, model: &'a Arc<dyn Model>, plan: &'a Plan, settle: &'a mut Settle<'s>) -> Self {
         let request = |_| Request { jobs: Vec::new(), next: Vec::new(), answer: None, n_open: 0 };
         let mut requests: Vec<Request> = plan.requests.iter().map(request).collect();
-        let mut jobs = Vec::with_capacity(asks.len());
-        for job in 0..asks.len() {
+        let mut jobs = Vec::with_capacity(plan.n_jobs());
+        for job in 0..plan.n_jobs() {
             let needs: Vec<usize> = plan.requests_of(job).into_iter().collect();
             for &it in &needs {
                 requests[it].jobs.push(job);
@@ -213,7 +197,6 @@ impl<'a, 's> Work<'a, 's> {
         Self {
             pace,
             model,
-            asks,
             plan,
             settle,
             requests,
@@ -283,11 +266,12 @@ impl<'a, 's> Work<'a, 's> {
     }
 
     fn spawn(&mut self, sent: Vec<Sent>) {
+        // Tokens are written out only now: of all prompts of a plan at once there may be very many.
         let ask = |sent: &Sent| match *sent {
-            Sent::Request(idx) => self.plan.requests[idx].ask.clone(),
-            Sent::Alone(job) => self.asks[job].clone(),
+            Sent::Request(idx) => self.plan.ask(idx),
+            Sent::Alone(job) => self.plan.job(job),
         };
-        let jobs: Vec<ScoreJob> = sent.iter().map(ask).collect();
+        let jobs: Vec<ScoreJob> = sent.iter().filter_map(ask).collect();
         let (model, outlook) = (Arc::clone(self.model), self.pace.outlook.clone());
         self.n_under_way += jobs.len();
         let work = async move {
@@ -366,7 +350,7 @@ impl<'a, 's> Work<'a, 's> {
         }
         let (version, unbroken_since) = weights.into_iter().next().unwrap_or_default();
         let answer = |request: usize| self.requests[request].answer.as_ref().map(|it| &it.spans[..]);
-        let spans = self.plan.assemble(self.asks, job, answer);
+        let spans = self.plan.assemble(job, answer);
         let scores = spans.map(|spans| JobScores { spans, version, unbroken_since });
         self.finish(job, scores.map_err(|why| unusable(&why.to_string())));
     }

@@ -168,7 +168,7 @@ fn token_row(tokens: HindsightTokens, actions: &[Action]) -> TokenRow {
         let (sequence, [start, end]) = step.sequence.zip(step.span)?;
         Some([sequence, start, end])
     };
-    TokenRow { spans: actions.iter().map(span).collect(), ids: tokens.sequences }
+    TokenRow { spans: actions.iter().map(span).collect(), ids: tokens.whole_sequences() }
 }
 
 /// What the rows do not show.

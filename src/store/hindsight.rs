@@ -243,8 +243,8 @@ impl MeasuredStep {
 pub struct Measured {
     /// What the lenses are called; hindsight's is the first.
     pub lenses: Vec<String>,
-    /// The conversation's tokens without a lens.
-    pub sequences: Vec<Vec<TokenId>>,
+    /// The conversation's tokens without a lens: how many of the sequence before each begins with, and what follows.
+    pub sequences: Vec<(usize, Vec<TokenId>)>,
     /// Whether those are the sampled ones.
     pub token_source: TokenSource,
     /// One per step.
@@ -333,6 +333,10 @@ fn step_tokens(loaded: &Loaded, measured: Measured) -> HindsightTokens {
         TokenSource::Exact => "exact",
         TokenSource::Rendered => "rendered",
     };
+    let (mut shared, sequences): (Vec<usize>, Vec<_>) = measured.sequences.into_iter().unzip();
+    if shared.iter().all(|n| *n == 0) {
+        shared.clear();
+    }
     HindsightTokens {
         format: TOKENS_FORMAT.to_owned(),
         version: TOKENS_VERSION,
@@ -340,7 +344,8 @@ fn step_tokens(loaded: &Loaded, measured: Measured) -> HindsightTokens {
         tokens: source.to_owned(),
         steps: measured.steps.iter().enumerate().map(step).collect(),
         lenses: measured.lenses,
-        sequences: measured.sequences,
+        sequences,
+        shared,
     }
 }
 

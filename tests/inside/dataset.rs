@@ -133,6 +133,7 @@ fn add_tokens(episode: &mut ScoredEpisode) {
         tokens: "exact".into(),
         lenses: Vec::new(),
         sequences: vec![(0..10 * episode.messages.len() as u32).collect()],
+        shared: Vec::new(),
         steps: episode.hindsight.scores.steps.iter().enumerate().map(step).collect(),
     });
 }

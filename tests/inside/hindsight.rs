@@ -186,6 +186,7 @@ fn ours(logprobs: Vec<Option<f64>>) -> Hindsight {
         tokens: "rendered".into(),
         lenses: vec!["outcome-first".into(), "plain".into()],
         sequences: vec![(0..12).collect()],
+        shared: Vec::new(),
         steps: vec![
             step(0, Some(vec![Some(-1.0), Some(-2.0), Some(-3.0), Some(-4.0)])),
             step(1, Some(logprobs)),
@@ -193,6 +194,16 @@ fn ours(logprobs: Vec<Option<f64>>) -> Hindsight {
         ],
     };
     Hindsight { scores, tokens: Some(tokens) }
+}
+
+#[test]
+fn sequences_are_written_without_what_they_share() {
+    let mut tokens = ours(vec![Some(-1.0); 4]).tokens.unwrap();
+    (tokens.sequences, tokens.shared) = (vec![(0..12).collect(), vec![20, 21]], vec![0, 3]);
+    let read = HindsightTokens::parse(&tokens.to_text().unwrap()).unwrap();
+    assert_eq!((&read, read.whole_sequences()), (&tokens, vec![(0..12).collect(), vec![0, 1, 2, 20, 21]]));
+    tokens.shared[1] = 13;
+    assert!(HindsightTokens::parse(&tokens.to_text().unwrap()).is_err());
 }
 
 fn settings(max_logprob_tokens: usize) -> Settings {
@@ -303,7 +314,7 @@ fn what_was_scored_is_kept_although_lift_lacks_its_plain_scores() {
     };
     let measured = Measured {
         lenses: vec!["outcome-first".into(), "plain".into()],
-        sequences: vec![(0..100).collect()],
+        sequences: vec![(0, (0..100).collect())],
         token_source: TokenSource::Rendered,
         steps: (0..9).map(step).collect(),
         provenance: Provenance::default(),
@@ -339,7 +350,7 @@ fn a_newly_scored_episode_has_the_published_keys_in_their_order() {
         Provenance { backsight: "0.1.0".into(), placement: Some("first".into()), ..Provenance::default() };
     let measured = Measured {
         lenses: vec!["outcome-first".into(), "plain".into()],
-        sequences: vec![(0..100).collect()],
+        sequences: vec![(0, (0..100).collect())],
         token_source: TokenSource::Rendered,
         steps: (0..9).map(step).collect(),
         provenance,

@@ -146,8 +146,8 @@ fn published_cost(directory: &Path, episode: &Episode, tokenizer: &Tokenizer) ->
 fn planned_cost(jobs: &[ScoreJob]) -> Figures {
     let plan = plan(jobs, &Backend::CACHING);
     let mut cache = RadixCache::default();
-    for request in &plan.requests {
-        cache.send(request.ask.tokens(), request.ask.first_needed().unwrap() - 1);
+    for ask in (0..plan.requests.len()).filter_map(|request| plan.ask(request)) {
+        cache.send(ask.tokens(), ask.first_needed().unwrap() - 1);
     }
     assert_eq!((cache.sent, cache.computed), (plan.figures.sent_tokens, plan.figures.computed_tokens()));
     plan.figures

@@ -45,7 +45,8 @@ fn jobs(model_dir: &Path, episode: &Episode) -> Vec<ScoreJob> {
     let read =
         reader.read(episode, &outline(episode, &framing, &lenses, &|text| texts.n_tokens(text)).unwrap());
     let seen = read.steps.iter().map(|step| step.as_ref().unwrap().view(0).unwrap().as_ref().unwrap());
-    seen.map(|seen| ScoreJob::new(seen.tokens.clone(), vec![seen.action(0)], 0).unwrap()).collect()
+    let tokens = |tip| Arc::from(read.tree.all(tip));
+    seen.map(|seen| ScoreJob::new(tokens(seen.tip), vec![seen.action(0)], 0).unwrap()).collect()
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -4,12 +4,13 @@
 //! empty action. Found out by rendering marked conversations and looking for the marks. A template
 //! that refuses something does not drop it. Writing tools as text instead is left to `tool_text`.
 
+use std::collections::HashMap;
 use std::fmt;
 
 use serde_json::{Map, Value, json};
 
 use super::probe::{
-    calls, function, mark, marked, marked_arguments, marked_tools, role, texts, thought_and_prose,
+    calls, function, mark, marked, marked_arguments, marked_tools, marks, role, texts, thought_and_prose,
 };
 use super::template::{Now, RenderInput, Template, TemplateError};
 use crate::messages::REASONING_FIELDS;
@@ -226,10 +227,11 @@ pub fn losses(template: &Template, input: &RenderInput<'_>) -> Result<Losses, Te
     let marked: Vec<Value> = input.messages.iter().enumerate().map(|(idx, it)| marked(idx, it)).collect();
     let tools = input.tools.map(marked_tools);
     let text = template.render(&RenderInput { messages: &marked, tools: tools.as_deref(), ..*input })?.text;
+    let shown = marks(&text);
     let messages = input.messages.iter().enumerate();
-    let parts = messages.flat_map(|(idx, message)| message_losses(&text, idx, message)).collect();
+    let parts = messages.flat_map(|(idx, message)| message_losses(&shown, idx, message)).collect();
     let tools = input.tools.unwrap_or_default().iter().enumerate();
-    let lost = tools.filter(|(tool_idx, _)| !text.contains(&mark("tool", 0, *tool_idx)));
+    let lost = tools.filter(|(tool_idx, _)| !shown.contains_key(mark("tool", 0, *tool_idx).as_str()));
     Ok(Losses { parts, schemas: lost.map(|(_, tool)| tool_name(tool)).collect() })
 }
 
@@ -238,8 +240,8 @@ pub(super) fn tool_name(schema: &Value) -> String {
     function(schema).get("name").and_then(Value::as_str).unwrap_or("?").to_owned()
 }
 
-fn message_losses(text: &str, message_idx: usize, message: &Value) -> Vec<Loss> {
-    let is_lost = |what: &str, nth: usize| !text.contains(&mark(what, message_idx, nth));
+fn message_losses(shown: &HashMap<&str, Vec<usize>>, message_idx: usize, message: &Value) -> Vec<Loss> {
+    let is_lost = |what: &str, nth: usize| !shown.contains_key(mark(what, message_idx, nth).as_str());
     let mut lost = Vec::new();
     let mut note = |call_idx, part| lost.push(Loss { message_idx, call_idx, part });
     let (what, part) = match role(message) {

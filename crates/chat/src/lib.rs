@@ -27,6 +27,7 @@ pub mod incremental;
 mod jinja;
 pub mod json;
 pub mod messages;
+pub mod near;
 pub mod parse;
 pub mod parts;
 mod probe;

@@ -26,3 +26,4 @@ pub mod python;
 pub mod score;
 pub mod subtasks;
 pub mod tokens;
+pub mod tree;

@@ -130,7 +130,8 @@ impl<'a> Setting<'a> {
         let reward = loaded.episode.outcome.as_ref().map_err(|why| named(why))?.reward;
         let state = self.state(&loaded, reward);
         let texts = self.texts.as_ref().filter(|_| state.is_to_do());
-        let read = texts.map(|texts| self.reread(texts, &loaded, &outline));
+        let mut read = texts.map(|texts| self.reread(texts, &loaded, &outline));
+        let cost = self.cost(&loaded, &outline, read.as_mut(), &state);
         let lost = read.iter().flat_map(|read| &read.steps).filter_map(lost_by);
         Ok(Forecast {
             id: loaded.episode.id.clone(),
@@ -138,7 +139,7 @@ impl<'a> Setting<'a> {
             scores: loaded.episode.progress.subtask_scores.clone(),
             n_steps: outline.places.len(),
             groups: groups(&outline),
-            cost: self.cost(&loaded, &outline, read.as_ref(), &state),
+            cost,
             lost: lost.map(ToString::to_string).collect(),
             notes: notes(&loaded, framing),
             state,
@@ -167,7 +168,13 @@ impl<'a> Setting<'a> {
 
     /// From tokens where there are some, else as if every message were one. A file that is completed is taken to be
     /// from the model that will be asked.
-    fn cost(&self, loaded: &Loaded, outline: &Outline, read: Option<&ReadEpisode>, state: &State) -> Cost {
+    fn cost(
+        &self,
+        loaded: &Loaded,
+        outline: &Outline,
+        read: Option<&mut ReadEpisode>,
+        state: &State,
+    ) -> Cost {
         let old = match state {
             State::New => None,
             State::Partial(old) => Some(old.as_ref()),

@@ -31,6 +31,8 @@ pub(super) struct Progress {
 #[derive(Default)]
 struct State {
     reports: Vec<Report>,
+    /// The episode that is read, and its steps.
+    reading: Option<(String, usize)>,
     /// Scores still to come, by episode.
     open: BTreeMap<String, u64>,
     n_begun: u64,
@@ -73,9 +75,16 @@ impl Progress {
     /// Takes note of what happened.
     pub(super) fn tell(&self, event: Event) {
         match event {
+            Event::Reading { id, steps } => {
+                self.lock().reading = Some((id.clone(), steps));
+                if self.as_json {
+                    self.say("reading", json!({"episode": id, "steps": steps}), "");
+                }
+            }
             Event::Begun { id, scores, tokens } => {
                 let mut state = self.lock();
                 state.n_begun += 1;
+                state.reading.take_if(|(reading, _)| *reading == id);
                 state.tokens_begun += tokens;
                 state.open.insert(id.clone(), scores);
                 drop(state);
@@ -97,6 +106,7 @@ impl Progress {
     fn finished(&self, report: Report) {
         let mut state = self.lock();
         state.open.remove(&report.id);
+        state.reading.take_if(|(reading, _)| *reading == report.id);
         state.reports.push(report.clone());
         drop(state);
         self.bar.inc(1);
@@ -119,7 +129,9 @@ impl Progress {
         let hits = 100.0 * spent.cached_tokens as f64 / (spent.prompt_tokens.max(1)) as f64;
         let left = self.seconds_left(state).map(|it| format!(", {} left", duration(it))).unwrap_or_default();
         let open = state.open.iter().next().map(|(id, n)| format!(", {} ({n} scores to come)", one_line(id)));
-        format!("{speed:.0} tokens/s, {hits:.0}% cached{left}{}", open.unwrap_or_default())
+        let reading = state.reading.as_ref().map(|(id, n)| format!(", reading {} ({n} steps)", one_line(id)));
+        let (open, reading) = (open.unwrap_or_default(), reading.unwrap_or_default());
+        format!("{speed:.0} tokens/s, {hits:.0}% cached{left}{open}{reading}")
     }
 
     /// From the tokens of the episodes seen so far; the others are taken to be like them.

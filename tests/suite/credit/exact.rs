@@ -9,6 +9,7 @@ use backsight::pipeline::{Framing, outline};
 use backsight::pipeline::{ReadStep, Reader, Texts};
 use backsight::store::episode_to_json;
 use backsight::tokens::{TokenId, TokenSpan};
+use backsight::tree::TokenTree;
 use proptest::prelude::*;
 use serde_json::Map;
 
@@ -58,26 +59,33 @@ fn find(whole: &[TokenId], part: &[TokenId], from: usize) -> Option<usize> {
     whole[from..].windows(part.len()).position(|it| it == part).map(|at| from + at + part.len())
 }
 
-fn check_step(episode: &Episode, nth: usize, step: &ReadStep, tokenizer: &Tokenizer, limit: usize) {
+fn check_step(
+    episode: &Episode,
+    nth: usize,
+    (step, tree): (&ReadStep, &TokenTree),
+    tokenizer: &Tokenizer,
+    limit: usize,
+) {
     let action =
         |nth: usize| &episode.sequences[0][episode.steps()[nth].tokens.as_ref().unwrap().span.range()];
     let own = episode.steps()[nth].tokens.as_ref().unwrap().span;
     let views: Vec<_> = step.views.iter().map(|view| view.seen.as_ref().unwrap()).collect();
     for seen in &views {
-        assert_eq!(&seen.tokens[seen.n_context..], action(nth), "the action is sent as it was sampled");
-        assert!(seen.tokens.len() <= limit);
+        let sent = tree.tokens(seen.tip, seen.n_context..seen.tip.len());
+        assert_eq!(sent, action(nth), "the action is sent as it was sampled");
+        assert!(seen.tip.len() <= limit);
     }
-    let [lens, plain] = [0, 1].map(|it| &views[it].tokens[..views[it].n_context]);
-    let (seen, was) = (tokenizer.decode(lens).unwrap(), tokenizer.decode(plain).unwrap());
+    let [lens, plain] = [0, 1].map(|it| tree.tokens(views[it].tip, 0..views[it].n_context));
+    let (seen, was) = (tokenizer.decode(&lens).unwrap(), tokenizer.decode(&plain).unwrap());
     assert_eq!(seen.replacen(&format!("\n\n{LENS}"), "", 1), was, "the lens is all that is added");
     let dropped = &step.window.dropped;
     if dropped.is_empty() {
-        assert_eq!(plain, &episode.sequences[0][..own.start()]);
+        assert_eq!(plain, episode.sequences[0][..own.start()]);
     }
     let mut from = 0;
     for before in (0..nth).filter(|it| !dropped.contains(&(2 * it + 1))) {
         // Earlier actions stay as they were sampled.
-        from = find(lens, action(before), from).unwrap();
+        from = find(&lens, action(before), from).unwrap();
     }
 }
 
@@ -97,11 +105,12 @@ proptest! {
         let reader = Reader { texts: &texts, framing: &framing, limit };
         let outline = outline(&episode, &framing, &lenses, &|text| texts.n_tokens(text)).unwrap();
         let read = reader.read(&episode, &outline);
-        prop_assert_eq!((read.source, &read.sequences), (TokenSource::Exact, &episode.sequences));
+        let sequences: Vec<_> = read.sequences.iter().map(|tip| read.tree.all(*tip)).collect();
+        prop_assert_eq!((read.source, &sequences), (TokenSource::Exact, &episode.sequences));
         for (nth, step) in read.steps.iter().enumerate() {
             match step {
                 Ok(step) if step.views.iter().all(|view| view.seen.is_ok()) => {
-                    check_step(&episode, nth, step, &tokenizer, limit.unwrap_or(usize::MAX));
+                    check_step(&episode, nth, (step, &read.tree), &tokenizer, limit.unwrap_or(usize::MAX));
                 }
                 Ok(_) => prop_assert!(limit.is_some() || framed),
                 // Without the system prompt in its messages, a first message that occurs twice is not certain.
