@@ -37,10 +37,11 @@ use crate::pipeline::slots::{Chosen, Slot};
 use crate::pipeline::student;
 use crate::pipeline::watch::{TellTurn, Watched};
 use crate::store::fingerprint::differs;
+use crate::store::layout::EPISODES;
 use crate::store::ledger::Recognition;
-use crate::store::run::{EPISODES, RunDir, RunError};
+use crate::store::run::{RunDir, RunError};
 use crate::store::summary::Summary;
-use crate::store::{NewWeights, RunPlace};
+use crate::store::{Ledger, NewWeights, RunPlace};
 use crate::tasks::source::{TaskSource, load_all};
 use crate::tasks::{Check, CodingTask, TaskError, check};
 use backsight_sandbox::Sandboxes;
@@ -50,8 +51,8 @@ const CONCURRENCY: (usize, usize) = (16, 4);
 
 /// What is to be run.
 pub(super) struct Ask<'a> {
-    /// The command.
-    pub(super) command: &'static str,
+    /// The stage.
+    pub(super) stage: &'static str,
     /// Its configuration.
     pub(super) config: Config,
     /// The run directory.
@@ -81,10 +82,10 @@ pub(super) async fn run(mut ask: Ask<'_>, choose: Choose<'_>) -> Result<Finished
     let notices = Notices::default();
     if !ask.config.left_out().is_empty() {
         let names = ask.config.left_out().join(", ");
-        notices.add(format!("these settings of the file mean nothing to {}: {names}", ask.command));
+        notices.add(format!("these settings of the file mean nothing to {}: {names}", ask.stage));
     }
     let (chosen, census) = chosen(&mut ask, choose).await?;
-    let run = Arc::new(RunDir::open(ask.dir).map_err(run_failure)?);
+    let run = Arc::new(RunDir::open(ask.dir, ask.stage).map_err(run_failure)?);
     let started_at = started_at(&mut ask.config, &run)?;
     let teller = Teller { run: Arc::clone(&run), talk: Arc::clone(&ask.talk), notices };
     teller.news();
@@ -100,11 +101,11 @@ pub(super) async fn run(mut ask: Ask<'_>, choose: Choose<'_>) -> Result<Finished
     let setting = setting(&ask, &opened, speech, Arc::clone(&watched), sandboxes, &teller)?;
     let concurrency = concurrency(&ask.config, &opened)?;
     let model = format!("{} ({})", opened.info.model, opened.info.kind.name());
-    let (command, run_too) = (ask.command, Arc::clone(&run));
+    let (stage, run_too) = (ask.stage, Arc::clone(&run));
     let student = Arc::clone(&paid.model);
-    let batch = Batch { command, model, setting, student, watched, run: run_too, concurrency, started_at };
+    let batch = Batch { stage, model, setting, student, watched, run: run_too, concurrency, started_at };
     let done = work(&batch, &slots, &teller).await;
-    let mut summary = summary(ask.command, &done);
+    let mut summary = summary(ask.stage, &done);
     summary.paid = paid.ledger.paid().await.map_err(model_failure)?;
     summary.more.insert("found_in_ledger".to_owned(), paid.model.all_lookups().found.into());
     summary.seconds = (began.elapsed().as_secs_f64() * 1000.0).round() / 1000.0;
@@ -138,7 +139,7 @@ async fn chosen(ask: &mut Ask<'_>, choose: Choose<'_>) -> Result<(Chosen, Census
     }
     ask.config.set("tasks_sha256", sum);
     let chosen = choose(&tasks, &sources, loaded.tasks).inspect_err(|_| ask.talk.tell(&census.event()))?;
-    if ask.command == "collect" {
+    if ask.stage == "collect" {
         // Written down as a number, so that a later run can see whether it asks for more.
         ask.config.set("groups", chosen.n_groups as i64);
     }
@@ -381,8 +382,9 @@ async fn student(
 ) -> Result<Paid, Failure> {
     let (model, part): (ModelPart, RunPart) = (part(&ask.config)?, part(&ask.config)?);
     let rules = server_args(&model, &part)?.weight_rules();
-    let place = RunPlace { run: ask.command.to_owned(), seed: part.seed };
-    let paid = Paid::open_at(opened, run.lock(), meter, place, rules).await.map_err(model_failure)?;
+    let place = RunPlace { stage: ask.stage, seed: part.seed };
+    let ledger = Ledger::open(run.lock()).map_err(model_failure)?;
+    let paid = Paid::open(opened, &ledger, meter, place, rules).await.map_err(model_failure)?;
     if rules.new_weights == NewWeights::Stop {
         check_recognition(&paid, &opened.info.model)?;
     }
@@ -442,7 +444,7 @@ async fn work(batch: &Batch, slots: &[Slot], teller: &Teller) -> Done {
 }
 
 /// What was made and what was lost.
-fn summary(command: &'static str, done: &Done) -> Summary {
+fn summary(stage: &'static str, done: &Done) -> Summary {
     let ended = || done.digests.iter().flatten();
     let made: Vec<&Digest> = ended().filter(|it| it.outcome.is_ok()).collect();
     let count = |is: &dyn Fn(&Digest) -> bool| made.iter().filter(|it| is(it)).count() as u64;
@@ -452,7 +454,7 @@ fn summary(command: &'static str, done: &Done) -> Summary {
         ("rendered_episodes", count(&|it| !it.is_exact)),
     ];
     let mut summary = Summary {
-        command,
+        stage,
         made: counts.into(),
         left: done.digests.iter().filter(|it| it.is_none()).count() as u64,
         stopped_by: done.stopped.as_ref().map(Stopped::to_string),

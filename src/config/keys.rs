@@ -56,6 +56,9 @@ pub struct Key {
     pub commands: &'static [&'static str],
 }
 
+/// The stages that have a section of their own in a run directory's files.
+pub const STAGES: [&str; 5] = ["collect", "evaluate", "credit", "dataset", "score"];
+
 const BOTH: &[&str] = &["collect", "evaluate"];
 const COLLECT: &[&str] = &["collect"];
 const EVALUATE: &[&str] = &["evaluate"];

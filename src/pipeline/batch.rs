@@ -25,8 +25,8 @@ use backsight_core::episode::{Episode, TokenVersion};
 
 /// What a batch of episodes is run with.
 pub struct Batch {
-    /// The command that runs it.
-    pub command: &'static str,
+    /// The stage it belongs to.
+    pub stage: &'static str,
     /// What the student is called.
     pub model: String,
     /// How each is run; every episode gets a student of its own.
@@ -134,8 +134,8 @@ impl<'a> Work<'a> {
         let under_way = JoinSet::new();
         let mut work = Self { batch, slots, tell, waiting, under_way, digests, n_ended, stopped: None };
         (0..slots.len()).for_each(|idx| work.end_task(idx));
-        let (command, model) = (batch.command.to_owned(), batch.model.clone());
-        work.say(Event::Began { command, model, asked: slots.len(), found: n_ended });
+        let (stage, model) = (batch.stage, batch.model.clone());
+        work.say(Event::Began { stage, model, asked: slots.len(), found: n_ended });
         work.note_missing_groups();
         work
     }
@@ -262,7 +262,7 @@ async fn versions(episode: &Episode, student: &Ledgered) -> Vec<TokenVersion> {
 
 /// The episode of a slot, if it is there and need not be run again.
 fn found(run: &RunDir, slot: &Slot) -> Option<Digest> {
-    let digest = Digest::of(&run.episode(&slot.id())?);
+    let digest = Digest::of(&run.view().episode(&slot.id())?);
     (digest.outcome.is_ok() || digest.is_final()).then_some(digest)
 }
 

@@ -39,7 +39,7 @@ fn a_budget_stops_cleanly_and_a_larger_one_goes_on() {
     );
     assert!(ran.stderr.contains("help: raise the limit; the same command continues"), "{}", ran.stderr);
     assert_eq!(server.draws().len(), 7);
-    let summary = place.json("runs/collect/summary.json");
+    let summary = place.summary();
     let made = summary["made"]["episodes"].as_u64().unwrap();
     let left = summary["left"].as_u64().unwrap();
     assert!(made >= 1 && left >= 1, "{summary}");
@@ -78,7 +78,7 @@ fn a_server_that_is_gone_for_good_ends_the_run_with_3() {
     drop(server);
     let ended = wait(child);
     assert_eq!(ended.code(), Some(3));
-    let summary = place.json("runs/collect/summary.json");
+    let summary = place.summary();
     assert!(summary["stopped_by"].as_str().unwrap().contains("cannot be reached"), "{summary}");
     let lost = summary["lost"]["episodes"].as_object().unwrap();
     assert!(lost.keys().all(|why| why.contains("cannot be reached")), "{summary}");
@@ -104,7 +104,7 @@ fn an_episode_that_fails_is_its_own_business() {
         "{}",
         ran.stderr
     );
-    let summary = place.json("runs/collect/summary.json");
+    let summary = place.summary();
     let lost: Vec<u64> =
         summary["lost"]["episodes"].as_object().unwrap().values().map(|n| n.as_u64().unwrap()).collect();
     let n_lost: u64 = lost.iter().sum();
@@ -144,7 +144,7 @@ fn signals_end_a_run_with_their_number_and_leave_it_whole() {
         wait_for(|| server.draws().len() >= 3);
         Command::new("kill").args([format!("-{name}"), child.id().to_string()]).status().unwrap();
         assert_eq!(wait(child).code(), Some(code));
-        let summary = place.json("runs/collect/summary.json");
+        let summary = place.summary();
         assert!(summary["left"].as_u64().unwrap() > 0, "{summary}");
         place.collect(&server, &more).expect(0);
         assert_eq!(place.episodes("runs/collect"), undisturbed(&more));
