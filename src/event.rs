@@ -38,6 +38,17 @@ pub enum Event {
         /// How long it took.
         seconds: f64,
     },
+    /// An episode failed, and is run again.
+    Retry {
+        /// Its id.
+        id: String,
+        /// Why it failed.
+        why: String,
+        /// Which time this will be.
+        nth: u32,
+        /// Of how many.
+        of: u32,
+    },
     /// It is known which tasks can be used.
     Tasks {
         /// Rows and built-in tasks there are.
@@ -103,6 +114,9 @@ impl Event {
                        "error": reward.as_ref().err(), "solved": solved, "stop": stop, "steps": steps,
                        "seconds": rounded(*seconds)}),
             ),
+            Self::Retry { id, why, nth, of } => {
+                ("retry", json!({"id": id, "why": why, "nth": nth, "of": of}))
+            }
             Self::Tasks { rows, usable, tried, refused } => {
                 let row = |it: &Refused| json!({"why": it.why, "n": it.n, "first": it.first});
                 let refused: Vec<Value> = refused.iter().map(row).collect();
@@ -156,6 +170,7 @@ impl Event {
                     "{nth} of {asked}  {id}  reward {reward:.3}, {solved}, {steps} ({stop}), {seconds:.1} s"
                 )
             }
+            Self::Retry { id, why, nth, of } => format!("{id}  run again ({nth} of {of}): {why}"),
             Self::Tasks { rows, usable, tried, refused } => {
                 let n_refused: usize = refused.iter().map(|it| it.n).sum();
                 let tried = match tried {

@@ -99,11 +99,13 @@ pub(super) async fn run(mut ask: Ask<'_>, choose: Choose<'_>) -> Result<Finished
     let paid = student(&ask, &opened, &run, Arc::clone(&meter), &teller).await?;
     let watched = Watched::new(Arc::clone(&paid.model) as Arc<dyn Model>, tell_turns(&ask.talk));
     let setting = setting(&ask, &opened, speech, Arc::clone(&watched), sandboxes, &teller)?;
-    let concurrency = concurrency(&ask.config, &opened)?;
+    let (concurrency, RunPart { episode_retries: retries, .. }) =
+        (concurrency(&ask.config, &opened)?, part(&ask.config)?);
     let model = format!("{} ({})", opened.info.model, opened.info.kind.name());
     let (stage, run_too) = (ask.stage, Arc::clone(&run));
     let student = Arc::clone(&paid.model);
-    let batch = Batch { stage, model, setting, student, watched, run: run_too, concurrency, started_at };
+    let batch =
+        Batch { stage, model, setting, student, watched, run: run_too, concurrency, retries, started_at };
     let done = work(&batch, &slots, &teller).await;
     let mut summary = summary(ask.stage, &done);
     summary.paid = paid.ledger.paid().await.map_err(model_failure)?;

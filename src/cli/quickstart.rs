@@ -6,10 +6,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use serde_json::Map;
+use serde_json::{Map, json};
+use toml::Table;
 
 use super::args::QuickstartArgs;
 use super::chat::source_failure;
+use super::credit::{as_json, metrics, summarise};
 use super::episodes::run_failure;
 use super::failure::Failure;
 use super::output::{self, one_line};
@@ -17,6 +19,7 @@ use super::pulse::with_pulse;
 use super::server::model_failure;
 use super::{block_on, live, model, program, stdout};
 use crate::model::budget::{Allowance, Meter, ModelRole};
+use crate::model::notice::Notices;
 use crate::model::open::open_embedded;
 use crate::model::opened::Opened;
 use crate::pipeline::Texts;
@@ -77,7 +80,13 @@ fn credit(
     let run = RunDir::open(&args.out, "credit").map_err(run_failure)?;
     write(&args.out, &episode)?;
     let tokenizer = Arc::clone(&texts.tokenizer);
+    let config = json!({"model": name, "lens": PUBLISHED_LENS});
+    run.note_config(Table::try_from(config).unwrap_or_default()).map_err(run_failure)?;
     let ended = scored(&run, opened, texts, options)?;
+    run.add_event(&output::event_of("episode", as_json(&ended)))
+        .and_then(|()| run.add_metrics(&metrics(&ended)))
+        .and_then(|()| run.keep_summary(&summarise(std::slice::from_ref(&ended), &Notices::default())))
+        .map_err(run_failure)?;
     let hindsight = made(&ended)?;
     let steps = steps(&episode, &hindsight, &tokenizer).map_err(model_failure)?;
     let report = Report {

@@ -29,6 +29,7 @@ use crate::model::planned::{Planned, score_planned};
 use crate::model::probe::require_scores;
 use crate::model::transport::Transport;
 use crate::model::{Error, Limits, Model};
+use crate::pipeline::batch::now;
 use crate::pipeline::paid::Paid;
 use crate::store::episodes::BOM;
 use crate::store::run::{RunDir, RunError};
@@ -488,6 +489,8 @@ fn report(args: &ScoreArgs, summary: &Summary, voice: &Voice) -> Result<(), Fail
         voice.say("stopped", json!({"why": why}), None);
     }
     let (made, lost) = (summary.made("jobs"), summary.lost("jobs"));
+    let row = json!({"time": now(), "score/jobs": made, "score/lost": lost, "score/requests": summary.spent.requests});
+    voice.run.add_metrics(&row).map_err(run_failure)?;
     let ended = json!({"made": made, "lost": lost, "left": summary.left, "seconds": summary.seconds});
     voice.say("ended", ended, None);
     if args.json {

@@ -117,6 +117,7 @@ fn least_loudness(event: &Event) -> Loudness {
         Event::Warning(_) | Event::Stopped(_) | Event::Episode { reward: Err(_), .. } => Loudness::Quiet,
         Event::Began { .. }
         | Event::Tasks { .. }
+        | Event::Retry { .. }
         | Event::Note(_)
         | Event::Episode { .. }
         | Event::Ended { .. } => Loudness::Usual,

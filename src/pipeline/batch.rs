@@ -1,12 +1,12 @@
 //! Runs the episodes of a run that are not there yet, several at a time.
 //!
 //! Owns [`run`]. An episode is in the run directory before anything is said about it, and one that is
-//! there with an outcome is not run again. One that failed is: what it paid is in the ledger, so only
-//! what is missing is asked for. Unless its task's tests are unusable: that ends the task, and no attempt at
+//! there with an outcome is not run again. One that failed by its server, its sandbox or its time is, behind all others
+//! and so often; what it paid is in the ledger, so only what is missing is asked for. Unless its task's tests are unusable: that ends the task, and no attempt at
 //! it is run again or begun. Tests that stay undecided end their episode alone. A failure is its own episode's; only what ends all of them (a budget, a
 //! server that is gone, a full disk, a signal) stops the work, and then nothing new is begun.
 
-use std::collections::{BTreeSet, HashSet, VecDeque};
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
@@ -39,6 +39,8 @@ pub struct Batch {
     pub run: Arc<RunDir>,
     /// How many at once.
     pub concurrency: usize,
+    /// How often one that failed is run again.
+    pub retries: u32,
     /// Seconds since 1970 that templates are told.
     pub started_at: i64,
 }
@@ -120,6 +122,8 @@ struct Work<'a> {
     slots: &'a [Slot],
     tell: Tell<'a>,
     waiting: VecDeque<usize>,
+    /// How often each was run again.
+    retried: HashMap<usize, u32>,
     under_way: JoinSet<Ran>,
     digests: Vec<Option<Digest>>,
     n_ended: usize,
@@ -131,8 +135,9 @@ impl<'a> Work<'a> {
         let digests: Vec<Option<Digest>> = slots.iter().map(|slot| found(&batch.run, slot)).collect();
         let waiting: VecDeque<usize> = (0..slots.len()).filter(|idx| digests[*idx].is_none()).collect();
         let n_ended = slots.len() - waiting.len();
-        let under_way = JoinSet::new();
-        let mut work = Self { batch, slots, tell, waiting, under_way, digests, n_ended, stopped: None };
+        let (under_way, retried) = (JoinSet::new(), HashMap::new());
+        let mut work =
+            Self { batch, slots, tell, waiting, retried, under_way, digests, n_ended, stopped: None };
         (0..slots.len()).for_each(|idx| work.end_task(idx));
         let (stage, model) = (batch.stage, batch.model.clone());
         work.say(Event::Began { stage, model, asked: slots.len(), found: n_ended });
@@ -170,6 +175,9 @@ impl<'a> Work<'a> {
             return;
         }
         let digest = Digest::of(&episode);
+        if self.run_again(idx, &digest) {
+            return;
+        }
         self.digests[idx] = Some(digest.clone());
         self.n_ended += 1;
         self.say(Event::Episode {
@@ -184,6 +192,19 @@ impl<'a> Work<'a> {
         });
         self.end_task(idx);
         self.note_group(self.slots[idx].group);
+    }
+
+    /// Puts an episode that failed behind those that wait, unless that was done often enough or there is no point in it.
+    fn run_again(&mut self, idx: usize, digest: &Digest) -> bool {
+        let Some(why) = digest.loss().filter(|_| !digest.is_final()) else { return false };
+        let nth = self.retried.get(&idx).copied().unwrap_or(0) + 1;
+        if nth > self.batch.retries || self.stopped.is_some() || self.batch.watched.outlook().is_stopped() {
+            return false;
+        }
+        self.retried.insert(idx, nth);
+        self.waiting.push_back(idx);
+        self.say(Event::Retry { id: digest.id.clone(), why, nth, of: self.batch.retries });
+        true
     }
 
     /// Begins no further attempt at the task of a slot whose episode found its tests unusable.

@@ -16,6 +16,7 @@ use toml::Table;
 
 pub(super) use self::args::{CreditArgs, EXAMPLES};
 use self::progress::Progress;
+pub(super) use self::progress::{as_json, metrics, summarise};
 use self::setup::{Ready, Shown};
 use super::block_on;
 use super::episodes::run_failure;
@@ -114,7 +115,7 @@ async fn scored(
     };
     paid.ledger.notice().into_iter().for_each(|notice| notices.add(notice));
     let reports = progress.finish();
-    let mut summary = progress::summarise(&reports, &notices);
+    let mut summary = summarise(&reports, &notices);
     if signal.is_some() {
         summary.left += progress.n_unheard(&reports);
     }

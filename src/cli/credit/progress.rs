@@ -263,7 +263,7 @@ fn whys(report: &Report) -> String {
     if all.is_empty() { String::new() } else { format!("; lost: {}", all.join("; ")) }
 }
 
-fn as_json(report: &Report) -> Value {
+pub(in crate::cli) fn as_json(report: &Report) -> Value {
     let (fate, why) = match &report.fate {
         Fate::Made => ("made", None),
         Fate::Partial => ("partial", None),
@@ -284,7 +284,7 @@ fn as_json(report: &Report) -> Value {
 }
 
 /// An episode in numbers.
-fn metrics(report: &Report) -> Value {
+pub(in crate::cli) fn metrics(report: &Report) -> Value {
     json!({
         "time": now(), "episode": report.id, "credit/reward": report.reward, "credit/steps": report.n_steps,
         "credit/credited_steps": report.n_credited, "credit/lost_steps": report.lost_steps.len(),
@@ -293,7 +293,7 @@ fn metrics(report: &Report) -> Value {
 }
 
 /// The run in numbers, as far as its reports tell.
-pub(super) fn summarise(reports: &[Report], notices: &Notices) -> Summary {
+pub(in crate::cli) fn summarise(reports: &[Report], notices: &Notices) -> Summary {
     let made =
         ["episodes", "steps", "partial_episodes", "kept_episodes", "skipped_episodes"].map(|it| (it, 0));
     let mut summary =

@@ -119,6 +119,32 @@ fn an_episode_that_fails_is_its_own_business() {
     assert_eq!(place.episodes("runs/collect"), undisturbed(&more));
 }
 
+/// What the server refuses the first time it gives the second time.
+#[test]
+fn an_episode_that_failed_is_run_again_and_pays_only_for_what_is_missing() {
+    let more = ["--group-size", "4", "--concurrency", "3"];
+    let refuses_once = |asked: &crate::support::stand_in::Asked| {
+        let body: serde_json::Value = serde_json::from_slice(&asked.body).ok()?;
+        let is_bad = body["seed"].as_u64()? % 4 == 1 && asked.ids.len() > 100 && asked.times_before == 0;
+        let answer = r#"{"error": {"message": "no such luck", "code": 400}}"#;
+        is_bad.then(|| Fault::Status(400, String::new(), answer.to_owned()))
+    };
+    let (place, server) = (Place::new(), Server::start(scripted(Dialect::Vllm).faults(refuses_once)));
+    let ran = place.collect(&server, &[&more[..], &["--episode-retries", "9"]].concat()).expect(0);
+    assert!(ran.stderr.contains("  run again (1 of 9): "), "{}", ran.stderr);
+    assert_eq!(place.episodes("runs/collect"), undisturbed(&more));
+    let events = place.lines("runs/collect/events.jsonl");
+    let n_retries = events.iter().filter(|it| it["event"] == "retry").count();
+    let n_refused = server.draws().len() - 36;
+    assert!(
+        n_retries > 0 && n_retries == n_refused,
+        "{n_retries} of {n_refused}: what was paid is not paid again"
+    );
+    let again = Server::start(scripted(Dialect::Vllm).faults(refuses_once));
+    let never = [&more[..], &["--episode-retries", "0", "--run", "runs/never"]].concat();
+    assert!(!place.collect(&again, &never).expect(1).stderr.contains("run again"));
+}
+
 #[test]
 fn a_directory_that_cannot_be_written_ends_the_run_with_3() {
     let (place, server) = (Place::new(), slow(60));

@@ -1,7 +1,9 @@
 //! What an earlier run left is used and never paid again; what failed is asked for again, and nothing else.
 
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 
@@ -110,6 +112,29 @@ async fn lens_scores_are_kept_although_no_plain_one_came() {
     place.credit(&server, &["--ratio", "lift"]).await.expect(0);
     assert_eq!(place.asked(&server).len(), 3, "a plain pass for each episode");
     assert_eq!(place.made(), undisturbed(&["--ratio", "lift"]).await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_signal_ends_it_with_a_summary_and_the_same_command_continues() {
+    let place = Place::recorded(KEEPS);
+    let slow = |_: &_| Some(Fault::Slow(Duration::from_millis(50)));
+    let server = StandIn::start(Setup::new(Dialect::Sglang).faults(slow)).await;
+    let url = server.url();
+    let arguments = ["--input-dir", "episodes", "--url", &url, "--tokenizer", "model", "--concurrency", "1"];
+    let child = place.command(&arguments).spawn().unwrap();
+    while place.asked(&server).len() < 4 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+    let ended = tokio::task::spawn_blocking(move || child.wait_with_output().unwrap()).await.unwrap();
+    assert_eq!(ended.status.code(), Some(130), "{}", String::from_utf8_lossy(&ended.stderr));
+    let summary = place.summary();
+    assert_eq!(summary["stopped_by"], "signal 2");
+    let n_made = summary["made"]["episodes"].as_u64().unwrap();
+    assert_eq!(n_made + summary["left"].as_u64().unwrap(), 3, "{summary}");
+    assert!(n_made < 3 && place.text("episodes/.backsight/events.jsonl").contains("\"event\":\"stopped\""));
+    place.credit(&server, &[]).await.expect(0);
+    assert_eq!(place.made(), undisturbed(&[]).await);
 }
 
 #[tokio::test(flavor = "multi_thread")]
