@@ -38,6 +38,13 @@ pub enum Event {
         /// How long it took.
         seconds: f64,
     },
+    /// A step of an episode has ended.
+    Step {
+        /// The episode.
+        id: String,
+        /// Its number.
+        step: usize,
+    },
     /// An episode failed, and is run again.
     Retry {
         /// Its id.
@@ -114,6 +121,7 @@ impl Event {
                        "error": reward.as_ref().err(), "solved": solved, "stop": stop, "steps": steps,
                        "seconds": rounded(*seconds)}),
             ),
+            Self::Step { id, step } => ("step", json!({"id": id, "step": step})),
             Self::Retry { id, why, nth, of } => {
                 ("retry", json!({"id": id, "why": why, "nth": nth, "of": of}))
             }
@@ -170,6 +178,7 @@ impl Event {
                     "{nth} of {asked}  {id}  reward {reward:.3}, {solved}, {steps} ({stop}), {seconds:.1} s"
                 )
             }
+            Self::Step { id, step } => format!("{id}  step {step} has ended"),
             Self::Retry { id, why, nth, of } => format!("{id}  run again ({nth} of {of}): {why}"),
             Self::Tasks { rows, usable, tried, refused } => {
                 let n_refused: usize = refused.iter().map(|it| it.n).sum();

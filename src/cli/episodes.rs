@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use clap::ValueEnum;
+use futures_util::stream;
 use serde::de::DeserializeOwned;
 
 use super::failure::Failure;
@@ -18,7 +19,7 @@ use super::now;
 use super::pulse::with_pulse;
 use super::server::{KindName, NewWeightsName, ServerArgs, model_failure};
 use super::talk::Talk;
-use crate::agent::{AgentSetting, Speech};
+use crate::agent::{AgentSetting, OnStep, Speech};
 use crate::config::Config;
 use crate::config::parts::{AgentPart, ModelPart, RewardPart, RunPart, SandboxPart, TaskPart};
 use crate::event::{Event, counted};
@@ -106,7 +107,7 @@ pub(super) async fn run(mut ask: Ask<'_>, choose: Choose<'_>) -> Result<Finished
     let student = Arc::clone(&paid.model);
     let batch =
         Batch { stage, model, setting, student, watched, run: run_too, concurrency, retries, started_at };
-    let done = work(&batch, &slots, &teller).await;
+    let done = work(&batch, slots, &teller).await;
     let mut summary = summary(ask.stage, &done);
     summary.paid = paid.ledger.paid().await.map_err(model_failure)?;
     summary.more.insert("found_in_ledger".to_owned(), paid.model.all_lookups().found.into());
@@ -116,7 +117,7 @@ pub(super) async fn run(mut ask: Ask<'_>, choose: Choose<'_>) -> Result<Finished
     summary.spent = meter.spent();
     summary.weights = paid.model.checks();
     teller.ended(&summary);
-    let Done { digests, stopped } = done;
+    let Done { slots, digests, stopped } = done;
     Ok(Finished { run, model: opened.info.model, slots, digests, stopped, summary })
 }
 
@@ -426,7 +427,8 @@ fn setting(
     }
     let reward: RewardPart = part(&ask.config)?;
     let (tool_limits, reward) = (agent.tools(), reward.rule());
-    let setting = AgentSetting { student, speech, sandboxes, tool_limits, reward, options };
+    let on_step: Option<OnStep> = Some(batch::step_journal(Arc::clone(&teller.run)));
+    let setting = AgentSetting { student, speech, sandboxes, tool_limits, reward, options, on_step };
     setting.checked().map_err(|error| Failure::from_text(&error, true))
 }
 
@@ -436,13 +438,14 @@ fn concurrency(config: &Config, opened: &Opened) -> Result<usize, Failure> {
     Ok(run.concurrency.unwrap_or(if is_embedded { CONCURRENCY.1 } else { CONCURRENCY.0 }))
 }
 
-async fn work(batch: &Batch, slots: &[Slot], teller: &Teller) -> Done {
+async fn work(batch: &Batch, slots: Vec<Slot>, teller: &Teller) -> Done {
     let tell = |event: &Event| {
         teller.talk.tell(event);
         teller.news();
     };
     let mut orderly = Orderly::begin();
-    with_pulse(batch::run(batch, slots, &tell, orderly.signal()), || teller.talk.pulse()).await
+    let groups: Vec<Vec<Slot>> = slots.chunk_by(|a, b| a.group == b.group).map(<[Slot]>::to_vec).collect();
+    with_pulse(batch::run(batch, stream::iter(groups), &tell, orderly.signal()), || teller.talk.pulse()).await
 }
 
 /// What was made and what was lost.

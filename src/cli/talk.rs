@@ -121,7 +121,7 @@ fn least_loudness(event: &Event) -> Loudness {
         | Event::Note(_)
         | Event::Episode { .. }
         | Event::Ended { .. } => Loudness::Usual,
-        Event::Turn { .. } => Loudness::Verbose,
+        Event::Turn { .. } | Event::Step { .. } => Loudness::Verbose,
     }
 }
 

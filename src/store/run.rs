@@ -169,7 +169,8 @@ impl RunDir {
     /// Records an episode, in place of an earlier one of the same id.
     pub fn keep_episode(&self, episode: &Episode) -> Result<(), RunError> {
         let name = format!("{EPISODES}/{}.json", file_name(&episode.id));
-        let json = episode_record::to_json(episode).map_err(|error| self.failed(&name, io::Error::other(error)))?;
+        let json =
+            episode_record::to_json(episode).map_err(|error| self.failed(&name, io::Error::other(error)))?;
         self.write(&name, format!("{json}\n").as_bytes())
     }
 

@@ -136,5 +136,7 @@ fn a_reader_follows_a_run_while_it_goes() {
     events.extend(view.events_from(at).unwrap().0);
     let whole = place.lines(&format!("{RUN}/events.jsonl"));
     assert_eq!(events, whole, "each event once, in order");
+    let steps = |id: &Value| events.iter().filter(|it| it["event"] == "step" && it["id"] == *id).count();
+    assert!(events.iter().filter(|it| it["event"] == "episode").all(|it| steps(&it["id"]) == 3));
     assert_eq!(view.summary().unwrap()["collect"]["made"]["episodes"], json!(6));
 }
