@@ -150,13 +150,29 @@ impl RunDir {
         if let Some(stage) = others.into_iter().find(|it| all.contains_key(*it)) {
             return Err(RunError::OtherEpisodes { dir: self.dir().to_owned(), stage });
         }
-        if let Some(stored) = self.stored_config()? {
-            let differences = config.differences(&stored);
-            if !differences.is_empty() {
-                return Err(RunError::OtherConfig { dir: self.dir().to_owned(), differences });
-            }
-        }
+        let stored = self.stored_config()?;
+        self.refuse(stored.map(|stored| config.differences(&stored)).unwrap_or_default())?;
         self.note_config(config.to_table())
+    }
+
+    /// Takes what the stage is asked for, or refuses it because one of the keys that decide was another.
+    pub fn keep_section(&self, section: Table, decide: &[&str]) -> Result<(), RunError> {
+        let differs = |stored: &Table, key: &str| {
+            let shown = |table: &Table| table.get(key).map(ToString::to_string);
+            let (before, now) = (shown(stored), shown(&section));
+            (before != now).then(|| Difference { key: key.to_owned(), before, now })
+        };
+        let stored = self.stored_config()?;
+        let differing = stored.iter().flat_map(|stored| decide.iter().filter_map(|key| differs(stored, key)));
+        self.refuse(differing.collect())?;
+        self.note_config(section)
+    }
+
+    fn refuse(&self, differences: Vec<Difference>) -> Result<(), RunError> {
+        match differences.is_empty() {
+            true => Ok(()),
+            false => Err(RunError::OtherConfig { dir: self.dir().to_owned(), differences }),
+        }
     }
 
     /// Writes down what the stage is asked for, whatever it was before.

@@ -30,16 +30,30 @@ use crate::model::budget::{Allowance, Meter, ModelRole};
 use crate::model::notice::Notices;
 use crate::pipeline::credit::{Options, Report, Stop, Teacher, lenses, run as score};
 use crate::pipeline::paid::Paid;
-use crate::pipeline::resume::Asked;
+use crate::pipeline::resume::{Asked, VARS};
 use crate::store::episodes::Source;
 use crate::store::hindsight::{find, result_of};
-use crate::store::run::RunDir;
+use crate::store::run::{RunDir, RunError};
 use crate::store::summary::{Naive, Summary};
 use crate::store::{Ledger, RunPlace};
 use crate::wire::hindsight::Provenance;
 
 /// Episodes asked for at once: enough to keep a server busy while others are read and written.
 const EPISODES_AT_ONCE: usize = 8;
+
+/// What decides which numbers are measured: episodes of one result are alike in these.
+const MEASURED: [&str; 10] = [
+    "model",
+    "tokenizer_sha256",
+    "template_sha256",
+    "system_sha256",
+    "tools_sha256",
+    "lens_sha256",
+    "tool_result_chars",
+    "tool_text",
+    VARS,
+    "now",
+];
 
 pub(super) fn run(args: &CreditArgs) -> Result<(), Failure> {
     let args = &args.with_env(|name| std::env::var(name).ok());
@@ -65,6 +79,16 @@ pub(super) fn run(args: &CreditArgs) -> Result<(), Failure> {
         stdout::data(table::totals(&summary).as_bytes())?;
     }
     verdict(&summary, ended)
+}
+
+/// Another way of measuring takes the place of the first only where that was asked for.
+fn refused(error: RunError) -> Failure {
+    match error.is_usage() {
+        true => {
+            Failure::input(error, "give the same, score all again with --overwrite, or name another --run")
+        }
+        false => run_failure(error),
+    }
 }
 
 /// How a run ended.
@@ -98,7 +122,8 @@ async fn scored(
     let progress =
         Arc::new(Progress::new(&sources, args.json, meter.clone(), notices.clone(), Arc::clone(run)));
     let options = options(args, shown, &ready, paid.model.version_now());
-    run.note_config(config(args, &options)).map_err(run_failure)?;
+    let decide = if args.overwrite { &[][..] } else { &MEASURED };
+    run.keep_section(config(args, &options), decide).map_err(refused)?;
     progress.began(&ready.opened.info.model);
     tell_absences(args, &ready, &sources, &progress);
     let teacher = Teacher {
