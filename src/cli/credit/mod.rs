@@ -30,7 +30,7 @@ use crate::model::budget::{Allowance, Meter, ModelRole};
 use crate::model::notice::Notices;
 use crate::pipeline::credit::{Options, Report, Stop, Teacher, lenses, run as score};
 use crate::pipeline::paid::Paid;
-use crate::pipeline::resume::{Asked, VARS};
+use crate::pipeline::resume::Asked;
 use crate::store::episodes::Source;
 use crate::store::hindsight::{find, result_of};
 use crate::store::run::{RunDir, RunError};
@@ -41,19 +41,8 @@ use crate::wire::hindsight::Provenance;
 /// Episodes asked for at once: enough to keep a server busy while others are read and written.
 const EPISODES_AT_ONCE: usize = 8;
 
-/// What decides which numbers are measured: episodes of one result are alike in these.
-const MEASURED: [&str; 10] = [
-    "model",
-    "tokenizer_sha256",
-    "template_sha256",
-    "system_sha256",
-    "tools_sha256",
-    "lens_sha256",
-    "tool_result_chars",
-    "tool_text",
-    VARS,
-    "now",
-];
+/// What decides the numbers of every episode. What matters only to episodes that lack something is looked at file by file.
+const MEASURED: [&str; 4] = ["model", "tokenizer_sha256", "template_sha256", "lens_sha256"];
 
 pub(super) fn run(args: &CreditArgs) -> Result<(), Failure> {
     let args = &args.with_env(|name| std::env::var(name).ok());

@@ -65,14 +65,28 @@ async fn a_partial_file_measured_otherwise_is_not_mixed_in() {
     let (server, sick) = sick_server(&place).await;
     place.credit(&server, &[]).await.expect(1);
     sick.store(false, Ordering::Relaxed);
-    let otherwise = ["--tool-result-chars", "200"];
-    let refused = place.credit(&server, &otherwise).await.expect(2);
-    let why = "was made with another configuration: tool_result_chars (was not set, now 200)";
-    assert!(refused.stderr.contains(why), "{}", refused.stderr);
-    let elsewhere = [&otherwise[..], &["--run", "elsewhere"]].concat();
-    let ran = place.credit(&server, &elsewhere).await.expect(0);
+    let ran = place.credit(&server, &["--tool-result-chars", "200"]).await.expect(0);
     assert!(ran.stderr.contains("its partial scores were measured otherwise"), "{}", ran.stderr);
     assert_eq!(place.made(), undisturbed(&["--tool-result-chars", "200"]).await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn episodes_of_one_result_are_told_the_same() {
+    let (place, server) = (Place::recorded(KEEPS), sglang().await);
+    place.credit(&server, &[]).await.expect(0);
+    let (made, n_asked) = (place.made(), place.asked(&server).len());
+    place.write("words.jinja", "It came to {{ reward }}.");
+    let otherwise = ["--hindsight-template", "words.jinja"];
+    let refused = place.credit(&server, &otherwise).await.expect(2);
+    assert!(
+        refused.stderr.contains("was made with another configuration: lens_sha256 (was"),
+        "{}",
+        refused.stderr
+    );
+    assert!(refused.stderr.contains("help: give the same, score all again with --overwrite"));
+    assert_eq!((place.made(), place.asked(&server).len()), (made.clone(), n_asked));
+    place.credit(&server, &[&otherwise[..], &["--overwrite"]].concat()).await.expect(0);
+    assert_ne!(place.made(), made);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -160,8 +174,7 @@ async fn complete_files_are_left_alone_and_differences_are_told() {
     assert!(notice(&computed).is_empty() && computed.stdout.contains("3 recomputed"), "{computed:?}");
     assert_eq!(place.scores("episode_001")["hyperparams"]["gamma"], 0.5);
     place.credit(&server, &[]).await.expect(0);
-    let otherwise = ["--tool-result-chars", "200", "--gamma", "0.5", "--run", "elsewhere"];
-    let measured = place.credit(&server, &otherwise).await.expect(0);
+    let measured = place.credit(&server, &["--tool-result-chars", "200", "--gamma", "0.5"]).await.expect(0);
     assert!(
         notice(&measured).contains("(gamma, tool_result_chars) and are left alone; help: --overwrite"),
         "{}",
