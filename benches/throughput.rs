@@ -152,7 +152,7 @@ async fn with_ledger(url: &str) -> Cost {
     let dir = tempfile::tempdir().unwrap();
     let ledger = Ledger::open(Arc::new(RunLock::acquire(dir.path()).unwrap())).unwrap();
     let meter = Meter::new(ModelRole::Teacher, Allowance::default());
-    let place = RunPlace { run: "bench".into(), seed: 0 };
+    let place = RunPlace { stage: "bench", seed: 0 };
     let (model, _) = keep(&open(url).await, ledger, meter, place, WeightRules::default()).await.unwrap();
     measure(Arc::new(model), all_planned).await
 }

@@ -2,32 +2,41 @@
 
 use std::path::PathBuf;
 
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args as ClapArgs, Subcommand, ValueEnum};
 
 use super::keys::{Collect, Evaluate, KeyArgs};
 use super::server::ServerArgs;
 use super::talk::{Loudness, Talk};
+use backsight_core::lens::{self, Placement};
 
 pub(super) const DATASET_EXAMPLES: &str = "\
 Takes the episodes that `backsight credit` has scored. Makes OUTPUT_DIR/hcapo_train.jsonl, a row an episode; the same
 rows as hcapo_train.parquet; and hcapo_summary.json. A step without credit weighs nothing and enters no mean.
 
 Examples:
+  backsight dataset --run runs/collect
   backsight dataset --input-dir trajectories
   backsight dataset --input-dir trajectories --output-dir datasets/by-task --normalise task --min-reward 0
   backsight dataset --input-dir trajectories --messages published --json";
 
 #[derive(Debug, ClapArgs)]
 pub(super) struct DatasetArgs {
-    /// Directory with scored episodes: episode_*/ directories, or .json and .jsonl files
-    #[arg(long, value_name = "DIR", default_value = "trajectories")]
-    pub(super) input_dir: PathBuf,
+    /// Directory with scored episodes: a run directory, episode_*/ directories, or .json and .jsonl files [default: those of --run, else trajectories]
+    #[arg(long, value_name = "DIR")]
+    pub(super) input_dir: Option<PathBuf>,
     /// Files with episodes, instead of a directory
     #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with = "input_dir")]
     pub(super) episodes: Vec<PathBuf>,
-    /// The run directory that `credit` used, where the scores of episodes in files are [default: .backsight beside the episodes]
+    /// The run directory that `credit` used [default: the run of the episodes, else .backsight beside them]
     #[arg(long, value_name = "DIR")]
     pub(super) run: Option<PathBuf>,
+    /// The lens whose scores are taken
+    #[arg(long, value_name = "NAME", default_value = lens::NAMES[0], value_parser = PossibleValuesParser::new(lens::NAMES))]
+    pub(super) lens: String,
+    /// Where that lens was written [default: where it is written by itself]
+    #[arg(long, value_name = "PLACE", value_parser = placement())]
+    pub(super) placement: Option<Placement>,
     /// Where the dataset goes
     #[arg(long, value_name = "DIR", default_value = "datasets")]
     pub(super) output_dir: PathBuf,
@@ -65,6 +74,21 @@ pub(super) enum MessagesName {
     Full,
     /// Exactly as the published loader converts session files: stripped, results cut at 4000 characters
     Published,
+}
+
+/// The placements by their names.
+pub(super) fn placement() -> impl TypedValueParser<Value = Placement> {
+    let of = |name: String| Placement::ALL.into_iter().find(|it| it.name() == name).ok_or("no placement");
+    PossibleValuesParser::new(Placement::ALL.map(Placement::name)).try_map(of)
+}
+
+/// The directory or files with episodes: what was named, else the run's own.
+pub(super) fn inputs(files: &[PathBuf], directory: Option<&PathBuf>, run: Option<&PathBuf>) -> Vec<PathBuf> {
+    match directory.or(run) {
+        _ if !files.is_empty() => files.to_vec(),
+        Some(directory) => vec![directory.clone()],
+        None => vec![PathBuf::from("trajectories")],
+    }
 }
 
 /// A number that can be computed with.

@@ -19,8 +19,7 @@ pub(super) fn run(args: &CollectArgs) -> Result<(), Failure> {
     let config = args.keys.resolve()?;
     let collect: CollectPart = part(&config)?;
     let talk = Arc::new(args.talk.talk());
-    let ask =
-        Ask { command: "collect", config, dir: &args.run, talk, temperature: collect.agent_temperature };
+    let ask = Ask { stage: "collect", config, dir: &args.run, talk, temperature: collect.agent_temperature };
     let mut finished = block_on(episodes::run(ask, &choosing(&collect)))??;
     keep(&mut finished)?;
     let text = if args.talk.json { episodes::as_json(&finished) } else { table(&finished) };

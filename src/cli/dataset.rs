@@ -2,22 +2,27 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::slice;
 
 use serde_json::{Value, json};
+use toml::Table;
 
-use super::args::{DatasetArgs, MessagesName, NormaliseName};
+use super::args::{DatasetArgs, MessagesName, NormaliseName, inputs};
+use super::episodes::run_failure;
 use super::failure::Failure;
 use super::output::{self, one_line};
 use super::sources::sources;
 use super::stdout;
+use crate::pipeline::batch::now;
 use crate::ship::actions::MessageForm;
 use crate::ship::dataset::{
     self, Dataset, LeftOut, Options, SUMMARY, ScoredEpisode, TRAIN, TRAIN_PARQUET, build, scored_episode,
 };
-use crate::store::episodes::{LoadError, Loaded, load, run_dir_for};
+use crate::store::episodes::{LoadError, Loaded, Source, load, run_dir_for};
 use crate::store::hindsight;
+use crate::store::run::RunDir;
+use crate::store::summary::Summary;
 use backsight_core::credit::advantage::Normalise;
+use backsight_core::lens::key_of;
 
 /// An episode that could not be used.
 struct Lost {
@@ -39,14 +44,38 @@ pub(super) fn run(args: &DatasetArgs) -> Result<(), Failure> {
         MessagesName::Full => MessageForm::Full,
         MessagesName::Published => MessageForm::Published,
     };
-    let input = read(args, form)?;
+    let inputs = inputs(&args.episodes, args.input_dir.as_ref(), args.run.as_ref());
+    let dir = args.run.clone().unwrap_or_else(|| run_dir_for(&inputs[0]));
+    let sources = sources(&inputs)?;
+    let run = RunDir::open(&dir, "dataset").map_err(run_failure)?;
+    let lens = key_of(&args.lens, args.placement);
+    run.note_config(config(args, &lens)).map_err(run_failure)?;
+    let input = read(sources, &Scores { run_dir: &dir, lens: &lens, form });
     let (lost, notes, best_reward) = (input.lost, input.notes, input.best_reward);
     let dataset = build(input.episodes, &options(args));
     let account = Account { args, dataset: &dataset, lost: &lost, notes: &notes, best_reward };
     if !dataset.rows.is_empty() {
         dataset::write(&args.output_dir, &dataset).map_err(|error| unwritable(&args.output_dir, &error))?;
     }
+    account.keep(&run)?;
     account.tell()
+}
+
+/// What was asked for.
+fn config(args: &DatasetArgs, lens: &str) -> Table {
+    let config = json!({
+        "lens": lens, "output_dir": args.output_dir, "min_reward": args.min_reward, "omega": args.omega,
+        "no_smooth": args.no_smooth, "normalise": format!("{:?}", args.normalise).to_lowercase(),
+        "messages": format!("{:?}", args.messages).to_lowercase(),
+    });
+    Table::try_from(config).unwrap_or_default()
+}
+
+/// Where scores are, and how messages are written.
+struct Scores<'a> {
+    run_dir: &'a Path,
+    lens: &'a str,
+    form: MessageForm,
 }
 
 fn options(args: &DatasetArgs) -> Options {
@@ -63,24 +92,19 @@ fn unwritable(directory: &Path, error: &dataset::DatasetError) -> Failure {
 }
 
 /// Reads every episode with its scores; what is wrong with one is its own loss.
-fn read(args: &DatasetArgs, form: MessageForm) -> Result<Input, Failure> {
-    let inputs = if args.episodes.is_empty() { slice::from_ref(&args.input_dir) } else { &args.episodes };
-    let sources = sources(inputs)?;
-    let run_dir = args.run.clone().unwrap_or_else(|| run_dir_for(&inputs[0]));
+fn read(sources: Vec<Source>, scores: &Scores<'_>) -> Input {
     let mut input = Input::default();
-    for loaded in load(sources) {
-        input.take(loaded, &run_dir, form);
-    }
-    Ok(input)
+    load(sources).for_each(|loaded| input.take(loaded, scores));
+    input
 }
 
 impl Input {
-    fn take(&mut self, loaded: Result<Loaded, LoadError>, run_dir: &Path, form: MessageForm) {
+    fn take(&mut self, loaded: Result<Loaded, LoadError>, scores: &Scores<'_>) {
         let loaded = match loaded {
             Ok(loaded) => loaded,
             Err(error) => return self.lose(error.episode(), error.to_string()),
         };
-        match with_scores(&loaded, run_dir, form) {
+        match with_scores(&loaded, scores) {
             Ok((episode, notes)) => {
                 self.notes.extend(notes);
                 self.notes.extend(stale(&loaded, &episode));
@@ -97,19 +121,15 @@ impl Input {
     }
 }
 
-fn with_scores(
-    loaded: &Loaded,
-    run_dir: &Path,
-    form: MessageForm,
-) -> Result<(ScoredEpisode, Vec<String>), String> {
+fn with_scores(loaded: &Loaded, scores: &Scores<'_>) -> Result<(ScoredEpisode, Vec<String>), String> {
     if let Err(why) = &loaded.episode.outcome {
         return Err(format!("the episode failed: {why}"));
     }
-    let found =
-        hindsight::read(&hindsight::directory_of(loaded, run_dir)).map_err(|error| error.to_string())?;
+    let directory = hindsight::directory_of(loaded, scores.run_dir);
+    let found = hindsight::read(&directory, scores.lens).map_err(|error| error.to_string())?;
     let found = found.ok_or("not scored; help: run backsight credit first")?;
     let found = hindsight::credited(found).map_err(|error| error.to_string())?;
-    scored_episode(loaded, found, form).map_err(|error| error.to_string())
+    scored_episode(loaded, found, scores.form).map_err(|error| error.to_string())
 }
 
 /// Credit computed with another reward than the episode has now.
@@ -131,6 +151,24 @@ struct Account<'a> {
 }
 
 impl Account<'_> {
+    /// Writes down what became of it.
+    fn keep(&self, run: &RunDir) -> Result<(), Failure> {
+        let mut summary = Summary { stage: "dataset", notices: self.notes.to_vec(), ..Summary::default() };
+        summary.made.insert("rows", self.dataset.rows.len() as u64);
+        self.lost.iter().for_each(|lost| summary.lose("episodes", &lost.why));
+        let left_out = self.dataset.left_out.iter();
+        left_out.for_each(|(_, why)| summary.lose("rows", &self.reason(*why)));
+        summary.more.insert("dataset".to_owned(), self.dataset.summary.clone());
+        let (rows, lost) = (summary.made("rows"), summary.lost("episodes"));
+        let ended = json!({"made": rows, "lost": lost, "files": self.files()});
+        run.add_event(&output::event_of("ended", ended))
+            .and_then(|()| {
+                run.add_metrics(&json!({"time": now(), "dataset/rows": rows, "dataset/lost": lost}))
+            })
+            .and_then(|()| run.keep_summary(&summary))
+            .map_err(run_failure)
+    }
+
     fn tell(&self) -> Result<(), Failure> {
         self.notes.iter().for_each(|note| output::tell(self.args.json, "note", note));
         let shown = if self.args.json { format!("{}\n", self.json()) } else { self.text() };

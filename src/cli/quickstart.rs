@@ -6,10 +6,13 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use serde_json::Map;
+use serde_json::{Map, json};
+use toml::Table;
 
 use super::args::QuickstartArgs;
 use super::chat::source_failure;
+use super::credit::{as_json, metrics, summarise};
+use super::episodes::run_failure;
 use super::failure::Failure;
 use super::output::{self, one_line};
 use super::pulse::with_pulse;
@@ -17,14 +20,16 @@ use super::server::model_failure;
 use super::{block_on, live, model, program, stdout};
 use crate::model::budget::{Allowance, Meter, ModelRole};
 use crate::model::embedded;
+use crate::model::notice::Notices;
 use crate::model::opened::Opened;
 use crate::pipeline::Texts;
 use crate::pipeline::credit::{Event, Fate, Options, Report as Ended, Stop, Teacher, run as score};
 use crate::pipeline::paid::Paid;
 use crate::quickstart::{EPISODE, Step, bundled, conversation, longest, options, steps};
 use crate::store::episodes::find;
-use crate::store::hindsight::{Hindsight, read};
-use crate::store::{RunLock, WeightRules};
+use crate::store::hindsight::{Hindsight, PUBLISHED_LENS, read, scores_file, tokens_file};
+use crate::store::run::RunDir;
+use crate::store::{Ledger, RunPlace, WeightRules};
 use backsight_chat::tool_text;
 use backsight_core::episode::Episode;
 
@@ -72,10 +77,16 @@ fn credit(
     let options = options(&episode, opened, &texts, &args.out).map_err(model_failure)?;
     check_fits(longest(&episode, &texts, &options), opened)?;
     let tool_text = options.framing.tool_text.map_or("the template's own way", tool_text::name);
-    let lock = RunLock::acquire(&args.out).map_err(|error| Failure::stopped(&error, error.help()))?;
+    let run = RunDir::open(&args.out, "credit").map_err(run_failure)?;
     write(&args.out, &episode)?;
     let tokenizer = Arc::clone(&texts.tokenizer);
-    let ended = scored(&args.out, opened, texts, options, lock)?;
+    let config = json!({"model": name, "lens": PUBLISHED_LENS});
+    run.note_config(Table::try_from(config).unwrap_or_default()).map_err(run_failure)?;
+    let ended = scored(&run, opened, texts, options)?;
+    run.add_event(&output::event_of("episode", as_json(&ended)))
+        .and_then(|()| run.add_metrics(&metrics(&ended)))
+        .and_then(|()| run.keep_summary(&summarise(std::slice::from_ref(&ended), &Notices::default())))
+        .map_err(run_failure)?;
     let hindsight = made(&ended)?;
     let steps = steps(&episode, &hindsight, &tokenizer).map_err(model_failure)?;
     let report = Report {
@@ -124,15 +135,9 @@ fn write(out: &Path, episode: &Episode) -> Result<(), Failure> {
 }
 
 /// Scores the episode through the same pipeline as every other.
-fn scored(
-    out: &Path,
-    opened: &Opened,
-    texts: Texts,
-    options: Options,
-    lock: RunLock,
-) -> Result<Ended, Failure> {
+fn scored(run: &RunDir, opened: &Opened, texts: Texts, options: Options) -> Result<Ended, Failure> {
     let help = "free some space, or name another directory with --out";
-    let sources = find(&out.join(EPISODE_FILE)).map_err(|error| Failure::stopped(error, help))?;
+    let sources = find(&run.dir().join(EPISODE_FILE)).map_err(|error| Failure::stopped(error, help))?;
     let meter = Meter::new(ModelRole::Teacher, Allowance::default());
     let bar = ProgressBar::new(0).with_style(style());
     let (shown, (told, ended)) = (bar.clone(), std::sync::mpsc::channel());
@@ -144,7 +149,8 @@ fn scored(
         Event::Finished(report) => drop(told.send(report)),
     };
     let work = async {
-        let paid = Paid::open(opened, lock, meter, "quickstart", WeightRules::default()).await?;
+        let (ledger, place) = (Ledger::open(run.lock())?, RunPlace { stage: "credit", seed: 0 });
+        let paid = Paid::open(opened, &ledger, meter, place, WeightRules::default()).await?;
         let teacher = Teacher { model: paid.model, texts };
         Ok(score(sources, teacher, options, Arc::new(watch)).await)
     };
@@ -171,15 +177,18 @@ fn made(ended: &Ended) -> Result<Hindsight, Failure> {
         ));
     }
     let directory = ended.directory.clone().unwrap_or_default();
-    let found = read(&directory).map_err(|error| Failure::stopped(error, help))?;
+    let found = read(&directory, PUBLISHED_LENS).map_err(|error| Failure::stopped(error, help))?;
     found.ok_or_else(|| Failure::stopped(format!("{}: nothing was written", directory.display()), help))
 }
 
 fn files(out: &Path, ended: &Ended) -> Vec<(PathBuf, &'static str)> {
     let scores = ended.directory.clone().unwrap_or_default();
     vec![
-        (scores.join("hindsight_scores.json"), "every step's credit"),
-        (scores.join("hindsight_tokens.json"), "every action's tokens with their logprobs under both lenses"),
+        (scores.join(scores_file(PUBLISHED_LENS)), "every step's credit"),
+        (
+            scores.join(tokens_file(PUBLISHED_LENS)),
+            "every action's tokens with their logprobs under both lenses",
+        ),
         (out.join(EPISODE_FILE), "the recorded episode"),
         (out.join(CONVERSATION_FILE), "the same for `chat render`"),
     ]

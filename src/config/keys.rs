@@ -56,6 +56,9 @@ pub struct Key {
     pub commands: &'static [&'static str],
 }
 
+/// The stages that have a section of their own in a run directory's files.
+pub const STAGES: [&str; 5] = ["collect", "evaluate", "credit", "dataset", "score"];
+
 const BOTH: &[&str] = &["collect", "evaluate"];
 const COLLECT: &[&str] = &["collect"];
 const EVALUATE: &[&str] = &["evaluate"];
@@ -182,6 +185,7 @@ pub const KEYS: &[Key] = &[
     result(RUN, BOTH, "seed", Whole(0), Some("0"), "What the order of tasks and every draw come from"),
     result(RUN, BOTH, "now", Text, None, "The time templates may print: seconds since 1970, or like 2026-01-31T12:00:00Z; without it when the run began"),
     manner(RUN, "concurrency", Whole(1), None, "Episodes at once; without it 16, or 4 for kind embedded"),
+    manner(RUN, "episode_retries", Whole(0), Some("2"), "How often an episode that failed by its server, its sandbox or its time is run again at once"),
     manner(RUN, "max_requests", Whole(0), None, "Stop this process after so many requests"),
     manner(RUN, "max_tokens", Whole(0), None, "Stop this process after so many tokens, sent and sampled"),
     manner(RUN, "weights_check_answers", Whole(1), Some("200"), "Measure the server's weights again after so many answers"),

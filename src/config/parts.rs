@@ -272,6 +272,8 @@ pub struct RunPart {
     pub now: Option<String>,
     /// Episodes at once.
     pub concurrency: Option<usize>,
+    /// How often an episode that failed is run again.
+    pub episode_retries: u32,
     /// When to stop.
     pub max_requests: Option<u64>,
     /// When to stop.

@@ -5,7 +5,7 @@
 //! or an episode is its own loss; what makes going on pointless stops the run, and nothing is written that a
 //! stop cut short: the answers are in the ledger. Nor does a file with losses take the place of a more complete one.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use tokio::runtime::Handle;
@@ -22,7 +22,9 @@ use crate::model::outlook::Outlook;
 use crate::model::planned::{Pace, backend};
 use crate::model::{Error, Model};
 use crate::store::episodes::{Loaded, Source, load};
-use crate::store::hindsight::{Hindsight, Measured, MeasuredStep, assemble, directory_of, n_scored, write};
+use crate::store::hindsight::{
+    Hindsight, HindsightError, Measured, MeasuredStep, assemble, directory_of, n_scored, recompute, write,
+};
 use crate::store::{Ledgered, Stands};
 use crate::wire::hindsight::Provenance;
 use backsight_core::credit::hcapo::Ratio;
@@ -169,6 +171,8 @@ pub enum Fate {
     Spared(usize),
     /// It was complete already.
     Kept(Differences),
+    /// It was complete already, and its credit was computed again with other hyper-parameters.
+    Recomputed,
     /// Its reward is below what was asked for.
     Skipped,
     /// It could not be done.
@@ -311,8 +315,12 @@ impl Shared {
             };
             match ready {
                 Err(report) => self.finish(*report),
-                // Nobody listens once the run has ended.
-                Ok(work) => drop(works.blocking_send(Box::new(work))),
+                Ok(work) => {
+                    // Nobody listens once the run has ended.
+                    if works.blocking_send(Box::new(work)).is_err() {
+                        return;
+                    }
+                }
             }
         }
     }
@@ -346,9 +354,10 @@ impl Shared {
             false => standing(&directory, &asked, &options.lenses),
         };
         let old = match left.map_err(lost)? {
-            Standing::Complete(differences, n_steps) => {
-                let kept = *ended(Fate::Kept(differences));
-                return Err(Box::new(Report { n_steps, n_credited: n_steps, ..kept }));
+            Standing::Complete(old, differences) => {
+                let n_steps = old.scores.steps.len();
+                let complete = *ended(self.complete(&directory, &old, differences, &asked));
+                return Err(Box::new(Report { n_steps, n_credited: n_steps, ..complete }));
             }
             Standing::Partial(old) => Some(old),
             Standing::Nothing => None,
@@ -356,6 +365,28 @@ impl Shared {
         let n_tokens = |text: &str| self.teacher.texts.n_tokens(text);
         let outline = outline(&loaded.episode, &options.framing, &options.lenses, &n_tokens).map_err(lost)?;
         Ok(self.read(loaded, asked, directory, outline, old))
+    }
+
+    /// A complete file is left alone, unless other hyper-parameters are asked for and its scores give that credit too.
+    /// What others have written stays as they wrote it.
+    fn complete(&self, directory: &Path, old: &Hindsight, differences: Differences, asked: &Asked) -> Fate {
+        if !differences.are_computed() || old.scores.provenance.is_none() {
+            return Fate::Kept(differences);
+        }
+        let scores = match recompute(old, &asked.settings) {
+            Ok(scores) => scores,
+            Err(error) => return Fate::Lost(Loss::new(Reason::Credit, error)),
+        };
+        match write(directory, &self.options.lenses.result(), &Hindsight { scores, tokens: None }) {
+            Ok(()) => Fate::Recomputed,
+            Err(error) => self.unwritable(&error),
+        }
+    }
+
+    /// The first failure of several is the one that is told.
+    fn unwritable(&self, error: &HindsightError) -> Fate {
+        let _ = self.brake.disk.set(error.to_string());
+        Fate::Unfinished
     }
 
     fn read(
@@ -485,17 +516,15 @@ impl Shared {
         report.lost_steps = work.lost_steps(&made, answers);
         report.n_credited = report.n_steps - report.lost_steps.len();
         if !report.lost_steps.is_empty() {
-            let n_before = n_scored(&work.directory);
+            let n_before = n_scored(&work.directory, &self.options.lenses.result());
             if n_before > report.n_credited {
                 report.fate = Fate::Spared(n_before);
                 return report;
             }
             report.fate = Fate::Partial;
         }
-        if let Err(error) = write(&work.directory, &made) {
-            report.fate = Fate::Unfinished;
-            // The first failure of several is the one that is told.
-            let _ = self.brake.disk.set(error.to_string());
+        if let Err(error) = write(&work.directory, &self.options.lenses.result(), &made) {
+            report.fate = self.unwritable(&error);
         }
         report
     }

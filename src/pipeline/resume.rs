@@ -68,6 +68,11 @@ pub struct Differences {
 }
 
 impl Differences {
+    /// Whether what is asked follows from a file, but is not what it says.
+    pub fn are_computed(&self) -> bool {
+        self.measured.is_empty() && !self.computed.is_empty()
+    }
+
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.computed.is_empty() && self.measured.is_empty()
@@ -84,8 +89,8 @@ impl Differences {
 pub enum Standing {
     /// Nothing.
     Nothing,
-    /// Credit for every step, of which there are so many, and scores through every lens that is asked for.
-    Complete(Differences, usize),
+    /// Credit for every step, and scores through every lens that is asked for.
+    Complete(Box<Hindsight>, Differences),
     /// Not all of that.
     Partial(Box<Hindsight>),
 }
@@ -93,9 +98,12 @@ pub enum Standing {
 /// Looks at the files in an episode's directory.
 pub fn standing(directory: &Path, asked: &Asked, lenses: &Lenses) -> Result<Standing, Loss> {
     let unusable = |error| Loss::new(Reason::Left, format!("{error}; help: score it again with --overwrite"));
-    let Some(old) = read(directory).map_err(unusable)? else { return Ok(Standing::Nothing) };
+    let Some(old) = read(directory, &lenses.result()).map_err(unusable)? else {
+        return Ok(Standing::Nothing);
+    };
     if is_complete(&old, asked, lenses) {
-        return Ok(Standing::Complete(differences(&old.scores, asked), old.scores.steps.len()));
+        let differences = differences(&old.scores, asked);
+        return Ok(Standing::Complete(Box::new(old), differences));
     }
     Ok(Standing::Partial(Box::new(old)))
 }

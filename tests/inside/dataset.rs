@@ -23,7 +23,9 @@ fn scored(kind: &str, form: MessageForm) -> Vec<ScoredEpisode> {
     let loaded = load(find(&fixtures().join("episodes")).unwrap()).map(Result::unwrap);
     let with_scores = loaded.map(|loaded| {
         let scores = fixtures().join("dataset").join(kind).join(&loaded.episode.id);
-        scored_episode(&loaded, hindsight::read(&scores).unwrap().unwrap(), form).unwrap().0
+        scored_episode(&loaded, hindsight::read(&scores, hindsight::PUBLISHED_LENS).unwrap().unwrap(), form)
+            .unwrap()
+            .0
     });
     with_scores.collect()
 }

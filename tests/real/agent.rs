@@ -166,6 +166,7 @@ impl Real {
             tool_limits: Default::default(),
             reward: Default::default(),
             options,
+            on_step: None,
         }
     }
 

@@ -2,10 +2,10 @@
 
 use std::path::PathBuf;
 
-use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::builder::PossibleValuesParser;
 use clap::{Args as ClapArgs, ValueEnum};
 
-use crate::cli::args::{ToolTextName, finite};
+use crate::cli::args::{ToolTextName, finite, inputs, placement};
 use crate::cli::failure::Failure;
 use crate::cli::server::ServerArgs;
 use crate::model::secret::Secret;
@@ -17,11 +17,12 @@ use backsight_core::lens::{self, Placement};
 pub(in crate::cli) const EXAMPLES: &str = "\
 Every action is re-read by a model that is told the outcome; what it then thinks of the action's tokens becomes the
 step's credit (HCAPO): hindsight_scores.json beside each episode, and hindsight_tokens.json with every token's logprob.
-Complete files are left alone and partial ones completed; every paid answer is kept in INPUT_DIR/.backsight, and the
-same command continues where it stopped. FSWE_AGENT_API_URL, FSWE_AGENT_MODEL and FSWE_AGENT_API_KEY stand in for
+Complete files are left alone and partial ones completed; another lens or placement makes files of its own beside them.
+Every paid answer is kept in the run directory, or in INPUT_DIR/.backsight; the same command continues where it stopped. FSWE_AGENT_API_URL, FSWE_AGENT_MODEL and FSWE_AGENT_API_KEY stand in for
 --url, --model and --api-key.
 
 Examples:
+  backsight credit --run runs/collect --url http://localhost:30000
   backsight credit --input-dir trajectories --dry-run
   backsight credit --input-dir trajectories --url http://localhost:30000 --model Qwen/Qwen3-4B
   backsight credit --input-dir trajectories --url http://localhost:8000 --system system.txt --tools tools.json \\
@@ -30,7 +31,7 @@ Examples:
   backsight credit --input-dir trajectories --recompute --gamma 0.9 --smoothing paper";
 
 /// What only a new measurement could heed.
-const MEASURING: [&str; 21] = [
+const MEASURING: [&str; 20] = [
     "url",
     "kind",
     "model",
@@ -38,7 +39,6 @@ const MEASURING: [&str; 21] = [
     "api_key",
     "api_key_env",
     "api_key_file",
-    "placement",
     "hindsight_template",
     "system",
     "tools",
@@ -56,9 +56,9 @@ const MEASURING: [&str; 21] = [
 
 #[derive(Clone, Debug, ClapArgs)]
 pub(in crate::cli) struct CreditArgs {
-    /// Directory with episodes: episode_*/ directories, or .json and .jsonl files
-    #[arg(long, value_name = "DIR", default_value = "trajectories")]
-    pub(super) input_dir: PathBuf,
+    /// Directory with episodes: a run directory, episode_*/ directories, or .json and .jsonl files [default: those of --run, else trajectories]
+    #[arg(long, value_name = "DIR")]
+    pub(super) input_dir: Option<PathBuf>,
     /// Files with episodes, instead of a directory
     #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with = "input_dir")]
     pub(super) episodes: Vec<PathBuf>,
@@ -92,7 +92,7 @@ pub(in crate::cli) struct CreditArgs {
     /// Compute credit again from the files that are there, with the hyper-parameters that are given; needs no server
     #[arg(long, conflicts_with_all = MEASURING)]
     pub(super) recompute: bool,
-    /// Where the ledger and the summary go [default: .backsight beside the episodes]
+    /// The run directory, with the ledger and the summary [default: the run of the episodes, else .backsight beside them]
     #[arg(long, value_name = "DIR")]
     run: Option<PathBuf>,
     /// Stop after this many requests
@@ -148,12 +148,6 @@ pub(super) struct LensArgs {
     /// Cut every tool's result to this many characters [default: uncut]
     #[arg(long, value_name = "N")]
     pub(super) tool_result_chars: Option<usize>,
-}
-
-/// The placements by their names.
-fn placement() -> impl TypedValueParser<Value = Placement> {
-    let of = |name: String| Placement::ALL.into_iter().find(|it| it.name() == name).ok_or("no placement");
-    PossibleValuesParser::new(Placement::ALL.map(Placement::name)).try_map(of)
 }
 
 /// How scores become credit. What is not typed is the default, or with --recompute what the file was made with.
@@ -295,7 +289,7 @@ impl CreditArgs {
 
     /// The directory or files with the episodes.
     pub(super) fn inputs(&self) -> Vec<PathBuf> {
-        if self.episodes.is_empty() { vec![self.input_dir.clone()] } else { self.episodes.clone() }
+        inputs(&self.episodes, self.input_dir.as_ref(), self.run.as_ref())
     }
 
     /// The run directory.

@@ -153,7 +153,7 @@ impl<'a> Setting<'a> {
         if self.args.overwrite {
             return State::New;
         }
-        match read(&directory_of(loaded, &self.args.run_dir())) {
+        match read(&directory_of(loaded, &self.args.run_dir()), &self.lenses.result()) {
             Ok(None) => State::New,
             Ok(Some(old)) if self.is_complete(loaded, &old) => State::Complete,
             Ok(Some(old)) => State::Partial(Box::new(old)),

@@ -7,17 +7,21 @@ mod recompute;
 mod setup;
 mod table;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
 use serde_json::{Map, Value, json};
+use toml::Table;
 
 pub(super) use self::args::{CreditArgs, EXAMPLES};
 use self::progress::Progress;
+pub(super) use self::progress::{as_json, metrics, summarise};
 use self::setup::{Ready, Shown};
 use super::block_on;
+use super::episodes::run_failure;
 use super::failure::Failure;
+use super::interrupt::{self, Orderly};
 use super::pulse::with_pulse;
 use super::server::model_failure;
 use super::sources::sources;
@@ -27,15 +31,18 @@ use crate::model::notice::Notices;
 use crate::pipeline::credit::{Options, Report, Stop, Teacher, lenses, run as score};
 use crate::pipeline::paid::Paid;
 use crate::pipeline::resume::Asked;
-use crate::store::RunLock;
-use crate::store::atomic;
 use crate::store::episodes::Source;
-use crate::store::hindsight::find;
-use crate::store::summary::{Naive, SUMMARY, Summary};
+use crate::store::hindsight::{find, result_of};
+use crate::store::run::{RunDir, RunError};
+use crate::store::summary::{Naive, Summary};
+use crate::store::{Ledger, RunPlace};
 use crate::wire::hindsight::Provenance;
 
 /// Episodes asked for at once: enough to keep a server busy while others are read and written.
 const EPISODES_AT_ONCE: usize = 8;
+
+/// What decides the numbers of every episode. What matters only to episodes that lack something is looked at file by file.
+const MEASURED: [&str; 4] = ["model", "tokenizer_sha256", "template_sha256", "lens_sha256"];
 
 pub(super) fn run(args: &CreditArgs) -> Result<(), Failure> {
     let args = &args.with_env(|name| std::env::var(name).ok());
@@ -49,10 +56,10 @@ pub(super) fn run(args: &CreditArgs) -> Result<(), Failure> {
         return dry::run(args, &shown, sources);
     }
     args.check_server()?;
-    let lock = RunLock::acquire(&args.run_dir()).map_err(|error| Failure::stopped(&error, error.help()))?;
-    let (summary, ended) = block_on(scored(args, shown, sources, lock))??;
-    atomic::write(&args.run_dir().join(SUMMARY), format!("{:#}\n", summary.to_json()).as_bytes())
-        .map_err(|error| disk_failure(&args.run_dir().display(), &error))?;
+    let run = RunDir::open(&args.run_dir(), "credit").map_err(run_failure)?;
+    let run = Arc::new(run.for_result(result_of(&shown.lens.key())));
+    let (summary, ended) = block_on(scored(args, shown, sources, &run))??;
+    run.keep_summary(&summary).map_err(run_failure)?;
     if args.json {
         let text = summary.to_json().to_string();
         stdout::data(format!("{text}\n").as_bytes())?;
@@ -60,44 +67,68 @@ pub(super) fn run(args: &CreditArgs) -> Result<(), Failure> {
         stdout::data(table::episodes(&ended.reports).as_bytes())?;
         stdout::data(table::totals(&summary).as_bytes())?;
     }
-    verdict(&summary, ended.stop)
+    verdict(&summary, ended)
+}
+
+/// Another way of measuring takes the place of the first only where that was asked for.
+fn refused(error: RunError) -> Failure {
+    match error.is_usage() {
+        true => {
+            Failure::input(error, "give the same, score all again with --overwrite, or name another --run")
+        }
+        false => run_failure(error),
+    }
 }
 
 /// How a run ended.
 struct Ended {
     reports: Vec<Report>,
     stop: Option<Stop>,
+    /// The number of the signal that ended it.
+    signal: Option<u8>,
 }
 
 async fn scored(
     args: &CreditArgs,
     shown: Shown,
     sources: Vec<Source>,
-    lock: RunLock,
+    run: &Arc<RunDir>,
 ) -> Result<(Summary, Ended), Failure> {
     let began = Instant::now();
     let notices = Notices::default();
     let ready = setup::open(args, &shown, &notices).await?;
     let allowance = Allowance { max_requests: args.max_requests, max_tokens: args.max_tokens };
     let meter = Meter::new(ModelRole::Teacher, allowance);
-    let rules = args.server.weight_rules();
+    let (rules, place) = (args.server.weight_rules(), RunPlace { stage: "credit", seed: 0 });
+    let ledger = Ledger::open(run.lock()).map_err(model_failure)?;
     let paid =
-        Paid::open(&ready.opened, lock, meter.clone(), "credit", rules).await.map_err(model_failure)?;
-    let inputs = args.inputs();
-    let is_made = inputs.iter().any(|input| find(input, &args.run_dir()).is_ok_and(|made| !made.is_empty()));
+        Paid::open(&ready.opened, &ledger, meter.clone(), place, rules).await.map_err(model_failure)?;
+    let (inputs, lens) = (args.inputs(), shown.lens.key());
+    let has_scores = |input: &PathBuf| find(input, run.dir(), &lens).is_ok_and(|made| !made.is_empty());
+    let is_made = inputs.iter().any(has_scores);
     let forgotten = paid.forgotten(&inputs[0], is_made).await.map_err(model_failure)?;
     paid.notice().into_iter().chain(forgotten).for_each(|notice| notices.add(notice));
-    let progress = Arc::new(Progress::new(&sources, args.json, meter.clone(), notices.clone()));
+    let progress =
+        Arc::new(Progress::new(&sources, args.json, meter.clone(), notices.clone(), Arc::clone(run)));
     let options = options(args, shown, &ready, paid.model.version_now());
-    write_config(args, &options)?;
+    let decide = if args.overwrite { &[][..] } else { &MEASURED };
+    run.keep_section(config(args, &options), decide).map_err(refused)?;
+    progress.began(&ready.opened.info.model);
     tell_absences(args, &ready, &sources, &progress);
     let teacher = Teacher { model: paid.model.clone(), texts: ready.texts };
     let watched = Arc::clone(&progress);
     let work = score(sources, teacher, options, Arc::new(move |event| watched.tell(event)));
-    let stop = with_pulse(work, || progress.pulse()).await;
+    let mut orderly = Orderly::begin();
+    let (stop, signal) = tokio::select! {
+        stop = with_pulse(work, || progress.pulse()) => (stop, None),
+        number = orderly.signal() => (None, Some(number)),
+    };
     paid.ledger.notice().into_iter().for_each(|notice| notices.add(notice));
     let reports = progress.finish();
-    let mut summary = progress::summarise(&reports, &notices);
+    let mut summary = summarise(&reports, &notices);
+    if signal.is_some() {
+        summary.left += progress.n_unheard(&reports);
+    }
     let planned = table::planned(&reports);
     summary.naive = Some(Naive { tokens: planned.naive_tokens, requests: planned.naive_requests });
     summary.spent = meter.spent();
@@ -107,11 +138,13 @@ async fn scored(
     summary.more.insert("found_in_ledger".to_owned(), n_found.into());
     summary.seconds = began.elapsed().as_secs_f64();
     summary.paid = paid.ledger.paid().await.map_err(model_failure)?;
-    summary.stopped_by = stop.as_ref().map(|stop| match stop {
+    let stopped_by = stop.as_ref().map(|stop| match stop {
         Stop::Model(error) => error.to_string(),
         Stop::Disk(why) => why.clone(),
     });
-    Ok((summary, Ended { reports, stop }))
+    summary.stopped_by = stopped_by.or_else(|| signal.map(|number| format!("signal {number}")));
+    progress.ended(&summary);
+    Ok((summary, Ended { reports, stop, signal }))
 }
 
 fn options(args: &CreditArgs, shown: Shown, ready: &Ready, version: Option<String>) -> Options {
@@ -154,7 +187,7 @@ fn tell_absences(args: &CreditArgs, ready: &Ready, sources: &[Source], progress:
 }
 
 /// The resolved settings, for people and for comparing runs; no secrets among them.
-fn write_config(args: &CreditArgs, options: &Options) -> Result<(), Failure> {
+fn config(args: &CreditArgs, options: &Options) -> Table {
     let Asked { settings, provenance } = &options.asked;
     let hyperparams = crate::wire::hindsight::Hyperparams::new(&settings.params, settings.max_logprob_tokens);
     let mut config = Map::new();
@@ -164,19 +197,15 @@ fn write_config(args: &CreditArgs, options: &Options) -> Result<(), Failure> {
     for part in [serde_json::to_value(hyperparams), serde_json::to_value(provenance)] {
         config.extend(part.ok().and_then(|part| part.as_object().cloned()).into_iter().flatten());
     }
-    let path = options.run_dir.join("config.toml");
-    let text = toml::to_string(&Value::Object(config)).unwrap_or_default();
-    atomic::write(&path, text.as_bytes()).map_err(|error| disk_failure(&path.display(), &error))
-}
-
-fn disk_failure(what: &dyn std::fmt::Display, error: &std::io::Error) -> Failure {
-    let help = "free some space, or choose another directory with --run; the same command continues";
-    Failure::stopped(format!("{what}: {error}"), help)
+    Table::try_from(Value::Object(config)).unwrap_or_default()
 }
 
 /// The exit code and its words.
-fn verdict(summary: &Summary, stop: Option<Stop>) -> Result<(), Failure> {
-    match stop {
+fn verdict(summary: &Summary, ended: Ended) -> Result<(), Failure> {
+    if let Some(number) = ended.signal {
+        return Err(interrupt::failure(number));
+    }
+    match ended.stop {
         Some(Stop::Model(error)) => return Err(model_failure(error)),
         Some(Stop::Disk(why)) => {
             return Err(Failure::stopped(why, "make room or give write access; the same command continues"));

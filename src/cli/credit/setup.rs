@@ -25,7 +25,9 @@ use crate::wire::hindsight::Provenance;
 use crate::wire::hints::read as read_hints;
 use backsight_chat::tokenizer::Tokenizer;
 use backsight_chat::tool_text;
-use backsight_core::lens::{self, Ingredients, Lens, OUTCOME_TEMPLATE, OutcomeFacts, Wording};
+use backsight_core::lens::{
+    self, Given, Ingredients, Lens, OUTCOME_TEMPLATE, OutcomeFacts, Placement, Wording,
+};
 
 /// What was typed about conversations and the lens, with the files it names.
 pub(super) struct Shown {
@@ -103,7 +105,16 @@ fn lens_of(args: &CreditArgs, template: Wording, hints: Option<&str>) -> Result<
         let (path, line) = (path.as_deref().unwrap_or(Path::new("")).display(), fault.line.unwrap_or(0));
         Failure::input(format!("{path} line {line}: {}", fault.why), "mend the line")
     })?;
-    let of = Ingredients { placement: *placement, template, given: given.unwrap_or_default(), seed: *seed };
+    let given = given.unwrap_or_default();
+    let in_words = |given: &Given| matches!(given, Given::Text(_));
+    if *placement == Some(Placement::Turns)
+        && let Some(((episode, step), _)) = given.iter().filter(|it| in_words(it.1)).min_by_key(|it| it.0)
+    {
+        let what =
+            format!("the hint for step {step} of {episode} is in words, which are no messages of their own");
+        return Err(Failure::input(what, "give it as `messages`, or choose another --placement than turns"));
+    }
+    let of = Ingredients { placement: *placement, template, given, seed: *seed };
     lens::named(name, of).ok_or_else(|| {
         let what = format!("the lens {name} cannot be written at the placement that was named");
         Failure::input(what, "leave out --placement, or choose another")

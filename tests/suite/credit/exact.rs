@@ -129,7 +129,8 @@ async fn a_record_with_exact_ids_is_scored_on_them() {
     place.write("episodes/exact.json", &episode_to_json(&episode).unwrap().to_string());
     for (server, placement) in [(sglang().await, "first"), (vllm().await, "last")] {
         place.credit(&server, &["--overwrite", "--placement", placement]).await.expect(0);
-        let tokens = place.json("episodes/.backsight/episodes/exact/hindsight_tokens.json");
+        let of = if placement == "first" { "" } else { ".outcome-last" };
+        let tokens = place.json(&format!("episodes/.backsight/episodes/exact/hindsight_tokens{of}.json"));
         assert_eq!(
             (&tokens["tokens"], &tokens["sequences"]),
             (&"exact".into(), &serde_json::json!(episode.sequences))

@@ -160,6 +160,11 @@ async fn an_outcome_told_last_is_a_branch_for_each_step() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_outcome_in_the_last_user_message_is_seen_there() {
+    check(KEEPS, sglang().await, Placement::LastUser, "lift").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_template_that_forgets_costs_more_and_gives_the_same() {
     let (_, n_first) = check(FORGETS, sglang().await, Placement::First, "lift").await;
     assert!(n_first > 12, "steps whose history was rewritten are sequences of their own: {n_first}");

@@ -110,7 +110,6 @@ async fn computing_again_refuses_what_it_could_not_heed() {
     place.credit(&server, &[]).await.expect(0);
     let made = place.made();
     for more in [
-        ["--placement", "last"],
         ["--system", "x"],
         ["--tools", "x"],
         ["--var", "a=b"],

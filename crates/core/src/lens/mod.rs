@@ -40,11 +40,22 @@ pub trait Lens: fmt::Debug + Send + Sync {
 
     /// Its name with its placement: what is measured through it is told apart by this.
     fn key(&self) -> String {
-        match self.placement() {
-            Some(placement) => format!("{}-{}", self.name(), placement.name()),
-            None => self.name().to_owned(),
-        }
+        key(self.name(), self.placement())
     }
+}
+
+/// What a lens of that name is called with its placement, the one it has by itself where none is named.
+pub fn key_of(name: &str, placement: Option<Placement>) -> String {
+    let own = match name {
+        "outcome" | "placebo" => Some(Placement::First),
+        "hint" => Some(Placement::LastUser),
+        _ => None,
+    };
+    key(name, placement.or(own))
+}
+
+fn key(name: &str, placement: Option<Placement>) -> String {
+    placement.map_or_else(|| name.to_owned(), |placement| format!("{name}-{}", placement.name()))
 }
 
 /// The names of all lenses.
