@@ -2,7 +2,7 @@
 //!
 //! A template is a program over all messages, but what it writes for one depends on few others. Owns the
 //! guess which those are ([`Shape`]): the head up to the first action, everything since the last message of the
-//! same kind as one that is new, and two rounds more, which must come out unchanged ([`Near`]). Where they do
+//! same kind as one that is new, and two rounds more, which must come out unchanged (`Near`). Where they do
 //! not, more is kept; who uses a guess checks it against whole renderings.
 
 use std::collections::{BTreeSet, HashMap};
