@@ -2,11 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::slice;
 
 use serde_json::{Value, json};
 
-use super::args::{DatasetArgs, MessagesName, NormaliseName};
+use super::call::Call;
 use super::failure::Failure;
 use super::output::{self, one_line};
 use super::sources::sources;
@@ -15,9 +14,8 @@ use crate::ship::actions::MessageForm;
 use crate::ship::dataset::{
     self, Dataset, LeftOut, Options, SUMMARY, ScoredEpisode, TRAIN, TRAIN_PARQUET, build, scored_episode,
 };
-use crate::store::episodes::{LoadError, Loaded, load, run_dir_for};
+use crate::store::episodes::{LoadError, Loaded, load};
 use crate::store::hindsight;
-use backsight_core::credit::advantage::Normalise;
 
 /// An episode that could not be used.
 struct Lost {
@@ -34,41 +32,45 @@ struct Input {
     best_reward: Option<f64>,
 }
 
-pub(super) fn run(args: &DatasetArgs) -> Result<(), Failure> {
-    let form = match args.messages {
-        MessagesName::Full => MessageForm::Full,
-        MessagesName::Published => MessageForm::Published,
-    };
-    let input = read(args, form)?;
+pub(super) fn run(call: &Call) -> Result<(), Failure> {
+    let (options, out): (_, PathBuf) = (options(call)?, call.get("out")?);
+    let input = read(call)?;
     let (lost, notes, best_reward) = (input.lost, input.notes, input.best_reward);
-    let dataset = build(input.episodes, &options(args));
-    let account = Account { args, dataset: &dataset, lost: &lost, notes: &notes, best_reward };
+    let dataset = build(input.episodes, &options);
+    let account = Account {
+        min_reward: options.min_reward,
+        out: &out,
+        as_json: call.is_json(),
+        dataset: &dataset,
+        lost: &lost,
+        notes: &notes,
+        best_reward,
+    };
     if !dataset.rows.is_empty() {
-        dataset::write(&args.output_dir, &dataset).map_err(|error| unwritable(&args.output_dir, &error))?;
+        dataset::write(&out, &dataset).map_err(|error| unwritable(&out, &error))?;
     }
     account.tell()
 }
 
-fn options(args: &DatasetArgs) -> Options {
-    let normalise = match args.normalise {
-        NormaliseName::Global => Normalise::Global,
-        NormaliseName::Task => Normalise::Task,
-    };
-    Options { min_reward: args.min_reward, omega: args.omega, smoothed: !args.no_smooth, normalise }
+fn options(call: &Call) -> Result<Options, Failure> {
+    Ok(Options {
+        min_reward: call.get("min_reward")?,
+        omega: call.get("omega")?,
+        smoothed: call.get("smoothed")?,
+        normalise: call.choice("normalise")?,
+    })
 }
 
 fn unwritable(directory: &Path, error: &dataset::DatasetError) -> Failure {
-    let help = "free some space, or name another directory with --output-dir; nothing there was changed";
+    let help = "free some space, or name another directory with --out; nothing there was changed";
     Failure::stopped(format!("{}: {error}", directory.display()), help)
 }
 
 /// Reads every episode with its scores; what is wrong with one is its own loss.
-fn read(args: &DatasetArgs, form: MessageForm) -> Result<Input, Failure> {
-    let inputs = if args.episodes.is_empty() { slice::from_ref(&args.input_dir) } else { &args.episodes };
-    let sources = sources(inputs)?;
-    let run_dir = args.run.clone().unwrap_or_else(|| run_dir_for(&inputs[0]));
+fn read(call: &Call) -> Result<Input, Failure> {
+    let (run_dir, form) = (call.run_dir()?, call.choice("message_form")?);
     let mut input = Input::default();
-    for loaded in load(sources) {
+    for loaded in load(sources(&call.inputs()?)?) {
         input.take(loaded, &run_dir, form);
     }
     Ok(input)
@@ -123,7 +125,9 @@ fn stale(loaded: &Loaded, episode: &ScoredEpisode) -> Option<String> {
 
 /// What became of everything.
 struct Account<'a> {
-    args: &'a DatasetArgs,
+    min_reward: f64,
+    out: &'a Path,
+    as_json: bool,
     dataset: &'a Dataset,
     lost: &'a [Lost],
     notes: &'a [String],
@@ -132,8 +136,8 @@ struct Account<'a> {
 
 impl Account<'_> {
     fn tell(&self) -> Result<(), Failure> {
-        self.notes.iter().for_each(|note| output::tell(self.args.json, "note", note));
-        let shown = if self.args.json { format!("{}\n", self.json()) } else { self.text() };
+        self.notes.iter().for_each(|note| output::tell(self.as_json, "note", note));
+        let shown = if self.as_json { format!("{}\n", self.json()) } else { self.text() };
         stdout::data(shown.as_bytes())?;
         match (self.dataset.rows.is_empty(), self.lost.len()) {
             (true, _) => Err(self.nothing()),
@@ -155,7 +159,7 @@ impl Account<'_> {
 
     /// Why there is no dataset at all.
     fn nothing(&self) -> Failure {
-        let (min, best) = (self.args.min_reward, self.best_reward);
+        let (min, best) = (self.min_reward, self.best_reward);
         let help = match best.filter(|best| *best < min) {
             Some(best) => format!("lower --min-reward: the best reward is {best}"),
             None if best.is_none() => "score the episodes with backsight credit first".to_owned(),
@@ -166,7 +170,7 @@ impl Account<'_> {
 
     fn files(&self) -> Vec<PathBuf> {
         let names = [TRAIN, TRAIN_PARQUET, SUMMARY].iter().filter(|_| !self.dataset.rows.is_empty());
-        names.map(|name| self.args.output_dir.join(name)).collect()
+        names.map(|name| self.out.join(name)).collect()
     }
 
     fn json(&self) -> Value {
@@ -184,7 +188,7 @@ impl Account<'_> {
 
     fn reason(&self, why: LeftOut) -> String {
         match why {
-            LeftOut::BelowMinReward => format!("its reward is below {}", self.args.min_reward),
+            LeftOut::BelowMinReward => format!("its reward is below {}", self.min_reward),
             LeftOut::NoWeight => "no step of it is better than the average".to_owned(),
         }
     }

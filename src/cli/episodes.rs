@@ -8,7 +8,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-use clap::ValueEnum;
 use serde::de::DeserializeOwned;
 
 use super::failure::Failure;
@@ -16,19 +15,19 @@ use super::interrupt::{self, Orderly, unless_interrupted};
 use super::keys::config_failure;
 use super::now;
 use super::pulse::with_pulse;
-use super::server::{KindName, NewWeightsName, ServerArgs, model_failure};
+use super::server::{ServerArgs, model_failure};
 use super::talk::Talk;
 use crate::agent::{AgentSetting, Speech};
 use crate::config::Config;
-use crate::config::parts::{AgentPart, ModelPart, RewardPart, RunPart, SandboxPart, TaskPart};
+use crate::config::parts::{AgentPart, RewardPart, RunPart, SandboxPart, TaskPart};
 use crate::event::{Event, counted};
 use crate::hf::HuggingFace;
 use crate::metrics::Digest;
 use crate::model::Model;
 use crate::model::Opened;
-use crate::model::budget::{Allowance, Meter, ModelRole};
+use crate::model::budget::{Meter, ModelRole};
 use crate::model::notice::Notices;
-use crate::model::probe::{Report, probe};
+use crate::model::probe::probe;
 use crate::pipeline::batch::{self, Batch, Done, Stopped};
 use crate::pipeline::census::Census;
 use crate::pipeline::paid::Paid;
@@ -125,7 +124,7 @@ pub(super) fn part<T: DeserializeOwned>(config: &Config) -> Result<T, Failure> {
 /// The tasks, and what there is to be of them.
 async fn chosen(ask: &mut Ask<'_>, choose: Choose<'_>) -> Result<(Chosen, Census), Failure> {
     let tasks: TaskPart = part(&ask.config)?;
-    let sources = tasks.sources().map_err(config_failure)?;
+    let sources = tasks.sources();
     let hub =
         HuggingFace::from_env(|name| std::env::var(name).ok()).map_err(|error| task_failure(error.into()))?;
     let loaded = load_all(&sources, &tasks.options(), &hub).await.map_err(task_failure)?;
@@ -298,50 +297,14 @@ impl Teller {
 
 /// Opens the model, looks at it, and finds out how to speak to it.
 async fn open_student(ask: &Ask<'_>, teller: &Teller) -> Result<(Opened, Speech), Failure> {
-    let model: ModelPart = part(&ask.config)?;
-    let server = server_args(&model, &part(&ask.config)?)?;
-    server.check(&model.url)?;
-    let (opened, report) = look(&server, &model.url, teller).await?;
+    let server = ServerArgs { needs_text: true, ..ServerArgs::read(&ask.config)? };
+    let talk = Arc::clone(&teller.talk);
+    let opened = server.open_any(&teller.notices, Arc::new(move |text: &str| talk.note(text))).await?;
+    let report = probe(&opened).await;
     student::check_server(&opened, &report, &teller.notices).map_err(model_failure)?;
     let speech = student::speech(&opened, &part(&ask.config)?).map_err(model_failure)?;
     teller.news();
     Ok((opened, speech))
-}
-
-async fn look(server: &ServerArgs, urls: &[String], teller: &Teller) -> Result<(Opened, Report), Failure> {
-    let opened = if server.kind == KindName::Embedded {
-        server.open_embedded()?
-    } else {
-        let talk = Arc::clone(&teller.talk);
-        let tell = Arc::new(move |text: &str| talk.note(text));
-        server.open(server.transport(urls, tell)?, &teller.notices).await?
-    };
-    let report = probe(&opened).await;
-    Ok((opened, report))
-}
-
-fn server_args(model: &ModelPart, run: &RunPart) -> Result<ServerArgs, Failure> {
-    if let (Some(name), Some(path)) = (&model.api_key_env, &model.api_key_file) {
-        let what = format!("the API key is said to be in {name} and in {}", path.display());
-        return Err(Failure::input(what, "give --api-key-env or --api-key-file, not both"));
-    }
-    let kind = KindName::from_str(&model.kind, false).unwrap_or(KindName::Auto);
-    Ok(ServerArgs {
-        kind,
-        model: model.model.clone(),
-        tokenizer: model.tokenizer.clone(),
-        api_key_env: model.api_key_env.clone(),
-        api_key_file: model.api_key_file.clone(),
-        // Episodes bound the requests: each asks one thing at a time.
-        concurrency: None,
-        timeout: model.timeout,
-        patience: model.patience,
-        weights_check_answers: run.weights_check_answers,
-        weights_check_seconds: run.weights_check_seconds,
-        new_weights: NewWeightsName::from_str(&run.new_weights, false).unwrap_or(NewWeightsName::Stop),
-        api_key: None,
-        needs_text: true,
-    })
 }
 
 /// The sandboxes, one of which was made to see that they can be, and what they do not hold.
@@ -366,9 +329,7 @@ fn tell_turns(talk: &Arc<Talk>) -> Option<TellTurn> {
 
 /// What the student may cost.
 fn meter(config: &Config) -> Result<Arc<Meter>, Failure> {
-    let part: RunPart = part(config)?;
-    let allowance = Allowance { max_requests: part.max_requests, max_tokens: part.max_tokens };
-    Ok(Meter::new(ModelRole::Student, allowance))
+    Ok(Meter::new(ModelRole::Student, ServerArgs::read(config)?.allowance()))
 }
 
 /// The model behind its budget and the ledger of the run directory.
@@ -379,8 +340,8 @@ async fn student(
     meter: Arc<Meter>,
     teller: &Teller,
 ) -> Result<Paid, Failure> {
-    let (model, part): (ModelPart, RunPart) = (part(&ask.config)?, part(&ask.config)?);
-    let rules = server_args(&model, &part)?.weight_rules();
+    let part: RunPart = part(&ask.config)?;
+    let rules = ServerArgs::read(&ask.config)?.weight_rules();
     let place = RunPlace { run: ask.command.to_owned(), seed: part.seed };
     let paid = Paid::open_at(opened, run.lock(), meter, place, rules).await.map_err(model_failure)?;
     if rules.new_weights == NewWeights::Stop {
@@ -427,9 +388,12 @@ fn setting(
 }
 
 fn concurrency(config: &Config, opened: &Opened) -> Result<usize, Failure> {
-    let run: RunPart = part(config)?;
     let is_embedded = opened.info.kind == crate::model::remote::Kind::Embedded;
-    Ok(run.concurrency.unwrap_or(if is_embedded { CONCURRENCY.1 } else { CONCURRENCY.0 }))
+    Ok(ServerArgs::read(config)?.part.concurrency.unwrap_or(if is_embedded {
+        CONCURRENCY.1
+    } else {
+        CONCURRENCY.0
+    }))
 }
 
 async fn work(batch: &Batch, slots: &[Slot], teller: &Teller) -> Done {

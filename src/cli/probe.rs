@@ -2,29 +2,27 @@
 
 use serde_json::Value;
 
-use super::args::ProbeArgs;
 use super::block_on;
+use super::call::Call;
 use super::failure::Failure;
-use super::server::teller;
+use super::server::{ServerArgs, teller};
 use super::stdout;
 use crate::model::notice::Notices;
 use crate::model::probe::{Report, probe};
 
-pub(super) fn run(args: &ProbeArgs) -> Result<(), Failure> {
-    args.server.check(args.url.as_slice())?;
-    let (notices, tell) = (Notices::default(), teller(args.json));
+pub(super) fn run(call: &Call) -> Result<(), Failure> {
+    let server = ServerArgs::read(&call.config)?;
+    server.check()?;
+    let (notices, tell) = (Notices::default(), teller(call.is_json()));
     let report = block_on(async {
-        let opened = match &args.url {
-            None => args.server.open_embedded()?,
-            Some(url) => {
-                let transport = args.server.transport(std::slice::from_ref(url), tell.clone())?.briefly();
-                args.server.open(transport, &notices).await?
-            }
+        let opened = match server.is_here() {
+            true => server.open_embedded()?,
+            false => server.open(server.transport(tell.clone())?.briefly(), &notices).await?,
         };
         Ok(probe(&opened).await)
     })??;
     notices.take().iter().chain(&report.notes).for_each(|note| tell(note));
-    let text = if args.json { format!("{}\n", report.to_json()) } else { table(&report) };
+    let text = if call.is_json() { format!("{}\n", report.to_json()) } else { table(&report) };
     stdout::data(text.as_bytes())?;
     match report.self_test_ok() {
         Some(false) => Err(Failure::losses(

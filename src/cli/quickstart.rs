@@ -8,7 +8,7 @@ use std::time::Instant;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::Map;
 
-use super::args::QuickstartArgs;
+use super::call::Call;
 use super::chat::source_failure;
 use super::failure::Failure;
 use super::output::{self, one_line};
@@ -25,8 +25,7 @@ use crate::quickstart::{EPISODE, Step, bundled, conversation, longest, options, 
 use crate::store::episodes::find;
 use crate::store::hindsight::{Hindsight, read};
 use crate::store::{RunLock, WeightRules};
-use backsight_chat::tool_text;
-use backsight_core::episode::Episode;
+use backsight_core::episode::{Episode, ToolText};
 
 /// How many of the most changed steps are named.
 const N_CHANGED: usize = 5;
@@ -40,12 +39,13 @@ const EPISODE_FILE: &str = "episode.jsonl";
 /// The same for `chat render`.
 const CONVERSATION_FILE: &str = "conversation.json";
 
-pub(super) fn run(args: &QuickstartArgs) -> Result<(), Failure> {
+pub(super) fn run(call: &Call) -> Result<(), Failure> {
+    let (out, model): (PathBuf, Option<String>) = (call.get("out")?, call.get("model")?);
     let began = Instant::now();
-    let (name, path) = model::find_or_pull(args.model.as_deref())?;
+    let (name, path) = model::find_or_pull(model.as_deref())?;
     output::talk(&format!("loading {name}"));
     let opened = open_embedded(&name, &path, None).map_err(model_failure)?;
-    let live_dir = args.out.join("live");
+    let live_dir = out.join("live");
     let live = match live::run(&path, &live_dir) {
         Err(failure) if failure.is_signal() => return Err(failure),
         live => live,
@@ -53,29 +53,23 @@ pub(super) fn run(args: &QuickstartArgs) -> Result<(), Failure> {
     if let Ok(live) = &live {
         stdout::data(format!("{}\n", live::text(live)).as_bytes())?;
     }
-    credit(args, &name, &path, &opened, began)?;
+    credit(&out, &name, &path, &opened, began)?;
     let again = live::command(&live_dir);
     // What the machine does not allow is said last, so that it is not overlooked.
     live.and_then(|_| stdout::data(format!("  {again}\n").as_bytes()))
 }
 
 /// The recorded part: an episode's steps are re-read knowing its outcome, and get their credit.
-fn credit(
-    args: &QuickstartArgs,
-    name: &str,
-    path: &Path,
-    opened: &Opened,
-    began: Instant,
-) -> Result<(), Failure> {
+fn credit(out: &Path, name: &str, path: &Path, opened: &Opened, began: Instant) -> Result<(), Failure> {
     let episode = bundled().map_err(model_failure)?;
     let texts = texts(opened)?;
-    let options = options(&episode, opened, &texts, &args.out).map_err(model_failure)?;
+    let options = options(&episode, opened, &texts, out).map_err(model_failure)?;
     check_fits(longest(&episode, &texts, &options), opened)?;
-    let tool_text = options.framing.tool_text.map_or("the template's own way", tool_text::name);
-    let lock = RunLock::acquire(&args.out).map_err(|error| Failure::stopped(&error, error.help()))?;
-    write(&args.out, &episode)?;
+    let tool_text = options.framing.tool_text.map_or("the template's own way", ToolText::name);
+    let lock = RunLock::acquire(out).map_err(|error| Failure::stopped(&error, error.help()))?;
+    write(out, &episode)?;
     let tokenizer = Arc::clone(&texts.tokenizer);
-    let ended = scored(&args.out, opened, texts, options, lock)?;
+    let ended = scored(out, opened, texts, options, lock)?;
     let hindsight = made(&ended)?;
     let steps = steps(&episode, &hindsight, &tokenizer).map_err(model_failure)?;
     let report = Report {
@@ -84,10 +78,10 @@ fn credit(
         episode: &episode,
         tool_text,
         steps: &steps,
-        files: files(&args.out, &ended),
+        files: files(out, &ended),
         seconds: began.elapsed().as_secs_f64(),
     };
-    stdout::data(report.text(&args.out).as_bytes())
+    stdout::data(report.text(out).as_bytes())
 }
 
 /// The model's tokenizer and template; without them there is nothing to show.

@@ -11,17 +11,17 @@ use std::time::Instant;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
 
-use super::args::ScoreArgs;
 use super::block_on;
+use super::call::Call;
 use super::failure::Failure;
 use super::interrupt::Orderly;
 use super::output::{self, one_line};
 use super::pulse::with_pulse;
-use super::server::model_failure;
+use super::server::{ServerArgs, model_failure};
 use super::stdout;
 use crate::model::JobScores;
 use crate::model::Opened;
-use crate::model::budget::{Allowance, Meter, ModelRole, Spent};
+use crate::model::budget::{Meter, ModelRole, Spent};
 use crate::model::notice::Notices;
 use crate::model::planned::{Planned, score_planned};
 use crate::model::probe::require_scores;
@@ -86,9 +86,20 @@ struct Numbers {
 /// A job around whose answers the weights changed is asked for again so often before it is lost.
 const ASKED_AT_MOST: usize = 3;
 
+/// What was asked for.
+struct ScoreArgs {
+    jobs: PathBuf,
+    out: PathBuf,
+    top_k: usize,
+    server: ServerArgs,
+    json: bool,
+}
+
 /// Reads and checks everything before anybody is asked.
-pub(super) fn run(args: &ScoreArgs) -> Result<(), Failure> {
-    args.server.check(&args.url)?;
+pub(super) fn run(call: &Call) -> Result<(), Failure> {
+    let (jobs, out, top_k) = (call.get("jobs")?, call.get("out")?, call.get("top_k")?);
+    let args = &ScoreArgs { jobs, out, top_k, server: ServerArgs::read(&call.config)?, json: call.is_json() };
+    args.server.check()?;
     let lines = read_jobs(&args.jobs, args.top_k)?;
     refuse_overwriting(&args.jobs, &args.out)?;
     let lock = RunLock::acquire(&run_dir(&args.out)).map_err(locked)?;
@@ -99,12 +110,11 @@ pub(super) fn run(args: &ScoreArgs) -> Result<(), Failure> {
 async fn work(args: &ScoreArgs, lines: Vec<Line>, lock: RunLock, voice: &Arc<Voice>) -> Result<(), Failure> {
     let (began, notices) = (Instant::now(), Notices::default());
     let told = Arc::clone(voice);
-    let opened = args.server.open_any(&args.url, &notices, Arc::new(move |text| told.note(text))).await?;
+    let opened = args.server.open_any(&notices, Arc::new(move |text| told.note(text))).await?;
     require_scores(&opened).await.map_err(model_failure)?;
     write_config(args, &opened)?;
     let lines = lines.into_iter().map(|line| line.capped(opened.model.limits(), &notices)).collect();
-    let allowance = Allowance { max_requests: args.max_requests, max_tokens: args.max_tokens };
-    let meter = Meter::new(ModelRole::Teacher, allowance);
+    let meter = Meter::new(ModelRole::Teacher, args.server.allowance());
     let rules = args.server.weight_rules();
     let paid = Paid::open(&opened, lock, meter.clone(), "score", rules).await.map_err(model_failure)?;
     paid.notice().into_iter().for_each(|notice| notices.add(notice));

@@ -119,7 +119,7 @@ impl Ledger {
             let found = paid.iter().find(|(name, _)| name == role.name().as_bytes());
             found.map(|(_, spent)| (role, *spent))
         };
-        Ok(ModelRole::ALL.into_iter().filter_map(of).collect())
+        Ok(ModelRole::ALL.iter().copied().filter_map(of).collect())
     }
 
     /// The stored answer to the call with this key, and whose it is.

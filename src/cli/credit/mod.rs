@@ -13,16 +13,17 @@ use std::time::Instant;
 
 use serde_json::{Map, Value, json};
 
-pub(super) use self::args::{CreditArgs, EXAMPLES};
+use self::args::CreditArgs;
 use self::progress::Progress;
 use self::setup::{Ready, Shown};
 use super::block_on;
+use super::call::Call;
 use super::failure::Failure;
 use super::pulse::with_pulse;
-use super::server::{KindName, model_failure};
+use super::server::model_failure;
 use super::sources::sources;
 use super::stdout;
-use crate::model::budget::{Allowance, Meter, ModelRole};
+use crate::model::budget::{Meter, ModelRole};
 use crate::model::notice::Notices;
 use crate::pipeline::credit::{Options, Report, Stop, Teacher, lenses, run as score};
 use crate::pipeline::paid::Paid;
@@ -30,29 +31,29 @@ use crate::pipeline::resume::Asked;
 use crate::store::RunLock;
 use crate::store::atomic;
 use crate::store::episodes::Source;
-use crate::store::hindsight::find;
+use crate::store::hindsight::{Settings, find};
 use crate::store::summary::{Naive, SUMMARY, Summary};
 use crate::wire::hindsight::Provenance;
 
 /// Episodes asked for at once: enough to keep a server busy while others are read and written.
 const EPISODES_AT_ONCE: usize = 8;
 
-pub(super) fn run(args: &CreditArgs) -> Result<(), Failure> {
-    let args = &args.with_env(|name| std::env::var(name).ok());
-    if args.recompute {
+pub(super) fn run(call: &Call) -> Result<(), Failure> {
+    let args = &CreditArgs::read(call, |name| std::env::var(name).ok())?;
+    if call.config.is("recompute") {
         return recompute::run(args);
     }
-    args.check()?;
+    let settings = args.settings()?;
     let shown = Shown::read(args)?;
-    let sources = sources(&args.inputs())?;
-    if args.dry_run {
-        return dry::run(args, &shown, sources);
+    let sources = sources(&args.inputs)?;
+    if call.config.is("dry_run") {
+        return dry::run(args, shown, sources, settings);
     }
     args.check_server()?;
-    let lock = RunLock::acquire(&args.run_dir()).map_err(|error| Failure::stopped(&error, error.help()))?;
-    let (summary, ended) = block_on(scored(args, shown, sources, lock))??;
-    atomic::write(&args.run_dir().join(SUMMARY), format!("{:#}\n", summary.to_json()).as_bytes())
-        .map_err(|error| disk_failure(&args.run_dir().display(), &error))?;
+    let lock = RunLock::acquire(&args.run_dir).map_err(|error| Failure::stopped(&error, error.help()))?;
+    let (summary, ended) = block_on(scored(args, settings, shown, sources, lock))??;
+    atomic::write(&args.run_dir.join(SUMMARY), format!("{:#}\n", summary.to_json()).as_bytes())
+        .map_err(|error| disk_failure(&args.run_dir.display(), &error))?;
     if args.json {
         let text = summary.to_json().to_string();
         stdout::data(format!("{text}\n").as_bytes())?;
@@ -70,32 +71,30 @@ struct Ended {
 }
 
 async fn scored(
-    args: &CreditArgs,
-    shown: Shown,
+    args: &CreditArgs<'_>,
+    settings: Settings,
+    mut shown: Shown,
     sources: Vec<Source>,
     lock: RunLock,
 ) -> Result<(Summary, Ended), Failure> {
     let began = Instant::now();
     let notices = Notices::default();
     let ready = setup::open(args, &shown, &notices).await?;
-    let allowance = Allowance { max_requests: args.max_requests, max_tokens: args.max_tokens };
-    let meter = Meter::new(ModelRole::Teacher, allowance);
+    shown.settle(args, &ready.texts);
+    let meter = Meter::new(ModelRole::Teacher, args.server.allowance());
     let rules = args.server.weight_rules();
     let paid =
         Paid::open(&ready.opened, lock, meter.clone(), "credit", rules).await.map_err(model_failure)?;
-    let inputs = args.inputs();
-    let is_made = inputs.iter().any(|input| find(input, &args.run_dir()).is_ok_and(|made| !made.is_empty()));
+    let inputs = &args.inputs;
+    let is_made = inputs.iter().any(|input| find(input, &args.run_dir).is_ok_and(|made| !made.is_empty()));
     let forgotten = paid.forgotten(&inputs[0], is_made).await.map_err(model_failure)?;
     paid.notice().into_iter().chain(forgotten).for_each(|notice| notices.add(notice));
     let progress = Arc::new(Progress::new(&sources, args.json, meter.clone(), notices.clone()));
-    let options = options(args, shown, &ready, paid.model.version_now());
+    let options = options(args, settings, shown, &ready, paid.model.version_now())?;
     write_config(args, &options)?;
-    tell_absences(args, &ready, &sources, &progress);
-    let teacher = Teacher {
-        model: paid.model.clone(),
-        is_embedded: args.server.kind == KindName::Embedded,
-        texts: ready.texts,
-    };
+    tell_absences(args, &ready, &sources, &progress, options.framing.tool_text.is_some());
+    let teacher =
+        Teacher { model: paid.model.clone(), is_embedded: args.server.is_here(), texts: ready.texts };
     let watched = Arc::clone(&progress);
     let work = score(sources, teacher, options, Arc::new(move |event| watched.tell(event)));
     let stop = with_pulse(work, || progress.pulse()).await;
@@ -118,8 +117,14 @@ async fn scored(
     Ok((summary, Ended { reports, stop }))
 }
 
-fn options(args: &CreditArgs, shown: Shown, ready: &Ready, version: Option<String>) -> Options {
-    let is_embedded = args.server.kind == KindName::Embedded;
+fn options(
+    args: &CreditArgs<'_>,
+    settings: Settings,
+    shown: Shown,
+    ready: &Ready,
+    version: Option<String>,
+) -> Result<Options, Failure> {
+    let is_embedded = args.server.is_here();
     let provenance = Provenance {
         model: Some(ready.opened.info.model.clone()),
         server: Some(setup::server_name(&ready.opened)),
@@ -128,29 +133,35 @@ fn options(args: &CreditArgs, shown: Shown, ready: &Ready, version: Option<Strin
         template_sha256: Some(ready.texts.template_sha256()),
         ..shown.provenance
     };
-    let most = args.server.concurrency.map_or(usize::MAX, |it| usize::try_from(it).unwrap_or(usize::MAX));
-    Options {
+    let most = args.server.part.concurrency.unwrap_or(usize::MAX);
+    Ok(Options {
         framing: shown.framing,
-        lenses: lenses(shown.lens, args.settings().params.ratio),
-        asked: Asked { settings: args.settings(), provenance },
+        lenses: lenses(shown.lens, settings.params.ratio),
+        asked: Asked { settings, provenance },
         min_reward: args.min_reward,
         overwrite: args.overwrite,
-        limit: args.limit(ready.opened.model.limits().context_length),
+        limit: args.limit(ready.opened.model.limits().context_length)?,
         // One engine computes one thing at a time, best in the plan's order.
-        requests_at_once: if is_embedded { 1 } else { args.requests_at_once() },
+        requests_at_once: if is_embedded { 1 } else { args.requests_at_once()? },
         episodes_at_once: if is_embedded { 1 } else { EPISODES_AT_ONCE.min(most) },
-        run_dir: args.run_dir(),
-    }
+        run_dir: args.run_dir.clone(),
+    })
 }
 
 /// What recorded sessions lack and nobody supplied, and what the template ignores.
-fn tell_absences(args: &CreditArgs, ready: &Ready, sources: &[Source], progress: &Progress) {
-    let ignored = ready.texts.ignored(args.lens.tools.is_some()).join(", ");
-    if !ignored.is_empty() && args.lens.tool_text.is_none() {
-        let origin = ready.texts.template(args.lens.tools.is_some()).origin();
+fn tell_absences(
+    args: &CreditArgs<'_>,
+    ready: &Ready,
+    sources: &[Source],
+    progress: &Progress,
+    has_tool_text: bool,
+) {
+    let ignored = ready.texts.ignored(args.has("tools")).join(", ");
+    if !ignored.is_empty() && !has_tool_text {
+        let origin = ready.texts.template(args.has("tools")).origin();
         progress.note(&format!("{origin} ignores {ignored}"));
     }
-    if args.server.kind != KindName::Embedded && ready.opened.model.limits().context_length.is_none() {
+    if !args.server.is_here() && ready.opened.model.limits().context_length.is_none() {
         progress
             .note("the server does not tell its context; nothing is shortened unless --max-context says so");
     }
@@ -158,11 +169,11 @@ fn tell_absences(args: &CreditArgs, ready: &Ready, sources: &[Source], progress:
 }
 
 /// The resolved settings, for people and for comparing runs; no secrets among them.
-fn write_config(args: &CreditArgs, options: &Options) -> Result<(), Failure> {
+fn write_config(args: &CreditArgs<'_>, options: &Options) -> Result<(), Failure> {
     let Asked { settings, provenance } = &options.asked;
     let hyperparams = crate::wire::hindsight::Hyperparams::new(&settings.params, settings.max_logprob_tokens);
     let mut config = Map::new();
-    config.insert("input".to_owned(), json!(args.inputs()));
+    config.insert("input".to_owned(), json!(args.inputs));
     config.insert("min_reward".to_owned(), json!(options.min_reward));
     config.extend(options.limit.map(|limit| ("max_context".to_owned(), json!(limit))));
     for part in [serde_json::to_value(hyperparams), serde_json::to_value(provenance)] {
