@@ -26,10 +26,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use backsight::chat::tokenizer::Tokenizer;
-use backsight::lens::{Lenses, OUTCOME_TEMPLATE, OutcomeLens, Placement, Template};
+use backsight::lens::{Lenses, OUTCOME_TEMPLATE, OutcomeLens, Placement, Wording};
 use backsight::model::Model;
-use backsight::model::OpenOptions;
 use backsight::model::Vllm;
+use backsight::model::{Remote, Wanted, kind_named};
 use backsight::model::{Settings, Transport};
 use backsight::pipeline::{Framing, outline};
 use backsight::pipeline::{Reader, Texts};
@@ -141,9 +141,11 @@ impl Bench {
     fn one_by_one(&self, episode: &Path, url: &str) {
         let (jobs, vocab_size) = self.jobs(episode);
         self.runtime.block_on(async {
-            let options = OpenOptions { vocab_size: Some(vocab_size), ..OpenOptions::default() };
+            let options = Wanted { vocab_size: Some(vocab_size), ..Wanted::default() };
             let transport = Transport::open(&[url], Settings::default()).unwrap();
-            let model: Arc<dyn Model> = Arc::new(Vllm::open(transport, options).await.unwrap());
+            let model: Arc<dyn Model> = Arc::new(
+                Remote::ask(transport, kind_named("vllm").unwrap(), &options).await.map(Vllm::new).unwrap(),
+            );
             let mut tasks = tokio::task::JoinSet::new();
             for job in jobs {
                 let model = Arc::clone(&model);
@@ -161,7 +163,7 @@ impl Bench {
         let vocab_size = tokenizer.vocab_size();
         let texts = Texts::open(self.tokenizer.path(), tokenizer, None, &Map::new()).unwrap();
         let lens =
-            OutcomeLens { template: Template::parse(OUTCOME_TEMPLATE).unwrap(), placement: Placement::First };
+            OutcomeLens { template: Wording::parse(OUTCOME_TEMPLATE).unwrap(), placement: Placement::First };
         let lenses = Lenses::default().and(Arc::new(lens), 0);
         let framing = Framing::default();
         let episode = load_directory(episode).unwrap().episode;
@@ -170,7 +172,7 @@ impl Bench {
         let read = reader.read(&episode, &outline);
         let seen = read.steps.iter().map(|step| step.as_ref().unwrap().view(0).unwrap().as_ref().unwrap());
         let job = |seen: &backsight::pipeline::Seen| {
-            ScoreJob::new(Arc::clone(&seen.tokens), vec![seen.action(0)], 0).unwrap()
+            ScoreJob::new(Arc::from(read.tree.all(seen.tip)), vec![seen.action(0)], 0).unwrap()
         };
         (seen.map(job).collect(), vocab_size)
     }

@@ -23,7 +23,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::time::Instant;
 
-use backsight::engine::engine::{Engine, Options};
+use backsight::engine::engine::{Engine, EngineOptions};
 use backsight::engine::generate::Sequence;
 use backsight::engine::simd::{Isa, Kernel, Simd};
 use backsight::model::{GenerateRequest, Place, Sampling};
@@ -52,7 +52,7 @@ fn arguments() -> Arguments {
     Arguments {
         gguf: gguf.unwrap_or_else(|| panic!("name the model by --gguf or BACKSIGHT_SMOLLM2_GGUF")).into(),
         rounds: number("--rounds", 3),
-        threads: number("--threads", Options::default().threads),
+        threads: number("--threads", EngineOptions::default().threads),
         llama: after("--llama"),
         only: after("--only"),
         branches: all.iter().any(|it| it == "--branches"),
@@ -274,7 +274,7 @@ fn branches(engine: &mut Engine, alone: &mut Engine) {
 fn main() {
     let arguments = arguments();
     let load = |cache_bytes: usize| {
-        let options = Options { threads: arguments.threads, cache_bytes, ..Options::default() };
+        let options = EngineOptions { threads: arguments.threads, cache_bytes, ..EngineOptions::default() };
         Engine::load_with(&arguments.gguf, &options).unwrap()
     };
     // Without memory of earlier rounds: every round computes everything.

@@ -67,7 +67,7 @@ fn incremental(template: &Template, tokenizer: &Tokenizer, messages: &[Value]) -
     let vars = Map::new();
     let input = RenderInput { messages, tools: None, add_generation_prompt: false, vars: &vars, now: None };
     let growing = template.growing(&input).unwrap();
-    let mut rendering = |view: View<'_>| growing.view(view);
+    let mut rendering = |view: View<'_>| growing.view(view, &(0..0));
     spans::turns(&roles, &mut rendering, tokenizer).unwrap()
 }
 

@@ -23,8 +23,7 @@ use backsight::model::Opened;
 use backsight::model::{Allowance, Meter, ModelRole};
 use backsight::model::{Error, Model};
 use backsight::model::{JobScores, score_planned};
-use backsight::model::{Kind, OpenOptions};
-use backsight::model::{Settings, Transport};
+use backsight::model::{Settings, Wanted, kind_named};
 use backsight::score::{ScoreJob, SpanScore};
 use backsight::store::{Ledger, RunLock, RunPlace, WeightRules, keep};
 use backsight::tokens::TokenSpan;
@@ -128,9 +127,8 @@ fn job(n: u32) -> ScoreJob {
 async fn open(url: &str) -> Opened {
     let mut settings = Settings::default();
     settings.pool.concurrency = CONCURRENCY;
-    let transport = Transport::open(&[url], settings).unwrap();
-    let options = OpenOptions { vocab_size: Some(toy::VOCAB as usize), ..OpenOptions::default() };
-    backsight::model::open(transport, Some(Kind::Sglang), None, options).await.unwrap()
+    let (urls, kind, vocab_size) = (vec![url.to_owned()], kind_named("sglang"), Some(toy::VOCAB as usize));
+    backsight::model::open(&Wanted { urls, kind, vocab_size, settings, ..Wanted::default() }).await.unwrap()
 }
 
 async fn one_by_one(url: &str) -> Cost {
@@ -154,7 +152,7 @@ async fn with_ledger(url: &str) -> Cost {
     let dir = tempfile::tempdir().unwrap();
     let ledger = Ledger::open(Arc::new(RunLock::acquire(dir.path()).unwrap())).unwrap();
     let meter = Meter::new(ModelRole::Teacher, Allowance::default());
-    let place = RunPlace { run: "bench".into(), seed: 0 };
+    let place = RunPlace { stage: "bench", seed: 0 };
     let (model, _) = keep(&open(url).await, ledger, meter, place, WeightRules::default()).await.unwrap();
     measure(Arc::new(model), all_planned).await
 }

@@ -10,8 +10,8 @@ use serde_json::{Map, Value, json};
 pub enum Event {
     /// A process began to work on the run.
     Began {
-        /// The command.
-        command: String,
+        /// The stage.
+        stage: &'static str,
         /// The model, and what it is behind.
         model: String,
         /// Episodes asked for.
@@ -37,6 +37,24 @@ pub enum Event {
         steps: usize,
         /// How long it took.
         seconds: f64,
+    },
+    /// A step of an episode has ended.
+    Step {
+        /// The episode.
+        id: String,
+        /// Its number.
+        step: usize,
+    },
+    /// An episode failed, and is run again.
+    Retry {
+        /// Its id.
+        id: String,
+        /// Why it failed.
+        why: String,
+        /// Which time this will be.
+        nth: u32,
+        /// Of how many.
+        of: u32,
     },
     /// It is known which tasks can be used.
     Tasks {
@@ -94,8 +112,8 @@ impl Event {
     /// As an object: when, what, and the rest by name.
     pub fn to_json(&self, time: f64) -> Value {
         let (name, keys) = match self {
-            Self::Began { command, model, asked, found } => {
-                ("began", json!({"command": command, "model": model, "asked": asked, "found": found}))
+            Self::Began { stage, model, asked, found } => {
+                ("began", json!({"stage": stage, "model": model, "asked": asked, "found": found}))
             }
             Self::Episode { id, nth, asked, reward, solved, stop, steps, seconds } => (
                 "episode",
@@ -103,6 +121,10 @@ impl Event {
                        "error": reward.as_ref().err(), "solved": solved, "stop": stop, "steps": steps,
                        "seconds": rounded(*seconds)}),
             ),
+            Self::Step { id, step } => ("step", json!({"id": id, "step": step})),
+            Self::Retry { id, why, nth, of } => {
+                ("retry", json!({"id": id, "why": why, "nth": nth, "of": of}))
+            }
             Self::Tasks { rows, usable, tried, refused } => {
                 let row = |it: &Refused| json!({"why": it.why, "n": it.n, "first": it.first});
                 let refused: Vec<Value> = refused.iter().map(row).collect();
@@ -135,13 +157,13 @@ impl Event {
     /// As a line for people.
     pub fn line(&self) -> String {
         match self {
-            Self::Began { command, model, asked, found: 0 } => {
-                format!("{command}: {} with {model}", episodes(*asked as u64))
+            Self::Began { stage, model, asked, found: 0 } => {
+                format!("{stage}: {} with {model}", episodes(*asked as u64))
             }
-            Self::Began { command, model, asked, found } => {
+            Self::Began { stage, model, asked, found } => {
                 let are = if *found == 1 { "is" } else { "are" };
                 format!(
-                    "{command}: {} with {model}, {found} of them {are} there already",
+                    "{stage}: {} with {model}, {found} of them {are} there already",
                     episodes(*asked as u64)
                 )
             }
@@ -156,6 +178,8 @@ impl Event {
                     "{nth} of {asked}  {id}  reward {reward:.3}, {solved}, {steps} ({stop}), {seconds:.1} s"
                 )
             }
+            Self::Step { id, step } => format!("{id}  step {step} has ended"),
+            Self::Retry { id, why, nth, of } => format!("{id}  run again ({nth} of {of}): {why}"),
             Self::Tasks { rows, usable, tried, refused } => {
                 let n_refused: usize = refused.iter().map(|it| it.n).sum();
                 let tried = match tried {
@@ -232,9 +256,8 @@ mod tests {
 
     #[test]
     fn one_is_no_plural() {
-        let began = |asked, found| {
-            Event::Began { command: "collect".to_owned(), model: "m".to_owned(), asked, found }.line()
-        };
+        let began =
+            |asked, found| Event::Began { stage: "collect", model: "m".to_owned(), asked, found }.line();
         assert_eq!(began(1, 0), "collect: 1 episode with m");
         assert_eq!(began(2, 1), "collect: 2 episodes with m, 1 of them is there already");
         let ended = Event::Ended { made: 1, lost: 0, left: 0, seconds: 1.0 };

@@ -23,7 +23,7 @@
 //! episode's actions behind contexts that know more, and [`model::score_planned`] asks for as little as it can.
 
 pub use backsight_chat as chat;
-pub use backsight_core::{credit, episode, lens, needed, plan, python, score, subtasks, tokens};
+pub use backsight_core::{credit, episode, lens, needed, plan, python, score, subtasks, tokens, tree};
 pub use backsight_engine as engine;
 pub use backsight_sandbox as sandbox;
 

@@ -23,7 +23,7 @@ use backsight_chat::template::{Now, RenderInput};
 use backsight_chat::tokenizer::Tokenizer;
 use backsight_core::credit::hcapo::Params;
 use backsight_core::episode::{Content, Episode, Message};
-use backsight_core::lens::{Lens, Lenses, OUTCOME_TEMPLATE, OutcomeLens, Placement, PlainLens, Template};
+use backsight_core::lens::{Lens, Lenses, OUTCOME_TEMPLATE, OutcomeLens, Placement, PlainLens, Wording};
 use backsight_core::tokens::TokenId;
 
 /// An agent that mends a failing test, with mistakes and recoveries.
@@ -43,7 +43,7 @@ pub fn conversation(episode: &Episode) -> Value {
 
 /// What is asked of the pipeline: both lenses, everything else as it is by default; tools as text where the template needs it.
 pub fn options(episode: &Episode, opened: &Opened, texts: &Texts, run_dir: &Path) -> Result<Options, Error> {
-    let template = Template::parse(OUTCOME_TEMPLATE).map_err(|why| broken(&why))?;
+    let template = Wording::parse(OUTCOME_TEMPLATE).map_err(|why| broken(&why))?;
     let lens = OutcomeLens { template, placement: Placement::First };
     let now = Some(Now::utc(0));
     let messages: Vec<Value> = episode.messages.iter().map(messages::to_json).collect();
@@ -58,7 +58,7 @@ pub fn options(episode: &Episode, opened: &Opened, texts: &Texts, run_dir: &Path
     let provenance = Provenance {
         backsight: env!("CARGO_PKG_VERSION").to_owned(),
         model: Some(opened.info.model.clone()),
-        server: Some(opened.info.kind.name().to_owned()),
+        server: Some(opened.info.kind.name.to_owned()),
         template_sha256: Some(texts.template_sha256()),
         lens_sha256: Some(hash(OUTCOME_TEMPLATE)),
         lens: Some(lens.name().to_owned()),
@@ -86,7 +86,7 @@ pub fn longest(episode: &Episode, texts: &Texts, options: &Options) -> usize {
     let outlined = outline(episode, framing, lenses, &|text| texts.n_tokens(text));
     let read = outlined.map(|outline| reader.read(episode, &outline));
     let views = read.iter().flat_map(|read| read.steps.iter().flatten()).flat_map(|step| &step.views);
-    views.filter_map(|view| view.seen.as_ref().ok()).map(|seen| seen.tokens.len()).max().unwrap_or(0)
+    views.filter_map(|view| view.seen.as_ref().ok()).map(|seen| seen.tip.len()).max().unwrap_or(0)
 }
 
 /// One action under both lenses, and what it was worth.

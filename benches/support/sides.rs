@@ -75,7 +75,9 @@ pub fn ours(episodes: &Path, url: &str, tokenizer: &Path, placement: &str) -> Co
 
 /// How many steps an episode's scores have, all of which must be scored.
 pub fn n_scored(episode: &Path) -> usize {
-    let text = fs::read_to_string(episode.join("hindsight_scores.json")).unwrap();
+    let names =
+        ["hindsight_scores.json", "hindsight_scores.outcome-last.json"].map(|name| episode.join(name));
+    let text = fs::read_to_string(names.iter().find(|it| it.exists()).unwrap()).unwrap();
     let scores: Value = serde_json::from_str(&text).unwrap();
     let steps = scores["steps"].as_array().unwrap();
     for step in steps {

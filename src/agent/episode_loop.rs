@@ -71,14 +71,22 @@ async fn converse(asking: &Asking<'_>, talk: &mut Transcript, sandbox: &Sandbox)
             return Ok(Stop::ContextFull);
         };
         let calls = talk.acted(message);
-        match (calls.is_empty(), cut, malformed.is_empty()) {
-            (true, Some(limit), _) => return Ok(limit),
-            (true, None, true) => return Ok(Stop::Answered),
-            (true, None, false) => talk.corrected(ToolResult::error(&unreadable(&malformed))),
+        let stop = match (calls.is_empty(), cut, malformed.is_empty()) {
+            (true, Some(limit), _) => Some(limit),
+            (true, None, true) => Some(Stop::Answered),
+            (true, None, false) => {
+                talk.corrected(ToolResult::error(&unreadable(&malformed)));
+                None
+            }
             (false, ..) => {
                 let answered = answer(asking, talk, &tools, &calls, &malformed).await;
                 answered.map_err(|why| at_turn(turn, Failure::new(why)))?;
+                None
             }
+        };
+        setting.on_step.iter().for_each(|tell| tell(&talk.episode, turn));
+        if let Some(stop) = stop {
+            return Ok(stop);
         }
     }
     Ok(Stop::TurnLimit)

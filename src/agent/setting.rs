@@ -8,6 +8,7 @@ use super::tools::ToolLimits;
 use crate::model::Model;
 use backsight_chat::format::ChatFormat;
 use backsight_chat::parse::Parser;
+use backsight_core::episode::Episode;
 use backsight_sandbox::Sandboxes;
 
 /// How a student is spoken to.
@@ -34,7 +35,12 @@ pub struct AgentSetting {
     pub reward: RewardRule,
     /// What the loop is allowed.
     pub options: LoopOptions,
+    /// Who is told of every step that has ended, with the episode as it then stands.
+    pub on_step: Option<OnStep>,
 }
+
+/// Is told of an episode so far, and the number of its step that has ended.
+pub type OnStep = Arc<dyn Fn(&Episode, usize) + Send + Sync>;
 
 impl AgentSetting {
     /// The setting, if its parts make sense together.

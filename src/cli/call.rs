@@ -7,13 +7,15 @@ use serde::de::DeserializeOwned;
 
 use super::failure::Failure;
 use super::keys::{config_failure, typed};
+use super::server::model_failure;
 use super::talk::{Loudness, Talk};
 use super::{block_on, program};
 use crate::config::keys::OF_SERVERS;
 use crate::config::{Config, File, Typed};
-use crate::hf::{HuggingFace, hub_name};
+use crate::model::open::tokenizer_path;
 use crate::store::episodes::run_dir_for;
 use crate::wire::named::Choice;
+use backsight_core::lens::{Placement, key_of};
 use backsight_core::names::Named;
 
 /// A command as it was called.
@@ -64,10 +66,24 @@ impl Call {
         self.get(name).map(|Choice(choice)| choice)
     }
 
-    /// The directory or files with the episodes.
+    /// The directory or files with the episodes: what was named, else the run's own.
     pub(super) fn inputs(&self) -> Result<Vec<PathBuf>, Failure> {
         let episodes: Vec<PathBuf> = self.get("episodes")?;
-        if episodes.is_empty() { Ok(vec![self.get("input_dir")?]) } else { Ok(episodes) }
+        if !episodes.is_empty() {
+            return Ok(episodes);
+        }
+        let directory = self.get::<Option<PathBuf>>("input_dir")?.or(self.get("run")?);
+        Ok(vec![directory.unwrap_or_else(|| PathBuf::from("trajectories"))])
+    }
+
+    /// Where a lens is written, if that was said.
+    pub(super) fn placement(&self) -> Result<Option<Placement>, Failure> {
+        Ok(self.get::<Option<Choice<Placement>>>("placement")?.map(|Choice(placement)| placement))
+    }
+
+    /// The result that is meant, by its lens and placement.
+    pub(super) fn result(&self) -> Result<String, Failure> {
+        Ok(key_of(&self.get::<String>("lens")?, self.placement()?))
     }
 
     /// The run directory of recorded episodes.
@@ -79,7 +95,7 @@ impl Call {
     /// The place of a tokenizer that is named by its directory or as on the hub.
     pub(super) fn tokenizer(&self) -> Result<Option<PathBuf>, Failure> {
         let named: Option<PathBuf> = self.get("tokenizer")?;
-        named.map(|named| block_on(tokenizer_path(&named))?).transpose()
+        named.map(|named| block_on(tokenizer_path(&named))?.map_err(model_failure)).transpose()
     }
 
     /// The file that a key names, as text.
@@ -140,19 +156,4 @@ pub(super) fn read_text(path: &Path) -> Result<String, Failure> {
     let text = std::fs::read_to_string(path)
         .map_err(|error| Failure::input(format!("{}: {error}", path.display()), "check the file"))?;
     Ok(text.strip_prefix('\u{feff}').unwrap_or(&text).to_owned())
-}
-
-/// Where a tokenizer is that was named by its directory, or by its model's name on the hub.
-pub(super) async fn tokenizer_path(named: &Path) -> Result<PathBuf, Failure> {
-    let Some(repo) = hub_name(named) else { return Ok(named.to_owned()) };
-    let hub = HuggingFace::from_env(|name| std::env::var(name).ok());
-    let found = match &hub {
-        Ok(hub) => hub.tokenizer(repo).await,
-        Err(_) => return Ok(named.to_owned()),
-    };
-    found.map_err(|error| {
-        let help = format!("name a directory with tokenizer.json; or else {}", error.help());
-        let what = format!("`{repo}` is no directory here, and its tokenizer cannot be had: {error}");
-        if error.is_unreachable() { Failure::stopped(what, help) } else { Failure::input(what, help) }
-    })
 }

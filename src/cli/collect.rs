@@ -18,7 +18,7 @@ use crate::tasks::source::{TaskSource, split_all};
 pub(super) fn run(call: &Call) -> Result<(), Failure> {
     let (collect, run): (CollectPart, RunPart) = (call.read()?, call.read()?);
     let (config, talk) = (call.config.clone(), Arc::new(call.talk()));
-    let ask = Ask { command: "collect", config, dir: &run.run, talk, temperature: collect.agent_temperature };
+    let ask = Ask { stage: "collect", config, dir: &run.run, talk, temperature: collect.agent_temperature };
     let mut finished = block_on(episodes::run(ask, &choosing(&collect)))??;
     keep(&mut finished)?;
     let text = if call.is_json() { episodes::as_json(&finished) } else { table(&finished) };

@@ -75,7 +75,7 @@ Examples:
   backsight collect --url http://localhost:8000 --tasks my_tasks.jsonl --groups 100 --group-size 8 --run runs/first
   backsight collect --kind embedded --tasks fizzbuzz --group-size 2 --forced-calls 4
   backsight collect --config collect.toml --seed 7 --run runs/seed7",
-        next: "credit {server} --input-dir {run}/episodes",
+        next: "credit {server} --run {run}",
         bare: None,
         run: collect::run,
     },
@@ -85,11 +85,12 @@ Examples:
         more: "\
 Every action is re-read by a model that is told the outcome; what it then thinks of the action's tokens becomes the
 step's credit (HCAPO): hindsight_scores.json beside each episode, and hindsight_tokens.json with every token's logprob.
-Complete files are left alone and partial ones completed; every paid answer is kept in INPUT_DIR/.backsight, and the
-same command continues where it stopped. FSWE_AGENT_API_URL, FSWE_AGENT_MODEL and FSWE_AGENT_API_KEY stand in for
---url, --model and --api-key.
+Complete files are left alone and partial ones completed; another lens or placement makes files of its own beside them.
+Every paid answer is kept in the run directory, or in INPUT_DIR/.backsight; the same command continues where it stopped.
+FSWE_AGENT_API_URL, FSWE_AGENT_MODEL and FSWE_AGENT_API_KEY stand in for --url, --model and --api-key.
 
 Examples:
+  backsight credit --run runs/collect --url http://localhost:30000
   backsight credit --input-dir trajectories --dry-run
   backsight credit --input-dir trajectories --url http://localhost:30000 --model Qwen/Qwen3-4B
   backsight credit --input-dir trajectories --url http://localhost:8000 --system-prompt system.txt --tools tools.json \\
@@ -108,6 +109,7 @@ Takes the episodes that `backsight credit` has scored. Makes OUT/hcapo_train.jso
 rows as hcapo_train.parquet; and hcapo_summary.json. A step without credit weighs nothing and enters no mean.
 
 Examples:
+  backsight dataset --run runs/collect
   backsight dataset --input-dir trajectories
   backsight dataset --input-dir trajectories --out datasets/by-task --normalise task --min-reward 0
   backsight dataset --input-dir trajectories --message-form published --json",

@@ -6,16 +6,20 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 
 use super::call::Call;
+use super::episodes::run_failure;
 use super::failure::Failure;
 use super::output::{self, one_line};
 use super::sources::sources;
 use super::stdout;
+use crate::pipeline::batch::now;
 use crate::ship::actions::MessageForm;
 use crate::ship::dataset::{
     self, Dataset, LeftOut, Options, SUMMARY, ScoredEpisode, TRAIN, TRAIN_PARQUET, build, scored_episode,
 };
-use crate::store::episodes::{LoadError, Loaded, load};
+use crate::store::episodes::{LoadError, Loaded, Source, load};
 use crate::store::hindsight;
+use crate::store::run::RunDir;
+use crate::store::summary::Summary;
 
 /// An episode that could not be used.
 struct Lost {
@@ -34,7 +38,11 @@ struct Input {
 
 pub(super) fn run(call: &Call) -> Result<(), Failure> {
     let (options, out): (_, PathBuf) = (options(call)?, call.get("out")?);
-    let input = read(call)?;
+    let (dir, lens, form) = (call.run_dir()?, call.result()?, call.choice("message_form")?);
+    let sources = sources(&call.inputs()?)?;
+    let run = RunDir::open(&dir, "dataset").map_err(run_failure)?;
+    run.note_config(call.config.to_table()).map_err(run_failure)?;
+    let input = read(sources, &Scores { run_dir: &dir, lens: &lens, form });
     let (lost, notes, best_reward) = (input.lost, input.notes, input.best_reward);
     let dataset = build(input.episodes, &options);
     let account = Account {
@@ -49,6 +57,7 @@ pub(super) fn run(call: &Call) -> Result<(), Failure> {
     if !dataset.rows.is_empty() {
         dataset::write(&out, &dataset).map_err(|error| unwritable(&out, &error))?;
     }
+    account.keep(&run)?;
     account.tell()
 }
 
@@ -61,28 +70,32 @@ fn options(call: &Call) -> Result<Options, Failure> {
     })
 }
 
+/// Where scores are, and how messages are written.
+struct Scores<'a> {
+    run_dir: &'a Path,
+    lens: &'a str,
+    form: MessageForm,
+}
+
 fn unwritable(directory: &Path, error: &dataset::DatasetError) -> Failure {
     let help = "free some space, or name another directory with --out; nothing there was changed";
     Failure::stopped(format!("{}: {error}", directory.display()), help)
 }
 
 /// Reads every episode with its scores; what is wrong with one is its own loss.
-fn read(call: &Call) -> Result<Input, Failure> {
-    let (run_dir, form) = (call.run_dir()?, call.choice("message_form")?);
+fn read(sources: Vec<Source>, scores: &Scores<'_>) -> Input {
     let mut input = Input::default();
-    for loaded in load(sources(&call.inputs()?)?) {
-        input.take(loaded, &run_dir, form);
-    }
-    Ok(input)
+    load(sources).for_each(|loaded| input.take(loaded, scores));
+    input
 }
 
 impl Input {
-    fn take(&mut self, loaded: Result<Loaded, LoadError>, run_dir: &Path, form: MessageForm) {
+    fn take(&mut self, loaded: Result<Loaded, LoadError>, scores: &Scores<'_>) {
         let loaded = match loaded {
             Ok(loaded) => loaded,
             Err(error) => return self.lose(error.episode(), error.to_string()),
         };
-        match with_scores(&loaded, run_dir, form) {
+        match with_scores(&loaded, scores) {
             Ok((episode, notes)) => {
                 self.notes.extend(notes);
                 self.notes.extend(stale(&loaded, &episode));
@@ -99,19 +112,15 @@ impl Input {
     }
 }
 
-fn with_scores(
-    loaded: &Loaded,
-    run_dir: &Path,
-    form: MessageForm,
-) -> Result<(ScoredEpisode, Vec<String>), String> {
+fn with_scores(loaded: &Loaded, scores: &Scores<'_>) -> Result<(ScoredEpisode, Vec<String>), String> {
     if let Err(why) = &loaded.episode.outcome {
         return Err(format!("the episode failed: {why}"));
     }
-    let found =
-        hindsight::read(&hindsight::directory_of(loaded, run_dir)).map_err(|error| error.to_string())?;
+    let directory = hindsight::directory_of(loaded, scores.run_dir);
+    let found = hindsight::read(&directory, scores.lens).map_err(|error| error.to_string())?;
     let found = found.ok_or("not scored; help: run backsight credit first")?;
     let found = hindsight::credited(found).map_err(|error| error.to_string())?;
-    scored_episode(loaded, found, form).map_err(|error| error.to_string())
+    scored_episode(loaded, found, scores.form).map_err(|error| error.to_string())
 }
 
 /// Credit computed with another reward than the episode has now.
@@ -135,6 +144,24 @@ struct Account<'a> {
 }
 
 impl Account<'_> {
+    /// Writes down what became of it.
+    fn keep(&self, run: &RunDir) -> Result<(), Failure> {
+        let mut summary = Summary { stage: "dataset", notices: self.notes.to_vec(), ..Summary::default() };
+        summary.made.insert("rows", self.dataset.rows.len() as u64);
+        self.lost.iter().for_each(|lost| summary.lose("episodes", &lost.why));
+        let left_out = self.dataset.left_out.iter();
+        left_out.for_each(|(_, why)| summary.lose("rows", &self.reason(*why)));
+        summary.more.insert("dataset".to_owned(), self.dataset.summary.clone());
+        let (rows, lost) = (summary.made("rows"), summary.lost("episodes"));
+        let ended = json!({"made": rows, "lost": lost, "files": self.files()});
+        run.add_event(&output::event_of("ended", ended))
+            .and_then(|()| {
+                run.add_metrics(&json!({"time": now(), "dataset/rows": rows, "dataset/lost": lost}))
+            })
+            .and_then(|()| run.keep_summary(&summary))
+            .map_err(run_failure)
+    }
+
     fn tell(&self) -> Result<(), Failure> {
         self.notes.iter().for_each(|note| output::tell(self.as_json, "note", note));
         let shown = if self.as_json { format!("{}\n", self.json()) } else { self.text() };

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
+use futures_util::stream;
 use serde::de::DeserializeOwned;
 
 use super::failure::Failure;
@@ -17,17 +18,16 @@ use super::now;
 use super::pulse::with_pulse;
 use super::server::{ServerArgs, model_failure};
 use super::talk::Talk;
-use crate::agent::{AgentSetting, Speech};
+use crate::agent::{AgentSetting, OnStep, Speech};
 use crate::config::Config;
 use crate::config::parts::{AgentPart, RewardPart, RunPart, SandboxPart, TaskPart};
 use crate::event::{Event, counted};
 use crate::hf::HuggingFace;
 use crate::metrics::Digest;
-use crate::model::Model;
-use crate::model::Opened;
 use crate::model::budget::{Meter, ModelRole};
 use crate::model::notice::Notices;
 use crate::model::probe::probe;
+use crate::model::{Model, Opened};
 use crate::pipeline::batch::{self, Batch, Done, Stopped};
 use crate::pipeline::census::Census;
 use crate::pipeline::paid::Paid;
@@ -36,10 +36,11 @@ use crate::pipeline::slots::{Chosen, Slot};
 use crate::pipeline::student;
 use crate::pipeline::watch::{TellTurn, Watched};
 use crate::store::fingerprint::differs;
+use crate::store::layout::EPISODES;
 use crate::store::ledger::Recognition;
-use crate::store::run::{EPISODES, RunDir, RunError};
+use crate::store::run::{RunDir, RunError};
 use crate::store::summary::Summary;
-use crate::store::{NewWeights, RunPlace};
+use crate::store::{Ledger, NewWeights, RunPlace};
 use crate::tasks::source::{TaskSource, load_all};
 use crate::tasks::{Check, CodingTask, TaskError, check};
 use backsight_sandbox::Sandboxes;
@@ -49,8 +50,8 @@ const CONCURRENCY: (usize, usize) = (16, 4);
 
 /// What is to be run.
 pub(super) struct Ask<'a> {
-    /// The command.
-    pub(super) command: &'static str,
+    /// The stage.
+    pub(super) stage: &'static str,
     /// Its configuration.
     pub(super) config: Config,
     /// The run directory.
@@ -80,15 +81,15 @@ pub(super) async fn run(mut ask: Ask<'_>, choose: Choose<'_>) -> Result<Finished
     let notices = Notices::default();
     if !ask.config.left_out().is_empty() {
         let names = ask.config.left_out().join(", ");
-        notices.add(format!("these settings of the file mean nothing to {}: {names}", ask.command));
+        notices.add(format!("these settings of the file mean nothing to {}: {names}", ask.stage));
     }
     let (chosen, census) = chosen(&mut ask, choose).await?;
-    let run = Arc::new(RunDir::open(ask.dir).map_err(run_failure)?);
+    let run = Arc::new(RunDir::open(ask.dir, ask.stage).map_err(run_failure)?);
     let started_at = started_at(&mut ask.config, &run)?;
     let teller = Teller { run: Arc::clone(&run), talk: Arc::clone(&ask.talk), notices };
     teller.news();
     let (opened, speech) = open_student(&ask, &teller).await?;
-    ask.config.set("kind", opened.info.kind.name());
+    ask.config.set("kind", opened.info.kind.name);
     ask.config.set("model", opened.info.model.clone());
     run.keep_config(&seen_from(run.dir(), &ask.config)?).map_err(run_failure)?;
     let sandboxes = unless_interrupted(sandboxes(&ask, &teller)).await??;
@@ -97,13 +98,15 @@ pub(super) async fn run(mut ask: Ask<'_>, choose: Choose<'_>) -> Result<Finished
     let paid = student(&ask, &opened, &run, Arc::clone(&meter), &teller).await?;
     let watched = Watched::new(Arc::clone(&paid.model) as Arc<dyn Model>, tell_turns(&ask.talk));
     let setting = setting(&ask, &opened, speech, Arc::clone(&watched), sandboxes, &teller)?;
-    let concurrency = concurrency(&ask.config, &opened)?;
-    let model = format!("{} ({})", opened.info.model, opened.info.kind.name());
-    let (command, run_too) = (ask.command, Arc::clone(&run));
+    let (concurrency, RunPart { episode_retries: retries, .. }) =
+        (concurrency(&ask.config, &opened)?, part(&ask.config)?);
+    let model = format!("{} ({})", opened.info.model, opened.info.kind.name);
+    let (stage, run_too) = (ask.stage, Arc::clone(&run));
     let student = Arc::clone(&paid.model);
-    let batch = Batch { command, model, setting, student, watched, run: run_too, concurrency, started_at };
-    let done = work(&batch, &slots, &teller).await;
-    let mut summary = summary(ask.command, &done);
+    let batch =
+        Batch { stage, model, setting, student, watched, run: run_too, concurrency, retries, started_at };
+    let done = work(&batch, slots, &teller).await;
+    let mut summary = summary(ask.stage, &done);
     summary.paid = paid.ledger.paid().await.map_err(model_failure)?;
     summary.more.insert("found_in_ledger".to_owned(), paid.model.all_lookups().found.into());
     summary.seconds = (began.elapsed().as_secs_f64() * 1000.0).round() / 1000.0;
@@ -112,7 +115,7 @@ pub(super) async fn run(mut ask: Ask<'_>, choose: Choose<'_>) -> Result<Finished
     summary.spent = meter.spent();
     summary.weights = paid.model.checks();
     teller.ended(&summary);
-    let Done { digests, stopped } = done;
+    let Done { slots, digests, stopped } = done;
     Ok(Finished { run, model: opened.info.model, slots, digests, stopped, summary })
 }
 
@@ -137,7 +140,7 @@ async fn chosen(ask: &mut Ask<'_>, choose: Choose<'_>) -> Result<(Chosen, Census
     }
     ask.config.set("tasks_sha256", sum);
     let chosen = choose(&tasks, &sources, loaded.tasks).inspect_err(|_| ask.talk.tell(&census.event()))?;
-    if ask.command == "collect" {
+    if ask.stage == "collect" {
         // Written down as a number, so that a later run can see whether it asks for more.
         ask.config.set("groups", chosen.n_groups as i64);
     }
@@ -299,7 +302,7 @@ impl Teller {
 async fn open_student(ask: &Ask<'_>, teller: &Teller) -> Result<(Opened, Speech), Failure> {
     let server = ServerArgs { needs_text: true, ..ServerArgs::read(&ask.config)? };
     let talk = Arc::clone(&teller.talk);
-    let opened = server.open_any(&teller.notices, Arc::new(move |text: &str| talk.note(text))).await?;
+    let opened = server.open(&teller.notices, Arc::new(move |text: &str| talk.note(text))).await?;
     let report = probe(&opened).await;
     student::check_server(&opened, &report, &teller.notices).map_err(model_failure)?;
     let speech = student::speech(&opened, &part(&ask.config)?).map_err(model_failure)?;
@@ -342,8 +345,9 @@ async fn student(
 ) -> Result<Paid, Failure> {
     let part: RunPart = part(&ask.config)?;
     let rules = ServerArgs::read(&ask.config)?.weight_rules();
-    let place = RunPlace { run: ask.command.to_owned(), seed: part.seed };
-    let paid = Paid::open_at(opened, run.lock(), meter, place, rules).await.map_err(model_failure)?;
+    let place = RunPlace { stage: ask.stage, seed: part.seed };
+    let ledger = Ledger::open(run.lock()).map_err(model_failure)?;
+    let paid = Paid::open(opened, &ledger, meter, place, rules).await.map_err(model_failure)?;
     if rules.new_weights == NewWeights::Stop {
         check_recognition(&paid, &opened.info.model)?;
     }
@@ -383,30 +387,32 @@ fn setting(
     }
     let reward: RewardPart = part(&ask.config)?;
     let (tool_limits, reward) = (agent.tools(), reward.rule());
-    let setting = AgentSetting { student, speech, sandboxes, tool_limits, reward, options };
+    let on_step: Option<OnStep> = Some(batch::step_journal(Arc::clone(&teller.run)));
+    let setting = AgentSetting { student, speech, sandboxes, tool_limits, reward, options, on_step };
     setting.checked().map_err(|error| Failure::from_text(&error, true))
 }
 
 fn concurrency(config: &Config, opened: &Opened) -> Result<usize, Failure> {
-    let is_embedded = opened.info.kind == crate::model::remote::Kind::Embedded;
-    Ok(ServerArgs::read(config)?.part.concurrency.unwrap_or(if is_embedded {
+    let server = ServerArgs::read(config)?;
+    Ok(server.part.concurrency.unwrap_or(if opened.info.kind.is_here() {
         CONCURRENCY.1
     } else {
         CONCURRENCY.0
     }))
 }
 
-async fn work(batch: &Batch, slots: &[Slot], teller: &Teller) -> Done {
+async fn work(batch: &Batch, slots: Vec<Slot>, teller: &Teller) -> Done {
     let tell = |event: &Event| {
         teller.talk.tell(event);
         teller.news();
     };
     let mut orderly = Orderly::begin();
-    with_pulse(batch::run(batch, slots, &tell, orderly.signal()), || teller.talk.pulse()).await
+    let groups: Vec<Vec<Slot>> = slots.chunk_by(|a, b| a.group == b.group).map(<[Slot]>::to_vec).collect();
+    with_pulse(batch::run(batch, stream::iter(groups), &tell, orderly.signal()), || teller.talk.pulse()).await
 }
 
 /// What was made and what was lost.
-fn summary(command: &'static str, done: &Done) -> Summary {
+fn summary(stage: &'static str, done: &Done) -> Summary {
     let ended = || done.digests.iter().flatten();
     let made: Vec<&Digest> = ended().filter(|it| it.outcome.is_ok()).collect();
     let count = |is: &dyn Fn(&Digest) -> bool| made.iter().filter(|it| is(it)).count() as u64;
@@ -416,7 +422,7 @@ fn summary(command: &'static str, done: &Done) -> Summary {
         ("rendered_episodes", count(&|it| !it.is_exact)),
     ];
     let mut summary = Summary {
-        command,
+        stage,
         made: counts.into(),
         left: done.digests.iter().filter(|it| it.is_none()).count() as u64,
         stopped_by: done.stopped.as_ref().map(Stopped::to_string),

@@ -22,7 +22,7 @@ pub(super) fn run(call: &Call) -> Result<(), Failure> {
     if evaluate.attempts > 1 && temperature == 0.0 {
         talk.note("at temperature 0 all attempts at a task are the same; give --eval-temperature");
     }
-    let ask = Ask { command: "evaluate", config: call.config.clone(), dir: &run.run, talk, temperature };
+    let ask = Ask { stage: "evaluate", config: call.config.clone(), dir: &run.run, talk, temperature };
     let choose = |part: &TaskPart, sources: &[TaskSource], tasks: Vec<CodingTask>| {
         choose(&evaluate, part, sources, tasks)
     };

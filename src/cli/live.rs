@@ -17,9 +17,7 @@ use super::{block_on, collect, program};
 use crate::config::parts::CollectPart;
 use crate::config::{Config, Typed};
 use crate::store::RunLock;
-use crate::store::ledger::LEDGER_FILE;
-use crate::store::lock::LOCK_FILE;
-use crate::store::run::CONFIG_FILE;
+use crate::store::layout::{CONFIG_FILE, is_run};
 use backsight_chat::messages;
 use backsight_core::episode::{Content, Episode, Message};
 
@@ -64,7 +62,7 @@ reward: 0.7 x correctness (1 all hidden tests pass, 0.2 one fails, 0.1 the solut
 pub(super) fn run(model: &Path, dir: &Path) -> Result<Finished, Failure> {
     let mut finished = match begin(model, dir) {
         // What was made otherwise, with another model or by another version, cannot be gone on with.
-        Err(failure) if failure.is_usage() && is_ours(dir) => {
+        Err(failure) if failure.is_usage() && is_run(dir) => {
             forget(dir)?;
             begin(model, dir)?
         }
@@ -85,13 +83,8 @@ fn begin(model: &Path, dir: &Path) -> Result<Finished, Failure> {
     let config = Config::resolve("collect", None, &typed).map_err(config_failure)?;
     let chosen: CollectPart = part(&config)?;
     let talk = Arc::new(Talk::new(false, Loudness::Usual));
-    let ask = Ask { command: "collect", config, dir, talk, temperature: chosen.agent_temperature };
+    let ask = Ask { stage: "collect", config, dir, talk, temperature: chosen.agent_temperature };
     block_on(episodes::run(ask, &collect::choosing(&chosen)))?
-}
-
-/// Whether a directory is one that `collect` made.
-fn is_ours(dir: &Path) -> bool {
-    [CONFIG_FILE, LOCK_FILE, LEDGER_FILE].iter().all(|name| dir.join(name).is_file())
 }
 
 /// Takes away what an earlier quickstart left.
@@ -113,7 +106,7 @@ pub(super) fn command(dir: &Path) -> String {
 pub(super) fn text(finished: &Finished) -> String {
     let mut text = HEAD.to_owned();
     for slot in &finished.slots {
-        match finished.run.episode(&slot.id()) {
+        match finished.run.view().episode(&slot.id()) {
             Some(episode) => text.push_str(&told(&episode)),
             None => text.push_str(&format!("\n{}  not run\n", slot.id())),
         }

@@ -12,6 +12,7 @@ use super::output;
 use super::pulse::with_pulse;
 use super::stdout;
 use crate::hf::HubError;
+use crate::model::embedded;
 use crate::model::weights::{KNOWN, Weights, WeightsError};
 
 pub(super) fn pull(call: &Call) -> Result<(), Failure> {
@@ -50,15 +51,7 @@ pub(super) fn path(call: &Call) -> Result<(), Failure> {
 
 /// The name and place of a model: by name, by path, or the default that is here.
 pub(super) fn find(name: Option<&str>) -> Result<(String, PathBuf), Failure> {
-    let weights = open()?;
-    match name {
-        Some(name) => Ok((name.to_owned(), weights.path(name).map_err(failed)?)),
-        None => {
-            let none = WeightsError::NotPulled { name: KNOWN[0].name.to_owned() };
-            let (name, path) = weights.default_path().ok_or_else(|| failed(none))?;
-            Ok((name.to_owned(), path))
-        }
-    }
+    embedded::find(&open()?, name).map_err(failed)
 }
 
 /// As [`find`], but what has a name and is not here yet is pulled.

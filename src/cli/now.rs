@@ -29,7 +29,7 @@ mod tests {
 
     #[test]
     fn times_are_read() {
-        let shown = |text: &str| parse(text).unwrap().strftime("%Y-%m-%d %H:%M:%S");
+        let shown = |text: &str| parse(text).unwrap().strftime("%Y-%m-%d %H:%M:%S").unwrap();
         assert_eq!(shown("0"), "1970-01-01 00:00:00");
         assert_eq!(shown("2026-01-31T12:00:00Z"), "2026-01-31 12:00:00");
         assert_eq!(shown("2024-02-29 23:59:59+05:30"), "2024-02-29 23:59:59");

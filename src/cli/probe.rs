@@ -5,26 +5,25 @@ use serde_json::Value;
 use super::block_on;
 use super::call::Call;
 use super::failure::Failure;
-use super::server::{ServerArgs, teller};
+use super::server::{ServerArgs, model_failure, teller};
 use super::stdout;
 use crate::model::notice::Notices;
-use crate::model::probe::{Report, probe};
+use crate::model::open;
+use crate::model::probe::{Findings, probe};
 
 pub(super) fn run(call: &Call) -> Result<(), Failure> {
     let server = ServerArgs::read(&call.config)?;
-    server.check()?;
     let (notices, tell) = (Notices::default(), teller(call.is_json()));
-    let report = block_on(async {
-        let opened = match server.is_here() {
-            true => server.open_embedded()?,
-            false => server.open(server.transport(tell.clone())?.briefly(), &notices).await?,
-        };
+    let findings = block_on(async {
+        let mut wanted = server.wanted(&notices, tell.clone())?;
+        wanted.settings = wanted.settings.briefly();
+        let opened = open(&wanted).await.map_err(model_failure)?;
         Ok(probe(&opened).await)
     })??;
-    notices.take().iter().chain(&report.notes).for_each(|note| tell(note));
-    let text = if call.is_json() { format!("{}\n", report.to_json()) } else { table(&report) };
+    notices.take().iter().chain(&findings.notes).for_each(|note| tell(note));
+    let text = if call.is_json() { format!("{}\n", findings.to_json()) } else { table(&findings) };
     stdout::data(text.as_bytes())?;
-    match report.self_test_ok() {
+    match findings.self_test_ok() {
         Some(false) => Err(Failure::losses(
             "the self-test failed: the server gives other logprobs for a token as sample than as prompt",
             "do not score with it; see whether its logprobs are scaled by temperature or its weights are quantised on the fly",
@@ -34,15 +33,15 @@ pub(super) fn run(call: &Call) -> Result<(), Failure> {
 }
 
 /// One line per finding, unknown ones said to be so.
-fn table(report: &Report) -> String {
-    let json = report.to_json();
+fn table(findings: &Findings) -> String {
+    let json = findings.to_json();
     let line = |(key, value): (&String, &Value)| {
         let shown = match (key.as_str(), value) {
             ("self_test", value) => self_test(value),
             ("smallest_change", Value::Number(by)) => {
                 format!("{:.1e} nats on average, in the weights", by.as_f64().unwrap_or_default())
             }
-            ("max_top_k", Value::Null) if report.prompt_logprobs == Some(true) => "no limit".to_owned(),
+            ("max_top_k", Value::Null) if findings.prompt_logprobs == Some(true) => "no limit".to_owned(),
             ("max_top_k", Value::Null) => "none".to_owned(),
             (_, value) => plain(value),
         };

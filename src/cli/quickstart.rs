@@ -6,25 +6,30 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use serde_json::Map;
+use serde_json::{Map, json};
+use toml::Table;
 
 use super::call::Call;
 use super::chat::source_failure;
+use super::credit::{as_json, metrics, summarise};
+use super::episodes::run_failure;
 use super::failure::Failure;
 use super::output::{self, one_line};
 use super::pulse::with_pulse;
 use super::server::model_failure;
 use super::{block_on, live, model, program, stdout};
 use crate::model::budget::{Allowance, Meter, ModelRole};
-use crate::model::open::open_embedded;
+use crate::model::embedded;
+use crate::model::notice::Notices;
 use crate::model::opened::Opened;
 use crate::pipeline::Texts;
 use crate::pipeline::credit::{Event, Fate, Options, Report as Ended, Stop, Teacher, run as score};
 use crate::pipeline::paid::Paid;
 use crate::quickstart::{EPISODE, Step, bundled, conversation, longest, options, steps};
 use crate::store::episodes::find;
-use crate::store::hindsight::{Hindsight, read};
-use crate::store::{RunLock, WeightRules};
+use crate::store::hindsight::{Hindsight, PUBLISHED_LENS, read, scores_file, tokens_file};
+use crate::store::run::RunDir;
+use crate::store::{Ledger, RunPlace, WeightRules};
 use backsight_core::episode::{Episode, ToolText};
 
 /// How many of the most changed steps are named.
@@ -44,7 +49,7 @@ pub(super) fn run(call: &Call) -> Result<(), Failure> {
     let began = Instant::now();
     let (name, path) = model::find_or_pull(model.as_deref())?;
     output::talk(&format!("loading {name}"));
-    let opened = open_embedded(&name, &path, None).map_err(model_failure)?;
+    let opened = embedded::load(&name, &path, None).map_err(model_failure)?;
     let live_dir = out.join("live");
     let live = match live::run(&path, &live_dir) {
         Err(failure) if failure.is_signal() => return Err(failure),
@@ -66,10 +71,16 @@ fn credit(out: &Path, name: &str, path: &Path, opened: &Opened, began: Instant) 
     let options = options(&episode, opened, &texts, out).map_err(model_failure)?;
     check_fits(longest(&episode, &texts, &options), opened)?;
     let tool_text = options.framing.tool_text.map_or("the template's own way", ToolText::name);
-    let lock = RunLock::acquire(out).map_err(|error| Failure::stopped(&error, error.help()))?;
+    let run = RunDir::open(out, "credit").map_err(run_failure)?;
     write(out, &episode)?;
     let tokenizer = Arc::clone(&texts.tokenizer);
-    let ended = scored(out, opened, texts, options, lock)?;
+    let config = json!({"model": name, "lens": PUBLISHED_LENS});
+    run.note_config(Table::try_from(config).unwrap_or_default()).map_err(run_failure)?;
+    let ended = scored(&run, opened, texts, options)?;
+    run.add_event(&output::event_of("episode", as_json(&ended)))
+        .and_then(|()| run.add_metrics(&metrics(&ended)))
+        .and_then(|()| run.keep_summary(&summarise(std::slice::from_ref(&ended), &Notices::default())))
+        .map_err(run_failure)?;
     let hindsight = made(&ended)?;
     let steps = steps(&episode, &hindsight, &tokenizer).map_err(model_failure)?;
     let report = Report {
@@ -118,27 +129,23 @@ fn write(out: &Path, episode: &Episode) -> Result<(), Failure> {
 }
 
 /// Scores the episode through the same pipeline as every other.
-fn scored(
-    out: &Path,
-    opened: &Opened,
-    texts: Texts,
-    options: Options,
-    lock: RunLock,
-) -> Result<Ended, Failure> {
+fn scored(run: &RunDir, opened: &Opened, texts: Texts, options: Options) -> Result<Ended, Failure> {
     let help = "free some space, or name another directory with --out";
-    let sources = find(&out.join(EPISODE_FILE)).map_err(|error| Failure::stopped(error, help))?;
+    let sources = find(&run.dir().join(EPISODE_FILE)).map_err(|error| Failure::stopped(error, help))?;
     let meter = Meter::new(ModelRole::Teacher, Allowance::default());
     let bar = ProgressBar::new(0).with_style(style());
     let (shown, (told, ended)) = (bar.clone(), std::sync::mpsc::channel());
     let watch = move |event: Event| match event {
+        Event::Reading { .. } => {}
         Event::Begun { tokens, .. } => shown.set_length(tokens),
         Event::Settled { tokens, .. } => shown.inc(tokens),
         // Nobody listens any more when the command has failed otherwise.
         Event::Finished(report) => drop(told.send(report)),
     };
     let work = async {
-        let paid = Paid::open(opened, lock, meter, "quickstart", WeightRules::default()).await?;
-        let teacher = Teacher { model: paid.model, texts, is_embedded: true };
+        let (ledger, place) = (Ledger::open(run.lock())?, RunPlace { stage: "credit", seed: 0 });
+        let paid = Paid::open(opened, &ledger, meter, place, WeightRules::default()).await?;
+        let teacher = Teacher { model: paid.model, texts };
         Ok(score(sources, teacher, options, Arc::new(watch)).await)
     };
     let say = || output::talk(&format!("{} of {} tokens so far", bar.position(), bar.length().unwrap_or(0)));
@@ -164,15 +171,18 @@ fn made(ended: &Ended) -> Result<Hindsight, Failure> {
         ));
     }
     let directory = ended.directory.clone().unwrap_or_default();
-    let found = read(&directory).map_err(|error| Failure::stopped(error, help))?;
+    let found = read(&directory, PUBLISHED_LENS).map_err(|error| Failure::stopped(error, help))?;
     found.ok_or_else(|| Failure::stopped(format!("{}: nothing was written", directory.display()), help))
 }
 
 fn files(out: &Path, ended: &Ended) -> Vec<(PathBuf, &'static str)> {
     let scores = ended.directory.clone().unwrap_or_default();
     vec![
-        (scores.join("hindsight_scores.json"), "every step's credit"),
-        (scores.join("hindsight_tokens.json"), "every action's tokens with their logprobs under both lenses"),
+        (scores.join(scores_file(PUBLISHED_LENS)), "every step's credit"),
+        (
+            scores.join(tokens_file(PUBLISHED_LENS)),
+            "every action's tokens with their logprobs under both lenses",
+        ),
         (out.join(EPISODE_FILE), "the recorded episode"),
         (out.join(CONVERSATION_FILE), "the same for `chat render`"),
     ]

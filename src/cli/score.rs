@@ -10,9 +10,11 @@ use std::time::Instant;
 
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
+use toml::Table;
 
 use super::block_on;
 use super::call::Call;
+use super::episodes::run_failure;
 use super::failure::Failure;
 use super::interrupt::Orderly;
 use super::output::{self, one_line};
@@ -27,14 +29,13 @@ use crate::model::planned::{Planned, score_planned};
 use crate::model::probe::require_scores;
 use crate::model::transport::Transport;
 use crate::model::{Error, Limits, Model};
+use crate::pipeline::batch::now;
 use crate::pipeline::paid::Paid;
-use crate::store::atomic;
 use crate::store::episodes::BOM;
-use crate::store::journal::Journal;
-use crate::store::run::CONFIG_FILE;
+use crate::store::run::{RunDir, RunError};
 use crate::store::spool::Spool;
-use crate::store::summary::{Naive, SUMMARY, Summary};
-use crate::store::{Ledgered, LockError, RunLock};
+use crate::store::summary::{Naive, Summary};
+use crate::store::{Ledger, Ledgered, LockError, RunPlace};
 use crate::wire::score_jobs;
 use backsight_core::score::{Absence, ScoreJob, SpanScore};
 
@@ -65,6 +66,8 @@ struct Row {
 enum RowFate {
     /// It was not come to, because something stopped all of them.
     Left,
+    /// Nobody answered it; left, if the server is gone for all of them.
+    Open(&'static str),
     /// It has numbers.
     Scored(Numbers),
     /// It has none.
@@ -102,30 +105,33 @@ pub(super) fn run(call: &Call) -> Result<(), Failure> {
     args.server.check()?;
     let lines = read_jobs(&args.jobs, args.top_k)?;
     refuse_overwriting(&args.jobs, &args.out)?;
-    let lock = RunLock::acquire(&run_dir(&args.out)).map_err(locked)?;
-    let voice = Arc::new(Voice::new(args)?);
-    block_on(work(args, lines, lock, &voice))?
+    let run = RunDir::open(&run_dir(&args.out), "score").map_err(locked)?;
+    let voice = Arc::new(Voice::new(args, run));
+    block_on(work(args, lines, &voice))?
 }
 
-async fn work(args: &ScoreArgs, lines: Vec<Line>, lock: RunLock, voice: &Arc<Voice>) -> Result<(), Failure> {
+async fn work(args: &ScoreArgs, lines: Vec<Line>, voice: &Arc<Voice>) -> Result<(), Failure> {
     let (began, notices) = (Instant::now(), Notices::default());
     let told = Arc::clone(voice);
-    let opened = args.server.open_any(&notices, Arc::new(move |text| told.note(text))).await?;
+    let opened = args.server.open(&notices, Arc::new(move |text| told.note(text))).await?;
     require_scores(&opened).await.map_err(model_failure)?;
-    write_config(args, &opened)?;
-    let lines = lines.into_iter().map(|line| line.capped(opened.model.limits(), &notices)).collect();
+    voice.run.note_config(config(args, &opened)).map_err(run_failure)?;
+    let lines: Vec<Line> =
+        lines.into_iter().map(|line| line.capped(opened.model.limits(), &notices)).collect();
     let meter = Meter::new(ModelRole::Teacher, args.server.allowance());
-    let rules = args.server.weight_rules();
-    let paid = Paid::open(&opened, lock, meter.clone(), "score", rules).await.map_err(model_failure)?;
+    let (rules, place) = (args.server.weight_rules(), RunPlace { stage: "score", seed: 0 });
+    let ledger = Ledger::open(voice.run.lock()).map_err(model_failure)?;
+    let paid = Paid::open(&opened, &ledger, meter.clone(), place, rules).await.map_err(model_failure)?;
     paid.notice().into_iter().for_each(|notice| notices.add(notice));
     let unknown = paid.forgotten(&args.out, args.out.exists()).await.map_err(model_failure)?;
     unknown.into_iter().for_each(|notice| notices.add(notice));
-    let mut orderly = Orderly::begin();
+    let (mut orderly, n) = (Orderly::begin(), lines.len());
     let done = tokio::select! {
         done = score(args, lines, &paid.model, voice, &notices) => done?,
-        signal = orderly.signal() => return Err(voice.interrupted(signal)),
+        signal = orderly.signal() => Done::interrupted(n, signal),
     };
     paid.ledger.notice().into_iter().for_each(|notice| notices.add(notice));
+    voice.bar.finish_and_clear();
     voice.news(&notices);
     let mut summary = done.summary(args, &notices);
     summary.spent = meter.spent();
@@ -141,22 +147,20 @@ async fn work(args: &ScoreArgs, lines: Vec<Line>, lock: RunLock, voice: &Arc<Voi
 struct Voice {
     as_json: bool,
     bar: ProgressBar,
-    events: Journal,
+    run: RunDir,
 }
 
 impl Voice {
-    fn new(args: &ScoreArgs) -> Result<Self, Failure> {
-        let path = run_dir(&args.out).join("events.jsonl");
-        let events = Journal::open(&path).map_err(|error| unwritable(&path, &error))?;
+    fn new(args: &ScoreArgs, run: RunDir) -> Self {
         let bar = if args.json { ProgressBar::hidden() } else { ProgressBar::new(0).with_style(style()) };
-        Ok(Self { as_json: args.json, bar, events })
+        Self { as_json: args.json, bar, run }
     }
 
     /// Says something: by an event for machines, by a line for people if there is one.
     fn say(&self, name: &str, fields: Value, line: Option<&str>) {
         let event = output::event_of(name, fields);
         // The answers are what matters; a journal that cannot be written harms none of them.
-        let _ = self.events.add(&event);
+        let _ = self.run.add_event(&event);
         match line {
             _ if self.as_json => output::talk(&event.to_string()),
             // A bar that was never begun must not be drawn for a line.
@@ -181,13 +185,6 @@ impl Voice {
         let line = format!("{done} of {} so far", output::count(all, "job"));
         self.say("progress", json!({"done": done, "of": all}), Some(&line));
     }
-
-    fn interrupted(&self, signal: u8) -> Failure {
-        self.bar.finish_and_clear();
-        self.say("stopped", json!({"why": "interrupted"}), None);
-        let help = "answers so far are kept; the same command continues where this one stopped";
-        Failure::signal(signal, "interrupted", help)
-    }
 }
 
 /// What became of all jobs.
@@ -196,11 +193,24 @@ struct Done {
     lost: BTreeMap<String, u64>,
     n_left: u64,
     planned: Planned,
+    /// The number of the signal that ended it.
+    signal: Option<u8>,
 }
 
 impl Done {
+    /// Nothing is made before the end; what was answered is in the ledger.
+    fn interrupted(n: usize, signal: u8) -> Self {
+        let (lost, planned) = (BTreeMap::new(), Planned::default());
+        Self { n, lost, n_left: n as u64, planned, signal: Some(signal) }
+    }
+
     fn n_failed(&self) -> u64 {
         self.lost.values().sum::<u64>() + self.n_left
+    }
+
+    fn stopped_by(&self) -> Option<String> {
+        let by_signal = self.signal.map(|number| format!("signal {number}"));
+        self.planned.stopped_by.as_ref().map(ToString::to_string).or(by_signal)
     }
 
     /// What was made and what was lost; what it cost is for others to tell.
@@ -210,11 +220,11 @@ impl Done {
         let more = json!({"jobs": n, "scored": n_scored, "failed": self.n_failed(), "out": args.out});
         let lost = if self.lost.is_empty() { BTreeMap::new() } else { [("jobs", self.lost.clone())].into() };
         Summary {
-            command: "score",
+            stage: "score",
             made: [("jobs", n_scored)].into(),
             lost,
             left: self.n_left,
-            stopped_by: self.planned.stopped_by.as_ref().map(ToString::to_string),
+            stopped_by: self.stopped_by(),
             naive: Some(Naive { tokens: figures.naive_tokens, requests: figures.naive_requests }),
             notices: notices.all(),
             more: more.as_object().cloned().unwrap_or_default(),
@@ -236,7 +246,7 @@ async fn score(
     let n = lines.len();
     let (mut rows, jobs) = Rows::begin(&args.out, lines).map_err(failed)?;
     voice.news(notices);
-    voice.say("began", json!({"command": "score", "jobs": n}), None);
+    voice.say("began", json!({"jobs": n}), None);
     voice.bar.set_length(jobs.len() as u64);
     let as_model = Arc::clone(model) as Arc<dyn Model>;
     let (mut planned, mut wanted) = (Planned::default(), (0..jobs.len()).collect::<Vec<_>>());
@@ -256,9 +266,9 @@ async fn score(
     }
     rows.withdraw(&wanted, planned.stopped_by.is_some()).map_err(failed)?;
     voice.bar.finish_and_clear();
-    let (lost, n_left) = rows.losses();
+    let (lost, n_left) = rows.losses(planned.stopped_by.is_some());
     rows.finish(&args.out).map_err(failed)?;
-    Ok(Done { n, lost, n_left, planned })
+    Ok(Done { n, lost, n_left, planned, signal: None })
 }
 
 fn unwritable(path: &Path, error: &io::Error) -> Failure {
@@ -266,15 +276,13 @@ fn unwritable(path: &Path, error: &io::Error) -> Failure {
 }
 
 /// What was asked for and of whom; no secrets among it.
-fn write_config(args: &ScoreArgs, opened: &Opened) -> Result<(), Failure> {
+fn config(args: &ScoreArgs, opened: &Opened) -> Table {
     let server = opened.transport.as_ref().map(Transport::server).unwrap_or_default();
     let config = json!({
-        "jobs": args.jobs, "out": args.out, "top_k": args.top_k, "kind": opened.info.kind.name(),
+        "jobs": args.jobs, "out": args.out, "top_k": args.top_k, "kind": opened.info.kind.name,
         "model": opened.info.model, "server": server,
     });
-    let path = run_dir(&args.out).join(CONFIG_FILE);
-    let text = toml::to_string(&config).unwrap_or_default();
-    atomic::write(&path, text.as_bytes()).map_err(|error| unwritable(&path, &error))
+    Table::try_from(config).unwrap_or_default()
 }
 
 impl Line {
@@ -331,7 +339,7 @@ impl Rows {
     ) -> ControlFlow<()> {
         let row = &mut self.asked[idx];
         row.fate = match &scored {
-            Err(error) if error.stops_the_run() => RowFate::Left,
+            Err(error) if error.leaves_open() => RowFate::Open(reason(error)),
             Err(error) => RowFate::Lost(reason(error)),
             Ok(scores) => RowFate::Scored(Numbers {
                 n_measured,
@@ -385,7 +393,7 @@ impl Rows {
     }
 
     /// How many jobs were lost, by reason, and how many were not come to.
-    fn losses(&self) -> (BTreeMap<String, u64>, u64) {
+    fn losses(&self, is_stopped: bool) -> (BTreeMap<String, u64>, u64) {
         let (mut lost, mut n_left) = (BTreeMap::new(), 0);
         if self.n_no_jobs > 0 {
             lost.insert("no job".to_owned(), self.n_no_jobs);
@@ -393,10 +401,13 @@ impl Rows {
         for row in &self.asked {
             let why = match &row.fate {
                 RowFate::Scored(numbers) => (!numbers.is_whole).then_some("numbers are absent"),
+                RowFate::Open(why) if !is_stopped => Some(*why),
                 RowFate::Lost(why) => Some(*why),
-                RowFate::Left => None,
+                RowFate::Left | RowFate::Open(_) => {
+                    n_left += 1;
+                    None
+                }
             };
-            n_left += u64::from(matches!(row.fate, RowFate::Left));
             why.into_iter().for_each(|why| *lost.entry(why.to_owned()).or_default() += 1);
         }
         (lost, n_left)
@@ -449,12 +460,14 @@ fn read_jobs(path: &Path, top_k: usize) -> Result<Vec<Line>, Failure> {
     Ok(lines)
 }
 
-fn locked(error: LockError) -> Failure {
+/// The run directory follows from where the answers go, so that is what to change.
+fn locked(error: RunError) -> Failure {
     let help = match &error {
-        LockError::InUse { .. } => "wait for it or stop it, or choose another --out",
-        LockError::Failed { .. } => "choose a place that can be written to with --out",
+        RunError::Lock(LockError::InUse { .. }) => "wait for it or stop it, or choose another --out",
+        RunError::Lock(LockError::Failed { .. }) => "choose a place that can be written to with --out",
+        other => other.help(),
     };
-    Failure::stopped(error, help)
+    Failure::stopped(&error, help)
 }
 
 /// The answers must not take the place of the jobs.
@@ -486,9 +499,13 @@ fn run_dir(out: &Path) -> PathBuf {
 /// Keeps the summary, and shows it.
 fn report(args: &ScoreArgs, summary: &Summary, voice: &Voice) -> Result<(), Failure> {
     let json = summary.to_json();
-    let path = run_dir(&args.out).join(SUMMARY);
-    atomic::write(&path, format!("{json:#}\n").as_bytes()).map_err(|error| unwritable(&path, &error))?;
+    voice.run.keep_summary(summary).map_err(run_failure)?;
+    if let Some(why) = &summary.stopped_by {
+        voice.say("stopped", json!({"why": why}), None);
+    }
     let (made, lost) = (summary.made("jobs"), summary.lost("jobs"));
+    let row = json!({"time": now(), "score/jobs": made, "score/lost": lost, "score/requests": summary.spent.requests});
+    voice.run.add_metrics(&row).map_err(run_failure)?;
     let ended = json!({"made": made, "lost": lost, "left": summary.left, "seconds": summary.seconds});
     voice.say("ended", ended, None);
     if args.json {
@@ -503,6 +520,10 @@ fn report(args: &ScoreArgs, summary: &Summary, voice: &Voice) -> Result<(), Fail
 }
 
 fn verdict(done: &Done) -> Result<(), Failure> {
+    if let Some(number) = done.signal {
+        let help = "answers so far are kept; the same command continues where this one stopped";
+        return Err(Failure::signal(number, "interrupted", help));
+    }
     match (&done.planned.stopped_by, done.n_failed()) {
         (Some(error), _) => Err(model_failure(error.clone())),
         (None, 0) => Ok(()),

@@ -4,21 +4,18 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use super::call::tokenizer_path;
 use super::failure::Failure;
 use super::keys::config_failure;
 use super::output;
 use crate::config::Config;
 use crate::config::parts::ModelPart;
-use crate::model::Error;
 use crate::model::budget::{Allowance, ModelRole};
-use crate::model::endpoint::masked;
+use crate::model::kinds::named;
 use crate::model::notice::Notices;
-use crate::model::open::{open, open_embedded};
-use crate::model::opened::Opened;
-use crate::model::remote::{Kind, OpenOptions};
+use crate::model::open::open;
 use crate::model::secret::Secret;
-use crate::model::transport::{Auth, Notice, Settings, Transport, Watch};
+use crate::model::transport::{Notice, Watch};
+use crate::model::{Error, Kind, Opened, Wanted};
 use crate::store::WeightRules;
 
 /// The model a call asks.
@@ -39,31 +36,19 @@ impl ServerArgs {
         Ok(Self { part, api_key: None, needs_text: false })
     }
 
-    /// What was named; none is to be found out.
-    pub(super) fn kind(&self) -> Option<Kind> {
-        Kind::ALL.into_iter().find(|kind| kind.name() == self.part.kind)
+    /// The kind that was named; none if it is to be found out.
+    pub(super) fn kind(&self) -> Option<&'static Kind> {
+        named(&self.part.kind)
     }
 
     /// Whether the model runs in this process.
     pub(super) fn is_here(&self) -> bool {
-        self.kind() == Some(Kind::Embedded)
+        self.kind().is_some_and(Kind::is_here)
     }
 
     /// What it may cost.
     pub(super) fn allowance(&self) -> Allowance {
         Allowance { max_requests: self.part.max_requests, max_tokens: self.part.max_tokens }
-    }
-
-    /// A way to the servers; `tell` is told of retries and of endpoints that come and go.
-    pub(super) fn transport(&self, tell: Tell) -> Result<Transport, Failure> {
-        let mut settings = Settings { auth: self.auth()?, watch: Some(watch(tell)), ..Settings::default() };
-        if self.kind() == Some(Kind::Anthropic) {
-            settings.headers.push(("anthropic-version", "2023-06-01".to_owned()));
-        }
-        settings.timeout = Duration::from_secs(self.part.timeout);
-        settings.pool.patience = Duration::from_secs(self.part.patience);
-        settings.pool.concurrency = self.part.concurrency.unwrap_or(settings.pool.concurrency);
-        Transport::open(&self.part.url, settings).map_err(model_failure)
     }
 
     /// When weights are measured again, and what a change means.
@@ -75,62 +60,23 @@ impl ServerArgs {
         }
     }
 
-    fn auth(&self) -> Result<Option<Auth>, Failure> {
-        let secret = match (&self.part.api_key_env, &self.part.api_key_file, &self.api_key) {
-            (Some(name), _, _) => Secret::from_env(name).map_err(model_failure)?,
-            (None, Some(path), _) => Secret::from_file(path).map_err(model_failure)?,
-            (None, None, Some(key)) => key.clone(),
-            (None, None, None) => return Ok(None),
-        };
-        Ok(Some(match self.kind() {
-            Some(Kind::Anthropic) => Auth::Header("x-api-key", secret),
-            _ => Auth::Bearer(secret),
-        }))
-    }
-
     /// Checks that there are servers to ask, or that none are needed.
     pub(super) fn check(&self) -> Result<(), Failure> {
-        match (self.is_here(), self.part.url.as_slice()) {
-            (true, [url, ..]) => Err(Failure::input(
-                format!("{} was named, but --kind embedded asks no server", masked(url)),
-                "leave out the address, or name another --kind",
-            )),
-            (false, []) => Err(Failure::input(
-                "no server was named",
-                "give its address, as in --url http://HOST:PORT (bare for `probe`), or use --kind embedded",
-            )),
-            _ => Ok(()),
-        }
+        let wanted = Wanted { urls: self.part.url.clone(), kind: self.kind(), ..Wanted::default() };
+        wanted.check().map_err(model_failure)
     }
 
-    /// Opens the servers, or the embedded model if that was chosen.
-    pub(super) async fn open_any(&self, notices: &Notices, tell: Tell) -> Result<Opened, Failure> {
-        self.check()?;
-        if self.is_here() {
-            return self.open_embedded();
-        }
-        self.open(self.transport(tell)?, notices).await
+    /// The model that the keys name; `tell` is told of retries and of endpoints that come and go.
+    pub(super) fn wanted(&self, notices: &Notices, tell: Tell) -> Result<Wanted, Failure> {
+        let mut wanted = self.part.clone().wanted().map_err(model_failure)?;
+        wanted.settings.watch = Some(watch(tell));
+        wanted.key = wanted.key.or_else(|| self.api_key.clone());
+        Ok(Wanted { needs_text: self.needs_text, notices: notices.clone(), ..wanted })
     }
 
-    /// Loads the model that was named, else the default that was pulled.
-    pub(super) fn open_embedded(&self) -> Result<Opened, Failure> {
-        let (name, path) = super::model::find(self.part.model.as_deref())?;
-        open_embedded(&name, &path, self.part.tokenizer.as_deref()).map_err(model_failure)
-    }
-
-    /// Asks the server what it is.
-    pub(super) async fn open(&self, transport: Transport, notices: &Notices) -> Result<Opened, Failure> {
-        let options = OpenOptions {
-            model: self.part.model.clone(),
-            vocab_size: None,
-            needs_text: self.needs_text,
-            notices: notices.clone(),
-        };
-        let tokenizer = match &self.part.tokenizer {
-            Some(named) => Some(tokenizer_path(named).await?),
-            None => None,
-        };
-        open(transport, self.kind(), tokenizer.as_deref(), options).await.map_err(model_failure)
+    /// Opens it.
+    pub(super) async fn open(&self, notices: &Notices, tell: Tell) -> Result<Opened, Failure> {
+        open(&self.wanted(notices, tell)?).await.map_err(model_failure)
     }
 }
 

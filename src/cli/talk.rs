@@ -117,10 +117,11 @@ fn least_loudness(event: &Event) -> Loudness {
         Event::Warning(_) | Event::Stopped(_) | Event::Episode { reward: Err(_), .. } => Loudness::Quiet,
         Event::Began { .. }
         | Event::Tasks { .. }
+        | Event::Retry { .. }
         | Event::Note(_)
         | Event::Episode { .. }
         | Event::Ended { .. } => Loudness::Usual,
-        Event::Turn { .. } => Loudness::Verbose,
+        Event::Turn { .. } | Event::Step { .. } => Loudness::Verbose,
     }
 }
 

@@ -9,7 +9,7 @@ use toml::Value;
 
 use super::parts::{MessageForm, NewWeights};
 use crate::model::budget::ModelRole;
-use crate::model::remote::Kind;
+use crate::model::kinds;
 use crate::model::serve::Personality;
 use backsight_core::credit::advantage::Normalise;
 use backsight_core::credit::hcapo::{Ratio, Smoothing};
@@ -123,6 +123,8 @@ pub const OF_SERVERS: [&str; 8] =
 fn judge() -> Vec<Row> {
     vec![(Result, "answer_tokens", Whole(1), Some("512"), "Tokens of one answer at most")]
 }
+/// The stages that have a section of their own in a run directory's files.
+pub const STAGES: [&str; 5] = ["collect", "evaluate", "credit", "dataset", "score"];
 
 const BOTH: &[&str] = &["collect", "evaluate"];
 const COLLECT: &[&str] = &["collect"];
@@ -152,13 +154,12 @@ fn one_of(first: &[&'static str], choice: &[&'static str]) -> Shape {
 /// All keys by section and commands, in the order they are shown.
 #[rustfmt::skip]
 fn rows() -> Vec<(&'static str, &'static [&'static str], Vec<Row>)> {
-    let kinds = Kind::ALL.map(Kind::name);
     let tool_text = || one_of(&["auto", "none"], ToolText::NAMES);
     vec![
     ("", &["credit", "dataset"], vec![
-        (Call, "input_dir", Path, Some("trajectories"), "Directory with episodes: episode_*/ directories, or .json and .jsonl files"),
+        (Call, "input_dir", Path, None, "Directory with episodes: a run directory, episode_*/ directories, or .json and .jsonl files; without it those of run, else trajectories"),
         (Call, "episodes", Words, None, "Files with episodes, instead of a directory"),
-        (Call, "run", Path, None, "The run directory, where scores, ledger and summary are; without it .backsight beside the episodes"),
+        (Call, "run", Path, None, "The run directory, where scores, ledger and summary are; without it the run of the episodes, else .backsight beside them"),
     ]),
     ("", SCORE, vec![
         (Call, "jobs", Path, None, "The jobs, one JSON object a line"),
@@ -168,7 +169,7 @@ fn rows() -> Vec<(&'static str, &'static [&'static str], Vec<Row>)> {
     ("", RENDER, vec![(Call, "messages", Path, None, "JSON list of messages, or an object with `messages` and perhaps `tools`; `-` reads stdin")]),
     ("", ASKING, vec![
         (Manner, "url", Words, None, "A server's address, with or without /v1; several share the work; none for kind embedded"),
-        (Result, "kind", one_of(&["auto"], &kinds), Some("auto"), "What the server is"),
+        (Result, "kind", one_of(&[], &kinds::NAMES), Some(kinds::AUTO), "What the server is"),
         (Result, "model", Text, None, "The model to ask, as the server names it; any name if its only model's tokenizer agrees; for kind embedded from `model list` or a path"),
     ]),
     ("", &["quickstart", "model serve"], vec![(Result, "model", Text, None, "A name from `model list`, a model directory or a GGUF file; without it the default one")]),
@@ -235,6 +236,10 @@ fn rows() -> Vec<(&'static str, &'static [&'static str], Vec<Row>)> {
         (Manner, "max_tokens", Whole(0), None, "Stop this process after so many tokens, sent and sampled, counted in the same way"),
     ]),
 
+    ("Lens", DATASET, vec![
+        (Result, "lens", one_of(&[], &lens::NAMES), Some(lens::NAMES[0]), "The lens whose scores are taken"),
+        (Result, "placement", one_of(&[], Placement::NAMES), None, "Where that lens was written; without it where it is written by itself"),
+    ]),
     ("Lens", CREDIT, vec![
         (Result, "lens", one_of(&[], &lens::NAMES), Some(lens::NAMES[0]), "What an action is re-read under: the outcome, hints from a file, as many words about nothing that matters, or nothing"),
         (Result, "placement", one_of(&[], Placement::NAMES), None, "Where it is written: in the first user message, the last one, the last message, or as messages of its own; each lens has its place"),
@@ -337,7 +342,10 @@ fn rows() -> Vec<(&'static str, &'static [&'static str], Vec<Row>)> {
         (Result, "docker_runtime", Text, None, "The engine's runtime for sandbox docker, such as gVisor's runsc; without it the engine's own"),
         (Manner, "docker_program", Program, Some("docker"), "The engine's client for sandbox docker"),
     ]),
-    ("Run", BOTH, vec![(Result, "seed", Whole(0), Some("0"), "What every draw comes from: the order of tasks, and what is sampled")]),
+    ("Run", BOTH, vec![
+        (Result, "seed", Whole(0), Some("0"), "What every draw comes from: the order of tasks, and what is sampled"),
+        (Manner, "episode_retries", Whole(0), Some("2"), "How often an episode that failed by its server, its sandbox or its time is run again at once"),
+    ]),
     ]
 }
 

@@ -120,7 +120,8 @@ impl std::fmt::Display for Difference {
 impl Config {
     /// Puts defaults, file and flags together for `command`.
     pub fn resolve(command: &str, file: Option<File<'_>>, typed: &Typed) -> Result<Self, ConfigError> {
-        let (from_file, left_out) = file.map(read_file).transpose()?.unwrap_or_default();
+        let (from_file, left_out) =
+            file.map(|file| read_file(file, command)).transpose()?.unwrap_or_default();
         let (mut values, mut given) = (Table::new(), BTreeSet::new());
         for key in keys::of(command) {
             let said = match typed.get(key.name) {
@@ -218,13 +219,8 @@ impl Config {
         self.values.insert(key.to_owned(), value.into());
     }
 
-    /// As a file: every key that has a value, by name, without secrets.
-    pub fn to_toml(&self) -> String {
-        self.kept().to_string()
-    }
-
-    /// What outlives this call.
-    fn kept(&self) -> Table {
+    /// As a file has it: every key with a value that outlives this call, by name, without secrets.
+    pub fn to_table(&self) -> Table {
         let kept = self.values.iter().filter(|(name, _)| keys::find(name).is_some());
         kept.map(|(name, value)| (name.clone(), without_logins(value))).collect()
     }
@@ -233,7 +229,7 @@ impl Config {
     pub fn differences(&self, before: &Table) -> Vec<Difference> {
         let effect = |name: &str| keys::find(name).map(|key| key.effect);
         let decides = |name: &&String| !matches!(effect(name), Some(Effect::Manner | Effect::Recomputed));
-        let after = self.kept();
+        let after = self.to_table();
         let names: BTreeSet<&String> = after.keys().chain(before.keys()).filter(decides).collect();
         let has_grown = |name: &str| {
             let may_grow = effect(name) == Some(Effect::Extent);
@@ -249,10 +245,17 @@ impl Config {
 }
 
 /// The known keys of a file, checked; keys of other commands are checked too, so that a file can serve several.
-/// Beside them what means nothing to us.
-fn read_file(file: File<'_>) -> Result<(Table, Vec<String>), ConfigError> {
+/// Beside them what means nothing to us. In a file with a table for each stage, as run directories have it, the table of
+/// this one counts.
+fn read_file(file: File<'_>, stage: &str) -> Result<(Table, Vec<String>), ConfigError> {
     let is_yaml = Path::new(file.name).extension().is_some_and(|it| it == "yaml" || it == "yml");
     let (table, left_out) = if is_yaml { yaml::read(file)? } else { (parse_toml(file)?, Vec::new()) };
+    let (sections, mut table): (Table, Table) = table.into_iter().partition(|(_, it)| it.is_table());
+    let of = |section: &str| section.split('.').next().unwrap_or(section).to_owned();
+    if let Some(name) = sections.keys().find(|name| !keys::STAGES.contains(&of(name).as_str())) {
+        return Err(ConfigError::Unknown { file: file.name.to_owned(), name: name.clone() });
+    }
+    table.extend(sections.get(stage).and_then(Value::as_table).cloned().into_iter().flatten());
     let mut checked = Table::new();
     for (name, value) in table {
         let unknown = || ConfigError::Unknown { file: file.name.to_owned(), name: name.clone() };
@@ -264,7 +267,7 @@ fn read_file(file: File<'_>) -> Result<(Table, Vec<String>), ConfigError> {
 }
 
 /// Reads TOML; what is wrong with it is named by its line.
-pub fn parse_toml(file: File<'_>) -> Result<Table, ConfigError> {
+fn parse_toml(file: File<'_>) -> Result<Table, ConfigError> {
     file.text.parse::<Table>().map_err(|error| {
         let before = |end: usize| file.text.bytes().take(end).filter(|byte| *byte == b'\n').count();
         let line = error.span().map(|span| before(span.start) + 1);
@@ -365,12 +368,20 @@ mod tests {
     }
 
     #[test]
+    fn of_several_stages_the_own_table_counts() {
+        let file = "seed = 1\ngroup_size = 2\n[collect]\ngroup_size = 8\n[credit]\nlens = \"hint\"\n";
+        assert_eq!(value(file, &[], "group_size"), Ok(Some("8".into())));
+        assert_eq!(value(file, &[], "seed"), Ok(Some("1".into())));
+    }
+
+    #[test]
     fn mistakes_are_named() {
         let check = |file: &str, flags: &[(&'static str, &[&str])], expected: &str| {
             assert_eq!(resolve(file, flags).unwrap_err(), expected);
         };
         check("seed = 1\ngroups = = 2", &[], "c.toml line 2: extra `=`, expected nothing");
         check("group_sice = 2", &[], "c.toml: there is no key `group_sice`");
+        check("[colect]\nseed = 2", &[], "c.toml: there is no key `colect`");
         check("group_size = 0", &[], "group_size in c.toml is 0, which is not a whole number from 1 up");
         check(
             "",
@@ -386,7 +397,7 @@ mod tests {
         check(
             "",
             &[("kind", &["tgi"])],
-            "--kind is \"tgi\", which is not one of auto, vllm, sglang, openai, anthropic, embedded",
+            "--kind is \"tgi\", which is not one of auto, sglang, vllm, openai, anthropic, embedded",
         );
     }
 
@@ -439,7 +450,7 @@ mod tests {
     #[test]
     fn one_call_leaves_nothing_behind() {
         let config = resolve("", &[("run", &["runs/x"]), ("json", &["true"])]).unwrap();
-        assert!(config.is("json") && !config.to_toml().contains("runs/x"), "{}", config.to_toml());
+        assert!(config.is("json") && !config.to_table().contains_key("run"), "{}", config.to_table());
         assert_eq!(value("run = 'x'", &[], "run"), Err("c.toml: there is no key `run`".into()));
         assert_eq!(config.get::<String>("run"), Ok("runs/x".into()));
         assert_eq!(config.get::<Vec<String>>("url"), Ok(Vec::new()));
@@ -448,7 +459,7 @@ mod tests {
 
     #[test]
     fn only_keys_that_decide_the_result_tell_runs_apart() {
-        let before = resolve("", &[("url", &["http://a"])]).unwrap().to_toml().parse::<Table>().unwrap();
+        let before = resolve("", &[("url", &["http://a"])]).unwrap().to_table();
         let now = resolve(
             "",
             &[("url", &["http://b"]), ("seed", &["7"]), ("model", &["m"]), ("max_tokens", &["9"])],
@@ -462,7 +473,7 @@ mod tests {
     fn what_there_is_to_be_of_a_run_may_grow() {
         let with = |groups: &str| resolve("", &[("groups", &[groups])]).unwrap();
         let differences = |before: &Config, now: &Config| {
-            let before: Table = before.to_toml().parse().unwrap();
+            let before = before.to_table();
             now.differences(&before).iter().map(Difference::to_string).collect::<Vec<_>>()
         };
         assert_eq!(differences(&with("3"), &with("5")), Vec::<String>::new());
@@ -475,10 +486,10 @@ mod tests {
         let flags: &[(&'static str, &[&str])] =
             &[("url", &["http://me:secret@host:8000/v1"]), ("tasks", &["my tasks.jsonl"])];
         let config = resolve("", flags).unwrap();
-        let text = config.to_toml();
+        let text = config.to_table().to_string();
         assert!(text.contains("\"http://host:8000/v1\"") && !text.contains("secret"), "{text}");
         let again = Config::resolve("collect", Some(File { name: "f", text: &text }), &Typed::new()).unwrap();
         assert_eq!(again.differences(&text.parse().unwrap()), []);
-        assert_eq!(again.to_toml(), text);
+        assert_eq!(again.to_table().to_string(), text);
     }
 }

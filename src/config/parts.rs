@@ -10,6 +10,8 @@ use serde::Deserialize;
 use crate::agent::options::{ForcedCalls, LoopOptions};
 use crate::agent::reward::{CustomReward, RewardRule, RewardWeights};
 use crate::agent::tools::ToolLimits;
+use crate::model::secret::Secret;
+use crate::model::{Error, Settings, Wanted, kinds};
 use crate::tasks::dataset::DatasetOptions;
 use crate::tasks::layout::Named;
 use crate::tasks::source::TaskSource;
@@ -76,6 +78,18 @@ pub struct ModelPart {
     pub max_requests: Option<u64>,
     /// When to stop.
     pub max_tokens: Option<u64>,
+}
+
+impl ModelPart {
+    /// The model that these keys name.
+    pub fn wanted(self) -> Result<Wanted, Error> {
+        let key = Secret::find(self.api_key_env.as_deref(), self.api_key_file.as_deref())?;
+        let mut settings = Settings { timeout: Duration::from_secs(self.timeout), ..Settings::default() };
+        settings.pool.patience = Duration::from_secs(self.patience);
+        settings.pool.concurrency = self.concurrency.unwrap_or(settings.pool.concurrency);
+        let (urls, kind, model, tokenizer) = (self.url, kinds::named(&self.kind), self.model, self.tokenizer);
+        Ok(Wanted { urls, kind, model, tokenizer, key, settings, ..Wanted::default() })
+    }
 }
 
 /// The tasks, and how they are split.
@@ -291,6 +305,8 @@ pub struct RunPart {
     pub seed: u64,
     /// The time templates may print.
     pub now: Option<String>,
+    /// How often an episode that failed is run again.
+    pub episode_retries: u32,
 }
 
 /// What only `collect` needs.

@@ -11,33 +11,21 @@ pub const ERROR_BODY: usize = 64 * 1024;
 /// Memory is set aside for at most this much on a server's word alone.
 const TRUSTED_LENGTH: usize = 1 << 20;
 
-/// Why a body could not be had.
-#[derive(Debug, PartialEq)]
-pub enum BodyFault {
-    /// It is longer than allowed; the rest was not read.
-    TooLong,
-    /// The connection ended, or broke, after so many bytes.
-    Cut {
-        /// Bytes that had arrived.
-        got: usize,
-        /// What the connection said.
-        why: String,
-    },
-}
-
-/// The whole body, unless it is longer than `max` bytes.
-pub async fn read(mut response: reqwest::Response, max: usize) -> Result<Vec<u8>, BodyFault> {
+/// The whole body, or why it cannot be had: it is longer than `max` bytes, or the connection broke.
+pub async fn read(mut response: reqwest::Response, max: usize) -> Result<Vec<u8>, String> {
     let told = response.content_length().map(|n| usize::try_from(n).unwrap_or(usize::MAX));
+    let too_long = || format!("the answer is longer than {max} bytes");
     if told.is_some_and(|n| n > max) {
-        return Err(BodyFault::TooLong);
+        return Err(too_long());
     }
     let mut body = Vec::with_capacity(told.unwrap_or(0).min(TRUSTED_LENGTH));
     loop {
         let chunk = response.chunk().await;
-        let chunk = chunk.map_err(|why| BodyFault::Cut { got: body.len(), why: crate::http::reason(why) })?;
-        let Some(chunk) = chunk else { return Ok(body) };
+        let cut =
+            |why| format!("the answer was cut after {} bytes: {}", body.len(), crate::http::reason(why));
+        let Some(chunk) = chunk.map_err(cut)? else { return Ok(body) };
         if chunk.len() > max - body.len() {
-            return Err(BodyFault::TooLong);
+            return Err(too_long());
         }
         body.extend_from_slice(&chunk);
     }

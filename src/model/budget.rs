@@ -67,12 +67,12 @@ impl Spent {
 pub struct Meter {
     role: ModelRole,
     allowance: Allowance,
-    state: Mutex<State>,
+    account: Mutex<Account>,
     settled: Notify,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct Account {
     spent: Spent,
     /// How many calls are under way, and what they may still cost.
     under_way: u64,
@@ -82,7 +82,7 @@ struct State {
 impl Meter {
     /// A meter at zero.
     pub fn new(role: ModelRole, allowance: Allowance) -> Arc<Self> {
-        Arc::new(Self { role, allowance, state: Mutex::default(), settled: Notify::new() })
+        Arc::new(Self { role, allowance, account: Mutex::default(), settled: Notify::new() })
     }
 
     /// What has been paid so far.
@@ -121,35 +121,26 @@ impl Meter {
     }
 
     fn try_reserve(&self, tokens: u64) -> Result<bool, Error> {
-        let mut state = self.lock();
-        if let Some(limit) = self.allowance.max_requests {
-            if state.spent.requests >= limit {
-                return Err(self.used_up("requests", limit));
-            }
-            if state.spent.requests + state.under_way >= limit {
-                return Ok(false);
-            }
-        }
-        if let Some(limit) = self.allowance.max_tokens {
-            let settled = state.spent.tokens().saturating_add(tokens);
+        let mut account = self.lock();
+        let requests =
+            (account.spent.requests, 1, account.under_way, self.allowance.max_requests, "requests");
+        let sizes = (account.spent.tokens(), tokens, account.reserved, self.allowance.max_tokens, "tokens");
+        for (spent, more, under_way, limit, what) in [requests, sizes] {
+            let (Some(limit), settled) = (limit, spent.saturating_add(more)) else { continue };
             if settled > limit {
-                return Err(self.used_up("tokens", limit));
+                return Err(Error::Budget { role: self.role.name().to_owned(), what, limit });
             }
-            if settled.saturating_add(state.reserved) > limit {
+            if settled.saturating_add(under_way) > limit {
                 return Ok(false);
             }
         }
-        state.under_way += 1;
-        state.reserved += tokens;
+        account.under_way += 1;
+        account.reserved += tokens;
         Ok(true)
     }
 
-    fn used_up(&self, what: &'static str, limit: u64) -> Error {
-        Error::Budget { role: self.role.name().to_owned(), what, limit }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Account> {
+        self.account.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -170,12 +161,12 @@ impl Reservation {
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        let mut state = self.meter.lock();
-        state.reserved = state.reserved.saturating_sub(self.tokens);
-        state.under_way -= 1;
-        state.spent.requests += u64::from(self.usage.is_some());
-        state.spent.add(self.usage.unwrap_or_default());
-        drop(state);
+        let mut account = self.meter.lock();
+        account.reserved = account.reserved.saturating_sub(self.tokens);
+        account.under_way -= 1;
+        account.spent.requests += u64::from(self.usage.is_some());
+        account.spent.add(self.usage.unwrap_or_default());
+        drop(account);
         self.meter.settled.notify_waiters();
     }
 }

@@ -6,20 +6,23 @@
 //! come, first served at each endpoint. What is sent under a lease is `transport`'s business.
 
 use std::collections::VecDeque;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use percent_encoding::percent_decode_str;
 use reqwest::Url;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
+use super::Error;
 pub use super::breaker::BreakerRules;
 use super::breaker::{Admission, Breaker};
 use super::echo::Echo;
+use super::retry::{Failure, Fault};
+use super::room::Room;
+pub use super::room::RoomRules;
 use super::secret::Secret;
-use super::window::Window;
-pub use super::window::WindowRules;
-use super::{Error, retry};
 use backsight_core::mix::mix;
 
 /// The address of a server. Clones share what is learnt of it.
@@ -72,10 +75,7 @@ impl Endpoint {
 
 /// A user name or password as it was before it was written into an address.
 fn decoded(text: &str) -> String {
-    let form = text.replace('+', "%2B").replace('&', "%26").replace('=', "%3D");
-    let decoded = Url::parse(&format!("x:?{form}")).ok();
-    let pair = decoded.as_ref().and_then(|url| url.query_pairs().next());
-    pair.map(|(key, _)| key.into_owned()).unwrap_or_default()
+    percent_decode_str(text).decode_utf8_lossy().into_owned()
 }
 
 fn bad_url(typed: &str, why: &str) -> Error {
@@ -107,7 +107,7 @@ pub struct PoolRules {
     /// Requests in flight over all endpoints.
     pub concurrency: usize,
     /// Tokens in flight per endpoint.
-    pub window: WindowRules,
+    pub room: RoomRules,
     /// When an endpoint is left alone.
     pub breaker: BreakerRules,
     /// After every endpoint has failed for this long, calls fail instead of waiting for one to return.
@@ -118,20 +118,11 @@ impl Default for PoolRules {
     fn default() -> Self {
         Self {
             concurrency: 64,
-            window: WindowRules::default(),
+            room: RoomRules::default(),
             breaker: BreakerRules::default(),
             patience: Duration::from_secs(300),
         }
     }
-}
-
-/// What became of a request, as far as its endpoint is concerned.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Report {
-    /// It answered, usably or with a reasoned refusal.
-    Alive,
-    /// It failed in this way.
-    Failed(retry::Kind, Option<Duration>),
 }
 
 /// A change of an endpoint's health that a report brought about.
@@ -148,19 +139,19 @@ pub enum Turn {
 pub struct Pool {
     endpoints: Vec<Endpoint>,
     rules: PoolRules,
-    state: Mutex<State>,
+    state: Mutex<Occupancy>,
     changed: Notify,
 }
 
 #[derive(Debug)]
-struct State {
+struct Occupancy {
     requests: usize,
     members: Vec<Member>,
 }
 
 #[derive(Debug)]
 struct Member {
-    window: Window,
+    room: Room,
     breaker: Breaker,
     queue: VecDeque<Waiter>,
     in_flight: usize,
@@ -184,14 +175,14 @@ impl Pool {
     /// Endpoints that are all up and idle.
     pub fn new(endpoints: Vec<Endpoint>, rules: PoolRules) -> Arc<Self> {
         let member = |_: &Endpoint| Member {
-            window: Window::new(rules.window),
+            room: Room::new(rules.room),
             breaker: Breaker::new(rules.breaker),
             queue: VecDeque::new(),
             in_flight: 0,
             last_error: None,
         };
         let members = endpoints.iter().map(member).collect();
-        let state = Mutex::new(State { requests: 0, members });
+        let state = Mutex::new(Occupancy { requests: 0, members });
         Arc::new(Self { endpoints, rules, state, changed: Notify::new() })
     }
 
@@ -240,7 +231,7 @@ impl Pool {
     /// (rendezvous hashing), so losing one endpoint moves only that endpoint's prefixes.
     fn order(&self, sticky: u64, tried: &[usize]) -> Vec<usize> {
         let mut order: Vec<usize> = (0..self.endpoints.len()).collect();
-        let weight = |idx: usize| mix(sticky ^ hash(self.endpoints[idx].name()));
+        let weight = |idx: usize| mix(sticky ^ hashed(self.endpoints[idx].name()));
         order.sort_by_key(|&idx| (tried.contains(&idx), std::cmp::Reverse(weight(idx))));
         order
     }
@@ -262,10 +253,10 @@ impl Pool {
     }
 
     /// Starts at once if there is room and nobody waits, else queues.
-    fn join(self: &Arc<Self>, state: &mut State, idx: usize, tokens: u64) -> Next {
+    fn join(self: &Arc<Self>, state: &mut Occupancy, idx: usize, tokens: u64) -> Next {
         let member = &state.members[idx];
         let free = state.requests < self.rules.concurrency.max(1);
-        if free && member.queue.is_empty() && member.window.fits(tokens) {
+        if free && member.queue.is_empty() && member.room.fits(tokens) {
             return Next::Go(self.grant(state, idx, tokens, false));
         }
         let (grant, granted) = oneshot::channel();
@@ -273,10 +264,10 @@ impl Pool {
         Next::Queue(granted)
     }
 
-    fn grant(self: &Arc<Self>, state: &mut State, idx: usize, tokens: u64, trial: bool) -> Lease {
+    fn grant(self: &Arc<Self>, state: &mut Occupancy, idx: usize, tokens: u64, trial: bool) -> Lease {
         state.requests += 1;
         state.members[idx].in_flight += 1;
-        state.members[idx].window.take(tokens);
+        state.members[idx].room.take(tokens);
         Lease {
             pool: Arc::clone(self),
             idx,
@@ -291,7 +282,7 @@ impl Pool {
     /// Lets waiters in while there is room, first where least is in flight, so that every endpoint works. Those who
     /// have gone away meanwhile are returned, to be dropped after the lock is released, because dropping a lease takes
     /// the lock.
-    fn admit(self: &Arc<Self>, state: &mut State) -> Vec<Lease> {
+    fn admit(self: &Arc<Self>, state: &mut Occupancy) -> Vec<Lease> {
         let mut gone = Vec::new();
         while state.requests < self.rules.concurrency.max(1) {
             let Some(idx) = state.idlest_with_waiter() else { break };
@@ -302,16 +293,16 @@ impl Pool {
         gone
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, Occupancy> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
+impl Occupancy {
     /// Of the endpoints that have room for their first waiter, the one with least in flight.
     fn idlest_with_waiter(&self) -> Option<usize> {
         let has_room =
-            |member: &Member| member.queue.front().is_some_and(|waiter| member.window.fits(waiter.tokens));
+            |member: &Member| member.queue.front().is_some_and(|waiter| member.room.fits(waiter.tokens));
         let all = self.members.iter().enumerate().filter(|(_, member)| has_room(member));
         all.min_by_key(|(_, member)| member.in_flight).map(|(idx, _)| idx)
     }
@@ -337,15 +328,17 @@ impl State {
 /// What is said when there is nowhere to send anything.
 pub fn no_endpoint() -> Error {
     Error::Invalid {
-        what: "no server address is given".to_owned(),
-        help: "name one with --url http://HOST:PORT".to_owned(),
+        what: "no server was named".to_owned(),
+        help: "give its address, as in --url http://HOST:PORT (bare for `probe`), or use --kind embedded"
+            .to_owned(),
     }
 }
 
-/// A stable hash of a text (FNV-1a), the same on every machine and in every version.
-fn hash(text: &str) -> u64 {
-    text.bytes()
-        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
+/// A hash that is the same throughout a run.
+pub fn hashed(value: &(impl Hash + ?Sized)) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    value.hash(&mut hasher);
+    hasher.finish()
 }
 
 /// Leave to send one request to one endpoint; given back when dropped.
@@ -373,14 +366,17 @@ impl Lease {
 
     /// The whole answer is here: the endpoint has room again, although the answer is still to be judged.
     pub fn answered(&mut self) {
-        self.change(|state, lease| state.members[lease.idx].window.widen(lease.tokens));
+        self.change(|state, lease| state.members[lease.idx].room.widen(lease.tokens));
     }
 
-    /// Tells the pool what became of the request; says whether the endpoint's health turned by it.
-    pub fn report(mut self, report: Report, error: Option<&Error>) -> Option<Turn> {
+    /// Tells the pool how the request failed, or that the endpoint answered; says whether its health turned by it. A
+    /// server is given the time it asks for, unless that is longer than anybody waits.
+    pub fn report(mut self, failure: Option<&Failure>, longest_wait: Duration) -> Option<Turn> {
         self.reported = true;
         let mut turn = None;
-        self.change(|state, lease| turn = state.members[lease.idx].take_report(lease, report, error));
+        self.change(|state, lease| {
+            turn = state.members[lease.idx].take_report(lease, failure, longest_wait);
+        });
         if turn.is_some() {
             self.pool.changed.notify_waiters();
         }
@@ -388,14 +384,14 @@ impl Lease {
     }
 
     /// Changes the state and gives up what is held of the endpoint's room.
-    fn change(&mut self, change: impl FnOnce(&mut State, &Self)) {
+    fn change(&mut self, change: impl FnOnce(&mut Occupancy, &Self)) {
         let pool = Arc::clone(&self.pool);
         let mut state = pool.lock();
         change(&mut state, self);
         if std::mem::take(&mut self.held) {
             state.requests -= 1;
             state.members[self.idx].in_flight -= 1;
-            state.members[self.idx].window.free(self.tokens);
+            state.members[self.idx].room.free(self.tokens);
         }
         let gone = pool.admit(&mut state);
         drop(state);
@@ -404,14 +400,20 @@ impl Lease {
 }
 
 impl Member {
-    fn take_report(&mut self, lease: &Lease, report: Report, error: Option<&Error>) -> Option<Turn> {
+    fn take_report(
+        &mut self,
+        lease: &Lease,
+        failure: Option<&Failure>,
+        longest_wait: Duration,
+    ) -> Option<Turn> {
         let now = Instant::now();
-        let Report::Failed(kind, retry_after) = report else {
+        let Some(Failure { fault, error, retry_after }) = failure else {
             return self.breaker.succeed().then_some(Turn::Closed);
         };
-        self.last_error = error.cloned();
-        if kind == retry::Kind::Pressed {
-            self.window.cut(lease.begun, now);
+        self.last_error = Some(error.clone());
+        let retry_after = retry_after.filter(|asked| *asked <= longest_wait);
+        if *fault == Fault::Pressed {
+            self.room.cut(lease.begun, now);
         }
         let opened = self.breaker.fail(lease.trial, retry_after, now);
         if opened {
@@ -449,13 +451,19 @@ mod tests {
     fn pool(n: usize, concurrency: usize, start: u64) -> Arc<Pool> {
         let endpoints =
             (0..n).map(|idx| Endpoint::parse(&format!("http://host{idx}:8000")).unwrap()).collect();
-        let window = WindowRules { start, cap: 100_000 };
-        Pool::new(endpoints, PoolRules { concurrency, window, ..PoolRules::default() })
+        let room = RoomRules { start, cap: 100_000 };
+        Pool::new(endpoints, PoolRules { concurrency, room, ..PoolRules::default() })
     }
 
-    fn broken() -> (Report, Error) {
+    const LONGEST: Duration = Duration::from_secs(900);
+
+    fn broken() -> Failure {
         let error = Error::Unreachable { server: "s".into(), why: "connection refused".into() };
-        (Report::Failed(retry::Kind::Broken, None), error)
+        Failure::new(Fault::Broken, error)
+    }
+
+    fn pressed(retry_after: Option<Duration>) -> Failure {
+        Failure { fault: Fault::Pressed, retry_after, ..broken() }
     }
 
     async fn fail(pool: &Arc<Pool>, sticky: u64, times: usize) -> Vec<usize> {
@@ -463,8 +471,7 @@ mod tests {
         for _ in 0..times {
             let lease = pool.lease(sticky, 1, &[]).await.unwrap();
             asked.push(lease.idx());
-            let (report, error) = broken();
-            lease.report(report, Some(&error));
+            lease.report(Some(&broken()), LONGEST);
         }
         asked
     }
@@ -565,7 +572,7 @@ mod tests {
         let mut lease = pool.lease(0, 1, &[]).await.unwrap();
         lease.answered();
         let next = at_once(&pool, 1).await.unwrap();
-        assert_eq!(lease.report(Report::Alive, None), None);
+        assert_eq!(lease.report(None, LONGEST), None);
         drop(next);
         assert_eq!(pool.lock().requests, 0);
     }
@@ -578,12 +585,12 @@ mod tests {
         assert_eq!(asked, [home; 5]);
         let other = pool.lease(7, 1, &[]).await.unwrap();
         assert_ne!(other.idx(), home);
-        other.report(Report::Alive, None);
+        other.report(None, LONGEST);
         sleep(Duration::from_secs(1)).await;
         let trial = pool.lease(7, 1, &[]).await.unwrap();
         assert_eq!(trial.idx(), home);
         assert_ne!(pool.lease(7, 1, &[]).await.unwrap().idx(), home, "one trial at a time");
-        assert_eq!(trial.report(Report::Alive, None), Some(Turn::Closed));
+        assert_eq!(trial.report(None, LONGEST), Some(Turn::Closed));
         assert_eq!(pool.lease(7, 1, &[]).await.unwrap().idx(), home);
     }
 
@@ -602,8 +609,7 @@ mod tests {
         sleep(Duration::from_millis(1)).await;
         assert!(!waiting.is_finished());
         for lease in held {
-            let (report, error) = broken();
-            lease.report(report, Some(&error));
+            lease.report(Some(&broken()), LONGEST);
         }
         assert_ne!(waiting.await.unwrap().unwrap(), home);
     }
@@ -615,13 +621,12 @@ mod tests {
         let error = loop {
             match pool.lease(0, 1, &[]).await {
                 Ok(lease) => {
-                    let (report, error) = broken();
-                    lease.report(report, Some(&error));
+                    lease.report(Some(&broken()), LONGEST);
                 }
                 Err(error) => break error,
             }
         };
-        assert_eq!(error, broken().1);
+        assert_eq!(error, broken().error);
         let waited = begun.elapsed().as_secs();
         assert!((270..=330).contains(&waited), "{waited} s");
     }
@@ -632,7 +637,7 @@ mod tests {
         let asked = Duration::from_secs(700);
         for _ in 0..5 {
             let lease = pool.lease(0, 1, &[]).await.unwrap();
-            lease.report(Report::Failed(retry::Kind::Pressed, Some(asked)), Some(&broken().1));
+            lease.report(Some(&pressed(Some(asked))), LONGEST);
         }
         let begun = Instant::now();
         let trial = pool.lease(0, 1, &[]).await.unwrap();
@@ -644,7 +649,7 @@ mod tests {
         // Nobody gives up while somebody finds out, however long that takes.
         sleep(Duration::from_secs(900)).await;
         assert!(!waiting.is_finished());
-        trial.report(Report::Alive, None);
+        trial.report(None, LONGEST);
         waiting.await.unwrap().unwrap();
     }
 
@@ -685,9 +690,8 @@ mod tests {
     async fn pressure_narrows_what_is_sent() {
         let pool = pool(1, 64, 100);
         let leases = [pool.lease(0, 50, &[]).await.unwrap(), pool.lease(0, 50, &[]).await.unwrap()];
-        let error = broken().1;
         for lease in leases {
-            lease.report(Report::Failed(retry::Kind::Pressed, None), Some(&error));
+            lease.report(Some(&pressed(None)), LONGEST);
         }
         let _one = at_once(&pool, 50).await.unwrap();
         assert!(at_once(&pool, 1).await.is_none());

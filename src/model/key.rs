@@ -1,8 +1,9 @@
 //! What makes two calls the same call, and the seed that belongs to a place.
 //!
 //! Owns [`Key`]. A score is determined by its content: the model, the tokens up to the last one that
-//! is scored, the spans and K. A sample is determined by its content and its place, because each
-//! place is a separate draw although prompts may be equal. Pure.
+//! is scored, the spans and K; what it found at a position is determined by the model and the tokens up to there. A
+//! sample is determined by its content and its place, because each place is a separate draw although prompts may be
+//! equal. Pure.
 
 use serde_json::Value;
 use sha2::{Digest, Sha256};
@@ -35,10 +36,25 @@ impl Key {
         text.finish()
     }
 
-    /// The key of a draw by token ids in the run named `run`.
-    pub fn of_generate(model: ModelId, run: &str, request: &GenerateRequest) -> Self {
+    /// The keys of what stands behind the first so many tokens, for each of `ends`, which ascend.
+    pub fn of_prefixes(
+        model: ModelId,
+        tokens: &[TokenId],
+        ends: impl IntoIterator<Item = usize>,
+    ) -> Vec<Self> {
+        let (mut text, mut at) = (Text::new("prefix", model), 0);
+        let of = |end| {
+            text.bare_ids(&tokens[at..end]);
+            at = end;
+            Self(text.0.clone().finalize().into())
+        };
+        ends.into_iter().map(of).collect()
+    }
+
+    /// The key of a draw by token ids in a stage.
+    pub fn of_generate(model: ModelId, stage: &str, request: &GenerateRequest) -> Self {
         let mut text = Text::new("generate", model);
-        text.place(run, &request.place);
+        text.place(stage, &request.place);
         text.sampling(&request.sampling);
         text.ids(&request.prompt);
         text.ids(&request.stop_ids);
@@ -46,10 +62,10 @@ impl Key {
         text.finish()
     }
 
-    /// The key of an answer in a conversation in the run named `run`.
-    pub fn of_chat(model: ModelId, run: &str, request: &ChatRequest) -> Self {
+    /// The key of an answer in a conversation in a stage.
+    pub fn of_chat(model: ModelId, stage: &str, request: &ChatRequest) -> Self {
         let mut text = Text::new("chat", model);
-        text.place(run, &request.place);
+        text.place(stage, &request.place);
         text.sampling(&request.sampling);
         text.number(request.messages.len());
         request.messages.iter().for_each(|message| text.message(message));
@@ -103,6 +119,10 @@ impl Text {
 
     fn ids(&mut self, ids: &[TokenId]) {
         self.number(ids.len());
+        self.bare_ids(ids);
+    }
+
+    fn bare_ids(&mut self, ids: &[TokenId]) {
         // Hashing in pieces of a page keeps the copy small and the hash function busy.
         for piece in ids.chunks(1024) {
             let bytes: Vec<u8> = piece.iter().flat_map(|id| id.to_le_bytes()).collect();
@@ -119,8 +139,8 @@ impl Text {
         self.bytes(value.to_string().as_bytes());
     }
 
-    fn place(&mut self, run: &str, place: &Place) {
-        self.bytes(run.as_bytes());
+    fn place(&mut self, stage: &str, place: &Place) {
+        self.bytes(stage.as_bytes());
         self.bytes(place.task.as_bytes());
         [place.episode, place.step, place.vote].into_iter().for_each(|number| self.number(number));
     }
@@ -247,6 +267,14 @@ mod tests {
     fn tokens_behind_the_last_span_do_not_matter() {
         let key = |tokens: &[TokenId]| Key::of_score(ModelId(1), &job(tokens, &[(1, 3)], 2));
         assert_eq!(key(&[1, 2, 3]), key(&[1, 2, 3, 4, 5]));
+    }
+
+    #[test]
+    fn prefixes_differ_by_model_and_tokens() {
+        let of = |model, tokens: &[TokenId]| Key::of_prefixes(ModelId(model), tokens, [0, 2, 3]);
+        let ends = of(1, &[1, 2, 3, 4]);
+        check_distinct(ends.iter().chain(&of(2, &[1, 2, 3, 4])).chain(&of(1, &[2, 2, 3])[1..]).copied());
+        assert_eq!(ends, of(1, &[1, 2, 3, 9]), "what comes behind them does not matter");
     }
 
     #[test]

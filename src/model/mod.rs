@@ -9,8 +9,11 @@ mod body;
 mod breaker;
 pub(crate) mod budget;
 mod echo;
+pub(crate) mod embedded;
 pub(crate) mod endpoint;
 pub(crate) mod key;
+pub(crate) mod kind;
+pub(crate) mod kinds;
 pub(crate) mod noise;
 pub(crate) mod notice;
 pub(crate) mod open;
@@ -23,6 +26,7 @@ pub(crate) mod remote;
 mod repo;
 mod resting;
 pub(crate) mod retry;
+mod room;
 pub(crate) mod route;
 mod sampled;
 pub(crate) mod secret;
@@ -32,7 +36,6 @@ mod tokenizers;
 pub(crate) mod transport;
 pub(crate) mod vllm;
 pub(crate) mod weights;
-mod window;
 
 pub use backsight_core::model::{
     ChatAnswer, ChatRequest, Constraint, Error, Finish, GenerateRequest, Generated, Limits, Model, Place,
@@ -41,12 +44,13 @@ pub use backsight_core::model::{
 
 pub use self::anthropic::Anthropic;
 pub use self::budget::{Allowance, Meter, ModelRole};
+pub use self::kind::{Kind, Remote, ServerInfo, Wanted};
+pub use self::kinds::{KINDS, named as kind_named};
 pub use self::open::open;
 pub use self::openai::OpenAi;
 pub use self::opened::Opened;
 pub use self::planned::{JobScores, score_planned};
 pub use self::probe::PROBE_TEXT;
-pub use self::remote::{Kind, OpenOptions, ServerInfo};
 pub use self::sglang::Sglang;
 pub use self::transport::{Settings, Transport};
 pub use self::vllm::Vllm;

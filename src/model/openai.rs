@@ -5,13 +5,15 @@
 //! paid. OpenAI's newer models refuse some parameters; what a model refuses by name is left out from
 //! then on, with a notice. Deliberately absent: the formats, which are in `wire::openai`.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use async_trait::async_trait;
+use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::remote::{self, Kind, OpenOptions, ServerInfo};
-use super::transport::{Answer, Body, Call, Method, Transport};
+use super::kind::{Client, Kind, Remote, ServerInfo};
+use super::remote;
+use super::transport::{Answer, Body, Call, Transport};
 use super::{
     ChatAnswer, ChatRequest, Constraint, Error, Finish, GenerateRequest, Generated, Limits, Model, Scored,
 };
@@ -20,107 +22,75 @@ use backsight_chat::messages;
 use backsight_core::episode::Content;
 use backsight_core::score::ScoreJob;
 
+/// Whatever lists models and was not recognised before: it can only be talked to.
+pub static OPENAI: Kind = Kind {
+    name: "openai",
+    about: "Anything that speaks OpenAI's chat route",
+    signs: &[("/v1/models", |body| wire::models(body).map(drop))],
+    client: Some(Client {
+        ask: |transport, model| Box::pin(ask(transport, model)),
+        make: |it| Arc::new(OpenAi::new(it)),
+    }),
+    ..Kind::PLAIN
+};
+
+async fn ask(transport: &Transport, model: Option<&str>) -> Result<(ServerInfo, Limits), Error> {
+    let listed = remote::listed(transport).await?;
+    let model = remote::choose(&transport.server(), &listed, model)?;
+    let (context_length, vocab_size) = (model.context_length, model.vocab_size);
+    let limits = Limits { context_length, vocab_size, ..OPENAI.limits.clone() };
+    Ok((ServerInfo::listed(&OPENAI, &model, listed), limits))
+}
+
 /// A model behind an OpenAI-compatible server.
 pub struct OpenAi {
-    transport: Transport,
-    info: ServerInfo,
-    limits: Limits,
-    options: OpenOptions,
-    refused: Mutex<Vec<Parameter>>,
+    /// The server.
+    pub remote: Remote,
+    refused: Mutex<Vec<&'static str>>,
 }
 
 /// What a server may refuse to be told.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Parameter {
-    MaxTokens,
-    Temperature,
-    TopP,
-    TopK,
-    Seed,
+const REFUSABLE: [&str; 5] = [MAX_TOKENS, "temperature", "top_p", "top_k", "seed"];
+const MAX_TOKENS: &str = "max_tokens";
+
+/// The parameter that a refusal names as unknown or not supported.
+fn refused_in(message: &str) -> Option<&'static str> {
+    let lower = message.to_lowercase();
+    let refuses = ["unsupported", "not support", "unrecognized", "unknown parameter", "not permitted"];
+    let is_refusal = refuses.iter().any(|words| lower.contains(words));
+    REFUSABLE.into_iter().find(|name| is_refusal && lower.contains(name))
 }
 
-impl Parameter {
-    const ALL: [Self; 5] = [Self::MaxTokens, Self::Temperature, Self::TopP, Self::TopK, Self::Seed];
-
-    fn name(self) -> &'static str {
-        match self {
-            Self::MaxTokens => "max_tokens",
-            Self::Temperature => "temperature",
-            Self::TopP => "top_p",
-            Self::TopK => "top_k",
-            Self::Seed => "seed",
-        }
-    }
-
-    /// The parameter that a refusal names as unknown or not supported.
-    fn refused_in(message: &str) -> Option<Self> {
-        let lower = message.to_lowercase();
-        let refuses = ["unsupported", "not support", "unrecognized", "unknown parameter", "not permitted"];
-        if !refuses.iter().any(|words| lower.contains(words)) {
-            return None;
-        }
-        Self::ALL.into_iter().find(|parameter| lower.contains(parameter.name()))
-    }
-
-    fn leave_out(self, request: &mut wire::ChatRequest<'_>) {
-        match self {
-            Self::MaxTokens => request.max_completion_tokens = request.max_tokens.take(),
-            Self::Temperature => request.temperature = None,
-            Self::TopP => request.top_p = None,
-            Self::TopK => request.top_k = None,
-            Self::Seed => request.seed = None,
-        }
+/// Takes a parameter out of a request; the newer models have another name for the first.
+fn leave_out(parameter: &str, body: &mut Value) {
+    let value = body.as_object_mut().and_then(|body| body.shift_remove(parameter));
+    if let Some(value) = value.filter(|_| parameter == MAX_TOKENS) {
+        body["max_completion_tokens"] = value;
     }
 }
 
 impl OpenAi {
-    /// Asks the server which models it has, and takes one.
-    pub async fn open(transport: Transport, options: OpenOptions) -> Result<Self, Error> {
-        let listed = remote::listed(&transport.briefly()).await?;
-        let model = remote::choose(&transport.server(), &listed, options.model.as_deref())?;
-        let limits = Limits {
-            context_length: model.context_length,
-            vocab_size: options.vocab_size.or(model.vocab_size),
-            ..Limits::default()
-        };
-        let info = ServerInfo {
-            kind: Kind::OpenAi,
-            version: None,
-            model: model.id,
-            models: listed.into_iter().map(|it| it.id).collect(),
-            model_path: model.root,
-            tokenizer_path: None,
-            weight_version: None,
-        };
-        Ok(Self::new(transport, info, limits, options))
-    }
-
     /// A client that asks nothing beforehand.
-    pub fn new(transport: Transport, info: ServerInfo, limits: Limits, options: OpenOptions) -> Self {
-        Self { transport, info, limits, options, refused: Mutex::default() }
+    pub fn new(remote: Remote) -> Self {
+        Self { remote, refused: Mutex::default() }
     }
 
-    /// What the server said about itself.
-    pub fn info(&self) -> &ServerInfo {
-        &self.info
-    }
-
-    fn refused(&self) -> Vec<Parameter> {
+    fn refused(&self) -> Vec<&'static str> {
         self.refused.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Whether a call failed because of a parameter that was not known to be refused.
     fn learns_refusal(&self, error: &Error) -> bool {
         let Error::Refused { message, status: 400 | 422, .. } = error else { return false };
-        let Some(parameter) = Parameter::refused_in(message) else { return false };
+        let Some(parameter) = refused_in(message) else { return false };
         let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
         if refused.contains(&parameter) {
             return false;
         }
         refused.push(parameter);
-        if parameter != Parameter::MaxTokens {
-            let (server, model, name) = (self.transport.server(), &self.info.model, parameter.name());
-            self.options.notices.add(format!("`{model}` at {server} takes no {name}; it is left out"));
+        if parameter != MAX_TOKENS {
+            let (server, model) = (self.remote.transport.server(), &self.remote.info.model);
+            self.remote.notices.add(format!("`{model}` at {server} takes no {parameter}; it is left out"));
         }
         true
     }
@@ -129,26 +99,25 @@ impl OpenAi {
 #[async_trait]
 impl Model for OpenAi {
     async fn generate(&self, _request: &GenerateRequest) -> Result<Generated, Error> {
-        Err(unsupported(&self.transport, "take token ids"))
+        Err(unsupported(&self.remote.transport, "take token ids"))
     }
 
     async fn score(&self, _job: &ScoreJob) -> Result<Scored, Error> {
-        Err(unsupported(&self.transport, "score a prompt"))
+        Err(unsupported(&self.remote.transport, "score a prompt"))
     }
 
     async fn chat(&self, request: &ChatRequest) -> Result<ChatAnswer, Error> {
-        for _ in Parameter::ALL {
-            let (transport, model) = (&self.transport, &self.info.model);
-            match chat_without(transport, model, Dialect::OpenAi, request, &self.refused()).await {
+        for _ in REFUSABLE {
+            match chat(&self.remote, Dialect::OpenAi, request, &self.refused()).await {
                 Err(error) if self.learns_refusal(&error) => {}
                 other => return other,
             }
         }
-        chat_without(&self.transport, &self.info.model, Dialect::OpenAi, request, &self.refused()).await
+        chat(&self.remote, Dialect::OpenAi, request, &self.refused()).await
     }
 
     fn limits(&self) -> &Limits {
-        &self.limits
+        &self.remote.limits
     }
 }
 
@@ -169,40 +138,37 @@ pub(super) enum Dialect {
     Sglang,
 }
 
-/// A conversation answered over OpenAI's chat route.
+/// A conversation answered over OpenAI's chat route, without the parameters that are refused.
 pub(super) async fn chat(
-    transport: &Transport,
-    model: &str,
+    remote: &Remote,
     dialect: Dialect,
     request: &ChatRequest,
+    refused: &[&str],
 ) -> Result<ChatAnswer, Error> {
-    chat_without(transport, model, dialect, request, &[]).await
+    let body = chat_request(&remote.info.model, dialect, request);
+    if body.regex.is_some() && dialect == Dialect::OpenAi {
+        return Err(unsupported(&remote.transport, "force a text to match a regular expression"));
+    }
+    let mut body = json!(body);
+    refused.iter().for_each(|parameter| leave_out(parameter, &mut body));
+    post_chat(&remote.transport, "/v1/chat/completions", &body, request, wire::answered).await
 }
 
-async fn chat_without(
+/// Sends a conversation as `body` and reads the answer.
+pub(super) async fn post_chat(
     transport: &Transport,
-    model: &str,
-    dialect: Dialect,
+    path: &str,
+    body: &impl Serialize,
     request: &ChatRequest,
-    refused: &[Parameter],
+    decode: fn(&[u8]) -> Result<Answered, String>,
 ) -> Result<ChatAnswer, Error> {
-    let mut body = chat_request(model, dialect, request);
-    if body.regex.is_some() && dialect == Dialect::OpenAi {
-        return Err(unsupported(transport, "force a text to match a regular expression"));
-    }
-    refused.iter().for_each(|parameter| parameter.leave_out(&mut body));
     let call = Call {
-        method: Method::POST,
-        path: "/v1/chat/completions",
-        body: Body::Same(remote::body(&body)?),
         tokens: chat_tokens(request),
         sticky: remote::sticky_step(&request.place),
-        max_answer: remote::max_chat_answer(request.sampling.max_tokens),
-        timeout: None,
+        max_answer: remote::max_answer(request.sampling.max_tokens, 0),
+        ..Call::post(path, Body::Same(remote::body(body)?))
     };
-    let decode = |answer: &Answer<'_>| wire::answered(answer.body);
-    let answered = transport.call(&call, &decode).await?;
-    Ok(chat_answer(answered))
+    Ok(chat_answer(transport.call(&call, &|answer: &Answer<'_>| decode(answer.body)).await?))
 }
 
 fn chat_request<'a>(model: &'a str, dialect: Dialect, request: &'a ChatRequest) -> wire::ChatRequest<'a> {
@@ -230,14 +196,14 @@ fn chat_request<'a>(model: &'a str, dialect: Dialect, request: &'a ChatRequest) 
 }
 
 /// Tokens a conversation costs, roughly: four bytes make one. It only bounds what is in flight.
-pub(super) fn chat_tokens(request: &ChatRequest) -> u64 {
+fn chat_tokens(request: &ChatRequest) -> u64 {
     let text = |content: &Option<Content>| content.as_ref().map_or(0, |it| it.text().len());
     let bytes: usize = request.messages.iter().map(|message| text(&message.content)).sum();
     (bytes / 4 + request.sampling.max_tokens) as u64
 }
 
 /// The answer in our words. A server may say `stop` beside a tool call.
-pub(super) fn chat_answer(answered: Answered) -> ChatAnswer {
+fn chat_answer(answered: Answered) -> ChatAnswer {
     let Answered { message, finish, counts } = answered;
     let finish = match remote::finish(finish.as_deref()) {
         Finish::Stop if !message.tool_calls.is_empty() => Finish::ToolCalls,
@@ -278,11 +244,11 @@ mod tests {
     }
 
     /// What is sent, beside model and messages.
-    fn check(dialect: Dialect, constraint: Option<Constraint>, refused: &[Parameter], expected: &str) {
+    fn check(dialect: Dialect, constraint: Option<Constraint>, refused: &[&str], expected: &str) {
         let request = request(constraint);
-        let mut body = chat_request("m", dialect, &request);
-        refused.iter().for_each(|it| it.leave_out(&mut body));
-        let sent = json!(body).to_string();
+        let mut body = json!(chat_request("m", dialect, &request));
+        refused.iter().for_each(|it| leave_out(it, &mut body));
+        let sent = body.to_string();
         let start = r#"{"model":"m","messages":[{"role":"user","content":"hi"}],"#;
         assert_eq!(sent, format!("{start}{expected}}}"));
     }
@@ -304,23 +270,22 @@ mod tests {
         let openai = r#""max_tokens":9,"temperature":0.7,"seed":3"#;
         let format = r#""response_format":{"type":"json_schema","json_schema":{"name":"answer","schema":{"type":"object"}}}"#;
         check(Dialect::OpenAi, schema(), &[], &format!("{openai},{format}"));
-        let refused = [Parameter::MaxTokens, Parameter::Temperature, Parameter::Seed];
+        let refused = [MAX_TOKENS, "temperature", "seed"];
         check(Dialect::OpenAi, None, &refused, r#""max_completion_tokens":9"#);
     }
 
     #[test]
     fn refused_parameters_are_recognised() {
-        let check =
-            |message: &str, expected| assert_eq!(Parameter::refused_in(message), expected, "{message}");
+        let check = |message: &str, expected| assert_eq!(refused_in(message), expected, "{message}");
         check(
             "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead.",
-            Some(Parameter::MaxTokens),
+            Some(MAX_TOKENS),
         );
         check(
             "Unsupported value: 'temperature' does not support 0.7 with this model. Only the default (1) value is supported.",
-            Some(Parameter::Temperature),
+            Some("temperature"),
         );
-        check("Unrecognized request argument supplied: top_k", Some(Parameter::TopK));
+        check("Unrecognized request argument supplied: top_k", Some("top_k"));
         check("max_tokens must be at least 1, got 0.", None);
         check("This model's maximum context length is 4096 tokens.", None);
     }

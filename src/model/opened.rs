@@ -3,12 +3,9 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::anthropic::Anthropic;
-use super::openai::OpenAi;
-use super::remote::{Kind, OpenOptions, ServerInfo};
-use super::sglang::Sglang;
+use super::kind::{Remote, ServerInfo};
+use super::notice::Notices;
 use super::transport::Transport;
-use super::vllm::Vllm;
 use super::{Limits, Model};
 use backsight_chat::tokenizer::Tokenizer;
 
@@ -24,46 +21,28 @@ pub struct Opened {
     pub transport: Option<Transport>,
 }
 
-/// What is known of a model behind a server, apart from the way to it.
-#[derive(Clone, Debug)]
-pub struct Known {
-    info: ServerInfo,
-    limits: Limits,
-}
-
-impl Known {
-    /// The same, trusting every id: for whoever sends only ids that every vocabulary has, and those it was given.
-    pub fn trusting_ids(mut self) -> Self {
-        self.limits.vocab_size = Some(usize::MAX);
-        (self.limits.token_ids, self.limits.scores) = (true, true);
-        self
-    }
-
-    /// The model over another way, such as to one of its endpoints; nothing is asked.
-    pub fn over(&self, transport: Transport) -> Arc<dyn Model> {
-        client(transport, self.info.clone(), self.limits.clone(), OpenOptions::default())
-    }
-}
-
 impl Opened {
-    /// What is known of it by now.
-    pub fn known(&self) -> Known {
-        Known { info: self.info.clone(), limits: self.model.limits().clone() }
+    /// A model behind a server.
+    pub(super) fn new(remote: Remote, tokenizer: Option<(PathBuf, Arc<Tokenizer>)>) -> Option<Self> {
+        let (info, transport) = (remote.info.clone(), Some(remote.transport.clone()));
+        let model = (info.kind.client.as_ref()?.make)(remote);
+        Some(Self { model, info, tokenizer, transport })
     }
-}
 
-/// A client for what is already known of a server.
-pub(super) fn client(
-    transport: Transport,
-    info: ServerInfo,
-    limits: Limits,
-    options: OpenOptions,
-) -> Arc<dyn Model> {
-    match info.kind {
-        Kind::Vllm => Arc::new(Vllm::new(transport, info, limits, options)),
-        Kind::Sglang => Arc::new(Sglang::new(transport, info, limits, options)),
-        Kind::Anthropic => Arc::new(Anthropic::new(transport, info, limits, options)),
-        // A model in this process has no way to it; nobody asks for one.
-        Kind::OpenAi | Kind::Embedded => Arc::new(OpenAi::new(transport, info, limits, options)),
+    /// What it is called in messages.
+    pub fn server(&self) -> String {
+        self.transport.as_ref().map_or_else(|| "the embedded model".to_owned(), Transport::server)
+    }
+
+    /// The model over another way, such as to one of its endpoints; nothing is asked. One in this process has no other.
+    pub fn over(&self, transport: Transport) -> Arc<dyn Model> {
+        self.within(transport, self.model.limits().clone())
+    }
+
+    /// The same with other limits.
+    pub(super) fn within(&self, transport: Transport, limits: Limits) -> Arc<dyn Model> {
+        let remote = Remote { transport, info: self.info.clone(), limits, notices: Notices::default() };
+        let client = self.info.kind.client.as_ref();
+        client.map_or_else(|| Arc::clone(&self.model), |client| (client.make)(remote))
     }
 }

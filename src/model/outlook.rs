@@ -3,7 +3,8 @@
 //! Owns [`Outlook`]. What no later call can escape (a budget used up, other weights, a disk that is full) ends it at
 //! once. So do several calls in a row that found no working server, although each was tried with all its patience:
 //! a connection that is refused or reset, an error and garbage count alike. An answer in between shows that the server
-//! works, and so does a reasoned refusal.
+//! works, and so does a reasoned refusal. Whose last call fails so, without anybody's being answered while it was tried,
+//! ended for want of a server, however few such calls there were; what is left open by that is asked for another time.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -14,21 +15,27 @@ const GONE_AFTER: u32 = 3;
 
 /// How it looks; clones share it.
 #[derive(Clone, Debug, Default)]
-pub struct Outlook(Arc<Mutex<State>>);
+pub struct Outlook(Arc<Mutex<Sight>>);
 
 #[derive(Debug, Default)]
-struct State {
+struct Sight {
     /// Failures since the last answer that another time might have passed.
     in_a_row: u32,
-    /// The last of them, unless the server is there and only garbles.
+    /// The last of them, unless others were answered meanwhile or the server is there and only garbles.
     last: Option<Error>,
+    n_answers: u64,
     stopped_by: Option<Error>,
 }
 
 impl Outlook {
-    /// Looks at what a call came to.
-    pub fn heed<T>(&self, answer: &Result<T, Error>) {
-        self.lock().note(answer.as_ref().err());
+    /// A call begins: how many were answered by now.
+    pub fn begin(&self) -> u64 {
+        self.lock().n_answers
+    }
+
+    /// Looks at what a call came to that began when so many had been answered.
+    pub fn heed<T>(&self, begun: u64, answer: &Result<T, Error>) {
+        self.lock().note(begun, answer.as_ref().err());
     }
 
     /// Gives up, for this reason.
@@ -48,24 +55,26 @@ impl Outlook {
 
     /// Why nothing more can be hoped for now that all is over: what stopped it, or the failure it ended with.
     pub fn ended_by(&self) -> Option<Error> {
-        let state = self.lock();
-        state.stopped_by.clone().or_else(|| state.last.clone())
+        let sight = self.lock();
+        sight.stopped_by.clone().or_else(|| sight.last.clone())
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, Sight> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
-    fn note(&mut self, error: Option<&Error>) {
-        let Some(error) = error.filter(|error| error.may_pass() || error.stops_the_run()) else {
+impl Sight {
+    fn note(&mut self, begun: u64, error: Option<&Error>) {
+        let Some(error) = error.filter(|error| error.leaves_open()) else {
             (self.in_a_row, self.last) = (0, None);
+            self.n_answers += 1;
             return;
         };
         if error.may_pass() {
             self.in_a_row += 1;
-            self.last = Some(error.clone()).filter(|error| !matches!(error, Error::Garbled { .. }));
+            let is_alone = begun == self.n_answers && !matches!(error, Error::Garbled { .. });
+            self.last = is_alone.then(|| error.clone());
         }
         if error.stops_the_run() || self.in_a_row >= GONE_AFTER {
             self.stopped_by.get_or_insert_with(|| error.clone());
@@ -99,7 +108,7 @@ mod tests {
 
     fn check(calls: &[Option<Error>], stopped_by: Option<Error>, ended_by: Option<Error>) {
         let outlook = Outlook::default();
-        calls.iter().for_each(|call| outlook.heed(&call.clone().map_or(Ok(()), Err)));
+        calls.iter().for_each(|call| outlook.heed(outlook.begin(), &call.clone().map_or(Ok(()), Err)));
         assert_eq!((outlook.stopped_by(), outlook.ended_by()), (stopped_by, ended_by), "{calls:?}");
     }
 
@@ -110,6 +119,17 @@ mod tests {
         check(&[Some(gone()), Some(gone()), None, Some(gone())], None, Some(gone()));
         check(&[Some(gone()), Some(gone()), Some(gone()), None], Some(gone()), Some(gone()));
         check(&[Some(gone()), None], None, None);
+    }
+
+    #[test]
+    fn a_call_that_fails_while_others_are_answered_is_its_own() {
+        let outlook = Outlook::default();
+        let (long, short) = (outlook.begin(), outlook.begin());
+        outlook.heed(short, &Ok(()));
+        outlook.heed::<()>(long, &Err(gone()));
+        assert_eq!(outlook.ended_by(), None);
+        outlook.heed::<()>(outlook.begin(), &Err(gone()));
+        assert_eq!((outlook.stopped_by(), outlook.ended_by()), (None, Some(gone())));
     }
 
     #[test]

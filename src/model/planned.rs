@@ -44,12 +44,8 @@ impl Planned {
         if self == Self::default() {
             return later;
         }
-        let cached = self.usage.cached_tokens.zip(later.usage.cached_tokens);
-        let usage = Usage {
-            prompt_tokens: self.usage.prompt_tokens + later.usage.prompt_tokens,
-            cached_tokens: cached.map(|(a, b)| a + b),
-            completion_tokens: self.usage.completion_tokens + later.usage.completion_tokens,
-        };
+        let mut usage = self.usage;
+        usage += later.usage;
         Self { figures: self.figures, usage, n_alone: self.n_alone + later.n_alone, ..later }
     }
 
@@ -76,43 +72,33 @@ pub type Settle<'a> = dyn FnMut(usize, Result<JobScores, Error>) -> ControlFlow<
 
 /// What scoring costs a model with these limits.
 pub fn backend(limits: &Limits) -> Backend {
-    Backend { caches_scores: limits.cached_scores, start_index: limits.start_index, max_scored: None }
+    let Limits { cached_scores, start_index, max_scored, .. } = *limits;
+    Backend { caches_scores: cached_scores, start_index, max_scored }
 }
 
 /// How a plan is carried out.
 #[derive(Clone, Debug)]
 pub struct Pace {
-    /// What requests cost.
-    pub backend: Backend,
     /// At most so many requests are under way.
     pub at_once: usize,
     /// Whether there is a point in going on; plans over one model share it.
     pub outlook: Outlook,
 }
 
-impl Pace {
-    /// As suits a model with these limits.
-    pub fn of(limits: &Limits) -> Self {
-        Self { backend: backend(limits), at_once: UNDER_WAY, outlook: Outlook::default() }
+impl Default for Pace {
+    fn default() -> Self {
+        Self { at_once: UNDER_WAY, outlook: Outlook::default() }
     }
 }
 
 /// Scores `jobs` through a plan. An error that stops the run settles every job that has no scores yet.
 pub async fn score_planned(model: &Arc<dyn Model>, jobs: &[ScoreJob], settle: &mut Settle<'_>) -> Planned {
-    score_at(&Pace::of(model.limits()), model, jobs, settle).await
+    score_at(&Pace::default(), model, &plan(jobs, &backend(model.limits())), settle).await
 }
 
-/// The same at a pace of one's own.
-pub async fn score_at(
-    pace: &Pace,
-    model: &Arc<dyn Model>,
-    jobs: &[ScoreJob],
-    settle: &mut Settle<'_>,
-) -> Planned {
-    let plan = plan(jobs, &pace.backend);
-    let mut work = Work::new(model, jobs, &plan, settle);
-    work.at_once = pace.at_once.clamp(1, UNDER_WAY);
-    work.outlook = pace.outlook.clone();
+/// Carries out a plan at a pace of one's own.
+pub async fn score_at(pace: &Pace, model: &Arc<dyn Model>, plan: &Plan, settle: &mut Settle<'_>) -> Planned {
+    let mut work = Work::new(pace, model, plan, settle);
     work.begin();
     let resting = work.resting.clone();
     while !work.is_stopped() && work.send() {
@@ -128,17 +114,15 @@ pub async fn score_at(
     work.end()
 }
 
-/// What a task asked for.
-#[derive(Clone)]
-enum Asked {
-    /// Requests of the plan.
-    Planned(Vec<usize>),
-    /// A job for itself.
+/// What a task asked for: requests of the plan, or a job for itself.
+#[derive(Clone, Copy)]
+enum Sent {
+    Request(usize),
     Alone(usize),
 }
 
 /// What was asked for, since when the weights were never in doubt then, and what came of it.
-type Finished = (Asked, u64, Vec<Result<Scored, Error>>);
+type Finished = (Vec<Sent>, u64, Vec<Result<Scored, Error>>);
 
 /// A request of the plan and what has come of it.
 struct Request {
@@ -156,11 +140,11 @@ struct Request {
 struct Job {
     requests: Vec<usize>,
     n_open: usize,
-    state: State,
+    course: Course,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum State {
+enum Course {
     /// Its requests are to be answered.
     Planned,
     /// It is asked for alone.
@@ -170,8 +154,8 @@ enum State {
 }
 
 struct Work<'a, 's> {
+    pace: &'a Pace,
     model: &'a Arc<dyn Model>,
-    asks: &'a [ScoreJob],
     plan: &'a Plan,
     settle: &'a mut Settle<'s>,
     requests: Vec<Request>,
@@ -182,31 +166,24 @@ struct Work<'a, 's> {
     under_way: JoinSet<Finished>,
     n_under_way: usize,
     resting: Resting,
-    at_once: usize,
     usage: Usage,
     n_alone: usize,
-    outlook: Outlook,
     /// Whether nobody wants to know any more.
     is_over: bool,
 }
 
 impl<'a, 's> Work<'a, 's> {
-    fn new(
-        model: &'a Arc<dyn Model>,
-        asks: &'a [ScoreJob],
-        plan: &'a Plan,
-        settle: &'a mut Settle<'s>,
-    ) -> Self {
+    fn new(pace: &'a Pace, model: &'a Arc<dyn Model>, plan: &'a Plan, settle: &'a mut Settle<'s>) -> Self {
         let request = |_| Request { jobs: Vec::new(), next: Vec::new(), answer: None, n_open: 0 };
         let mut requests: Vec<Request> = plan.requests.iter().map(request).collect();
-        let mut jobs = Vec::with_capacity(asks.len());
-        for job in 0..asks.len() {
+        let mut jobs = Vec::with_capacity(plan.n_jobs());
+        for job in 0..plan.n_jobs() {
             let needs: Vec<usize> = plan.requests_of(job).into_iter().collect();
             for &it in &needs {
                 requests[it].jobs.push(job);
                 requests[it].n_open += 1;
             }
-            jobs.push(Job { n_open: needs.len(), requests: needs, state: State::Planned });
+            jobs.push(Job { n_open: needs.len(), requests: needs, course: Course::Planned });
         }
         let mut ready = BTreeSet::new();
         for (idx, request) in plan.requests.iter().enumerate() {
@@ -215,11 +192,11 @@ impl<'a, 's> Work<'a, 's> {
                 None => drop(ready.insert(idx)),
             }
         }
-        let (alone, under_way) = (VecDeque::new(), JoinSet::new());
-        let (usage, n_alone) = (Usage { cached_tokens: Some(0), ..Usage::default() }, 0);
+        let (alone, under_way, resting) = (VecDeque::new(), JoinSet::new(), Resting::default());
+        let (n_under_way, usage, n_alone, is_over) = (0, Usage::NOTHING, 0, false);
         Self {
+            pace,
             model,
-            asks,
             plan,
             settle,
             requests,
@@ -227,18 +204,16 @@ impl<'a, 's> Work<'a, 's> {
             ready,
             alone,
             under_way,
-            n_under_way: 0,
-            resting: Resting::default(),
-            at_once: UNDER_WAY,
+            n_under_way,
+            resting,
             usage,
             n_alone,
-            outlook: Outlook::default(),
-            is_over: false,
+            is_over,
         }
     }
 
     fn is_stopped(&self) -> bool {
-        self.is_over || self.outlook.is_stopped()
+        self.is_over || self.pace.outlook.is_stopped()
     }
 
     /// Settles the jobs that need no request.
@@ -253,14 +228,14 @@ impl<'a, 's> Work<'a, 's> {
     /// Sends what may be sent; says whether there is anything to wait for.
     fn send(&mut self) -> bool {
         while self.room() > 0 {
-            let asked = if let Some(job) = self.alone.pop_front() {
-                Asked::Alone(job)
-            } else if self.ready.is_empty() {
-                break;
-            } else {
-                Asked::Planned(self.next_batch())
+            let batch = match self.alone.pop_front() {
+                Some(job) => vec![Sent::Alone(job)],
+                None => self.next_batch(),
             };
-            self.spawn(asked);
+            if batch.is_empty() {
+                break;
+            }
+            self.spawn(batch);
         }
         !self.under_way.is_empty()
     }
@@ -268,11 +243,15 @@ impl<'a, 's> Work<'a, 's> {
     /// How many more requests may be under way; those that wait for their next try take no room but in memory.
     fn room(&self) -> usize {
         let n_sent = self.n_under_way.saturating_sub(self.resting.count());
-        self.at_once.saturating_sub(n_sent).min(UNDER_WAY.saturating_sub(self.n_under_way))
+        self.pace
+            .at_once
+            .clamp(1, UNDER_WAY)
+            .saturating_sub(n_sent)
+            .min(UNDER_WAY.saturating_sub(self.n_under_way))
     }
 
     /// The next requests to send: several short ones where the model takes them together.
-    fn next_batch(&mut self) -> Vec<usize> {
+    fn next_batch(&mut self) -> Vec<Sent> {
         let most = if self.model.limits().batches { BATCH_REQUESTS.min(self.room()) } else { 1 };
         let (mut batch, mut tokens) = (Vec::new(), 0);
         while let Some(&idx) = self.ready.first().filter(|_| batch.len() < most) {
@@ -281,55 +260,49 @@ impl<'a, 's> Work<'a, 's> {
             if !batch.is_empty() && tokens > BATCH_TOKENS {
                 break;
             }
-            batch.extend(self.ready.pop_first());
+            batch.extend(self.ready.pop_first().map(Sent::Request));
         }
         batch
     }
 
-    fn spawn(&mut self, asked: Asked) {
-        let jobs: Vec<ScoreJob> = match &asked {
-            Asked::Planned(requests) => {
-                requests.iter().map(|&idx| self.plan.requests[idx].ask.clone()).collect()
-            }
-            Asked::Alone(job) => vec![self.asks[*job].clone()],
+    fn spawn(&mut self, sent: Vec<Sent>) {
+        // Tokens are written out only now: of all prompts of a plan at once there may be very many.
+        let ask = |sent: &Sent| match *sent {
+            Sent::Request(idx) => self.plan.ask(idx),
+            Sent::Alone(job) => self.plan.job(job),
         };
-        let model = Arc::clone(self.model);
+        let jobs: Vec<ScoreJob> = sent.iter().filter_map(ask).collect();
+        let (model, outlook) = (Arc::clone(self.model), self.pace.outlook.clone());
         self.n_under_way += jobs.len();
         let work = async move {
-            let since = model.unbroken_since();
+            let (since, begun) = (model.unbroken_since(), outlook.begin());
             let scored = match &jobs[..] {
                 [only] => vec![model.score(only).await],
                 several => model.score_many(several).await,
             };
-            (asked, since, scored)
+            scored.iter().for_each(|scored| outlook.heed(begun, scored));
+            (sent, since, scored)
         };
         self.under_way.spawn(self.resting.clone().watch(work));
     }
 
     fn take(&mut self, finished: Option<Result<Finished, tokio::task::JoinError>>) {
         // A task that died leaves its jobs unsettled, which the end sees, and its room taken.
-        let Some(Ok((asked, since, scored))) = finished else { return };
-        self.n_under_way -= match &asked {
-            Asked::Planned(requests) => requests.len(),
-            Asked::Alone(_) => 1,
-        };
-        scored.iter().for_each(|scored| self.outlook.heed(scored));
-        match asked {
-            Asked::Alone(job) => scored.into_iter().for_each(|scored| {
-                let scores = self.paid(scored, since);
-                self.finish(job, scores);
-            }),
-            Asked::Planned(requests) => requests.into_iter().zip(scored).for_each(|(request, scored)| {
-                let scores = self.paid(scored, since);
-                self.take_one(request, scores);
-            }),
+        let Some(Ok((sent, since, scored))) = finished else { return };
+        self.n_under_way -= sent.len();
+        for (sent, scored) in sent.into_iter().zip(scored) {
+            let scores = self.paid(scored, since);
+            match sent {
+                Sent::Request(request) => self.take_one(request, scores),
+                Sent::Alone(job) => self.finish(job, scores),
+            }
         }
     }
 
     /// An answer whose cost is counted.
     fn paid(&mut self, scored: Result<Scored, Error>, unbroken_since: u64) -> Result<JobScores, Error> {
         let Scored { spans, version, usage } = scored?;
-        self.pay(usage);
+        self.usage += usage;
         Ok(JobScores { spans, version, unbroken_since })
     }
 
@@ -340,7 +313,7 @@ impl<'a, 's> Work<'a, 's> {
                 self.requests[request].answer = Some(scores);
                 for job in self.requests[request].jobs.clone() {
                     self.jobs[job].n_open -= 1;
-                    if self.jobs[job].n_open == 0 && self.jobs[job].state == State::Planned {
+                    if self.jobs[job].n_open == 0 && self.jobs[job].course == Course::Planned {
                         self.assemble(job);
                     }
                 }
@@ -354,16 +327,16 @@ impl<'a, 's> Work<'a, 's> {
         let jobs = self.requests[request].jobs.clone();
         let is_own = jobs.len() == 1 && jobs.iter().all(|&job| self.jobs[job].requests.len() == 1);
         for job in jobs {
-            match self.jobs[job].state {
-                State::Planned if is_own || error.stops_the_run() => self.finish(job, Err(error.clone())),
-                State::Planned => self.ask_alone(job),
-                State::Alone | State::Settled => {}
+            match self.jobs[job].course {
+                Course::Planned if is_own || error.stops_the_run() => self.finish(job, Err(error.clone())),
+                Course::Planned => self.ask_alone(job),
+                Course::Alone | Course::Settled => {}
             }
         }
     }
 
     fn ask_alone(&mut self, job: usize) {
-        self.jobs[job].state = State::Alone;
+        self.jobs[job].course = Course::Alone;
         self.alone.push_back(job);
         self.n_alone += 1;
     }
@@ -377,14 +350,14 @@ impl<'a, 's> Work<'a, 's> {
         }
         let (version, unbroken_since) = weights.into_iter().next().unwrap_or_default();
         let answer = |request: usize| self.requests[request].answer.as_ref().map(|it| &it.spans[..]);
-        let spans = self.plan.assemble(self.asks, job, answer);
+        let spans = self.plan.assemble(job, answer);
         let scores = spans.map(|spans| JobScores { spans, version, unbroken_since });
         self.finish(job, scores.map_err(|why| unusable(&why.to_string())));
     }
 
     /// Settles a job and forgets the answers that nobody needs any more.
     fn finish(&mut self, job: usize, result: Result<JobScores, Error>) {
-        self.jobs[job].state = State::Settled;
+        self.jobs[job].course = Course::Settled;
         for request in std::mem::take(&mut self.jobs[job].requests) {
             self.requests[request].n_open -= 1;
             if self.requests[request].n_open == 0 {
@@ -396,19 +369,12 @@ impl<'a, 's> Work<'a, 's> {
         }
     }
 
-    fn pay(&mut self, usage: Usage) {
-        self.usage.prompt_tokens += usage.prompt_tokens;
-        self.usage.completion_tokens += usage.completion_tokens;
-        let both = self.usage.cached_tokens.zip(usage.cached_tokens);
-        self.usage.cached_tokens = both.map(|(all, new)| all + new);
-    }
-
     /// Settles what is left over when the run was stopped.
     fn end(mut self) -> Planned {
-        let stopped_by = self.outlook.stopped_by();
+        let stopped_by = self.pace.outlook.ended_by();
         let why = stopped_by.clone().unwrap_or_else(|| unusable("its request was lost"));
         for job in 0..self.jobs.len() {
-            if self.jobs[job].state != State::Settled {
+            if self.jobs[job].course != Course::Settled {
                 self.finish(job, Err(why.clone()));
             }
         }

@@ -1,17 +1,18 @@
 //! Finding out what a server is and can do, by asking it rather than by believing its name.
 //!
-//! Owns [`probe`] and its [`Report`], and [`require_scores`], with which a command makes sure of what it needs
+//! Owns [`probe`] and its [`Findings`], and [`require_scores`], with which a command makes sure of what it needs
 //! before anything is paid for. Every line is measured with a few short requests, or absent when it could not
-//! be. Showing the report is the business of the command line.
+//! be. Showing the findings is the business of the command line.
 
 use std::sync::Arc;
 
 use serde_json::{Value, json};
 
+use super::kind::ServerInfo;
+use super::kinds::names_of;
 use super::noise::{Noisy, noise_of, tolerance};
 use super::opened::Opened;
-use super::remote::{Kind, ServerInfo};
-use super::transport::{Answer, Body, Call, Method, Transport};
+use super::transport::{Answer, Body, Call, Transport};
 use super::{ChatRequest, Error, GenerateRequest, Generated, Limits, Model, Place, Sampling, Scored};
 use crate::wire::openai;
 use backsight_chat::drops::drops;
@@ -32,7 +33,7 @@ const N_SAMPLED: usize = 12;
 
 /// What was found out; `None` where it could not be.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Report {
+pub struct Findings {
     /// What the server says about itself.
     pub info: ServerInfo,
     /// Its limits.
@@ -61,16 +62,16 @@ pub struct Report {
     pub notes: Vec<String>,
 }
 
-impl Report {
+impl Findings {
     /// Whether the numbers can be trusted, where that could be tested.
     pub fn self_test_ok(&self) -> Option<bool> {
         self.self_test.map(|difference| difference < SELF_TEST_TOLERANCE)
     }
 
-    /// The report as JSON; what could not be measured is null, and [`Report::notes`] say why.
+    /// The findings as JSON; what could not be measured is null, and [`Findings::notes`] say why.
     pub fn to_json(&self) -> Value {
         json!({
-            "kind": self.info.kind.name(),
+            "kind": self.info.kind.name,
             "version": self.info.version,
             "model": self.info.model,
             "models": self.info.models,
@@ -93,7 +94,7 @@ impl Report {
 
 /// Refuses a model that cannot score, or that is asked in the ids of another tokenizer.
 pub async fn require_scores(opened: &Opened) -> Result<(), Error> {
-    let server = server_name(opened);
+    let server = opened.server();
     if !opened.model.limits().scores {
         return Err(cannot_score(opened, server));
     }
@@ -104,9 +105,12 @@ pub async fn require_scores(opened: &Opened) -> Result<(), Error> {
             help: "name the tokenizer of the served model with --tokenizer".to_owned(),
         });
     }
-    let help = "use vLLM or SGLang, or a model inside this process (--kind embedded)".to_owned();
     let unsupported = |why: String| {
-        Err(Error::Unsupported { server: server.clone(), what: format!("score a prompt: {why}"), help })
+        Err(Error::Unsupported {
+            server: server.clone(),
+            what: format!("score a prompt: {why}"),
+            help: scorers(),
+        })
     };
     match probe_logprobs(opened).await {
         Err(Error::Garbled { why, .. }) => unsupported(why),
@@ -120,19 +124,25 @@ pub async fn require_scores(opened: &Opened) -> Result<(), Error> {
     }
 }
 
-fn server_name(opened: &Opened) -> String {
-    opened.transport.as_ref().map_or_else(|| "the embedded model".to_owned(), Transport::server)
+/// Those who score, for whoever asked another.
+fn scorers() -> String {
+    format!("use --kind {}", names_of(|kind| kind.limits.scores))
 }
 
 fn cannot_score(opened: &Opened, server: String) -> Error {
-    let (what, help) = match opened.info.kind {
-        Kind::Sglang => (
-            "be asked for scores while the size of its vocabulary is unknown: one id too large ends an SGLang server",
-            "name the model's tokenizer with --tokenizer",
+    let (what, help) = match lacks_vocab(opened) {
+        true => (
+            "be asked for scores while the size of its vocabulary is unknown: one id too large ends it",
+            "name the model's tokenizer with --tokenizer".to_owned(),
         ),
-        _ => ("score a prompt", "use vLLM or SGLang, or a model inside this process (--kind embedded)"),
+        false => ("score a prompt", scorers()),
     };
-    Error::Unsupported { server, what: what.to_owned(), help: help.to_owned() }
+    Error::Unsupported { server, what: what.to_owned(), help }
+}
+
+/// Whether it is sent no ids only because nobody knows how many it has.
+pub fn lacks_vocab(opened: &Opened) -> bool {
+    opened.info.kind.needs_vocab && opened.model.limits().vocab_size.is_none()
 }
 
 /// The logprobs of the probe text but for its first token; none from a model that cannot score.
@@ -157,8 +167,8 @@ fn difference(a: &Scored, b: &Scored) -> Option<f64> {
 }
 
 /// Asks the model everything.
-pub async fn probe(opened: &Opened) -> Report {
-    let mut report = Report {
+pub async fn probe(opened: &Opened) -> Findings {
+    let mut findings = Findings {
         info: opened.info.clone(),
         limits: opened.model.limits().clone(),
         ids_in: None,
@@ -173,33 +183,37 @@ pub async fn probe(opened: &Opened) -> Report {
         self_test: None,
         notes: Vec::new(),
     };
-    report.tokenizer_agrees = tokenizer_agrees(opened, &mut report.notes).await;
-    match taking_ids(opened, &mut report.notes) {
+    findings.tokenizer_agrees = tokenizer_agrees(opened, &mut findings.notes).await;
+    match taking_ids(opened, &mut findings.notes) {
         Some(model) => {
-            measure_ids(&*model, &probe_ids(opened), &mut report).await;
-            report.ids_echoed = opened.transport.as_ref().and_then(Transport::ids_echoed);
+            measure_ids(&*model, &probe_ids(opened), &mut findings).await;
+            findings.ids_echoed = opened.transport.as_ref().and_then(Transport::ids_echoed);
         }
         None => {
             // Their protocols have no place for ids.
-            (report.ids_in, report.ids_out, report.prompt_logprobs) = (Some(false), Some(false), Some(false));
-            report.ids_echoed = Some(false);
-            report.deterministic = same_chat(&*opened.model, &mut report.notes).await;
+            (findings.ids_in, findings.ids_out, findings.prompt_logprobs) =
+                (Some(false), Some(false), Some(false));
+            findings.ids_echoed = Some(false);
+            findings.deterministic = same_chat(&*opened.model, &mut findings.notes).await;
         }
     }
-    report
+    findings
 }
 
-/// The model, if it takes token ids. An SGLang server whose tokenizer is not here is asked in ids that every
-/// vocabulary has, and in those it sampled itself.
+/// The model, if it takes token ids. One that is sent none because nobody knows how many it has is asked in ids that
+/// every vocabulary has, and in those it sampled itself.
 fn taking_ids(opened: &Opened, notes: &mut Vec<String>) -> Option<Arc<dyn Model>> {
-    match (&opened.transport, opened.info.kind) {
+    match &opened.transport {
         _ if opened.model.limits().token_ids => Some(Arc::clone(&opened.model)),
-        (Some(transport), Kind::Sglang) => {
+        Some(transport) if lacks_vocab(opened) => {
             notes.push(format!(
                 "the tokenizer of {} is not on this machine; commands that send token ids need it: name it with --tokenizer",
                 opened.info.model
             ));
-            Some(opened.known().trusting_ids().over(transport.clone()))
+            let vocab_size = Some(usize::MAX);
+            let limits =
+                Limits { vocab_size, token_ids: true, scores: true, ..opened.model.limits().clone() };
+            Some(opened.within(transport.clone(), limits))
         }
         _ => None,
     }
@@ -211,24 +225,24 @@ pub fn probe_ids(opened: &Opened) -> Vec<TokenId> {
     encoded.map_or_else(|| PROBE_IDS.collect(), |encoded| encoded.ids)
 }
 
-async fn measure_ids(model: &dyn Model, ids: &[TokenId], report: &mut Report) {
+async fn measure_ids(model: &dyn Model, ids: &[TokenId], findings: &mut Findings) {
     let sampled = sample(model, ids).await;
-    report.ids_in = whether(&sampled, |_| true);
-    report.ids_out = whether(&sampled, |sampled| !sampled.tokens.is_empty());
+    findings.ids_in = whether(&sampled, |_| true);
+    findings.ids_out = whether(&sampled, |sampled| !sampled.tokens.is_empty());
     let is_gone = sampled.as_ref().is_err_and(Error::may_pass);
-    let sampled = kept(sampled, &mut report.notes);
+    let sampled = kept(sampled, &mut findings.notes);
     // Who waits for an answer to each question of a server that gives none waits for nothing.
     if is_gone || !model.limits().scores {
         return;
     }
     let measured = noise_of(|| score(model, ids, 1), difference).await;
-    report.prompt_logprobs = whether(&measured, |it| it.first.spans[0].absent().next().is_none());
-    let Some(Noisy { noise, .. }) = kept(measured, &mut report.notes) else { return };
-    (report.deterministic, report.smallest_change) = (Some(noise == 0.0), Some(tolerance(noise)));
-    let late = kept(score(model, ids, ids.len() - 4).await, &mut report.notes);
-    report.prefix_cache_with_logprobs = late.and_then(|scored| uses_cache(&scored, report.info.kind));
+    findings.prompt_logprobs = whether(&measured, |it| it.first.spans[0].absent().next().is_none());
+    let Some(Noisy { noise, .. }) = kept(measured, &mut findings.notes) else { return };
+    (findings.deterministic, findings.smallest_change) = (Some(noise == 0.0), Some(tolerance(noise)));
+    let late = kept(score(model, ids, ids.len() - 4).await, &mut findings.notes);
+    findings.prefix_cache_with_logprobs = late.and_then(|scored| uses_cache(&scored, model.limits()));
     if let Some(sampled) = sampled {
-        report.self_test = kept(self_test(model, ids, &sampled).await, &mut report.notes).flatten();
+        findings.self_test = kept(self_test(model, ids, &sampled).await, &mut findings.notes).flatten();
     }
 }
 
@@ -241,11 +255,11 @@ fn whether<T>(answer: &Result<T, Error>, shows: impl Fn(&T) -> bool) -> Option<b
     }
 }
 
-/// Whether a second scoring found something in the cache. vLLM computes the whole prompt for its logprobs, whether or
-/// not it counts what is cached.
-fn uses_cache(scored: &Scored, kind: Kind) -> Option<bool> {
+/// Whether a second scoring found something in the cache. Who computes the whole prompt for its logprobs does not,
+/// whether or not it counts what is cached.
+fn uses_cache(scored: &Scored, limits: &Limits) -> Option<bool> {
     let told = scored.usage.cached_tokens.map(|cached| cached > 0);
-    told.or((kind == Kind::Vllm).then_some(false))
+    told.or((!limits.cached_scores).then_some(false))
 }
 
 /// Scores what was sampled, as a prompt, and compares.
@@ -311,22 +325,14 @@ fn template_drops(opened: &Opened) -> Option<Vec<&'static str>> {
 /// model in this process, which has no other tokenizer than ours.
 pub async fn tokenizer_agrees(opened: &Opened, notes: &mut Vec<String>) -> Option<bool> {
     let transport = opened.transport.as_ref()?.briefly();
-    if !matches!(opened.info.kind, Kind::Vllm | Kind::Sglang) {
+    if !opened.info.kind.tokenizes {
         return None;
     }
     let (_, tokenizer) = opened.tokenizer.as_ref()?;
     // A server may add what its tokenizer adds to plain text, whatever it is asked.
     let ours = [tokenizer.encode(PROBE_TEXT).ok()?.ids, tokenizer.encode_plain(PROBE_TEXT).ok()?.ids];
     let body = json!({"model": opened.info.model, "prompt": PROBE_TEXT, "add_special_tokens": false});
-    let call = Call {
-        method: Method::POST,
-        path: "/tokenize",
-        body: Body::Same(body.to_string().into_bytes()),
-        tokens: 0,
-        sticky: 0,
-        max_answer: 1 << 20,
-        timeout: None,
-    };
+    let call = Call::post("/tokenize", Body::Same(body.to_string().into_bytes()));
     match transport.call(&call, &|answer: &Answer<'_>| openai::tokenized(answer.body)).await {
         Ok(theirs) => Some(ours.contains(&theirs)),
         // SGLang behind a proxy and older servers have no such route.

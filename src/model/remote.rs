@@ -1,14 +1,11 @@
-//! What the clients of all servers share: what a server is, which of its models is asked, what may be sent.
+//! What the clients of all servers share: which of a server's models is asked, what may be sent, what an answer means.
 //!
-//! Owns [`ServerInfo`] and the checks before a request leaves us. Deliberately absent: any server's
-//! routes and formats.
-
-use std::hash::{DefaultHasher, Hash, Hasher};
+//! Deliberately absent: any server's routes and formats.
 
 use serde::Serialize;
 
-use super::notice::Notices;
-use super::transport::{Answer, Body, Call, LOOK_UP, Method, Transport};
+use super::endpoint::hashed;
+use super::transport::{Answer, Call, LOOK_UP, Transport};
 use super::{Error, Finish, Generated, Place, SampledToken, Scored, Usage};
 use crate::wire::openai::{self, Listed};
 use crate::wire::{Counts, Drawn};
@@ -16,73 +13,8 @@ use backsight_core::needed::{Needed, absent};
 use backsight_core::score::{Absence, ScoreJob};
 use backsight_core::tokens::TokenId;
 
-/// The protocols we speak.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Kind {
-    /// vLLM's OpenAI server.
-    Vllm,
-    /// SGLang's own server.
-    Sglang,
-    /// Anything that speaks OpenAI's chat route.
-    OpenAi,
-    /// Anthropic's Messages API.
-    Anthropic,
-    /// No protocol: the model runs in this process.
-    Embedded,
-}
-
-impl Kind {
-    /// Every kind, in the order messages list them.
-    pub const ALL: [Self; 5] = [Self::Vllm, Self::Sglang, Self::OpenAi, Self::Anthropic, Self::Embedded];
-
-    /// The name used on the command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Vllm => "vllm",
-            Self::Sglang => "sglang",
-            Self::OpenAi => "openai",
-            Self::Anthropic => "anthropic",
-            Self::Embedded => "embedded",
-        }
-    }
-}
-
-/// What a server says about itself.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ServerInfo {
-    /// Which protocol it speaks.
-    pub kind: Kind,
-    /// Its version, where it tells.
-    pub version: Option<String>,
-    /// The model we ask.
-    pub model: String,
-    /// The models it lists; empty when it lists none.
-    pub models: Vec<String>,
-    /// Where it has the weights from: a directory or a hub's name.
-    pub model_path: Option<String>,
-    /// Where it has the tokenizer from.
-    pub tokenizer_path: Option<String>,
-    /// Which weights, as a trainer that updates them counts.
-    pub weight_version: Option<String>,
-}
-
-/// How a server is to be used.
-#[derive(Clone, Debug, Default)]
-pub struct OpenOptions {
-    /// The model to ask; without one the server must have exactly one.
-    pub model: Option<String>,
-    /// The size of its vocabulary, as the tokenizer knows it.
-    pub vocab_size: Option<usize>,
-    /// Whether texts are to become its tokens. Then its name tells where its tokenizer is, when nothing else does.
-    pub needs_text: bool,
-    /// Where to tell what a person should know.
-    pub notices: Notices,
-}
-
-/// Answers to questions about the server are never longer than this.
-const MAX_INFO: usize = 16 << 20;
-/// What a chat answer may have beside its tokens, and for each of them.
-const MAX_CHAT: (usize, usize) = (4 << 20, 256);
+/// What an answer may have beside its candidates, and for each of them: a number, a rank and a text.
+const MAX_ANSWER: (usize, usize) = (4 << 20, 256);
 /// How much of a prompt decides which endpoint it goes to.
 const STICKY_TOKENS: usize = 512;
 
@@ -92,15 +24,7 @@ pub async fn ask<T>(
     path: &str,
     decode: fn(&[u8]) -> Result<T, String>,
 ) -> Result<T, Error> {
-    let call = Call {
-        method: Method::GET,
-        path,
-        body: Body::None,
-        tokens: 0,
-        sticky: 0,
-        max_answer: MAX_INFO,
-        timeout: Some(LOOK_UP),
-    };
+    let call = Call { timeout: Some(LOOK_UP), ..Call::get(path) };
     transport.call(&call, &|answer: &Answer<'_>| decode(answer.body)).await
 }
 
@@ -150,10 +74,8 @@ pub fn no_such_model(server: &str, names: Vec<&str>, wanted: &str) -> Error {
 
 /// The names most like `wanted` first, the others in their order.
 fn nearest_first<'a>(wanted: &str, mut names: Vec<&'a str>) -> Vec<&'a str> {
-    let letters =
-        |name: &str| name.to_lowercase().chars().filter(|it| it.is_alphanumeric()).collect::<String>();
-    let wanted = letters(wanted);
-    names.sort_by_cached_key(|name| strsim::osa_distance(&wanted, &letters(name)));
+    let letters = |name: &str| name.to_lowercase().replace(|it: char| !it.is_alphanumeric(), "");
+    names.sort_by_cached_key(|name| strsim::osa_distance(&letters(wanted), &letters(name)));
     names
 }
 
@@ -193,16 +115,9 @@ pub fn sticky_step(place: &Place) -> u64 {
     hashed(&(&place.task, place.episode, place.step))
 }
 
-/// A hash that is the same throughout a run.
-pub fn hashed(value: &(impl Hash + ?Sized)) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    value.hash(&mut hasher);
-    hasher.finish()
-}
-
-/// How long a chat answer of that many tokens may be.
-pub fn max_chat_answer(max_tokens: usize) -> usize {
-    MAX_CHAT.0.saturating_add(MAX_CHAT.1.saturating_mul(max_tokens))
+/// How long an answer with so many candidates for each of so many tokens may be.
+pub fn max_answer(n_tokens: usize, top_k: usize) -> usize {
+    MAX_ANSWER.0.saturating_add(MAX_ANSWER.1.saturating_mul(top_k + 2).saturating_mul(n_tokens))
 }
 
 /// Why sampling ended, from a server's word for it.

@@ -14,10 +14,10 @@ tokio::task_local! {
 
 /// How many requests of some tasks wait for their next try; clones share it.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Resting(Arc<State>);
+pub(super) struct Resting(Arc<Resters>);
 
 #[derive(Debug, Default)]
-struct State {
+struct Resters {
     n: AtomicUsize,
     more: Notify,
 }

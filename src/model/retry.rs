@@ -3,7 +3,7 @@
 //! Owns the classification of failures, the jittered backoff and the reading of `Retry-After`. All
 //! of it is pure: the clock and the source of randomness are given. Sending is `transport`'s business.
 //!
-//! | what happened | tried again | shrinks the window | counts against the endpoint |
+//! | what happened | tried again | narrows the room | counts against the endpoint |
 //! |---|---|---|---|
 //! | time-out, 408, 429, 503, 504, 529 | yes | yes | yes |
 //! | no connection, reset | yes | no | yes |
@@ -19,7 +19,7 @@ use backsight_core::mix::{after, mix, share};
 
 /// What a failure says about the endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum Fault {
     /// Too much was asked of it at once.
     Pressed,
     /// It does not answer, or breaks while answering.
@@ -34,20 +34,27 @@ pub enum Kind {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Failure {
     /// What it says about the endpoint.
-    pub kind: Kind,
+    pub fault: Fault,
     /// What the caller is told if this was the last attempt.
     pub error: Error,
     /// How long the server asked us to wait.
     pub retry_after: Option<Duration>,
 }
 
+impl Failure {
+    /// A failure after which the server asked for no time.
+    pub fn new(fault: Fault, error: Error) -> Self {
+        Self { fault, error, retry_after: None }
+    }
+}
+
 /// What an HTTP status means, `None` when it carries an answer.
-pub fn judge_status(status: u16) -> Option<Kind> {
+pub fn judge_status(status: u16) -> Option<Fault> {
     match status {
-        408 | 429 | 503 | 504 | 529 => Some(Kind::Pressed),
-        204 | 425 | 500..=599 => Some(Kind::Broken),
+        408 | 429 | 503 | 504 | 529 => Some(Fault::Pressed),
+        204 | 425 | 500..=599 => Some(Fault::Broken),
         200..=299 => None,
-        _ => Some(Kind::Refused),
+        _ => Some(Fault::Refused),
     }
 }
 
@@ -100,10 +107,10 @@ impl Policy {
 
     /// Whether a failure is worth another try after `garbled` unusable answers.
     pub fn tries_again(&self, failure: &Failure, garbled: u32) -> bool {
-        let is_busy = failure.kind == Kind::Pressed && matches!(failure.error, Error::Unavailable { .. });
-        let is_silent = failure.kind == Kind::Pressed && matches!(failure.error, Error::Unreachable { .. });
+        let is_busy = failure.fault == Fault::Pressed && matches!(failure.error, Error::Unavailable { .. });
+        let is_silent = failure.fault == Fault::Pressed && matches!(failure.error, Error::Unreachable { .. });
         let is_worth_it = (is_busy || !self.only_when_busy) && (self.after_silence || !is_silent);
-        failure.kind != Kind::Refused && garbled < self.garbled_attempts && is_worth_it
+        failure.fault != Fault::Refused && garbled < self.garbled_attempts && is_worth_it
     }
 
     /// The wait after `round` failed rounds (from 1), or `None` when it is time to give up.
@@ -144,33 +151,8 @@ pub fn retry_after(value: &str, now: SystemTime) -> Option<Duration> {
     if let Ok(seconds) = value.parse::<f64>() {
         return Duration::try_from_secs_f64(seconds).ok();
     }
-    let date = SystemTime::UNIX_EPOCH + Duration::from_secs(http_date(value)?);
+    let date = httpdate::parse_http_date(value).ok()?;
     Some(date.duration_since(now).unwrap_or(Duration::ZERO))
-}
-
-/// Seconds since 1970 of a date as servers must write it: `Sun, 06 Nov 1994 08:49:37 GMT`.
-fn http_date(text: &str) -> Option<u64> {
-    let rest = text.split_once(", ")?.1.strip_suffix(" GMT")?;
-    let parts: Vec<&str> = rest.split(' ').collect();
-    let [day, month, year, clock] = parts[..] else { return None };
-    let clock: Vec<u64> = clock.split(':').map(|part| part.parse().ok()).collect::<Option<_>>()?;
-    let [hours, minutes, seconds] = clock[..] else { return None };
-    let (day, year) = (day.parse::<u64>().ok()?, year.parse::<u64>().ok()?);
-    let month = MONTHS.iter().position(|&name| name == month)? as u64 + 1;
-    let in_range = (1..=31).contains(&day) && (1970..=9999).contains(&year);
-    let in_range = in_range && hours < 24 && minutes < 60 && seconds <= 60;
-    in_range.then(|| ((days_since_1970(year, month, day) * 24 + hours) * 60 + minutes) * 60 + seconds)
-}
-
-const MONTHS: [&str; 12] =
-    ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
-
-/// Days from 1970-01-01 to a Gregorian date. Years are counted from March, so that the leap day comes last.
-fn days_since_1970(year: u64, month: u64, day: u64) -> u64 {
-    let (year, month) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
-    let leap_days = year / 4 - year / 100 + year / 400;
-    const MARCH_0000_TO_1970: u64 = 719_468;
-    365 * year + leap_days + (153 * month + 2) / 5 + day - 1 - MARCH_0000_TO_1970
 }
 
 #[cfg(test)]
@@ -182,9 +164,9 @@ mod tests {
     #[test]
     fn each_status_has_its_meaning() {
         let table = [
-            (Some(Kind::Pressed), &[408, 429, 503, 504, 529][..]),
-            (Some(Kind::Broken), &[204, 425, 500, 501, 502, 507, 599]),
-            (Some(Kind::Refused), &[301, 307, 400, 401, 403, 404, 409, 413, 422, 600]),
+            (Some(Fault::Pressed), &[408, 429, 503, 504, 529][..]),
+            (Some(Fault::Broken), &[204, 425, 500, 501, 502, 507, 599]),
+            (Some(Fault::Refused), &[301, 307, 400, 401, 403, 404, 409, 413, 422, 600]),
             (None, &[200, 201, 202]),
         ];
         for (expected, statuses) in table {
@@ -200,20 +182,20 @@ mod tests {
         let silent = Error::Unreachable { server: "s".into(), why: "no answer".into() };
         let garbled = Error::Garbled { server: "s".into(), why: "cut".into() };
         let table = [
-            (Kind::Pressed, busy.clone(), true, true),
-            (Kind::Pressed, silent.clone(), true, false),
-            (Kind::Broken, busy.clone(), true, false),
-            (Kind::Broken, silent, true, false),
-            (Kind::Garbled, garbled, true, false),
-            (Kind::Refused, busy, false, false),
+            (Fault::Pressed, busy.clone(), true, true),
+            (Fault::Pressed, silent.clone(), true, false),
+            (Fault::Broken, busy.clone(), true, false),
+            (Fault::Broken, silent, true, false),
+            (Fault::Garbled, garbled, true, false),
+            (Fault::Refused, busy, false, false),
         ];
         let whole = Policy { only_when_busy: true, ..Policy::default() };
-        for (kind, error, patient, in_pieces) in table {
-            let failure = Failure { kind, error, retry_after: None };
+        for (fault, error, patient, in_pieces) in table {
+            let failure = Failure { fault, error, retry_after: None };
             let tried = (Policy::default().tries_again(&failure, 1), whole.tries_again(&failure, 1));
             assert_eq!(tried, (patient, in_pieces), "{failure:?}");
             assert!(!Policy::default().tries_again(&failure, 4), "unusable too often");
-            let is_silent = matches!((kind, &failure.error), (Kind::Pressed, Error::Unreachable { .. }));
+            let is_silent = matches!((fault, &failure.error), (Fault::Pressed, Error::Unreachable { .. }));
             assert_eq!(Policy::brief().tries_again(&failure, 1), patient && !is_silent, "{failure:?}");
         }
     }
@@ -232,13 +214,6 @@ mod tests {
         {
             check(nonsense, None);
         }
-    }
-
-    #[test]
-    fn dates_are_counted_by_the_calendar() {
-        assert_eq!(http_date("Thu, 01 Jan 1970 00:00:00 GMT"), Some(0));
-        assert_eq!(http_date("Tue, 29 Feb 2000 12:00:00 GMT"), Some(951_825_600));
-        assert_eq!(http_date("Sun, 15 Nov 2026 20:34:12 GMT"), Some(1_794_774_852));
     }
 
     #[test]

@@ -6,58 +6,76 @@
 //! halving the temperature doubles the distance between two candidates only where it was applied.
 //! Deliberately absent: sending the two requests, which the clients do.
 
-use super::{GenerateRequest, Place, Sampling};
+use tokio::sync::OnceCell;
+
+use super::kind::Remote;
+use super::{Error, GenerateRequest, Place, Sampling};
+use crate::wire::Drawn;
 use backsight_core::tokens::{TokenId, TopK};
 
 /// What the reported logprobs are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reported {
+enum Reported {
     /// Those of the model at temperature 1, whatever was sampled with.
     Own,
     /// Those of the distribution that was sampled from, or something that cannot be told.
     Other,
 }
 
-/// How many candidates the test needs.
-pub const PROBE_TOP_K: usize = 2;
-/// The two temperatures that are compared.
-pub const PROBE_TEMPERATURES: [f64; 2] = [0.5, 1.0];
 /// Differences between two runs of one server stay far below this.
 const NOISE: f64 = 1e-2;
 
-/// Whether at this temperature a server that applies it reports the model's own values all the same.
-pub fn is_neutral(temperature: f64) -> bool {
-    temperature == 0.0 || temperature == 1.0
-}
+/// What is known of the logprobs a server reports.
+#[derive(Default)]
+pub struct Sampled(OnceCell<Reported>);
 
-/// The notice that a constraint leaves no logprobs.
-pub fn constrained(server: &str) -> String {
-    format!("{server} reports logprobs under the constraint rather than the model's own; they are left out")
-}
-
-/// The notice that the temperature leaves no logprobs.
-pub fn scaled(server: &str, help: &str) -> String {
-    format!(
-        "{server} reports logprobs after the temperature rather than the model's own; they are left out; \
-         {help}, or sample at temperature 1"
-    )
-}
-
-/// A request for one token after `id`, with the two likeliest candidates.
-pub fn probe_request(id: TokenId, temperature: f64) -> GenerateRequest {
-    let sampling =
-        Sampling { temperature, top_p: 1.0, top_k: None, seed: Some(0), max_tokens: 1, constraint: None };
-    GenerateRequest {
-        prompt: vec![id],
-        sampling,
-        stop_ids: Vec::new(),
-        top_k: PROBE_TOP_K,
-        place: Place::default(),
+impl Sampled {
+    /// Whether the logprobs of what `request` samples are the model's own; found out once, by `draw`. `help` says how to
+    /// start a server so that they are.
+    pub async fn are_own<F: Future<Output = Result<Drawn, Error>>>(
+        &self,
+        request: &GenerateRequest,
+        remote: &Remote,
+        help: &str,
+        draw: impl Fn(GenerateRequest) -> F,
+    ) -> Result<bool, Error> {
+        let server = remote.transport.server();
+        if request.sampling.constraint.is_some() {
+            remote.notices.add(format!(
+                "{server} reports logprobs under the constraint rather than the model's own; they are left out"
+            ));
+            return Ok(false);
+        }
+        // At these a server that applies the temperature reports the model's own values all the same.
+        if [0.0, 1.0].contains(&request.sampling.temperature) {
+            return Ok(true);
+        }
+        let id = request.prompt.first().copied().unwrap_or_default();
+        let first_row = async |temperature| {
+            let drawn = draw(probe_request(id, temperature)).await?;
+            Ok(drawn.top.into_iter().next().unwrap_or_default())
+        };
+        let compare = || async { Ok(judge(&first_row(0.5).await?, &first_row(1.0).await?)) };
+        let is_own = *self.0.get_or_try_init(compare).await? == Reported::Own;
+        if !is_own {
+            remote.notices.add(format!(
+                "{server} reports logprobs after the temperature rather than the model's own; they are left out; \
+                 {help}, or sample at temperature 1"
+            ));
+        }
+        Ok(is_own)
     }
 }
 
-/// Compares the candidates at the two probe temperatures.
-pub fn judge(half: &TopK, one: &TopK) -> Reported {
+/// A request for one token after `id`, with the two likeliest candidates.
+fn probe_request(id: TokenId, temperature: f64) -> GenerateRequest {
+    let sampling =
+        Sampling { temperature, top_p: 1.0, top_k: None, seed: Some(0), max_tokens: 1, constraint: None };
+    GenerateRequest { prompt: vec![id], sampling, stop_ids: Vec::new(), top_k: 2, place: Place::default() }
+}
+
+/// Compares the candidates at temperatures 0.5 and 1.
+fn judge(half: &TopK, one: &TopK) -> Reported {
     match (gap(half), gap(one)) {
         (Some(half), Some(one)) if one > 2.0 * NOISE && (half - one).abs() < NOISE + one / 4.0 => {
             Reported::Own

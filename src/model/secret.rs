@@ -61,6 +61,19 @@ impl Secret {
         }
     }
 
+    /// The key in the variable or in the file that was named, if either was.
+    pub fn find(name: Option<&str>, path: Option<&Path>) -> Result<Option<Self>, Error> {
+        match (name, path) {
+            (Some(name), Some(path)) => Err(missing(
+                format!("the API key is said to be in {name} and in {}", path.display()),
+                "give --api-key-env or --api-key-file, not both".to_owned(),
+            )),
+            (Some(name), None) => Self::from_env(name).map(Some),
+            (None, Some(path)) => Self::from_file(path).map(Some),
+            (None, None) => Ok(None),
+        }
+    }
+
     /// The text itself, for the header that carries it.
     pub fn expose(&self) -> &str {
         &self.text

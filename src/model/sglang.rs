@@ -7,16 +7,17 @@
 //! `wire::sglang`.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use futures_util::future::join_all;
-use tokio::sync::OnceCell;
 
 use super::echo;
+use super::kind::{Client, Kind, Remote, ServerInfo};
 use super::openai::{self, Dialect};
-use super::remote::{self, Kind, OpenOptions, ServerInfo};
-use super::sampled::{self, Reported};
-use super::transport::{Answer, Body, Call, Method, Transport};
+use super::remote;
+use super::sampled::Sampled;
+use super::transport::{Answer, Body, Call, Transport};
 use super::{
     ChatAnswer, ChatRequest, Constraint, Error, GenerateRequest, Generated, Limits, Model, Scored, check_ids,
     check_length, check_prompt, check_top_k,
@@ -26,85 +27,83 @@ use crate::wire::{Drawn, Scores};
 use backsight_core::score::ScoreJob;
 use backsight_core::tokens::{TokenId, TopK};
 
-/// What an answer may have beside its candidates, and for each of them: a number and an id.
-const MAX_ANSWER: (usize, usize) = (1 << 20, 128);
+/// An SGLang server. It accepts any name, so a name is checked against what it lists.
+pub static SGLANG: Kind = Kind {
+    name: "sglang",
+    about: "SGLang",
+    signs: &[
+        ("/get_model_info", |body| wire::model_info(body).map(drop)),
+        ("/model_info", |body| wire::model_info(body).map(drop)),
+    ],
+    limits: Limits {
+        token_ids: true,
+        scores: true,
+        start_index: true,
+        cached_scores: true,
+        batches: true,
+        ..Limits::CHAT
+    },
+    needs_vocab: true,
+    tokenizes: true,
+    client: Some(Client {
+        ask: |transport, model| Box::pin(ask(transport, model)),
+        make: |it| Arc::new(Sglang::new(it)),
+    }),
+    ..Kind::PLAIN
+};
+
+async fn ask(transport: &Transport, model: Option<&str>) -> Result<(ServerInfo, Limits), Error> {
+    let told = told(transport).await?;
+    let listed = remote::listed(transport).await?;
+    let model = remote::choose(&transport.server(), &listed, model)?;
+    let limits = Limits {
+        context_length: model.context_length.or(told.context_length),
+        cached_scores: told.disable_radix_cache != Some(true),
+        ..SGLANG.limits.clone()
+    };
+    let info = ServerInfo {
+        version: told.version,
+        model_path: told.model_path,
+        tokenizer_path: told.tokenizer_path,
+        weight_version: told.weight_version,
+        ..ServerInfo::listed(&SGLANG, &model, listed)
+    };
+    Ok((info, limits))
+}
 
 /// A model behind an SGLang server.
 pub struct Sglang {
-    transport: Transport,
-    info: ServerInfo,
-    limits: Limits,
-    options: OpenOptions,
-    reported: OnceCell<Reported>,
+    /// The server.
+    pub remote: Remote,
+    sampled: Sampled,
 }
 
 impl Sglang {
-    /// Asks the server what it is. It accepts any name, so a name is checked against what it lists.
-    pub async fn open(transport: Transport, options: OpenOptions) -> Result<Self, Error> {
-        let brief = transport.briefly();
-        let told = told(&brief).await?;
-        let listed = remote::listed(&brief).await?;
-        let model = remote::choose(&transport.server(), &listed, options.model.as_deref())?;
-        let limits = Limits {
-            context_length: model.context_length.or(told.context_length),
-            vocab_size: options.vocab_size,
-            max_top_k: None,
-            token_ids: options.vocab_size.is_some(),
-            scores: options.vocab_size.is_some(),
-            start_index: true,
-            cached_scores: told.disable_radix_cache != Some(true),
-            batches: true,
-        };
-        let info = ServerInfo {
-            kind: Kind::Sglang,
-            version: told.version,
-            model: model.id,
-            models: listed.into_iter().map(|it| it.id).collect(),
-            model_path: told.model_path,
-            tokenizer_path: told.tokenizer_path,
-            weight_version: told.weight_version,
-        };
-        Ok(Self::new(transport, info, limits, options))
-    }
-
     /// A client that asks nothing beforehand.
-    pub fn new(transport: Transport, info: ServerInfo, limits: Limits, options: OpenOptions) -> Self {
-        Self { transport, info, limits, options, reported: OnceCell::new() }
-    }
-
-    /// The same server with a vocabulary of that size, learnt from its tokenizer.
-    pub fn with_vocab_size(mut self, vocab_size: usize) -> Self {
-        self.limits.vocab_size = Some(vocab_size);
-        self.limits.token_ids = true;
-        self.limits.scores = true;
-        self
-    }
-
-    /// What the server said about itself.
-    pub fn info(&self) -> &ServerInfo {
-        &self.info
+    pub fn new(remote: Remote) -> Self {
+        Self { remote, sampled: Sampled::default() }
     }
 
     /// Refuses what must not be sent.
     fn check(&self, ids: &[TokenId]) -> Result<(), Error> {
-        if self.limits.vocab_size.is_none() {
+        if self.remote.limits.vocab_size.is_none() {
             return Err(Error::Unsupported {
-                server: self.transport.server(),
+                server: self.remote.transport.server(),
                 what: "be sent token ids while the size of its vocabulary is unknown: \
                        one id too large ends an SGLang server"
                     .to_owned(),
                 help: "name the model's tokenizer with --tokenizer".to_owned(),
             });
         }
-        check_ids(ids, self.limits.vocab_size)?;
-        check_length(ids.len(), self.limits.context_length)
+        check_ids(ids, self.remote.limits.vocab_size)?;
+        check_length(ids.len(), self.remote.limits.context_length)
     }
 
     /// What is to be sent for a job; nothing when none of its positions has a context.
     fn window(&self, job: &ScoreJob) -> Result<Option<Window>, Error> {
         let Some(window) = Window::of(job) else { return Ok(None) };
         self.check(&job.tokens()[..window.end])?;
-        check_top_k(job.top_k(), self.limits.vocab_size)?;
+        check_top_k(job.top_k(), self.remote.limits.vocab_size)?;
         Ok(Some(window))
     }
 
@@ -115,22 +114,17 @@ impl Sglang {
         size: Size,
         decode: &(dyn Fn(&Answer<'_>) -> Result<T, String> + Send + Sync),
     ) -> Result<T, Error> {
-        let call = Call {
-            method: Method::POST,
-            path: "/generate",
-            body: Body::Named(&|id| named(request, id)),
-            tokens: size.tokens as u64,
-            sticky: size.sticky,
-            max_answer: size.max_answer(),
-            timeout: None,
-        };
+        let write = |id: &str| named(request, id);
+        let (tokens, sticky, max_answer) =
+            (size.tokens as u64, size.sticky, remote::max_answer(size.tokens, size.top_k));
+        let call = Call { tokens, sticky, max_answer, ..Call::post("/generate", Body::Named(&write)) };
         transport.call(&call, decode).await
     }
 
     async fn score_window(&self, job: &ScoreJob, window: Window) -> Result<Scores, Error> {
         let request = wire::score_request(job, window);
         let decode = |answer: &Answer<'_>| read_scores(answer, job, window);
-        self.post(&self.transport, &request, size(&[(job, window)], job.top_k()), &decode).await
+        self.post(&self.remote.transport, &request, size(&[(job, window)], job.top_k()), &decode).await
     }
 
     /// Scores jobs in one request. Whatever goes wrong, but for a busy server, may be one job's fault: then each that
@@ -156,7 +150,7 @@ impl Sglang {
             let all = wire::batch_scores(answer.body, sent)?.into_iter().enumerate();
             Ok(all.map(|(idx, scores)| own_scores(answer, idx, scores?)).collect::<Vec<_>>())
         };
-        let transport = self.transport.only_when_busy();
+        let transport = self.remote.transport.only_when_busy();
         let all = self.post(&transport, &wire::batch_request(sent), size(sent, top_k), &decode).await;
         all.map_or_else(|_| Vec::new(), |all| all.into_iter().map(Result::ok).collect())
     }
@@ -164,13 +158,13 @@ impl Sglang {
     /// The logprobs of chosen ids at every needed position of a job, in the order of the positions;
     /// a position without a context has none.
     pub async fn score_chosen(&self, job: &ScoreJob, ids: &[TokenId]) -> Result<Vec<TopK>, Error> {
-        check_ids(ids, self.limits.vocab_size)?;
+        check_ids(ids, self.remote.limits.vocab_size)?;
         let Some(window) = self.window(job)? else { return Ok(Vec::new()) };
         let request =
             wire::GenerateRequest { token_ids_logprob: Some(ids), ..wire::score_request(job, window) };
         let decode = |answer: &Answer<'_>| read_scores(answer, job, window);
         let scores = self
-            .post(&self.transport, &request, size(&[(job, window)], job.top_k() + ids.len()), &decode)
+            .post(&self.remote.transport, &request, size(&[(job, window)], job.top_k() + ids.len()), &decode)
             .await?;
         if scores.chosen.iter().any(|row| row.entries().len() < ids.len()) || scores.chosen.is_empty() {
             return Err(self.garbled("not every chosen id has a logprob".to_owned()));
@@ -197,7 +191,7 @@ impl Sglang {
             top_k: request.top_k,
             sticky: remote::sticky_episode(&request.place),
         };
-        self.post(&self.transport, &body, size, &|answer: &Answer<'_>| {
+        self.post(&self.remote.transport, &body, size, &|answer: &Answer<'_>| {
             let drawn = wire::drawn(answer.body, n_sent, request.top_k)?;
             answer.attempt.check(drawn.id.as_deref()).map(|()| drawn)
         })
@@ -206,40 +200,13 @@ impl Sglang {
 
     /// How many tokens may be sampled: SGLang refuses a limit beyond the context instead of clipping it.
     fn room(&self, request: &GenerateRequest) -> usize {
-        let left = self.limits.context_length.map(|length| length.saturating_sub(request.prompt.len()));
+        let left =
+            self.remote.limits.context_length.map(|length| length.saturating_sub(request.prompt.len()));
         left.map_or(request.sampling.max_tokens, |left| left.min(request.sampling.max_tokens))
     }
 
-    /// Whether the logprobs of what is sampled are the model's own.
-    async fn own_logprobs(&self, request: &GenerateRequest) -> Result<bool, Error> {
-        let server = self.transport.server();
-        if request.sampling.constraint.is_some() {
-            self.options.notices.add(sampled::constrained(&server));
-            return Ok(false);
-        }
-        if sampled::is_neutral(request.sampling.temperature) {
-            return Ok(true);
-        }
-        let reported = self.reported.get_or_try_init(|| self.probe_temperature(request)).await?;
-        if *reported == Reported::Other {
-            let help = "start it with SGLANG_RETURN_ORIGINAL_LOGPROB=1";
-            self.options.notices.add(sampled::scaled(&server, help));
-        }
-        Ok(*reported == Reported::Own)
-    }
-
-    async fn probe_temperature(&self, request: &GenerateRequest) -> Result<Reported, Error> {
-        let id = request.prompt.first().copied().unwrap_or_default();
-        let mut rows = [TopK::default(), TopK::default()];
-        for (row, temperature) in rows.iter_mut().zip(sampled::PROBE_TEMPERATURES) {
-            let drawn = self.draw(&sampled::probe_request(id, temperature)).await?;
-            *row = drawn.top.into_iter().next().unwrap_or_default();
-        }
-        Ok(sampled::judge(&rows[0], &rows[1]))
-    }
-
     fn garbled(&self, why: String) -> Error {
-        Error::Garbled { server: self.transport.server(), why }
+        Error::Garbled { server: self.remote.transport.server(), why }
     }
 }
 
@@ -248,8 +215,10 @@ impl Model for Sglang {
     async fn generate(&self, request: &GenerateRequest) -> Result<Generated, Error> {
         check_prompt(&request.prompt)?;
         self.check(&request.prompt)?;
-        check_ids(&request.stop_ids, self.limits.vocab_size)?;
-        let own = self.own_logprobs(request).await?;
+        check_ids(&request.stop_ids, self.remote.limits.vocab_size)?;
+        let help = "start it with SGLANG_RETURN_ORIGINAL_LOGPROB=1";
+        let probe = async |probe| self.draw(&probe).await;
+        let own = self.sampled.are_own(request, &self.remote, help, probe).await?;
         let drawn = self.draw(request).await?;
         Ok(remote::generated(drawn, request.prompt.len(), own))
     }
@@ -265,7 +234,7 @@ impl Model for Sglang {
         let mut homes: BTreeMap<usize, Vec<(usize, Window)>> = BTreeMap::new();
         for (idx, window) in windows.iter().enumerate() {
             if let Ok(Some(window)) = window {
-                let home = self.transport.home(remote::sticky_prompt(jobs[idx].tokens()));
+                let home = self.remote.transport.home(remote::sticky_prompt(jobs[idx].tokens()));
                 homes.entry(home).or_default().push((idx, *window));
             }
         }
@@ -286,11 +255,11 @@ impl Model for Sglang {
     }
 
     async fn chat(&self, request: &ChatRequest) -> Result<ChatAnswer, Error> {
-        openai::chat(&self.transport, &self.info.model, Dialect::Sglang, request).await
+        openai::chat(&self.remote, Dialect::Sglang, request, &[]).await
     }
 
     fn limits(&self) -> &Limits {
-        &self.limits
+        &self.remote.limits
     }
 }
 
@@ -325,13 +294,6 @@ struct Size {
     tokens: usize,
     top_k: usize,
     sticky: u64,
-}
-
-impl Size {
-    fn max_answer(self) -> usize {
-        let per_token = MAX_ANSWER.1.saturating_mul(self.top_k + 2);
-        MAX_ANSWER.0.saturating_add(per_token.saturating_mul(self.tokens))
-    }
 }
 
 fn size(sent: &[(&ScoreJob, Window)], top_k: usize) -> Size {

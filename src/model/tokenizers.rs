@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::Error;
-use super::remote::ServerInfo;
+use super::kind::ServerInfo;
 use crate::hf::{HubError, HuggingFace, hub_name};
 use backsight_chat::tokenizer::Tokenizer;
 

@@ -20,10 +20,10 @@ use reqwest::header::{
     AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, LOCATION, RETRY_AFTER,
 };
 
-use super::body::{self, BodyFault};
+use super::body;
 use super::echo::{Attempt, Ids};
-use super::endpoint::{Endpoint, Lease, Pool, PoolRules, Report, Turn};
-use super::retry::{self, Failure, Jitter, Kind, Policy};
+use super::endpoint::{Endpoint, Lease, Pool, PoolRules, Turn};
+use super::retry::{self, Failure, Fault, Jitter, Policy};
 use super::secret::Secret;
 use super::{Error, resting, route};
 
@@ -60,10 +60,23 @@ pub struct Call<'a> {
     pub timeout: Option<Duration>,
 }
 
+impl<'a> Call<'a> {
+    /// A question about the server.
+    pub fn get(path: &'a str) -> Self {
+        let (method, body) = (Method::GET, Body::None);
+        Self { method, path, body, tokens: 0, sticky: 0, max_answer: 16 << 20, timeout: None }
+    }
+
+    /// Something to be computed.
+    pub fn post(path: &'a str, body: Body<'a>) -> Self {
+        Self { method: Method::POST, body, ..Self::get(path) }
+    }
+}
+
 impl Body<'_> {
     /// The bytes of one attempt. What cannot be written once is never sent.
     fn write(&self, id: &str) -> Result<Option<Vec<u8>>, Failure> {
-        let refused = |error| Failure { kind: Kind::Refused, error, retry_after: None };
+        let refused = |error| Failure::new(Fault::Refused, error);
         match self {
             Self::None => Ok(None),
             Self::Same(bytes) => Ok(Some(bytes.clone())),
@@ -86,7 +99,7 @@ pub struct Answer<'a> {
 pub enum Auth {
     /// `Authorization: Bearer KEY`.
     Bearer(Secret),
-    /// `NAME: KEY`.
+    /// `NAME: KEY`; the name in small letters.
     Header(&'static str, Secret),
 }
 
@@ -94,6 +107,13 @@ impl Auth {
     fn key(&self) -> &Secret {
         match self {
             Self::Bearer(key) | Self::Header(_, key) => key,
+        }
+    }
+
+    fn header(&self) -> (HeaderName, String) {
+        match self {
+            Self::Bearer(key) => (AUTHORIZATION, format!("Bearer {}", key.expose())),
+            Self::Header(name, key) => (HeaderName::from_static(name), key.expose().to_owned()),
         }
     }
 }
@@ -130,8 +150,8 @@ pub type Watch = Arc<dyn Fn(Notice) + Send + Sync>;
 pub struct Settings {
     /// The API key, if the server wants one.
     pub auth: Option<Auth>,
-    /// Further headers, such as a protocol version; none of them secret.
-    pub headers: Vec<(&'static str, String)>,
+    /// Further headers, such as a protocol version; none of them secret, their names in small letters.
+    pub headers: Vec<(&'static str, &'static str)>,
     /// How long one attempt may take, from sending to the last byte.
     pub timeout: Duration,
     /// How long a connection may take.
@@ -146,12 +166,10 @@ pub struct Settings {
     pub watch: Option<Watch>,
 }
 
-impl fmt::Debug for Settings {
-    /// Without the watch, which has nothing to show; keys mask themselves.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut shown = f.debug_struct("Settings");
-        shown.field("auth", &self.auth).field("timeout", &self.timeout).field("policy", &self.policy);
-        shown.field("pool", &self.pool).finish_non_exhaustive()
+impl Settings {
+    /// The same for questions a person waits for, which are given up quickly.
+    pub fn briefly(self) -> Self {
+        Self { policy: Policy::brief(), timeout: self.timeout.min(BRIEF), ..self }
     }
 }
 
@@ -249,9 +267,7 @@ impl Transport {
 
     /// One transport per endpoint, so that each server can be asked what it is.
     pub fn each(&self) -> Result<Vec<Self>, Error> {
-        let settings = &self.shared.settings;
-        let endpoints = self.shared.pool.endpoints().iter();
-        endpoints.map(|endpoint| Self::to(vec![endpoint.clone()], settings.clone())).collect()
+        (0..self.shared.pool.endpoints().len()).map(|place| self.only(&[place])).collect()
     }
 
     /// How often a call failed in a way after which the server may be another process.
@@ -292,29 +308,26 @@ impl Transport {
         call: &Call<'_>,
         decode: &(dyn Fn(&Answer<'_>) -> Result<T, String> + Send + Sync),
     ) -> Result<T, Error> {
-        let mut progress = Progress::default();
+        let mut tries = Tries::default();
         loop {
             let sticky = route::sticky(call.sticky);
-            let lease = self.shared.pool.lease(sticky, call.tokens, &progress.tried).await?;
-            progress.begin(lease.idx());
+            let lease = self.shared.pool.lease(sticky, call.tokens, &tries.tried).await?;
+            tries.begin(lease.idx());
             let limit = call.timeout.unwrap_or(self.shared.settings.timeout).min(self.longest);
             match self.shared.attempt(lease, call, limit, decode).await {
                 Ok(answer) => return Ok(answer),
-                Err(failure) => self.pause(&mut progress, failure).await?,
+                Err(failure) => self.pause(&mut tries, failure).await?,
             }
         }
     }
 
     /// Waits as long as the failure calls for, or fails for good.
-    async fn pause(&self, progress: &mut Progress, failure: Failure) -> Result<(), Error> {
-        let Some(wait) = progress.wait(&failure, &self.policy, &self.shared) else {
+    async fn pause(&self, tries: &mut Tries, failure: Failure) -> Result<(), Error> {
+        let Some(wait) = tries.wait(&failure, &self.policy, &self.shared) else {
             return Err(failure.error);
         };
-        self.shared.tell(|| Notice::Retry {
-            attempts: progress.attempts,
-            wait,
-            error: failure.error.clone(),
-        });
+        let (attempts, error) = (tries.attempts, failure.error);
+        self.shared.tell(|| Notice::Retry { attempts, wait, error });
         if !wait.is_zero() {
             let _rest = resting::rest();
             tokio::time::sleep(wait).await;
@@ -331,14 +344,14 @@ impl fmt::Debug for Transport {
 
 /// How far one call has come.
 #[derive(Default)]
-struct Progress {
+struct Tries {
     attempts: u32,
     rounds: u32,
     garbled: u32,
     tried: Vec<usize>,
 }
 
-impl Progress {
+impl Tries {
     fn begin(&mut self, idx: usize) {
         self.attempts += 1;
         self.tried.push(idx);
@@ -346,7 +359,7 @@ impl Progress {
 
     /// The wait before the next attempt: none if another endpoint is up, `None` when it is time to give up.
     fn wait(&mut self, failure: &Failure, policy: &Policy, shared: &Shared) -> Option<Duration> {
-        self.garbled += u32::from(failure.kind == Kind::Garbled);
+        self.garbled += u32::from(failure.fault == Fault::Garbled);
         if !policy.tries_again(failure, self.garbled) {
             return None;
         }
@@ -380,16 +393,14 @@ impl Shared {
             Err(failure) => Err(failure),
         };
         self.count(lease.idx(), outcome.as_ref().err());
-        let turn = match &outcome {
-            Err(it) if it.kind != Kind::Refused => {
-                // What is longer than anybody waits must not close the endpoint for that long.
-                let longest = self.settings.policy.longest_retry_after;
-                let retry_after = it.retry_after.filter(|asked| *asked <= longest);
-                lease.report(Report::Failed(it.kind, retry_after), Some(&it.error))
-            }
-            _ => lease.report(Report::Alive, None),
-        };
-        self.tell_turn(turn, server);
+        // A refusal is an answer.
+        let failure = outcome.as_ref().err().filter(|it| it.fault != Fault::Refused);
+        let turn = lease.report(failure, self.settings.policy.longest_retry_after);
+        match turn {
+            Some(Turn::Opened) => self.tell(|| Notice::Down { server }),
+            Some(Turn::Closed) => self.tell(|| Notice::Back { server }),
+            None => {}
+        }
         outcome
     }
 
@@ -401,7 +412,7 @@ impl Shared {
             return;
         };
         let is_busy = matches!(failure.error, Error::Unavailable { status: 408 | 425 | 429 | 529, .. });
-        if failure.kind != Kind::Refused && !is_busy {
+        if failure.fault != Fault::Refused && !is_busy {
             self.disruptions.fetch_add(1, Relaxed);
         }
     }
@@ -419,7 +430,7 @@ impl Shared {
             return Err(self.bad_status(endpoint, kind, response).await);
         }
         let body = body::read(response, call.max_answer).await;
-        body.map_err(|fault| self.bad_body(endpoint, fault, call.max_answer))
+        body.map_err(|why| garbled(endpoint.name(), self.scrub(&why)))
     }
 
     fn decode<T>(
@@ -436,11 +447,10 @@ impl Shared {
 
     fn not_sent(&self, endpoint: &Endpoint, why: reqwest::Error) -> Failure {
         let why = self.scrub(&crate::http::reason(why));
-        let error = Error::Unreachable { server: endpoint.name().to_owned(), why };
-        Failure { kind: Kind::Broken, error, retry_after: None }
+        Failure::new(Fault::Broken, Error::Unreachable { server: endpoint.name().to_owned(), why })
     }
 
-    async fn bad_status(&self, endpoint: &Endpoint, kind: Kind, response: reqwest::Response) -> Failure {
+    async fn bad_status(&self, endpoint: &Endpoint, fault: Fault, response: reqwest::Response) -> Failure {
         let (server, status) = (endpoint.name().to_owned(), response.status().as_u16());
         let header = |name| response.headers().get(name).and_then(|value| value.to_str().ok());
         let retry_after = header(RETRY_AFTER).and_then(|value| retry::retry_after(value, SystemTime::now()));
@@ -454,11 +464,11 @@ impl Shared {
             }
             _ => body::message(&body, &|text| self.scrub(text)),
         };
-        let error = match kind {
-            Kind::Refused => Error::Refused { server, status, message },
+        let error = match fault {
+            Fault::Refused => Error::Refused { server, status, message },
             _ => Error::Unavailable { server, status, message },
         };
-        Failure { kind, error, retry_after }
+        Failure { fault, error, retry_after }
     }
 
     /// Which key was sent, for whoever has to look after it.
@@ -472,16 +482,6 @@ impl Shared {
         }
     }
 
-    fn bad_body(&self, endpoint: &Endpoint, fault: BodyFault, max: usize) -> Failure {
-        let why = match fault {
-            BodyFault::TooLong => format!("the answer is longer than {max} bytes"),
-            BodyFault::Cut { got, why } => {
-                format!("the answer was cut after {got} bytes: {}", self.scrub(&why))
-            }
-        };
-        garbled(endpoint.name(), why)
-    }
-
     /// `text` without any key this transport knows.
     fn scrub(&self, text: &str) -> String {
         self.secrets.iter().fold(text.to_owned(), |text, secret| secret.scrub(&text))
@@ -492,25 +492,15 @@ impl Shared {
             watch(notice());
         }
     }
-
-    fn tell_turn(&self, turn: Option<Turn>, server: String) {
-        match turn {
-            Some(Turn::Opened) => self.tell(|| Notice::Down { server }),
-            Some(Turn::Closed) => self.tell(|| Notice::Back { server }),
-            None => {}
-        }
-    }
 }
 
 fn timed_out(server: &str, limit: Duration) -> Failure {
     let why = format!("no answer within {} s", limit.as_secs_f64());
-    let error = Error::Unreachable { server: server.to_owned(), why };
-    Failure { kind: Kind::Pressed, error, retry_after: None }
+    Failure::new(Fault::Pressed, Error::Unreachable { server: server.to_owned(), why })
 }
 
 fn garbled(server: &str, why: String) -> Failure {
-    let error = Error::Garbled { server: server.to_owned(), why };
-    Failure { kind: Kind::Garbled, error, retry_after: None }
+    Failure::new(Fault::Garbled, Error::Garbled { server: server.to_owned(), why })
 }
 
 fn http_client(settings: &Settings) -> Result<reqwest::Client, Error> {
@@ -530,21 +520,17 @@ fn http_client(settings: &Settings) -> Result<reqwest::Client, Error> {
 
 /// The headers every request to `endpoint` carries.
 fn headers_for(endpoint: &Endpoint, settings: &Settings) -> Result<HeaderMap, Error> {
-    let mut headers = HeaderMap::new();
-    for (name, value) in &settings.headers {
-        headers.insert(header_name(name)?, header_value(value, name)?);
-    }
-    if let Some((user, password)) = endpoint.login() {
-        headers.insert(AUTHORIZATION, secret_value(&basic(user, password))?);
-    }
-    match &settings.auth {
-        Some(Auth::Bearer(key)) => {
-            headers.insert(AUTHORIZATION, secret_value(&format!("Bearer {}", key.expose()))?);
-        }
-        Some(Auth::Header(name, key)) => {
-            headers.insert(header_name(name)?, secret_value(key.expose())?);
-        }
-        None => {}
+    let plain = settings.headers.iter();
+    let plain = plain.map(|&(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value)));
+    let mut headers: HeaderMap = plain.collect();
+    let login = endpoint.login().map(|(user, password)| (AUTHORIZATION, basic(user, password)));
+    for (name, text) in login.into_iter().chain(settings.auth.as_ref().map(Auth::header)) {
+        let mut value = HeaderValue::from_str(&text).map_err(|_| Error::Invalid {
+            what: "the API key contains characters that no HTTP header may have".to_owned(),
+            help: "see that it is one line of ASCII".to_owned(),
+        })?;
+        value.set_sensitive(true);
+        headers.insert(name, value);
     }
     Ok(headers)
 }
@@ -552,26 +538,6 @@ fn headers_for(endpoint: &Endpoint, settings: &Settings) -> Result<HeaderMap, Er
 fn basic(user: &str, password: &Secret) -> String {
     let plain = format!("{user}:{}", password.expose());
     format!("Basic {}", base64::engine::general_purpose::STANDARD.encode(plain))
-}
-
-fn secret_value(text: &str) -> Result<HeaderValue, Error> {
-    let mut value = header_value(text, "the API key")?;
-    value.set_sensitive(true);
-    Ok(value)
-}
-
-fn header_name(name: &str) -> Result<HeaderName, Error> {
-    HeaderName::try_from(name).map_err(|_| Error::Invalid {
-        what: format!("{name:?} is no name of an HTTP header"),
-        help: "use letters, digits and hyphens".to_owned(),
-    })
-}
-
-fn header_value(text: &str, what: &str) -> Result<HeaderValue, Error> {
-    HeaderValue::from_str(text).map_err(|_| Error::Invalid {
-        what: format!("{what} contains characters that no HTTP header may have"),
-        help: "see that it is one line of ASCII".to_owned(),
-    })
 }
 
 /// Everything that must not appear in a message, in each form in which it is sent.

@@ -4,15 +4,17 @@
 //! only the tokens up to the last needed one are sent; K beyond the server's `--max-logprobs` is
 //! capped, with a notice. Deliberately absent: the formats, which are in `wire::vllm`.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use async_trait::async_trait;
-use tokio::sync::OnceCell;
 
+use super::endpoint::hashed;
+use super::kind::{Client, Kind, Remote, ServerInfo};
 use super::openai::{self, Dialect};
-use super::remote::{self, Kind, OpenOptions, ServerInfo};
-use super::sampled::{self, Reported};
-use super::transport::{Answer, Body, Call, LOOK_UP, Method, Transport};
+use super::remote;
+use super::sampled::Sampled;
+use super::transport::{Answer, Body, Call, LOOK_UP, Transport};
 use super::{
     ChatAnswer, ChatRequest, Error, GenerateRequest, Generated, Limits, Model, Scored, check_ids,
     check_length, check_prompt,
@@ -20,79 +22,61 @@ use super::{
 use crate::wire::Drawn;
 use crate::wire::vllm::{self as wire, CompletionRequest, LogprobLimit};
 use backsight_core::score::ScoreJob;
-use backsight_core::tokens::TopK;
 
-/// What an answer may have beside its candidates, and for each of them: a number, a rank and a text.
-const MAX_ANSWER: (usize, usize) = (1 << 20, 256);
+/// Where prompts are scored and continued.
+const ROUTE: &str = "/v1/completions";
 /// More candidates than any vocabulary has tokens.
 const BEYOND_ANY: i64 = 1 << 30;
 
+/// A vLLM server.
+pub static VLLM: Kind = Kind {
+    name: "vllm",
+    about: "vLLM",
+    signs: &[("/version", |body| wire::version(body).map(drop))],
+    limits: Limits { token_ids: true, scores: true, ..Limits::CHAT },
+    tokenizes: true,
+    client: Some(Client {
+        ask: |transport, model| Box::pin(ask(transport, model)),
+        make: |it| Arc::new(Vllm::new(it)),
+    }),
+    ..Kind::PLAIN
+};
+
+async fn ask(transport: &Transport, model: Option<&str>) -> Result<(ServerInfo, Limits), Error> {
+    let version = remote::ask_if_known(transport, "/version", wire::version).await?;
+    let listed = remote::listed(transport).await?;
+    let model = remote::choose(&transport.server(), &listed, model)?;
+    let (max_top_k, vocab_size) = ask_limit(transport, &model.id).await?;
+    let limits =
+        Limits { context_length: model.context_length, vocab_size, max_top_k, ..VLLM.limits.clone() };
+    let tokenizer_path = model.root.clone();
+    Ok((ServerInfo { version, tokenizer_path, ..ServerInfo::listed(&VLLM, &model, listed) }, limits))
+}
+
 /// A model behind a vLLM server.
 pub struct Vllm {
-    transport: Transport,
-    info: ServerInfo,
-    limits: Limits,
-    options: OpenOptions,
+    /// The server.
+    pub remote: Remote,
     /// The largest K the server accepts, as far as it is known; `usize::MAX` when there is no limit.
     max_top_k: AtomicUsize,
-    reported: OnceCell<Reported>,
+    sampled: Sampled,
 }
 
 impl Vllm {
-    /// Asks the server what it is, and takes one of its models.
-    pub async fn open(transport: Transport, options: OpenOptions) -> Result<Self, Error> {
-        let brief = transport.briefly();
-        let version = remote::ask_if_known(&brief, "/version", wire::version).await?;
-        let listed = remote::listed(&brief).await?;
-        let model = remote::choose(&transport.server(), &listed, options.model.as_deref())?;
-        let limit = ask_limit(&brief, &model.id).await?;
-        let limits = Limits {
-            context_length: model.context_length,
-            vocab_size: options.vocab_size.or(limit.and_then(|limit| limit.vocab_size)),
-            max_top_k: limit.map(|limit| limit.allowed),
-            token_ids: true,
-            scores: true,
-            start_index: false,
-            cached_scores: false,
-            batches: false,
-        };
-        let info = ServerInfo {
-            kind: Kind::Vllm,
-            version,
-            model: model.id,
-            models: listed.into_iter().map(|it| it.id).collect(),
-            model_path: model.root.clone(),
-            tokenizer_path: model.root,
-            weight_version: None,
-        };
-        Ok(Self::new(transport, info, limits, options))
-    }
-
-    /// With the vocabulary's size, where the server did not tell it; ids at or above it are never sent.
-    pub fn with_vocab_size(mut self, vocab_size: usize) -> Self {
-        self.limits.vocab_size.get_or_insert(vocab_size);
-        self
-    }
-
     /// A client that asks nothing beforehand.
-    pub fn new(transport: Transport, info: ServerInfo, limits: Limits, options: OpenOptions) -> Self {
-        let max_top_k = AtomicUsize::new(limits.max_top_k.unwrap_or(usize::MAX));
-        Self { transport, info, limits, options, max_top_k, reported: OnceCell::new() }
-    }
-
-    /// What the server said about itself.
-    pub fn info(&self) -> &ServerInfo {
-        &self.info
+    pub fn new(remote: Remote) -> Self {
+        let max_top_k = AtomicUsize::new(remote.limits.max_top_k.unwrap_or(usize::MAX));
+        Self { remote, max_top_k, sampled: Sampled::default() }
     }
 
     /// K within the server's limit.
     fn capped(&self, top_k: usize) -> usize {
         let limit = self.max_top_k.load(Relaxed);
         if top_k > limit {
-            self.options.notices.add(format!(
+            self.remote.notices.add(format!(
                 "{} gives at most {limit} candidates per position, {top_k} were asked for; \
                  start it with --max-logprobs {top_k} to get them",
-                self.transport.server()
+                self.remote.transport.server()
             ));
         }
         top_k.min(limit)
@@ -127,72 +111,39 @@ impl Vllm {
     async fn score_with(&self, job: &ScoreJob, top_k: usize) -> Result<Scored, Error> {
         let n_sent = job.end_needed();
         let prompt = &job.tokens()[..n_sent];
-        let request = CompletionRequest::score(&self.info.model, prompt, top_k as i64);
+        let request = CompletionRequest::score(&self.remote.info.model, prompt, top_k as i64);
+        let write = |id: &str| named(&request, id);
         let call = Call {
-            method: Method::POST,
-            path: "/v1/completions",
-            body: Body::Named(&|id| named(&request, id)),
             tokens: n_sent as u64 + 1,
             // Scoring reads no cache, so the work is spread over all endpoints.
-            sticky: remote::hashed(prompt),
-            max_answer: max_answer(n_sent, top_k),
-            timeout: None,
+            sticky: hashed(prompt),
+            max_answer: remote::max_answer(n_sent, top_k),
+            ..Call::post(ROUTE, Body::Named(&write))
         };
         let decode = |answer: &Answer<'_>| {
             let scores = wire::scores(answer.body, job, n_sent, top_k)?;
             answer.attempt.check(scores.id.as_deref()).map(|()| scores)
         };
-        let scores = self.transport.call(&call, &decode).await?;
+        let scores = self.remote.transport.call(&call, &decode).await?;
         let usage = remote::usage(scores.counts, n_sent);
         Ok(Scored { spans: scores.spans, version: scores.version, usage })
     }
 
     async fn draw(&self, request: &GenerateRequest, top_k: usize) -> Result<Drawn, Error> {
         let (n_sent, max_tokens) = (request.prompt.len(), request.sampling.max_tokens);
-        let body = completion(&self.info.model, request, top_k);
+        let body = completion(&self.remote.info.model, request, top_k);
+        let write = |id: &str| named(&body, id);
         let call = Call {
-            method: Method::POST,
-            path: "/v1/completions",
-            body: Body::Named(&|id| named(&body, id)),
             tokens: (n_sent + max_tokens) as u64,
             sticky: remote::sticky_episode(&request.place),
-            max_answer: max_answer(n_sent + max_tokens, top_k),
-            timeout: None,
+            max_answer: remote::max_answer(n_sent + max_tokens, top_k),
+            ..Call::post(ROUTE, Body::Named(&write))
         };
         let decode = |answer: &Answer<'_>| {
             let drawn = wire::drawn(answer.body, &request.prompt, top_k)?;
             answer.attempt.check(drawn.id.as_deref()).map(|()| drawn)
         };
-        self.transport.call(&call, &decode).await
-    }
-
-    /// Whether the logprobs of what is sampled are the model's own.
-    async fn own_logprobs(&self, request: &GenerateRequest) -> Result<bool, Error> {
-        let server = self.transport.server();
-        if request.sampling.constraint.is_some() {
-            self.options.notices.add(sampled::constrained(&server));
-            return Ok(false);
-        }
-        if sampled::is_neutral(request.sampling.temperature) {
-            return Ok(true);
-        }
-        let reported = self.reported.get_or_try_init(|| self.probe_temperature(request)).await?;
-        if *reported == Reported::Other {
-            let help = "start it with --logprobs-mode raw_logprobs";
-            self.options.notices.add(sampled::scaled(&server, help));
-        }
-        Ok(*reported == Reported::Own)
-    }
-
-    async fn probe_temperature(&self, request: &GenerateRequest) -> Result<Reported, Error> {
-        let id = request.prompt.first().copied().unwrap_or_default();
-        let mut rows = [TopK::default(), TopK::default()];
-        for (row, temperature) in rows.iter_mut().zip(sampled::PROBE_TEMPERATURES) {
-            let probe = sampled::probe_request(id, temperature);
-            let drawn = self.within_limit(sampled::PROBE_TOP_K, |top_k| self.draw(&probe, top_k)).await?;
-            *row = drawn.top.into_iter().next().unwrap_or_default();
-        }
-        Ok(sampled::judge(&rows[0], &rows[1]))
+        self.remote.transport.call(&call, &decode).await
     }
 }
 
@@ -200,9 +151,13 @@ impl Vllm {
 impl Model for Vllm {
     async fn generate(&self, request: &GenerateRequest) -> Result<Generated, Error> {
         check_prompt(&request.prompt)?;
-        check_ids(&request.prompt, self.limits.vocab_size)?;
-        check_length(request.prompt.len(), self.limits.context_length)?;
-        let own = self.own_logprobs(request).await?;
+        check_ids(&request.prompt, self.remote.limits.vocab_size)?;
+        check_length(request.prompt.len(), self.remote.limits.context_length)?;
+        let help = "start it with --logprobs-mode raw_logprobs";
+        let probe = async |probe: GenerateRequest| {
+            self.within_limit(probe.top_k, |top_k| self.draw(&probe, top_k)).await
+        };
+        let own = self.sampled.are_own(request, &self.remote, help, probe).await?;
         let drawn = self.within_limit(request.top_k, |top_k| self.draw(request, top_k)).await?;
         Ok(remote::generated(drawn, request.prompt.len(), own))
     }
@@ -212,27 +167,22 @@ impl Model for Vllm {
             return remote::nothing_to_score(job);
         }
         let sent = &job.tokens()[..job.end_needed()];
-        check_ids(sent, self.limits.vocab_size)?;
-        check_length(sent.len(), self.limits.context_length)?;
+        check_ids(sent, self.remote.limits.vocab_size)?;
+        check_length(sent.len(), self.remote.limits.context_length)?;
         self.within_limit(job.top_k(), |top_k| self.score_with(job, top_k)).await
     }
 
     async fn chat(&self, request: &ChatRequest) -> Result<ChatAnswer, Error> {
-        openai::chat(&self.transport, &self.info.model, Dialect::Vllm, request).await
+        openai::chat(&self.remote, Dialect::Vllm, request, &[]).await
     }
 
     fn limits(&self) -> &Limits {
-        &self.limits
+        &self.remote.limits
     }
 
     fn top_k_limit(&self) -> Option<usize> {
         Some(self.max_top_k.load(Relaxed)).filter(|limit| *limit < usize::MAX)
     }
-}
-
-fn max_answer(n_tokens: usize, top_k: usize) -> usize {
-    let per_token = MAX_ANSWER.1.saturating_mul(top_k + 2);
-    MAX_ANSWER.0.saturating_add(per_token.saturating_mul(n_tokens))
 }
 
 /// The request under its id.
@@ -257,53 +207,27 @@ fn completion<'a>(model: &'a str, request: &'a GenerateRequest, top_k: usize) ->
     }
 }
 
-/// What the server's refusal of too large a K tells.
-#[derive(Clone, Copy)]
-struct Told {
-    allowed: usize,
-    vocab_size: Option<usize>,
-}
-
-/// The largest K, by asking for too much: "all" is read as the size of the vocabulary, which the
-/// refusal then names too. Nothing is computed for a request that is refused, and next to nothing
-/// for one that is not.
-async fn ask_limit(transport: &Transport, model: &str) -> Result<Option<Told>, Error> {
-    for top_k in [-1, BEYOND_ANY] {
-        match refusal(transport, model, top_k).await? {
-            Refusal::None => return Ok(None),
-            Refusal::Limit(LogprobLimit { asked, allowed }) => {
-                return Ok(Some(Told { allowed, vocab_size: (top_k == -1).then_some(asked) }));
-            }
-            Refusal::Other(error) if top_k == BEYOND_ANY => return Err(error),
-            Refusal::Other(_) => {}
-        }
-    }
-    Ok(None)
-}
-
-enum Refusal {
-    None,
-    Limit(LogprobLimit),
-    Other(Error),
-}
-
-async fn refusal(transport: &Transport, model: &str, top_k: i64) -> Result<Refusal, Error> {
-    let request = CompletionRequest::score(model, &[0], top_k);
-    let call = Call {
-        method: Method::POST,
-        path: "/v1/completions",
-        body: Body::Same(remote::body(&request)?),
-        tokens: 2,
-        sticky: 0,
-        max_answer: MAX_ANSWER.0,
-        timeout: Some(LOOK_UP),
+/// The largest K and the size of the vocabulary, by asking for too much: "all" is read as the size of the vocabulary,
+/// which the refusal then names too. Nothing is computed for a request that is refused, and next to nothing for one that
+/// is not.
+async fn ask_limit(transport: &Transport, model: &str) -> Result<(Option<usize>, Option<usize>), Error> {
+    let all = too_much(transport, model, -1).await;
+    let (limit, is_all) = match all {
+        Err(Error::Refused { .. }) => (too_much(transport, model, BEYOND_ANY).await?, false),
+        other => (other?, true),
     };
+    Ok(limit.map_or((None, None), |it| (Some(it.allowed), is_all.then_some(it.asked))))
+}
+
+/// The limit that a refusal of so many candidates names; none where they are not refused.
+async fn too_much(transport: &Transport, model: &str, top_k: i64) -> Result<Option<LogprobLimit>, Error> {
+    let body = remote::body(&CompletionRequest::score(model, &[0], top_k))?;
+    let call = Call { tokens: 2, timeout: Some(LOOK_UP), ..Call::post(ROUTE, Body::Same(body)) };
     match transport.call(&call, &|_: &Answer<'_>| Ok(())).await {
-        Ok(()) => Ok(Refusal::None),
         Err(Error::Refused { server, status, message }) => match wire::logprob_limit(&message) {
-            Some(limit) => Ok(Refusal::Limit(limit)),
-            None => Ok(Refusal::Other(Error::Refused { server, status, message })),
+            None => Err(Error::Refused { server, status, message }),
+            limit => Ok(limit),
         },
-        Err(error) => Err(error),
+        other => other.map(|()| None),
     }
 }

@@ -1,21 +1,23 @@
 //! Runs the episodes of a run that are not there yet, several at a time.
 //!
 //! Owns [`run`]. An episode is in the run directory before anything is said about it, and one that is
-//! there with an outcome is not run again. One that failed is: what it paid is in the ledger, so only
-//! what is missing is asked for. Unless its task's tests are unusable: that ends the task, and no attempt at
+//! there with an outcome is not run again. One that failed by its server, its sandbox or its time is, behind all others
+//! and so often; what it paid is in the ledger, so only what is missing is asked for. Unless its task's tests are unusable: that ends the task, and no attempt at
 //! it is run again or begun. Tests that stay undecided end their episode alone. A failure is its own episode's; only what ends all of them (a budget, a
 //! server that is gone, a full disk, a signal) stops the work, and then nothing new is begun.
 
-use std::collections::{BTreeSet, HashSet, VecDeque};
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
+use futures_util::{Stream, StreamExt as _};
 use serde_json::{Value, json};
 use tokio::task::{JoinError, JoinSet};
 
 use super::slots::Slot;
 use super::watch::Watched;
-use crate::agent::{AgentSetting, EpisodePlace, run_episode};
+use crate::agent::{AgentSetting, EpisodePlace, OnStep, run_episode};
 use crate::event::Event;
 use crate::metrics::{self, Digest};
 use crate::model::{Error, Model};
@@ -25,8 +27,8 @@ use backsight_core::episode::{Episode, TokenVersion};
 
 /// What a batch of episodes is run with.
 pub struct Batch {
-    /// The command that runs it.
-    pub command: &'static str,
+    /// The stage it belongs to.
+    pub stage: &'static str,
     /// What the student is called.
     pub model: String,
     /// How each is run; every episode gets a student of its own.
@@ -39,6 +41,8 @@ pub struct Batch {
     pub run: Arc<RunDir>,
     /// How many at once.
     pub concurrency: usize,
+    /// How often one that failed is run again.
+    pub retries: u32,
     /// Seconds since 1970 that templates are told.
     pub started_at: i64,
 }
@@ -67,6 +71,8 @@ impl std::fmt::Display for Stopped {
 /// What became of the slots.
 #[derive(Debug)]
 pub struct Done {
+    /// Those that were come to.
+    pub slots: Vec<Slot>,
     /// What is there of each; none where it was not come to.
     pub digests: Vec<Option<Digest>>,
     /// What stopped the work before its end.
@@ -76,35 +82,52 @@ pub struct Done {
 /// Who is told of events.
 pub type Tell<'a> = &'a (dyn Fn(&Event) + Sync);
 
-/// Runs every slot that is not there yet; `interrupted` ends the work with the number of a signal.
+/// Tells a run directory of every step that has ended, for those who follow it.
+pub fn step_journal(run: Arc<RunDir>) -> OnStep {
+    Arc::new(move |episode, step| {
+        // A journal that cannot be written stops the run where episodes are kept.
+        let _ = run.add_event(&Event::Step { id: episode.id.clone(), step }.to_json(now()));
+    })
+}
+
+/// Runs every episode that is not there yet, group by group; `interrupted` ends the work with the number of a signal.
+///
+/// Groups come in the order of their numbers. Those that the stream is known to have are counted at the beginning; any
+/// other is asked for when there is room for it, so a stream that is not ready pauses the work.
 pub async fn run(
     batch: &Batch,
-    slots: &[Slot],
+    groups: impl Stream<Item = Vec<Slot>>,
     tell: Tell<'_>,
     interrupted: impl Future<Output = u8>,
 ) -> Done {
-    let mut work = Work::new(batch, slots, tell);
-    let mut interrupted = std::pin::pin!(interrupted);
+    let (mut groups, mut interrupted) = (pin!(groups.fuse()), pin!(interrupted));
+    let mut work = Work::new(batch, tell);
+    while groups.size_hint().0 > 0
+        && let Some(group) = groups.next().await
+    {
+        work.add(group);
+    }
+    work.begin();
     loop {
         work.fill();
-        let ended = tokio::select! {
-            ended = work.under_way.join_next() => ended,
+        let is_over = groups.is_done() || work.is_stopped();
+        if is_over && work.under_way.is_empty() {
+            break;
+        }
+        tokio::select! {
+            Some(ended) = work.under_way.join_next() => work.take(ended),
+            group = groups.next(), if work.has_room() && !is_over => group.into_iter().for_each(|it| work.add_later(it)),
             signal = &mut interrupted => {
                 work.stopped = Some(Stopped::Signal(signal));
                 work.under_way.shutdown().await;
-                None
             }
-        };
-        match ended {
-            Some(ended) => work.take(ended),
-            None => break,
         }
         if work.stopped.is_some() {
             work.under_way.shutdown().await;
         }
     }
     let stopped = work.stopped.take().or_else(|| batch.watched.outlook().ended_by().map(Stopped::Model));
-    Done { digests: work.digests, stopped }
+    Done { slots: work.slots, digests: work.digests, stopped }
 }
 
 /// An episode that ended, and how long it took.
@@ -117,35 +140,77 @@ struct Ran {
 /// The state of a batch under way.
 struct Work<'a> {
     batch: &'a Batch,
-    slots: &'a [Slot],
+    slots: Vec<Slot>,
     tell: Tell<'a>,
     waiting: VecDeque<usize>,
+    /// How often each was run again.
+    retried: HashMap<usize, u32>,
     under_way: JoinSet<Ran>,
     digests: Vec<Option<Digest>>,
+    /// The groups whose metrics an earlier process wrote.
+    noted: HashSet<u64>,
     n_ended: usize,
     stopped: Option<Stopped>,
 }
 
 impl<'a> Work<'a> {
-    fn new(batch: &'a Batch, slots: &'a [Slot], tell: Tell<'a>) -> Self {
-        let digests: Vec<Option<Digest>> = slots.iter().map(|slot| found(&batch.run, slot)).collect();
-        let waiting: VecDeque<usize> = (0..slots.len()).filter(|idx| digests[*idx].is_none()).collect();
-        let n_ended = slots.len() - waiting.len();
-        let under_way = JoinSet::new();
-        let mut work = Self { batch, slots, tell, waiting, under_way, digests, n_ended, stopped: None };
-        (0..slots.len()).for_each(|idx| work.end_task(idx));
-        let (command, model) = (batch.command.to_owned(), batch.model.clone());
-        work.say(Event::Began { command, model, asked: slots.len(), found: n_ended });
-        work.note_missing_groups();
-        work
+    fn new(batch: &'a Batch, tell: Tell<'a>) -> Self {
+        let row_of = |row: &Value| row["group"].as_u64().filter(|_| row["lost"] == json!(0));
+        Self {
+            batch,
+            slots: Vec::new(),
+            tell,
+            waiting: VecDeque::new(),
+            retried: HashMap::new(),
+            under_way: JoinSet::new(),
+            digests: Vec::new(),
+            noted: batch.run.metrics().iter().filter_map(row_of).collect(),
+            n_ended: 0,
+            stopped: None,
+        }
+    }
+
+    /// Takes a group, of which some episodes may be there.
+    fn add(&mut self, group: Vec<Slot>) {
+        for slot in group {
+            let digest = found(&self.batch.run, &slot);
+            match digest.is_some() {
+                true => self.n_ended += 1,
+                false => self.waiting.push_back(self.slots.len()),
+            }
+            self.digests.push(digest);
+            self.slots.push(slot);
+        }
+    }
+
+    /// Takes one that came while others were run.
+    fn add_later(&mut self, group: Vec<Slot>) {
+        let number = group.first().map(|slot| slot.group);
+        self.add(group);
+        (0..self.slots.len()).for_each(|idx| self.end_task(idx));
+        number.into_iter().for_each(|group| self.note_missing_group(group));
+    }
+
+    fn begin(&mut self) {
+        (0..self.slots.len()).for_each(|idx| self.end_task(idx));
+        let (stage, model) = (self.batch.stage, self.batch.model.clone());
+        self.say(Event::Began { stage, model, asked: self.slots.len(), found: self.n_ended });
+        let groups: BTreeSet<usize> = self.slots.iter().map(|slot| slot.group).collect();
+        groups.into_iter().for_each(|group| self.note_missing_group(group));
+    }
+
+    /// Whether there is no point in beginning anything.
+    fn is_stopped(&self) -> bool {
+        self.stopped.is_some() || self.batch.watched.outlook().is_stopped()
+    }
+
+    fn has_room(&self) -> bool {
+        self.under_way.len() < self.batch.concurrency
     }
 
     /// Begins episodes while there is room and a point in it.
     fn fill(&mut self) {
-        while self.under_way.len() < self.batch.concurrency {
-            if self.stopped.is_some() || self.batch.watched.outlook().is_stopped() {
-                return;
-            }
+        while self.has_room() && !self.is_stopped() {
             let Some(idx) = self.waiting.pop_front() else { return };
             let own = Arc::new(self.batch.student.counted_apart());
             let student = Arc::new(self.batch.watched.over(Arc::clone(&own) as Arc<dyn Model>));
@@ -170,6 +235,9 @@ impl<'a> Work<'a> {
             return;
         }
         let digest = Digest::of(&episode);
+        if self.run_again(idx, &digest) {
+            return;
+        }
         self.digests[idx] = Some(digest.clone());
         self.n_ended += 1;
         self.say(Event::Episode {
@@ -184,6 +252,19 @@ impl<'a> Work<'a> {
         });
         self.end_task(idx);
         self.note_group(self.slots[idx].group);
+    }
+
+    /// Puts an episode that failed behind those that wait, unless that was done often enough or there is no point in it.
+    fn run_again(&mut self, idx: usize, digest: &Digest) -> bool {
+        let Some(why) = digest.loss().filter(|_| !digest.is_final()) else { return false };
+        let nth = self.retried.get(&idx).copied().unwrap_or(0) + 1;
+        if nth > self.batch.retries || self.is_stopped() {
+            return false;
+        }
+        self.retried.insert(idx, nth);
+        self.waiting.push_back(idx);
+        self.say(Event::Retry { id: digest.id.clone(), why, nth, of: self.batch.retries });
+        true
     }
 
     /// Begins no further attempt at the task of a slot whose episode found its tests unusable.
@@ -205,12 +286,9 @@ impl<'a> Work<'a> {
         others.into_iter().for_each(|group| self.note_group(group));
     }
 
-    /// Writes the metrics of groups that were complete when a process was killed before it could.
-    fn note_missing_groups(&mut self) {
-        let row_of = |row: &Value| row["group"].as_u64().filter(|_| row["lost"] == json!(0));
-        let noted: HashSet<u64> = self.batch.run.metrics().iter().filter_map(row_of).collect();
-        let groups: BTreeSet<usize> = self.slots.iter().map(|slot| slot.group).collect();
-        for group in groups.into_iter().filter(|group| !noted.contains(&(*group as u64))) {
+    /// Writes the metrics of a group that was complete when a process was killed before it could.
+    fn note_missing_group(&mut self, group: usize) {
+        if !self.noted.contains(&(group as u64)) {
             self.note_group(group);
         }
     }
@@ -262,11 +340,118 @@ async fn versions(episode: &Episode, student: &Ledgered) -> Vec<TokenVersion> {
 
 /// The episode of a slot, if it is there and need not be run again.
 fn found(run: &RunDir, slot: &Slot) -> Option<Digest> {
-    let digest = Digest::of(&run.episode(&slot.id())?);
+    let digest = Digest::of(&run.view().episode(&slot.id())?);
     (digest.outcome.is_ok() || digest.is_final()).then_some(digest)
 }
 
 /// Seconds since 1970.
 pub fn now() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |it| it.as_secs_f64())
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "tests fail by panicking")]
+mod tests {
+    use super::*;
+    use crate::agent::{LoopOptions, RewardRule, Speech, ToolLimits};
+    use crate::model::budget::ModelRole;
+    use crate::model::key::ModelId;
+    use crate::model::{ChatAnswer, ChatRequest, GenerateRequest, Generated, Limits, Scored};
+    use crate::pipeline::slots::groups;
+    use crate::pipeline::slots::tests::task;
+    use crate::store::{Ledger, RunPlace, Versions, WeightRules};
+    use backsight_core::episode::Outcome;
+    use backsight_core::score::ScoreJob;
+    use backsight_sandbox::{SandboxConfig, Sandboxes};
+    use futures_util::stream;
+    use tokio::sync::mpsc;
+
+    /// A student that nobody should ask.
+    struct Silent(Limits);
+
+    #[async_trait::async_trait]
+    impl Model for Silent {
+        async fn generate(&self, _: &GenerateRequest) -> Result<Generated, Error> {
+            Err(self.nothing())
+        }
+
+        async fn score(&self, _: &ScoreJob) -> Result<Scored, Error> {
+            Err(self.nothing())
+        }
+
+        async fn chat(&self, _: &ChatRequest) -> Result<ChatAnswer, Error> {
+            Err(self.nothing())
+        }
+
+        fn limits(&self) -> &Limits {
+            &self.0
+        }
+    }
+
+    impl Silent {
+        fn nothing(&self) -> Error {
+            Error::Invalid { what: "nothing is to be asked".into(), help: String::new() }
+        }
+    }
+
+    fn batch(run: &Arc<RunDir>) -> Batch {
+        let (ledger, role) = (Ledger::open(run.lock()).unwrap(), ModelRole::Student);
+        let silent: Arc<dyn Model> = Arc::new(Silent(Limits::default()));
+        let known = (vec![ModelId(1)], HashMap::new());
+        let versions = Versions::new(Arc::clone(&ledger), role, WeightRules::default(), None, vec![], known);
+        let place = RunPlace { stage: "collect", seed: 0 };
+        let student = Arc::new(Ledgered::new(ledger, Arc::clone(&silent), versions, role, place));
+        let setting = AgentSetting {
+            student: Arc::clone(&silent),
+            speech: Speech::Chat(None),
+            sandboxes: Arc::new(Sandboxes::new(SandboxConfig::default())),
+            tool_limits: ToolLimits::default(),
+            reward: RewardRule::default(),
+            options: LoopOptions::default(),
+            on_step: None,
+        };
+        Batch {
+            stage: "collect",
+            model: "m".to_owned(),
+            setting,
+            student,
+            watched: Watched::new(silent, None),
+            run: Arc::clone(run),
+            concurrency: 2,
+            retries: 0,
+            started_at: 0,
+        }
+    }
+
+    /// Every episode is there already, so that a group is over as soon as it has come.
+    #[tokio::test]
+    async fn groups_are_taken_as_they_come_and_a_stream_that_waits_pauses_the_work() {
+        let dir = tempfile::tempdir().unwrap();
+        let run = Arc::new(RunDir::open(dir.path(), "collect").unwrap());
+        let slots = groups(&[task("a"), task("b")], 2, 2);
+        for slot in &slots {
+            let mut episode = Episode::new(slot.id(), slot.task.task.clone(), Vec::new());
+            episode.outcome = Ok(Outcome { reward: 1.0, components: Vec::new() });
+            run.keep_episode(&episode).unwrap();
+        }
+        let (more, coming) = mpsc::unbounded_channel::<Vec<Slot>>();
+        let coming = stream::unfold(coming, async |mut coming| Some((coming.recv().await?, coming)));
+        let (batch, (seen, mut events)) = (batch(&run), mpsc::unbounded_channel());
+        let tell = move |event: &Event| seen.send(event.clone()).unwrap();
+        let work = super::run(&batch, coming, &tell, std::future::pending());
+        let feed = async {
+            assert!(matches!(events.recv().await, Some(Event::Began { asked: 0, .. })));
+            for (n, group) in slots.chunk_by(|a, b| a.group == b.group).enumerate() {
+                more.send(group.to_vec()).unwrap();
+                while run.metrics().len() <= n {
+                    tokio::task::yield_now().await;
+                }
+            }
+            assert_eq!(run.metrics().len(), 2);
+            drop(more);
+        };
+        let (done, ()) = tokio::join!(work, feed);
+        assert_eq!((done.slots.len(), done.digests.iter().flatten().count()), (4, 4));
+        assert!(done.stopped.is_none());
+    }
 }

@@ -5,13 +5,14 @@
 //! or an episode is its own loss; what makes going on pointless stops the run, and nothing is written that a
 //! stop cut short: the answers are in the ledger. Nor does a file with losses take the place of a more complete one.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
-use tokio::sync::mpsc;
+use tokio::runtime::Handle;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::JoinSet;
 
-use super::ask::{Answers, EMBEDDED, Jobs};
+use super::ask::{Answers, Asking, Jobs};
 use super::outline::{Framing, Outline, outline};
 use super::read::{ReadEpisode, ReadStep, ReadView};
 use super::reader::{Reader, Texts};
@@ -21,18 +22,27 @@ use crate::model::outlook::Outlook;
 use crate::model::planned::{Pace, backend};
 use crate::model::{Error, Model};
 use crate::store::episodes::{Loaded, Source, load};
-use crate::store::hindsight::{Hindsight, Measured, MeasuredStep, assemble, directory_of, n_scored, write};
+use crate::store::hindsight::{
+    Hindsight, HindsightError, Measured, MeasuredStep, assemble, directory_of, n_scored, recompute, write,
+};
 use crate::store::{Ledgered, Stands};
 use crate::wire::hindsight::Provenance;
 use backsight_core::credit::hcapo::Ratio;
+use backsight_core::episode::{Episode, Message};
 use backsight_core::lens::{Lens, Lenses};
 use backsight_core::plan::{Backend, Figures};
 use backsight_core::score::SpanScore;
-use backsight_core::subtasks::Place;
-use backsight_core::tokens::Logprob;
+use backsight_core::subtasks::PlanPlace;
+use backsight_core::tokens::{Logprob, TokenId};
+use backsight_core::tree::Tip;
 
 /// An episode around whose scores the weights changed is asked for again so often before it is lost.
 const ASKED_AT_MOST: u32 = 3;
+
+/// The text of all episodes that are read ahead or asked for has so many bytes at most; a longer episode is alone.
+const IN_FLIGHT: usize = 64 << 20;
+/// What room is counted in.
+const BYTES_A_PERMIT: usize = 1 << 10;
 
 /// What is asked for.
 pub struct Options {
@@ -68,33 +78,39 @@ pub struct Teacher {
     pub model: Arc<Ledgered>,
     /// Its tokenizer and template.
     pub texts: Texts,
-    /// Whether it runs in this process.
-    pub is_embedded: bool,
 }
 
 impl Teacher {
     /// What it does with requests for scores.
     pub fn backend(&self) -> Backend {
-        if self.is_embedded { EMBEDDED } else { backend(self.model.limits()) }
+        backend(self.model.limits())
     }
 }
 
 /// What scoring an episode would cost, beyond what an earlier run left.
 pub fn planned(
-    read: &ReadEpisode,
+    read: &mut ReadEpisode,
     old: Option<&Hindsight>,
     asked: &Asked,
     lenses: &Lenses,
     backend: &Backend,
 ) -> Figures {
     let jobs = Jobs::new(read, lenses, asked.settings.max_logprob_tokens);
-    let wanted = jobs.wanted(missing(&old_scores(old, read, asked, lenses)));
-    jobs.figures_of(&wanted, backend)
+    let old = old_scores(old, read, asked, lenses);
+    jobs.plan(read, missing(&old), backend).figures()
 }
 
 /// What an earlier run left for each step.
-fn old_scores(old: Option<&Hindsight>, read: &ReadEpisode, asked: &Asked, lenses: &Lenses) -> Vec<OldScores> {
-    old.map_or_else(|| no_scores(read, lenses), |old| reusable(old, read, asked, lenses))
+fn old_scores(
+    old: Option<&Hindsight>,
+    read: &mut ReadEpisode,
+    asked: &Asked,
+    lenses: &Lenses,
+) -> Vec<OldScores> {
+    match old {
+        Some(old) => reusable(old, read, asked, lenses),
+        None => no_scores(read, lenses),
+    }
 }
 
 fn no_scores(read: &ReadEpisode, lenses: &Lenses) -> Vec<OldScores> {
@@ -117,6 +133,13 @@ fn has_any(old: &[OldScores]) -> bool {
 /// What happens on the way.
 #[derive(Clone, Debug)]
 pub enum Event {
+    /// An episode is about to be read.
+    Reading {
+        /// The episode.
+        id: String,
+        /// Its steps.
+        steps: usize,
+    },
     /// An episode is about to be asked for.
     Begun {
         /// The episode.
@@ -148,6 +171,8 @@ pub enum Fate {
     Spared(usize),
     /// It was complete already.
     Kept(Differences),
+    /// It was complete already, and its credit was computed again with other hyper-parameters.
+    Recomputed,
     /// Its reward is below what was asked for.
     Skipped,
     /// It could not be done.
@@ -219,10 +244,11 @@ pub type Watch = Arc<dyn Fn(Event) + Send + Sync>;
 /// Scores the episodes in `sources` and writes their credit; every episode ends with an [`Event::Finished`].
 pub async fn run(sources: Vec<Source>, teacher: Teacher, options: Options, watch: Watch) -> Option<Stop> {
     let (sender, mut works) = mpsc::channel(1);
-    let shared = Arc::new(Shared { teacher, options, watch, brake: Brake::default() });
+    let room = Arc::new(Semaphore::new(IN_FLIGHT / BYTES_A_PERMIT));
+    let shared = Arc::new(Shared { teacher, options, watch, room, brake: Brake::default() });
     let producer = {
-        let shared = Arc::clone(&shared);
-        tokio::task::spawn_blocking(move || shared.produce(sources, &sender))
+        let (shared, runtime) = (Arc::clone(&shared), Handle::current());
+        tokio::task::spawn_blocking(move || shared.produce(sources, &sender, &runtime))
     };
     let mut tasks = JoinSet::new();
     while let Some(work) = works.recv().await {
@@ -243,18 +269,25 @@ struct Work {
     loaded: Loaded,
     asked: Asked,
     directory: PathBuf,
-    places: Vec<Place>,
+    places: Vec<PlanPlace>,
     read: ReadEpisode,
     jobs: Jobs,
+    /// What everything costs.
     figures: Figures,
     old: Vec<OldScores>,
+    /// What no earlier run left.
+    asking: Asking,
     notes: Vec<String>,
+    /// Its room among the episodes in flight, once it has some.
+    _room: Option<OwnedSemaphorePermit>,
 }
 
 struct Shared {
     teacher: Teacher,
     options: Options,
     watch: Watch,
+    /// Room for episodes in flight.
+    room: Arc<Semaphore>,
     brake: Brake,
 }
 
@@ -264,13 +297,16 @@ impl Shared {
     }
 
     /// Loads and reads episodes until there are no more or the run is stopped.
-    fn produce(&self, sources: Vec<Source>, works: &mpsc::Sender<Box<Work>>) {
+    fn produce(&self, sources: Vec<Source>, works: &mpsc::Sender<Box<Work>>, runtime: &Handle) {
         for loaded in load(sources) {
             if self.brake.is_stopped() {
                 return;
             }
             let ready = match loaded {
-                Ok(loaded) => self.prepare(loaded),
+                Ok(loaded) => {
+                    let room = runtime.block_on(self.room_for(&loaded.episode));
+                    self.prepare(loaded).map(|work| Work { _room: room, ..work })
+                }
                 Err(error) => {
                     let name = error.episode();
                     let fate = Fate::Lost(Loss::new(Reason::Unreadable, error));
@@ -279,10 +315,21 @@ impl Shared {
             };
             match ready {
                 Err(report) => self.finish(*report),
-                // Nobody listens once the run has ended.
-                Ok(work) => drop(works.blocking_send(Box::new(work))),
+                Ok(work) => {
+                    // Nobody listens once the run has ended.
+                    if works.blocking_send(Box::new(work)).is_err() {
+                        return;
+                    }
+                }
             }
         }
+    }
+
+    /// Waits until there is room for an episode.
+    async fn room_for(&self, episode: &Episode) -> Option<OwnedSemaphorePermit> {
+        let n_bytes: usize = episode.messages.iter().map(Message::n_bytes).sum();
+        let n_permits = (n_bytes / BYTES_A_PERMIT + 1).min(IN_FLIGHT / BYTES_A_PERMIT);
+        Arc::clone(&self.room).acquire_many_owned(n_permits as u32).await.ok()
     }
 
     /// Everything up to the first request, or how the episode ends without one.
@@ -307,9 +354,10 @@ impl Shared {
             false => standing(&directory, &asked, &options.lenses),
         };
         let old = match left.map_err(lost)? {
-            Standing::Complete(differences, n_steps) => {
-                let kept = *ended(Fate::Kept(differences));
-                return Err(Box::new(Report { n_steps, n_credited: n_steps, ..kept }));
+            Standing::Complete(old, differences) => {
+                let n_steps = old.scores.steps.len();
+                let complete = *ended(self.complete(&directory, &old, differences, &asked));
+                return Err(Box::new(Report { n_steps, n_credited: n_steps, ..complete }));
             }
             Standing::Partial(old) => Some(old),
             Standing::Nothing => None,
@@ -317,6 +365,28 @@ impl Shared {
         let n_tokens = |text: &str| self.teacher.texts.n_tokens(text);
         let outline = outline(&loaded.episode, &options.framing, &options.lenses, &n_tokens).map_err(lost)?;
         Ok(self.read(loaded, asked, directory, outline, old))
+    }
+
+    /// A complete file is left alone, unless other hyper-parameters are asked for and its scores give that credit too.
+    /// What others have written stays as they wrote it.
+    fn complete(&self, directory: &Path, old: &Hindsight, differences: Differences, asked: &Asked) -> Fate {
+        if !differences.are_computed() || old.scores.provenance.is_none() {
+            return Fate::Kept(differences);
+        }
+        let scores = match recompute(old, &asked.settings) {
+            Ok(scores) => scores,
+            Err(error) => return Fate::Lost(Loss::new(Reason::Credit, error)),
+        };
+        match write(directory, &self.options.lenses.result(), &Hindsight { scores, tokens: None }) {
+            Ok(()) => Fate::Recomputed,
+            Err(error) => self.unwritable(&error),
+        }
+    }
+
+    /// The first failure of several is the one that is told.
+    fn unwritable(&self, error: &HindsightError) -> Fate {
+        let _ = self.brake.disk.set(error.to_string());
+        Fate::Unfinished
     }
 
     fn read(
@@ -328,14 +398,26 @@ impl Shared {
         old: Option<Box<Hindsight>>,
     ) -> Work {
         let options = &self.options;
+        let (id, steps) = (loaded.episode.id.clone(), outline.places.len());
+        (self.watch)(Event::Reading { id, steps });
         let reader = Reader { texts: &self.teacher.texts, framing: &options.framing, limit: options.limit };
-        let read = reader.read(&loaded.episode, &outline);
-        let jobs = Jobs::new(&read, &options.lenses, asked.settings.max_logprob_tokens);
-        let figures = jobs.figures(&self.teacher.backend());
+        let mut read = reader.read(&loaded.episode, &outline);
         let mut notes = notes(&loaded, &options.framing);
-        let reused = old_scores(old.as_deref(), &read, &asked, &options.lenses);
+        let reused = old_scores(old.as_deref(), &mut read, &asked, &options.lenses);
         notes.extend(old.and_then(|old| nothing_reused(&old, &reused)));
-        Work { loaded, asked, directory, places: outline.places, read, jobs, figures, old: reused, notes }
+        let jobs = Jobs::new(&read, &options.lenses, asked.settings.max_logprob_tokens);
+        let asking = jobs.plan(&read, missing(&reused), &self.teacher.backend());
+        let figures = match asking.n_scores() == jobs.len() {
+            true => asking.figures(),
+            false => self.asking_for_all(&jobs, &read).figures(),
+        };
+        let (places, old, _room) = (outline.places, reused, None);
+        Work { loaded, asked, directory, places, read, jobs, figures, old, asking, notes, _room }
+    }
+
+    /// The plan for all of an episode's scores.
+    fn asking_for_all(&self, jobs: &Jobs, read: &ReadEpisode) -> Asking {
+        jobs.plan(read, missing(&no_scores(read, &self.options.lenses)), &self.teacher.backend())
     }
 
     /// Asks for what is missing, and writes what follows from it once it is known whose the answers are.
@@ -345,7 +427,8 @@ impl Shared {
         let (figures, report) = loop {
             own.begin_again();
             n_asked += 1;
-            let (figures, answers) = self.ask(&work, &own).await;
+            let figures = work.asking.figures();
+            let answers = self.ask(&work, &own).await;
             match self.stands(&mut work, &own, answers.as_ref()).await {
                 Some(true) => break (figures, self.written(work, answers).await),
                 Some(false) if n_asked < ASKED_AT_MOST => {}
@@ -357,16 +440,11 @@ impl Shared {
     }
 
     /// Asks for what no earlier run left; no answers when the run was stopped before all were there.
-    async fn ask(&self, work: &Work, own: &Arc<Ledgered>) -> (Figures, Option<Answers>) {
+    async fn ask(&self, work: &Work, own: &Arc<Ledgered>) -> Option<Answers> {
         let id = &work.loaded.episode.id;
-        let wanted = work.jobs.wanted(missing(&work.old));
-        let pace = Pace {
-            backend: self.teacher.backend(),
-            at_once: self.options.requests_at_once,
-            outlook: self.brake.outlook.clone(),
-        };
-        let figures = work.jobs.figures_of(&wanted, &pace.backend);
-        let (tokens, scores) = (figures.computed_tokens(), wanted.len() as u64);
+        let pace = Pace { at_once: self.options.requests_at_once, outlook: self.brake.outlook.clone() };
+        let asking = &work.asking;
+        let (tokens, scores) = (asking.figures().computed_tokens(), asking.n_scores() as u64);
         (self.watch)(Event::Begun { id: id.clone(), scores, tokens });
         let mut n_settled = 0;
         let settled = || {
@@ -376,9 +454,9 @@ impl Shared {
             !self.brake.is_stopped()
         };
         let model: Arc<dyn Model> = Arc::clone(own) as Arc<dyn Model>;
-        let answers = work.jobs.ask(&wanted, &model, &pace, settled).await;
-        let is_cut = self.brake.is_stopped() && answers.is_cut_short(&wanted);
-        (figures, (!is_cut).then_some(answers))
+        let answers = asking.ask(&model, &pace, settled).await;
+        let is_cut = self.brake.is_stopped() && asking.is_cut_short(&answers);
+        (!is_cut).then_some(answers)
     }
 
     /// Whether all scores of an episode are of one version; nothing if that cannot be found out any more. What an
@@ -398,6 +476,7 @@ impl Shared {
         work.asked.provenance.version = version.or(work.asked.provenance.version.take());
         if is_other && has_any(&work.old) {
             work.old = no_scores(&work.read, &self.options.lenses);
+            work.asking = self.asking_for_all(&work.jobs, &work.read);
             return Some(false);
         }
         Some(true)
@@ -437,17 +516,15 @@ impl Shared {
         report.lost_steps = work.lost_steps(&made, answers);
         report.n_credited = report.n_steps - report.lost_steps.len();
         if !report.lost_steps.is_empty() {
-            let n_before = n_scored(&work.directory);
+            let n_before = n_scored(&work.directory, &self.options.lenses.result());
             if n_before > report.n_credited {
                 report.fate = Fate::Spared(n_before);
                 return report;
             }
             report.fate = Fate::Partial;
         }
-        if let Err(error) = write(&work.directory, &made) {
-            report.fate = Fate::Unfinished;
-            // The first failure of several is the one that is told.
-            let _ = self.brake.disk.set(error.to_string());
+        if let Err(error) = write(&work.directory, &self.options.lenses.result(), &made) {
+            report.fate = self.unwritable(&error);
         }
         report
     }
@@ -490,8 +567,19 @@ impl Work {
             plan: Some(self.figures.into()),
             ..self.asked.provenance.clone()
         };
-        let (sequences, token_source) = (self.read.sequences.clone(), self.read.source);
+        let (sequences, token_source) = (self.sequences(), self.read.source);
         Measured { lenses: lenses.keys(), sequences, token_source, steps, provenance }
+    }
+
+    /// Each of the conversation's sequences: how many tokens it begins with of the one before it, and the rest.
+    fn sequences(&self) -> Vec<(usize, Vec<TokenId>)> {
+        let (tree, tips) = (&self.read.tree, &self.read.sequences);
+        let before = std::iter::once(&Tip::EMPTY).chain(tips);
+        let own = |(before, tip): (&Tip, &Tip)| {
+            let shared = tree.shared(*before, *tip);
+            (shared, tree.tokens(*tip, shared..tip.len()))
+        };
+        before.zip(tips).map(own).collect()
     }
 
     fn measured_step(&self, idx: usize, step: &Result<ReadStep, Loss>, answers: &Answers) -> MeasuredStep {
@@ -562,6 +650,6 @@ impl Brake {
 
     fn stop(&self) -> Option<Stop> {
         let disk = self.disk.get().cloned().map(Stop::Disk);
-        disk.or_else(|| self.outlook.stopped_by().map(Stop::Model))
+        disk.or_else(|| self.outlook.ended_by().map(Stop::Model))
     }
 }

@@ -6,11 +6,13 @@ use super::reader::Reader;
 use super::rendered::no_place;
 use super::shorten::{Context, Contexts};
 use super::{Loss, Reason};
+use backsight_chat::near::Repeats;
 use backsight_chat::recorded::{Insertion, insert};
 use backsight_chat::reread::Shown;
 use backsight_core::episode::{Content, Conversation, Episode, Message};
 use backsight_core::lens::{Edit, View};
 use backsight_core::tokens::{TokenId, TokenSpan};
+use backsight_core::tree::{Replacement, Replacements, Tip, TokenTree};
 
 /// A conversation of recorded ids.
 pub(super) struct Exact<'a> {
@@ -21,6 +23,17 @@ pub(super) struct Exact<'a> {
     wanted: Vec<(usize, usize)>,
     /// What each step is seen through.
     views: &'a [Vec<View>],
+    /// Where the episode's sequences are in the tree.
+    sequences: Vec<Tip>,
+}
+
+/// What additions do to the contexts of a sequence, which begin alike.
+#[derive(Default)]
+struct Known<'v> {
+    found: Repeats<(usize, Edit<'v>), Replacement>,
+    replacements: Replacements,
+    /// Whether one did otherwise than before, or was not found where it is looked at itself.
+    differs: bool,
 }
 
 impl<'a> Exact<'a> {
@@ -31,8 +44,9 @@ impl<'a> Exact<'a> {
         conversation: &'a Conversation,
         wanted: Vec<(usize, usize)>,
         views: &'a [Vec<View>],
+        sequences: Vec<Tip>,
     ) -> Self {
-        Self { reader, episode, messages: &conversation.messages, wanted, views }
+        Self { reader, episode, messages: &conversation.messages, wanted, views, sequences }
     }
 
     /// Where an action is; every wanted step has its tokens.
@@ -50,31 +64,62 @@ impl<'a> Exact<'a> {
         Shown::new(self.reader.manner(self.episode, &self.episode.tools), messages).ok()
     }
 
-    fn context(&self, nth: usize, cut: &Cut, messages: &[Message], shown: Option<&Shown<'_>>) -> Context {
+    /// The context of an action without what is cut; `known` is used unless this one is to be looked at itself.
+    fn context(
+        &self,
+        nth: usize,
+        cut: &Cut,
+        messages: &[Message],
+        shown: Option<&Shown<'_>>,
+        (known, is_last, tree): (&mut Known<'a>, bool, &mut TokenTree),
+    ) -> Context {
         let (step, action) = self.wanted[nth];
         let action = action - cut.messages.len();
-        let plain = cut.apply(self.before(nth));
-        let sampled = self.sampled(nth, cut);
-        let through = |View { lens, addition }: &View| {
-            let edit = addition.edit(&messages[..action]).ok_or_else(no_place);
-            let seen = edit.and_then(|edit| self.edited(&plain, &sampled, &messages[..action], edit, shown));
-            (*lens, seen)
+        let sequence = self.recorded(nth).map_or(0, |(sequence, _)| sequence);
+        let plain = self.plain(nth, cut, tree);
+        let mut through = |View { lens, addition }: &'a View| {
+            let Some(edit) = addition.edit(&messages[..action]) else { return (*lens, Err(no_place())) };
+            if edit == Edit::Nothing {
+                return (*lens, Ok(plain));
+            }
+            let key = (sequence, edit);
+            let found = match known.found.sure(&key).filter(|_| !is_last) {
+                Some(known) => Ok(known.clone()),
+                None => self.edited(nth, cut, &messages[..action], edit, shown, &tree.all(plain)),
+            };
+            known.differs |= match &found {
+                Ok(replacement) => !known.found.agrees(key, replacement.clone()),
+                Err(_) => is_last,
+            };
+            (*lens, found.map(|replacement| known.replacements.grow(tree, plain, replacement)))
         };
-        Context { views: self.views[step].iter().map(through).collect(), dropped: cut.messages.clone() }
+        let views = self.views[step].iter().map(&mut through).collect();
+        Context { views, dropped: cut.messages.clone() }
     }
 
-    /// A recorded context with something added to its messages.
+    /// What the student saw before an action, without what is cut.
+    fn plain(&self, nth: usize, cut: &Cut, tree: &mut TokenTree) -> Tip {
+        let Some((sequence, span)) = self.recorded(nth) else { return Tip::EMPTY };
+        let whole = self.sequences[sequence];
+        match cut.tokens.is_empty() {
+            true => tree.cut(whole, span.start()),
+            false => {
+                let kept = tree.cut(whole, cut.tokens.start);
+                tree.grow(kept, &self.before(nth)[cut.tokens.end..])
+            }
+        }
+    }
+
+    /// What something added to its messages does to a recorded context.
     fn edited(
         &self,
-        plain: &[TokenId],
-        sampled: &[TokenSpan],
+        nth: usize,
+        cut: &Cut,
         before: &[Message],
         edit: Edit<'_>,
         shown: Option<&Shown<'_>>,
-    ) -> Result<Vec<TokenId>, Loss> {
-        if edit == Edit::Nothing {
-            return Ok(plain.to_vec());
-        }
+        plain: &[TokenId],
+    ) -> Result<Replacement, Loss> {
         let prompt = |edit| shown?.prompt(before.len(), edit).ok();
         let rendered = prompt(Edit::Nothing).zip(prompt(edit));
         let (content, addition) = written(before, edit);
@@ -83,8 +128,19 @@ impl<'a> Exact<'a> {
             content: &content,
             addition: &addition,
         };
-        let seen = insert(&self.reader.texts.tokenizer, plain, sampled, &insertion);
-        seen.map_err(|error| Loss::new(Reason::Recorded, error))
+        let found = insert(&self.reader.texts.tokenizer, plain, &self.sampled(nth, cut), &insertion);
+        found.map_err(|error| Loss::new(Reason::Recorded, error))
+    }
+
+    /// The contexts of these actions with nothing cut; none if what was trusted does not hold on the last of them.
+    fn whole(&self, nths: &[usize], tree: &mut TokenTree, is_trusting: bool) -> Option<Vec<Context>> {
+        let (shown, mut known) = (self.shown(self.messages), Known::default());
+        let mut contexts = Vec::with_capacity(nths.len());
+        for (idx, nth) in nths.iter().enumerate() {
+            let how = (&mut known, !is_trusting || idx + 1 == nths.len(), &mut *tree);
+            contexts.push(self.context(*nth, &Cut::default(), self.messages, shown.as_ref(), how));
+        }
+        (!known.differs || !is_trusting).then_some(contexts)
     }
 
     /// The actions that stand before this one in the same sequence, moved by what is cut out.
@@ -115,13 +171,14 @@ impl<'a> Exact<'a> {
         special.map_or(&[], |at| &before[at..])
     }
 
-    fn shortened(&self, nth: usize, dropped: &Range<usize>) -> Result<Context, Loss> {
+    fn shortened(&self, nth: usize, dropped: &Range<usize>, tree: &mut TokenTree) -> Result<Context, Loss> {
         let cut = self.cut(nth, dropped).ok_or_else(|| {
             let why = "the recorded tokens are too long, and where a step begins in them is not found";
             Loss::new(Reason::Context, why)
         })?;
         let kept = [&self.messages[..cut.messages.start], &self.messages[cut.messages.end..]].concat();
-        Ok(self.context(nth, &cut, &kept, self.shown(&kept).as_ref()))
+        let how = (&mut Known::default(), true, tree);
+        Ok(self.context(nth, &cut, &kept, self.shown(&kept).as_ref(), how))
     }
 }
 
@@ -138,17 +195,23 @@ impl Contexts for Exact<'_> {
         self.recorded(nth).ok_or_else(|| Loss::new(Reason::Recorded, "the action's tokens are not recorded"))
     }
 
-    fn action(&self, nth: usize) -> &[TokenId] {
-        self.recorded(nth).map_or(&[], |(sequence, span)| &self.episode.sequences[sequence][span.range()])
+    fn action(&self, nth: usize, _tree: &TokenTree) -> Vec<TokenId> {
+        let place = self.recorded(nth);
+        place
+            .map_or_else(Vec::new, |(sequence, span)| self.episode.sequences[sequence][span.range()].to_vec())
     }
 
-    fn contexts(&self, dropped: &Range<usize>, nths: &[usize]) -> Vec<Result<Context, Loss>> {
+    fn contexts(
+        &self,
+        dropped: &Range<usize>,
+        nths: &[usize],
+        tree: &mut TokenTree,
+    ) -> Vec<Result<Context, Loss>> {
         if !dropped.is_empty() {
-            return nths.iter().map(|nth| self.shortened(*nth, dropped)).collect();
+            return nths.iter().map(|nth| self.shortened(*nth, dropped, tree)).collect();
         }
-        let shown = self.shown(self.messages);
-        let whole = |nth: &usize| Ok(self.context(*nth, &Cut::default(), self.messages, shown.as_ref()));
-        nths.iter().map(whole).collect()
+        let whole = self.whole(nths, tree, true).or_else(|| self.whole(nths, tree, false));
+        whole.unwrap_or_default().into_iter().map(Ok).collect()
     }
 }
 
@@ -160,10 +223,6 @@ struct Cut {
 }
 
 impl Cut {
-    fn apply(&self, context: &[TokenId]) -> Vec<TokenId> {
-        [&context[..self.tokens.start], &context[self.tokens.end..]].concat()
-    }
-
     /// A span after the cut; none if it is cut out.
     fn moved(&self, span: TokenSpan) -> Option<TokenSpan> {
         if span.end() <= self.tokens.start {

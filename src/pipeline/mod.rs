@@ -30,7 +30,6 @@ pub(crate) mod slots;
 pub(crate) mod student;
 pub(crate) mod watch;
 
-pub(crate) use self::ask::EMBEDDED;
 pub(crate) use self::loss::{Loss, Reason};
 pub use self::outline::{Framing, outline};
 pub use self::read::{ReadEpisode, ReadStep, Seen};

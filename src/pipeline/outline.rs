@@ -11,10 +11,10 @@ use super::{Loss, Reason};
 use backsight_chat::template::Now;
 use backsight_core::episode::{Conversation, Episode, Role, ToolText};
 use backsight_core::lens::{Edit, Lenses, NoAddition, Told, View};
-use backsight_core::plan::{Backend, plan};
-use backsight_core::score::ScoreJob;
-use backsight_core::subtasks::{Place, Places, places};
+use backsight_core::plan::{Backend, TipJob, plan_tree};
+use backsight_core::subtasks::{PlanPlace, PlanPlaces, places};
 use backsight_core::tokens::{TokenId, TokenSpan};
+use backsight_core::tree::{Replacement, Replacements, Tip, TokenTree};
 
 /// What recorded conversations lack or have too much of.
 #[derive(Clone, Debug, Default)]
@@ -74,7 +74,7 @@ pub struct Used {
 #[derive(Clone, Debug)]
 pub struct Outline {
     /// Where each step stands.
-    pub places: Vec<Place>,
+    pub places: Vec<PlanPlace>,
     /// What each step is seen through.
     pub views: Vec<Vec<View>>,
     /// The conversations as they are rendered.
@@ -88,11 +88,11 @@ pub fn outline(
     lenses: &Lenses,
     n_tokens: &dyn Fn(&str) -> usize,
 ) -> Result<Outline, Loss> {
-    let Places { steps: by_message, completed } =
+    let PlanPlaces { steps: by_message, completed } =
         places(&episode.messages, &episode.failed_results, &episode.progress);
     let actions = episode.messages.iter().enumerate().filter(|(_, it)| it.role == Role::Assistant);
-    let mut by_message: HashMap<usize, Place> = actions.map(|(idx, _)| idx).zip(by_message).collect();
-    let places: Option<Vec<Place>> =
+    let mut by_message: HashMap<usize, PlanPlace> = actions.map(|(idx, _)| idx).zip(by_message).collect();
+    let places: Option<Vec<PlanPlace>> =
         episode.steps().iter().map(|step| by_message.remove(&step.message_idx)).collect();
     let places = places.ok_or_else(|| Loss::new(Reason::Unreadable, "a step is no assistant message"))?;
     let views = lenses.views(&Told { episode, places: &places, completed, n_tokens }).map_err(no_view)?;
@@ -127,42 +127,43 @@ impl Outline {
     /// How many requests there are for the scores that `wanted` names by step and lens, and for how many scores: as
     /// if every message were a token, so exact while history only grows and everything fits.
     pub fn n_requests(&self, wanted: &dyn Fn(usize, usize) -> bool) -> (usize, usize) {
-        let mut texts = HashMap::new();
-        let mut jobs = Vec::new();
+        let (mut tree, mut replacements) = (TokenTree::default(), Replacements::default());
+        let (mut texts, mut jobs) = (HashMap::new(), Vec::new());
         for (nth, conversation) in self.conversations.iter().enumerate() {
+            let messages = (0..conversation.messages.len()).map(|message| id(1, message));
+            let tokens: Vec<TokenId> = std::iter::once(id(0, nth)).chain(messages).collect();
+            let whole = tree.grow(Tip::EMPTY, &tokens);
             for &(step, action) in &conversation.steps {
+                let plain = tree.cut(whole, action + 1);
                 for View { addition, .. } in self.views[step].iter().filter(|it| wanted(step, it.lens)) {
                     let Some(edit) = addition.edit(&conversation.messages[..action]) else { continue };
-                    jobs.extend(message_job(nth, action, &edit, &mut texts));
+                    let seen = match added(&edit, &mut texts) {
+                        None => plain,
+                        Some(replacement) => replacements.grow(&mut tree, plain, replacement),
+                    };
+                    let tip = tree.grow(seen, &tokens[action + 1..action + 2]);
+                    jobs.push(TipJob { tip, spans: vec![TokenSpan::at(seen.len(), 1)], top_k: 0 });
                 }
             }
         }
-        (plan(&jobs, &Backend::SGLANG).requests.len(), jobs.len())
+        let n_jobs = jobs.len();
+        (plan_tree(Arc::new(tree), jobs, &Backend::CACHING).requests.len(), n_jobs)
     }
 }
 
-/// A job in which the conversation's number, every message and what a lens adds are a token each.
-fn message_job(
-    conversation: usize,
-    action: usize,
-    edit: &Edit<'_>,
-    texts: &mut HashMap<String, usize>,
-) -> Option<ScoreJob> {
-    let id = |kind: usize, number: usize| TokenId::try_from(3 * number + kind).ok();
-    let mut tokens = vec![id(0, conversation)?];
+/// The token that stands for a conversation, a message or an added text.
+fn id(kind: usize, number: usize) -> TokenId {
+    TokenId::try_from(3 * number + kind).unwrap_or(TokenId::MAX)
+}
+
+/// What an edit does to a conversation's number and messages, a token each; every added text is one too.
+fn added(edit: &Edit<'_>, texts: &mut HashMap<String, usize>) -> Option<Replacement> {
     let (at, text) = match edit {
-        Edit::Nothing => (None, String::new()),
-        Edit::Behind { target, text } => (Some(target + 1), (*text).to_owned()),
-        Edit::Before { target, messages } => (Some(*target), format!("{messages:?}")),
+        Edit::Nothing => return None,
+        Edit::Behind { target, text } => (target + 2, (*text).to_owned()),
+        Edit::Before { target, messages } => (target + 1, format!("{messages:?}")),
     };
     let n_texts = texts.len();
     let text = *texts.entry(text).or_insert(n_texts);
-    for message in 0..=action {
-        if at == Some(message) {
-            tokens.push(id(2, text)?);
-        }
-        tokens.push(id(1, message)?);
-    }
-    let span = TokenSpan::at(tokens.len() - 1, 1);
-    ScoreJob::new(Arc::from(tokens), vec![span], 0).ok()
+    Some(Replacement { positions: at..at, with: vec![id(2, text)] })
 }

@@ -8,7 +8,7 @@ use crate::model::Opened;
 use crate::model::budget::Meter;
 use crate::store::fingerprint::differs;
 use crate::store::ledger::Recognition;
-use crate::store::{Ledger, Ledgered, RunLock, RunPlace, WeightRules, keep};
+use crate::store::{Ledger, Ledgered, RunPlace, WeightRules, keep};
 
 /// A model that pays for nothing twice.
 pub struct Paid {
@@ -21,32 +21,18 @@ pub struct Paid {
 }
 
 impl Paid {
-    /// Puts an opened model behind its meter and the ledger of the locked directory; `command` names the place of its draws.
+    /// Puts an opened model behind its meter and the ledger, which may serve several roles.
     ///
     /// The model is asked for a short probe text, by which the ledger knows it again.
     pub async fn open(
         opened: &Opened,
-        lock: RunLock,
-        meter: Arc<Meter>,
-        command: &str,
-        rules: WeightRules,
-    ) -> Result<Self, Error> {
-        let place = RunPlace { run: command.to_owned(), seed: 0 };
-        Self::open_at(opened, Arc::new(lock), meter, place, rules).await
-    }
-
-    /// The same for draws that depend on a seed.
-    pub async fn open_at(
-        opened: &Opened,
-        lock: Arc<RunLock>,
+        ledger: &Arc<Ledger>,
         meter: Arc<Meter>,
         place: RunPlace,
         rules: WeightRules,
     ) -> Result<Self, Error> {
-        let ledger = Ledger::open(lock)?;
-        let (model, recognition) = keep(opened, Arc::clone(&ledger), meter, place, rules).await?;
-        let model = Arc::new(model);
-        Ok(Self { model, ledger, recognition })
+        let (model, recognition) = keep(opened, Arc::clone(ledger), meter, place, rules).await?;
+        Ok(Self { model: Arc::new(model), ledger: Arc::clone(ledger), recognition })
     }
 
     /// What to say when there are results at `outputs` but no record of what they cost.

@@ -15,24 +15,21 @@ use super::{Loss, Reason};
 use backsight_core::episode::{Conversation, Episode, TokenSource};
 use backsight_core::lens::Window;
 use backsight_core::tokens::{TokenId, TokenSpan};
+use backsight_core::tree::{Tip, TokenTree};
 
 /// A sequence and where the action in it begins.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seen {
     /// Context and action.
-    pub tokens: Arc<[TokenId]>,
-    /// How many of them are context.
+    pub tip: Tip,
+    /// How many of its tokens are context.
     pub n_context: usize,
 }
 
 impl Seen {
-    fn new(context: &[TokenId], action: &[TokenId]) -> Self {
-        Self { tokens: Arc::from([context, action].concat()), n_context: context.len() }
-    }
-
     /// Its action's last `n` tokens; all of them for 0.
     pub fn action(&self, n: usize) -> TokenSpan {
-        let whole = TokenSpan::at(self.n_context, self.tokens.len() - self.n_context);
+        let whole = TokenSpan::at(self.n_context, self.tip.len() - self.n_context);
         if n == 0 { whole } else { whole.last(n) }
     }
 }
@@ -58,10 +55,12 @@ pub struct ReadStep {
 }
 
 /// An episode as tokens.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct ReadEpisode {
+    /// All its sequences, each token that several begin with once.
+    pub tree: Arc<TokenTree>,
     /// The conversation without a lens.
-    pub sequences: Vec<Vec<TokenId>>,
+    pub sequences: Vec<Tip>,
     /// Exact if every action's ids were recorded.
     pub source: TokenSource,
     /// One for each step.
@@ -81,20 +80,22 @@ impl Reader<'_> {
         let is_exact = |step: usize| is_exact(episode, step);
         let n_steps = episode.steps().len();
         let unread = || Err(Loss::new(Reason::Unreadable, "the step is in no conversation"));
-        let mut all = ReadEpisode {
-            sequences: episode.sequences.clone(),
-            source: TokenSource::Exact,
+        let mut tree = TokenTree::default();
+        let mut all = Taken {
+            sequences: episode.sequences.iter().map(|ids| tree.grow(Tip::EMPTY, ids)).collect(),
             steps: (0..n_steps).map(|_| unread()).collect(),
+            tree,
         };
         for conversation in &episode.conversations() {
             let wanted = steps_where(conversation, &is_exact);
-            let contexts = Exact::new(*self, episode, conversation, wanted.clone(), &outline.views);
+            let sequences = all.sequences.clone();
+            let contexts =
+                Exact::new(*self, episode, conversation, wanted.clone(), &outline.views, sequences);
             self.take(&mut all, episode, &wanted, &contexts, 0);
         }
         if episode.is_exact() {
-            return all;
+            return all.read(TokenSource::Exact);
         }
-        all.source = TokenSource::Rendered;
         if !(0..n_steps).any(is_exact) {
             all.sequences.clear();
         }
@@ -102,12 +103,12 @@ impl Reader<'_> {
             let wanted = steps_where(conversation, &|step| !is_exact(step));
             self.take_rendered(&mut all, episode, conversation, wanted, outline);
         }
-        all
+        all.read(TokenSource::Rendered)
     }
 
     fn take_rendered(
         &self,
-        all: &mut ReadEpisode,
+        all: &mut Taken,
         episode: &Episode,
         conversation: &Conversation,
         wanted: Vec<(usize, usize)>,
@@ -118,7 +119,7 @@ impl Reader<'_> {
         }
         let tools = if episode.tools.is_empty() { &self.framing.tools } else { &episode.tools };
         let manner = self.manner(episode, tools);
-        match Rendered::new(*self, manner, conversation, wanted.clone(), &outline.views) {
+        match Rendered::new(*self, manner, conversation, wanted.clone(), &outline.views, &mut all.tree) {
             Err(loss) => wanted.iter().for_each(|(step, _)| all.steps[*step] = Err(loss.clone())),
             Ok(contexts) => {
                 let before = all.sequences.len();
@@ -131,20 +132,22 @@ impl Reader<'_> {
     /// Takes what fits of one conversation; its sequences begin at `first_sequence`.
     fn take(
         &self,
-        all: &mut ReadEpisode,
+        all: &mut Taken,
         episode: &Episode,
         wanted: &[(usize, usize)],
         contexts: &dyn Contexts,
         first_sequence: usize,
     ) {
-        for ((nth, (step, action)), found) in wanted.iter().enumerate().zip(fitted(contexts, self.limit)) {
+        let fitted = fitted(contexts, self.limit, &mut all.tree);
+        for ((nth, (step, action)), found) in wanted.iter().enumerate().zip(fitted) {
             let message_idx = episode.steps()[*step].message_idx;
             all.steps[*step] = found.and_then(|Fitted { context, window }| {
                 let (sequence, span) = contexts.place(nth)?;
-                let action_ids = contexts.action(nth);
+                let action_ids = contexts.action(nth, &all.tree);
+                let views = context.views.into_iter().map(|view| read_view(view, &action_ids, &mut all.tree));
                 Ok(ReadStep {
                     place: (first_sequence + sequence, span),
-                    views: context.views.into_iter().map(|view| read_view(view, action_ids)).collect(),
+                    views: views.collect(),
                     window: shifted(window, message_idx, *action),
                 })
             });
@@ -152,8 +155,22 @@ impl Reader<'_> {
     }
 }
 
-fn read_view((lens, context): ViewContext, action: &[TokenId]) -> ReadView {
-    ReadView { lens, seen: context.map(|context| Seen::new(&context, action)) }
+/// What has been read so far.
+struct Taken {
+    tree: TokenTree,
+    sequences: Vec<Tip>,
+    steps: Vec<Result<ReadStep, Loss>>,
+}
+
+impl Taken {
+    fn read(self, source: TokenSource) -> ReadEpisode {
+        ReadEpisode { tree: Arc::new(self.tree), sequences: self.sequences, source, steps: self.steps }
+    }
+}
+
+fn read_view((lens, context): ViewContext, action: &[TokenId], tree: &mut TokenTree) -> ReadView {
+    let seen = context.map(|context| Seen { tip: tree.grow(context, action), n_context: context.len() });
+    ReadView { lens, seen }
 }
 
 fn is_exact(episode: &Episode, step: usize) -> bool {

@@ -11,6 +11,7 @@ use backsight_chat::template::TemplateError;
 use backsight_core::episode::{Conversation, Message};
 use backsight_core::lens::{Edit, View};
 use backsight_core::tokens::{TokenId, TokenSpan};
+use backsight_core::tree::{Tip, TokenTree};
 
 /// A rendered conversation.
 pub(super) struct Rendered<'a> {
@@ -26,18 +27,8 @@ pub(super) struct Rendered<'a> {
 
 /// What came of rendering.
 struct Read {
-    sequences: Vec<Vec<TokenId>>,
+    sequences: Vec<Tip>,
     turns: Vec<Result<(Turn, Vec<ViewContext>), Loss>>,
-}
-
-impl Read {
-    fn action(&self, turn: &Turn) -> &[TokenId] {
-        &self.sequences[turn.sequence][turn.span.range()]
-    }
-
-    fn before(&self, turn: &Turn) -> &[TokenId] {
-        &self.sequences[turn.sequence][..turn.span.start()]
-    }
 }
 
 impl<'a> Rendered<'a> {
@@ -48,20 +39,26 @@ impl<'a> Rendered<'a> {
         conversation: &'a Conversation,
         wanted: Vec<(usize, usize)>,
         views: &'a [Vec<View>],
+        tree: &mut TokenTree,
     ) -> Result<Self, Loss> {
         let messages = &conversation.messages;
         let read = Read { sequences: Vec::new(), turns: Vec::new() };
         let mut all = Self { reader, manner, messages, wanted, views, read };
-        all.read = all.read(messages, &all.wanted)?;
+        all.read = all.read(messages, &all.wanted, tree)?;
         Ok(all)
     }
 
     /// The conversation's sequences.
-    pub(super) fn sequences(&self) -> &[Vec<TokenId>] {
+    pub(super) fn sequences(&self) -> &[Tip] {
         &self.read.sequences
     }
 
-    fn read(&self, messages: &[Message], wanted: &[(usize, usize)]) -> Result<Read, Loss> {
+    fn read(
+        &self,
+        messages: &[Message],
+        wanted: &[(usize, usize)],
+        tree: &mut TokenTree,
+    ) -> Result<Read, Loss> {
         let shown = Shown::new(self.manner, messages).map_err(|error| rendering(&error))?;
         let edits = |(step, action): &(usize, usize)| {
             let views = self.views[*step].iter();
@@ -71,11 +68,10 @@ impl<'a> Rendered<'a> {
         let there =
             |edits: &Vec<(usize, Option<Edit<'a>>)>| edits.iter().filter_map(|(_, edit)| *edit).collect();
         let asked: Vec<_> = wanted.iter().zip(&edits).map(|(it, edits)| (it.1, there(edits))).collect();
-        let found = shown.reread(&asked, &self.reader.texts.tokenizer);
-        let mut read = Read { sequences: found.sequences, turns: Vec::new() };
-        let turns = found.turns.into_iter().zip(edits).map(|(turn, edits)| seen(&read, turn, edits));
-        read.turns = turns.collect();
-        Ok(read)
+        let found = shown.reread(&asked, &self.reader.texts.tokenizer, tree);
+        let turns = found.turns.into_iter().zip(edits);
+        let turns = turns.map(|(turn, edits)| seen(tree, turn, edits)).collect();
+        Ok(Read { sequences: found.sequences, turns })
     }
 
     /// The conversation without some messages, and where the chosen actions are in it.
@@ -99,11 +95,17 @@ impl Contexts for Rendered<'_> {
         self.read.turns[nth].as_ref().map(|(turn, _)| (turn.sequence, turn.span)).map_err(Loss::clone)
     }
 
-    fn action(&self, nth: usize) -> &[TokenId] {
-        self.read.turns[nth].as_ref().map_or(&[], |(turn, _)| self.read.action(turn))
+    fn action(&self, nth: usize, tree: &TokenTree) -> Vec<TokenId> {
+        let turn = self.read.turns[nth].as_ref();
+        turn.map_or_else(|_| Vec::new(), |(turn, _)| tree.tokens(turn.tip, turn.span.range()))
     }
 
-    fn contexts(&self, dropped: &Range<usize>, nths: &[usize]) -> Vec<Result<Context, Loss>> {
+    fn contexts(
+        &self,
+        dropped: &Range<usize>,
+        nths: &[usize],
+        tree: &mut TokenTree,
+    ) -> Vec<Result<Context, Loss>> {
         if dropped.is_empty() {
             let whole = |nth: &usize| {
                 let (_, views) = self.read.turns[*nth].as_ref().map_err(Loss::clone)?;
@@ -112,13 +114,13 @@ impl Contexts for Rendered<'_> {
             return nths.iter().map(whole).collect();
         }
         let (messages, wanted) = self.without(dropped, nths);
-        let read = match self.read(&messages, &wanted) {
+        let read = match self.read(&messages, &wanted, tree) {
             Ok(read) => read,
             Err(loss) => return nths.iter().map(|_| Err(loss.clone())).collect(),
         };
         let context = |(nth, turn): (&usize, &Result<(Turn, Vec<ViewContext>), Loss>)| {
             let (turn, views) = turn.as_ref().map_err(Loss::clone)?;
-            match read.action(turn) == self.action(*nth) {
+            match tree.tokens(turn.tip, turn.span.range()) == self.action(*nth, tree) {
                 true => Ok(Context { views: views.clone(), dropped: dropped.clone() }),
                 false => Err(Loss::new(Reason::Rendering, "the action reads otherwise in a shorter context")),
             }
@@ -129,20 +131,15 @@ impl Contexts for Rendered<'_> {
 
 /// A turn with what is seen before it through each lens; `edits` are what the lenses add, where they find a place.
 fn seen(
-    read: &Read,
+    tree: &TokenTree,
     turn: Found<TemplateError>,
     edits: Vec<(usize, Option<Edit<'_>>)>,
 ) -> Result<(Turn, Vec<ViewContext>), Loss> {
     let (turn, contexts) = turn.map_err(|error| Loss::new(Reason::Rendering, error))?;
-    let mut contexts = contexts.into_iter();
+    let (mut contexts, plain) = (contexts.into_iter(), tree.cut(turn.tip, turn.span.start()));
     let view = |(lens, edit): (usize, Option<Edit<'_>>)| {
-        let found = edit.and_then(|edit| Some((edit, contexts.next()?)));
-        (
-            lens,
-            found
-                .ok_or_else(no_place)
-                .and_then(|(edit, context)| shown_by(read.before(&turn), edit, context)),
-        )
+        let found = edit.and_then(|edit| Some((edit, contexts.next()?))).ok_or_else(no_place);
+        (lens, found.and_then(|(edit, context)| shown_by(tree, plain, edit, context)))
     };
     let views = edits.into_iter().map(view).collect();
     Ok((turn, views))
@@ -150,12 +147,13 @@ fn seen(
 
 /// A context in which what was added is there to be seen.
 fn shown_by(
-    plain: &[TokenId],
+    tree: &TokenTree,
+    plain: Tip,
     edit: Edit<'_>,
-    context: Result<Vec<TokenId>, SpanError<TemplateError>>,
-) -> Result<Vec<TokenId>, Loss> {
+    context: Result<Tip, SpanError<TemplateError>>,
+) -> Result<Tip, Loss> {
     let context = context.map_err(|error| Loss::new(Reason::Rendering, error))?;
-    if edit != Edit::Nothing && context == plain {
+    if edit != Edit::Nothing && tree.are_equal(context, plain) {
         let why = "the template does not show the message the lens is written into";
         return Err(Loss::new(Reason::NoPlace, why));
     }

@@ -5,6 +5,7 @@
 //! differently are never mixed.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use super::outline::Framing;
 use super::read::{ReadEpisode, ReadStep};
@@ -15,6 +16,7 @@ use backsight_core::credit::hcapo::{Params, Ratio};
 use backsight_core::episode::Episode;
 use backsight_core::lens::Lenses;
 use backsight_core::tokens::Logprob;
+use backsight_core::tree::Tip;
 
 /// What a file is asked to be made with.
 #[derive(Clone, Debug)]
@@ -66,6 +68,11 @@ pub struct Differences {
 }
 
 impl Differences {
+    /// Whether what is asked follows from a file, but is not what it says.
+    pub fn are_computed(&self) -> bool {
+        self.measured.is_empty() && !self.computed.is_empty()
+    }
+
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.computed.is_empty() && self.measured.is_empty()
@@ -82,8 +89,8 @@ impl Differences {
 pub enum Standing {
     /// Nothing.
     Nothing,
-    /// Credit for every step, of which there are so many, and scores through every lens that is asked for.
-    Complete(Differences, usize),
+    /// Credit for every step, and scores through every lens that is asked for.
+    Complete(Box<Hindsight>, Differences),
     /// Not all of that.
     Partial(Box<Hindsight>),
 }
@@ -91,9 +98,12 @@ pub enum Standing {
 /// Looks at the files in an episode's directory.
 pub fn standing(directory: &Path, asked: &Asked, lenses: &Lenses) -> Result<Standing, Loss> {
     let unusable = |error| Loss::new(Reason::Left, format!("{error}; help: score it again with --overwrite"));
-    let Some(old) = read(directory).map_err(unusable)? else { return Ok(Standing::Nothing) };
+    let Some(old) = read(directory, &lenses.result()).map_err(unusable)? else {
+        return Ok(Standing::Nothing);
+    };
     if is_complete(&old, asked, lenses) {
-        return Ok(Standing::Complete(differences(&old.scores, asked), old.scores.steps.len()));
+        let differences = differences(&old.scores, asked);
+        return Ok(Standing::Complete(Box::new(old), differences));
     }
     Ok(Standing::Partial(Box::new(old)))
 }
@@ -166,20 +176,34 @@ fn differing_measures(old: &Provenance, new: &Provenance) -> Vec<&'static str> {
 pub type OldScores = Vec<Option<Vec<Option<Logprob>>>>;
 
 /// What can be used of an earlier file: for each step the scores of the very tokens it has now, measured as is asked.
-pub fn reusable(old: &Hindsight, episode: &ReadEpisode, asked: &Asked, lenses: &Lenses) -> Vec<OldScores> {
+pub fn reusable(
+    old: &Hindsight,
+    episode: &mut ReadEpisode,
+    asked: &Asked,
+    lenses: &Lenses,
+) -> Vec<OldScores> {
     let nothing = || vec![None; lenses.len()];
     let Some(tokens) = old.tokens.as_ref().filter(|_| is_usable(old, asked)) else {
         return vec![nothing(); episode.steps.len()];
     };
     let places: Vec<Option<usize>> = lenses.keys().iter().map(|key| tokens.lens(key)).collect();
     let n_tokens = asked.settings.max_logprob_tokens;
+    let tree = Arc::make_mut(&mut episode.tree);
+    let mut before = Tip::EMPTY;
+    let sequences: Vec<Tip> = tokens
+        .sequences()
+        .map(|(shared, own)| {
+            before = tree.grow(tree.cut(before, shared), own);
+            before
+        })
+        .collect();
     let of_step = |(idx, step): (usize, &Result<ReadStep, Loss>)| {
         let step = step.as_ref().ok()?;
-        let scored = old.scores.steps.iter().find(|it| it.step_index == idx)?;
-        let tokens_of = tokens.steps.iter().find(|it| it.step_index == idx)?;
-        let (sequence, [_, end]) = (tokens.sequences.get(tokens_of.sequence?)?, tokens_of.span?);
-        let now = &episode.sequences[step.place.0][..step.place.1.end()];
-        let is_same = sequence.get(..end) == Some(now) && same_window(scored, step);
+        let scored = at_step(&old.scores.steps, idx, |it| it.step_index)?;
+        let tokens_of = at_step(&tokens.steps, idx, |it| it.step_index)?;
+        let (sequence, [_, end]) = (*sequences.get(tokens_of.sequence?)?, tokens_of.span?);
+        let now = tree.cut(episode.sequences[step.place.0], step.place.1.end());
+        let is_same = tree.are_equal(tree.cut(sequence, end), now) && same_window(scored, step);
         let n_wanted = match n_tokens {
             0 => step.place.1.len(),
             n => n.min(step.place.1.len()),
@@ -188,6 +212,12 @@ pub fn reusable(old: &Hindsight, episode: &ReadEpisode, asked: &Asked, lenses: &
         is_same.then(|| places.iter().map(whole).collect())
     };
     episode.steps.iter().enumerate().map(|it| of_step(it).unwrap_or_else(nothing)).collect()
+}
+
+/// What a list has of a step: at its own place as a rule.
+fn at_step<T>(all: &[T], step: usize, step_of: impl Fn(&T) -> usize) -> Option<&T> {
+    let is_own = |it: &&T| step_of(it) == step;
+    all.get(step).filter(is_own).or_else(|| all.iter().find(is_own))
 }
 
 /// Whether a file's scores were measured as is asked, and their tokens kept.
@@ -199,7 +229,7 @@ fn is_usable(old: &Hindsight, asked: &Asked) -> bool {
 /// Whether a file has a step's score through a lens, as far as can be told without tokens.
 pub fn recorded(old: &Hindsight, asked: &Asked, step: usize, lens: &str) -> bool {
     let Some(tokens) = old.tokens.as_ref().filter(|_| is_usable(old, asked)) else { return false };
-    let found = tokens.steps.iter().find(|it| it.step_index == step);
+    let found = at_step(&tokens.steps, step, |it| it.step_index);
     found.is_some_and(|it| it.through(tokens.lens(lens)).is_some())
 }
 

@@ -10,12 +10,13 @@ use super::{Loss, Reason};
 use backsight_core::episode::Message;
 use backsight_core::lens::{Room, TooLong, Window, windows};
 use backsight_core::tokens::{TokenId, TokenSpan};
+use backsight_core::tree::{Tip, TokenTree};
 
 /// How often a choice that turned out too long is made again with less room.
 const ATTEMPTS: usize = 6;
 
 /// What stands before an action as seen through a lens, or why that is not known.
-pub(super) type ViewContext = (usize, Result<Vec<TokenId>, Loss>);
+pub(super) type ViewContext = (usize, Result<Tip, Loss>);
 
 /// What stands before an action.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,7 +30,7 @@ pub(super) struct Context {
 impl Context {
     /// The tokens of the longest view: what fits it fits all.
     fn longest(&self) -> usize {
-        self.views.iter().filter_map(|(_, view)| view.as_ref().ok()).map(Vec::len).max().unwrap_or(0)
+        self.views.iter().filter_map(|(_, view)| view.as_ref().ok()).map(Tip::len).max().unwrap_or(0)
     }
 }
 
@@ -42,9 +43,19 @@ pub(super) trait Contexts {
     /// The sequence and the span of the `nth` action, nothing left out.
     fn place(&self, nth: usize) -> Result<(usize, TokenSpan), Loss>;
     /// The tokens of the `nth` action.
-    fn action(&self, nth: usize) -> &[TokenId];
+    fn action(&self, nth: usize, tree: &TokenTree) -> Vec<TokenId>;
     /// The contexts of some actions when these messages are left out.
-    fn contexts(&self, dropped: &Range<usize>, nths: &[usize]) -> Vec<Result<Context, Loss>>;
+    fn contexts(
+        &self,
+        dropped: &Range<usize>,
+        nths: &[usize],
+        tree: &mut TokenTree,
+    ) -> Vec<Result<Context, Loss>>;
+
+    /// How many tokens the `nth` action has.
+    fn n_action(&self, nth: usize) -> usize {
+        self.place(nth).map_or(0, |(_, span)| span.len())
+    }
 }
 
 /// A context that fits, and what was left out for that.
@@ -57,16 +68,20 @@ pub(super) struct Fitted {
 }
 
 /// The contexts of all actions, those that are longer than `limit` together with their action shortened.
-pub(super) fn fitted(of: &dyn Contexts, limit: Option<usize>) -> Vec<Result<Fitted, Loss>> {
+pub(super) fn fitted(
+    of: &dyn Contexts,
+    limit: Option<usize>,
+    tree: &mut TokenTree,
+) -> Vec<Result<Fitted, Loss>> {
     let limit = limit.unwrap_or(usize::MAX);
-    let mut found = of.contexts(&(0..0), &(0..of.actions().len()).collect::<Vec<_>>());
+    let mut found = of.contexts(&(0..0), &(0..of.actions().len()).collect::<Vec<_>>(), tree);
     let whole: Vec<usize> = found.iter().map(|it| it.as_ref().map_or(0, Context::longest)).collect();
     if overflow(of, &found, limit) > 0 {
-        found = shortened(of, found, limit);
+        found = shortened(of, found, limit, tree);
     }
     let fit = |(nth, found): (usize, Result<Context, Loss>)| {
         let context = found?;
-        let needed = context.longest() + of.action(nth).len();
+        let needed = context.longest() + of.n_action(nth);
         if needed > limit {
             return Err(Loss::new(Reason::Context, TooLong { needed, limit }));
         }
@@ -79,7 +94,7 @@ pub(super) fn fitted(of: &dyn Contexts, limit: Option<usize>) -> Vec<Result<Fitt
 /// By how many tokens the longest is too long.
 fn overflow(of: &dyn Contexts, found: &[Result<Context, Loss>], limit: usize) -> usize {
     let size = |(nth, found): (usize, &Result<Context, Loss>)| {
-        Some(found.as_ref().ok()?.longest() + of.action(nth).len())
+        Some(found.as_ref().ok()?.longest() + of.n_action(nth))
     };
     found.iter().enumerate().filter_map(size).max().unwrap_or(0).saturating_sub(limit)
 }
@@ -89,15 +104,16 @@ fn shortened(
     of: &dyn Contexts,
     whole: Vec<Result<Context, Loss>>,
     limit: usize,
+    tree: &mut TokenTree,
 ) -> Vec<Result<Context, Loss>> {
     let mut reserved = most_added(of, &whole);
-    let mut found = windowed(of, &whole, Room { limit, reserved });
+    let mut found = windowed(of, &whole, Room { limit, reserved }, tree);
     for _ in 1..ATTEMPTS {
         match overflow(of, &found, limit) {
             0 => break,
             more => reserved += more,
         }
-        found = windowed(of, &whole, Room { limit, reserved });
+        found = windowed(of, &whole, Room { limit, reserved }, tree);
     }
     found
 }
@@ -111,7 +127,12 @@ fn most_added(of: &dyn Contexts, whole: &[Result<Context, Loss>]) -> usize {
     sizes.max().unwrap_or(0)
 }
 
-fn windowed(of: &dyn Contexts, whole: &[Result<Context, Loss>], room: Room) -> Vec<Result<Context, Loss>> {
+fn windowed(
+    of: &dyn Contexts,
+    whole: &[Result<Context, Loss>],
+    room: Room,
+    tree: &mut TokenTree,
+) -> Vec<Result<Context, Loss>> {
     let chosen = windows(of.messages(), &lengths(of), &of.actions(), room);
     let mut found = whole.to_vec();
     let mut by_window: BTreeMap<(usize, usize), Vec<usize>> = BTreeMap::new();
@@ -126,7 +147,7 @@ fn windowed(of: &dyn Contexts, whole: &[Result<Context, Loss>], room: Room) -> V
         }
     }
     for ((start, end), nths) in by_window {
-        for (nth, context) in nths.iter().zip(of.contexts(&(start..end), &nths)) {
+        for (nth, context) in nths.iter().zip(of.contexts(&(start..end), &nths, tree)) {
             found[*nth] = context;
         }
     }

@@ -11,9 +11,9 @@ use crate::agent::tools::schema;
 use crate::config::parts::AgentPart;
 use crate::model::Error;
 use crate::model::Opened;
+use crate::model::kinds::names_of;
 use crate::model::notice::Notices;
-use crate::model::probe::Report;
-use crate::model::remote::Kind;
+use crate::model::probe::{Findings, lacks_vocab};
 use backsight_chat::detect::find_parser;
 use backsight_chat::format::ChatFormat;
 use backsight_chat::parse::Parser;
@@ -23,34 +23,34 @@ use backsight_chat::template::{Now, RenderInput, Template};
 use backsight_core::episode::ToolText;
 
 /// Checks what was found out about a server; what a person should know goes to `notices`.
-pub fn check_server(opened: &Opened, report: &Report, notices: &Notices) -> Result<(), Error> {
+pub fn check_server(opened: &Opened, findings: &Findings, notices: &Notices) -> Result<(), Error> {
     let server = &opened.info.model;
-    let notes = || report.notes.first().map(|note| format!(": {note}")).unwrap_or_default();
-    if !report.limits.token_ids && opened.info.kind == Kind::Sglang {
+    let notes = || findings.notes.first().map(|note| format!(": {note}")).unwrap_or_default();
+    if lacks_vocab(opened) {
         return Err(invalid(
             format!("the tokenizer of {server} is not on this machine"),
             "name a directory with its tokenizer.json and chat template with --tokenizer",
         ));
     }
-    if !report.limits.token_ids {
+    if !findings.limits.token_ids {
         let what = "takes no token ids, so episodes are recorded as rendered text";
-        notices.add(format!("{server} behind {} {what}", opened.info.kind.name()));
+        notices.add(format!("{server} behind {} {what}", opened.info.kind.name));
         // A server that cannot be talked to at all shows it in the notes.
-        return match (report.deterministic, report.notes.is_empty()) {
+        return match (findings.deterministic, findings.notes.is_empty()) {
             (None, false) => Err(unsupported(server, format!("be talked to{}", notes()))),
             _ => Ok(()),
         };
     }
-    if report.ids_in != Some(true) || report.ids_out != Some(true) {
+    if findings.ids_in != Some(true) || findings.ids_out != Some(true) {
         return Err(unsupported(server, format!("sample from token ids{}", notes())));
     }
-    if report.tokenizer_agrees == Some(false) {
+    if findings.tokenizer_agrees == Some(false) {
         return Err(invalid(
             format!("the tokenizer here gives other ids than the server's for {server}"),
             "name the model's own with --tokenizer DIR",
         ));
     }
-    if report.self_test_ok() == Some(false) {
+    if findings.self_test_ok() == Some(false) {
         notices.add(format!(
             "{server} gives other logprobs for a token as sample than as prompt; see `backsight probe`"
         ));
@@ -134,7 +134,6 @@ fn invalid(what: String, help: impl Into<String>) -> Error {
 }
 
 fn unsupported(server: &str, what: String) -> Error {
-    let help =
-        "look at it with `backsight probe`; use vLLM, SGLang, an OpenAI-style server or --kind embedded";
-    Error::Unsupported { server: server.to_owned(), what, help: help.to_owned() }
+    let help = format!("look at it with `backsight probe`; use --kind {}", names_of(|_| true));
+    Error::Unsupported { server: server.to_owned(), what, help }
 }

@@ -45,8 +45,9 @@ impl Watched {
         if let Some(error) = self.outlook.stopped_by() {
             return Err(error);
         }
+        let begun = self.outlook.begin();
         let answer = call.await;
-        self.outlook.heed(&answer);
+        self.outlook.heed(begun, &answer);
         answer
     }
 

@@ -18,7 +18,7 @@ use crate::store::episodes::{LoadError, Loaded};
 use crate::store::hindsight::Hindsight;
 use crate::wire::hindsight::HindsightTokens;
 use backsight_core::credit::advantage::{
-    EpisodeAdvantage, EpisodeCredit, Normalise, Options as AdvantageOptions, advantages,
+    AdvantageOptions, EpisodeAdvantage, EpisodeCredit, Normalise, advantages,
 };
 use backsight_core::credit::sum::mean;
 use backsight_core::python::{JsonStyle, json_dumps};
@@ -168,7 +168,7 @@ fn token_row(tokens: HindsightTokens, actions: &[Action]) -> TokenRow {
         let (sequence, [start, end]) = step.sequence.zip(step.span)?;
         Some([sequence, start, end])
     };
-    TokenRow { spans: actions.iter().map(span).collect(), ids: tokens.sequences }
+    TokenRow { spans: actions.iter().map(span).collect(), ids: tokens.whole_sequences() }
 }
 
 /// What the rows do not show.

@@ -17,8 +17,9 @@ use crate::model::Error;
 /// Marks the file as a ledger of ours: `BSLG`.
 const APPLICATION_ID: i32 = 0x4253_4c47;
 /// The version of [`SCHEMA`].
-const SCHEMA_VERSION: i32 = 3;
-/// `provisional` holds the answers that no measurement has settled yet, `doubtful` draws that lie between two versions,
+const SCHEMA_VERSION: i32 = 4;
+/// `scores` holds what was found at the positions of a block, under the key of what stands before it; it goes with the
+/// answer it came with. `provisional` holds the answers that no measurement has settled yet, `doubtful` draws that lie between two versions,
 /// `spent` what answers cost that were paid and not kept.
 const SCHEMA: &str = "
     CREATE TABLE models (
@@ -40,6 +41,14 @@ const SCHEMA: &str = "
         checksum BLOB NOT NULL,
         answer BLOB NOT NULL
     );
+    CREATE TABLE scores (
+        block BLOB NOT NULL,
+        answer BLOB NOT NULL REFERENCES answers (key) ON DELETE CASCADE,
+        checksum BLOB NOT NULL,
+        found BLOB NOT NULL
+    );
+    CREATE INDEX scores_by_block ON scores (block);
+    CREATE INDEX scores_by_answer ON scores (answer);
     CREATE TABLE provisional (
         key BLOB PRIMARY KEY,
         role TEXT NOT NULL,
@@ -216,6 +225,7 @@ fn prepare(connection: &Connection, path: &Path) -> Result<(), Error> {
 
 /// With a write-ahead log and full synchronisation, a commit survives `kill -9` and a loss of power.
 fn make_durable(connection: &Connection) -> rusqlite::Result<()> {
+    connection.pragma_update(None, "foreign_keys", true)?;
     connection.pragma_update(None, "journal_mode", "WAL")?;
     connection.pragma_update(None, "synchronous", "FULL")
 }
@@ -353,7 +363,7 @@ mod tests {
         std::fs::remove_file(&path).unwrap();
         drop(Disk::open(&path).unwrap());
         Connection::open(&path).unwrap().pragma_update(None, "user_version", 99).unwrap();
-        refused("it has version 99 and this program writes version 3");
+        refused("it has version 99 and this program writes version 4");
     }
 
     #[test]

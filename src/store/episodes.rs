@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
+use super::layout::{EPISODES, is_run};
 use crate::wire::fault::{Fault, object_on_line};
 use crate::wire::{atropos, episode_record, openai_episodes, pi_result, pi_session};
 use backsight_core::episode::{Episode, Outcome, steps_of};
@@ -110,7 +111,7 @@ pub fn find(input: &Path) -> Result<Vec<Source>, LoadError> {
     if !directories.is_empty() {
         return Ok(directories);
     }
-    let records = input.join("episodes");
+    let records = input.join(EPISODES);
     let files = if records.is_dir() { list(&records)? } else { entries };
     let is_json = |path: &&PathBuf| path.is_file() && matches!(extension(path), "json" | "jsonl");
     let files: Vec<_> = files.iter().filter(is_json).map(|path| file_source(path)).collect();
@@ -119,10 +120,17 @@ pub fn find(input: &Path) -> Result<Vec<Source>, LoadError> {
     if files.is_empty() { Err(LoadError::new(input, nothing)) } else { Ok(files) }
 }
 
-/// The run directory of an input for which none is named: inside its directory, or beside its file.
+/// The run directory of an input for which none is named: the run it is part of, else one inside its directory or beside
+/// its file.
 pub fn run_dir_for(input: &Path) -> PathBuf {
-    let beside = input.parent().filter(|it| !it.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    if input.is_file() { beside } else { input }.join(".backsight")
+    let parent = |path: &Path| match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
+        _ => PathBuf::from("."),
+    };
+    let directory = if input.is_file() { parent(input) } else { input.to_owned() };
+    let run = Some(parent(&directory)).filter(|_| name(&directory) == EPISODES);
+    let of_run = [directory.clone()].into_iter().chain(run).find(|it| is_run(it));
+    of_run.unwrap_or_else(|| directory.join(".backsight"))
 }
 
 /// Loads sources one after the other, an episode at a time.

@@ -21,13 +21,30 @@ use backsight_core::credit::hcapo::{Credit, Params, Ratio, StepScore, credit, me
 use backsight_core::episode::TokenSource;
 use backsight_core::hash::sha256;
 use backsight_core::lens::Window;
-use backsight_core::subtasks::Place;
+use backsight_core::subtasks::PlanPlace;
 use backsight_core::tokens::{Logprob, TokenId, TokenSpan};
 
-/// The file with the scores.
-pub const SCORES: &str = "hindsight_scores.json";
-/// The file with the tokens.
-pub const TOKENS: &str = "hindsight_tokens.json";
+/// The lens, with its placement, whose files have the published names.
+pub const PUBLISHED_LENS: &str = "outcome-first";
+
+/// The file with the scores through a lens, which is named with its placement.
+pub fn scores_file(lens: &str) -> String {
+    format!("hindsight_scores{}.json", suffix(lens))
+}
+
+/// The file with their tokens.
+pub fn tokens_file(lens: &str) -> String {
+    format!("hindsight_tokens{}.json", suffix(lens))
+}
+
+fn suffix(lens: &str) -> String {
+    result_of(lens).map(|it| format!(".{it}")).unwrap_or_default()
+}
+
+/// What results through a lens are called, if they are not the published ones.
+pub fn result_of(lens: &str) -> Option<&str> {
+    Some(lens).filter(|it| *it != PUBLISHED_LENS)
+}
 
 /// What credit is computed with.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -119,9 +136,10 @@ pub fn directory_of(loaded: &Loaded, run_dir: &Path) -> PathBuf {
     run_dir.join("episodes").join(file_name(&loaded.episode.id))
 }
 
-/// The directories with scores below an input directory and in a run directory, in natural order of their names.
-pub fn find(input: &Path, run_dir: &Path) -> io::Result<Vec<PathBuf>> {
-    let has_scores = |directory: &PathBuf| directory.join(SCORES).is_file();
+/// The directories with scores through a lens below an input directory and in a run directory, in natural order of their
+/// names.
+pub fn find(input: &Path, run_dir: &Path, lens: &str) -> io::Result<Vec<PathBuf>> {
+    let has_scores = |directory: &PathBuf| directory.join(scores_file(lens)).is_file();
     if has_scores(&input.to_owned()) {
         return Ok(vec![input.to_owned()]);
     }
@@ -166,22 +184,23 @@ pub struct Hindsight {
     pub tokens: Option<HindsightTokens>,
 }
 
-/// How many steps the file in an episode's directory has scores for; none where there is no file that can be read.
-pub fn n_scored(directory: &Path) -> usize {
-    let scores = read_file(&directory.join(SCORES), HindsightScores::parse);
+/// How many steps an episode's file has scores for; none where there is no file that can be read.
+pub fn n_scored(directory: &Path, lens: &str) -> usize {
+    let scores = read_file(&directory.join(scores_file(lens)), HindsightScores::parse);
     scores.ok().flatten().map_or(0, |scores| scores.n_scored())
 }
 
-/// Reads the files in an episode's directory; `None` when it has none. Tokens count only if the scores were made of
+/// Reads the files of a lens in an episode's directory; `None` when it has none. Tokens count only if the scores were made of
 /// them: whoever was killed between the two files leaves new tokens beside old scores.
-pub fn read(directory: &Path) -> Result<Option<Hindsight>, HindsightError> {
-    let Some(scores) = read_file(&directory.join(SCORES), HindsightScores::parse)? else { return Ok(None) };
+pub fn read(directory: &Path, lens: &str) -> Result<Option<Hindsight>, HindsightError> {
+    let scores = read_file(&directory.join(scores_file(lens)), HindsightScores::parse)?;
+    let Some(scores) = scores else { return Ok(None) };
     let named = scores.provenance.as_ref().and_then(|it| it.sidecar_sha256.as_deref());
     let own = |text: &str| {
         let is_own = named == Some(sha256(text).as_str());
         is_own.then(|| HindsightTokens::parse(text)).transpose()
     };
-    let tokens = read_file(&directory.join(TOKENS), own)?.flatten();
+    let tokens = read_file(&directory.join(tokens_file(lens)), own)?.flatten();
     Ok(Some(Hindsight { scores, tokens }))
 }
 
@@ -199,18 +218,20 @@ fn read_file<T>(path: &Path, parse: impl Fn(&str) -> Result<T, Fault>) -> Result
 
 /// Writes the files, each atomically, the sidecar first: scores are complete only with what they rest on, and say what
 /// that is.
-pub fn write(directory: &Path, hindsight: &Hindsight) -> Result<(), HindsightError> {
+pub fn write(directory: &Path, lens: &str, hindsight: &Hindsight) -> Result<(), HindsightError> {
     let failed = |source| HindsightError::Io { path: directory.to_owned(), source };
     std::fs::create_dir_all(directory).map_err(failed)?;
-    atomic::sweep(directory, |name| [SCORES, TOKENS].contains(&name)).map_err(failed)?;
+    let (scores_name, tokens_name) = (scores_file(lens), tokens_file(lens));
+    atomic::sweep(directory, |name| [&scores_name, &tokens_name].iter().any(|it| *it == name))
+        .map_err(failed)?;
     let mut scores = hindsight.scores.clone();
     if let Some(tokens) = &hindsight.tokens {
         let text = tokens.to_text().map_err(|error| failed(error.into()))?;
         scores.provenance.get_or_insert_default().sidecar_sha256 = Some(sha256(&text));
-        write_file(directory.join(TOKENS), &text)?;
+        write_file(directory.join(tokens_name), &text)?;
     }
     let text = scores.to_text().map_err(|error| failed(error.into()))?;
-    write_file(directory.join(SCORES), &text)
+    write_file(directory.join(scores_name), &text)
 }
 
 fn write_file(path: PathBuf, text: &str) -> Result<(), HindsightError> {
@@ -243,8 +264,8 @@ impl MeasuredStep {
 pub struct Measured {
     /// What the lenses are called; hindsight's is the first.
     pub lenses: Vec<String>,
-    /// The conversation's tokens without a lens.
-    pub sequences: Vec<Vec<TokenId>>,
+    /// The conversation's tokens without a lens: how many of the sequence before each begins with, and what follows.
+    pub sequences: Vec<(usize, Vec<TokenId>)>,
     /// Whether those are the sampled ones.
     pub token_source: TokenSource,
     /// One per step.
@@ -256,13 +277,14 @@ pub struct Measured {
 /// Makes the files of a newly scored episode, whose steps stand at `places`.
 pub fn assemble(
     loaded: &Loaded,
-    places: &[Place],
+    places: &[PlanPlace],
     measured: Measured,
     settings: &Settings,
 ) -> Result<Hindsight, CannotRecompute> {
     let all = loaded.episode.steps().iter().zip(places).zip(&measured.steps).enumerate();
-    let steps =
-        all.map(|(idx, ((step, place), measured))| scored_step(idx, step.message_idx, place, measured));
+    let lenses = &measured.lenses;
+    let steps = all
+        .map(|(idx, ((step, place), measured))| scored_step(idx, step.message_idx, place, measured, lenses));
     let scores = HindsightScores {
         episode_id: loaded.file_id.clone(),
         reward: loaded.file_reward.clone().ok_or(CannotRecompute::NoReward)?,
@@ -287,8 +309,9 @@ pub fn assemble(
 fn scored_step(
     step_index: usize,
     message_index: usize,
-    place: &Place,
+    place: &PlanPlace,
     measured: &MeasuredStep,
+    lenses: &[String],
 ) -> ScoredStep {
     let Window { dropped, n_dropped_tokens } = &measured.window;
     let hindsight = measured.views.first().and_then(Option::as_ref);
@@ -296,7 +319,7 @@ fn scored_step(
         // A server is asked from the token before the first scored one on.
         logprob_start_len: hindsight.is_some_and(Result::is_ok).then(|| measured.n_context.saturating_sub(1)),
         skipped_action_tokens: Some(0),
-        error: no_score(measured),
+        error: no_score(measured, lenses),
         step_index,
         message_index,
         subtask_id: place.subtask.clone(),
@@ -309,15 +332,15 @@ fn scored_step(
 }
 
 /// Why a step lacks a score: hindsight's, or else another, which matters only where credit needs it.
-fn no_score(measured: &MeasuredStep) -> Option<String> {
-    let mut views = measured.views.iter();
-    match views.next() {
-        Some(Some(Err(why))) => Some(why.clone()),
-        Some(Some(Ok(_))) => {
-            let failed = views.find_map(|view| view.as_ref()?.as_ref().err());
-            failed.map(|why| format!("the action has no score under the plain lens: {why}"))
-        }
-        Some(None) | None => Some("the lens has nothing to say about this step".to_owned()),
+fn no_score(measured: &MeasuredStep, lenses: &[String]) -> Option<String> {
+    let mut views = measured.views.iter().zip(lenses);
+    match views.next().and_then(|(view, _)| view.as_ref()) {
+        Some(Err(why)) => Some(why.clone()),
+        Some(Ok(_)) => views.find_map(|(view, lens)| {
+            let why = view.as_ref()?.as_ref().err()?;
+            Some(format!("the action has no score under the {lens} lens: {why}"))
+        }),
+        None => Some("the lens has nothing to say about this step".to_owned()),
     }
 }
 
@@ -330,6 +353,10 @@ fn step_tokens(loaded: &Loaded, measured: Measured) -> HindsightTokens {
         logprobs: step.views.iter().map(|view| view.as_ref()?.as_ref().ok().map(numbers)).collect(),
     };
     let source = measured.token_source.name();
+    let (mut shared, sequences): (Vec<usize>, Vec<_>) = measured.sequences.into_iter().unzip();
+    if shared.iter().all(|n| *n == 0) {
+        shared.clear();
+    }
     HindsightTokens {
         format: TOKENS_FORMAT.to_owned(),
         version: TOKENS_VERSION,
@@ -337,7 +364,8 @@ fn step_tokens(loaded: &Loaded, measured: Measured) -> HindsightTokens {
         tokens: source.to_owned(),
         steps: measured.steps.iter().enumerate().map(step).collect(),
         lenses: measured.lenses,
-        sequences: measured.sequences,
+        sequences,
+        shared,
     }
 }
 

@@ -1,12 +1,12 @@
 //! Files that only grow: one JSON value a line, each written whole.
 //!
-//! Owns [`Journal`]. A line that a crash cut short is taken away when the file is opened again, so a
+//! Owns [`Journal`]. A line that a crash cut short is taken away before the next is added, so a
 //! reader never finds half a line in the middle. Lines are not synced one by one: after a power cut
-//! the last of them may be missing.
+//! the last of them may be missing. A file is made with its first line.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use serde_json::Value;
@@ -16,22 +16,35 @@ const BLOCK: u64 = 64 << 10;
 
 /// A file that grows line by line.
 #[derive(Debug)]
-pub struct Journal(Mutex<File>);
+pub struct Journal {
+    path: PathBuf,
+    file: Mutex<Option<File>>,
+}
 
 impl Journal {
-    /// Opens the file at `path`, which is made if need be.
-    pub fn open(path: &Path) -> io::Result<Self> {
-        let mut file = OpenOptions::new().read(true).append(true).create(true).open(path)?;
-        let whole = end_of_last_line(&mut file)?;
-        file.set_len(whole)?;
-        Ok(Self(Mutex::new(file)))
+    /// The file at `path`, whether or not it is there.
+    pub fn at(path: &Path) -> Self {
+        Self { path: path.to_owned(), file: Mutex::default() }
     }
 
     /// Adds a line.
     pub fn add(&self, value: &Value) -> io::Result<()> {
         let line = format!("{value}\n");
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).write_all(line.as_bytes())
+        let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        let open = match file.take() {
+            Some(open) => open,
+            None => begin(&self.path)?,
+        };
+        file.insert(open).write_all(line.as_bytes())
     }
+}
+
+/// Opens a file behind its last whole line.
+fn begin(path: &Path) -> io::Result<File> {
+    let mut file = OpenOptions::new().read(true).append(true).create(true).open(path)?;
+    let whole = end_of_last_line(&mut file)?;
+    file.set_len(whole)?;
+    Ok(file)
 }
 
 /// Where the last whole line ends.
@@ -61,7 +74,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("events.jsonl");
         std::fs::write(&path, before).unwrap();
-        let journal = Journal::open(&path).unwrap();
+        let journal = Journal::at(&path);
         journal.add(&json!({"n": 1})).unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), expected);
     }

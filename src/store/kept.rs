@@ -50,7 +50,7 @@ pub async fn keep(
 fn identity(opened: &Opened) -> Identity {
     let info = &opened.info;
     Identity {
-        kind: info.kind.name().to_owned(),
+        kind: info.kind.name.to_owned(),
         version: info.version.clone(),
         model: info.model.clone(),
         weights: info.weight_version.clone(),
@@ -95,8 +95,8 @@ async fn gauge(
     identity: &Identity,
     probe: &[TokenId],
 ) -> Result<Gauge, Error> {
-    let (endpoint, known) = (endpoint?, opened.known());
-    let (brief, patient) = (known.over(endpoint.briefly()), known.over(endpoint.clone()));
+    let endpoint = endpoint?;
+    let (brief, patient) = (opened.over(endpoint.briefly()), opened.over(endpoint.clone()));
     let (identity, probe) = (identity.clone(), Arc::<[TokenId]>::from(probe));
     let measure = || Fingerprint::measure(&*patient, identity.clone(), &probe);
     let Noisy { first: expected, noise, n_measured } =

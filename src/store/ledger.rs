@@ -3,11 +3,11 @@
 //! Owns [`Ledger`], the durable record of one run directory: answers, the models that gave them, and which answers
 //! still wait for the measurement that settles whose they are. What is guaranteed: once an answer has been handed to a
 //! caller it is on the disk, and the same call is answered from there ever after, unless the weights turn out to have
-//! changed around it. A record that cannot be read is dropped and asked for again. What cannot be guaranteed: a call
+//! changed around it; a score is found by its model, its tokens and its position, so also by a call that asks for less. A record that cannot be read is dropped and asked for again. What cannot be guaranteed: a call
 //! that the server had answered when the process was killed, but whose answer was not yet committed, is asked again;
 //! the window is one commit long. The model that looks here first is `ledgered`.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,16 +16,18 @@ use rusqlite::{Connection, OptionalExtension, Row, params};
 use sha2::{Digest, Sha256};
 use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard};
 
+use super::blocks;
 use super::disk::Disk;
 use super::fingerprint::{Fingerprint, Identity};
 use super::lock::RunLock;
-use super::record::Record;
+use super::record::{Block, Drawn, Record};
 use super::stamp::{Fate, Stamp, Standing};
 use crate::model::budget::{ModelRole, Spent};
 use crate::model::key::{Key, ModelId};
 use crate::model::noise::tolerance;
 use crate::model::route::Endpoints;
-use crate::model::{Error, Usage};
+use crate::model::{Error, Scored, Usage};
+use backsight_core::score::ScoreJob;
 use backsight_core::tokens::Logprob;
 
 /// The ledger's file in a run directory.
@@ -122,13 +124,49 @@ impl Ledger {
         Ok(ModelRole::ALL.iter().copied().filter_map(of).collect())
     }
 
+    /// The scores a job asks for, if every one of them was ever found by this model, and whose they are.
+    pub(super) async fn scores(
+        &self,
+        model: ModelId,
+        job: &ScoreJob,
+        role: ModelRole,
+    ) -> Result<Option<(Scored, BTreeSet<Standing>)>, Error> {
+        let starts = blocks::starts(job);
+        // What needs no number costs nothing either.
+        if starts.is_empty() {
+            return Ok(None);
+        }
+        let keys = Key::of_prefixes(model, job.tokens(), starts.iter().copied());
+        let read = move |connection: &Connection| {
+            keys.iter().map(|key| stored_blocks(connection, key, role)).collect::<rusqlite::Result<Vec<_>>>()
+        };
+        let (mut found, mut damaged) = (BTreeMap::new(), BTreeSet::new());
+        for (start, rows) in starts.into_iter().zip(self.disk.read(read).await?) {
+            let blocks: &mut Vec<(Block, Standing)> = found.entry(start).or_default();
+            for (answer, block) in rows {
+                match block {
+                    Some(block) => blocks.push(block),
+                    None => drop(damaged.insert(answer)),
+                }
+            }
+        }
+        for answer in damaged {
+            self.drop_damaged(FORGET_ANSWER, answer).await?;
+        }
+        Ok(blocks::join(job, &found))
+    }
+
     /// The stored answer to the call with this key, and whose it is.
-    pub(super) async fn get<R: Record>(&self, key: Key) -> Result<Option<(R, Standing)>, Error> {
-        let found = self.disk.read(move |connection| stored_answer(connection, &key)).await?;
+    pub(super) async fn get<R: Drawn>(
+        &self,
+        key: Key,
+        role: ModelRole,
+    ) -> Result<Option<(R, Standing)>, Error> {
+        let found = self.disk.read(move |connection| stored_answer(connection, &key, role)).await?;
         let Some(found) = found else { return Ok(None) };
         // Bits may flip on the disk: then this answer is lost, and those beside it are not.
         let decoded = found
-            .filter(|it| it.sum == answer_checksum(key, it.standing.model(), &it.bytes))
+            .filter(|it| it.sum == answer_checksum(key.bytes(), it.standing.model(), &it.bytes))
             .and_then(|it| Some((R::decode(&it.bytes).ok()?, it.standing)));
         if decoded.is_none() {
             self.drop_damaged(FORGET_ANSWER, *key.bytes()).await?;
@@ -166,17 +204,27 @@ impl Ledger {
         standing: Standing,
         role: ModelRole,
         answer: &R,
+        blocks: Vec<(Key, Block)>,
     ) -> Result<(), Error> {
         let (bytes, usage) = (answer.encode(), answer.usage());
         let model = standing.model();
-        let sum = answer_checksum(key, model, &bytes);
+        let sum = answer_checksum(key.bytes(), model, &bytes);
+        let blocks = blocks.into_iter().map(|(block, found)| BlockRow::of(block, key, model, &found));
+        let blocks: Vec<BlockRow> = blocks.collect();
         let write = move |connection: &Connection| {
             let mut insert = connection.prepare_cached(
                 "INSERT INTO answers VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9) ON CONFLICT DO NOTHING",
             )?;
             let (sent, cached, sampled) = columns(usage);
             let (key, role) = (key.bytes(), role.name());
+            for statement in OUST {
+                connection.execute(statement, params![key, role])?;
+            }
             insert.execute(params![key, R::KIND, model.0, role, sent, cached, sampled, sum, bytes])?;
+            let mut insert = connection.prepare_cached("INSERT INTO scores VALUES (?1, ?2, ?3, ?4)")?;
+            for BlockRow { block, sum, found } in &blocks {
+                insert.execute(params![block.bytes(), key, sum, found])?;
+            }
             mark(connection, key, role, standing).map(|n| n as i64)
         };
         self.disk.write(write).await.map(drop)
@@ -263,8 +311,8 @@ fn columns(usage: Usage) -> (i64, Option<i64>, i64) {
 }
 
 /// Of everything by which an answer is found and used.
-fn answer_checksum(key: Key, model: ModelId, answer: &[u8]) -> Vec<u8> {
-    checksum(&[key.bytes(), &model.0.to_le_bytes(), answer])
+fn answer_checksum(key: &[u8], model: ModelId, answer: &[u8]) -> Vec<u8> {
+    checksum(&[key, &model.0.to_le_bytes(), answer])
 }
 
 /// Catches bits that flipped on the disk, and records that sit under another's key.
@@ -287,6 +335,14 @@ fn mark(connection: &Connection, key: &[u8], role: &str, standing: Standing) -> 
     }
 }
 
+/// What is done with an answer that waits for a measurement of another role, when this one stores its own.
+const OUST: [&str; 3] = [
+    "INSERT INTO spent SELECT role, prompt_tokens, cached_tokens, completion_tokens FROM answers
+     WHERE key IN (SELECT key FROM provisional WHERE key = ?1 AND role != ?2)",
+    "DELETE FROM answers WHERE key IN (SELECT key FROM provisional WHERE key = ?1 AND role != ?2)",
+    "DELETE FROM provisional WHERE key = ?1 AND role != ?2",
+];
+
 /// An answer as it was found.
 struct Found {
     bytes: Vec<u8>,
@@ -295,12 +351,19 @@ struct Found {
 }
 
 /// The answer under a key; the inner option is none where its columns hold something else than was written there.
-fn stored_answer(connection: &Connection, key: &Key) -> rusqlite::Result<Option<Option<Found>>> {
+///
+/// Stamps count the measurements of one role: what waits for another's is not found.
+fn stored_answer(
+    connection: &Connection,
+    key: &Key,
+    role: ModelRole,
+) -> rusqlite::Result<Option<Option<Found>>> {
     let mut select = connection.prepare_cached(
         "SELECT answer, checksum, model, after, until, endpoints FROM answers
-         LEFT JOIN provisional USING (key) LEFT JOIN doubtful USING (key) WHERE answers.key = ?1",
+         LEFT JOIN provisional USING (key) LEFT JOIN doubtful USING (key)
+         WHERE answers.key = ?1 AND (provisional.role IS NULL OR provisional.role = ?2)",
     )?;
-    select.query_row([key.bytes()], |row| Ok(found(row).ok())).optional()
+    select.query_row(params![key.bytes(), role.name()], |row| Ok(found(row).ok())).optional()
 }
 
 fn found(row: &Row<'_>) -> rusqlite::Result<Found> {
@@ -315,6 +378,52 @@ fn found(row: &Row<'_>) -> rusqlite::Result<Found> {
         (None, None) => Standing::Settled(Fate::Known(model)),
     };
     Ok(Found { bytes: row.get(0)?, sum: row.get(1)?, standing })
+}
+
+/// Scores of neighbouring positions as the ledger's file has them.
+struct BlockRow {
+    block: Key,
+    sum: Vec<u8>,
+    found: Vec<u8>,
+}
+
+impl BlockRow {
+    fn of(block: Key, answer: Key, model: ModelId, found: &Block) -> Self {
+        let found = found.encode();
+        let sum = block_checksum(&block, answer.bytes(), model, &found);
+        Self { block, sum, found }
+    }
+}
+
+fn block_checksum(block: &Key, answer: &[u8], model: ModelId, found: &[u8]) -> Vec<u8> {
+    checksum(&[block.bytes(), answer, &model.0.to_le_bytes(), found])
+}
+
+/// A block with whose it is, under the key of the answer it came with; none where it is not what was written.
+type FoundBlock = (Vec<u8>, Option<(Block, Standing)>);
+
+/// Everything that was ever found behind one beginning; what waits for another role's measurement is not found.
+fn stored_blocks(connection: &Connection, block: &Key, role: ModelRole) -> rusqlite::Result<Vec<FoundBlock>> {
+    let mut select = connection.prepare_cached(
+        "SELECT answers.answer, answers.checksum, model, after, until, endpoints, answers.key, scores.found, scores.checksum
+         FROM scores JOIN answers ON answers.key = scores.answer
+         LEFT JOIN provisional USING (key) LEFT JOIN doubtful USING (key)
+         WHERE scores.block = ?1 AND (provisional.role IS NULL OR provisional.role = ?2)",
+    )?;
+    let read = |row: &Row<'_>| {
+        let key: Vec<u8> = row.get(6)?;
+        let found = found_block(row, block, &key).ok().flatten();
+        Ok((key, found))
+    };
+    select.query_map(params![block.bytes(), role.name()], read)?.collect()
+}
+
+fn found_block(row: &Row<'_>, block: &Key, key: &[u8]) -> rusqlite::Result<Option<(Block, Standing)>> {
+    let (answer, bytes, sum): (_, Vec<u8>, Vec<u8>) = (found(row)?, row.get(7)?, row.get(8)?);
+    let model = answer.standing.model();
+    let is_whole = answer.sum == answer_checksum(key, model, &answer.bytes)
+        && sum == block_checksum(block, key, model, &bytes);
+    Ok(Block::decode(&bytes).ok().filter(|_| is_whole).map(|block| (block, answer.standing)))
 }
 
 /// What was paid, by the role's name as it is written; a name that was damaged is nobody's.

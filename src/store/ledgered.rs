@@ -4,20 +4,23 @@
 //! knows whose the answers are that it handed out. An answer that lacks a number is never kept: it is asked for again,
 //! twice at most. Where answers are kept is the business of `ledger`, whose they are that of `versions`.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
+use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
 use futures_util::future::join_all;
 
+use super::blocks;
 use super::ledger::Ledger;
-use super::record::Record;
+use super::record::{Block, Drawn, Record};
 use super::stamp::{Fate, Stamp, Standing};
 use super::versions::{Checks, Patience, Versions};
 use crate::model::budget::ModelRole;
+use crate::model::endpoint::hashed;
 use crate::model::key::{Key, ModelId, seed_for};
-use crate::model::remote::hashed;
 use crate::model::route::{self, Endpoints};
 use crate::model::{
     ChatAnswer, ChatRequest, Error, GenerateRequest, Generated, Limits, Model, Place, Sampling, Scored,
@@ -30,11 +33,11 @@ use backsight_core::tokens::TokenSpan;
 /// asked for again.
 const ASKED_AT_MOST: u32 = 3;
 
-/// Where draws are made: the run's name and its `--seed`.
+/// Where draws are made: the stage they belong to, whichever command works on it, and the `--seed`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunPlace {
-    /// Stays the same when the run is continued.
-    pub run: String,
+    /// Draws of different stages are different draws.
+    pub stage: &'static str,
     /// From which every draw's seed is derived.
     pub seed: u64,
 }
@@ -98,6 +101,81 @@ struct Draw {
     standing: Standing,
     /// The weights of its tokens, as the server names them.
     told: Vec<(TokenSpan, Option<String>)>,
+}
+
+/// What is stored of an answer, and whose it is.
+type Found<R> = Option<(R, BTreeSet<Standing>)>;
+
+/// Something that is paid once: how its answer is known and found.
+trait Call: Sync {
+    /// What is answered.
+    type Answer: Record + Send + Sync;
+
+    /// The key of the answer of a model.
+    fn key(&self, model: ModelId) -> Key;
+
+    /// What is stored of that.
+    fn find(
+        &self,
+        ledger: &Ledger,
+        model: ModelId,
+        role: ModelRole,
+    ) -> impl Future<Output = Result<Found<Self::Answer>, Error>> + Send;
+
+    /// The answer's numbers by position, under the keys of what stands before them.
+    fn blocks(&self, model: ModelId, answer: &Self::Answer) -> Vec<(Key, Block)>;
+}
+
+/// A draw, by its key.
+struct Drawing<F, R>(F, PhantomData<fn() -> R>);
+
+impl<F: Fn(ModelId) -> Key + Sync, R: Drawn + Send + Sync> Call for Drawing<F, R> {
+    type Answer = R;
+
+    fn key(&self, model: ModelId) -> Key {
+        (self.0)(model)
+    }
+
+    async fn find(&self, ledger: &Ledger, model: ModelId, role: ModelRole) -> Result<Found<R>, Error> {
+        let found = ledger.get(self.key(model), role).await?;
+        Ok(found.map(|(answer, standing)| (answer, [standing].into())))
+    }
+
+    fn blocks(&self, _: ModelId, _: &R) -> Vec<(Key, Block)> {
+        Vec::new()
+    }
+}
+
+/// A score with as many candidates as the model gives now. That is asked again after the answer, because the largest K
+/// may have become less meanwhile, and an answer with fewer candidates is never kept as one with more.
+struct Scoring<'a> {
+    job: &'a ScoreJob,
+    inner: &'a dyn Model,
+}
+
+impl Scoring<'_> {
+    fn job(&self) -> Cow<'_, ScoreJob> {
+        self.job.within(self.inner.top_k_limit())
+    }
+}
+
+impl Call for Scoring<'_> {
+    type Answer = Scored;
+
+    fn key(&self, model: ModelId) -> Key {
+        Key::of_score(model, &self.job())
+    }
+
+    async fn find(&self, ledger: &Ledger, model: ModelId, role: ModelRole) -> Result<Found<Scored>, Error> {
+        ledger.scores(model, &self.job(), role).await
+    }
+
+    fn blocks(&self, model: ModelId, answer: &Scored) -> Vec<(Key, Block)> {
+        let job = self.job();
+        let blocks = blocks::cut(&job, answer);
+        let keys = Key::of_prefixes(model, job.tokens(), blocks.keys().copied());
+        keys.into_iter().zip(blocks.into_values()).collect()
+    }
 }
 
 /// What became of an answer.
@@ -247,20 +325,17 @@ impl Ledgered {
     }
 
     /// The stored answer, or the one `ask` gives, stored.
-    ///
-    /// `key` says under which key: asked again after the answer, because the largest K may have become less meanwhile,
-    /// and an answer with fewer candidates is never kept as one with more.
-    async fn once<R: Record, F: Future<Output = Result<R, Error>>>(
+    async fn once<C: Call, F: Future<Output = Result<C::Answer, Error>>>(
         &self,
-        key: impl Fn(ModelId) -> Key,
+        call: &C,
         ask: impl Fn() -> F,
         mut n_asked: u32,
-    ) -> Result<(R, Standing), Error> {
+    ) -> Result<(C::Answer, BTreeSet<Standing>), Error> {
         loop {
             self.versions.current()?;
-            let keys: Vec<Key> = self.versions.serving(self.home).into_iter().map(&key).collect();
-            let _flight = self.ledger.flights.enter(keys[0]).await;
-            if let Some(found) = self.find(&keys).await? {
+            let models = self.versions.serving(self.home);
+            let _flight = self.ledger.flights.enter(call.key(models[0])).await;
+            if let Some(found) = self.find(call, &models).await? {
                 return Ok(found);
             }
             n_asked += 1;
@@ -268,13 +343,13 @@ impl Ledgered {
                 let _asking = self.versions.asking().await;
                 let sent = self.versions.current()?;
                 let (answer, by) = route::follow(self.home, ask()).await;
-                self.keep((sent, by), &key, answer).await?
+                self.keep((sent, by), call, answer).await?
             };
             match answer {
-                Kept::Stored(answer, standing) => return Ok((answer, standing)),
+                Kept::Stored(answer, standing) => return Ok((answer, [standing].into())),
                 // The numbers that did come are good; whoever needs the others sees that they are absent.
                 Kept::Incomplete(answer, stamp) if n_asked >= ASKED_AT_MOST => {
-                    return Ok((answer, Standing::Provisional(stamp)));
+                    return Ok((answer, [Standing::Provisional(stamp)].into()));
                 }
                 Kept::Straddles if n_asked >= ASKED_AT_MOST => return Err(never_still()),
                 Kept::Incomplete(..) => {}
@@ -283,10 +358,10 @@ impl Ledgered {
         }
     }
 
-    /// What is stored under one of these keys.
-    async fn find<R: Record>(&self, keys: &[Key]) -> Result<Option<(R, Standing)>, Error> {
-        for key in keys {
-            if let Some(found) = self.ledger.get(*key).await? {
+    /// What is stored of one of these models.
+    async fn find<C: Call>(&self, call: &C, models: &[ModelId]) -> Result<Found<C::Answer>, Error> {
+        for model in models {
+            if let Some(found) = call.find(&self.ledger, *model, self.role).await? {
                 self.count(|it| &it.found, 1);
                 return Ok(Some(found));
             }
@@ -295,12 +370,12 @@ impl Ledgered {
     }
 
     /// Stores an answer before it is handed on; it was sent when so many measurements had been begun.
-    async fn keep<R: Record>(
+    async fn keep<C: Call>(
         &self,
         (sent, by): (u64, Endpoints),
-        key: impl Fn(ModelId) -> Key,
-        answer: Result<R, Error>,
-    ) -> Result<Kept<R>, Error> {
+        call: &C,
+        answer: Result<C::Answer, Error>,
+    ) -> Result<Kept<C::Answer>, Error> {
         let never_left = |error: &Error| {
             matches!(error, Error::Budget { .. } | Error::Invalid { .. } | Error::Unsupported { .. })
         };
@@ -311,8 +386,8 @@ impl Ledgered {
         let is_still = self.versions.unbroken_since(by) <= sent;
         let is_told = !self.versions.contradicts(answer.told(), by);
         let standing = match self.versions.stamp(by) {
-            Some(stamp) if is_still && (is_told || R::IS_DRAW) => Standing::Provisional(stamp),
-            _ if R::IS_DRAW => Standing::Settled(self.versions.between(sent, by)),
+            Some(stamp) if is_still && (is_told || C::Answer::IS_DRAW) => Standing::Provisional(stamp),
+            _ if C::Answer::IS_DRAW => Standing::Settled(self.versions.between(sent, by)),
             _ => {
                 self.ledger.spend(self.role, answer.usage()).await?;
                 return Ok(Kept::Straddles);
@@ -322,19 +397,24 @@ impl Ledgered {
             self.ledger.spend(self.role, answer.usage()).await?;
             return Ok(Kept::Incomplete(answer, stamp));
         }
-        self.ledger.put(key(standing.model()), standing, self.role, &answer).await?;
+        let (key, blocks) = (call.key(standing.model()), call.blocks(standing.model(), &answer));
+        self.ledger.put(key, standing, self.role, &answer, blocks).await?;
         self.count(|it| &it.paid, 1);
         self.versions.answered(answer.told(), by);
         Ok(Kept::Stored(answer, standing))
     }
 
     /// Scores jobs under distinct keys: what is stored, and for the rest what is answered now, stored.
-    async fn once_many(&self, jobs: &BTreeMap<Key, &ScoreJob>) -> BTreeMap<Key, Result<Scored, Error>> {
+    async fn once_many(
+        &self,
+        model: ModelId,
+        jobs: &BTreeMap<Key, &ScoreJob>,
+    ) -> BTreeMap<Key, Result<Scored, Error>> {
         let (mut answers, mut missing, mut flights) = (BTreeMap::new(), Vec::new(), Vec::new());
         // Keys are entered in their order by everybody, so that no two callers wait for each other.
         for (&key, &job) in jobs {
             let flight = self.ledger.flights.enter(key).await;
-            match self.find(&[key]).await.transpose() {
+            match self.find(&self.scoring(job), &[model]).await.transpose() {
                 Some(answer) => {
                     answers.insert(key, answer.map(|it| self.hand_out(it)));
                 }
@@ -348,7 +428,7 @@ impl Ledgered {
         drop(flights);
         let rest = missing.into_iter().zip(together).map(|((key, job), kept)| async move {
             match kept {
-                Ok(Kept::Stored(answer, standing)) => (key, Ok(self.hand_out((answer, standing)))),
+                Ok(Kept::Stored(answer, standing)) => (key, Ok(self.hand_out((answer, [standing].into())))),
                 Ok(Kept::Incomplete(..) | Kept::Straddles) => (key, self.score_again(job, 1).await),
                 Err(error) => (key, Err(error)),
             }
@@ -369,19 +449,21 @@ impl Ledgered {
         let jobs: Vec<ScoreJob> = missing.iter().map(|(_, job)| (*job).clone()).collect();
         let (scored, by) = route::follow(self.home, self.inner.score_many(&jobs)).await;
         let kept = jobs.iter().zip(scored);
-        let key = |job| move |model| self.score_key(model, job);
-        join_all(kept.map(|(job, scored)| self.keep((sent, by), key(job), scored))).await
+        let kept =
+            kept.map(|(job, scored)| async move { self.keep((sent, by), &self.scoring(job), scored).await });
+        join_all(kept).await
     }
 
     async fn score_again(&self, job: &ScoreJob, n_asked: u32) -> Result<Scored, Error> {
-        let found = self.once(|model| self.score_key(model, job), || self.inner.score(job), n_asked);
-        Ok(self.hand_out(found.await?))
+        let found = self.once(&self.scoring(job), || self.inner.score(job), n_asked).await?;
+        Ok(self.hand_out(found))
     }
 
     /// Takes note of whose a score is; it says so itself from now on.
-    fn hand_out(&self, (scored, standing): (Scored, Standing)) -> Scored {
-        let version = self.versions.name(standing.model()).or(scored.version);
-        self.handed().scores.insert(standing);
+    fn hand_out(&self, (scored, standings): (Scored, BTreeSet<Standing>)) -> Scored {
+        let name = standings.first().and_then(|standing| self.versions.name(standing.model()));
+        let version = name.or(scored.version);
+        self.handed().scores.extend(standings);
         Scored { version, ..scored }
     }
 
@@ -396,17 +478,16 @@ impl Ledgered {
         self.handed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The key of a score with as many candidates as the model gives now.
-    fn score_key(&self, model: ModelId, job: &ScoreJob) -> Key {
-        Key::of_score(model, &job.within(self.inner.top_k_limit()))
+    fn scoring<'a>(&'a self, job: &'a ScoreJob) -> Scoring<'a> {
+        Scoring { job, inner: &*self.inner }
     }
 
     fn generate_key(&self, model: ModelId, request: &GenerateRequest) -> Key {
         match self.inner.top_k_limit().filter(|limit| request.top_k > *limit) {
             Some(top_k) => {
-                Key::of_generate(model, &self.place.run, &GenerateRequest { top_k, ..request.clone() })
+                Key::of_generate(model, self.place.stage, &GenerateRequest { top_k, ..request.clone() })
             }
-            None => Key::of_generate(model, &self.place.run, request),
+            None => Key::of_generate(model, self.place.stage, request),
         }
     }
 
@@ -426,9 +507,10 @@ impl Model for Ledgered {
     async fn generate(&self, request: &GenerateRequest) -> Result<Generated, Error> {
         let sampling = self.seeded(&request.sampling, &request.place);
         let request = GenerateRequest { sampling, ..request.clone() };
-        let key = |model| self.generate_key(model, &request);
-        let (generated, standing) = self.once(key, || self.inner.generate(&request), 0).await?;
-        self.note_draw(&request.place, &generated, standing);
+        let call = Drawing(|model| self.generate_key(model, &request), PhantomData);
+        let (generated, standings) = self.once(&call, || self.inner.generate(&request), 0).await?;
+        // A draw has one.
+        standings.into_iter().for_each(|standing| self.note_draw(&request.place, &generated, standing));
         Ok(generated)
     }
 
@@ -442,17 +524,17 @@ impl Model for Ledgered {
             // Who answers one of them decides only about that one.
             return join_all(jobs.iter().map(|job| self.score(job))).await;
         };
-        let keys: Vec<Key> = jobs.iter().map(|job| self.score_key(model, job)).collect();
+        let keys: Vec<Key> = jobs.iter().map(|job| self.scoring(job).key(model)).collect();
         let distinct: BTreeMap<Key, &ScoreJob> = keys.iter().copied().zip(jobs).collect();
-        let answers = self.once_many(&distinct).await;
+        let answers = self.once_many(model, &distinct).await;
         keys.iter().map(|key| answers[key].clone()).collect()
     }
 
     async fn chat(&self, request: &ChatRequest) -> Result<ChatAnswer, Error> {
         let sampling = self.seeded(&request.sampling, &request.place);
         let request = ChatRequest { sampling, ..request.clone() };
-        let key = |model| Key::of_chat(model, &self.place.run, &request);
-        Ok(self.once(key, || self.inner.chat(&request), 0).await?.0)
+        let call = Drawing(|model| Key::of_chat(model, self.place.stage, &request), PhantomData);
+        Ok(self.once(&call, || self.inner.chat(&request), 0).await?.0)
     }
 
     fn limits(&self) -> &Limits {
@@ -513,7 +595,8 @@ mod tests {
             let value = -self.weights - f64::from(tokens[position]) / 7.0;
             let logprob =
                 if position == 0 { Err(Absence::NoContext) } else { Ok(Logprob::new(value).unwrap()) };
-            TokenScore { logprob, top: TopK::new(vec![(3, Logprob::new(value - 1.0).unwrap())]) }
+            let top = TopK::new(vec![(3, Logprob::new(value - 1.0).unwrap())]);
+            TokenScore { logprob, top: if position == 0 { TopK::default() } else { top } }
         }
     }
 
@@ -560,7 +643,11 @@ mod tests {
 
     /// A model that cannot change.
     fn kept(ledger: &Arc<Ledger>, inner: Arc<dyn Model>, id: ModelId) -> Ledgered {
-        let (role, place) = (ModelRole::Judge, RunPlace { run: "run".into(), seed: 7 });
+        kept_for(ModelRole::Judge, ledger, inner, id)
+    }
+
+    fn kept_for(role: ModelRole, ledger: &Arc<Ledger>, inner: Arc<dyn Model>, id: ModelId) -> Ledgered {
+        let place = RunPlace { stage: "run", seed: 7 };
         let known = (vec![id], Default::default());
         let versions = Versions::new(Arc::clone(ledger), role, WeightRules::default(), None, vec![], known);
         Ledgered::new(Arc::clone(ledger), inner, versions, role, place)
@@ -590,15 +677,61 @@ mod tests {
             let (ledgered, recognition) = ledgered(&open(dir.path()), &model).await;
             assert_eq!(recognition, Recognition::New);
             let first = ledgered.score(&job(&[1, 2, 3])).await.unwrap();
-            assert_eq!(ledgered.score(&job(&[1, 2, 3])).await.unwrap(), first);
+            assert_eq!(ledgered.score(&job(&[1, 2, 3])).await.unwrap().spans, first.spans);
             assert_eq!(ledgered.lookups(), Lookups { found: 1, paid: 1 });
             assert_eq!(asked(&model), 1);
             first
         };
         let (ledgered, recognition) = ledgered(&open(dir.path()), &model).await;
         assert_eq!(recognition, Recognition::Known);
-        assert_eq!(ledgered.score(&job(&[1, 2, 3])).await.unwrap(), first);
+        assert_eq!(ledgered.score(&job(&[1, 2, 3])).await.unwrap().spans, first.spans);
         assert_eq!(asked(&model), 0);
+    }
+
+    #[tokio::test]
+    async fn what_waits_for_the_measurement_of_one_role_is_not_found_by_another() {
+        let dir = tempfile::tempdir().unwrap();
+        let (ledger, model) = (open(dir.path()), Arithmetic::new(0.1));
+        let (judge, _) = ledgered(&ledger, &model).await;
+        let id = judge.versions.stamp(Endpoints::ALL).unwrap().model;
+        let teacher = kept_for(ModelRole::Teacher, &ledger, Arc::<Arithmetic>::clone(&model), id);
+        let first = judge.score(&job(&[1, 2, 3])).await.unwrap();
+        assert_eq!(teacher.score(&job(&[1, 2, 3])).await.unwrap().spans, first.spans);
+        assert_eq!((asked(&model), teacher.lookups()), (2, Lookups { found: 0, paid: 1 }));
+        let paid: Vec<_> =
+            ledger.paid().await.unwrap().into_iter().map(|(_, spent)| spent.requests).collect();
+        assert_eq!(paid, [1, 1], "what either paid is counted");
+        // The teacher's measurement settles its own, which everybody may then use.
+        ledger.settle(ModelRole::Judge, u64::MAX >> 1).await.unwrap();
+        assert!(judge.find(&judge.scoring(&job(&[1, 2, 3])), &[id]).await.unwrap().is_none());
+        ledger.settle(ModelRole::Teacher, u64::MAX >> 1).await.unwrap();
+        let found = judge.score(&job(&[1, 2, 3])).await.unwrap();
+        assert_eq!((found.spans, asked(&model)), (first.spans, 2));
+    }
+
+    #[tokio::test]
+    async fn what_was_found_by_a_larger_call_serves_a_smaller() {
+        let dir = tempfile::tempdir().unwrap();
+        let model = Arithmetic::new(0.1);
+        let tokens: Vec<TokenId> = (0..200).collect();
+        let job = |end: usize, start: usize, top_k| {
+            ScoreJob::new(tokens[..end].into(), vec![TokenSpan::new(start, end).unwrap()], top_k).unwrap()
+        };
+        let wide = ledgered(&open(dir.path()), &model).await.0.score(&job(200, 20, 1)).await.unwrap();
+        let (ledgered, _) = ledgered(&open(dir.path()), &model).await;
+        for small in [job(200, 150, 1), job(130, 20, 1), job(70, 60, 0)] {
+            let found = ledgered.score(&small).await.unwrap();
+            let logprobs: Vec<_> = found.spans[0].logprobs().collect();
+            let skipped = small.spans()[0].start() - 20;
+            assert_eq!(
+                logprobs,
+                wide.spans[0].logprobs().skip(skipped).take(logprobs.len()).collect::<Vec<_>>()
+            );
+        }
+        assert_eq!((asked(&model), ledgered.lookups()), (0, Lookups { found: 3, paid: 0 }));
+        ledgered.score(&job(200, 19, 1)).await.unwrap();
+        ledgered.score(&job(200, 20, 2)).await.unwrap();
+        assert_eq!(asked(&model), 2, "more than that is asked for");
     }
 
     #[tokio::test]
@@ -608,12 +741,12 @@ mod tests {
         let (ledgered, _) = ledgered(&open(dir.path()), &model).await;
         let alone = ledgered.score(&job(&[1, 2])).await.unwrap();
         let jobs = [job(&[1, 2]), job(&[3, 4]), job(&[5, 6]), job(&[3, 4])];
-        let answers: Vec<Scored> =
-            ledgered.score_many(&jobs).await.into_iter().collect::<Result<_, _>>().unwrap();
-        assert_eq!((&answers[0], &answers[1]), (&alone, &answers[3]));
+        let answers: Vec<_> =
+            ledgered.score_many(&jobs).await.into_iter().map(|it| it.unwrap().spans).collect();
+        assert_eq!((&answers[0], &answers[1]), (&alone.spans, &answers[3]));
         assert_ne!(answers[1], answers[2]);
         assert_eq!(asked(&model), 3);
-        assert_eq!(ledgered.score(&job(&[5, 6])).await.unwrap(), answers[2]);
+        assert_eq!(ledgered.score(&job(&[5, 6])).await.unwrap().spans, answers[2]);
         assert_eq!((asked(&model), ledgered.lookups()), (3, Lookups { found: 2, paid: 3 }));
         assert!(ledgered.ledger.flights.lock().is_empty());
     }
@@ -781,10 +914,10 @@ mod tests {
         let first = ledgered.score(&job(&[1, 2])).await.unwrap();
         let connection = Connection::open(dir.path().join(LEDGER_FILE)).unwrap();
         let mut answer: Vec<u8> =
-            connection.query_row("SELECT answer FROM answers", [], |row| row.get(0)).unwrap();
+            connection.query_row("SELECT found FROM scores", [], |row| row.get(0)).unwrap();
         let middle = answer.len() / 2;
         answer[middle] ^= 1;
-        connection.execute("UPDATE answers SET answer = ?1", [answer]).unwrap();
+        connection.execute("UPDATE scores SET found = ?1", [answer]).unwrap();
         let again = ledgered.score(&job(&[1, 2])).await.unwrap();
         assert_eq!((again, asked(&model)), (first, 2));
         let said = ledgered.ledger.notice().unwrap();
@@ -886,7 +1019,7 @@ mod tests {
         let right = inner.score(&job(&[1, 2])).await.unwrap().spans;
         let gauge = gauge([Arc::clone(&inner), Arc::clone(&other)], Arc::clone(&is_other)).await;
         let (id, _) = ledger.identify(&gauge.expected, 0.0).await.unwrap();
-        let (role, place) = (ModelRole::Teacher, RunPlace { run: "run".into(), seed: 7 });
+        let (role, place) = (ModelRole::Teacher, RunPlace { stage: "run", seed: 7 });
         let rules = WeightRules { new_weights: NewWeights::Continue, ..WeightRules::default() };
         let names = ledger.names().await.unwrap();
         let versions = Versions::new(Arc::clone(&ledger), role, rules, None, vec![gauge], (vec![id], names));

@@ -5,13 +5,14 @@
 //! `model` does not know it exists. What the bytes of foreign files mean is the business of `wire`.
 
 pub(crate) mod atomic;
+mod blocks;
 mod disk;
 pub(crate) mod episodes;
 pub(crate) mod fingerprint;
 pub(crate) mod hindsight;
 pub(crate) mod journal;
 pub(crate) mod kept;
-
+pub(crate) mod layout;
 pub(crate) mod ledger;
 pub(crate) mod ledgered;
 pub(crate) mod lock;
@@ -21,6 +22,7 @@ pub(crate) mod spool;
 pub(crate) mod stamp;
 pub(crate) mod summary;
 pub(crate) mod versions;
+pub(crate) mod view;
 
 pub use self::episodes::load_directory;
 pub use self::fingerprint::{Fingerprint, Identity};
@@ -29,5 +31,6 @@ pub use self::ledger::Ledger;
 pub use self::ledgered::{Ledgered, RunPlace, Stands};
 pub use self::lock::{LockError, RunLock};
 pub use self::versions::{NewWeights, Versions, WeightRules};
+pub use self::view::View;
 pub use crate::model::key::{Key, ModelId};
 pub use crate::wire::episode_record::{from_json as episode_from_json, to_json as episode_to_json};

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::model::{ChatAnswer, Finish, Generated, SampledToken, Scored, ToldVersion, Usage};
 use backsight_chat::messages::{self, ArgumentForm};
-use backsight_core::score::{Absence, SpanScore, TokenScore};
+use backsight_core::score::{Absence, SpanScore};
 use backsight_core::tokens::{Logprob, TokenId, TokenSpan, TopK};
 
 /// Something the ledger can keep.
@@ -21,9 +21,6 @@ pub trait Record: Sized {
 
     /// The bytes to store.
     fn encode(&self) -> Vec<u8>;
-
-    /// What was stored.
-    fn decode(bytes: &[u8]) -> Result<Self, Damaged>;
 
     /// What it cost.
     fn usage(&self) -> Usage;
@@ -39,13 +36,19 @@ pub trait Record: Sized {
     }
 }
 
+/// What was drawn is stored as a whole.
+pub trait Drawn: Record {
+    /// What was stored.
+    fn decode(bytes: &[u8]) -> Result<Self, Damaged>;
+}
+
 /// The bytes are not what was stored.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the record is damaged: {0}")]
 pub struct Damaged(pub String);
 
 /// The first byte: the version of the encoding.
-const VERSION: u8 = 3;
+const VERSION: u8 = 4;
 
 /// Writes a version, whether logprobs have 32 bits, and what is stored. Servers compute in 32 bits; where every value
 /// fits into those without loss, half the room is enough.
@@ -130,14 +133,6 @@ fn usage((prompt_tokens, cached_tokens, completion_tokens): StoredUsage) -> Usag
 }
 
 #[derive(Serialize, Deserialize)]
-#[serde(remote = "Absence")]
-enum StoredAbsence {
-    NoContext,
-    NotReturned,
-    NotALogprob(String),
-}
-
-#[derive(Serialize, Deserialize)]
 #[serde(remote = "Finish")]
 enum StoredFinish {
     Stop,
@@ -146,65 +141,60 @@ enum StoredFinish {
     Other(String),
 }
 
-#[derive(Serialize, Deserialize)]
-struct StoredScored<F> {
-    usage: StoredUsage,
-    version: Option<String>,
-    spans: Vec<(usize, Vec<StoredScore<F>>)>,
+/// What was found at neighbouring positions of a sequence.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Block {
+    /// The tokens that stand there.
+    pub ids: Vec<TokenId>,
+    /// How many candidates were asked for.
+    pub top_k: usize,
+    /// The score of each; none where it was not asked for.
+    pub scores: Vec<Option<(Logprob, TopK)>>,
 }
 
 #[derive(Serialize, Deserialize)]
-enum StoredScore<F> {
-    Is(F, StoredTop<F>),
-    Absent(#[serde(with = "StoredAbsence")] Absence, StoredTop<F>),
+struct StoredBlock<F> {
+    ids: Vec<TokenId>,
+    top_k: usize,
+    scores: Vec<Option<(F, StoredTop<F>)>>,
 }
 
-impl<F: Stored> StoredScored<F> {
-    fn of(scored: &Scored) -> Self {
-        let span = |it: &SpanScore| (it.span().start(), it.scores().iter().map(StoredScore::of).collect());
-        let spans = scored.spans.iter().map(span).collect();
-        Self { usage: stored_usage(scored.usage), version: scored.version.clone(), spans }
+impl<F: Stored> StoredBlock<F> {
+    fn of(block: &Block) -> Self {
+        let score = |(logprob, top): &(Logprob, TopK)| (F::of(*logprob), stored_top(top));
+        let scores = block.scores.iter().map(|it| it.as_ref().map(score)).collect();
+        Self { ids: block.ids.clone(), top_k: block.top_k, scores }
     }
 
-    fn scored(self) -> Result<Scored, Damaged> {
-        let span = |(start, scores): (usize, Vec<StoredScore<F>>)| {
-            let scores = scores.into_iter().map(StoredScore::score).collect::<Result<Vec<_>, _>>()?;
-            SpanScore::new(TokenSpan::at(start, scores.len()), scores).map_err(|why| Damaged(why.to_string()))
-        };
-        let spans = self.spans.into_iter().map(span).collect::<Result<_, _>>()?;
-        Ok(Scored { spans, version: self.version, usage: usage(self.usage) })
-    }
-}
-
-impl<F: Stored> StoredScore<F> {
-    fn of(score: &TokenScore) -> Self {
-        match &score.logprob {
-            Ok(logprob) => Self::Is(F::of(*logprob), stored_top(&score.top)),
-            Err(absence) => Self::Absent(absence.clone(), stored_top(&score.top)),
-        }
-    }
-
-    fn score(self) -> Result<TokenScore, Damaged> {
-        Ok(match self {
-            Self::Is(logprob, stored) => TokenScore { logprob: Ok(logprob.logprob()?), top: top(stored)? },
-            Self::Absent(absence, stored) => TokenScore { logprob: Err(absence), top: top(stored)? },
-        })
+    fn block(self) -> Result<Block, Damaged> {
+        let score = |(logprob, stored): (F, StoredTop<F>)| Ok((logprob.logprob()?, top(stored)?));
+        let scores = self.scores.into_iter().map(|it| it.map(score).transpose());
+        Ok(Block { ids: self.ids, top_k: self.top_k, scores: scores.collect::<Result<_, _>>()? })
     }
 }
 
+impl Block {
+    /// The bytes to store.
+    pub fn encode(&self) -> Vec<u8> {
+        let scores = || self.scores.iter().flatten();
+        let own = scores().map(|it| &it.0);
+        let all = own.chain(scores().flat_map(|it| it.1.entries()).map(|it| &it.1));
+        written(all, || StoredBlock::<f32>::of(self), || StoredBlock::<f64>::of(self))
+    }
+
+    /// What was stored.
+    pub fn decode(bytes: &[u8]) -> Result<Self, Damaged> {
+        read(bytes, StoredBlock::<f32>::block, StoredBlock::<f64>::block)
+    }
+}
+
+/// Its numbers are kept by position, in blocks.
 impl Record for Scored {
     const KIND: &'static str = "score";
     const IS_DRAW: bool = false;
 
     fn encode(&self) -> Vec<u8> {
-        let positions = self.spans.iter().flat_map(SpanScore::scores);
-        let logprobs =
-            positions.flat_map(|it| it.logprob.iter().chain(it.top.entries().iter().map(|it| &it.1)));
-        written(logprobs, || StoredScored::<f32>::of(self), || StoredScored::<f64>::of(self))
-    }
-
-    fn decode(bytes: &[u8]) -> Result<Self, Damaged> {
-        read(bytes, StoredScored::<f32>::scored, StoredScored::<f64>::scored)
+        Vec::new()
     }
 
     fn usage(&self) -> Usage {
@@ -269,16 +259,18 @@ impl Record for Generated {
         written(&logprobs, || StoredGenerated::<f32>::of(self), || StoredGenerated::<f64>::of(self))
     }
 
-    fn decode(bytes: &[u8]) -> Result<Self, Damaged> {
-        read(bytes, StoredGenerated::<f32>::generated, StoredGenerated::<f64>::generated)
-    }
-
     fn usage(&self) -> Usage {
         self.usage
     }
 
     fn told(&self) -> Option<&str> {
         self.versions.last().map(|it| it.version.as_str())
+    }
+}
+
+impl Drawn for Generated {
+    fn decode(bytes: &[u8]) -> Result<Self, Damaged> {
+        read(bytes, StoredGenerated::<f32>::generated, StoredGenerated::<f64>::generated)
     }
 }
 
@@ -308,12 +300,14 @@ impl Record for ChatAnswer {
         written([], stored, || ())
     }
 
-    fn decode(bytes: &[u8]) -> Result<Self, Damaged> {
-        read(bytes, StoredChat::answer, StoredChat::answer)
-    }
-
     fn usage(&self) -> Usage {
         self.usage
+    }
+}
+
+impl Drawn for ChatAnswer {
+    fn decode(bytes: &[u8]) -> Result<Self, Damaged> {
+        read(bytes, StoredChat::answer, StoredChat::answer)
     }
 }
 
@@ -326,7 +320,7 @@ mod tests {
     use serde_json::{Map, Value};
     use std::fmt::Debug;
 
-    fn check<R: Record + PartialEq + Debug>(record: &R) {
+    fn check<R: Drawn + PartialEq + Debug>(record: &R) {
         assert_eq!(&R::decode(&record.encode()).unwrap(), record);
     }
 
@@ -348,21 +342,12 @@ mod tests {
         })
     }
 
-    fn token_score() -> impl Strategy<Value = TokenScore> {
-        let absence = prop_oneof![
-            Just(Absence::NoContext),
-            Just(Absence::NotReturned),
-            ".{0,9}".prop_map(Absence::NotALogprob),
-        ];
-        let value = prop_oneof![4 => logprob().prop_map(Ok), 1 => absence.prop_map(Err)];
-        (value, top()).prop_map(|(logprob, top)| TokenScore { logprob, top })
-    }
-
-    fn scored() -> impl Strategy<Value = Scored> {
-        let span = (0usize..100_000, prop::collection::vec(token_score(), 0..8))
-            .prop_map(|(start, scores)| SpanScore::new(TokenSpan::at(start, scores.len()), scores).unwrap());
-        (prop::collection::vec(span, 0..4), prop::option::of(".{0,9}"), usage())
-            .prop_map(|(spans, version, usage)| Scored { spans, version, usage })
+    fn block() -> impl Strategy<Value = Block> {
+        let position = (any::<u32>(), prop::option::of((logprob(), top())));
+        (prop::collection::vec(position, 0..8), 0usize..30).prop_map(|(positions, top_k)| {
+            let (ids, scores) = positions.into_iter().unzip();
+            Block { ids, top_k, scores }
+        })
     }
 
     fn finish() -> impl Strategy<Value = Finish> {
@@ -379,19 +364,19 @@ mod tests {
             .prop_map(|(tokens, finish, versions, usage)| Generated { tokens, finish, versions, usage })
     }
 
-    fn bits(scored: &Scored) -> Vec<u64> {
-        let scores = scored.spans.iter().flat_map(SpanScore::scores);
-        let own = |it: &TokenScore| it.logprob.iter().map(|it| it.get().to_bits()).collect::<Vec<_>>();
-        let top =
-            |it: &TokenScore| it.top.entries().iter().map(|it| it.1.get().to_bits()).collect::<Vec<_>>();
-        scores.flat_map(|it| [own(it), top(it)].concat()).collect()
+    fn bits(block: &Block) -> Vec<u64> {
+        let of = |(own, top): &(Logprob, TopK)| -> Vec<u64> {
+            [*own].iter().chain(top.entries().iter().map(|it| &it.1)).map(|it| it.get().to_bits()).collect()
+        };
+        block.scores.iter().flatten().flat_map(of).collect()
     }
 
     proptest! {
         #[test]
-        fn scores_come_back_bit_for_bit(scored in scored()) {
-            check(&scored);
-            prop_assert_eq!(bits(&Scored::decode(&scored.encode()).unwrap()), bits(&scored));
+        fn scores_come_back_bit_for_bit(block in block()) {
+            let again = Block::decode(&block.encode()).unwrap();
+            prop_assert_eq!(bits(&again), bits(&block));
+            prop_assert_eq!(again, block);
         }
 
         #[test]
@@ -400,15 +385,15 @@ mod tests {
         }
 
         #[test]
-        fn damage_never_panics(scored in scored(), at: prop::sample::Index, byte: u8, cut: prop::sample::Index) {
-            let mut bytes = scored.encode();
+        fn damage_never_panics(block in block(), at: prop::sample::Index, byte: u8, cut: prop::sample::Index) {
+            let mut bytes = block.encode();
             let at = at.index(bytes.len());
             bytes[at] = byte;
-            let _ = Scored::decode(&bytes);
+            let _ = Block::decode(&bytes);
             let _ = Generated::decode(&bytes);
             let _ = ChatAnswer::decode(&bytes);
             let cut = cut.index(bytes.len());
-            prop_assert!(Scored::decode(&scored.encode()[..cut]).is_err());
+            prop_assert!(Block::decode(&block.encode()[..cut]).is_err());
         }
     }
 
@@ -433,16 +418,12 @@ mod tests {
 
     #[test]
     fn candidates_from_servers_that_compute_in_32_bits_take_half_the_room() {
-        let scored = |value: f64| {
-            let top = TopK::new((0..100).map(|id| (id, Logprob::new(value).unwrap())).collect());
-            let score = TokenScore { logprob: Logprob::new(value).map_err(|_| Absence::NotReturned), top };
-            Scored {
-                spans: vec![SpanScore::new(TokenSpan::at(1, 1), vec![score]).unwrap()],
-                version: None,
-                usage: Usage::default(),
-            }
+        let block = |value: f64| {
+            let value = Logprob::new(value).unwrap();
+            let top = TopK::new((0..100).map(|id| (id, value)).collect());
+            Block { ids: vec![7], top_k: 100, scores: vec![Some((value, top))] }
         };
-        let narrow = scored(-11.549774169921875).encode().len();
-        assert_eq!((narrow, scored(-0.1).encode().len()), (narrow, narrow + 4 * 101));
+        let narrow = block(-11.549774169921875).encode().len();
+        assert_eq!((narrow, block(-0.1).encode().len()), (narrow, narrow + 4 * 101));
     }
 }

@@ -1,31 +1,28 @@
-//! The run directory: what one run keeps, and that one process at a time keeps it.
+//! The run directory: what all stages of a run keep, and that one process at a time keeps it.
 //!
-//! Owns [`RunDir`]: the lock, `config.toml` and the refusal of another configuration, `episodes/`,
-//! `events.jsonl`, `metrics.jsonl` and `summary.json`. Everything but the journals is written whole or
-//! not at all. The ledger stands in the same directory and is opened with the lock this holds.
+//! Owns [`RunDir`], which works on one stage: the lock, the stage's section of `config.toml` and `summary.json` and the
+//! refusal of another configuration, `episodes/`, and the journals, whose lines name the stage. What other stages wrote
+//! stays as it is. Everything but the journals is written whole or not at all. The ledger stands in the same directory
+//! and is opened with the lock this holds; who only reads takes a [`View`].
 
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use toml::Table;
 
 use super::atomic;
-use super::episodes::{LoadError, Source, load};
 use super::hindsight::file_name;
 use super::journal::Journal;
+use super::layout::{CONFIG_FILE, EPISODES, EVENTS, METRICS, SUMMARY};
 use super::lock::{LockError, RunLock};
-use super::summary::{SUMMARY, Summary};
-use crate::config::{Config, ConfigError, Difference, File, parse_toml};
+use super::summary::Summary;
+use super::view::View;
+use crate::config::{Config, Difference};
 use crate::wire::episode_record;
 use backsight_core::episode::Episode;
-
-/// The configuration a run was made with.
-pub const CONFIG_FILE: &str = "config.toml";
-/// Where episodes are.
-pub const EPISODES: &str = "episodes";
 
 /// Why a run directory cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -41,9 +38,14 @@ pub enum RunError {
         /// The keys that differ.
         differences: Vec<Difference>,
     },
-    /// Its own configuration cannot be read.
-    #[error("{0}")]
-    BadConfig(ConfigError),
+    /// It holds episodes that another stage made.
+    #[error("{} holds the episodes of `{stage}`", dir.display())]
+    OtherEpisodes {
+        /// The directory.
+        dir: PathBuf,
+        /// Who made them.
+        stage: &'static str,
+    },
     /// A file cannot be read or written.
     #[error("{}: {error}", path.display())]
     File {
@@ -62,14 +64,14 @@ impl RunError {
             Self::OtherConfig { .. } => {
                 "give the same configuration to continue, or choose another directory with --run"
             }
-            Self::BadConfig(_) => "choose another directory with --run",
+            Self::OtherEpisodes { .. } => "choose another directory with --run",
             Self::File { .. } => "free some space or mend the directory; the same command continues",
         }
     }
 
     /// Whether the user asked for something wrong, as opposed to bad luck.
     pub fn is_usage(&self) -> bool {
-        matches!(self, Self::OtherConfig { .. } | Self::BadConfig(_))
+        matches!(self, Self::OtherConfig { .. } | Self::OtherEpisodes { .. })
     }
 }
 
@@ -80,30 +82,43 @@ fn listed(differences: &[Difference]) -> String {
 /// What tasks' own solutions came to.
 const REFERENCES: &str = "references.jsonl";
 
-/// A run directory that is ours.
+/// The stages that make episodes, each in a directory of its own: a group is never made of both.
+const MAKE_EPISODES: [&str; 2] = ["collect", "evaluate"];
+
+/// A run directory that is ours, for one stage.
 #[derive(Debug)]
 pub struct RunDir {
     lock: Arc<RunLock>,
+    view: View,
+    stage: &'static str,
+    section: String,
     events: Journal,
     metrics: Journal,
     references: Journal,
 }
 
 impl RunDir {
-    /// Locks `dir`, which is made if need be.
-    pub fn open(dir: &Path) -> Result<Self, RunError> {
+    /// Locks `dir`, which is made if need be, to work on a stage.
+    pub fn open(dir: &Path, stage: &'static str) -> Result<Self, RunError> {
         let lock = Arc::new(RunLock::acquire(dir)?);
-        let journal = |name: &str| {
-            let path = dir.join(name);
-            Journal::open(&path).map_err(|error| RunError::File { path, error })
-        };
-        let (events, metrics) = (journal("events.jsonl")?, journal("metrics.jsonl")?);
-        let references = journal(REFERENCES)?;
         let episodes = dir.join(EPISODES);
-        let prepared = fs::create_dir_all(&episodes).and_then(|()| atomic::sweep(dir, |_| true));
-        let prepared = prepared.and_then(|()| atomic::sweep(&episodes, |_| true));
-        prepared.map_err(|error| RunError::File { path: episodes, error })?;
-        Ok(Self { lock, events, metrics, references })
+        let made = if MAKE_EPISODES.contains(&stage) { fs::create_dir_all(&episodes) } else { Ok(()) };
+        made.map_err(|error| RunError::File { path: episodes.clone(), error })?;
+        for directory in [dir.to_owned(), episodes].into_iter().filter(|it| it.is_dir()) {
+            let swept = atomic::sweep(&directory, |_| true);
+            swept.map_err(|error| RunError::File { path: directory, error })?;
+        }
+        let journal = |name: &str| Journal::at(&dir.join(name));
+        let (events, metrics, references) = (journal(EVENTS), journal(METRICS), journal(REFERENCES));
+        let (view, section) = (View::new(dir), stage.to_owned());
+        Ok(Self { lock, view, stage, section, events, metrics, references })
+    }
+
+    /// The same for one of several results of the stage, which has sections of its own.
+    #[must_use]
+    pub fn for_result(self, result: Option<&str>) -> Self {
+        let section = result.map_or(self.stage.to_owned(), |result| format!("{}.{result}", self.stage));
+        Self { section, ..self }
     }
 
     /// The directory.
@@ -116,54 +131,79 @@ impl RunDir {
         Arc::clone(&self.lock)
     }
 
-    /// The configuration it was made with; none for a new one.
+    /// What is there, for reading.
+    pub fn view(&self) -> &View {
+        &self.view
+    }
+
+    /// The configuration the stage was made with; none for a new one.
     pub fn stored_config(&self) -> Result<Option<Table>, RunError> {
-        let path = self.dir().join(CONFIG_FILE);
-        let text = match fs::read_to_string(&path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(RunError::File { path, error }),
-            Ok(text) => text,
-        };
-        let file = File { name: &path.display().to_string(), text: &text };
-        parse_toml(file).map(Some).map_err(RunError::BadConfig)
+        let mut all = self.view.config().map_err(|error| self.failed(CONFIG_FILE, error))?;
+        Ok(all.remove(&self.section).and_then(|it| it.as_table().cloned()))
     }
 
-    /// Takes `config` for this run, or refuses it because the directory was made with another one.
+    /// Takes `config` for this stage, or refuses it because the directory was made with another one.
     pub fn keep_config(&self, config: &Config) -> Result<(), RunError> {
-        if let Some(stored) = self.stored_config()? {
-            let differences = config.differences(&stored);
-            if !differences.is_empty() {
-                return Err(RunError::OtherConfig { dir: self.dir().to_owned(), differences });
-            }
+        let all = self.view.config().map_err(|error| self.failed(CONFIG_FILE, error))?;
+        let makes = MAKE_EPISODES.contains(&self.stage);
+        let others = MAKE_EPISODES.into_iter().filter(|it| makes && *it != self.stage);
+        if let Some(stage) = others.into_iter().find(|it| all.contains_key(*it)) {
+            return Err(RunError::OtherEpisodes { dir: self.dir().to_owned(), stage });
         }
-        self.write(CONFIG_FILE, config.to_toml().as_bytes())
+        let stored = self.stored_config()?;
+        self.refuse(stored.map(|stored| config.differences(&stored)).unwrap_or_default())?;
+        self.note_config(config.to_table())
     }
 
-    /// The recorded episode of that id; none if there is none, or it cannot be read.
-    pub fn episode(&self, id: &str) -> Option<Episode> {
-        let path = self.dir().join(EPISODES).join(format!("{}.json", file_name(id)));
-        let loaded: Result<_, LoadError> = load(vec![Source::Record(path)]).next()?;
-        loaded.ok().map(|it| it.episode).filter(|episode| episode.id == id)
+    /// Takes what the stage is asked for, or refuses it because one of the keys that decide was another.
+    pub fn keep_section(&self, section: Table, decide: &[&str]) -> Result<(), RunError> {
+        let differs = |stored: &Table, key: &str| {
+            let shown = |table: &Table| table.get(key).map(ToString::to_string);
+            let (before, now) = (shown(stored), shown(&section));
+            (before != now).then(|| Difference { key: key.to_owned(), before, now })
+        };
+        let stored = self.stored_config()?;
+        let differing = stored.iter().flat_map(|stored| decide.iter().filter_map(|key| differs(stored, key)));
+        self.refuse(differing.collect())?;
+        self.note_config(section)
+    }
+
+    fn refuse(&self, differences: Vec<Difference>) -> Result<(), RunError> {
+        match differences.is_empty() {
+            true => Ok(()),
+            false => Err(RunError::OtherConfig { dir: self.dir().to_owned(), differences }),
+        }
+    }
+
+    /// Writes down what the stage is asked for, whatever it was before.
+    pub fn note_config(&self, section: Table) -> Result<(), RunError> {
+        let mut all = self.view.config().map_err(|error| self.failed(CONFIG_FILE, error))?;
+        all.insert(self.section.clone(), section.into());
+        self.write(CONFIG_FILE, all.to_string().as_bytes())
     }
 
     /// Records an episode, in place of an earlier one of the same id.
     pub fn keep_episode(&self, episode: &Episode) -> Result<(), RunError> {
         let name = format!("{EPISODES}/{}.json", file_name(&episode.id));
-        let json = episode_record::to_json(episode).map_err(|error| RunError::File {
-            path: self.dir().join(&name),
-            error: io::Error::other(error),
-        })?;
+        let json =
+            episode_record::to_json(episode).map_err(|error| self.failed(&name, io::Error::other(error)))?;
         self.write(&name, format!("{json}\n").as_bytes())
     }
 
     /// Records what happened.
     pub fn add_event(&self, event: &Value) -> Result<(), RunError> {
-        self.events.add(event).map_err(|error| self.failed("events.jsonl", error))
+        self.events.add(&self.of_stage(event)).map_err(|error| self.failed(EVENTS, error))
     }
 
     /// Records a row of metrics.
     pub fn add_metrics(&self, row: &Value) -> Result<(), RunError> {
-        self.metrics.add(row).map_err(|error| self.failed("metrics.jsonl", error))
+        self.metrics.add(&self.of_stage(row)).map_err(|error| self.failed(METRICS, error))
+    }
+
+    fn of_stage(&self, row: &Value) -> Value {
+        let mut row = row.clone();
+        row["stage"] = json!(self.stage);
+        row
     }
 
     /// Records what a task's own solution came to.
@@ -173,27 +213,30 @@ impl RunDir {
 
     /// What tasks' own solutions came to.
     pub fn references(&self) -> Vec<Value> {
-        self.lines(REFERENCES)
+        self.view.lines_from(REFERENCES, 0).unwrap_or_default().0
     }
 
-    /// The rows of metrics there are.
+    /// The stage's rows of metrics there are.
     pub fn metrics(&self) -> Vec<Value> {
-        self.lines("metrics.jsonl")
+        self.own_lines(METRICS)
     }
 
-    /// What happened so far.
+    /// What happened so far in the stage.
     pub fn events(&self) -> Vec<Value> {
-        self.lines("events.jsonl")
+        self.own_lines(EVENTS)
     }
 
-    fn lines(&self, name: &str) -> Vec<Value> {
-        let text = fs::read_to_string(self.dir().join(name)).unwrap_or_default();
-        text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
+    fn own_lines(&self, name: &str) -> Vec<Value> {
+        let mut lines = self.view.lines_from(name, 0).unwrap_or_default().0;
+        lines.retain(|line| line["stage"] == self.stage);
+        lines
     }
 
-    /// Records what became of the run.
+    /// Records what became of the stage.
     pub fn keep_summary(&self, summary: &Summary) -> Result<(), RunError> {
-        self.write(SUMMARY, format!("{:#}\n", summary.to_json()).as_bytes())
+        let mut all = self.view.summary().map_err(|error| self.failed(SUMMARY, error))?;
+        all.insert(self.section.clone(), summary.to_json());
+        self.write(SUMMARY, format!("{:#}\n", Value::Object(all)).as_bytes())
     }
 
     /// Writes a file of the run, whole or not at all.
@@ -227,8 +270,8 @@ mod tests {
     #[test]
     fn another_configuration_is_refused_by_its_keys() {
         let dir = tempfile::tempdir().unwrap();
-        RunDir::open(dir.path()).unwrap().keep_config(&config("1")).unwrap();
-        let run = RunDir::open(dir.path()).unwrap();
+        RunDir::open(dir.path(), "collect").unwrap().keep_config(&config("1")).unwrap();
+        let run = RunDir::open(dir.path(), "collect").unwrap();
         run.keep_config(&config("1")).unwrap();
         let refused = run.keep_config(&config("2")).unwrap_err();
         assert!(
@@ -240,23 +283,50 @@ mod tests {
     }
 
     #[test]
+    fn stages_leave_each_other_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let collect = RunDir::open(dir.path(), "collect").unwrap();
+        collect.keep_config(&config("1")).unwrap();
+        collect.keep_summary(&Summary { stage: "collect", left: 2, ..Summary::default() }).unwrap();
+        collect.add_event(&json!({"event": "began"})).unwrap();
+        drop(collect);
+        let credit = RunDir::open(dir.path(), "credit").unwrap();
+        assert_eq!((credit.stored_config().unwrap(), credit.events()), (None, vec![]));
+        let credit = credit.for_result(Some("hint-last_user"));
+        credit.note_config(Table::new()).unwrap();
+        credit.keep_summary(&Summary { stage: "credit", left: 3, ..Summary::default() }).unwrap();
+        credit.add_event(&json!({"event": "began"})).unwrap();
+        let view = credit.view();
+        let (summary, (events, _)) = (view.summary().unwrap(), view.events_from(0).unwrap());
+        assert_eq!(
+            (&summary["collect"]["left"], &summary["credit.hint-last_user"]["left"]),
+            (&json!(2), &json!(3))
+        );
+        assert_eq!(events.iter().map(|it| &it["stage"]).collect::<Vec<_>>(), ["collect", "credit"]);
+        assert_eq!(view.config().unwrap()["collect"]["seed"].as_integer(), Some(1));
+        drop(credit);
+        let evaluate = RunDir::open(dir.path(), "evaluate").unwrap().keep_config(&config("1")).unwrap_err();
+        assert!(evaluate.to_string().ends_with("holds the episodes of `collect`"), "{evaluate}");
+    }
+
+    #[test]
     fn one_process_at_a_time() {
         let dir = tempfile::tempdir().unwrap();
-        let first = RunDir::open(dir.path()).unwrap();
-        assert!(matches!(RunDir::open(dir.path()), Err(RunError::Lock(LockError::InUse { .. }))));
+        let first = RunDir::open(dir.path(), "collect").unwrap();
+        assert!(matches!(RunDir::open(dir.path(), "collect"), Err(RunError::Lock(LockError::InUse { .. }))));
         drop(first);
-        assert!(RunDir::open(dir.path()).is_ok());
+        assert!(RunDir::open(dir.path(), "collect").is_ok());
     }
 
     #[test]
     fn episodes_of_any_id_come_back() {
         let dir = tempfile::tempdir().unwrap();
-        let run = RunDir::open(dir.path()).unwrap();
+        let run = RunDir::open(dir.path(), "collect").unwrap();
         let long = "x".repeat(400);
         for id in ["flatten-0", "a/b", "../../etc/passwd", ".hidden", "ä ö", &long, "a_b", ""] {
-            assert_eq!(run.episode(id), None);
+            assert_eq!(run.view().episode(id), None);
             run.keep_episode(&episode(id)).unwrap();
-            assert_eq!(run.episode(id), Some(episode(id)), "{id}");
+            assert_eq!(run.view().episode(id), Some(episode(id)), "{id}");
         }
         assert_eq!(fs::read_dir(dir.path().join(EPISODES)).unwrap().count(), 8);
     }
@@ -264,18 +334,18 @@ mod tests {
     #[test]
     fn what_a_killed_run_was_writing_is_taken_away() {
         let dir = tempfile::tempdir().unwrap();
-        drop(RunDir::open(dir.path()).unwrap());
+        drop(RunDir::open(dir.path(), "collect").unwrap());
         let left = ["episodes/.a.json.17.tmp", ".summary.json.17.tmp"].map(|name| dir.path().join(name));
         left.iter().for_each(|path| fs::write(path, "{").unwrap());
-        let _run = RunDir::open(dir.path()).unwrap();
+        let _run = RunDir::open(dir.path(), "collect").unwrap();
         assert!(!left.iter().any(|path| path.exists()));
     }
 
     #[test]
     fn half_an_episode_is_none() {
         let dir = tempfile::tempdir().unwrap();
-        let run = RunDir::open(dir.path()).unwrap();
+        let run = RunDir::open(dir.path(), "collect").unwrap();
         fs::write(dir.path().join("episodes/a.json"), "{\"format\": \"backsi").unwrap();
-        assert_eq!(run.episode("a"), None);
+        assert_eq!(run.view().episode("a"), None);
     }
 }

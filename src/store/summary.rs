@@ -1,7 +1,7 @@
-//! `summary.json`: what a run made, what it lost and why, what it cost.
+//! What a stage of a run made, what it lost and why, what it cost: its section of `summary.json`.
 //!
-//! Owns the shape that all commands with a run directory share; `docs/summary.schema.json` is its JSON
-//! Schema. What only one command tells stands behind the shared keys, under names of its own.
+//! Owns the shape that all stages share; `docs/summary.schema.json` is its JSON Schema. What only one
+//! stage tells stands behind the shared keys, under names of its own.
 
 use std::collections::BTreeMap;
 
@@ -10,12 +10,10 @@ use serde_json::{Map, Value, json};
 use super::versions::Checks;
 use crate::model::budget::{ModelRole, Spent};
 
-/// The file in a run directory.
-pub const SUMMARY: &str = "summary.json";
 /// What `format` says.
 const FORMAT: &str = "backsight.summary";
 /// The version this writes.
-const VERSION: u64 = 1;
+const VERSION: u64 = 2;
 
 /// What it would take to ask for each thing alone, with its whole context and without a cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -26,11 +24,11 @@ pub struct Naive {
     pub requests: u64,
 }
 
-/// What became of a run.
+/// What became of a stage.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Summary {
-    /// The command.
-    pub command: &'static str,
+    /// The stage.
+    pub stage: &'static str,
     /// How many of each thing there are now.
     pub made: BTreeMap<&'static str, u64>,
     /// How many of each thing were lost, by reason.
@@ -51,7 +49,7 @@ pub struct Summary {
     pub weights: Option<Checks>,
     /// What should be known.
     pub notices: Vec<String>,
-    /// What only this command tells.
+    /// What only this stage tells.
     pub more: Map<String, Value>,
 }
 
@@ -82,7 +80,7 @@ impl Summary {
         let paid: Map<String, Value> =
             self.paid.iter().map(|(role, spent)| (role.name().to_owned(), paid_json(spent))).collect();
         let mut json = json!({
-            "format": FORMAT, "version": VERSION, "command": self.command, "backsight": env!("CARGO_PKG_VERSION"),
+            "format": FORMAT, "version": VERSION, "stage": self.stage, "backsight": env!("CARGO_PKG_VERSION"),
             "made": self.made, "lost": self.lost, "left": self.left, "stopped_by": self.stopped_by,
             "tokens": {"naive": naive.tokens, "sent": spent.prompt_tokens, "cached": spent.cached_tokens,
                        "computed": computed(spent), "sampled": spent.completion_tokens},
@@ -119,7 +117,7 @@ mod tests {
             completion_tokens,
         };
         let mut summary = Summary {
-            command: "run",
+            stage: "run",
             made: [("episodes", 3)].into(),
             spent: spent(5, 150, 60, 10),
             paid: vec![(ModelRole::Student, spent(2, 100, 60, 9)), (ModelRole::Judge, spent(3, 50, 0, 1))],

@@ -314,8 +314,11 @@ pub struct HindsightTokens {
     pub tokens: String,
     /// What the lenses are called, whose scores the steps have in this order.
     pub lenses: Vec<String>,
-    /// The conversation without a lens, one sequence while history only grows.
+    /// The conversation without a lens, one sequence while history only grows; each without what it shares.
     pub sequences: Vec<Vec<TokenId>>,
+    /// How many tokens each sequence begins with of the one before it; none where it is not said.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub shared: Vec<usize>,
     /// One per step.
     pub steps: Vec<StepTokens>,
 }
@@ -350,7 +353,14 @@ impl HindsightTokens {
             let (format, version) = (&tokens.format, tokens.version);
             return Err(Fault::new(format_args!("`{format}` version {version} is not known")));
         }
-        match tokens.steps.iter().find(|step| !tokens.holds(step)) {
+        let mut lengths = Vec::with_capacity(tokens.sequences.len());
+        for (shared, own) in tokens.sequences() {
+            if shared > lengths.last().copied().unwrap_or(0) {
+                return Err(Fault::new("a sequence shares more than the one before it has"));
+            }
+            lengths.push(shared + own.len());
+        }
+        match tokens.steps.iter().find(|step| !tokens.holds(&lengths, step)) {
             Some(step) => {
                 let idx = step.step_index;
                 Err(Fault::new(format_args!(
@@ -366,11 +376,27 @@ impl HindsightTokens {
         self.lenses.iter().position(|it| it == key)
     }
 
-    fn holds(&self, step: &StepTokens) -> bool {
+    /// Each sequence: how many tokens it begins with of the one before it, and those that follow.
+    pub fn sequences(&self) -> impl Iterator<Item = (usize, &[TokenId])> {
+        let shared = self.shared.iter().copied().chain(std::iter::repeat(0));
+        self.sequences.iter().zip(shared).map(|(own, shared)| (shared, own.as_slice()))
+    }
+
+    /// The sequences written out.
+    pub fn whole_sequences(&self) -> Vec<Vec<TokenId>> {
+        let mut whole: Vec<Vec<TokenId>> = Vec::with_capacity(self.sequences.len());
+        for (shared, own) in self.sequences() {
+            let before = whole.last().and_then(|before| before.get(..shared)).unwrap_or_default();
+            whole.push([before, own].concat());
+        }
+        whole
+    }
+
+    fn holds(&self, lengths: &[usize], step: &StepTokens) -> bool {
         let n_scored = step.logprobs.iter().flatten().map(Vec::len).max();
-        match (step.sequence.and_then(|idx| self.sequences.get(idx)), step.span) {
-            (Some(sequence), Some([start, end])) => {
-                start <= end && end <= sequence.len() && n_scored.unwrap_or(0) <= end - start
+        match (step.sequence.and_then(|idx| lengths.get(idx)), step.span) {
+            (Some(length), Some([start, end])) => {
+                start <= end && end <= *length && n_scored.unwrap_or(0) <= end - start
             }
             (None, None) => n_scored.is_none(),
             _ => false,

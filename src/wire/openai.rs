@@ -31,8 +31,6 @@ pub struct ChatRequest<'a> {
     pub tools: &'a [Value],
     /// At most this many tokens, as every compatible server calls it.
     pub max_tokens: Option<usize>,
-    /// The same as OpenAI's newer models call it.
-    pub max_completion_tokens: Option<usize>,
     /// 0 takes the likeliest token.
     pub temperature: Option<f64>,
     /// Keep the smallest set of tokens with this much probability.

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use backsight::model::endpoint::{BreakerRules, PoolRules};
-use backsight::model::planned::{JobScores, Pace, Planned, score_at, score_planned};
+use backsight::model::planned::{JobScores, Pace, Planned, backend, score_at, score_planned};
 use backsight::model::retry::Policy;
 use backsight::model::secret::Secret;
 use backsight::model::transport::{Auth, Body, Call, Method, Notice, Settings, Transport};
@@ -322,8 +322,9 @@ async fn a_plan_goes_on_while_one_of_its_requests_waits() {
             settled.push((job, begun.elapsed()));
             ControlFlow::Continue(())
         };
-        let pace = Pace { at_once: 1, ..Pace::of(model.limits()) };
-        score_at(&pace, &model, &jobs, &mut settle).await;
+        let pace = Pace { at_once: 1, ..Pace::default() };
+        let plan = backsight::plan::plan(&jobs, &backend(model.limits()));
+        score_at(&pace, &model, &plan, &mut settle).await;
         assert_eq!(settled.len(), N_JOBS as usize);
         for (job, after) in settled {
             let is_late = after >= Duration::from_secs(2);

@@ -7,13 +7,13 @@ use crate::inside::support::stub::{Request, Stub};
 use backsight::episode::{Message, Role};
 use backsight::model::anthropic::Anthropic;
 use backsight::model::openai::OpenAi;
-use backsight::model::remote::OpenOptions;
 use backsight::model::sglang::Sglang;
 use backsight::model::transport::{Settings, Transport};
 use backsight::model::vllm::Vllm;
 use backsight::model::{
     ChatRequest, Constraint, Error, Finish, GenerateRequest, Limits, Model, Place, Sampling, ToldVersion,
 };
+use backsight::model::{Remote, Wanted, kind_named};
 use backsight::score::ScoreJob;
 use backsight::tokens::{Logprob, TokenId, TokenSpan};
 use serde_json::{Value, json};
@@ -112,10 +112,11 @@ fn vllm_sample(body: &Value, k: i64) -> Value {
     json!({"choices": [choice], "usage": {"prompt_tokens": n_prompt, "completion_tokens": 2}})
 }
 
-async fn vllm() -> (Stub, Vllm, OpenOptions) {
+async fn vllm() -> (Stub, Vllm, Wanted) {
     let stub = Stub::start(vllm_answer).await;
-    let options = OpenOptions::default();
-    let model = Vllm::open(transport(&stub), options.clone()).await.unwrap();
+    let options = Wanted::default();
+    let model =
+        Remote::ask(transport(&stub), kind_named("vllm").unwrap(), &options).await.map(Vllm::new).unwrap();
     (stub, model, options)
 }
 
@@ -131,11 +132,17 @@ async fn vllm_is_asked_what_it_can_do() {
         ..Limits::default()
     };
     assert_eq!(model.limits(), &expected);
-    assert_eq!((model.info().version.as_deref(), model.info().model.as_str()), (Some("0.32.0"), "m"));
-    assert_eq!(model.info().model_path.as_deref(), Some("models/m"));
+    assert_eq!(
+        (model.remote.info.version.as_deref(), model.remote.info.model.as_str()),
+        (Some("0.32.0"), "m")
+    );
+    assert_eq!(model.remote.info.model_path.as_deref(), Some("models/m"));
     assert_eq!(lines(&stub.take()), ["GET /version", "GET /v1/models", "POST /v1/completions"]);
-    let options = OpenOptions { model: Some("x".into()), ..OpenOptions::default() };
-    let Err(why) = Vllm::open(transport(&stub), options).await else { unreachable!() };
+    let options = Wanted { model: Some("x".into()), ..Wanted::default() };
+    let Err(why) = Remote::ask(transport(&stub), kind_named("vllm").unwrap(), &options).await.map(Vllm::new)
+    else {
+        unreachable!()
+    };
     assert_eq!(why.to_string(), format!("{} has no model `x`; it lists `m`", stub.url));
 }
 
@@ -157,7 +164,7 @@ async fn vllm_scores_what_is_needed_and_caps_k() {
 #[tokio::test]
 async fn vllm_learns_a_limit_it_was_not_told() {
     let (stub, open, options) = vllm().await;
-    let model = Vllm::new(transport(&stub), open.info().clone(), Limits::default(), options.clone());
+    let model = Vllm::new(Remote { limits: Limits::default(), ..open.remote });
     stub.take();
     assert!(model.score(&job(&[1, 2], (1, 2), 9)).await.is_ok());
     let asked: Vec<_> = stub.take().iter().map(|it| it.body["prompt_logprobs"].clone()).collect();
@@ -272,17 +279,20 @@ fn sglang_sample(body: &Value) -> Value {
     }})
 }
 
-async fn sglang(vocab_size: Option<usize>) -> (Stub, Sglang, OpenOptions) {
+async fn sglang(vocab_size: Option<usize>) -> (Stub, Sglang, Wanted) {
     let stub = Stub::start(sglang_answer).await;
-    let options = OpenOptions { vocab_size, ..OpenOptions::default() };
-    let model = Sglang::open(transport(&stub), options.clone()).await.unwrap();
+    let options = Wanted { vocab_size, ..Wanted::default() };
+    let model = Remote::ask(transport(&stub), kind_named("sglang").unwrap(), &options)
+        .await
+        .map(Sglang::new)
+        .unwrap();
     (stub, model, options)
 }
 
 #[tokio::test]
 async fn sglang_is_asked_what_it_is() {
     let (_, model, _) = sglang(Some(100)).await;
-    let info = model.info();
+    let info = &model.remote.info;
     assert_eq!((info.version.as_deref(), info.weight_version.as_deref()), (Some("0.5.23"), Some("7")));
     assert_eq!(info.model_path.as_deref(), Some("models/m"));
     let limits = model.limits();
@@ -297,7 +307,7 @@ async fn sglang_is_never_sent_an_id_it_may_not_know() {
     assert!(!model.limits().scores);
     assert!(matches!(model.score(&job(&[1, 2], (1, 2), 0)).await, Err(Error::Unsupported { .. })));
     assert!(matches!(model.generate(&generate(1.0, 0)).await, Err(Error::Unsupported { .. })));
-    let model = model.with_vocab_size(10);
+    let model = Sglang::new(model.remote.knowing_vocab(Some(10)));
     let outside = job(&[1, 10], (1, 2), 0);
     assert!(matches!(model.score(&outside).await, Err(Error::Invalid { .. })));
     assert!(matches!(model.score_many(&[outside]).await[0], Err(Error::Invalid { .. })));
@@ -389,8 +399,11 @@ fn openai_answer(request: &Request) -> (u16, Value) {
 #[tokio::test]
 async fn openai_chats_and_nothing_else() {
     let stub = Stub::start(openai_answer).await;
-    let options = OpenOptions { model: Some("gpt-5".into()), ..OpenOptions::default() };
-    let model = OpenAi::open(transport(&stub), options.clone()).await.unwrap();
+    let options = Wanted { model: Some("gpt-5".into()), ..Wanted::default() };
+    let model = Remote::ask(transport(&stub), kind_named("openai").unwrap(), &options)
+        .await
+        .map(OpenAi::new)
+        .unwrap();
     stub.take();
     let why = model.score(&job(&[1, 2], (1, 2), 0)).await.unwrap_err();
     assert_eq!(why.to_string(), format!("{} cannot score a prompt", stub.url));
@@ -414,7 +427,12 @@ async fn openai_chats_and_nothing_else() {
 #[tokio::test]
 async fn openai_names_what_it_has() {
     let stub = Stub::start(openai_answer).await;
-    let Err(why) = OpenAi::open(transport(&stub), OpenOptions::default()).await else { unreachable!() };
+    let Err(why) = Remote::ask(transport(&stub), kind_named("openai").unwrap(), &Wanted::default())
+        .await
+        .map(OpenAi::new)
+    else {
+        unreachable!()
+    };
     assert_eq!(why.to_string(), format!("{} has 2 models: `gpt-5`, `gpt-6`", stub.url));
 }
 
@@ -436,8 +454,11 @@ fn anthropic_answer(request: &Request) -> (u16, Value) {
 #[tokio::test]
 async fn anthropic_is_asked_in_its_own_words() {
     let stub = Stub::start(anthropic_answer).await;
-    let options = OpenOptions { model: Some("anthropic/claude-opus-4.6".into()), ..OpenOptions::default() };
-    let model = Anthropic::open(transport(&stub), options.clone()).await.unwrap();
+    let options = Wanted { model: Some("anthropic/claude-opus-4.6".into()), ..Wanted::default() };
+    let model = Remote::ask(transport(&stub), kind_named("anthropic").unwrap(), &options)
+        .await
+        .map(Anthropic::new)
+        .unwrap();
     stub.take();
     let mut thinking = hello();
     thinking.push(Message { reasoning: Some("hm".into()), ..Message::text(Role::Assistant, "x") });
@@ -457,8 +478,12 @@ async fn anthropic_is_asked_in_its_own_words() {
     assert!(matches!(model.chat(&hot).await, Err(Error::Invalid { .. })));
     assert!(matches!(model.score(&job(&[1, 2], (1, 2), 0)).await, Err(Error::Unsupported { .. })));
     assert_eq!(stub.take(), []);
-    let options = OpenOptions { model: Some("claude-x".into()), ..OpenOptions::default() };
-    let Err(why) = Anthropic::open(transport(&stub), options).await else { unreachable!() };
+    let options = Wanted { model: Some("claude-x".into()), ..Wanted::default() };
+    let Err(why) =
+        Remote::ask(transport(&stub), kind_named("anthropic").unwrap(), &options).await.map(Anthropic::new)
+    else {
+        unreachable!()
+    };
     let listed = format!("{} has no model `claude-x`; it lists `claude-opus-4-6-20260101`", stub.url);
     assert_eq!(why.to_string(), listed);
 }

@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use backsight::credit::advantage::{EpisodeCredit, Normalise, Options as AdvantageOptions, advantages};
+use backsight::credit::advantage::{AdvantageOptions, EpisodeCredit, Normalise, advantages};
 use backsight::ship::actions::{Action, MessageForm};
 use backsight::ship::dataset::{Dataset, LeftOut, Options, ScoredEpisode, build, scored_episode, write};
 use backsight::store::episodes::{find, load};
@@ -23,7 +23,9 @@ fn scored(kind: &str, form: MessageForm) -> Vec<ScoredEpisode> {
     let loaded = load(find(&fixtures().join("episodes")).unwrap()).map(Result::unwrap);
     let with_scores = loaded.map(|loaded| {
         let scores = fixtures().join("dataset").join(kind).join(&loaded.episode.id);
-        scored_episode(&loaded, hindsight::read(&scores).unwrap().unwrap(), form).unwrap().0
+        scored_episode(&loaded, hindsight::read(&scores, hindsight::PUBLISHED_LENS).unwrap().unwrap(), form)
+            .unwrap()
+            .0
     });
     with_scores.collect()
 }
@@ -133,6 +135,7 @@ fn add_tokens(episode: &mut ScoredEpisode) {
         tokens: "exact".into(),
         lenses: Vec::new(),
         sequences: vec![(0..10 * episode.messages.len() as u32).collect()],
+        shared: Vec::new(),
         steps: episode.hindsight.scores.steps.iter().enumerate().map(step).collect(),
     });
 }

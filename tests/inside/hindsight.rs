@@ -9,7 +9,7 @@ use backsight::episode::TokenSource;
 use backsight::lens::Window;
 use backsight::store::episodes::load_directory;
 use backsight::store::hindsight::{
-    Hindsight, Measured, MeasuredStep, Settings, assemble, credited, read, recompute, write,
+    Hindsight, Measured, MeasuredStep, PUBLISHED_LENS, Settings, assemble, credited, read, recompute, write,
 };
 use backsight::subtasks::places;
 use backsight::tokens::{Logprob, TokenSpan};
@@ -186,6 +186,7 @@ fn ours(logprobs: Vec<Option<f64>>) -> Hindsight {
         tokens: "rendered".into(),
         lenses: vec!["outcome-first".into(), "plain".into()],
         sequences: vec![(0..12).collect()],
+        shared: Vec::new(),
         steps: vec![
             step(0, Some(vec![Some(-1.0), Some(-2.0), Some(-3.0), Some(-4.0)])),
             step(1, Some(logprobs)),
@@ -193,6 +194,16 @@ fn ours(logprobs: Vec<Option<f64>>) -> Hindsight {
         ],
     };
     Hindsight { scores, tokens: Some(tokens) }
+}
+
+#[test]
+fn sequences_are_written_without_what_they_share() {
+    let mut tokens = ours(vec![Some(-1.0); 4]).tokens.unwrap();
+    (tokens.sequences, tokens.shared) = (vec![(0..12).collect(), vec![20, 21]], vec![0, 3]);
+    let read = HindsightTokens::parse(&tokens.to_text().unwrap()).unwrap();
+    assert_eq!((&read, read.whole_sequences()), (&tokens, vec![(0..12).collect(), vec![0, 1, 2, 20, 21]]));
+    tokens.shared[1] = 13;
+    assert!(HindsightTokens::parse(&tokens.to_text().unwrap()).is_err());
 }
 
 fn settings(max_logprob_tokens: usize) -> Settings {
@@ -239,17 +250,17 @@ fn a_step_without_a_plain_score_loses_credit_but_not_its_score() {
 #[test]
 fn files_are_written_and_read_back() {
     let directory = tempfile::tempdir().unwrap();
-    assert_eq!(read(directory.path()).unwrap(), None);
+    assert_eq!(read(directory.path(), PUBLISHED_LENS).unwrap(), None);
     let mut hindsight = ours(vec![Some(-0.5); 4]);
     hindsight.scores = recompute(&hindsight, &settings(0)).unwrap();
-    write(directory.path(), &hindsight).unwrap();
-    let mut found = read(directory.path()).unwrap().unwrap();
+    write(directory.path(), PUBLISHED_LENS, &hindsight).unwrap();
+    let mut found = read(directory.path(), PUBLISHED_LENS).unwrap().unwrap();
     let named = found.scores.provenance.take().and_then(|it| it.sidecar_sha256);
     assert_eq!((found, named.map(|it| it.len())), (hindsight, Some(64)));
     let path = directory.path().join("hindsight_scores.json");
     let check = |content: &str, expected: &str| {
         fs::write(&path, content).unwrap();
-        let error = read(directory.path()).unwrap_err().to_string();
+        let error = read(directory.path(), PUBLISHED_LENS).unwrap_err().to_string();
         assert!(error.ends_with(expected), "{error}");
     };
     check("{\n\"a\": NaN}", "hindsight_scores.json line 2: not JSON: expected value");
@@ -273,20 +284,20 @@ fn tokens_count_only_beside_the_scores_that_were_made_of_them() {
         hindsight.scores = recompute(&hindsight, &settings(0)).unwrap();
         hindsight
     });
-    write(directory.path(), &old).unwrap();
+    write(directory.path(), PUBLISHED_LENS, &old).unwrap();
     let (scores, tokens) =
         ["hindsight_scores.json", "hindsight_tokens.json"].map(|it| fs::read(at(it)).unwrap()).into();
-    write(directory.path(), &new).unwrap();
+    write(directory.path(), PUBLISHED_LENS, &new).unwrap();
     fs::write(at(".hindsight_scores.json.17.tmp"), "half").unwrap();
     fs::write(at("hindsight_scores.json"), scores).unwrap();
-    let found = read(directory.path()).unwrap().unwrap();
+    let found = read(directory.path(), PUBLISHED_LENS).unwrap().unwrap();
     assert_eq!((found.scores.steps, found.tokens), (old.scores.steps.clone(), None));
     fs::write(at("hindsight_tokens.json"), tokens).unwrap();
-    assert_eq!(read(directory.path()).unwrap().unwrap().tokens, old.tokens);
+    assert_eq!(read(directory.path(), PUBLISHED_LENS).unwrap().unwrap().tokens, old.tokens);
     // Nor beside published scores, which name none.
     fs::write(at("hindsight_scores.json"), &recorded()[0].1).unwrap();
-    assert_eq!(read(directory.path()).unwrap().unwrap().tokens, None);
-    write(directory.path(), &new).unwrap();
+    assert_eq!(read(directory.path(), PUBLISHED_LENS).unwrap().unwrap().tokens, None);
+    write(directory.path(), PUBLISHED_LENS, &new).unwrap();
     assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 2, "nothing that was left is left");
 }
 
@@ -303,7 +314,7 @@ fn what_was_scored_is_kept_although_lift_lacks_its_plain_scores() {
     };
     let measured = Measured {
         lenses: vec!["outcome-first".into(), "plain".into()],
-        sequences: vec![(0..100).collect()],
+        sequences: vec![(0, (0..100).collect())],
         token_source: TokenSource::Rendered,
         steps: (0..9).map(step).collect(),
         provenance: Provenance::default(),
@@ -339,7 +350,7 @@ fn a_newly_scored_episode_has_the_published_keys_in_their_order() {
         Provenance { backsight: "0.1.0".into(), placement: Some("first".into()), ..Provenance::default() };
     let measured = Measured {
         lenses: vec!["outcome-first".into(), "plain".into()],
-        sequences: vec![(0..100).collect()],
+        sequences: vec![(0, (0..100).collect())],
         token_source: TokenSource::Rendered,
         steps: (0..9).map(step).collect(),
         provenance,

@@ -61,7 +61,7 @@ async fn open(dir: &Path, url: &str, allowance: Allowance) -> (Ledgered, Arc<Met
     let (id, recognition) = ledger.identify(&fingerprint, 0.0).await.unwrap();
     let meter = Meter::new(ModelRole::Teacher, allowance);
     let budgeted = Arc::new(Budgeted::new(client, Arc::clone(&meter)));
-    let (role, place) = (ModelRole::Teacher, RunPlace { run: "run".into(), seed: 3 });
+    let (role, place) = (ModelRole::Teacher, RunPlace { stage: "run", seed: 3 });
     let known = (vec![id], HashMap::new());
     let versions = Versions::new(Arc::clone(&ledger), role, WeightRules::default(), None, vec![], known);
     (Ledgered::new(ledger, budgeted, versions, role, place), meter, recognition)

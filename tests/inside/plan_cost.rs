@@ -19,11 +19,11 @@ use backsight::chat::incremental::Incremental;
 use backsight::chat::messages::{arguments_text, list_from_json};
 use backsight::chat::tokenizer::Tokenizer;
 use backsight::episode::{Episode, Message, Role};
-use backsight::lens::{OUTCOME_TEMPLATE, OutcomeFacts, Placement, Template, target, write};
+use backsight::lens::{OUTCOME_TEMPLATE, OutcomeFacts, Placement, Wording, target, write};
 use backsight::plan::{Backend, Figures, plan};
 use backsight::score::ScoreJob;
 use backsight::store::episodes::load_directory;
-use backsight::subtasks::{Places, places};
+use backsight::subtasks::{PlanPlaces, places};
 use backsight::tokens::{TokenId, TokenSpan};
 use backsight::wire::published;
 use serde_json::Value;
@@ -73,8 +73,9 @@ fn job(
 }
 
 fn jobs(episode: &Episode, tokenizer: &Tokenizer, placement: Placement) -> Vec<ScoreJob> {
-    let Places { steps, completed } = places(&episode.messages, &episode.failed_results, &episode.progress);
-    let template = Template::parse(OUTCOME_TEMPLATE).unwrap();
+    let PlanPlaces { steps, completed } =
+        places(&episode.messages, &episode.failed_results, &episode.progress);
+    let template = Wording::parse(OUTCOME_TEMPLATE).unwrap();
     let reward = episode.outcome.as_ref().unwrap().reward;
     let mut encoder = Incremental::new(tokenizer);
     let lens =
@@ -111,8 +112,8 @@ fn published_cost(directory: &Path, episode: &Episode, tokenizer: &Tokenizer) ->
     let messages = published::messages_by_line(&session, published::MAX_TOOL_RESULT_CHARS).unwrap();
     let messages = messages.into_iter().map(|(_, message)| message).collect();
     let messages = list_from_json(&Value::Array(messages)).unwrap();
-    let template = Template::parse(include_str!("../fixtures/hcapo/hindsight_template.txt")).unwrap();
-    let Places { steps, completed } = places(&messages, &[], &episode.progress);
+    let template = Wording::parse(include_str!("../fixtures/hcapo/hindsight_template.txt")).unwrap();
+    let PlanPlaces { steps, completed } = places(&messages, &[], &episode.progress);
     let reward = episode.outcome.as_ref().unwrap().reward;
     let marker = "\n\n[... earlier trajectory context truncated; hindsight outcome preserved above ...]\n\n";
     let marker = tokenizer.encode(marker).unwrap().ids;
@@ -143,10 +144,10 @@ fn published_cost(directory: &Path, episode: &Episode, tokenizer: &Tokenizer) ->
 
 /// Sends a plan's requests in order and checks that the cache does what the plan expects.
 fn planned_cost(jobs: &[ScoreJob]) -> Figures {
-    let plan = plan(jobs, &Backend::SGLANG);
+    let plan = plan(jobs, &Backend::CACHING);
     let mut cache = RadixCache::default();
-    for request in &plan.requests {
-        cache.send(request.ask.tokens(), request.ask.first_needed().unwrap() - 1);
+    for ask in (0..plan.requests.len()).filter_map(|request| plan.ask(request)) {
+        cache.send(ask.tokens(), ask.first_needed().unwrap() - 1);
     }
     assert_eq!((cache.sent, cache.computed), (plan.figures.sent_tokens, plan.figures.computed_tokens()));
     plan.figures
@@ -174,7 +175,7 @@ fn synthetic_episode(root: &Path, shape: &synthetic::Shape) -> (PathBuf, Episode
 fn the_synthetic_episode_has_its_shape_and_is_the_same_every_time() {
     let root = tempfile::tempdir().unwrap();
     let (directory, episode) = synthetic_episode(root.path(), &synthetic::Shape::default());
-    let Places { steps, completed } = places(&episode.messages, &[], &episode.progress);
+    let PlanPlaces { steps, completed } = places(&episode.messages, &[], &episode.progress);
     let groups: BTreeSet<_> = steps.iter().map(|place| place.subtask.clone()).collect();
     assert_eq!((steps.len(), groups.len(), completed), (101, 6, 5));
     let session = std::fs::read_to_string(directory.join("pi_session.jsonl")).unwrap();
@@ -189,7 +190,7 @@ fn the_small_episode_fits_a_small_context() {
     let tokenizer = Tokenizer::open(&path).unwrap();
     let root = tempfile::tempdir().unwrap();
     let (_, episode) = synthetic_episode(root.path(), &synthetic::Shape::SMALL);
-    let Places { steps, .. } = places(&episode.messages, &[], &episode.progress);
+    let PlanPlaces { steps, .. } = places(&episode.messages, &[], &episode.progress);
     let groups: BTreeSet<_> = steps.iter().map(|place| place.subtask.clone()).collect();
     assert_eq!((steps.len(), groups.len()), (30, 4));
     for placement in [Placement::First, Placement::Last] {

@@ -152,7 +152,10 @@ fn a_server_that_is_gone_ends_the_run_and_one_that_stammers_does_not() {
     let (found, figures) = block_on(planned(&gone, &jobs(2000), usize::MAX));
     assert_eq!(found.iter().filter(|it| it.is_ok()).count(), 20);
     assert_eq!(figures.stopped_by, Some(unreachable()));
-    let stammering = model(limits(false), |_, nth| (nth % 2 == 1).then(unreachable));
+    let stammering = model(limits(false), |_, nth| nth.is_multiple_of(2).then(unreachable));
     let (found, figures) = block_on(planned(&stammering, &jobs(300), usize::MAX));
     assert!(found.iter().filter(|it| it.is_ok()).count() >= 150 && figures.stopped_by.is_none());
+    let never_there = model(limits(false), |_, _| Some(unreachable()));
+    let (found, figures) = block_on(planned(&never_there, &jobs(1), usize::MAX));
+    assert_eq!((found, figures.stopped_by), (vec![Err(unreachable())], Some(unreachable())));
 }

@@ -70,7 +70,7 @@ fn what_is_no_record_is_found_out() {
 fn summaries_are_as_their_schema_says() {
     let spent = Spent { requests: 2, prompt_tokens: 90, cached_tokens: 10, completion_tokens: 4 };
     let mut summary = Summary {
-        command: "collect",
+        stage: "collect",
         made: [("episodes", 7)].into(),
         lost: [("episodes", [("the server is gone".to_owned(), 1)].into())].into(),
         seconds: 0.25,

@@ -3,7 +3,7 @@
 
 use backsight::chat::messages::list_from_json;
 use backsight::episode::Progress;
-use backsight::subtasks::{Place, places, read_plan, submitted_plan};
+use backsight::subtasks::{PlanPlace, places, read_plan, submitted_plan};
 use serde_json::{Value, json};
 
 /// A step's subtask or phase, and its reward.
@@ -38,11 +38,11 @@ fn progress(episode: &Value) -> Progress {
     }
 }
 
-fn shown(place: &Place) -> Value {
+fn shown(place: &PlanPlace) -> Value {
     json!({"phase": place.phase.name(), "subtask_id": place.subtask, "subtask_reward": place.reward})
 }
 
-fn place_names(steps: &[Place]) -> Vec<&str> {
+fn place_names(steps: &[PlanPlace]) -> Vec<&str> {
     steps.iter().map(|place| place.subtask.as_deref().unwrap_or(place.phase.name())).collect()
 }
 

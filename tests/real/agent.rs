@@ -21,11 +21,11 @@ use backsight::chat::template::{Now, RenderInput, Template};
 use backsight::chat::tokenizer::Tokenizer;
 use backsight::chat::tool_text;
 use backsight::episode::{Episode, Stop, ToolText};
-use backsight::model::OpenOptions;
 use backsight::model::Vllm;
 use backsight::model::{
     ChatAnswer, ChatRequest, Error, Finish, GenerateRequest, Generated, Limits, Model, SampledToken, Scored,
 };
+use backsight::model::{Remote, Wanted, kind_named};
 use backsight::model::{Settings, Transport};
 use backsight::score::ScoreJob;
 use backsight::tokens::{TokenId, TopK};
@@ -123,8 +123,11 @@ impl Real {
     async fn open(server: &str) -> Self {
         let tap = Tap::start(server).await;
         let transport = Transport::open(&[&*tap.url], Settings::default()).unwrap();
-        let model = Vllm::open(transport, OpenOptions::default()).await.unwrap();
-        let dir = model.info().model_path.clone().unwrap();
+        let model = Remote::ask(transport, kind_named("vllm").unwrap(), &Wanted::default())
+            .await
+            .map(Vllm::new)
+            .unwrap();
+        let dir = model.remote.info.model_path.clone().unwrap();
         let templates = ChatTemplates::open(Path::new(&dir)).unwrap();
         let template = templates.select(true).unwrap();
         let vars = templates.special_tokens().clone();
@@ -138,7 +141,7 @@ impl Real {
         };
         let tool_text = needed_tool_text(&template, &input);
         let tokenizer = Arc::new(Tokenizer::open(Path::new(&dir)).unwrap());
-        let name = model.info().model.clone();
+        let name = model.remote.info.model.clone();
         Self {
             server: server.to_owned(),
             name,
@@ -163,6 +166,7 @@ impl Real {
             tool_limits: Default::default(),
             reward: Default::default(),
             options,
+            on_step: None,
         }
     }
 

@@ -13,10 +13,10 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use backsight::engine::engine::Engine;
 use backsight::episode::{Content, Message, Role};
-use backsight::model::OpenOptions;
 use backsight::model::Sglang;
 use backsight::model::Vllm;
 use backsight::model::{ChatRequest, Constraint, Finish, GenerateRequest, Generated, Model, Place, Sampling};
+use backsight::model::{Remote, Wanted, kind_named};
 use backsight::model::{Settings, Transport};
 use backsight::score::ScoreJob;
 use backsight::tokens::{Logprob, TokenId, TokenSpan};
@@ -49,8 +49,8 @@ fn transport(url: &str) -> Transport {
     Transport::open(&[url], Settings::default()).unwrap()
 }
 
-fn options() -> OpenOptions {
-    OpenOptions { vocab_size: Some(VOCAB_SIZE), ..OpenOptions::default() }
+fn options() -> Wanted {
+    Wanted { vocab_size: Some(VOCAB_SIZE), ..Wanted::default() }
 }
 
 async fn post(url: &str, path: &str, body: Value) -> Value {
@@ -265,7 +265,8 @@ async fn check_chat(model: &dyn Model) {
 async fn vllm() {
     let Some(url) = url("BACKSIGHT_VLLM_URL") else { return };
     let options = options();
-    let model = Vllm::open(transport(&url), options.clone()).await.unwrap();
+    let model =
+        Remote::ask(transport(&url), kind_named("vllm").unwrap(), &options).await.map(Vllm::new).unwrap();
     let limits = model.limits();
     assert!(limits.token_ids && limits.scores && !limits.start_index, "{limits:?}");
     assert_eq!(
@@ -273,8 +274,8 @@ async fn vllm() {
         (Some(4096), Some(VOCAB_SIZE), Some(50))
     );
     let (mut n, mut worst) = (0, 0.0_f64);
-    for tokens in sequences(&url, &model.info().model).await {
-        let truth = vllm_truth(&url, &model.info().model, &tokens).await;
+    for tokens in sequences(&url, &model.remote.info.model).await {
+        let truth = vllm_truth(&url, &model.remote.info.model, &tokens).await;
         for job in jobs(&tokens) {
             let (more, difference) = compare(&model, &job, &truth).await;
             (n, worst) = (n + more, worst.max(difference));
@@ -283,8 +284,9 @@ async fn vllm() {
     eprintln!("vLLM: {n} positions compared, largest difference {worst:.2e}");
     compared(n, "positions");
     assert!(n > 200);
-    let sequences = sequences(&url, &model.info().model).await;
-    let own = differs_from_own_pass(&model, model.info().model_path.as_deref().unwrap(), &sequences).await;
+    let sequences = sequences(&url, &model.remote.info.model).await;
+    let own =
+        differs_from_own_pass(&model, model.remote.info.model_path.as_deref().unwrap(), &sequences).await;
     eprintln!("vLLM: largest difference from our own pass {own:.2e}");
     assert!(own < TOLERANCE);
     check_commands(&url, "vllm", &model, &sequences[0]).await;
@@ -305,12 +307,13 @@ async fn vllm() {
 async fn sglang() {
     let Some(url) = url("BACKSIGHT_SGLANG_URL") else { return };
     let options = options();
-    let model = Sglang::open(transport(&url), options.clone()).await.unwrap();
+    let model =
+        Remote::ask(transport(&url), kind_named("sglang").unwrap(), &options).await.map(Sglang::new).unwrap();
     let limits = model.limits();
     assert!(limits.token_ids && limits.scores && limits.start_index && limits.cached_scores, "{limits:?}");
     assert_eq!((limits.context_length, limits.max_top_k), (Some(4096), None));
     let (mut n, mut worst) = (0, 0.0_f64);
-    for tokens in sequences(&url, &model.info().model).await {
+    for tokens in sequences(&url, &model.remote.info.model).await {
         let truth = sglang_truth(&url, &tokens).await;
         let jobs = jobs(&tokens);
         for job in &jobs {
@@ -322,8 +325,9 @@ async fn sglang() {
     eprintln!("SGLang: {n} positions compared, largest difference {worst:.2e}");
     compared(n, "positions");
     assert!(n > 200);
-    let sequences = sequences(&url, &model.info().model).await;
-    let own = differs_from_own_pass(&model, model.info().model_path.as_deref().unwrap(), &sequences).await;
+    let sequences = sequences(&url, &model.remote.info.model).await;
+    let own =
+        differs_from_own_pass(&model, model.remote.info.model_path.as_deref().unwrap(), &sequences).await;
     eprintln!("SGLang: largest difference from our own pass {own:.2e}");
     assert!(own < TOLERANCE);
     check_commands(&url, "sglang", &model, &sequences[0]).await;
@@ -416,16 +420,17 @@ async fn check_thousand(model: &dyn Model, path: &str) {
 async fn vllm_answers_by_name() {
     let Some(url) = url("BACKSIGHT_VLLM_URL") else { return };
     let (transport, retries) = counting(&url);
-    let model = Vllm::open(transport.clone(), options()).await.unwrap();
+    let model =
+        Remote::ask(transport.clone(), kind_named("vllm").unwrap(), &options()).await.map(Vllm::new).unwrap();
     let prompt = alike(1, 0).tokens().to_vec();
     for more in [json!({"prompt_logprobs": 2}), json!({"logprobs": 2})] {
-        let mut body = json!({"model": model.info().model, "prompt": prompt, "max_tokens": 1, "request_id": "mine", "return_token_ids": true});
+        let mut body = json!({"model": model.remote.info.model, "prompt": prompt, "max_tokens": 1, "request_id": "mine", "return_token_ids": true});
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         let answer = post(&url, "/v1/completions", body).await;
         assert_eq!((&answer["id"], &answer["usage"]["prompt_tokens"]), (&json!("cmpl-mine"), &json!(8)));
         assert_eq!(ids(&answer["choices"][0]["prompt_token_ids"]), prompt);
     }
-    check_thousand(&model, model.info().model_path.as_deref().unwrap()).await;
+    check_thousand(&model, model.remote.info.model_path.as_deref().unwrap()).await;
     assert_eq!((transport.ids_echoed(), retries.load(Relaxed)), (Some(true), 0));
 }
 
@@ -433,7 +438,10 @@ async fn vllm_answers_by_name() {
 async fn sglang_answers_by_name() {
     let Some(url) = url("BACKSIGHT_SGLANG_URL") else { return };
     let (transport, retries) = counting(&url);
-    let model = Sglang::open(transport.clone(), options()).await.unwrap();
+    let model = Remote::ask(transport.clone(), kind_named("sglang").unwrap(), &options())
+        .await
+        .map(Sglang::new)
+        .unwrap();
     let [one, two] = [1, 2].map(|n| alike(n, 0).tokens().to_vec());
     let forms = [
         json!({"input_ids": one, "rid": "mine", "sampling_params": {"max_new_tokens": 0}, "logprob_start_len": 3}),
@@ -450,17 +458,21 @@ async fn sglang_answers_by_name() {
             assert_eq!(meta["weight_version"], meta["weight_versions"][0]["version"]);
         }
     }
-    check_thousand(&model, model.info().model_path.as_deref().unwrap()).await;
+    check_thousand(&model, model.remote.info.model_path.as_deref().unwrap()).await;
     assert_eq!((transport.ids_echoed(), retries.load(Relaxed)), (Some(true), 0));
 }
 
 #[tokio::test]
 async fn both_servers_agree() {
     let (Some(vllm), Some(sglang)) = (url("BACKSIGHT_VLLM_URL"), url("BACKSIGHT_SGLANG_URL")) else { return };
-    let a = Vllm::open(transport(&vllm), options()).await.unwrap();
-    let b = Sglang::open(transport(&sglang), options()).await.unwrap();
+    let a =
+        Remote::ask(transport(&vllm), kind_named("vllm").unwrap(), &options()).await.map(Vllm::new).unwrap();
+    let b = Remote::ask(transport(&sglang), kind_named("sglang").unwrap(), &options())
+        .await
+        .map(Sglang::new)
+        .unwrap();
     let (mut n, mut worst) = (0, 0.0_f64);
-    for tokens in sequences(&vllm, &a.info().model).await {
+    for tokens in sequences(&vllm, &a.remote.info.model).await {
         let job =
             ScoreJob::new(Arc::from(tokens.as_slice()), vec![TokenSpan::at(0, tokens.len())], 0).unwrap();
         let (a, b) = (a.score(&job).await.unwrap(), b.score(&job).await.unwrap());

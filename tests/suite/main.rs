@@ -17,6 +17,7 @@ mod keys;
 mod model_cli;
 mod probe;
 mod quickstart;
+mod runs;
 mod score;
 mod scripted;
 mod serve;

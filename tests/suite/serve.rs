@@ -14,8 +14,8 @@ use backsight::engine::model::Embedded;
 use backsight::episode::{Message, Role};
 use backsight::model::Sglang;
 use backsight::model::{ChatRequest, Constraint, Error, GenerateRequest, Model, Place, Sampling};
-use backsight::model::{Kind, OpenOptions};
 use backsight::model::{Opened, open};
+use backsight::model::{Remote, Wanted, kind_named};
 use backsight::model::{Settings, Transport};
 use backsight::score::{ScoreJob, SpanScore};
 use backsight::tokens::{TokenId, TokenSpan};
@@ -58,9 +58,9 @@ impl Server {
     }
 
     /// As every command opens it: the kind is found out, the tokenizer found beside the model.
-    async fn open(&self, expected: Kind) -> Opened {
-        let opened = open(self.transport(), None, None, OpenOptions::default()).await.unwrap();
-        assert_eq!((opened.info.kind, opened.tokenizer.is_some()), (expected, true));
+    async fn open(&self, expected: &str) -> Opened {
+        let opened = open(&Wanted { urls: vec![self.url.clone()], ..Wanted::default() }).await.unwrap();
+        assert_eq!((opened.info.kind.name, opened.tokenizer.is_some()), (expected, true));
         assert_eq!(opened.model.limits().vocab_size, Some(VOCAB));
         assert_eq!(opened.model.limits().context_length, Some(512));
         opened
@@ -161,7 +161,7 @@ fn check_probe(server: &Server, kind: &str) -> Value {
 #[tokio::test(flavor = "multi_thread")]
 async fn it_answers_as_vllm() {
     let server = Server::start("vllm");
-    let opened = server.open(Kind::Vllm).await;
+    let opened = server.open("vllm").await;
     assert_eq!(opened.model.limits().max_top_k, Some(20));
     check_numbers(&server, &*opened.model).await;
     check_chat(&server, &*opened.model).await;
@@ -172,13 +172,14 @@ async fn it_answers_as_vllm() {
 #[tokio::test(flavor = "multi_thread")]
 async fn it_answers_as_sglang() {
     let server = Server::start("sglang");
-    let opened = server.open(Kind::Sglang).await;
+    let opened = server.open("sglang").await;
     check_numbers(&server, &*opened.model).await;
     check_chat(&server, &*opened.model).await;
     let report = check_probe(&server, "sglang");
     assert_eq!(report["prefix_cache_with_logprobs"], true);
-    let client =
-        Sglang::open(server.transport(), OpenOptions::default()).await.unwrap().with_vocab_size(VOCAB);
+    let wanted = Wanted { vocab_size: Some(VOCAB), ..Wanted::default() };
+    let sglang = kind_named("sglang").unwrap();
+    let client = Remote::ask(server.transport(), sglang, &wanted).await.map(Sglang::new).unwrap();
     let mut engine = server.engine();
     let expected: Vec<Vec<SpanScore>> = jobs().iter().map(|job| engine.score(job).unwrap().spans).collect();
     let found = client.score_many(&jobs()).await;
@@ -450,7 +451,7 @@ async fn bad_requests_are_refused_and_harm_nobody() {
                 assert!(said.is_some_and(|said| said.len() > 5), "{path} {shown}: {answer}");
             }
         }
-        let opened = server.open(if personality == "vllm" { Kind::Vllm } else { Kind::Sglang }).await;
+        let opened = server.open(personality).await;
         assert_eq!(
             opened.model.score(&jobs()[0]).await.unwrap().spans,
             server.engine().score(&jobs()[0]).unwrap().spans

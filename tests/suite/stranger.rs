@@ -9,7 +9,7 @@ use backsight::chat::tokenizer::Tokenizer;
 use backsight::credit::hcapo::{Params, StepScore, credit, mean_logprob};
 use backsight::engine::model::Embedded;
 use backsight::episode::{Episode, Message, Outcome, Role, Task, steps_of};
-use backsight::lens::{Lenses, OUTCOME_TEMPLATE, OutcomeLens, Placement, Template};
+use backsight::lens::{Lenses, OUTCOME_TEMPLATE, OutcomeLens, Placement, Wording};
 use backsight::model::{Error, JobScores, Model, score_planned};
 use backsight::pipeline::{Framing, Reader, Texts, outline};
 use backsight::score::ScoreJob;
@@ -38,14 +38,15 @@ fn jobs(model_dir: &Path, episode: &Episode) -> Vec<ScoreJob> {
     let tokenizer = Arc::new(Tokenizer::open(model_dir).unwrap());
     let texts = Texts::open(model_dir, tokenizer, None, &Map::new()).unwrap();
     let framing = Framing::default();
-    let template = Template::parse(OUTCOME_TEMPLATE).unwrap();
+    let template = Wording::parse(OUTCOME_TEMPLATE).unwrap();
     let lens = OutcomeLens { template, placement: Placement::First };
     let lenses = Lenses::default().and(Arc::new(lens), 0);
     let reader = Reader { texts: &texts, framing: &framing, limit: None };
     let read =
         reader.read(episode, &outline(episode, &framing, &lenses, &|text| texts.n_tokens(text)).unwrap());
     let seen = read.steps.iter().map(|step| step.as_ref().unwrap().view(0).unwrap().as_ref().unwrap());
-    seen.map(|seen| ScoreJob::new(seen.tokens.clone(), vec![seen.action(0)], 0).unwrap()).collect()
+    let tokens = |tip| Arc::from(read.tree.all(tip));
+    seen.map(|seen| ScoreJob::new(tokens(seen.tip), vec![seen.action(0)], 0).unwrap()).collect()
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -24,6 +24,21 @@ const BORDERS: &[(&str, &[&str])] = &[
 /// Modules whose files are defined by one another, as Python's values, operators and methods are.
 const ENTWINED: &[(&str, &str)] = &[("backsight-chat", "jinja")];
 
+/// Who may name a kind of server: the table, who speaks or plays a protocol, and who types a command. Everybody else asks
+/// the table what differs.
+const NAMES_KINDS: &[&str] = &[
+    "model",
+    "model::kinds",
+    "model::serve",
+    "wire",
+    "cli::args",
+    "cli::serve",
+    "cli::live",
+    "cli::quickstart",
+    // A section of Atropos' files is called like one.
+    "config::yaml",
+];
+
 #[test]
 fn every_file_opens_with_a_module_doc() {
     check(|_, file| (!file.text.starts_with("//!")).then(|| "first line is not `//!`".to_owned()));
@@ -71,6 +86,26 @@ fn only_chat_turns_text_into_tokens() {
     };
     assert_eq!(users("tokenizers"), ["backsight-chat"]);
     assert_eq!(users("minijinja"), ["backsight-chat", "backsight-core"]);
+}
+
+#[test]
+fn only_the_table_and_the_clients_name_a_kind_of_server() {
+    let names = backsight::model::KINDS.map(|kind| kind.name);
+    check(|krate, file| {
+        let (path, code) = (file.path.join("::"), code(&file.text));
+        let is_below = |top: &&&str| **top != "model" && path.starts_with(&format!("{top}::"));
+        let is_client = names.iter().any(|name| path == format!("model::{name}"));
+        let may_name =
+            is_client || NAMES_KINDS.contains(&&*path) || NAMES_KINDS.iter().any(|it| is_below(&it));
+        (krate.name == "backsight" && !may_name).then_some(())?;
+        let words = code.split(|c: char| !c.is_alphanumeric() && c != '_');
+        let types: Vec<&str> = words.filter(|it| it.starts_with(char::is_uppercase)).collect();
+        let is_named = |name: &&&str| {
+            code.contains(&format!("\"{name}\"")) || types.iter().any(|word| word.to_lowercase() == **name)
+        };
+        let found = names.iter().find(is_named)?;
+        Some(format!("names the server kind `{found}`; ask its row in `model::kinds` what differs"))
+    });
 }
 
 /// A client that was made elsewhere would have no cryptography.

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use backsight::model::Sglang;
 use backsight::model::Vllm;
-use backsight::model::{Kind, ServerInfo};
 use backsight::model::{Limits, Model};
+use backsight::model::{Remote, ServerInfo, kind_named};
 use backsight::model::{Settings, Transport};
 
 use super::stand_in::Dialect;
@@ -25,7 +25,7 @@ pub fn open(dialect: Dialect, urls: &[String], settings: Settings) -> Arc<dyn Mo
         ..Limits::default()
     };
     let info = ServerInfo {
-        kind: if is_sglang { Kind::Sglang } else { Kind::Vllm },
+        kind: kind_named(if is_sglang { "sglang" } else { "vllm" }).unwrap(),
         version: None,
         model: "toy".into(),
         models: vec![],
@@ -33,8 +33,9 @@ pub fn open(dialect: Dialect, urls: &[String], settings: Settings) -> Arc<dyn Mo
         tokenizer_path: None,
         weight_version: None,
     };
+    let remote = Remote { transport, info, limits, notices: Default::default() };
     match dialect {
-        Dialect::Vllm => Arc::new(Vllm::new(transport, info, limits, Default::default())),
-        Dialect::Sglang => Arc::new(Sglang::new(transport, info, limits, Default::default())),
+        Dialect::Vllm => Arc::new(Vllm::new(remote)),
+        Dialect::Sglang => Arc::new(Sglang::new(remote)),
     }
 }

@@ -77,6 +77,7 @@ pub fn setting(student: Scripted) -> AgentSetting {
         tool_limits: ToolLimits::default(),
         reward: RewardRule::default(),
         options: LoopOptions { system_prompt: Some("Be good.".to_owned()), ..LoopOptions::default() },
+        on_step: None,
     }
 }
 

@@ -6,14 +6,16 @@
 //! well and the other one does, and every conversion is reported. [`Template::render`] itself never
 //! converts anything.
 
+use std::collections::HashMap;
+
 use serde_json::Value;
 
 use super::parts;
-use super::probe::{calls, for_each_call, function, mark, marked_arguments};
+use super::probe::{calls, for_each_call, function, mark, marked_arguments, marks};
 use super::template::{RenderInput, Template, TemplateError};
 use crate::json::{self, BadJson};
 pub use crate::messages::ArgumentForm;
-use backsight_core::python::{JsonStyle, json_dumps};
+use backsight_core::python::dumps;
 
 /// A tool call whose arguments were passed in another form than they were given in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,22 +83,32 @@ fn shows(template: &Template, input: &RenderInput<'_>, form: ArgumentForm) -> bo
     let mut all_calls = messages.iter().enumerate().flat_map(|(message_idx, message)| {
         calls(message).iter().enumerate().map(move |(call_idx, _)| (message_idx, call_idx))
     });
-    all_calls.all(|(message_idx, call_idx)| is_well_shown(&rendered.text, form, message_idx, call_idx))
+    let text = rendered.text.as_str();
+    let marks = marks(text);
+    all_calls.all(|(message_idx, call_idx)| is_well_shown(text, &marks, form, message_idx, call_idx))
 }
 
-fn is_well_shown(text: &str, form: ArgumentForm, message_idx: usize, call_idx: usize) -> bool {
+fn is_well_shown(
+    text: &str,
+    marks: &HashMap<&str, Vec<usize>>,
+    form: ArgumentForm,
+    message_idx: usize,
+    call_idx: usize,
+) -> bool {
     let [key, value] = ["key", "value"].map(|what| mark(what, message_idx, call_idx));
+    let keys = marks.get(key.as_str()).map_or(&[][..], Vec::as_slice);
+    // What surrounds the key is looked at where the key stands, not in the whole text.
+    let shows = |written: &str| {
+        let before = written.find(&key).unwrap_or(0);
+        let starts = keys.iter().filter_map(|at| text.get(at.checked_sub(before)?..));
+        starts.into_iter().any(|text| text.starts_with(written))
+    };
     match form {
-        ArgumentForm::Text => text.contains(&dumps(&marked_arguments(message_idx, call_idx))),
+        ArgumentForm::Text => shows(&dumps(&marked_arguments(message_idx, call_idx))),
         ArgumentForm::Object => {
-            let as_repr = format!("'{key}': '{value}'");
-            text.contains(&key) && text.contains(&value) && !text.contains(&as_repr)
+            !keys.is_empty() && marks.contains_key(value.as_str()) && !shows(&format!("'{key}': '{value}'"))
         }
     }
-}
-
-fn dumps(value: &Value) -> String {
-    json_dumps(value, &JsonStyle::transformers())
 }
 
 /// Converts every call that can be; text that is no JSON object stays text, an object that cannot be passed on exactly is refused.

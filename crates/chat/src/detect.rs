@@ -6,23 +6,10 @@
 use serde_json::{Map, Value, json};
 
 use super::incremental::{common_prefix, common_suffix};
-use super::parse::Parser;
+use super::parse::{NAMES, Parser};
 use super::render::render_conversation;
 use super::template::{Now, RenderInput, Template};
 
-/// Those that ask for more of a text come before those that ask for less.
-const CANDIDATES: [Parser; 10] = [
-    Parser::Hermes,
-    Parser::Longcat,
-    Parser::Mistral,
-    Parser::Qwen3Coder,
-    Parser::KimiK2,
-    Parser::DeepseekV3,
-    Parser::DeepseekV31,
-    Parser::Glm45,
-    Parser::Glm47,
-    Parser::LlamaJson,
-];
 const NAME: &str = "look_up";
 
 /// The format in which a template writes calls; none if it writes none, or one we cannot read.
@@ -42,7 +29,7 @@ pub fn find_parser(template: &Template, vars: &Map<String, Value>) -> Option<Par
     let start = common_prefix(&asked, &whole);
     let end = whole.len() - common_suffix(&plain, &whole);
     let written = whole.get(start..end)?;
-    CANDIDATES.into_iter().find(|parser| reads_back(*parser, written))
+    NAMES.into_iter().map(|(_, parser)| parser).find(|parser| reads_back(*parser, written))
 }
 
 fn render(

@@ -4,12 +4,13 @@
 //! empty action. Found out by rendering marked conversations and looking for the marks. A template
 //! that refuses something does not drop it. Writing tools as text instead is left to `tool_text`.
 
+use std::collections::HashMap;
 use std::fmt;
 
 use serde_json::{Map, Value, json};
 
 use super::probe::{
-    calls, function, mark, marked, marked_arguments, marked_tools, role, texts, thought_and_prose,
+    calls, function, mark, marked, marked_arguments, marked_tools, marks, role, texts, thought_and_prose,
 };
 use super::template::{Now, RenderInput, Template, TemplateError};
 use crate::messages::REASONING_FIELDS;
@@ -94,18 +95,20 @@ pub struct Loss {
 pub fn drops(template: &Template, vars: &Map<String, Value>, now: Option<Now>) -> Drops {
     let probe = Probe { template, vars, now };
     let exchange = probe.exchange();
-    let lacks = |marks: &[String]| {
-        exchange.as_ref().is_some_and(|text| !marks.iter().all(|mark| text.contains(mark.as_str())))
-    };
+    let calls = ["name", "key", "value"].map(|what| mark(what, 1, 0));
     Drops {
         tools: probe.drops_tools(),
-        tool_calls: lacks(&[mark("name", 1, 0), mark("key", 1, 0), mark("value", 1, 0)]),
-        tool_results: lacks(&[mark("result", 2, 0)]),
+        tool_calls: lacks(exchange.as_ref(), &calls.each_ref()),
+        tool_results: lacks(exchange.as_ref(), &[&mark("result", 2, 0)]),
         reasoning: probe.drops_reasoning(),
         system: probe.drops_system(),
         prose: probe.drops_prose(),
         text: probe.drops_text(),
     }
+}
+
+fn lacks(text: Option<&String>, marks: &[&String]) -> bool {
+    text.is_some_and(|text| !marks.iter().all(|mark| text.contains(mark.as_str())))
 }
 
 struct Probe<'a> {
@@ -126,31 +129,32 @@ impl Probe<'_> {
         json!({"role": "user", "content": "Hello."})
     }
 
+    /// Whether a template that takes the conversation leaves one of the marks in it out.
+    fn drops(&self, messages: &[Value], tools: Option<&[Value]>, marks: &[&String]) -> bool {
+        lacks(self.render(messages, tools).as_ref(), marks)
+    }
+
     fn drops_tools(&self) -> bool {
         let name = mark("tool", 0, 0);
-        let text = self.render(&[Self::user()], Some(&[schema(&name)]));
-        text.is_some_and(|text| !text.contains(&name))
+        self.drops(&[Self::user()], Some(&[schema(&name)]), &[&name])
     }
 
     fn drops_system(&self) -> bool {
         let system = mark("system", 0, 0);
-        let text = self.render(&[json!({"role": "system", "content": system}), Self::user()], None);
-        text.is_some_and(|text| !text.contains(&system))
+        self.drops(&[json!({"role": "system", "content": system}), Self::user()], None, &[&system])
     }
 
     fn drops_reasoning(&self) -> bool {
         let reasoning = mark("reasoning", 1, 0);
         let answer = json!({"role": "assistant", "content": "Yes.", "reasoning_content": reasoning});
-        let text = self.render(&[Self::user(), answer], None);
-        text.is_some_and(|text| !text.contains(&reasoning))
+        self.drops(&[Self::user(), answer], None, &[&reasoning])
     }
 
     fn drops_text(&self) -> bool {
         let [question, answer] = [0, 1].map(|idx| mark("text", idx, 0));
         let messages =
             [json!({"role": "user", "content": question}), json!({"role": "assistant", "content": answer})];
-        let text = self.render(&messages, None);
-        text.is_some_and(|text| !text.contains(&question) || !text.contains(&answer))
+        self.drops(&messages, None, &[&question, &answer])
     }
 
     /// Looks at what shows the call; a template that shows no call is asked about its text all the same.
@@ -223,10 +227,11 @@ pub fn losses(template: &Template, input: &RenderInput<'_>) -> Result<Losses, Te
     let marked: Vec<Value> = input.messages.iter().enumerate().map(|(idx, it)| marked(idx, it)).collect();
     let tools = input.tools.map(marked_tools);
     let text = template.render(&RenderInput { messages: &marked, tools: tools.as_deref(), ..*input })?.text;
+    let shown = marks(&text);
     let messages = input.messages.iter().enumerate();
-    let parts = messages.flat_map(|(idx, message)| message_losses(&text, idx, message)).collect();
+    let parts = messages.flat_map(|(idx, message)| message_losses(&shown, idx, message)).collect();
     let tools = input.tools.unwrap_or_default().iter().enumerate();
-    let lost = tools.filter(|(tool_idx, _)| !text.contains(&mark("tool", 0, *tool_idx)));
+    let lost = tools.filter(|(tool_idx, _)| !shown.contains_key(mark("tool", 0, *tool_idx).as_str()));
     Ok(Losses { parts, schemas: lost.map(|(_, tool)| tool_name(tool)).collect() })
 }
 
@@ -235,8 +240,8 @@ pub(super) fn tool_name(schema: &Value) -> String {
     function(schema).get("name").and_then(Value::as_str).unwrap_or("?").to_owned()
 }
 
-fn message_losses(text: &str, message_idx: usize, message: &Value) -> Vec<Loss> {
-    let is_lost = |what: &str, nth: usize| !text.contains(&mark(what, message_idx, nth));
+fn message_losses(shown: &HashMap<&str, Vec<usize>>, message_idx: usize, message: &Value) -> Vec<Loss> {
+    let is_lost = |what: &str, nth: usize| !shown.contains_key(mark(what, message_idx, nth).as_str());
     let mut lost = Vec::new();
     let mut note = |call_idx, part| lost.push(Loss { message_idx, call_idx, part });
     let (what, part) = match role(message) {

@@ -8,6 +8,8 @@
 use std::collections::HashMap;
 use std::io::Read;
 
+use serde_json::Value;
+
 /// Why bytes are no usable GGUF file.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GgufError {
@@ -31,52 +33,6 @@ pub enum GgufError {
     },
 }
 
-/// A metadata value.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Value {
-    /// Any whole number.
-    Int(i64),
-    /// Any other number.
-    Float(f64),
-    /// Yes or no.
-    Bool(bool),
-    /// A text.
-    Text(String),
-    /// A list of values of one type.
-    List(Vec<Value>),
-}
-
-impl Value {
-    /// The number, if it is a whole one that is not negative.
-    pub fn as_usize(&self) -> Option<usize> {
-        if let Self::Int(it) = self { usize::try_from(*it).ok() } else { None }
-    }
-
-    /// The number, whole or not.
-    pub fn as_f64(&self) -> Option<f64> {
-        match self {
-            Self::Int(it) => Some(*it as f64),
-            Self::Float(it) => Some(*it),
-            _ => None,
-        }
-    }
-
-    /// The text.
-    pub fn as_str(&self) -> Option<&str> {
-        if let Self::Text(it) = self { Some(it) } else { None }
-    }
-
-    /// Yes or no.
-    pub fn as_bool(&self) -> Option<bool> {
-        if let Self::Bool(it) = self { Some(*it) } else { None }
-    }
-
-    /// The list.
-    pub fn as_list(&self) -> Option<&[Value]> {
-        if let Self::List(it) = self { Some(it) } else { None }
-    }
-}
-
 /// Where a tensor lies and what it looks like.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorInfo {
@@ -91,7 +47,7 @@ pub struct TensorInfo {
 /// All of a GGUF file but the tensors' numbers.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Gguf {
-    /// By key.
+    /// By key. A float that is not finite is null.
     pub metadata: HashMap<String, Value>,
     /// By name.
     pub tensors: HashMap<String, TensorInfo>,
@@ -126,9 +82,9 @@ impl Gguf {
 
     /// Offsets in the file count from the end of the header, rounded up; this makes them count from the file's first byte.
     fn place_tensors(&mut self, header: u64) -> Result<(), GgufError> {
-        let alignment = match self.metadata.get("general.alignment").map(Value::as_usize) {
+        let alignment = match self.metadata.get("general.alignment").map(Value::as_u64) {
             None => 32,
-            Some(Some(it)) if it > 0 => it as u64,
+            Some(Some(it)) if it > 0 => it,
             Some(_) => return Err(broken("general.alignment is no positive number")),
         };
         let data = header.next_multiple_of(alignment);
@@ -179,21 +135,19 @@ impl<R: Read> Bytes<R> {
 
     fn value(&mut self, kind: u32, key: &str, depth: u32) -> Result<Value, GgufError> {
         Ok(match kind {
-            0 => Value::Int(u8::from_le_bytes(self.array(key)?).into()),
-            1 => Value::Int(i8::from_le_bytes(self.array(key)?).into()),
-            2 => Value::Int(u16::from_le_bytes(self.array(key)?).into()),
-            3 => Value::Int(i16::from_le_bytes(self.array(key)?).into()),
-            4 => Value::Int(self.u32(key)?.into()),
-            5 => Value::Int(i32::from_le_bytes(self.array(key)?).into()),
-            6 => Value::Float(f32::from_le_bytes(self.array(key)?).into()),
-            7 => Value::Bool(self.array::<1>(key)? != [0]),
-            8 => Value::Text(self.text(key)?),
+            0 => u8::from_le_bytes(self.array(key)?).into(),
+            1 => i8::from_le_bytes(self.array(key)?).into(),
+            2 => u16::from_le_bytes(self.array(key)?).into(),
+            3 => i16::from_le_bytes(self.array(key)?).into(),
+            4 => self.u32(key)?.into(),
+            5 => i32::from_le_bytes(self.array(key)?).into(),
+            6 => f32::from_le_bytes(self.array(key)?).into(),
+            7 => (self.array::<1>(key)? != [0]).into(),
+            8 => self.text(key)?.into(),
             9 if depth < 4 => self.list(key, depth + 1)?,
-            10 => {
-                Value::Int(i64::try_from(self.u64(key)?).map_err(|_| broken(&format!("{key} is too large")))?)
-            }
-            11 => Value::Int(i64::from_le_bytes(self.array(key)?)),
-            12 => Value::Float(f64::from_le_bytes(self.array(key)?)),
+            10 => self.u64(key)?.into(),
+            11 => i64::from_le_bytes(self.array(key)?).into(),
+            12 => f64::from_le_bytes(self.array(key)?).into(),
             _ => return Err(broken(&format!("{key} has the unknown type {kind}"))),
         })
     }
@@ -204,7 +158,7 @@ impl<R: Read> Bytes<R> {
         for _ in 0..len {
             list.push(self.value(kind, key, depth)?);
         }
-        Ok(Value::List(list))
+        Ok(Value::Array(list))
     }
 
     fn tensor(&mut self) -> Result<(String, TensorInfo), GgufError> {
@@ -274,8 +228,8 @@ mod tests {
         let key = |key: &str| &gguf.metadata[key];
         assert_eq!(key("general.architecture").as_str(), Some("llama"));
         assert_eq!(key("eps").as_f64(), Some(0.5));
-        assert_eq!(key("tokens").as_list().unwrap()[1].as_str(), Some("Ġb"));
-        assert_eq!((key("negative"), key("negative").as_usize()), (&Value::Int(-7), None));
+        assert_eq!(key("tokens")[1].as_str(), Some("Ġb"));
+        assert_eq!(key("negative"), &Value::from(-7));
         let start = (bytes.len() as u64).next_multiple_of(32) + 128;
         assert_eq!(gguf.tensors["w"], TensorInfo { shape: vec![3, 64], kind: 2, start });
     }

@@ -6,9 +6,11 @@
 //! that the tokenizer takes out of the raw text first; where a text has none, it is encoded whole.
 
 use std::collections::{HashMap, VecDeque};
+use std::ops::Range;
 
 use super::tokenizer::{Encoded, Tokenizer, TokenizerError};
 use backsight_core::tokens::TokenId;
+use backsight_core::tree::Replacement;
 
 /// The ids of a text that changes mostly by growing.
 pub struct Incremental<'t> {
@@ -53,31 +55,42 @@ impl<'t> Incremental<'t> {
     /// The ids of `text`, equal to encoding it whole.
     pub fn encode(&mut self, text: &str) -> Result<&[TokenId], TokenizerError> {
         let common = common_prefix(&self.text, text);
-        while self.cuts.last().is_some_and(|cut| cut.end > common) {
-            self.cuts.pop();
-        }
-        let from = self.cuts.last().copied().unwrap_or_default();
-        let fresh = self.tokenizer.encode(&text[from.byte..])?;
-        self.encoded_bytes += (text.len() - from.byte) as u64;
-        self.take(text, from, &fresh);
+        self.change(common, &text[common..])?;
         Ok(&self.ids)
     }
 
-    /// The ids of a text that differs in one place from the one encoded last, which stays the one encoded last.
-    pub fn edited(&mut self, text: &str) -> Result<Vec<TokenId>, TokenizerError> {
-        if self.text == text {
-            return Ok(self.ids.clone());
+    /// Puts `tail` behind the first `keep` bytes of the text, and says how many of the ids stay as they are.
+    pub fn change(&mut self, keep: usize, tail: &str) -> Result<usize, TokenizerError> {
+        while self.cuts.last().is_some_and(|cut| cut.end > keep) {
+            self.cuts.pop();
         }
-        let same = common_prefix(&self.text, text);
-        let rest = common_suffix(&self.text[same..], &text[same..]);
-        let n_before = self.cuts.partition_point(|cut| cut.end <= same);
+        let from = self.cuts.last().copied().unwrap_or_default();
+        let piece = [&self.text[from.byte..keep], tail].concat();
+        let fresh = self.tokenizer.encode(&piece)?;
+        self.encoded_bytes += piece.len() as u64;
+        self.take(&piece, from, &fresh);
+        Ok(from.token)
+    }
+
+    /// The text that was encoded last.
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// Its ids.
+    pub fn ids(&self) -> &[TokenId] {
+        &self.ids
+    }
+
+    /// What the ids of the text would be with other words at `bytes`: where they differ, and what stands there.
+    pub fn edited(&mut self, bytes: &Range<usize>, with: &str) -> Result<Replacement, TokenizerError> {
+        let n_before = self.cuts.partition_point(|cut| cut.end <= bytes.start);
         let from = n_before.checked_sub(1).map(|idx| self.cuts[idx]).unwrap_or_default();
-        let behind = self.cuts.partition_point(|cut| cut.byte < self.text.len() - rest);
-        let to = self.cuts.get(behind).copied();
-        let end = to.map_or(text.len(), |cut| text.len() - (self.text.len() - cut.byte));
-        let tail = to.map_or(self.ids.len(), |cut| cut.token);
-        let piece = self.piece(&text[from.byte..end])?;
-        Ok([&self.ids[..from.token], &self.pieces[piece].1, &self.ids[tail..]].concat())
+        let to = self.cuts.get(self.cuts.partition_point(|cut| cut.byte < bytes.end));
+        let (end, tail) = to.map_or((self.text.len(), self.ids.len()), |cut| (cut.byte, cut.token));
+        let piece = [&self.text[from.byte..bytes.start], with, &self.text[bytes.end..end]].concat();
+        let known = self.piece(&piece)?;
+        Ok(Replacement { positions: from.token..tail, with: self.pieces[known].1.clone() })
     }
 
     /// Where the ids of a piece are kept.
@@ -97,15 +110,15 @@ impl<'t> Incremental<'t> {
         self.encoded_bytes
     }
 
-    fn take(&mut self, text: &str, from: Cut, fresh: &Encoded) {
+    fn take(&mut self, piece: &str, from: Cut, fresh: &Encoded) {
         self.text.truncate(from.byte);
-        self.text.push_str(&text[from.byte..]);
+        self.text.push_str(piece);
         self.ids.truncate(from.token);
         self.ids.extend_from_slice(&fresh.ids);
         self.cuts.pop();
         for (idx, (&id, offset)) in fresh.ids.iter().zip(&fresh.offsets).enumerate() {
-            let (byte, end) = (from.byte + offset.start, from.byte + offset.end);
-            if self.is_seam(id, &text[byte..end]) {
+            if self.is_seam(id, &piece[offset.clone()]) {
+                let (byte, end) = (from.byte + offset.start, from.byte + offset.end);
                 self.cuts.push(Cut { byte, end, token: from.token + idx });
             }
         }

@@ -19,6 +19,7 @@
 pub mod arguments;
 pub mod detect;
 pub mod drops;
+pub mod files;
 pub mod format;
 pub mod gguf;
 mod header;
@@ -26,6 +27,7 @@ pub mod incremental;
 mod jinja;
 pub mod json;
 pub mod messages;
+pub mod near;
 pub mod parse;
 pub mod parts;
 mod probe;

@@ -5,11 +5,11 @@
 //! does is found out by rendering marked parts, for each kind of message apart. Where the parts do not come out as
 //! text they are joined, and that is reported. [`Template::render`] itself never joins anything.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 
 use serde_json::Value;
 
-use super::probe::{calls, mark, role};
+use super::probe::{calls, mark, marks, role};
 use super::template::{RenderInput, Template};
 
 /// A conversation whose text has the form its template wants.
@@ -30,10 +30,9 @@ pub fn settle(template: &Template, input: &RenderInput<'_>) -> Settled {
     for kind_of in kinds {
         let tried: Vec<usize> =
             in_parts.iter().copied().filter(|idx| kind(&given[*idx]) == kind_of).collect();
-        for idx in shown(template, &RenderInput { messages: &messages, ..*input }, given, &tried) {
-            messages[idx].clone_from(&given[idx]);
-            in_parts.retain(|it| *it != idx);
-        }
+        let shown = shown(template, &RenderInput { messages: &messages, ..*input }, given, &tried);
+        shown.iter().for_each(|idx| messages[*idx].clone_from(&given[*idx]));
+        in_parts.retain(|idx| !shown.contains(idx));
     }
     Settled { messages, joined: in_parts }
 }
@@ -44,15 +43,16 @@ fn kind(message: &Value) -> (&str, bool) {
 }
 
 /// Those of the messages `tried` whose parts are shown as text, where all others have a form the template takes.
-fn shown(template: &Template, input: &RenderInput<'_>, given: &[Value], tried: &[usize]) -> Vec<usize> {
+fn shown(template: &Template, input: &RenderInput<'_>, given: &[Value], tried: &[usize]) -> BTreeSet<usize> {
     let mut messages = input.messages.to_vec();
     for idx in tried {
         messages[*idx] = marked(*idx, &given[*idx]);
     }
     let rendered = template.render(&RenderInput { messages: &messages, ..*input });
-    let Ok(rendered) = rendered else { return Vec::new() };
+    let Ok(rendered) = rendered else { return BTreeSet::new() };
+    let marks = marks(&rendered.text);
     let n_parts = |idx: usize| given[idx]["content"].as_array().map_or(0, Vec::len);
-    tried.iter().copied().filter(|idx| is_shown(&rendered.text, *idx, n_parts(*idx))).collect()
+    tried.iter().copied().filter(|idx| is_shown(&marks, *idx, n_parts(*idx))).collect()
 }
 
 /// The message with every part's text marked, and with a key in every part that nobody asks for: it is seen only
@@ -67,8 +67,8 @@ fn marked(message_idx: usize, message: &Value) -> Value {
     message
 }
 
-fn is_shown(text: &str, message_idx: usize, n_parts: usize) -> bool {
-    let has = |what: &str, nth: usize| text.contains(&mark(what, message_idx, nth));
+fn is_shown(marks: &HashMap<&str, Vec<usize>>, message_idx: usize, n_parts: usize) -> bool {
+    let has = |what: &str, nth: usize| marks.contains_key(mark(what, message_idx, nth).as_str());
     n_parts > 0 && (0..n_parts).all(|nth| has("text", nth) && !has("part", nth))
 }
 

@@ -3,6 +3,8 @@
 //! Whether a template shows something is found out by rendering and looking for its mark. Owns the
 //! marks and where they go; what follows from them is left to `drops`, `arguments` and `tool_text`.
 
+use std::collections::HashMap;
+
 use serde_json::{Map, Value, json};
 
 use crate::messages::REASONING_FIELDS;
@@ -13,6 +15,19 @@ const END_OF_THOUGHT: &str = "</think>";
 /// A word that occurs in no conversation, and in no other such word.
 pub(super) fn mark(what: &str, message_idx: usize, call_idx: usize) -> String {
     format!("zq{what}{message_idx}x{call_idx}qz")
+}
+
+/// All such words of a text and where each stands, looked for once for all messages.
+pub(super) fn marks(text: &str) -> HashMap<&str, Vec<usize>> {
+    let mut found: HashMap<&str, Vec<usize>> = HashMap::new();
+    for (start, _) in text.match_indices("zq") {
+        let end = text[start + 2..].find("qz").map(|len| start + len + 4);
+        let word = end.map(|end| &text[start..end]);
+        if let Some(word) = word.filter(|word| word.bytes().all(|byte| byte.is_ascii_alphanumeric())) {
+            found.entry(word).or_default().push(start);
+        }
+    }
+    found
 }
 
 /// The tool calls of a message.

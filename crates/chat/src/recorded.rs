@@ -9,6 +9,7 @@ use std::ops::Range;
 use super::incremental::{common_prefix, common_suffix};
 use super::tokenizer::{Tokenizer, TokenizerError};
 use backsight_core::tokens::{TokenId, TokenSpan};
+use backsight_core::tree::Replacement;
 
 /// What is to be written where.
 #[derive(Clone, Copy, Debug)]
@@ -38,13 +39,13 @@ pub enum CannotInsert {
     Tokenizer(#[from] TokenizerError),
 }
 
-/// A context with something written into it; `sampled` are the actions in it.
+/// What writing something into a context does to its tokens; `sampled` are the actions in it.
 pub fn insert(
     tokenizer: &Tokenizer,
     context: &[TokenId],
     sampled: &[TokenSpan],
     insertion: &Insertion<'_>,
-) -> Result<Vec<TokenId>, CannotInsert> {
+) -> Result<Replacement, CannotInsert> {
     let text = Text::new(tokenizer, context)?;
     let edit = text.find(insertion).ok_or(CannotInsert::NotFound)?;
     let piece = text.piece_of(&edit.bytes).ok_or(CannotInsert::NotFound)?;
@@ -57,8 +58,8 @@ pub fn insert(
         return Err(CannotInsert::NotText);
     }
     let (head, tail) = (&whole[..edit.bytes.start - start], &whole[edit.bytes.end - start..]);
-    let fresh = tokenizer.encode(&format!("{head}{}{tail}", edit.with))?.ids;
-    Ok([&context[..tokens.start], &fresh, &context[tokens.end..]].concat())
+    let with = tokenizer.encode_ids(&format!("{head}{}{tail}", edit.with))?;
+    Ok(Replacement { positions: tokens.clone(), with })
 }
 
 /// Some bytes of the text, and what stands there instead.
@@ -141,12 +142,23 @@ mod tests {
             .unwrap()
     }
 
+    /// The context with what is inserted.
+    fn inserted(
+        tokenizer: &Tokenizer,
+        context: &[TokenId],
+        sampled: &[TokenSpan],
+        insertion: &Insertion<'_>,
+    ) -> Result<Vec<TokenId>, CannotInsert> {
+        let Replacement { positions, with } = insert(tokenizer, context, sampled, insertion)?;
+        Ok([&context[..positions.start], &with, &context[positions.end..]].concat())
+    }
+
     /// The text with the lens in it, or why there is none.
     fn check(recorded: &str, rendered: Option<(&str, &str)>, content: &str, expected: Result<&str, &str>) {
         let tokenizer = tokenizer();
         let context = tokenizer.encode(recorded).unwrap().ids;
         let insertion = Insertion { rendered, content, addition: "\n\nLENS" };
-        let found = insert(&tokenizer, &context, &[], &insertion);
+        let found = inserted(&tokenizer, &context, &[], &insertion);
         let found = found.map(|ids| tokenizer.decode(&ids).unwrap()).map_err(|error| error.to_string());
         assert_eq!(found.as_deref().map_err(String::as_str), expected, "{recorded}");
     }
@@ -181,11 +193,11 @@ mod tests {
             [encode(PLAIN), letters.clone(), encode("<|im_end|>\n<|im_start|>user\nmore<|im_end|>")].concat();
         let action = TokenSpan::at(encode(PLAIN).len(), letters.len());
         let insertion = |content| Insertion { rendered: None, content, addition: "\n\nLENS" };
-        let first = insert(&tokenizer, &context, &[action], &insertion("sort it")).unwrap();
+        let first = inserted(&tokenizer, &context, &[action], &insertion("sort it")).unwrap();
         assert!(first.starts_with(&encode(SEEN)) && first.ends_with(&context[action.start()..]));
-        let last = insert(&tokenizer, &context, &[action], &insertion("more")).unwrap();
+        let last = inserted(&tokenizer, &context, &[action], &insertion("more")).unwrap();
         assert!(last.starts_with(&context[..action.end()]));
-        let own = insert(&tokenizer, &context, &[action], &insertion("return")).unwrap_err();
+        let own = inserted(&tokenizer, &context, &[action], &insertion("return")).unwrap_err();
         assert_eq!(own.to_string(), "the lens would change tokens that were sampled");
     }
 }

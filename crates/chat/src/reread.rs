@@ -2,25 +2,26 @@
 //!
 //! Owns [`Manner`], how conversations become text, and [`Shown`], one conversation as its template is given
 //! it. An edit adds to one message or puts others before it, and the template renders that like everything else;
-//! where many steps share it, on the first and the last of them. Only what it changes is encoded again.
+//! only what it changes is rendered and encoded again.
 //! Deliberately absent: what a lens says and where it is written.
 
-use std::collections::HashMap;
+use std::ops::Range;
 
 use serde_json::{Map, Value};
 
-use super::drops::{Losses, lost_answer};
-use super::incremental::{common_prefix, common_suffix};
+use super::drops::{Losses, Part, lost_answer};
+use super::near::Shape;
 use super::parts;
 use super::render::render_conversation;
-use super::spans::{self, Reread, SpanError};
+use super::spans::{self, Reread, SpanError, Wanted};
 use super::template::{Growing, Now, RenderInput, Rendered, Template, TemplateError};
 use super::tokenizer::Tokenizer;
 use super::tool_text;
-use super::view::View;
+use super::view::{Talk, View};
 use crate::messages::{ArgumentForm, to_json_with};
 use backsight_core::episode::{Message, Role, ToolText};
 use backsight_core::lens::{self, Edit};
+use backsight_core::tree::TokenTree;
 
 /// How conversations become text.
 #[derive(Clone, Copy)]
@@ -51,10 +52,14 @@ impl<'a> Manner<'a> {
 pub struct Shown<'a> {
     manner: Manner<'a>,
     original: &'a [Message],
+    /// Those of them that are actions.
+    original_actions: Vec<usize>,
     /// The original messages as JSON.
     plain: Vec<Value>,
-    /// What the template is given: the same, or with tools written as text and parts of text joined.
+    /// What the template is given: the same, or with tools written as text and parts of text joined. Every rendering
+    /// keeps the actions' order and number.
     messages: Vec<Value>,
+    actions: Vec<usize>,
     growing: Growing<'a>,
     losses: Losses,
 }
@@ -68,132 +73,141 @@ impl<'a> Shown<'a> {
         let (messages, losses) = (rendering.messages, rendering.losses);
         let tools = input.tools.filter(|_| manner.tool_text.is_none());
         let growing = manner.template.growing(&RenderInput { messages: &messages, tools, ..input })?;
-        Ok(Self { manner, original, plain, messages, growing, losses })
+        let is_action = |idx: &usize| original[*idx].role == Role::Assistant;
+        let original_actions = (0..original.len()).filter(is_action).collect();
+        let is_action = |idx: &usize| messages[*idx]["role"] == Role::Assistant.name();
+        let actions = (0..messages.len()).filter(is_action).collect();
+        Ok(Self { manner, original, original_actions, plain, messages, actions, growing, losses })
     }
 
     /// Finds the actions at the assistant messages `wanted`, in order, each with its context under each of its edits.
     ///
     /// An action whose own words the template leaves out is an error: its tokens are not those that were sampled.
-    pub fn reread<'w>(
+    pub fn reread(
         &self,
-        wanted: &[(usize, Vec<Edit<'w>>)],
+        wanted: &[(usize, Vec<Edit<'_>>)],
         tokenizer: &Tokenizer,
+        tree: &mut TokenTree,
     ) -> Reread<TemplateError> {
-        let actions: Vec<usize> = wanted.iter().map(|(action, _)| self.place_of(*action)).collect();
-        let spliced = self.splices(wanted);
-        let mut render = |view: View<'_>| self.growing.view(view);
-        let mut others = |place: usize, prompt: &str| {
-            let found = actions.binary_search(&place).map(|idx| &wanted[idx]);
-            let Ok((action, edits)) = found else { return Vec::new() };
-            let edited = |edit: &Edit<'w>| match splice_of(edit, &spliced).and_then(|it| it.apply(prompt)) {
-                Some(known) => Ok(known),
-                None => self.prompt(*action, *edit),
-            };
-            edits.iter().map(edited).collect()
-        };
-        let mut found = spans::reread(&actions, &mut render, &mut others, tokenizer);
-        for (turn, place) in found.turns.iter_mut().zip(&actions) {
-            if let Some(why) = lost_answer(self.manner.template, &self.messages, &self.losses, *place) {
-                *turn = Err(SpanError::Template { n_messages: place + 1, why });
+        let placed = wanted.iter().map(|(action, edits)| {
+            let edits = edits.iter().map(|edit| (*edit, self.round(*edit)));
+            (self.place_of(*action), edits.collect())
+        });
+        let actions: Vec<Wanted<'_>> = placed.collect();
+        let shape = Shape::of(self.manner.template.source(), &self.messages);
+        let mut found = spans::reread(&actions, &shape, &mut &*self, tokenizer, tree);
+        let lost = self.losses.parts.iter().filter(|loss| loss.part == Part::Text);
+        for place in lost.map(|loss| loss.message_idx) {
+            let turn = actions.binary_search_by_key(&place, |(action, _)| *action);
+            let why = lost_answer(self.manner.template, &self.messages, &self.losses, place);
+            if let (Ok(turn), Some(why)) = (turn, why) {
+                found.turns[turn] = Err(SpanError::Template { n_messages: place + 1, why });
             }
         }
         found
     }
 
-    /// What the same text in the same message does to the prompt of every step: found out on the first such
-    /// step, and kept only if it gives what the template renders for the last.
-    fn splices<'w>(&self, wanted: &[(usize, Vec<Edit<'w>>)]) -> Splices<'w> {
-        let mut ends: HashMap<(usize, &str), (usize, usize)> = HashMap::new();
-        let edits = wanted.iter().flat_map(|(action, edits)| edits.iter().map(move |edit| (*action, edit)));
-        for (action, edit) in edits {
-            let Edit::Behind { target, text } = *edit else { continue };
-            ends.entry((target, text)).and_modify(|(_, last)| *last = action).or_insert((action, action));
-        }
-        let shared = ends.into_iter().filter(|(_, (first, last))| first < last);
-        let found = shared.filter_map(|((target, text), (first, last))| {
-            let edit = Edit::Behind { target, text };
-            let plain = |action| self.prompt(action, Edit::Nothing).ok();
-            let splice = Splice::between(&plain(first)?, &self.prompt(first, edit).ok()?);
-            let holds = splice.apply(&plain(last)?)? == self.prompt(last, edit).ok()?;
-            holds.then_some(((target, text), splice))
-        });
-        found.collect()
-    }
-
     /// The text before the action at `action`, with something added to it or not.
     pub fn prompt(&self, action: usize, edit: Edit<'_>) -> Result<String, TemplateError> {
+        self.prompt_without(action, edit, &(0..0))
+    }
+
+    /// The same as if some of the messages the template is given were not there.
+    fn prompt_without(
+        &self,
+        action: usize,
+        edit: Edit<'_>,
+        without: &Range<usize>,
+    ) -> Result<String, TemplateError> {
         let place = self.place_of(action);
         let rendered = match edit {
-            Edit::Nothing => self.growing.render(place, true),
-            Edit::Behind { target, text } => self.through(action, target, text)?.render(place, true),
-            Edit::Before { .. } => self.with_more(action, edit),
+            Edit::Nothing => self.growing.part(place, true, without, &[]),
+            Edit::Behind { target, text } => {
+                self.growing.part(place, true, without, &self.written(action, target, text))
+            }
+            Edit::Before { target, messages } => self.with_more(action, target, messages, without),
         };
         rendered.map(|rendered| rendered.text)
     }
 
-    /// Where an assistant message is among those the template is given. Every rendering keeps their order and number.
-    fn place_of(&self, action: usize) -> usize {
-        let nth = self.original[..action].iter().filter(|message| message.role == Role::Assistant).count();
-        let is_action = |idx: &usize| self.messages[*idx]["role"] == Role::Assistant.name();
-        (0..self.messages.len()).filter(is_action).nth(nth).unwrap_or(self.messages.len())
+    /// How many actions stand before the message that an edit goes to.
+    fn round(&self, edit: Edit<'_>) -> usize {
+        match edit {
+            Edit::Nothing => 0,
+            Edit::Behind { target, .. } | Edit::Before { target, .. } => self.n_actions_before(target),
+        }
     }
 
-    /// The conversation with a text behind that of a message before an action.
-    fn through(&self, action: usize, target: usize, text: &str) -> Result<Growing<'a>, TemplateError> {
+    fn n_actions_before(&self, message_idx: usize) -> usize {
+        self.original_actions.partition_point(|action| *action < message_idx)
+    }
+
+    /// Where an assistant message is among those the template is given.
+    fn place_of(&self, action: usize) -> usize {
+        self.actions.get(self.n_actions_before(action)).copied().unwrap_or(self.messages.len())
+    }
+
+    /// What the template is given otherwise where a text stands behind that of a message before an action. A named
+    /// rendering joins no message with one beyond an action, so only those around it are rendered again.
+    fn written(&self, action: usize, target: usize, text: &str) -> Vec<(usize, Value)> {
         let mut written = self.original[target].clone();
         lens::write(&mut written, text);
         let written = json(&written);
         let Some(choice) = self.manner.tool_text else {
-            return self.growing.with(target, &parts::like(written, &self.messages[target]));
+            return vec![(target, parts::like(written, &self.messages[target]))];
         };
-        let mut before = self.plain[..action].to_vec();
-        before[target] = written;
-        let shown = tool_text::apply(choice, self.manner.template, &self.manner.input(&before));
-        let shown: Vec<Value> =
-            shown.into_iter().zip(&self.messages).map(|(new, old)| parts::like(new, old)).collect();
-        let changed = shown.iter().zip(&self.messages).position(|(new, old)| new != old);
-        changed.map_or_else(|| Ok(self.growing.clone()), |idx| self.growing.with(idx, &shown[idx]))
+        let round = self.n_actions_before(target);
+        let first = round.checked_sub(1);
+        let start = first.map_or(0, |nth| self.original_actions[nth]);
+        let end = self.original_actions.get(round).map_or(action, |next| action.min(*next));
+        let mut around = self.plain[start..end].to_vec();
+        around[target - start] = written;
+        let input = self.manner.input(&around);
+        let tools = input.tools.filter(|_| first.is_none());
+        let shown = tool_text::apply(choice, self.manner.template, &RenderInput { tools, ..input });
+        let place = first.map_or(0, |nth| self.actions[nth]);
+        let shown = shown.into_iter().zip(&self.messages[place..]).enumerate();
+        let shown = shown.map(|(idx, (new, old))| (place + idx, parts::like(new, old)));
+        shown.filter(|(idx, new)| *new != self.messages[*idx]).take(1).collect()
     }
 
     /// The text before an action whose context has more messages: all of it rendered anew.
-    fn with_more(&self, action: usize, edit: Edit<'_>) -> Result<Rendered, TemplateError> {
-        let seen: Vec<Value> = edit.apply(&self.original[..action]).iter().map(json).collect();
+    fn with_more(
+        &self,
+        action: usize,
+        target: usize,
+        messages: &[Message],
+        without: &Range<usize>,
+    ) -> Result<Rendered, TemplateError> {
+        let n_before = |end: usize| self.actions.partition_point(|place| *place < end);
+        let original = |place: usize| if place == 0 { 0 } else { self.original_actions[n_before(place)] };
+        let (start, end) = match without.is_empty() {
+            true => (0, 0),
+            false => (original(without.start), original(without.end)),
+        };
+        let kept = [&self.original[..start], &self.original[end..action]].concat();
+        let target = if target < start { target } else { target - (end - start) };
+        let seen: Vec<Value> = Edit::Before { target, messages }.apply(&kept).iter().map(json).collect();
         let input = RenderInput { add_generation_prompt: true, ..self.manner.input(&seen) };
         Ok(render_conversation(self.manner.template, &input, self.manner.tool_text)?.rendered)
     }
 }
 
-type Splices<'w> = HashMap<(usize, &'w str), Splice>;
+impl Talk for &Shown<'_> {
+    type Error = TemplateError;
 
-fn splice_of<'s, 'w>(edit: &Edit<'w>, splices: &'s Splices<'w>) -> Option<&'s Splice> {
-    match edit {
-        Edit::Behind { target, text } => splices.get(&(*target, *text)),
-        Edit::Nothing | Edit::Before { .. } => None,
-    }
-}
-
-/// How a text with a lens differs from the same text without: in one place.
-struct Splice {
-    /// The text up to the end of what is replaced.
-    head: String,
-    /// Where what is replaced begins.
-    start: usize,
-    /// What stands there instead.
-    with: String,
-}
-
-impl Splice {
-    fn between(plain: &str, seen: &str) -> Self {
-        let start = common_prefix(plain, seen);
-        let rest = common_suffix(&plain[start..], &seen[start..]);
-        let head = plain[..plain.len() - rest].to_owned();
-        Self { head, start, with: seen[start..seen.len() - rest].to_owned() }
+    fn render(&mut self, view: View<'_>, without: &Range<usize>) -> Result<String, TemplateError> {
+        self.growing.view(view, without)
     }
 
-    /// The same done to a text that begins alike.
-    fn apply(&self, plain: &str) -> Option<String> {
-        let tail = plain.strip_prefix(&self.head)?;
-        Some([&self.head[..self.start], &self.with, tail].concat())
+    fn edited(
+        &mut self,
+        message_idx: usize,
+        edit: Edit<'_>,
+        without: &Range<usize>,
+    ) -> Result<String, TemplateError> {
+        let nth = self.actions.partition_point(|place| *place < message_idx);
+        self.prompt_without(self.original_actions[nth], edit, without)
     }
 }
 
@@ -250,7 +264,8 @@ mod tests {
             .iter()
             .map(|(action, it)| (*action, vec![it.edit(&talk[..*action]).unwrap(), Edit::Nothing]))
             .collect();
-        let found = Shown::new(manner, &talk).unwrap().reread(&wanted, &tokenizer);
+        let mut tree = TokenTree::default();
+        let found = Shown::new(manner, &talk).unwrap().reread(&wanted, &tokenizer, &mut tree);
         let whole = |messages: &[Message]| {
             let text =
                 Shown::new(manner, messages).unwrap().growing.render(messages.len(), true).unwrap().text;
@@ -258,12 +273,12 @@ mod tests {
         };
         for ((action, edits), turn) in wanted.into_iter().zip(found.turns) {
             let (turn, contexts) = turn.unwrap();
-            let contexts: Vec<_> = contexts.into_iter().map(Result::unwrap).collect();
+            let contexts: Vec<_> = contexts.into_iter().map(|it| tree.all(it.unwrap())).collect();
             let plain = whole(&talk[..action]);
             assert_eq!(contexts[0], whole(&edits[0].apply(&talk[..action])), "{action} under the lens");
             assert_eq!(contexts[1], plain, "{action} under no lens");
             assert_eq!(
-                found.sequences[turn.sequence][..turn.span.start()],
+                tree.all(found.sequences[turn.sequence])[..turn.span.start()],
                 plain,
                 "{action} as it was sampled"
             );

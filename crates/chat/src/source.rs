@@ -3,14 +3,14 @@
 //! Owns the order in which places are looked at, the choice between several named templates and the
 //! special tokens that templates are given as variables, all as transformers 5.22.2 has it.
 
-use std::fs::{self, File};
-use std::io::BufReader;
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
+use super::files::{BadFile, read_gguf, read_json, read_text};
+use super::gguf::Gguf;
 use super::template::{Template, TemplateError};
-use crate::gguf::{self, Gguf};
 
 /// The name of the template used when nothing else is asked for.
 const DEFAULT: &str = "default";
@@ -34,13 +34,8 @@ const GGUF_TOKENS: [&str; 7] = [
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SourceError {
     /// A file cannot be read or is not what it should be.
-    #[error("{}: {why}", path.display())]
-    Unreadable {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        why: String,
-    },
+    #[error(transparent)]
+    Unreadable(#[from] BadFile),
     /// A file that is neither a model's nor leads to one.
     #[error("{}: neither a model directory, nor its tokenizer.json, nor a GGUF file", path.display())]
     NoModel {
@@ -74,7 +69,7 @@ impl SourceError {
     /// What to do about it.
     pub fn help(&self) -> String {
         match self {
-            Self::Unreadable { .. } => "check the path and the file".to_owned(),
+            Self::Unreadable(_) => "check the path and the file".to_owned(),
             Self::NoModel { .. } => {
                 "name the model's directory with --tokenizer, and a template with --template FILE".to_owned()
             }
@@ -89,7 +84,7 @@ impl SourceError {
 
 /// A template that has not been read yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Named {
+struct NamedTemplate {
     name: String,
     source: String,
     origin: String,
@@ -99,16 +94,16 @@ struct Named {
 #[derive(Clone, Debug, PartialEq)]
 pub struct ChatTemplates {
     path: PathBuf,
-    templates: Vec<Named>,
+    templates: Vec<NamedTemplate>,
     special_tokens: Map<String, Value>,
 }
 
 impl ChatTemplates {
     /// Those of the model `path` names: by its directory, a JSON file in there, or a GGUF file.
     pub fn open(path: &Path) -> Result<Self, SourceError> {
-        match Place::of(path)? {
-            Place::Dir(dir) => Self::from_dir(dir),
-            Place::Gguf => Self::from_gguf(path),
+        match ModelPath::of(path)? {
+            ModelPath::Dir(dir) => Self::from_dir(dir),
+            ModelPath::Gguf => Self::from_gguf(path),
         }
     }
 
@@ -123,7 +118,7 @@ impl ChatTemplates {
     /// The templates of a model's directory. Files of their own win over `tokenizer_config.json`.
     pub fn from_dir(dir: &Path) -> Result<Self, SourceError> {
         if !dir.is_dir() {
-            return Err(unreadable(dir, "there is no such directory"));
+            return Err(BadFile::new(dir, "there is no such directory").into());
         }
         let config = read_json(&dir.join("tokenizer_config.json"))?;
         let special_tokens = config_tokens(dir, &config)?;
@@ -201,26 +196,26 @@ impl ChatTemplates {
 
 /// The special tokens of the model `path` names, which need no template beside them.
 fn special_tokens(path: &Path) -> Result<Map<String, Value>, SourceError> {
-    match Place::of(path)? {
-        Place::Dir(dir) => config_tokens(dir, &read_json(&dir.join("tokenizer_config.json"))?),
-        Place::Gguf => Ok(gguf_special_tokens(&read_gguf(path)?)),
+    match ModelPath::of(path)? {
+        ModelPath::Dir(dir) => config_tokens(dir, &read_json(&dir.join("tokenizer_config.json"))?),
+        ModelPath::Gguf => Ok(gguf_special_tokens(&read_gguf(path)?)),
     }
 }
 
 /// What a path to a model leads to.
-enum Place<'p> {
+enum ModelPath<'p> {
     Dir(&'p Path),
     Gguf,
 }
 
-impl<'p> Place<'p> {
+impl<'p> ModelPath<'p> {
     fn of(path: &'p Path) -> Result<Self, SourceError> {
         let is = |extension: &str| path.extension().is_some_and(|it| it == extension);
         if path.is_dir() {
             return Ok(Self::Dir(path));
         }
         if !path.exists() {
-            return Err(unreadable(path, "there is no such file or directory"));
+            return Err(BadFile::new(path, "there is no such file or directory").into());
         }
         if is("gguf") {
             return Ok(Self::Gguf);
@@ -233,33 +228,12 @@ impl<'p> Place<'p> {
     }
 }
 
-fn read_gguf(path: &Path) -> Result<Gguf, SourceError> {
-    let file = File::open(path).map_err(|error| unreadable(path, error))?;
-    Gguf::read(BufReader::new(file)).map_err(|error| unreadable(path, error))
-}
-
-fn unreadable(path: &Path, error: impl std::fmt::Display) -> SourceError {
-    SourceError::Unreadable { path: path.to_owned(), why: error.to_string() }
-}
-
-fn read_text(path: &Path) -> Result<String, SourceError> {
-    fs::read_to_string(path).map_err(|error| unreadable(path, error))
-}
-
-/// A file's JSON, or nothing if there is no such file.
-fn read_json(path: &Path) -> Result<Value, SourceError> {
-    if !path.exists() {
-        return Ok(Value::Null);
-    }
-    serde_json::from_str(&read_text(path)?).map_err(|error| unreadable(path, error))
-}
-
-fn named(name: &str, source: String, path: &Path) -> Named {
-    Named { name: name.to_owned(), source, origin: path.display().to_string() }
+fn named(name: &str, source: String, path: &Path) -> NamedTemplate {
+    NamedTemplate { name: name.to_owned(), source, origin: path.display().to_string() }
 }
 
 /// `chat_template.jinja` is the default; files in `additional_chat_templates` are named after themselves.
-fn template_files(dir: &Path) -> Result<Vec<Named>, SourceError> {
+fn template_files(dir: &Path) -> Result<Vec<NamedTemplate>, SourceError> {
     let mut templates = Vec::new();
     let path = dir.join("chat_template.jinja");
     if path.exists() {
@@ -276,7 +250,7 @@ fn template_files(dir: &Path) -> Result<Vec<Named>, SourceError> {
 }
 
 /// The entry `chat_template`: one string, or a list of named ones.
-fn config_templates(config: &Value, path: &Path) -> Vec<Named> {
+fn config_templates(config: &Value, path: &Path) -> Vec<NamedTemplate> {
     match config.get("chat_template") {
         Some(Value::String(source)) => vec![named(DEFAULT, source.clone(), path)],
         Some(Value::Array(entries)) => {
@@ -322,24 +296,23 @@ fn token_text(token: &Value) -> Option<&str> {
 }
 
 /// `tokenizer.chat_template` is the default, `tokenizer.chat_template.NAME` are the others.
-fn gguf_templates(gguf: &Gguf, path: &Path) -> Vec<Named> {
+fn gguf_templates(gguf: &Gguf, path: &Path) -> Vec<NamedTemplate> {
     let entries = gguf.metadata.iter().filter_map(|(key, value)| {
         let rest = key.strip_prefix("tokenizer.chat_template")?;
         let name = if rest.is_empty() { DEFAULT } else { rest.strip_prefix('.')? };
         Some(named(name, value.as_str()?.to_owned(), path))
     });
-    let mut templates: Vec<Named> = entries.collect();
+    let mut templates: Vec<NamedTemplate> = entries.collect();
     templates.sort_by(|a, b| a.name.cmp(&b.name));
     templates
 }
 
 fn gguf_special_tokens(gguf: &Gguf) -> Map<String, Value> {
-    let vocabulary =
-        gguf.metadata.get("tokenizer.ggml.tokens").and_then(gguf::Value::as_list).unwrap_or_default();
+    let vocabulary = gguf.metadata.get("tokenizer.ggml.tokens").and_then(Value::as_array);
     let tokens = SPECIAL_TOKENS.iter().zip(GGUF_TOKENS).filter_map(|(name, key)| {
-        let id = gguf.metadata.get(&format!("tokenizer.ggml.{key}"))?.as_usize()?;
-        let token = vocabulary.get(id)?.as_str()?;
-        Some(((*name).to_owned(), Value::String(token.to_owned())))
+        let id = gguf.metadata.get(&format!("tokenizer.ggml.{key}"))?.as_u64()?;
+        let token = vocabulary?.get(usize::try_from(id).ok()?)?;
+        token.is_string().then(|| ((*name).to_owned(), token.clone()))
     });
     tokens.collect()
 }

@@ -8,15 +8,17 @@
 //! action does not stand right behind its prompt is left to `header`. Everything here is made from text and
 //! so is `rendered`; recorded ids need none of it.
 
-use super::header;
-use super::incremental::Incremental;
-use super::tokenizer::{Tokenizer, TokenizerError};
-use super::view::{Render, View};
-use backsight_core::episode::Role;
-use backsight_core::tokens::{TokenId, TokenSpan};
+use std::ops::Range;
 
-/// Renders other prompts for the action at a message, whose own prompt is given: the same context with something added.
-pub type Others<'r, E> = dyn FnMut(usize, &str) -> Vec<Result<String, E>> + 'r;
+use super::header;
+use super::incremental::{Incremental, common_prefix, common_suffix};
+use super::near::{Near, Repeats, Shape};
+use super::tokenizer::{Tokenizer, TokenizerError};
+use super::view::{Render, Talk, View};
+use backsight_core::episode::Role;
+use backsight_core::lens::Edit;
+use backsight_core::tokens::{TokenId, TokenSpan};
+use backsight_core::tree::{Replacements, Tip, TokenTree};
 
 /// Why a conversation has no spans.
 #[derive(Debug, thiserror::Error)]
@@ -71,6 +73,8 @@ pub struct Turn {
     pub message_idx: usize,
     /// Which of the token sequences it is in.
     pub sequence: usize,
+    /// Where its action ends in the tree of those.
+    pub tip: Tip,
     /// The action inside that sequence: thinking, prose, tool calls and the end-of-turn token.
     pub span: TokenSpan,
     /// How its start was found.
@@ -96,14 +100,33 @@ pub fn turns<E>(
     render: &mut Render<'_, E>,
     tokenizer: &Tokenizer,
 ) -> Result<Turns, SpanError<E>> {
-    let Reread { sequences, turns, encoded_bytes } =
-        reread(&assistants(roles), render, &mut |_, _| Vec::new(), tokenizer);
-    let turns = turns.into_iter().map(|turn| turn.map(|(turn, _)| turn)).collect::<Result<_, _>>()?;
-    Ok(Turns { sequences, turns, encoded_bytes })
+    let (mut tree, wanted) = (TokenTree::default(), assistants(roles));
+    let found = reread(&wanted, &Shape::default(), &mut Whole(render), tokenizer, &mut tree);
+    let turns = found.turns.into_iter().map(|turn| turn.map(|(turn, _)| turn)).collect::<Result<_, _>>()?;
+    let sequences = found.sequences.into_iter().map(|tip| tree.all(tip)).collect();
+    Ok(Turns { sequences, turns, encoded_bytes: found.encoded_bytes })
 }
 
-/// A turn, and the tokens before its action under each of the other prompts.
-pub type RereadTurn<E> = (Turn, Vec<Result<Vec<TokenId>, SpanError<E>>>);
+/// A conversation that is always rendered whole.
+struct Whole<'a, 'r, E>(&'a mut Render<'r, E>);
+
+impl<E> Talk for Whole<'_, '_, E> {
+    type Error = E;
+
+    fn render(&mut self, view: View<'_>, _without: &Range<usize>) -> Result<String, E> {
+        (self.0)(view)
+    }
+
+    fn edited(&mut self, message_idx: usize, _edit: Edit<'_>, _without: &Range<usize>) -> Result<String, E> {
+        (self.0)(View::prompt(message_idx))
+    }
+}
+
+/// An action, by its message, and what is added to its context, each with how many actions stand before that.
+pub type Wanted<'w> = (usize, Vec<(Edit<'w>, usize)>);
+
+/// A turn, and the tokens before its action with each of the additions.
+pub type RereadTurn<E> = (Turn, Vec<Result<Tip, SpanError<E>>>);
 
 /// A turn under several prompts, or why it is not found.
 pub type Found<E> = Result<RereadTurn<E>, SpanError<E>>;
@@ -111,23 +134,28 @@ pub type Found<E> = Result<RereadTurn<E>, SpanError<E>>;
 /// Turns under several prompts. What cannot be found fails alone.
 pub struct Reread<E> {
     /// The sequences as the student saw them.
-    pub sequences: Vec<Vec<TokenId>>,
+    pub sequences: Vec<Tip>,
     /// One for each action that was asked for.
     pub turns: Vec<Found<E>>,
     /// How many bytes went through the tokenizer.
     pub encoded_bytes: u64,
 }
 
-/// Finds the turns of the assistant messages `actions`, in order, and encodes what `others` renders for each of them.
-pub fn reread<E>(
-    actions: &[usize],
-    render: &mut Render<'_, E>,
-    others: &mut Others<'_, E>,
+/// Finds the turns of the assistant messages `wanted`, in order, each with its context under each of its additions.
+///
+/// Only the end of the conversation is rendered for each, if it is what `shape` says; whole renderings check that on
+/// the way and on the last, and where one differs everything is rendered whole.
+pub fn reread<T: Talk>(
+    wanted: &[Wanted<'_>],
+    shape: &Shape,
+    talk: &mut T,
     tokenizer: &Tokenizer,
-) -> Reread<E> {
-    let mut sequences = Vec::new();
-    let (turns, encoded_bytes) = walk(actions, render, others, tokenizer, &mut |ids| sequences.push(ids));
-    Reread { sequences, turns, encoded_bytes }
+    tree: &mut TokenTree,
+) -> Reread<T::Error> {
+    match Walk::new(shape, talk, tokenizer, tree).reread(wanted) {
+        Ok(found) => found,
+        Err(Distrust) => reread(wanted, &Shape::default(), talk, tokenizer, tree),
+    }
 }
 
 /// What a sequence has beyond a rendering it begins like.
@@ -139,82 +167,304 @@ pub struct Beyond {
     pub ids: Vec<TokenId>,
 }
 
-/// All turns of a conversation beside one rendering of it, in memory that grows with the text and not with its square.
-pub fn turns_beside<E>(
+/// Turns, and what their sequences have beyond a rendering.
+pub type Beside<E> = Result<(Vec<Turn>, Vec<Beyond>), SpanError<E>>;
+
+/// All turns of a conversation beside one rendering of it.
+pub fn turns_beside<T: Talk>(
     ids: &[TokenId],
     roles: &[Role],
-    render: &mut Render<'_, E>,
+    shape: &Shape,
+    talk: &mut T,
     tokenizer: &Tokenizer,
-) -> Result<(Vec<Turn>, Vec<Beyond>), SpanError<E>> {
-    let mut sequences = Vec::new();
-    let mut keep = |sequence: Vec<TokenId>| {
-        let shared = sequence.iter().zip(ids).take_while(|(a, b)| a == b).count();
-        sequences.push(Beyond { shared, ids: sequence[shared..].to_vec() });
+) -> Beside<T::Error> {
+    let mut tree = TokenTree::default();
+    let found = reread(&assistants(roles), shape, talk, tokenizer, &mut tree);
+    let turns = found.turns.into_iter().map(|turn| turn.map(|(turn, _)| turn)).collect::<Result<_, _>>()?;
+    let rendering = tree.grow(Tip::EMPTY, ids);
+    // From the last on: each is looked for where the one behind it was.
+    let mut near = rendering;
+    let beyond = |tip: &Tip| {
+        near = tree.cut(if tip.len() > near.len() { rendering } else { near }, tip.len());
+        let shared = tree.shared(near, *tip);
+        Beyond { shared, ids: tree.tokens(*tip, shared..tip.len()) }
     };
-    let (turns, _) = walk(&assistants(roles), render, &mut |_, _| Vec::new(), tokenizer, &mut keep);
-    let turns = turns.into_iter().map(|turn| turn.map(|(turn, _)| turn)).collect::<Result<_, _>>()?;
-    Ok((turns, sequences))
+    let mut beyond: Vec<Beyond> = found.sequences.iter().rev().map(beyond).collect();
+    beyond.reverse();
+    Ok((turns, beyond))
 }
 
-fn assistants(roles: &[Role]) -> Vec<usize> {
-    (0..roles.len()).filter(|idx| roles[*idx] == Role::Assistant).collect()
+fn assistants(roles: &[Role]) -> Vec<Wanted<'static>> {
+    let actions = (0..roles.len()).filter(|idx| roles[*idx] == Role::Assistant);
+    actions.map(|action| (action, Vec::new())).collect()
 }
 
-/// Goes through the actions, hands every sequence to `done` when it is complete, and says how many bytes were encoded.
-fn walk<E>(
-    actions: &[usize],
-    render: &mut Render<'_, E>,
-    others: &mut Others<'_, E>,
-    tokenizer: &Tokenizer,
-    done: &mut dyn FnMut(Vec<TokenId>),
-) -> (Vec<Found<E>>, u64) {
-    let mut encoder = Incremental::new(tokenizer);
-    let mut chain = Chain { last: Vec::new(), n_done: 0, done };
-    let mut turns = Vec::new();
-    for &message_idx in actions {
-        let found = step(message_idx, render, others, tokenizer, &mut encoder);
-        turns.push(found.map(|Step { ids, span, border, ended, others }| {
-            let sequence = chain.add(ids);
-            (Turn { message_idx, sequence, span, border, ended }, others)
-        }));
-    }
-    chain.finish();
-    (turns, encoder.encoded_bytes())
-}
-
-/// The sequence that steps continue.
-struct Chain<'d> {
-    last: Vec<TokenId>,
-    n_done: usize,
-    done: &'d mut dyn FnMut(Vec<TokenId>),
-}
-
-impl Chain<'_> {
-    /// Continues the sequence if `ids` do, otherwise begins another; gives the index of the one that holds `ids`.
-    fn add(&mut self, ids: Vec<TokenId>) -> usize {
-        if !ids.starts_with(&self.last) {
-            self.finish();
-        }
-        self.last = ids;
-        self.n_done
-    }
-
-    fn finish(&mut self) {
-        if !self.last.is_empty() {
-            (self.done)(std::mem::take(&mut self.last));
-            self.n_done += 1;
-        }
-    }
-}
+/// A short rendering did not stand for the whole one.
+struct Distrust;
 
 /// One step's sequence, from the first token of its context to the last of its action.
 struct Step<E> {
-    ids: Vec<TokenId>,
+    tip: Tip,
     span: TokenSpan,
     border: Border,
     ended: bool,
-    /// The context under each of the other prompts.
-    others: Vec<Result<Vec<TokenId>, SpanError<E>>>,
+    /// The context with each of the additions.
+    others: Vec<Result<Tip, SpanError<E>>>,
+}
+
+/// A step, or why it is not found.
+type Stepped<E> = Result<Step<E>, SpanError<E>>;
+
+/// What an addition does to a text: other words in one place.
+#[derive(Clone, PartialEq)]
+struct Splice {
+    bytes: Range<usize>,
+    with: String,
+}
+
+impl Splice {
+    fn between(plain: &str, seen: &str) -> Self {
+        let start = common_prefix(plain, seen);
+        let rest = common_suffix(&plain[start..], &seen[start..]);
+        Self { bytes: start..plain.len() - rest, with: seen[start..seen.len() - rest].to_owned() }
+    }
+
+    /// The same in a whole text, of which `near` is the short one; none if it is not certain where that is.
+    fn moved(mut self, is_in_front: bool, near: &Near) -> Option<Self> {
+        let is_certain = match is_in_front {
+            true => self.bytes.end <= near.front.min(near.back + near.steady),
+            false => self.bytes.start >= near.back,
+        };
+        let by = if is_in_front { 0 } else { near.longer_by };
+        self.bytes = self.bytes.start + by..self.bytes.end + by;
+        is_certain.then_some(self)
+    }
+
+    fn applied(&self, text: &str) -> String {
+        [&text[..self.bytes.start], &self.with, &text[self.bytes.end..]].concat()
+    }
+}
+
+/// Goes through a conversation, at the cost of what is new in each of its renderings.
+struct Walk<'a, 'w, T> {
+    shape: &'a Shape,
+    talk: &'a mut T,
+    tokenizer: &'a Tokenizer,
+    encoder: Incremental<'a>,
+    tree: &'a mut TokenTree,
+    /// Where the encoder's ids are in the tree.
+    tip: Tip,
+    /// What the encoder's text is: so many messages, with the generation prompt or without.
+    last: Option<(usize, bool)>,
+    replacements: Replacements,
+    /// What additions do to the text.
+    known: Repeats<Edit<'w>, Splice>,
+    /// Whether this step is compared with whole renderings, and whether one differed.
+    is_checked: bool,
+    differs: bool,
+}
+
+impl<'a, 'w, T: Talk> Walk<'a, 'w, T> {
+    fn new(shape: &'a Shape, talk: &'a mut T, tokenizer: &'a Tokenizer, tree: &'a mut TokenTree) -> Self {
+        let (encoder, tip) = (Incremental::new(tokenizer), Tip::EMPTY);
+        let (replacements, known) = (Replacements::default(), Repeats::default());
+        let (last, is_checked, differs) = (None, false, false);
+        Self { shape, talk, tokenizer, encoder, tree, tip, last, replacements, known, is_checked, differs }
+    }
+
+    fn reread(mut self, wanted: &[Wanted<'w>]) -> Result<Reread<T::Error>, Distrust> {
+        let (mut turns, mut sequences) = (Vec::with_capacity(wanted.len()), Vec::new());
+        for (nth, (message_idx, edits)) in wanted.iter().enumerate() {
+            self.is_checked = (nth + 1).is_power_of_two() || nth + 1 == wanted.len();
+            let found = self.step(*message_idx, edits)?;
+            turns.push(found.map(|Step { tip, span, border, ended, others }| {
+                let sequence = self.continued(&mut sequences, tip);
+                (Turn { message_idx: *message_idx, sequence, tip, span, border, ended }, others)
+            }));
+        }
+        Ok(Reread { sequences, turns, encoded_bytes: self.encoder.encoded_bytes() })
+    }
+
+    /// Continues the last sequence if `tip` does, otherwise begins another; gives the index of the one that holds it.
+    fn continued(&self, sequences: &mut Vec<Tip>, tip: Tip) -> usize {
+        match sequences.last_mut() {
+            Some(last) if self.tree.shared(*last, tip) == last.len() => *last = tip,
+            _ => sequences.push(tip),
+        }
+        sequences.len() - 1
+    }
+
+    /// A short rendering of the last text that leaves enough to show what the messages before `end` change; none
+    /// where the whole is needed.
+    fn near(&mut self, end: usize, wider: u32) -> Option<Near> {
+        let (n_messages, generation_prompt) = self.last?;
+        let window = self.shape.without(n_messages.saturating_sub(1)..end, wider)?;
+        let view = View { n_messages, generation_prompt, said: &[] };
+        let last = self.talk.render(view, &window.0).ok()?;
+        Near::new(self.encoder.text(), last, window)
+    }
+
+    /// Encodes a text that is given short or whole.
+    fn encode(&mut self, text: &str, near: Option<&Near>) -> Result<usize, TokenizerError> {
+        let same = common_prefix(near.map_or(self.encoder.text(), |near| &near.last), text);
+        self.change(same + near.map_or(0, |near| near.longer_by), &text[same..])
+    }
+
+    /// Encodes the text up to `keep` with `tail` behind it; gives how many ids stay.
+    fn change(&mut self, keep: usize, tail: &str) -> Result<usize, TokenizerError> {
+        self.known.retain(|splice| splice.bytes.end <= keep);
+        let n_same = self.encoder.change(keep, tail)?;
+        let kept = self.tree.cut(self.tip, n_same);
+        self.tip = self.tree.grow(kept, &self.encoder.ids()[n_same..]);
+        Ok(n_same)
+    }
+
+    /// Renders and encodes one step.
+    fn step(
+        &mut self,
+        message_idx: usize,
+        edits: &[(Edit<'w>, usize)],
+    ) -> Result<Stepped<T::Error>, Distrust> {
+        for wider in 0.. {
+            let near = self.near(message_idx + 1, wider);
+            let text = self.text(message_idx, near.as_ref());
+            match (near, text) {
+                (None, text) => return Ok(text.and_then(|text| self.take(message_idx, &text, None, edits))),
+                (Some(near), Ok(text)) if near.holds(&text.prompt) && near.holds(&text.full) => {
+                    let step = self.take(message_idx, &text, Some(&near), edits);
+                    return if self.is_wrong(message_idx, &text) { Err(Distrust) } else { Ok(step) };
+                }
+                (Some(_), _) => {}
+            }
+        }
+        Err(Distrust)
+    }
+
+    /// Whether a step that is checked is not what its whole rendering gives.
+    fn is_wrong(&mut self, message_idx: usize, text: &Text) -> bool {
+        if !self.is_checked {
+            return false;
+        }
+        let Ok(whole) = self.text(message_idx, None) else { return true };
+        let is_behind = matches!(text.border, Border::Prefix | Border::Unprompted);
+        let encoded = if is_behind { &whole.full } else { &whole.prompt };
+        let action = |text: &Text| text.full[text.at..].to_owned();
+        self.differs
+            || whole.border != text.border
+            || action(&whole) != action(text)
+            || self.encoder.text() != encoded
+    }
+
+    fn text(&mut self, message_idx: usize, near: Option<&Near>) -> Result<Text, SpanError<T::Error>> {
+        let without = near.map_or(0..0, |near| near.without.clone());
+        text(message_idx, &mut |view: View<'_>| self.talk.render(view, &without), self.tokenizer)
+    }
+
+    /// Encodes a step: the prompt as the student saw it, then the action.
+    fn take(
+        &mut self,
+        message_idx: usize,
+        text: &Text,
+        near: Option<&Near>,
+        edits: &[(Edit<'w>, usize)],
+    ) -> Result<Step<T::Error>, SpanError<T::Error>> {
+        self.encode(&text.prompt, near)?;
+        self.last = Some((message_idx, true));
+        let prompt = self.tip;
+        let others = edits.iter().map(|(edit, round)| self.other(message_idx, *edit, *round, text, near));
+        let others = others.collect();
+        let (action, border) = self.behind_prompt(message_idx, prompt, text)?;
+        let (n_action, ended) = action_end(&action, self.tokenizer)?;
+        if n_action == 0 {
+            return Err(SpanError::EmptyAction { message_idx });
+        }
+        let tip = self.tree.grow(prompt, &action[..n_action]);
+        Ok(Step { tip, span: TokenSpan::at(prompt.len(), n_action), border, ended, others })
+    }
+
+    /// The action's ids: of both together where it stands behind the prompt and they keep the prompt's, else its own.
+    fn behind_prompt(
+        &mut self,
+        message_idx: usize,
+        prompt: Tip,
+        text: &Text,
+    ) -> Result<(Vec<TokenId>, Border), TokenizerError> {
+        let action = &text.full[text.at..];
+        if !matches!(text.border, Border::Prefix | Border::Unprompted) {
+            return Ok((self.tokenizer.encode_ids(action)?, text.border));
+        }
+        self.change(self.encoder.text().len(), action)?;
+        self.last = Some((message_idx + 1, false));
+        if self.tree.shared(prompt, self.tip) == prompt.len() {
+            return Ok((self.encoder.ids()[prompt.len()..].to_vec(), text.border));
+        }
+        Ok((self.tokenizer.encode_ids(action)?, Border::Merged))
+    }
+
+    /// The context with something added, which goes to a message that `round` actions stand before.
+    fn other(
+        &mut self,
+        message_idx: usize,
+        edit: Edit<'w>,
+        round: usize,
+        text: &Text,
+        near: Option<&Near>,
+    ) -> Result<Tip, SpanError<T::Error>> {
+        if edit == Edit::Nothing {
+            return Ok(self.tip);
+        }
+        let splice = match self.splice(message_idx, edit, round, text, near) {
+            Ok(splice) => splice,
+            Err(why) => return Err(SpanError::Template { n_messages: message_idx, why }),
+        };
+        let replacement = self.encoder.edited(&splice.bytes, &splice.with)?;
+        Ok(self.replacements.grow(self.tree, self.tip, replacement))
+    }
+
+    /// What an addition does to the prompt that was encoded last: what it did twice before, or as it is rendered.
+    fn splice(
+        &mut self,
+        message_idx: usize,
+        edit: Edit<'w>,
+        round: usize,
+        text: &Text,
+        near: Option<&Near>,
+    ) -> Result<Splice, T::Error> {
+        let short = match self.known.sure(&edit).filter(|_| near.is_some()) {
+            Some(known) => Some(known.clone()),
+            None => self.short_splice(message_idx, edit, round, text, near),
+        };
+        if let Some(splice) = short.as_ref().filter(|_| !self.is_checked) {
+            self.remember(edit, splice);
+            return Ok(splice.clone());
+        }
+        let seen = self.talk.edited(message_idx, edit, &(0..0))?;
+        self.differs |= short.is_some_and(|splice| splice.applied(self.encoder.text()) != seen);
+        let splice = Splice::between(self.encoder.text(), &seen);
+        self.remember(edit, &splice);
+        Ok(splice)
+    }
+
+    /// Remembers what an addition does. What reaches the end of the prompt stands elsewhere in the next one.
+    fn remember(&mut self, edit: Edit<'w>, splice: &Splice) {
+        let is_inside = splice.bytes.end < self.encoder.text().len();
+        if is_inside && matches!(edit, Edit::Behind { .. }) {
+            self.known.agrees(edit, splice.clone());
+        }
+    }
+
+    fn short_splice(
+        &mut self,
+        message_idx: usize,
+        edit: Edit<'_>,
+        round: usize,
+        text: &Text,
+        near: Option<&Near>,
+    ) -> Option<Splice> {
+        let near = near.filter(|near| round == 0 || round > self.shape.round(near.without.end))?;
+        let seen = self.talk.edited(message_idx, edit, &near.without).ok()?;
+        Splice::between(&text.prompt, &seen).moved(round == 0, near)
+    }
 }
 
 /// A step as text.
@@ -254,57 +504,12 @@ fn text<E>(
     Ok(Text { prompt, full, at, border })
 }
 
-/// Renders and encodes one step: the prompt as the student saw it, then the action.
-fn step<E>(
-    message_idx: usize,
-    render: &mut Render<'_, E>,
-    others: &mut Others<'_, E>,
-    tokenizer: &Tokenizer,
-    encoder: &mut Incremental<'_>,
-) -> Result<Step<E>, SpanError<E>> {
-    let text = text(message_idx, render, tokenizer)?;
-    let prompt_ids = encoder.encode(&text.prompt)?.to_vec();
-    let encode = |other: Result<String, E>| {
-        let text = other.map_err(|why| SpanError::Template { n_messages: message_idx, why })?;
-        Ok(encoder.edited(&text)?)
-    };
-    let others = others(message_idx, &text.prompt).into_iter().map(encode).collect();
-    let at = prompt_ids.len();
-    let (mut ids, border) = behind_prompt(&prompt_ids, &text, tokenizer, encoder)?;
-    let (end, ended) = action_end(&ids, at, tokenizer)?;
-    if end == at {
-        return Err(SpanError::EmptyAction { message_idx });
-    }
-    ids.truncate(end);
-    Ok(Step { ids, span: TokenSpan::at(at, end - at), border, ended, others })
-}
-
-/// The ids of prompt and action: of both together where the action stands behind the prompt and they keep the prompt's, else of each.
-fn behind_prompt(
-    prompt_ids: &[TokenId],
-    text: &Text,
-    tokenizer: &Tokenizer,
-    encoder: &mut Incremental<'_>,
-) -> Result<(Vec<TokenId>, Border), TokenizerError> {
-    let stands_behind = matches!(text.border, Border::Prefix | Border::Unprompted);
-    if stands_behind {
-        let full_ids = encoder.encode(&text.full)?;
-        if full_ids.starts_with(prompt_ids) {
-            return Ok((full_ids.to_vec(), text.border));
-        }
-    }
-    let ids = [prompt_ids, &tokenizer.encode_ids(&text.full[text.at..])?].concat();
-    Ok((ids, if stands_behind { Border::Merged } else { text.border }))
-}
-
-/// Where the action that starts at `start` ends, and whether an end-of-turn token ends it.
+/// How many of the ids behind a prompt are the action, and whether an end-of-turn token ends it.
 ///
 /// Templates write a line break behind that token which the student never sampled; it is left out. A
 /// turn whose files name no end token ends with its last special token if only white space follows.
-fn action_end(ids: &[TokenId], start: usize, tokenizer: &Tokenizer) -> Result<(usize, bool), TokenizerError> {
-    let last = |is_end: &dyn Fn(TokenId) -> bool| {
-        ids[start..].iter().rposition(|&id| is_end(id)).map(|position| start + position + 1)
-    };
+fn action_end(ids: &[TokenId], tokenizer: &Tokenizer) -> Result<(usize, bool), TokenizerError> {
+    let last = |is_end: &dyn Fn(TokenId) -> bool| ids.iter().rposition(|&id| is_end(id)).map(|at| at + 1);
     if let Some(end) = last(&|id| tokenizer.end_ids().contains(&id)) {
         return Ok((end, true));
     }
@@ -319,28 +524,68 @@ fn action_end(ids: &[TokenId], start: usize, tokenizer: &Tokenizer) -> Result<(u
 /// A border is known where the messages before it, rendered alone, are what the whole begins with, token for
 /// token. It is `None` where a template shows them otherwise when more follow, writes them elsewhere, or where
 /// the tokenizer joins neighbours. What a template writes before the first message belongs to that message.
-pub fn borders<E>(
+pub fn borders<T: Talk>(
     roles: &[Role],
     ids: &[TokenId],
-    render: &mut Render<'_, E>,
+    shape: &Shape,
+    talk: &mut T,
     tokenizer: &Tokenizer,
 ) -> Result<Vec<Option<usize>>, TokenizerError> {
-    let mut encoder = Incremental::new(tokenizer);
-    let mut borders = vec![Some(0)];
-    for n in 1..=roles.len() {
-        // Some templates write the system's text into a later message.
-        let frames = matches!(roles[n - 1], Role::System | Role::Developer);
-        let text = render(View::messages(n)).ok().filter(|_| !frames || header::shows(n, render));
-        let border = match text {
-            Some(text) => {
-                let before = encoder.encode(&text)?;
-                ids.starts_with(before).then_some(before.len())
-            }
-            None => None,
-        };
-        borders.push(border);
+    let mut tree = TokenTree::default();
+    match Walk::new(shape, talk, tokenizer, &mut tree).borders(roles, ids) {
+        Err(Distrust) => borders(roles, ids, &Shape::default(), talk, tokenizer),
+        Ok(borders) => borders,
     }
-    Ok(borders)
+}
+
+/// Where messages end among the ids of a rendering, or why the text cannot be encoded.
+type Borders = Result<Vec<Option<usize>>, TokenizerError>;
+
+impl<T: Talk> Walk<'_, '_, T> {
+    fn borders(mut self, roles: &[Role], ids: &[TokenId]) -> Result<Borders, Distrust> {
+        let (mut borders, mut alike) = (vec![Some(0)], 0);
+        for n in 1..=roles.len() {
+            // Some templates write the system's text into a later message.
+            let frames = matches!(roles[n - 1], Role::System | Role::Developer);
+            match self.advance(n, frames, n.is_power_of_two() || n == roles.len())? {
+                Ok(Some(n_same)) => {
+                    let (found, from) = (self.encoder.ids(), alike.min(n_same));
+                    alike = from + ids[from..].iter().zip(&found[from..]).take_while(|(a, b)| a == b).count();
+                    borders.push((alike == found.len()).then_some(alike));
+                }
+                Ok(None) => borders.push(None),
+                Err(error) => return Ok(Err(error)),
+            }
+        }
+        Ok(Ok(borders))
+    }
+
+    /// Encodes the first `n` messages and says how many ids stay; nothing if they are not shown.
+    fn advance(
+        &mut self,
+        n: usize,
+        frames: bool,
+        is_checked: bool,
+    ) -> Result<Result<Option<usize>, TokenizerError>, Distrust> {
+        for wider in 0.. {
+            let near = self.near(n, wider);
+            let without = near.as_ref().map_or(0..0, |near| near.without.clone());
+            let text = self.talk.render(View::messages(n), &without).ok();
+            if near.as_ref().is_some_and(|near| !text.as_ref().is_some_and(|text| near.holds(text))) {
+                continue;
+            }
+            let shows = |talk: &mut T| header::shows(n, &mut |view: View<'_>| talk.render(view, &without));
+            let Some(text) = text.filter(|_| !frames || shows(self.talk)) else { return Ok(Ok(None)) };
+            let n_same = self.encode(&text, near.as_ref());
+            self.last = Some((n, false));
+            if is_checked && near.is_some() {
+                let whole = self.talk.render(View::messages(n), &(0..0)).ok();
+                whole.filter(|whole| whole == self.encoder.text()).ok_or(Distrust)?;
+            }
+            return Ok(n_same.map(Some));
+        }
+        Err(Distrust)
+    }
 }
 
 #[cfg(test)]
@@ -538,7 +783,7 @@ mod tests {
     fn between(talk: &[(&str, &str)], render: &mut Render<'_, String>) -> Vec<Option<String>> {
         let tokenizer = tokenizer();
         let ids = tokenizer.encode(&render(View::prompt(talk.len())).unwrap()).unwrap().ids;
-        let borders = borders(&roles(talk), &ids, render, &tokenizer).unwrap();
+        let borders = borders(&roles(talk), &ids, &Shape::default(), &mut Whole(render), &tokenizer).unwrap();
         let text = |pair: &[Option<usize>]| Some(tokenizer.decode(&ids[pair[0]?..pair[1]?]).unwrap());
         borders.windows(2).map(text).collect()
     }

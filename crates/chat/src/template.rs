@@ -5,7 +5,6 @@
 //! they silently leave out to `drops`, the template language to `jinja`. Nothing here falls back to
 //! another rendering: a template that fails is an error.
 
-use std::borrow::Cow;
 use std::error::Error as _;
 use std::ops::Range;
 use std::sync::Arc;
@@ -15,8 +14,9 @@ use serde_json::{Map, Value};
 
 pub use super::jinja::Now;
 use super::jinja::{self, NeedsTime, Raised};
-use super::view::View;
+use super::view::{Talk, View};
 use crate::messages::REASONING_FIELDS;
+use backsight_core::lens::Edit;
 
 /// Why a conversation could not be rendered.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -240,7 +240,6 @@ impl Template {
 }
 
 /// A conversation to be rendered up to one message after another.
-#[derive(Clone)]
 pub struct Growing<'t> {
     template: &'t Template,
     /// The messages as they were given.
@@ -251,34 +250,38 @@ pub struct Growing<'t> {
     now: Option<Now>,
 }
 
-impl<'t> Growing<'t> {
-    /// The same conversation with another message at `message_idx`.
-    pub fn with(&self, message_idx: usize, message: &Value) -> Result<Growing<'t>, TemplateError> {
-        let failed = |error: minijinja::Error| self.template.error(&error);
-        let message = jinja::from_json(&with_reasoning((message_idx, message))?).map_err(failed)?;
-        let mut messages = self.messages.clone();
-        if let Some(place) = messages.get_mut(message_idx) {
-            *place = message;
-        }
-        Ok(Growing { messages, ..self.clone() })
-    }
-
-    /// Renders a part of the conversation.
-    pub fn view(&self, view: View<'_>) -> Result<String, TemplateError> {
-        let View { n_messages, generation_prompt, said } = view;
-        let mut changed = Cow::Borrowed(self);
-        for &(message_idx, words) in said {
-            changed = Cow::Owned(changed.with(message_idx, &saying(&self.given[message_idx], words))?);
-        }
-        changed.render(n_messages, generation_prompt).map(|rendered| rendered.text)
+impl Growing<'_> {
+    /// Renders a part of the conversation, as if the messages `without` were not in it.
+    pub fn view(&self, view: View<'_>, without: &Range<usize>) -> Result<String, TemplateError> {
+        let said = view.said.iter().map(|&(idx, words)| (idx, saying(&self.given[idx], words)));
+        let said: Vec<(usize, Value)> = said.collect();
+        let rendered = self.part(view.n_messages, view.generation_prompt, without, &said)?;
+        Ok(rendered.text)
     }
 
     /// Renders the first `n_messages`, with or without the generation prompt behind them.
     pub fn render(&self, n_messages: usize, add_generation_prompt: bool) -> Result<Rendered, TemplateError> {
-        let messages = &self.messages[..n_messages.min(self.messages.len())];
+        self.part(n_messages, add_generation_prompt, &(0..0), &[])
+    }
+
+    /// The same as if the messages `without` were not there, with others in the place of some.
+    pub fn part(
+        &self,
+        n_messages: usize,
+        add_generation_prompt: bool,
+        without: &Range<usize>,
+        instead: &[(usize, Value)],
+    ) -> Result<Rendered, TemplateError> {
         let failed = |error: minijinja::Error| self.template.error(&error);
+        let n_messages = n_messages.min(self.messages.len());
+        let message = |idx: usize| match instead.iter().find(|(other, _)| *other == idx) {
+            Some((_, other)) => jinja::from_json(&with_reasoning((idx, other))?).map_err(failed),
+            None => Ok(self.messages[idx].clone()),
+        };
+        let shown = (0..without.start.min(n_messages)).chain(without.end..n_messages);
+        let messages = shown.map(message).collect::<Result<_, _>>()?;
         let own = [
-            ("messages", jinja::list(messages.to_vec()).map_err(failed)?),
+            ("messages", jinja::list(messages).map_err(failed)?),
             ("add_generation_prompt", minijinja::Value::from(add_generation_prompt)),
         ];
         let is_set = |name: &str| self.variables.iter().any(|(set, _)| set == name);
@@ -286,6 +289,24 @@ impl<'t> Growing<'t> {
             own.into_iter().filter(|(name, _)| !is_set(name)).map(|(name, value)| (name.to_owned(), value));
         let rendered = self.template.compiled.render(own.chain(self.variables.iter().cloned()), self.now);
         rendered.map(|(text, generation)| Rendered { text, generation }).map_err(failed)
+    }
+}
+
+impl Talk for &Growing<'_> {
+    type Error = TemplateError;
+
+    fn render(&mut self, view: View<'_>, without: &Range<usize>) -> Result<String, TemplateError> {
+        self.view(view, without)
+    }
+
+    /// Nothing is ever added to a conversation that is only looked at.
+    fn edited(
+        &mut self,
+        message_idx: usize,
+        _edit: Edit<'_>,
+        without: &Range<usize>,
+    ) -> Result<String, TemplateError> {
+        self.view(View::prompt(message_idx), without)
     }
 }
 

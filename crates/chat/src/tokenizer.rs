@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde_json::Value;
 use tokenizers::models::bpe::BPE;
@@ -14,8 +14,8 @@ use tokenizers::{
     AddedToken, DecoderWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper, TokenizerImpl,
 };
 
+use super::files::{BadFile, read, read_gguf, read_json};
 use super::vocabulary::{Vocabulary, VocabularyError};
-use crate::gguf::Gguf;
 use backsight_core::hash::sha256;
 use backsight_core::tokens::{OutOfVocabulary, TokenId, check_ids};
 
@@ -23,21 +23,11 @@ use backsight_core::tokens::{OutOfVocabulary, TokenId, check_ids};
 #[derive(Debug, thiserror::Error)]
 pub enum TokenizerError {
     /// A file is missing or unreadable.
-    #[error("{}: {why}", path.display())]
-    Unreadable {
-        /// Which file.
-        path: PathBuf,
-        /// What the system said.
-        why: String,
-    },
+    #[error(transparent)]
+    Unreadable(#[from] BadFile),
     /// A file is there but is not what it should be.
-    #[error("{}: {why}", path.display())]
-    Broken {
-        /// Which file.
-        path: PathBuf,
-        /// What is wrong with it.
-        why: String,
-    },
+    #[error(transparent)]
+    Broken(BadFile),
     /// The tokenizer refused a text or ids.
     #[error("the tokenizer failed: {0}")]
     Failed(String),
@@ -50,10 +40,8 @@ impl TokenizerError {
     /// What to do about it.
     pub fn help(&self) -> &'static str {
         match self {
-            Self::Unreadable { .. } => {
-                "name a model directory that holds tokenizer.json, or that file itself"
-            }
-            Self::Broken { .. } => "download the file again, or export it with save_pretrained",
+            Self::Unreadable(_) => "name a model directory that holds tokenizer.json, or that file itself",
+            Self::Broken(_) => "download the file again, or export it with save_pretrained",
             Self::Vocabulary(_) => "name a model directory with tokenizer.json by --tokenizer",
             Self::Failed(_) => "check that the tokenizer belongs to the model",
         }
@@ -87,9 +75,9 @@ impl Tokenizer {
         }
         let file = if path.is_dir() { path.join("tokenizer.json") } else { path.to_owned() };
         let dir = file.parent().unwrap_or(Path::new("."));
-        let mut tokenizer = Self::from_json(&read(&file)?)
-            .map_err(|why| TokenizerError::Broken { path: file.clone(), why: why.to_string() })?;
-        let beside = Beside::read(dir)?;
+        let mut tokenizer =
+            Self::from_json(&read(&file)?).map_err(|why| TokenizerError::Broken(BadFile::new(&file, why)))?;
+        let beside = Beside::read(dir).map_err(TokenizerError::Broken)?;
         if let Some(vocab_size) = beside.vocab_size() {
             tokenizer.vocab_size = vocab_size;
         }
@@ -98,12 +86,8 @@ impl Tokenizer {
     }
 
     fn from_gguf(path: &Path) -> Result<Self, TokenizerError> {
-        let unreadable = |why: String| TokenizerError::Unreadable { path: path.to_owned(), why };
-        let file = std::fs::File::open(path).map_err(|error| unreadable(error.to_string()))?;
-        let gguf =
-            Gguf::read(std::io::BufReader::new(file)).map_err(|error| unreadable(error.to_string()))?;
-        let tokenizer = Self::from_vocabulary(&Vocabulary::from_gguf(&gguf));
-        tokenizer.map_err(|error| TokenizerError::Broken { path: path.to_owned(), why: error.to_string() })
+        let tokenizer = Self::from_vocabulary(&Vocabulary::from_gguf(&read_gguf(path)?));
+        tokenizer.map_err(|why| TokenizerError::Broken(BadFile::new(path, why)))
     }
 
     /// From what a GGUF file says about it.
@@ -304,7 +288,7 @@ struct Beside {
 }
 
 impl Beside {
-    fn read(dir: &Path) -> Result<Self, TokenizerError> {
+    fn read(dir: &Path) -> Result<Self, BadFile> {
         Ok(Self {
             model: read_json(&dir.join("config.json"))?,
             generation: read_json(&dir.join("generation_config.json"))?,
@@ -341,20 +325,6 @@ fn collect_ids(value: Option<&Value>, ids: &mut Vec<TokenId>) {
         None => &[],
     };
     ids.extend(values.iter().filter_map(|value| TokenId::try_from(value.as_u64()?).ok()));
-}
-
-fn read(path: &Path) -> Result<Vec<u8>, TokenizerError> {
-    std::fs::read(path)
-        .map_err(|error| TokenizerError::Unreadable { path: path.to_owned(), why: error.to_string() })
-}
-
-/// A file that may be missing, but must be JSON if it is there.
-fn read_json(path: &Path) -> Result<Value, TokenizerError> {
-    if !path.exists() {
-        return Ok(Value::Null);
-    }
-    serde_json::from_slice(&read(path)?)
-        .map_err(|error| TokenizerError::Broken { path: path.to_owned(), why: format!("not JSON: {error}") })
 }
 
 fn failed(error: tokenizers::Error) -> TokenizerError {

@@ -10,10 +10,10 @@ use serde_json::{Value, json};
 use super::jinja::python_str;
 use super::parse::object_dumps;
 use super::parts::text_of_parts;
-use super::probe::{calls, function, mark};
+use super::probe::{calls, function, mark, role, texts};
 use super::template::{RenderInput, Template};
 use backsight_core::episode::ToolText;
-use backsight_core::python::{JsonStyle, json_dumps};
+use backsight_core::python::dumps;
 
 /// The conversation with its tools written as text; it is to be rendered without tools.
 pub fn apply(choice: ToolText, template: &Template, input: &RenderInput<'_>) -> Vec<Value> {
@@ -49,10 +49,6 @@ fn hermes(messages: &[Value], tools: Option<&[Value]>, tool_role: bool) -> Vec<V
     out
 }
 
-fn role(message: &Value) -> &str {
-    message.get("role").and_then(Value::as_str).unwrap_or_default()
-}
-
 /// The messages with the tools explained at the end of the system message.
 fn with_schemas(messages: &[Value], tools: &[Value]) -> Vec<Value> {
     let mut messages = messages.to_vec();
@@ -62,7 +58,7 @@ fn with_schemas(messages: &[Value], tools: &[Value]) -> Vec<Value> {
     let explained = explain(tools);
     match messages.first_mut() {
         Some(first) if role(first) == "system" => {
-            let text = text_of(first.get("content"));
+            let text = texts(first).concat();
             let gap = if text.is_empty() { "" } else { "\n\n" };
             set_content(first, format!("{text}{gap}{explained}"));
         }
@@ -83,13 +79,9 @@ fn explain(tools: &[Value]) -> String {
     )
 }
 
-fn dumps(value: &Value) -> String {
-    json_dumps(value, &JsonStyle::transformers())
-}
-
 /// The assistant message with its calls at the end of its text.
 fn with_call_text(mut message: Value) -> Value {
-    let text = text_of(message.get("content"));
+    let text = texts(&message).concat();
     let mut parts: Vec<String> = (!text.is_empty()).then_some(text).into_iter().collect();
     parts.extend(calls(&message).iter().map(call_text));
     set_content(&mut message, parts.join("\n"));
@@ -113,10 +105,10 @@ fn call_text(call: &Value) -> String {
 /// Adds a tool's result to the user message before it, if that holds results too: templates that
 /// want turns to alternate see one turn.
 fn push_result(out: &mut Vec<Value>, message: &Value) {
-    let wrapped = format!("<tool_response>\n{}\n</tool_response>", text_of(message.get("content")));
+    let wrapped = format!("<tool_response>\n{}\n</tool_response>", texts(message).concat());
     match out.last_mut() {
-        Some(last) if role(last) == "user" && text_of(last.get("content")).ends_with("</tool_response>") => {
-            let joined = format!("{}\n{wrapped}", text_of(last.get("content")));
+        Some(last) if role(last) == "user" && texts(last).concat().ends_with("</tool_response>") => {
+            let joined = format!("{}\n{wrapped}", texts(last).concat());
             set_content(last, joined);
         }
         _ => out.push(json!({"role": "user", "content": wrapped})),
@@ -126,15 +118,6 @@ fn push_result(out: &mut Vec<Value>, message: &Value) {
 fn set_content(message: &mut Value, text: String) {
     if let Some(fields) = message.as_object_mut() {
         fields.insert("content".to_owned(), Value::String(text));
-    }
-}
-
-/// A message's text; parts are joined.
-fn text_of(content: Option<&Value>) -> String {
-    match content {
-        Some(Value::String(text)) => text.clone(),
-        Some(Value::Array(parts)) => parts.iter().filter_map(|part| part.get("text")?.as_str()).collect(),
-        _ => String::new(),
     }
 }
 
@@ -152,7 +135,7 @@ fn flatten_message(message: &Value) -> Value {
             json!({"role": "user", "content": format!("[Tool Result: {name}]\n{content}")})
         }
         "assistant" if !calls(message).is_empty() => {
-            let text = text_of(message.get("content"));
+            let text = texts(message).concat();
             let mut parts: Vec<String> = (!text.is_empty()).then_some(text).into_iter().collect();
             parts.extend(calls(message).iter().map(flatten_call));
             json!({"role": "assistant", "content": parts.join("\n")})

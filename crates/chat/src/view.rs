@@ -1,4 +1,10 @@
 //! Which part of a conversation is rendered: the question that spans ask a template.
+//!
+//! Owns [`Talk`], whoever answers it.
+
+use std::ops::Range;
+
+use backsight_core::lens::Edit;
 
 /// Which part of a conversation is to be rendered, and how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,3 +31,20 @@ impl View<'static> {
 
 /// Renders a part of a conversation.
 pub type Render<'r, E> = dyn FnMut(View<'_>) -> Result<String, E> + 'r;
+
+/// A conversation that can be rendered, also as if some of its messages were not in it.
+pub trait Talk {
+    /// Why something cannot be rendered.
+    type Error;
+
+    /// Renders a part of it.
+    fn render(&mut self, view: View<'_>, without: &Range<usize>) -> Result<String, Self::Error>;
+
+    /// Renders the prompt before the message at `message_idx` with something added to it.
+    fn edited(
+        &mut self,
+        message_idx: usize,
+        edit: Edit<'_>,
+        without: &Range<usize>,
+    ) -> Result<String, Self::Error>;
+}

@@ -7,7 +7,7 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::gguf::{self, Gguf};
+use crate::gguf::Gguf;
 use backsight_core::tokens::TokenId;
 
 /// What a GGUF file says about its tokens.
@@ -91,12 +91,12 @@ impl Vocabulary {
     /// As a GGUF file's metadata tells it; a list that is missing is empty, and refused when the tokenizer is built.
     pub fn from_gguf(gguf: &Gguf) -> Self {
         let get = |key: &str| gguf.metadata.get(&format!("tokenizer.ggml.{key}"));
-        let text = |key: &str| get(key).and_then(gguf::Value::as_str).unwrap_or_default().to_owned();
-        let list = |key: &str| get(key).and_then(gguf::Value::as_list).unwrap_or_default();
+        let text = |key: &str| get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
+        let list = |key: &str| get(key).and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
         let texts =
             |key: &str| list(key).iter().map(|it| it.as_str().unwrap_or_default().to_owned()).collect();
-        let id = |key: &str| get(key)?.as_usize().and_then(|id| TokenId::try_from(id).ok());
-        let types = list("token_type").iter().map(|it| it.as_usize().unwrap_or_default() as i64).collect();
+        let id = |key: &str| get(key)?.as_u64().and_then(|id| TokenId::try_from(id).ok());
+        let types = list("token_type").iter().map(|it| it.as_i64().unwrap_or_default()).collect();
         Self {
             model: text("model"),
             pre: text("pre"),
@@ -104,7 +104,7 @@ impl Vocabulary {
             types,
             merges: texts("merges"),
             bos: id("bos_token_id"),
-            add_bos: get("add_bos_token").and_then(gguf::Value::as_bool).unwrap_or(false),
+            add_bos: get("add_bos_token").and_then(Value::as_bool).unwrap_or(false),
             ends: ["eos_token_id", "eot_token_id", "eom_token_id"].iter().filter_map(|key| id(key)).collect(),
         }
     }

@@ -110,6 +110,17 @@ impl Message {
             name: None,
         }
     }
+
+    /// About how many bytes its text, its thinking and its calls have.
+    pub fn n_bytes(&self) -> usize {
+        let arguments = |call: &ToolCall| match &call.arguments {
+            Arguments::Object(object) => object.values().map(|value| value.to_string().len()).sum(),
+            Arguments::Text(text) => text.len(),
+        };
+        let content = self.content.as_ref().map_or(0, |content| content.text().len());
+        let calls: usize = self.tool_calls.iter().map(arguments).sum();
+        content + self.reasoning.as_ref().map_or(0, String::len) + calls
+    }
 }
 
 /// A named way to write tools into a conversation whose template ignores them.

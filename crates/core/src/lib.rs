@@ -10,7 +10,7 @@
 //!
 //! // The first job's tokens begin the second's, so one request scores both.
 //! let job = |tokens: &[u32], at| ScoreJob::new(tokens.into(), vec![TokenSpan::at(at, 1)], 0).unwrap();
-//! let plan = plan(&[job(&[5, 6, 7], 2), job(&[5, 6, 7, 8], 3)], &Backend::SGLANG);
+//! let plan = plan(&[job(&[5, 6, 7], 2), job(&[5, 6, 7, 8], 3)], &Backend::CACHING);
 //! assert_eq!(plan.requests.len(), 1);
 //! ```
 
@@ -27,3 +27,4 @@ pub mod python;
 pub mod score;
 pub mod subtasks;
 pub mod tokens;
+pub mod tree;

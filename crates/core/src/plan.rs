@@ -1,7 +1,6 @@
 //! Which requests give the scores that are asked for, at the least cost.
 //!
-//! Owns the token tree over all jobs of a run, the plan made from it and the way back from answers to
-//! jobs. The logprob of a token depends on nothing but the tokens before it, so every place in the tree
+//! Owns the plan made from a token tree and the jobs in it, and the way back from answers to jobs. The logprob of a token depends on nothing but the tokens before it, so every place in the tree
 //! is scored once, whoever asks for it: a job that is a prefix of another rides along in the other's
 //! pass, and branches of a common trunk pay for the trunk once where the backend keeps it. There is one
 //! request for each leaf. Leaves are visited depth first, the deepest first: so the trunk is computed by
@@ -11,12 +10,13 @@
 //! Deliberately absent: sending requests, and hoping; the cached tokens told here are expected under
 //! the backend's rule, what a server really found is in its answer.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::score::{Absence, ScoreJob, SpanScore, TokenScore};
+use crate::score::{Absence, ScoreJob, SpanScore, TokenScore, end_needed, first_needed};
 use crate::tokens::{TokenId, TokenSpan, TopK};
+use crate::tree::{ROOT, Tip, TokenTree};
 
 /// What a backend does with a request for scores, as far as its cost goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,19 +30,38 @@ pub struct Backend {
 }
 
 impl Backend {
-    /// SGLang: the cached prefix reaches up to `logprob_start_len`.
-    pub const SGLANG: Self = Self { caches_scores: true, start_index: true, max_scored: None };
-    /// vLLM: prompt logprobs are computed from the first token on, every time.
-    pub const VLLM: Self = Self { caches_scores: false, start_index: false, max_scored: None };
-    /// The embedded engine keeps what it has computed.
-    pub const EMBEDDED: Self = Self::SGLANG;
+    /// The cached prefix reaches up to the first scored token.
+    pub const CACHING: Self = Self { caches_scores: true, start_index: true, max_scored: None };
+    /// The logprobs of a prompt are computed from its first token on, every time.
+    pub const RECOMPUTING: Self = Self { caches_scores: false, start_index: false, max_scored: None };
+}
+
+/// Spans to be scored of a sequence in a tree.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TipJob {
+    /// Context and what is scored.
+    pub tip: Tip,
+    /// What is to be scored, inside the sequence, in the order of the answer.
+    pub spans: Vec<TokenSpan>,
+    /// How many candidates per position; 0 asks for the given token only.
+    pub top_k: usize,
+}
+
+impl TipJob {
+    fn first_needed(&self) -> Option<usize> {
+        first_needed(&self.spans)
+    }
+
+    fn end_needed(&self) -> usize {
+        end_needed(&self.spans)
+    }
 }
 
 /// One request of a plan.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PlannedRequest {
     /// What to ask: tokens up to the last needed one, and the spans that are needed.
-    pub ask: ScoreJob,
+    ask: TipJob,
     /// The request whose tokens this one expects to find cached. It should have been answered before this one is sent.
     pub after: Option<usize>,
     /// How many tokens it expects to find there.
@@ -52,7 +71,7 @@ pub struct PlannedRequest {
 impl PlannedRequest {
     /// How many tokens are sent.
     pub fn n_tokens(&self) -> usize {
-        self.ask.tokens().len()
+        self.ask.tip.len()
     }
 }
 
@@ -88,9 +107,11 @@ impl std::ops::AddAssign for Figures {
     }
 }
 
-/// The requests that serve a list of jobs.
-#[derive(Clone, Debug, PartialEq)]
+/// The requests that serve a list of jobs. Their tokens stay in the tree until somebody asks.
+#[derive(Clone, Debug)]
 pub struct Plan {
+    tree: Arc<TokenTree>,
+    jobs: Vec<TipJob>,
     /// In the order to send them; each depends only on earlier ones.
     pub requests: Vec<PlannedRequest>,
     /// What it costs.
@@ -117,16 +138,28 @@ pub struct Unanswered {
 
 /// Plans the requests for `jobs`.
 pub fn plan(jobs: &[ScoreJob], backend: &Backend) -> Plan {
-    let mut tree = Tree::new(jobs);
-    let mut requests = Vec::new();
-    for leaf in tree.leaves_depth_first() {
-        tree.request_leaf(leaf, backend, &mut requests);
-    }
-    let parts = (0..jobs.len()).map(|job| tree.parts(job)).collect();
-    Plan { figures: figures(jobs, &requests), requests, parts }
+    let mut tree = TokenTree::default();
+    let job = |job: &ScoreJob| TipJob {
+        tip: tree.grow(Tip::EMPTY, job.tokens()),
+        spans: job.spans().to_vec(),
+        top_k: job.top_k(),
+    };
+    let jobs = jobs.iter().map(job).collect();
+    plan_tree(Arc::new(tree), jobs, backend)
 }
 
-fn figures(jobs: &[ScoreJob], requests: &[PlannedRequest]) -> Figures {
+/// Plans the requests for jobs whose sequences are in a tree.
+pub fn plan_tree(tree: Arc<TokenTree>, jobs: Vec<TipJob>, backend: &Backend) -> Plan {
+    let mut paths = Paths::new(&tree, &jobs);
+    let mut requests = Vec::new();
+    for leaf in paths.leaves_depth_first() {
+        paths.request_leaf(leaf, backend, &mut requests);
+    }
+    let parts = jobs.iter().map(|job| paths.parts(job)).collect();
+    Plan { figures: figures(&jobs, &requests), requests, parts, jobs, tree }
+}
+
+fn figures(jobs: &[TipJob], requests: &[PlannedRequest]) -> Figures {
     let needed = jobs.iter().filter(|job| job.first_needed().is_some());
     Figures {
         naive_tokens: needed.clone().map(|job| job.end_needed() as u64).sum(),
@@ -138,6 +171,25 @@ fn figures(jobs: &[ScoreJob], requests: &[PlannedRequest]) -> Figures {
 }
 
 impl Plan {
+    /// How many jobs it serves.
+    pub fn n_jobs(&self) -> usize {
+        self.jobs.len()
+    }
+
+    /// A request as it is sent; none if its sequence is empty.
+    pub fn ask(&self, request: usize) -> Option<ScoreJob> {
+        self.written_out(&self.requests[request].ask)
+    }
+
+    /// A job as it is sent alone; none if its sequence is empty.
+    pub fn job(&self, job: usize) -> Option<ScoreJob> {
+        self.written_out(&self.jobs[job])
+    }
+
+    fn written_out(&self, TipJob { tip, spans, top_k }: &TipJob) -> Option<ScoreJob> {
+        ScoreJob::new(Arc::from(self.tree.all(*tip)), spans.clone(), *top_k).ok()
+    }
+
     /// The requests a job's answer is made of.
     pub fn requests_of(&self, job_idx: usize) -> BTreeSet<usize> {
         self.parts[job_idx].iter().map(|part| part.request).collect()
@@ -146,24 +198,23 @@ impl Plan {
     /// Puts one job's scores together from the answers of its requests, each given by its index.
     pub fn assemble<'a>(
         &self,
-        jobs: &[ScoreJob],
         job_idx: usize,
         answer: impl Fn(usize) -> Option<&'a [SpanScore]>,
     ) -> Result<Vec<SpanScore>, Unanswered> {
-        let job = &jobs[job_idx];
+        let job = &self.jobs[job_idx];
         // Position 0 is in no request: nothing precedes it.
         let first = |span: &TokenSpan| span.contains(0).then(no_context);
         let mut scores: Vec<Vec<TokenScore>> =
-            job.spans().iter().map(|span| Vec::from_iter(first(span))).collect();
+            job.spans.iter().map(|span| Vec::from_iter(first(span))).collect();
         for part in &self.parts[job_idx] {
             let asked = &self.requests[part.request].ask;
             let found = answer(part.request).and_then(|answer| positions_of(asked, answer, &part.positions));
             let found = found.ok_or(Unanswered { request: part.request })?;
-            let given = &job.tokens()[part.positions.clone()];
-            let cut = found.iter().zip(given).map(|(score, token)| cut_back(score, job.top_k(), *token));
+            let given = self.tree.tokens(job.tip, part.positions.clone());
+            let cut = found.iter().zip(given).map(|(score, token)| cut_back(score, job.top_k, token));
             scores[part.span_idx].extend(cut);
         }
-        let spans = job.spans().iter().zip(scores).map(|(span, scores)| SpanScore::new(*span, scores));
+        let spans = job.spans.iter().zip(scores).map(|(span, scores)| SpanScore::new(*span, scores));
         let any_request = self.parts[job_idx].first().map_or(0, |part| part.request);
         spans.collect::<Result<_, _>>().map_err(|_| Unanswered { request: any_request })
     }
@@ -175,12 +226,12 @@ fn no_context() -> TokenScore {
 
 /// The scores of positions that lie inside one span of what was asked.
 fn positions_of<'a>(
-    asked: &ScoreJob,
+    asked: &TipJob,
     answer: &'a [SpanScore],
     positions: &Range<usize>,
 ) -> Option<&'a [TokenScore]> {
-    let idx = asked.spans().partition_point(|span| span.end() <= positions.start);
-    let span = answer.get(idx).filter(|it| asked.spans().get(idx) == Some(&it.span()))?;
+    let idx = asked.spans.partition_point(|span| span.end() <= positions.start);
+    let span = answer.get(idx).filter(|it| asked.spans.get(idx) == Some(&it.span()))?;
     let start = positions.start.checked_sub(span.span().start())?;
     span.scores().get(start..start + positions.len())
 }
@@ -195,12 +246,14 @@ fn cut_back(score: &TokenScore, top_k: usize, given: TokenId) -> TokenScore {
     TokenScore { logprob: score.logprob.clone(), top: TopK::new(kept) }
 }
 
-/// A stretch of the token tree without a branch; its tokens are those of `source` at `begin..end`.
+/// What a plan knows about a node of the tree.
+#[derive(Clone, Default)]
 struct Node {
-    source: usize,
-    begin: usize,
-    end: usize,
-    parent: usize,
+    /// The first job that runs through; none if no job does.
+    first_job: Option<usize>,
+    /// Where the longest job that runs through ends.
+    deepest: usize,
+    /// The nodes behind it that jobs run through.
     children: Vec<usize>,
     /// Where logprobs are needed, in no order and overlapping.
     needed: Vec<Range<usize>>,
@@ -208,117 +261,64 @@ struct Node {
     top_k: usize,
     /// The requests that first passed through, once there are any.
     passed_by: Option<Range<usize>>,
-    /// Which request scores which of the needed positions.
+    /// Which request scores which of the needed positions, in order.
     served: Vec<(Range<usize>, usize)>,
 }
 
-/// The root, which has no tokens and is its own parent.
-const ROOT: usize = 0;
-
-/// The tree of all jobs' tokens, each job cut behind the last token it needs.
-struct Tree<'j> {
-    jobs: &'j [ScoreJob],
+/// The nodes that jobs run through, each job cut behind the last token it needs.
+struct Paths<'j> {
+    tree: &'j TokenTree,
     nodes: Vec<Node>,
-    /// The child of a node that begins with a token: a root may have as many as there are tokens.
-    child_by_token: HashMap<(usize, TokenId), usize>,
-    /// The node each job ends in; none for a job that needs nothing.
-    ends: Vec<Option<usize>>,
 }
 
-impl<'j> Tree<'j> {
-    fn new(jobs: &'j [ScoreJob]) -> Self {
-        let mut tree = Self { jobs, nodes: Vec::new(), child_by_token: HashMap::new(), ends: Vec::new() };
-        tree.add(0, 0, 0, ROOT);
-        for (idx, job) in jobs.iter().enumerate() {
-            let end = job.first_needed().map(|_| tree.insert(idx));
-            tree.ends.push(end);
+impl<'j> Paths<'j> {
+    fn new(tree: &'j TokenTree, jobs: &[TipJob]) -> Self {
+        let mut paths = Self { tree, nodes: vec![Node::default(); tree.n_nodes()] };
+        for (idx, job) in jobs.iter().enumerate().filter(|(_, job)| job.first_needed().is_some()) {
+            let end = tree.cut(job.tip, job.end_needed());
+            let node = &mut paths.nodes[tree.node(end)];
+            node.first_job.get_or_insert(idx);
+            node.deepest = node.deepest.max(end.len());
+            paths.mark_needed(job);
         }
-        for idx in 0..jobs.len() {
-            tree.mark_needed(idx);
-        }
-        tree
+        paths.tell_parents();
+        paths
     }
 
-    fn add(&mut self, source: usize, begin: usize, end: usize, parent: usize) -> usize {
-        let (children, needed, served) = (Vec::new(), Vec::new(), Vec::new());
-        self.nodes.push(Node {
-            source,
-            begin,
-            end,
-            parent,
-            children,
-            needed,
-            top_k: 0,
-            passed_by: None,
-            served,
-        });
-        self.nodes.len() - 1
-    }
-
-    fn tokens(&self, node: &Node) -> &'j [TokenId] {
-        &self.jobs[node.source].tokens()[node.begin..node.end]
-    }
-
-    /// Adds a job's tokens and gives the node they end in.
-    fn insert(&mut self, job: usize) -> usize {
-        let tokens = &self.jobs[job].tokens()[..self.jobs[job].end_needed()];
-        let (mut node, mut depth) = (ROOT, 0);
-        while depth < tokens.len() {
-            let Some(&child) = self.child_by_token.get(&(node, tokens[depth])) else {
-                let leaf = self.add(job, depth, tokens.len(), node);
-                self.nodes[node].children.push(leaf);
-                self.child_by_token.insert((node, tokens[depth]), leaf);
-                return leaf;
-            };
-            let shared = common_prefix(self.tokens(&self.nodes[child]), &tokens[depth..]);
-            depth += shared;
-            node = if depth == self.nodes[child].end { child } else { self.split(child, depth) };
-        }
-        node
-    }
-
-    /// Splits a node so that its upper part ends at `depth`; gives that part.
-    fn split(&mut self, child: usize, depth: usize) -> usize {
-        let Node { source, begin, parent, .. } = self.nodes[child];
-        let upper = self.add(source, begin, depth, parent);
-        let tokens = self.jobs[source].tokens();
-        self.nodes[upper].children.push(child);
-        self.nodes[child].begin = depth;
-        self.nodes[child].parent = upper;
-        let slot = self.nodes[parent].children.iter_mut().find(|it| **it == child);
-        slot.into_iter().for_each(|it| *it = upper);
-        self.child_by_token.insert((parent, tokens[begin]), upper);
-        self.child_by_token.insert((upper, tokens[depth]), child);
-        upper
-    }
-
-    fn mark_needed(&mut self, job: usize) {
-        let top_k = self.jobs[job].top_k();
-        for span in self.jobs[job].spans() {
+    fn mark_needed(&mut self, job: &TipJob) {
+        for span in &job.spans {
             for (node, positions) in self.overlaps(job, *span) {
                 self.nodes[node].needed.push(positions);
-                self.nodes[node].top_k = self.nodes[node].top_k.max(top_k);
+                self.nodes[node].top_k = self.nodes[node].top_k.max(job.top_k);
             }
         }
     }
 
     /// The nodes a job's span runs through, upwards, with its positions in each. Position 0 is in none.
-    fn overlaps(&self, job: usize, span: TokenSpan) -> Vec<(usize, Range<usize>)> {
-        let positions = span.start().max(1)..span.end();
-        let mut found = Vec::new();
-        let Some(mut node) = self.ends[job].filter(|_| !positions.is_empty()) else { return found };
-        while node != ROOT && self.nodes[node].end > positions.start {
-            found.extend(
-                overlap(&positions, self.nodes[node].begin..self.nodes[node].end).map(|it| (node, it)),
-            );
-            node = self.nodes[node].parent;
+    fn overlaps(
+        &self,
+        job: &TipJob,
+        span: TokenSpan,
+    ) -> impl Iterator<Item = (usize, Range<usize>)> + use<'j> {
+        self.tree.path(job.tip, span.start().max(1)..span.end())
+    }
+
+    /// Tells every node of those behind it, the last ones first.
+    fn tell_parents(&mut self) {
+        let mut order: Vec<usize> = (ROOT + 1..self.nodes.len()).collect();
+        order.sort_by_key(|node| usize::MAX - self.tree.positions(*node).start);
+        for node in order {
+            let (first, deepest) = (self.nodes[node].first_job, self.nodes[node].deepest);
+            let Some(first) = first else { continue };
+            let parent = &mut self.nodes[self.tree.parent(node)];
+            parent.first_job = Some(parent.first_job.map_or(first, |own| own.min(first)));
+            parent.deepest = parent.deepest.max(deepest);
+            parent.children.push(node);
         }
-        found
     }
 
     /// The leaves, the deepest branch of every node first; trees that share nothing keep the jobs' order.
     fn leaves_depth_first(&self) -> Vec<usize> {
-        let depths = self.subtree_depths();
         let mut leaves = Vec::new();
         let mut stack = vec![ROOT];
         while let Some(node) = stack.pop() {
@@ -326,25 +326,12 @@ impl<'j> Tree<'j> {
             if children.is_empty() && node != ROOT {
                 leaves.push(node);
             }
-            if node != ROOT {
-                children.sort_by_key(|child| (usize::MAX - depths[*child], self.nodes[*child].source));
-            }
+            let depth =
+                |child: &usize| if node == ROOT { 0 } else { usize::MAX - self.nodes[*child].deepest };
+            children.sort_by_key(|child| (depth(child), self.nodes[*child].first_job));
             stack.extend(children.into_iter().rev());
         }
         leaves
-    }
-
-    /// How deep the deepest leaf below each node lies.
-    fn subtree_depths(&self) -> Vec<usize> {
-        let mut depths = vec![0; self.nodes.len()];
-        for (leaf, node) in self.nodes.iter().enumerate().filter(|(_, node)| node.children.is_empty()) {
-            let mut above = leaf;
-            while depths[above] < node.end {
-                depths[above] = node.end;
-                above = self.nodes[above].parent;
-            }
-        }
-        depths
     }
 
     /// Adds the requests for what is needed between the part of the tree already passed and a leaf.
@@ -353,22 +340,20 @@ impl<'j> Tree<'j> {
         let needed = merged(path.iter().flat_map(|node| self.nodes[*node].needed.clone()).collect());
         let top_k = path.iter().map(|node| self.nodes[*node].top_k).max().unwrap_or(0);
         let first_request = requests.len();
-        let mut present = self.nodes[trunk].end;
+        let mut present = self.tree.positions(trunk).end;
         for piece in pieces(needed, backend) {
             let (Some(first), Some(last)) = (piece.first(), piece.last()) else { continue };
             let (start, end) = (first.start - 1, last.end);
             let cached = if backend.caches_scores { present.min(start) } else { 0 };
             let after = self.provider(trunk, requests, first_request, cached);
             for node in &path {
-                let own = self.nodes[*node].begin..self.nodes[*node].end;
-                let served = piece.iter().filter_map(|it| Some((overlap(it, own.clone())?, requests.len())));
+                let own = self.tree.positions(*node);
+                let served = within(&piece, &own, Range::clone).map(|(it, _)| (it, requests.len()));
                 self.nodes[*node].served.extend(served);
             }
-            requests.extend(self.ask(leaf, end, &piece, top_k).map(|ask| PlannedRequest {
-                ask,
-                after,
-                cached,
-            }));
+            let spans = piece.iter().map(|it| TokenSpan::at(it.start, it.len())).collect();
+            let ask = TipJob { tip: self.tree.at(leaf, end), spans, top_k };
+            requests.push(PlannedRequest { ask, after, cached });
             present = end;
         }
         for node in path {
@@ -381,7 +366,7 @@ impl<'j> Tree<'j> {
         let (mut node, mut path) = (leaf, Vec::new());
         while node != ROOT && self.nodes[node].passed_by.is_none() {
             path.push(node);
-            node = self.nodes[node].parent;
+            node = self.tree.parent(node);
         }
         path.reverse();
         (node, path)
@@ -398,34 +383,36 @@ impl<'j> Tree<'j> {
         let passed = self.nodes[trunk].passed_by.clone().filter(|_| cached > 0);
         let from_trunk = passed.and_then(|mut passed| passed.find(|idx| requests[*idx].n_tokens() >= cached));
         let before = (cached > 0 && requests.len() > first_request).then(|| requests.len() - 1);
-        if cached <= self.nodes[trunk].end { from_trunk.or(before) } else { before }
-    }
-
-    /// The request itself. Tokens are shared with the job they come from where all of them are sent.
-    fn ask(&self, leaf: usize, end: usize, piece: &[Range<usize>], top_k: usize) -> Option<ScoreJob> {
-        let source = self.jobs[self.nodes[leaf].source].tokens();
-        let tokens = if end == source.len() { Arc::clone(source) } else { Arc::from(&source[..end]) };
-        let spans = piece.iter().map(|it| TokenSpan::at(it.start, it.len())).collect();
-        ScoreJob::new(tokens, spans, top_k).ok()
+        if cached <= self.tree.positions(trunk).end { from_trunk.or(before) } else { before }
     }
 
     /// Where a job's positions are scored.
-    fn parts(&self, job: usize) -> Vec<Part> {
+    fn parts(&self, job: &TipJob) -> Vec<Part> {
         let mut parts = Vec::new();
-        for (span_idx, span) in self.jobs[job].spans().iter().enumerate() {
-            for (node, positions) in self.overlaps(job, *span).into_iter().rev() {
-                let served = self.nodes[node].served.iter();
-                let own =
-                    served.filter_map(|(it, request)| Some((overlap(it, positions.clone())?, *request)));
-                parts.extend(own.map(|(positions, request)| Part { span_idx, positions, request }));
+        for (span_idx, span) in job.spans.iter().enumerate() {
+            let own: Vec<_> = self.overlaps(job, *span).collect();
+            for (node, positions) in own.into_iter().rev() {
+                let served = within(&self.nodes[node].served, &positions, |(it, _)| it.clone());
+                parts.extend(served.map(|(positions, (_, request))| Part {
+                    span_idx,
+                    positions,
+                    request: *request,
+                }));
             }
         }
         parts
     }
 }
 
-fn common_prefix(a: &[TokenId], b: &[TokenId]) -> usize {
-    a.iter().zip(b).take_while(|(a, b)| a == b).count()
+/// Those of some ranges in order that overlap another, and where.
+fn within<'r, T>(
+    all: &'r [T],
+    own: &Range<usize>,
+    range: impl Fn(&T) -> Range<usize>,
+) -> impl Iterator<Item = (Range<usize>, &'r T)> {
+    let first = all.partition_point(|it| range(it).end <= own.start);
+    let own = own.clone();
+    all[first..].iter().map_while(move |it| Some((overlap(&range(it), own.clone())?, it)))
 }
 
 fn overlap(a: &Range<usize>, b: Range<usize>) -> Option<Range<usize>> {

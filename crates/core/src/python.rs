@@ -1,7 +1,7 @@
-//! How CPython writes floats and JSON.
+//! How CPython writes floats and JSON, and reads escapes in strings.
 //!
 //! Chat templates and tool-call formats grew up beside `json.dumps` and `repr`, so prompts contain
-//! their exact bytes. Owns those two; reading JSON is left to `serde_json` and `chat::parse`.
+//! their exact bytes. Owns these; reading JSON is left to `serde_json` and `chat::parse`.
 //!
 //! One thing cannot be told apart here: `serde_json` reads an integer beyond 64 bits, and `-0`, as
 //! a float, so such a `Value` is written as a float.
@@ -93,6 +93,11 @@ impl JsonStyle {
     pub fn indented(self, indent: impl Into<String>) -> Self {
         Self { indent: Some(indent.into()), item_separator: ",".to_owned(), ..self }
     }
+}
+
+/// `json.dumps(value, ensure_ascii=False)`.
+pub fn dumps(value: &Value) -> String {
+    json_dumps(value, &JsonStyle::transformers())
 }
 
 /// What Python's `json.dumps` gives for a value.
@@ -205,4 +210,39 @@ fn push_utf16(out: &mut String, c: char) {
         // Writing to a string cannot fail.
         let _ = write!(out, "\\u{unit:04x}");
     }
+}
+
+/// Appends the character of the escape whose backslash has just been passed and returns what follows it; `None` for
+/// one that is broken, or names a character. An unknown escape stands for itself.
+pub fn unescape_one<'a>(after: &'a str, out: &mut String) -> Option<&'a str> {
+    let mut chars = after.chars();
+    let c = chars.next()?;
+    match c {
+        '\n' => {}
+        '\\' | '\'' | '"' => out.push(c),
+        'a' => out.push('\u{7}'),
+        'b' => out.push('\u{8}'),
+        'f' => out.push('\u{c}'),
+        'n' => out.push('\n'),
+        'r' => out.push('\r'),
+        't' => out.push('\t'),
+        'v' => out.push('\u{b}'),
+        'x' => return hex_escape(chars.as_str(), 2, out),
+        'u' => return hex_escape(chars.as_str(), 4, out),
+        'U' => return hex_escape(chars.as_str(), 8, out),
+        '0'..='7' => {
+            let n_digits = after.chars().take(3).take_while(|c| c.is_digit(8)).count();
+            out.push(char::from_u32(u32::from_str_radix(&after[..n_digits], 8).ok()?)?);
+            return Some(&after[n_digits..]);
+        }
+        'N' => return None,
+        _ => out.extend(['\\', c]),
+    }
+    Some(chars.as_str())
+}
+
+fn hex_escape<'a>(text: &'a str, n_digits: usize, out: &mut String) -> Option<&'a str> {
+    let digits = text.get(..n_digits).filter(|it| it.chars().all(|c| c.is_ascii_hexdigit()))?;
+    out.push(char::from_u32(u32::from_str_radix(digits, 16).ok()?)?);
+    Some(&text[n_digits..])
 }

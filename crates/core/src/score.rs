@@ -71,14 +71,22 @@ impl ScoreJob {
 
     /// The first position whose logprob is needed, if any span has one. Position 0 has no context and is never needed.
     pub fn first_needed(&self) -> Option<usize> {
-        let spans = self.spans.iter().filter(|span| span.end() > span.start().max(1));
-        spans.map(|span| span.start().max(1)).min()
+        first_needed(&self.spans)
     }
 
     /// One behind the last position whose logprob is needed; tokens from here on need not be sent.
     pub fn end_needed(&self) -> usize {
-        self.spans.iter().filter(|span| !span.is_empty()).map(|span| span.end()).max().unwrap_or(0)
+        end_needed(&self.spans)
     }
+}
+
+pub(crate) fn first_needed(spans: &[TokenSpan]) -> Option<usize> {
+    let spans = spans.iter().filter(|span| span.end() > span.start().max(1));
+    spans.map(|span| span.start().max(1)).min()
+}
+
+pub(crate) fn end_needed(spans: &[TokenSpan]) -> usize {
+    spans.iter().filter(|span| !span.is_empty()).map(|span| span.end()).max().unwrap_or(0)
 }
 
 /// Why a position has no logprob.

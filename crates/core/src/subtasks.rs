@@ -25,7 +25,7 @@ named!(Phase: Planning = "planning", Executing = "executing");
 
 /// Where a step stands in its plan.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Place {
+pub struct PlanPlace {
     /// Planning or executing.
     pub phase: Phase,
     /// The subtask it belongs to, where one is known.
@@ -37,9 +37,9 @@ pub struct Place {
 
 /// The places of all steps.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Places {
+pub struct PlanPlaces {
     /// One per assistant message, in order.
-    pub steps: Vec<Place>,
+    pub steps: Vec<PlanPlace>,
     /// How many subtasks the student itself brought to an end.
     pub completed: usize,
 }
@@ -53,11 +53,11 @@ pub fn subtask_ids(progress: &Progress) -> Vec<&str> {
 }
 
 /// Finds each step's place. `failed` are the messages in which a tool reported failure.
-pub fn places(messages: &[Message], failed: &[usize], progress: &Progress) -> Places {
+pub fn places(messages: &[Message], failed: &[usize], progress: &Progress) -> PlanPlaces {
     let ids = subtask_ids(progress);
     let transitions = transitions(messages, failed);
     let mut next = transitions.iter().peekable();
-    let mut state = State { phase: Phase::Planning, idx: None, completed: BTreeSet::new() };
+    let mut state = PlanState { phase: Phase::Planning, idx: None, completed: BTreeSet::new() };
     let mut steps = Vec::new();
     for (message_idx, message) in messages.iter().enumerate() {
         while let Some(transition) = next.next_if(|it| it.result_idx == message_idx) {
@@ -67,7 +67,7 @@ pub fn places(messages: &[Message], failed: &[usize], progress: &Progress) -> Pl
             steps.push(state.place(&ids, progress));
         }
     }
-    Places { steps, completed: state.completed.len() }
+    PlanPlaces { steps, completed: state.completed.len() }
 }
 
 /// The plan as the student submitted it, for records that do not keep it: the last one that was accepted.
@@ -87,13 +87,13 @@ pub fn read_plan(list: &[Value]) -> Option<Vec<Subtask>> {
     list.iter().map(subtask).collect()
 }
 
-struct State {
+struct PlanState {
     phase: Phase,
     idx: Option<usize>,
     completed: BTreeSet<usize>,
 }
 
-impl State {
+impl PlanState {
     fn apply(&mut self, transition: &Transition<'_>, ids: &[&str]) {
         let named = |key| {
             let name = transition.answer.get(key).and_then(Value::as_str)?;
@@ -112,10 +112,10 @@ impl State {
         }
     }
 
-    fn place(&self, ids: &[&str], progress: &Progress) -> Place {
+    fn place(&self, ids: &[&str], progress: &Progress) -> PlanPlace {
         let (phase, subtask) = match self.phase {
             Phase::Planning => {
-                return Place { phase: self.phase, subtask: None, reward: progress.plan_score };
+                return PlanPlace { phase: self.phase, subtask: None, reward: progress.plan_score };
             }
             Phase::Executing => (self.phase, self.idx.and_then(|idx| ids.get(idx))),
         };
@@ -125,7 +125,7 @@ impl State {
             found.map_or(0.0, |(_, score)| *score)
         };
         let reward = subtask.map(|id| score(id));
-        Place { phase, subtask: subtask.map(|id| (*id).to_owned()), reward }
+        PlanPlace { phase, subtask: subtask.map(|id| (*id).to_owned()), reward }
     }
 }
 

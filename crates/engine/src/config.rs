@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use super::kv::KvShape;
 use super::simd::LANES;
 use crate::hf_config::{HfConfig, HfRope};
-use backsight_chat::gguf::Value;
+use serde_json::Value;
 
 /// Why a model cannot be run by this engine.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -346,7 +346,7 @@ impl<'a> Keys<'a> {
     }
 
     fn optional(&self, key: &str) -> Option<usize> {
-        self.get(key).and_then(Value::as_usize)
+        self.get(key).and_then(Value::as_u64).and_then(|it| usize::try_from(it).ok())
     }
 
     fn usize(&self, key: &str) -> Result<usize, ConfigError> {
@@ -370,7 +370,7 @@ mod tests {
     fn config(more: &str) -> Result<Config, ConfigError> {
         let json = format!("{SMALL}{more}}}");
         // As a map first: the last of two equal keys wins.
-        let keys: serde_json::Value = serde_json::from_str(&json).unwrap();
+        let keys: Value = serde_json::from_str(&json).unwrap();
         Config::from_hf(&serde_json::from_value(keys).unwrap())
     }
 
@@ -409,10 +409,10 @@ mod tests {
 
     #[test]
     fn gguf_metadata_gives_the_same_configuration() {
-        let number = |key: &str, value: i64| (format!("llama.{key}"), Value::Int(value));
+        let number = |key: &str, value: i64| (format!("llama.{key}"), Value::from(value));
         let mut metadata = HashMap::from([
-            ("general.architecture".to_owned(), Value::Text("llama".to_owned())),
-            ("llama.attention.layer_norm_rms_epsilon".to_owned(), Value::Float(f64::from(1e-5f32))),
+            ("general.architecture".to_owned(), Value::from("llama")),
+            ("llama.attention.layer_norm_rms_epsilon".to_owned(), Value::from(f64::from(1e-5f32))),
             number("block_count", 2),
             number("embedding_length", 8),
             number("feed_forward_length", 16),
@@ -424,12 +424,12 @@ mod tests {
             |metadata: &_, divisors| Config::from_gguf(metadata, 10, |it| it == "output.weight", divisors);
         assert_eq!(read(&metadata, None), config(""));
         assert_eq!(read(&metadata, Some(&[8.0])).unwrap().frequencies, [0.125]);
-        metadata.insert("llama.rope.scaling.type".to_owned(), Value::Text("yarn".to_owned()));
+        metadata.insert("llama.rope.scaling.type".to_owned(), Value::from("yarn"));
         assert_eq!(
             read(&metadata, None).unwrap_err().to_string(),
             "rope.scaling.type = yarn is not supported"
         );
-        metadata.insert("general.architecture".to_owned(), Value::Text("gemma3".to_owned()));
+        metadata.insert("general.architecture".to_owned(), Value::from("gemma3"));
         assert_eq!(read(&metadata, None), Err(ConfigError::Architecture("gemma3".to_owned())));
     }
 }

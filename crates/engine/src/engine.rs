@@ -11,10 +11,10 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use super::config::Config;
 use super::constrain::Grammars;
-use super::forward::{Machine, Run};
+use super::forward::{Machine, Stretch};
 use super::head::{Answer, Ask};
 use super::kv::{Cache, KvTree, PAGE, common_prefix};
-use super::load::{LoadError, Source, available_memory};
+use super::load::{LoadError, WeightSource, available_memory};
 use super::simd::Isa;
 use super::weights::Weights;
 use backsight_core::model::check_top_k;
@@ -28,9 +28,20 @@ const PASS_ROWS: usize = 4096;
 /// Jobs with few new tokens are read together up to this many rows, so that each weight is used more often.
 const BATCH_ROWS: usize = 512;
 
+/// What every engine can do. So many positions are scored at a time that progress can be told.
+pub const LIMITS: Limits = Limits {
+    token_ids: true,
+    scores: true,
+    start_index: true,
+    cached_scores: true,
+    max_scored: Some(512),
+    batches: true,
+    ..Limits::CHAT
+};
+
 /// How an engine is set up.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Options {
+pub struct EngineOptions {
     /// Threads to compute with.
     pub threads: usize,
     /// Bytes of keys and values to remember for reuse.
@@ -39,7 +50,7 @@ pub struct Options {
     pub isa: Isa,
 }
 
-impl Default for Options {
+impl Default for EngineOptions {
     fn default() -> Self {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
         Self { threads, cache_bytes: 1 << 30, isa: Isa::best() }
@@ -82,14 +93,14 @@ pub(super) struct Reading<'a> {
 impl Engine {
     /// Loads the model at `path`: a Hugging Face directory or a GGUF file.
     pub fn load(path: &Path) -> Result<Self, LoadError> {
-        Self::load_with(path, &Options::default())
+        Self::load_with(path, &EngineOptions::default())
     }
 
     /// Loads the model at `path` with settings of one's own.
-    pub fn load_with(path: &Path, options: &Options) -> Result<Self, LoadError> {
+    pub fn load_with(path: &Path, options: &EngineOptions) -> Result<Self, LoadError> {
         let pool = ThreadPoolBuilder::new().num_threads(options.threads.max(1));
         let pool = pool.build().map_err(|why| LoadError::Threads(why.to_string()))?;
-        let (source, config) = Source::open(path)?;
+        let (source, config) = WeightSource::open(path)?;
         let weights = pool.install(|| Weights::load(&source, &config, 0))?;
         let tree = KvTree::new(config.kv_shape(), options.cache_bytes);
         Ok(Self {
@@ -110,16 +121,8 @@ impl Engine {
 
     /// What the engine can do.
     pub fn limits(&self) -> Limits {
-        Limits {
-            context_length: Some(self.config.context),
-            vocab_size: Some(self.config.vocab),
-            max_top_k: None,
-            token_ids: true,
-            scores: true,
-            start_index: true,
-            cached_scores: true,
-            batches: true,
-        }
+        let (context_length, vocab_size) = (Some(self.config.context), Some(self.config.vocab));
+        Limits { context_length, vocab_size, ..LIMITS }
     }
 
     /// What was computed and reused since the engine was loaded.
@@ -269,7 +272,7 @@ impl Engine {
 
     /// One pass over at most [`PASS_ROWS`] tokens.
     fn read_pass(&self, readings: &mut [Reading<'_>], hidden: &mut [Vec<f32>]) {
-        let (mut room, mut runs, mut counts) = (PASS_ROWS, Vec::new(), Vec::new());
+        let (mut room, mut stretches, mut counts) = (PASS_ROWS, Vec::new(), Vec::new());
         for (i, reading) in readings.iter_mut().enumerate() {
             let start = reading.cache.len();
             let n = (reading.tokens.len() - start).min(room);
@@ -278,10 +281,10 @@ impl Engine {
                 let wanted_from = reading.wanted_from.saturating_sub(start).min(n);
                 counts.push((i, n - wanted_from));
                 let tokens = &reading.tokens[start..start + n];
-                runs.push(Run { tokens, cache: &mut reading.cache, wanted_from });
+                stretches.push(Stretch { tokens, cache: &mut reading.cache, wanted_from });
             }
         }
-        let rows = self.with_machine(|machine| machine.forward(&mut runs));
+        let rows = self.with_machine(|machine| machine.forward(&mut stretches));
         let mut rest = rows.as_slice();
         for (i, n) in counts {
             let (own, others) = rest.split_at(n * self.config.hidden_padded());

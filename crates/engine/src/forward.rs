@@ -27,7 +27,7 @@ const WIDE_ROWS: usize = 24;
 const GATED_PANELS: usize = 32;
 
 /// Tokens to be read after those a cache remembers.
-pub struct Run<'a> {
+pub struct Stretch<'a> {
     /// The tokens, at least one.
     pub tokens: &'a [TokenId],
     /// What came before; grown by the tokens.
@@ -49,8 +49,8 @@ pub struct Machine<'a> {
 
 /// Rows of one sequence that lie in one group. Apart from a sequence's ends they fill whole pages.
 struct Piece {
-    run: usize,
-    /// The first row's place among the run's tokens.
+    stretch: usize,
+    /// The first row's place among the stretch's tokens.
     first: usize,
     /// The first row's position in the sequence.
     position: usize,
@@ -82,7 +82,7 @@ struct Scratch {
     attention: attention::Scratch,
 }
 
-/// One pass over some runs.
+/// One pass over some stretches.
 struct Pass<'a> {
     machine: Machine<'a>,
     /// Whether products are cut by columns.
@@ -91,30 +91,32 @@ struct Pass<'a> {
 }
 
 impl Machine<'_> {
-    /// Reads the tokens of `runs` and gives back the wanted hidden states, normalised, run by run, in rows of [`Config::hidden_padded`].
-    pub fn forward(self, runs: &mut [Run<'_>]) -> Vec<f32> {
-        let starts: Vec<usize> = runs.iter().map(|run| run.cache.len()).collect();
-        runs.iter_mut().for_each(|run| run.cache.grow(run.tokens.len()));
-        let total: usize = runs.iter().map(|run| run.tokens.len()).sum();
+    /// Reads the tokens of `stretches` and gives back the wanted hidden states, normalised, one by one, in rows of [`Config::hidden_padded`].
+    pub fn forward(self, stretches: &mut [Stretch<'_>]) -> Vec<f32> {
+        let starts: Vec<usize> = stretches.iter().map(|it| it.cache.len()).collect();
+        stretches.iter_mut().for_each(|it| it.cache.grow(it.tokens.len()));
+        let total: usize = stretches.iter().map(|it| it.tokens.len()).sum();
         let threads = rayon::current_num_threads();
         let wide = total <= WIDE_ROWS * threads;
         let n_groups = if wide { 1 } else { total.div_ceil(GROUP_ROWS).next_multiple_of(threads) };
-        let pieces = cut(runs, &starts, n_groups);
-        let mut groups: Vec<Group> = pieces.into_iter().map(|pieces| self.embed(runs, pieces)).collect();
+        let pieces = cut(stretches, &starts, n_groups);
+        let mut groups: Vec<Group> = pieces.into_iter().map(|pieces| self.embed(stretches, pieces)).collect();
         let pass = Pass { machine: self, wide, scratch: Mutex::default() };
         for layer in 0..=self.config.layers {
-            pass.step(&mut groups, runs, layer);
+            pass.step(&mut groups, stretches, layer);
         }
-        self.wanted(runs, &groups)
+        self.wanted(stretches, &groups)
     }
 
-    fn embed(self, runs: &[Run<'_>], pieces: Vec<Piece>) -> Group {
+    fn embed(self, stretches: &[Stretch<'_>], pieces: Vec<Piece>) -> Group {
         let (config, n_rows) = (self.config, pieces.iter().map(|piece| piece.n).sum());
         let width = config.hidden_padded();
         let mut hidden = vec![0.0; n_rows * width];
         for piece in &pieces {
             let rows = hidden[piece.at * width..].chunks_exact_mut(width);
-            for (row, &token) in rows.zip(&runs[piece.run].tokens[piece.first..piece.first + piece.n]) {
+            for (row, &token) in
+                rows.zip(&stretches[piece.stretch].tokens[piece.first..piece.first + piece.n])
+            {
                 self.weights.embed(token as usize, row);
             }
         }
@@ -125,12 +127,12 @@ impl Machine<'_> {
     }
 
     /// The wanted rows, normalised for the head.
-    fn wanted(self, runs: &[Run<'_>], groups: &[Group]) -> Vec<f32> {
+    fn wanted(self, stretches: &[Stretch<'_>], groups: &[Group]) -> Vec<f32> {
         let width = self.config.hidden_padded();
         let mut rows = Vec::new();
         for group in groups {
             for piece in &group.pieces {
-                let skip = runs[piece.run].wanted_from.saturating_sub(piece.first).min(piece.n);
+                let skip = stretches[piece.stretch].wanted_from.saturating_sub(piece.first).min(piece.n);
                 rows.extend_from_slice(
                     &group.hidden[(piece.at + skip) * width..(piece.at + piece.n) * width],
                 );
@@ -142,12 +144,12 @@ impl Machine<'_> {
     }
 }
 
-/// Cuts the rows of all runs into `n_groups` of about the same size, at page borders.
-fn cut(runs: &[Run<'_>], starts: &[usize], n_groups: usize) -> Vec<Vec<Piece>> {
-    let total: usize = runs.iter().map(|run| run.tokens.len()).sum();
+/// Cuts the rows of all stretches into `n_groups` of about the same size, at page borders.
+fn cut(stretches: &[Stretch<'_>], starts: &[usize], n_groups: usize) -> Vec<Vec<Piece>> {
+    let total: usize = stretches.iter().map(|it| it.tokens.len()).sum();
     let mut groups: Vec<Vec<Piece>> = Vec::new();
     let (mut row, mut group_of_last) = (0, usize::MAX);
-    for (run, (it, &start)) in runs.iter().zip(starts).enumerate() {
+    for (stretch, (it, &start)) in stretches.iter().zip(starts).enumerate() {
         let mut first = 0;
         while first < it.tokens.len() {
             let position = start + first;
@@ -158,7 +160,7 @@ fn cut(runs: &[Run<'_>], starts: &[usize], n_groups: usize) -> Vec<Vec<Piece>> {
                 group_of_last = group;
             }
             if let Some(pieces) = groups.last_mut() {
-                append(pieces, Piece { run, first, position, at: 0, n });
+                append(pieces, Piece { stretch, first, position, at: 0, n });
             }
             (first, row) = (first + n, row + n);
         }
@@ -169,7 +171,7 @@ fn cut(runs: &[Run<'_>], starts: &[usize], n_groups: usize) -> Vec<Vec<Piece>> {
 /// Joins a page of rows to the last piece where it continues it.
 fn append(pieces: &mut Vec<Piece>, mut page: Piece) {
     match pieces.last_mut() {
-        Some(last) if last.run == page.run => last.n += page.n,
+        Some(last) if last.stretch == page.stretch => last.n += page.n,
         last => {
             page.at = last.map_or(0, |last| last.at + last.n);
             pieces.push(page);
@@ -182,16 +184,16 @@ impl Pass<'_> {
     ///
     /// Between the two a group needs nobody, so all groups meet once per layer: when all keys and
     /// values of a layer are written.
-    fn step(&self, groups: &mut [Group], runs: &mut [Run<'_>], layer: usize) {
+    fn step(&self, groups: &mut [Group], stretches: &mut [Stretch<'_>], layer: usize) {
         let (mut before, mut writable) = (Vec::new(), Vec::new());
-        for run in runs.iter_mut() {
-            let first_page = (run.cache.len() - run.tokens.len()) / PAGE;
-            let (done, next) = run.cache.layers_mut().split_at_mut(layer);
+        for stretch in stretches.iter_mut() {
+            let first_page = (stretch.cache.len() - stretch.tokens.len()) / PAGE;
+            let (done, next) = stretch.cache.layers_mut().split_at_mut(layer);
             before.push(done.last().map_or(&[][..], Vec::as_slice));
             writable.push(next.first_mut().map_or(&mut [][..], |pages| &mut pages[first_page..]));
         }
         let tasks = groups.iter_mut().map(|group| {
-            let pages = group.pieces.iter().map(|piece| take_pages(&mut writable[piece.run], piece));
+            let pages = group.pieces.iter().map(|piece| take_pages(&mut writable[piece.stretch], piece));
             let pages: Vec<&mut [Block]> = pages.collect();
             (group, pages)
         });
@@ -335,7 +337,7 @@ impl Pass<'_> {
             let heads: Vec<_> = heads.collect();
             let results = heads.into_par_iter().map(|(piece, head)| {
                 let (mut out, mut scratch) = (Vec::new(), attention::Scratch::default());
-                self.attend_head(group, piece, head, pages[piece.run], &mut scratch, &mut out);
+                self.attend_head(group, piece, head, pages[piece.stretch], &mut scratch, &mut out);
                 (piece, head, out)
             });
             let results: Vec<_> = results.collect();
@@ -346,7 +348,7 @@ impl Pass<'_> {
                     group,
                     piece,
                     head,
-                    pages[piece.run],
+                    pages[piece.stretch],
                     &mut scratch.attention,
                     &mut scratch.head,
                 );
@@ -394,7 +396,7 @@ fn write_token(shape: KvShape, block: &mut [super::simd::Lane], slot: usize, key
     }
 }
 
-/// The pages of a piece, taken off the front of its run's.
+/// The pages of a piece, taken off the front of its stretch's.
 fn take_pages<'a>(rest: &mut &'a mut [Block], piece: &Piece) -> &'a mut [Block] {
     let n_pages = (piece.position + piece.n).div_ceil(PAGE) - piece.position / PAGE;
     let n_pages = n_pages.min(rest.len());

@@ -158,7 +158,7 @@ pub fn gemm<'a, S: Simd>(
         let wide = shape.n_panels - panel >= 4;
         let step = panels_at_once::<S>(shape.n_rows.min(TILE_ROWS), wide);
         while row < shape.n_rows {
-            let at = Place { row, panel, shape, add };
+            let at = TileAt { row, panel, shape, add };
             row += tiles(simd, at, shape.n_rows - row, step, left, right, out);
         }
         panel += step;
@@ -173,7 +173,7 @@ fn panels_at_once<S: Simd>(rows: usize, wide: bool) -> usize {
 
 /// Where a tile lies.
 #[derive(Clone, Copy)]
-struct Place {
+struct TileAt {
     row: usize,
     panel: usize,
     shape: Shape,
@@ -184,7 +184,7 @@ struct Place {
 #[inline(always)]
 fn tiles<'a, S: Simd>(
     simd: S,
-    at: Place,
+    at: TileAt,
     rows: usize,
     panels: usize,
     left: impl Fn(usize) -> &'a [f32] + Copy,
@@ -211,7 +211,7 @@ fn tiles<'a, S: Simd>(
 #[inline(always)]
 fn tile<'a, S: Simd, const R: usize, const P: usize>(
     simd: S,
-    at: Place,
+    at: TileAt,
     left: impl Fn(usize) -> &'a [f32],
     right: impl Fn(usize, usize) -> &'a [Lane],
     out: &mut [f32],
@@ -277,7 +277,7 @@ fn add<S: Simd, const R: usize, const P: usize>(
 /// Visits the sixteen output numbers of each row and panel of a tile.
 #[inline(always)]
 fn each<const R: usize, const P: usize>(
-    at: Place,
+    at: TileAt,
     out: &mut [f32],
     mut visit: impl FnMut(usize, usize, &mut [f32; LANES]),
 ) {

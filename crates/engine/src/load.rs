@@ -6,9 +6,9 @@
 
 use std::collections::HashMap;
 use std::fs::{self, File};
-use std::io::{BufReader, Read, Seek, SeekFrom};
+use std::io::BufReader;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
 
 use super::config::{Config, ConfigError, Family};
 use crate::ggml::Format;
@@ -147,7 +147,7 @@ impl LoadError {
 
 /// A model's files, opened and not yet read.
 #[derive(Debug)]
-pub struct Source {
+pub struct WeightSource {
     path: PathBuf,
     files: Vec<OpenFile>,
     tensors: HashMap<String, Tensor>,
@@ -159,7 +159,7 @@ pub struct Source {
 struct OpenFile {
     path: PathBuf,
     len: u64,
-    file: Mutex<File>,
+    file: File,
 }
 
 /// Where a tensor's numbers are.
@@ -171,7 +171,7 @@ struct Tensor {
     start: u64,
 }
 
-impl Source {
+impl WeightSource {
     /// Opens `path` and reads everything but the weights.
     pub fn open(path: &Path) -> Result<(Self, Config), LoadError> {
         if path.is_dir() { Self::open_directory(path) } else { Self::open_gguf(path) }
@@ -195,7 +195,7 @@ impl Source {
 
     fn add_safetensors(&mut self, path: &Path) -> Result<(), LoadError> {
         let opened = OpenFile::open(path)?;
-        let header = opened.with(|file| read_header(BufReader::new(file)));
+        let header = read_header(BufReader::new(&opened.file));
         let header = header.map_err(|source| LoadError::Safetensors { path: path.to_owned(), source })?;
         for (name, info) in header {
             if info.end > opened.len {
@@ -218,7 +218,7 @@ impl Source {
 
     fn open_gguf(path: &Path) -> Result<(Self, Config), LoadError> {
         let opened = OpenFile::open(path)?;
-        let gguf = opened.with(|file| Gguf::read(BufReader::new(file)));
+        let gguf = Gguf::read(BufReader::new(&opened.file));
         let gguf = gguf.map_err(|source| LoadError::Gguf { path: path.to_owned(), source })?;
         let tensors = gguf.tensors.into_iter().map(|(name, info)| {
             let format = Format::from_gguf(info.kind).ok_or_else(|| format!("ggml type {}", info.kind));
@@ -287,10 +287,7 @@ impl Source {
         let wrong = |format: String| LoadError::Format { path: path.clone(), name: name.to_owned(), format };
         let format = tensor.format.clone().map_err(wrong)?;
         let mut bytes = vec![0; format.bytes(n).unwrap_or(0)];
-        let read = self.files[tensor.file].with(|file| {
-            file.seek(SeekFrom::Start(tensor.start))?;
-            file.read_exact(&mut bytes)
-        });
+        let read = self.files[tensor.file].file.read_exact_at(&mut bytes, tensor.start);
         read.map_err(|why| unreadable(&path, why))?;
         Ok(format.decode(&bytes))
     }
@@ -313,12 +310,7 @@ impl OpenFile {
     fn open(path: &Path) -> Result<Self, LoadError> {
         let file = File::open(path).map_err(|why| unreadable(path, why))?;
         let len = file.metadata().map_err(|why| unreadable(path, why))?.len();
-        Ok(Self { path: path.to_owned(), len, file: Mutex::new(file) })
-    }
-
-    fn with<T>(&self, f: impl FnOnce(&mut File) -> T) -> T {
-        // A thread that panicked in a read left nothing behind that matters: every read seeks first.
-        f(&mut self.file.lock().unwrap_or_else(PoisonError::into_inner))
+        Ok(Self { path: path.to_owned(), len, file })
     }
 }
 

@@ -12,7 +12,7 @@ use async_trait::async_trait;
 use serde_json::{Map, Value};
 
 use super::constrain::TokenBytes;
-use super::engine::{Engine, Options};
+use super::engine::{Engine, EngineOptions};
 use super::load::LoadError;
 use super::worker::Worker;
 use backsight_chat::drops::drops;
@@ -90,11 +90,11 @@ impl Default for Manner {
 impl Embedded {
     /// Loads the model at `path`, a Hugging Face directory or a GGUF file, with the tokenizer beside or inside it or another one.
     pub fn load(path: &Path, tokenizer: Option<&Path>) -> Result<Self, Error> {
-        Self::load_with(path, tokenizer, &Options::default())
+        Self::load_with(path, tokenizer, &EngineOptions::default())
     }
 
     /// Loads with settings of one's own.
-    pub fn load_with(path: &Path, tokenizer: Option<&Path>, options: &Options) -> Result<Self, Error> {
+    pub fn load_with(path: &Path, tokenizer: Option<&Path>, options: &EngineOptions) -> Result<Self, Error> {
         let text_path = tokenizer.unwrap_or(path);
         let tokenizer = open_tokenizer(text_path, tokenizer.is_some())?;
         let mut engine = Engine::load_with(path, options).map_err(load_error)?;

@@ -28,7 +28,7 @@ const MAX_HEADER: u64 = 100_000_000;
 
 /// Where a tensor lies and what it looks like.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TensorInfo {
+pub struct StoredTensor {
     /// `F32`, `BF16`, …
     pub dtype: String,
     /// The dimensions, outermost first.
@@ -47,7 +47,7 @@ struct Entry {
 }
 
 /// The tensors of a file by name.
-pub fn read_header(mut file: impl Read) -> Result<HashMap<String, TensorInfo>, SafetensorsError> {
+pub fn read_header(mut file: impl Read) -> Result<HashMap<String, StoredTensor>, SafetensorsError> {
     let mut len = [0; 8];
     file.read_exact(&mut len).map_err(|_| SafetensorsError::Truncated)?;
     let len = u64::from_le_bytes(len);
@@ -65,10 +65,10 @@ pub fn read_header(mut file: impl Read) -> Result<HashMap<String, TensorInfo>, S
 }
 
 /// Makes offsets count from the file's first byte.
-fn place(entry: Value, data: u64) -> Result<TensorInfo, SafetensorsError> {
+fn place(entry: Value, data: u64) -> Result<StoredTensor, SafetensorsError> {
     let Entry { dtype, shape, data_offsets: [start, end] } = serde_json::from_value(entry).map_err(broken)?;
     match (start.checked_add(data), end.checked_add(data)) {
-        (Some(start), Some(end)) if start <= end => Ok(TensorInfo { dtype, shape, start, end }),
+        (Some(start), Some(end)) if start <= end => Ok(StoredTensor { dtype, shape, start, end }),
         _ => Err(SafetensorsError::Broken(format!("offsets {start} to {end} are no range"))),
     }
 }
@@ -106,7 +106,7 @@ mod tests {
             r#"{"__metadata__":{"format":"pt"},"w":{"dtype":"BF16","shape":[2,2],"data_offsets":[0,8]}} "#;
         let tensors = read_header(&file(header)[..]).unwrap();
         let start = header.len() as u64 + 8;
-        let expected = TensorInfo { dtype: "BF16".to_owned(), shape: vec![2, 2], start, end: start + 8 };
+        let expected = StoredTensor { dtype: "BF16".to_owned(), shape: vec![2, 2], start, end: start + 8 };
         assert_eq!(tensors, HashMap::from([("w".to_owned(), expected)]));
     }
 

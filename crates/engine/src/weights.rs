@@ -9,7 +9,7 @@ use rayon::prelude::*;
 
 use super::config::Config;
 use super::gemm::Packed;
-use super::load::{LoadError, Source, check_memory};
+use super::load::{LoadError, WeightSource, check_memory};
 use super::simd::LANES;
 
 /// A matrix and what is added to its product.
@@ -57,12 +57,12 @@ pub struct Weights {
 
 impl Weights {
     /// Checks every tensor and the memory, then reads and packs.
-    pub fn load(source: &Source, config: &Config, extra_memory: u64) -> Result<Self, LoadError> {
+    pub fn load(source: &WeightSource, config: &Config, extra_memory: u64) -> Result<Self, LoadError> {
         let tensors = tensors(config);
         tensors.iter().try_for_each(|(name, shape)| source.check(name, shape))?;
         let numbers: u64 = tensors.iter().map(|(_, shape)| shape.iter().product::<usize>() as u64).sum();
         check_memory(numbers * 4 + numbers / 4 + extra_memory)?;
-        let reader = Reader { source, config };
+        let reader = WeightReader { source, config };
         let layers = (0..config.layers).into_par_iter().map(|i| reader.layer(i));
         let layers = layers.collect::<Result<Vec<_>, _>>()?;
         let embedding = source.read("model.embed_tokens.weight")?;
@@ -138,12 +138,12 @@ impl Stored {
 /// An output column: which stored matrix and which of its rows. `None` is filling.
 type Column = Option<(usize, usize)>;
 
-struct Reader<'a> {
-    source: &'a Source,
+struct WeightReader<'a> {
+    source: &'a WeightSource,
     config: &'a Config,
 }
 
-impl Reader<'_> {
+impl WeightReader<'_> {
     fn layer(&self, i: usize) -> Result<Layer, LoadError> {
         let config = self.config;
         let vector = |name: &str, len: usize| self.vector(&tensor_name(i, name), len);

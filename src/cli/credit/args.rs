@@ -30,9 +30,12 @@ pub(super) struct CreditArgs<'a> {
 impl<'a> CreditArgs<'a> {
     /// What was typed, and what the environment says where nothing was. `env` gives a variable's value.
     pub(super) fn read(call: &'a Call, env: impl Fn(&str) -> Option<String>) -> Result<Self, Failure> {
-        // What only a new measurement could heed.
-        let is_idle =
-            |key: &&Key| !matches!(key.effect, Effect::Recomputed | Effect::Call) || key.name == "api_key";
+        // What only a new measurement could heed; a lens and its place say also which result is meant.
+        let is_idle = |key: &&Key| match key.name {
+            "lens" | "placement" => false,
+            "api_key" => true,
+            _ => !matches!(key.effect, Effect::Recomputed | Effect::Call),
+        };
         if let Some(key) = call.config.typed().find(is_idle).filter(|_| call.config.is("recompute")) {
             return Err(config_failure(not_both(key.name, "recompute")));
         }

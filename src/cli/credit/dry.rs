@@ -11,8 +11,7 @@ use super::table::{clipped, gain};
 use crate::cli::failure::Failure;
 use crate::cli::output::{self, one_line};
 use crate::cli::stdout;
-use crate::model::remote::Kind;
-use crate::pipeline::EMBEDDED;
+use crate::model::planned::backend;
 use crate::pipeline::Loss;
 use crate::pipeline::credit::{lenses, notes, planned};
 use crate::pipeline::outline::{Outline, about_tokens, outline};
@@ -144,7 +143,8 @@ impl<'a> Setting<'a> {
         let reward = loaded.episode.outcome.as_ref().map_err(|why| named(why))?.reward;
         let state = self.state(&loaded, reward);
         let texts = self.texts.as_ref().filter(|_| state.is_to_do());
-        let read = texts.map(|texts| self.reread(texts, &loaded, &outline));
+        let mut read = texts.map(|texts| self.reread(texts, &loaded, &outline));
+        let cost = self.cost(&loaded, &outline, read.as_mut(), &state);
         let lost = read.iter().flat_map(|read| &read.steps).filter_map(lost_by);
         Ok(Forecast {
             id: loaded.episode.id.clone(),
@@ -152,7 +152,7 @@ impl<'a> Setting<'a> {
             scores: loaded.episode.progress.subtask_scores.clone(),
             n_steps: outline.places.len(),
             groups: groups(&outline),
-            cost: self.cost(&loaded, &outline, read.as_ref(), &state),
+            cost,
             lost: lost.map(ToString::to_string).collect(),
             notes: notes(&loaded, framing),
             state,
@@ -166,7 +166,7 @@ impl<'a> Setting<'a> {
         if self.args.overwrite {
             return State::New;
         }
-        match read(&directory_of(loaded, &self.args.run_dir.clone())) {
+        match read(&directory_of(loaded, &self.args.run_dir), &self.lenses.result()) {
             Ok(None) => State::New,
             Ok(Some(old)) if self.is_complete(loaded, &old) => State::Complete,
             Ok(Some(old)) => State::Partial(Box::new(old)),
@@ -181,7 +181,13 @@ impl<'a> Setting<'a> {
 
     /// From tokens where there are some, else as if every message were one. A file that is completed is taken to be
     /// from the model that will be asked.
-    fn cost(&self, loaded: &Loaded, outline: &Outline, read: Option<&ReadEpisode>, state: &State) -> Cost {
+    fn cost(
+        &self,
+        loaded: &Loaded,
+        outline: &Outline,
+        read: Option<&mut ReadEpisode>,
+        state: &State,
+    ) -> Cost {
         let old = match state {
             State::New => None,
             State::Partial(old) => Some(old.as_ref()),
@@ -190,7 +196,7 @@ impl<'a> Setting<'a> {
         let asked = self.asked.for_episode(&loaded.episode, &self.shown.framing);
         let asked = old.map_or(asked.clone(), |old| asked.assuming(&old.scores));
         if let Some(read) = read {
-            let figures = planned(read, old, &asked, &self.lenses, &backend(self.args));
+            let figures = planned(read, old, &asked, &self.lenses, &backend_of(self.args));
             let Figures { requests, naive_requests, .. } = figures;
             return Cost { requests, naive_requests, figures: Some(figures) };
         }
@@ -206,13 +212,12 @@ impl<'a> Setting<'a> {
     }
 }
 
-/// The backend that was named; SGLang's rules where none was.
-fn backend(args: &CreditArgs<'_>) -> Backend {
-    match args.server.kind() {
-        Some(Kind::Vllm) => Backend::VLLM,
-        Some(Kind::Embedded) => EMBEDDED,
-        _ => Backend::SGLANG,
-    }
+/// What the server that was named does with requests; the best that any does where none was.
+fn backend_of(args: &CreditArgs<'_>) -> Backend {
+    args.server
+        .kind()
+        .filter(|kind| kind.limits.scores)
+        .map_or(Backend::CACHING, |kind| backend(&kind.limits))
 }
 
 fn groups(outline: &Outline) -> Vec<(String, usize)> {

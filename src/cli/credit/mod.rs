@@ -7,18 +7,22 @@ mod recompute;
 mod setup;
 mod table;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
 use serde_json::{Map, Value, json};
+use toml::Table;
 
 use self::args::CreditArgs;
 use self::progress::Progress;
+pub(super) use self::progress::{as_json, metrics, summarise};
 use self::setup::{Ready, Shown};
 use super::block_on;
 use super::call::Call;
+use super::episodes::run_failure;
 use super::failure::Failure;
+use super::interrupt::{self, Orderly};
 use super::pulse::with_pulse;
 use super::server::model_failure;
 use super::sources::sources;
@@ -28,15 +32,18 @@ use crate::model::notice::Notices;
 use crate::pipeline::credit::{Options, Report, Stop, Teacher, lenses, run as score};
 use crate::pipeline::paid::Paid;
 use crate::pipeline::resume::Asked;
-use crate::store::RunLock;
-use crate::store::atomic;
 use crate::store::episodes::Source;
-use crate::store::hindsight::{Settings, find};
-use crate::store::summary::{Naive, SUMMARY, Summary};
+use crate::store::hindsight::{Settings, find, result_of};
+use crate::store::run::{RunDir, RunError};
+use crate::store::summary::{Naive, Summary};
+use crate::store::{Ledger, RunPlace};
 use crate::wire::hindsight::Provenance;
 
 /// Episodes asked for at once: enough to keep a server busy while others are read and written.
 const EPISODES_AT_ONCE: usize = 8;
+
+/// What decides the numbers of every episode. What matters only to episodes that lack something is looked at file by file.
+const MEASURED: [&str; 4] = ["model", "tokenizer_sha256", "template_sha256", "lens_sha256"];
 
 pub(super) fn run(call: &Call) -> Result<(), Failure> {
     let args = &CreditArgs::read(call, |name| std::env::var(name).ok())?;
@@ -50,10 +57,10 @@ pub(super) fn run(call: &Call) -> Result<(), Failure> {
         return dry::run(args, shown, sources, settings);
     }
     args.check_server()?;
-    let lock = RunLock::acquire(&args.run_dir).map_err(|error| Failure::stopped(&error, error.help()))?;
-    let (summary, ended) = block_on(scored(args, settings, shown, sources, lock))??;
-    atomic::write(&args.run_dir.join(SUMMARY), format!("{:#}\n", summary.to_json()).as_bytes())
-        .map_err(|error| disk_failure(&args.run_dir.display(), &error))?;
+    let run = RunDir::open(&args.run_dir, "credit").map_err(run_failure)?;
+    let run = Arc::new(run.for_result(result_of(&shown.lens.key())));
+    let (summary, ended) = block_on(scored(args, settings, shown, sources, &run))??;
+    run.keep_summary(&summary).map_err(run_failure)?;
     if args.json {
         let text = summary.to_json().to_string();
         stdout::data(format!("{text}\n").as_bytes())?;
@@ -61,13 +68,25 @@ pub(super) fn run(call: &Call) -> Result<(), Failure> {
         stdout::data(table::episodes(&ended.reports).as_bytes())?;
         stdout::data(table::totals(&summary).as_bytes())?;
     }
-    verdict(&summary, ended.stop)
+    verdict(&summary, ended)
+}
+
+/// Another way of measuring takes the place of the first only where that was asked for.
+fn refused(error: RunError) -> Failure {
+    match error.is_usage() {
+        true => {
+            Failure::input(error, "give the same, score all again with --overwrite, or name another --run")
+        }
+        false => run_failure(error),
+    }
 }
 
 /// How a run ended.
 struct Ended {
     reports: Vec<Report>,
     stop: Option<Stop>,
+    /// The number of the signal that ended it.
+    signal: Option<u8>,
 }
 
 async fn scored(
@@ -75,32 +94,43 @@ async fn scored(
     settings: Settings,
     mut shown: Shown,
     sources: Vec<Source>,
-    lock: RunLock,
+    run: &Arc<RunDir>,
 ) -> Result<(Summary, Ended), Failure> {
     let began = Instant::now();
     let notices = Notices::default();
     let ready = setup::open(args, &shown, &notices).await?;
     shown.settle(args, &ready.texts);
     let meter = Meter::new(ModelRole::Teacher, args.server.allowance());
-    let rules = args.server.weight_rules();
+    let (rules, place) = (args.server.weight_rules(), RunPlace { stage: "credit", seed: 0 });
+    let ledger = Ledger::open(run.lock()).map_err(model_failure)?;
     let paid =
-        Paid::open(&ready.opened, lock, meter.clone(), "credit", rules).await.map_err(model_failure)?;
-    let inputs = &args.inputs;
-    let is_made = inputs.iter().any(|input| find(input, &args.run_dir).is_ok_and(|made| !made.is_empty()));
+        Paid::open(&ready.opened, &ledger, meter.clone(), place, rules).await.map_err(model_failure)?;
+    let (inputs, lens) = (&args.inputs, shown.lens.key());
+    let has_scores = |input: &PathBuf| find(input, run.dir(), &lens).is_ok_and(|made| !made.is_empty());
+    let is_made = inputs.iter().any(has_scores);
     let forgotten = paid.forgotten(&inputs[0], is_made).await.map_err(model_failure)?;
     paid.notice().into_iter().chain(forgotten).for_each(|notice| notices.add(notice));
-    let progress = Arc::new(Progress::new(&sources, args.json, meter.clone(), notices.clone()));
+    let progress =
+        Arc::new(Progress::new(&sources, args.json, meter.clone(), notices.clone(), Arc::clone(run)));
     let options = options(args, settings, shown, &ready, paid.model.version_now())?;
-    write_config(args, &options)?;
+    let decide = if args.overwrite { &[][..] } else { &MEASURED };
+    run.keep_section(config(args, &options), decide).map_err(refused)?;
+    progress.began(&ready.opened.info.model);
     tell_absences(args, &ready, &sources, &progress, options.framing.tool_text.is_some());
-    let teacher =
-        Teacher { model: paid.model.clone(), is_embedded: args.server.is_here(), texts: ready.texts };
+    let teacher = Teacher { model: paid.model.clone(), texts: ready.texts };
     let watched = Arc::clone(&progress);
     let work = score(sources, teacher, options, Arc::new(move |event| watched.tell(event)));
-    let stop = with_pulse(work, || progress.pulse()).await;
+    let mut orderly = Orderly::begin();
+    let (stop, signal) = tokio::select! {
+        stop = with_pulse(work, || progress.pulse()) => (stop, None),
+        number = orderly.signal() => (None, Some(number)),
+    };
     paid.ledger.notice().into_iter().for_each(|notice| notices.add(notice));
     let reports = progress.finish();
-    let mut summary = progress::summarise(&reports, &notices);
+    let mut summary = summarise(&reports, &notices);
+    if signal.is_some() {
+        summary.left += progress.n_unheard(&reports);
+    }
     let planned = table::planned(&reports);
     summary.naive = Some(Naive { tokens: planned.naive_tokens, requests: planned.naive_requests });
     summary.spent = meter.spent();
@@ -110,11 +140,13 @@ async fn scored(
     summary.more.insert("found_in_ledger".to_owned(), n_found.into());
     summary.seconds = began.elapsed().as_secs_f64();
     summary.paid = paid.ledger.paid().await.map_err(model_failure)?;
-    summary.stopped_by = stop.as_ref().map(|stop| match stop {
+    let stopped_by = stop.as_ref().map(|stop| match stop {
         Stop::Model(error) => error.to_string(),
         Stop::Disk(why) => why.clone(),
     });
-    Ok((summary, Ended { reports, stop }))
+    summary.stopped_by = stopped_by.or_else(|| signal.map(|number| format!("signal {number}")));
+    progress.ended(&summary);
+    Ok((summary, Ended { reports, stop, signal }))
 }
 
 fn options(
@@ -124,7 +156,7 @@ fn options(
     ready: &Ready,
     version: Option<String>,
 ) -> Result<Options, Failure> {
-    let is_embedded = args.server.is_here();
+    let is_here = args.server.is_here();
     let provenance = Provenance {
         model: Some(ready.opened.info.model.clone()),
         server: Some(setup::server_name(&ready.opened)),
@@ -142,8 +174,8 @@ fn options(
         overwrite: args.overwrite,
         limit: args.limit(ready.opened.model.limits().context_length)?,
         // One engine computes one thing at a time, best in the plan's order.
-        requests_at_once: if is_embedded { 1 } else { args.requests_at_once()? },
-        episodes_at_once: if is_embedded { 1 } else { EPISODES_AT_ONCE.min(most) },
+        requests_at_once: if is_here { 1 } else { args.requests_at_once()? },
+        episodes_at_once: if is_here { 1 } else { EPISODES_AT_ONCE.min(most) },
         run_dir: args.run_dir.clone(),
     })
 }
@@ -169,7 +201,7 @@ fn tell_absences(
 }
 
 /// The resolved settings, for people and for comparing runs; no secrets among them.
-fn write_config(args: &CreditArgs<'_>, options: &Options) -> Result<(), Failure> {
+fn config(args: &CreditArgs<'_>, options: &Options) -> Table {
     let Asked { settings, provenance } = &options.asked;
     let hyperparams = crate::wire::hindsight::Hyperparams::new(&settings.params, settings.max_logprob_tokens);
     let mut config = Map::new();
@@ -179,19 +211,15 @@ fn write_config(args: &CreditArgs<'_>, options: &Options) -> Result<(), Failure>
     for part in [serde_json::to_value(hyperparams), serde_json::to_value(provenance)] {
         config.extend(part.ok().and_then(|part| part.as_object().cloned()).into_iter().flatten());
     }
-    let path = options.run_dir.join("config.toml");
-    let text = toml::to_string(&Value::Object(config)).unwrap_or_default();
-    atomic::write(&path, text.as_bytes()).map_err(|error| disk_failure(&path.display(), &error))
-}
-
-fn disk_failure(what: &dyn std::fmt::Display, error: &std::io::Error) -> Failure {
-    let help = "free some space, or choose another directory with --run; the same command continues";
-    Failure::stopped(format!("{what}: {error}"), help)
+    Table::try_from(Value::Object(config)).unwrap_or_default()
 }
 
 /// The exit code and its words.
-fn verdict(summary: &Summary, stop: Option<Stop>) -> Result<(), Failure> {
-    match stop {
+fn verdict(summary: &Summary, ended: Ended) -> Result<(), Failure> {
+    if let Some(number) = ended.signal {
+        return Err(interrupt::failure(number));
+    }
+    match ended.stop {
         Some(Stop::Model(error)) => return Err(model_failure(error)),
         Some(Stop::Disk(why)) => {
             return Err(Failure::stopped(why, "make room or give write access; the same command continues"));

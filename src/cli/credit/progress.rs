@@ -12,9 +12,11 @@ use serde_json::{Value, json};
 use crate::cli::output::{self, one_line};
 use crate::model::budget::Meter;
 use crate::model::notice::Notices;
+use crate::pipeline::batch::now;
 use crate::pipeline::credit::{Event, Fate, Report};
 use crate::pipeline::resume::Differences;
 use crate::store::episodes::Source;
+use crate::store::run::RunDir;
 use crate::store::summary::Summary;
 
 /// Tells people or machines how far it is.
@@ -24,6 +26,7 @@ pub(super) struct Progress {
     n_episodes: u64,
     meter: Arc<Meter>,
     notices: Notices,
+    run: Arc<RunDir>,
     began: Instant,
     state: Mutex<State>,
 }
@@ -31,6 +34,8 @@ pub(super) struct Progress {
 #[derive(Default)]
 struct State {
     reports: Vec<Report>,
+    /// The episode that is read, and its steps.
+    reading: Option<(String, usize)>,
     /// Scores still to come, by episode.
     open: BTreeMap<String, u64>,
     n_begun: u64,
@@ -39,23 +44,53 @@ struct State {
 }
 
 impl Progress {
-    pub(super) fn new(sources: &[Source], as_json: bool, meter: Arc<Meter>, notices: Notices) -> Self {
+    pub(super) fn new(
+        sources: &[Source],
+        as_json: bool,
+        meter: Arc<Meter>,
+        notices: Notices,
+        run: Arc<RunDir>,
+    ) -> Self {
         let n_episodes = sources.iter().map(count).sum();
         let target = if as_json { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() };
         let bar = ProgressBar::with_draw_target(Some(n_episodes), target).with_style(style());
-        Self { bar, as_json, n_episodes, meter, notices, began: Instant::now(), state: Mutex::default() }
+        Self { bar, as_json, n_episodes, meter, notices, run, began: Instant::now(), state: Mutex::default() }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// One line of talk, or the same as JSON.
-    fn say(&self, name: &str, fields: Value, text: &str) {
-        match self.as_json {
-            true => output::event(name, fields),
-            false => self.bar.suspend(|| output::talk(&one_line(text))),
+    /// One line of talk, or the same as JSON; the run directory hears of it too.
+    fn say(&self, name: &str, fields: Value, text: Option<&str>) {
+        let event = output::event_of(name, fields);
+        // What is made is what matters; a journal that cannot be written harms none of it.
+        let _ = self.run.add_event(&event);
+        match text {
+            _ if self.as_json => output::talk(&event.to_string()),
+            Some(text) => self.bar.suspend(|| output::talk(&one_line(text))),
+            None => {}
         }
+    }
+
+    /// A process began to work on the stage.
+    pub(super) fn began(&self, model: &str) {
+        self.say("began", json!({"stage": "credit", "model": model, "asked": self.n_episodes}), None);
+    }
+
+    /// It ended its work.
+    pub(super) fn ended(&self, summary: &Summary) {
+        if let Some(why) = &summary.stopped_by {
+            self.say("stopped", json!({"why": why}), None);
+        }
+        let (made, lost) = (summary.made("episodes"), summary.lost("episodes"));
+        let ended = json!({"made": made, "lost": lost, "left": summary.left, "seconds": summary.seconds});
+        self.say("ended", ended, None);
+    }
+
+    /// Episodes that nothing was heard of.
+    pub(super) fn n_unheard(&self, reports: &[Report]) -> u64 {
+        self.n_episodes.saturating_sub(reports.len() as u64)
     }
 
     /// Something a person should know.
@@ -66,22 +101,27 @@ impl Progress {
 
     fn tell_notices(&self) {
         for notice in self.notices.take() {
-            self.say("note", json!({"text": notice}), &format!("note: {notice}"));
+            self.say("note", json!({"text": notice}), Some(&format!("note: {notice}")));
         }
     }
 
     /// Takes note of what happened.
     pub(super) fn tell(&self, event: Event) {
         match event {
+            Event::Reading { id, steps } => {
+                self.lock().reading = Some((id.clone(), steps));
+                if self.as_json {
+                    self.say("reading", json!({"episode": id, "steps": steps}), None);
+                }
+            }
             Event::Begun { id, scores, tokens } => {
                 let mut state = self.lock();
                 state.n_begun += 1;
+                state.reading.take_if(|(reading, _)| *reading == id);
                 state.tokens_begun += tokens;
                 state.open.insert(id.clone(), scores);
                 drop(state);
-                if self.as_json {
-                    self.say("begun", json!({"episode": id, "scores": scores, "tokens": tokens}), "");
-                }
+                self.say("begun", json!({"episode": id, "scores": scores, "tokens": tokens}), None);
             }
             Event::Settled { id, tokens } => {
                 let mut state = self.lock();
@@ -97,10 +137,12 @@ impl Progress {
     fn finished(&self, report: Report) {
         let mut state = self.lock();
         state.open.remove(&report.id);
+        state.reading.take_if(|(reading, _)| *reading == report.id);
         state.reports.push(report.clone());
         drop(state);
         self.bar.inc(1);
-        self.say("episode", as_json(&report), &line(&report));
+        self.say("episode", as_json(&report), Some(&line(&report)));
+        let _ = self.run.add_metrics(&metrics(&report));
     }
 
     /// Says how far all of it is.
@@ -109,7 +151,7 @@ impl Progress {
         let (done, message) = (state.reports.len(), self.message(&state));
         drop(state);
         let line = format!("{done} of {} episodes, {message}", self.n_episodes);
-        self.say("progress", json!({"done": done, "of": self.n_episodes, "text": message}), &line);
+        self.say("progress", json!({"done": done, "of": self.n_episodes, "text": message}), Some(&line));
     }
 
     /// Speed, cache, time left, and what is being worked on.
@@ -119,7 +161,9 @@ impl Progress {
         let hits = 100.0 * spent.cached_tokens as f64 / (spent.prompt_tokens.max(1)) as f64;
         let left = self.seconds_left(state).map(|it| format!(", {} left", duration(it))).unwrap_or_default();
         let open = state.open.iter().next().map(|(id, n)| format!(", {} ({n} scores to come)", one_line(id)));
-        format!("{speed:.0} tokens/s, {hits:.0}% cached{left}{}", open.unwrap_or_default())
+        let reading = state.reading.as_ref().map(|(id, n)| format!(", reading {} ({n} steps)", one_line(id)));
+        let (open, reading) = (open.unwrap_or_default(), reading.unwrap_or_default());
+        format!("{speed:.0} tokens/s, {hits:.0}% cached{left}{open}{reading}")
     }
 
     /// From the tokens of the episodes seen so far; the others are taken to be like them.
@@ -162,7 +206,7 @@ fn kept_notices(reports: &[Report]) -> Vec<String> {
     }
     let differing = by_keys.into_iter().filter(|(differences, _)| !differences.is_empty());
     let notice = |(differences, n): (&Differences, u64)| {
-        let how = if differences.measured.is_empty() { "--recompute" } else { "--overwrite" };
+        let how = if differences.are_computed() { "--recompute" } else { "--overwrite" };
         format!(
             "{n} complete episodes were scored with other settings ({}) and are left alone; help: {how} makes them anew",
             differences.names()
@@ -203,6 +247,7 @@ fn line(report: &Report) -> String {
         Fate::Made | Fate::Partial => asked(),
         Fate::Spared(n_before) => format!("{}; what is there has {n_before} and stays", asked()),
         Fate::Kept(_) => format!("{n_credited} of {n_steps} steps already, left alone"),
+        Fate::Recomputed => format!("{n_credited} of {n_steps} steps, computed again from their scores"),
         Fate::Skipped => "skipped: its reward is too small".to_owned(),
         Fate::Lost(loss) => format!("lost: {loss}"),
         Fate::Unfinished => "not finished".to_owned(),
@@ -230,12 +275,13 @@ fn whys(report: &Report) -> String {
     if all.is_empty() { String::new() } else { format!("; lost: {}", all.join("; ")) }
 }
 
-fn as_json(report: &Report) -> Value {
+pub(in crate::cli) fn as_json(report: &Report) -> Value {
     let (fate, why) = match &report.fate {
         Fate::Made => ("made", None),
         Fate::Partial => ("partial", None),
         Fate::Spared(n_before) => ("spared", Some(format!("{n_before} steps are scored in what is there"))),
         Fate::Kept(_) => ("kept", None),
+        Fate::Recomputed => ("recomputed", None),
         Fate::Skipped => ("skipped", None),
         Fate::Lost(loss) => ("lost", Some(loss.to_string())),
         Fate::Unfinished => ("unfinished", None),
@@ -249,12 +295,21 @@ fn as_json(report: &Report) -> Value {
     })
 }
 
+/// An episode in numbers.
+pub(in crate::cli) fn metrics(report: &Report) -> Value {
+    json!({
+        "time": now(), "episode": report.id, "credit/reward": report.reward, "credit/steps": report.n_steps,
+        "credit/credited_steps": report.n_credited, "credit/lost_steps": report.lost_steps.len(),
+        "credit/requests": report.n_sent, "credit/found_in_ledger": report.n_found,
+    })
+}
+
 /// The run in numbers, as far as its reports tell.
-pub(super) fn summarise(reports: &[Report], notices: &Notices) -> Summary {
+pub(in crate::cli) fn summarise(reports: &[Report], notices: &Notices) -> Summary {
     let made =
         ["episodes", "steps", "partial_episodes", "kept_episodes", "skipped_episodes"].map(|it| (it, 0));
     let mut summary =
-        Summary { command: "credit", made: made.into(), notices: notices.all(), ..Summary::default() };
+        Summary { stage: "credit", made: made.into(), notices: notices.all(), ..Summary::default() };
     for report in reports {
         let mut count = |what, n: usize| *summary.made.entry(what).or_default() += n as u64;
         match &report.fate {
@@ -262,6 +317,7 @@ pub(super) fn summarise(reports: &[Report], notices: &Notices) -> Summary {
             Fate::Partial => count("partial_episodes", 1),
             Fate::Spared(_) => count("spared_episodes", 1),
             Fate::Kept(_) => count("kept_episodes", 1),
+            Fate::Recomputed => count("recomputed_episodes", 1),
             Fate::Skipped => count("skipped_episodes", 1),
             Fate::Unfinished => summary.left += 1,
             Fate::Lost(loss) => summary.lose("episodes", loss.reason.name()),

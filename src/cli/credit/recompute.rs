@@ -10,14 +10,14 @@ use super::table::clipped;
 use crate::cli::failure::Failure;
 use crate::cli::output;
 use crate::cli::stdout;
-use crate::store::hindsight::{self, Hindsight, Settings, find, recompute};
+use crate::store::hindsight::{self, Hindsight, Settings, find, recompute, scores_file};
 use crate::wire::hindsight::HindsightScores;
 
 pub(super) fn run(args: &CreditArgs<'_>) -> Result<(), Failure> {
     let help = "name the directory of the scored episodes with --input-dir";
-    let mut directories = Vec::new();
+    let (mut directories, lens) = (Vec::new(), args.call.result()?);
     for input in &args.inputs {
-        let found = find(input, &args.run_dir);
+        let found = find(input, &args.run_dir, &lens);
         directories
             .extend(found.map_err(|error| Failure::input(format!("{}: {error}", input.display()), help))?);
     }
@@ -26,11 +26,11 @@ pub(super) fn run(args: &CreditArgs<'_>) -> Result<(), Failure> {
     directories.retain(|directory| seen.insert(directory.clone()));
     if directories.is_empty() {
         let input = &args.inputs[0];
-        return Err(Failure::input(format!("{}: no hindsight_scores.json here", input.display()), help));
+        return Err(Failure::input(format!("{}: no {} here", input.display(), scores_file(&lens)), help));
     }
     let (mut n_made, mut losses) = (0_u64, Vec::new());
     for directory in &directories {
-        match renew(directory, args) {
+        match renew(directory, &lens, args) {
             Ok(scores) => {
                 n_made += 1;
                 show(args, directory, &scores)?;
@@ -51,12 +51,12 @@ pub(super) fn run(args: &CreditArgs<'_>) -> Result<(), Failure> {
 }
 
 /// Reads a directory's files, and rewrites its scores in place.
-fn renew(directory: &Path, args: &CreditArgs<'_>) -> Result<HindsightScores, String> {
-    let old = hindsight::read(directory).map_err(|error| error.to_string())?;
-    let old = old.ok_or("hindsight_scores.json is gone")?;
+fn renew(directory: &Path, lens: &str, args: &CreditArgs<'_>) -> Result<HindsightScores, String> {
+    let old = hindsight::read(directory, lens).map_err(|error| error.to_string())?;
+    let old = old.ok_or("the file is gone")?;
     let settings = args.over(&Settings::recorded(&old.scores.hyperparams))?;
     let scores = recompute(&old, &settings).map_err(|error| error.to_string())?;
-    hindsight::write(directory, &Hindsight { scores: scores.clone(), tokens: None })
+    hindsight::write(directory, lens, &Hindsight { scores: scores.clone(), tokens: None })
         .map_err(|error| error.to_string())?;
     Ok(scores)
 }

@@ -8,12 +8,13 @@ use serde_json::{Map, Value};
 
 use super::args::CreditArgs;
 use crate::cli::block_on;
-use crate::cli::call::{read_text, tokenizer_path};
+use crate::cli::call::read_text;
 use crate::cli::chat::{source_failure, time, tokenizer_failure, tools, variables};
 use crate::cli::failure::Failure;
 use crate::cli::server::{model_failure, teller};
 use crate::model::Opened;
 use crate::model::notice::Notices;
+use crate::model::open::tokenizer_path;
 use crate::model::probe::require_scores;
 use crate::pipeline::outline::Framing;
 use crate::pipeline::reader::{Texts, hash};
@@ -21,10 +22,11 @@ use crate::pipeline::resume::VARS;
 use crate::store::episodes::{SESSION, Source};
 use crate::wire::hindsight::Provenance;
 use crate::wire::hints::read as read_hints;
-use crate::wire::named::Choice;
 use backsight_chat::tokenizer::Tokenizer;
 use backsight_core::episode::ToolText;
-use backsight_core::lens::{self, Ingredients, Lens, OUTCOME_TEMPLATE, OutcomeFacts, Placement, Template};
+use backsight_core::lens::{
+    self, Given, Ingredients, Lens, OUTCOME_TEMPLATE, OutcomeFacts, Placement, Wording,
+};
 
 /// What was typed about conversations and the lens, with the files it names.
 pub(super) struct Shown {
@@ -102,7 +104,7 @@ fn seed_of(args: &CreditArgs<'_>) -> Result<String, Failure> {
 }
 
 /// The lens that was named.
-fn lens_of(args: &CreditArgs<'_>, template: Template, hints: Option<&str>) -> Result<Arc<dyn Lens>, Failure> {
+fn lens_of(args: &CreditArgs<'_>, template: Wording, hints: Option<&str>) -> Result<Arc<dyn Lens>, Failure> {
     let (name, path): (String, Option<PathBuf>) = (args.call.get("lens")?, args.call.get("hints")?);
     if (name == "hint" && path.is_none()) || (path.is_some() && !["hint", "placebo"].contains(&name.as_str()))
     {
@@ -114,7 +116,15 @@ fn lens_of(args: &CreditArgs<'_>, template: Template, hints: Option<&str>) -> Re
         Failure::input(format!("{path} line {line}: {}", fault.why), "mend the line")
     })?;
     let (given, seed) = (given.unwrap_or_default(), args.call.get("seed")?);
-    let placement = args.call.get::<Option<Choice<Placement>>>("placement")?.map(|it| it.0);
+    let placement = args.call.placement()?;
+    let in_words = |given: &Given| matches!(given, Given::Text(_));
+    if placement == Some(Placement::Turns)
+        && let Some(((episode, step), _)) = given.iter().filter(|it| in_words(it.1)).min_by_key(|it| it.0)
+    {
+        let what =
+            format!("the hint for step {step} of {episode} is in words, which are no messages of their own");
+        return Err(Failure::input(what, "give it as `messages`, or choose another --placement than turns"));
+    }
     let of = Ingredients { placement, template, given, seed };
     lens::named(&name, of).ok_or_else(|| {
         let what = format!("the lens {name} cannot be written at the placement that was named");
@@ -129,7 +139,7 @@ fn sorted(vars: &Map<String, Value>) -> String {
 }
 
 /// A template that has rendered once: what it names and does not get is found before anything is paid.
-fn lens_template(words: &str, path: Option<&Path>) -> Result<Template, Failure> {
+fn lens_template(words: &str, path: Option<&Path>) -> Result<Wording, Failure> {
     let nothing = OutcomeFacts {
         reward: 0.0,
         progress: Default::default(),
@@ -137,7 +147,7 @@ fn lens_template(words: &str, path: Option<&Path>) -> Result<Template, Failure> 
         current_subtask: "planning".to_owned(),
         current_score: None,
     };
-    let parsed = Template::parse(words).and_then(|template| template.render(&nothing).map(|_| template));
+    let parsed = Wording::parse(words).and_then(|template| template.render(&nothing).map(|_| template));
     parsed.map_err(|error| {
         let name = path.map_or("the outcome template".to_owned(), |path| path.display().to_string());
         Failure::input(
@@ -167,7 +177,7 @@ pub(super) struct Ready {
 
 /// Opens the model and refuses one that cannot score, that has no text, or whose tokenizer is another than ours.
 pub(super) async fn open(args: &CreditArgs<'_>, shown: &Shown, notices: &Notices) -> Result<Ready, Failure> {
-    let opened = args.server.open_any(notices, teller(args.json)).await?;
+    let opened = args.server.open(notices, teller(args.json)).await?;
     require_scores(&opened).await.map_err(model_failure)?;
     let Some((path, tokenizer)) = opened.tokenizer.clone() else {
         let help = "name the model's directory with --tokenizer, or the model as on the hub with --model";
@@ -197,7 +207,7 @@ pub(super) fn texts(
 /// The tokenizer that was named, for those who ask no server, and its hash.
 pub(super) fn named_texts(args: &CreditArgs<'_>, shown: &Shown) -> Result<Option<(Texts, String)>, Failure> {
     let Some(path) = args.text_path() else { return Ok(None) };
-    let path = block_on(tokenizer_path(&path))??;
+    let path = block_on(tokenizer_path(&path))?.map_err(model_failure)?;
     let tokenizer = Tokenizer::open(&path).map_err(tokenizer_failure)?;
     let sha256 = Tokenizer::sha256(&path).map_err(tokenizer_failure)?;
     Ok(Some((texts(args, &path, Arc::new(tokenizer), shown)?, sha256)))
@@ -206,5 +216,5 @@ pub(super) fn named_texts(args: &CreditArgs<'_>, shown: &Shown) -> Result<Option
 /// What the server is, in a word or two.
 pub(super) fn server_name(opened: &Opened) -> String {
     let version = opened.info.version.as_deref().map(|it| format!(" {it}")).unwrap_or_default();
-    format!("{}{version}", opened.info.kind.name())
+    format!("{}{version}", opened.info.kind.name)
 }

@@ -37,6 +37,7 @@ fn result(report: &Report) -> String {
         Fate::Partial => "partial".to_owned(),
         Fate::Spared(n_before) => format!("spared: {n_before} before"),
         Fate::Kept(_) => "kept".to_owned(),
+        Fate::Recomputed => "recomputed".to_owned(),
         Fate::Skipped => "skipped".to_owned(),
         Fate::Lost(loss) => format!("lost: {}", loss.reason.name()),
         Fate::Unfinished => "not finished".to_owned(),
@@ -55,7 +56,12 @@ pub(super) fn totals(summary: &Summary) -> String {
         summary.made("skipped_episodes"),
         summary.lost("episodes")
     );
-    for (n, what) in [(summary.made("spared_episodes"), "spared"), (summary.left, "not finished")] {
+    let rest = [
+        (summary.made("recomputed_episodes"), "recomputed"),
+        (summary.made("spared_episodes"), "spared"),
+        (summary.left, "not finished"),
+    ];
+    for (n, what) in rest {
         if n > 0 {
             text.push_str(&format!(", {n} {what}"));
         }

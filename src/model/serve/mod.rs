@@ -58,11 +58,8 @@ pub struct Served {
     n_requests: AtomicUsize,
 }
 
-/// What is sent back.
-struct Reply {
-    status: u16,
-    body: Value,
-}
+/// What is sent back: the status and the body.
+type Reply = (u16, Value);
 
 /// Why a request is refused.
 struct Refusal {
@@ -108,13 +105,11 @@ impl Served {
             ("/v1/completions", false) | ("/generate", true) | ("/v1/chat/completions" | "/tokenize", _) => {
                 (Method::POST, Ok(Value::Null))
             }
-            _ => return Reply { status: 404, body: json!({"detail": "Not Found"}) },
+            _ => return (404, json!({"detail": "Not Found"})),
         };
         match asked {
-            (wanted, _) if wanted != *method => {
-                Reply { status: 405, body: json!({"detail": "Method Not Allowed"}) }
-            }
-            (_, Ok(body)) => Reply { status: 200, body },
+            (wanted, _) if wanted != *method => (405, json!({"detail": "Method Not Allowed"})),
+            (_, Ok(body)) => (200, body),
             (_, Err(refusal)) => self.refuse(&refusal, path),
         }
     }
@@ -136,7 +131,7 @@ impl Served {
                 json!({"object": "error", "message": message, "type": kind, "param": param, "code": status})
             }
         };
-        Reply { status: *status, body }
+        (*status, body)
     }
 
     fn models(&self) -> Value {
@@ -277,13 +272,13 @@ pub async fn serve(listener: TcpListener, served: Arc<Served>) -> std::io::Resul
 
 async fn respond(served: &Served, request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {
     let (head, body) = request.into_parts();
-    let reply = match Limited::new(body, MAX_BODY).collect().await {
+    let (status, body) = match Limited::new(body, MAX_BODY).collect().await {
         Ok(body) => served.answer(&head.method, head.uri.path(), &body.to_bytes()).await,
-        Err(why) => Reply { status: 413, body: json!({"detail": why.to_string()}) },
+        Err(why) => (413, json!({"detail": why.to_string()})),
     };
-    let bytes = if reply.body.is_null() { Bytes::new() } else { Bytes::from(reply.body.to_string()) };
+    let bytes = if body.is_null() { Bytes::new() } else { Bytes::from(body.to_string()) };
     let mut response = Response::new(Full::new(bytes));
-    *response.status_mut() = StatusCode::from_u16(reply.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    *response.status_mut() = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     response.headers_mut().insert(CONTENT_TYPE, hyper::header::HeaderValue::from_static("application/json"));
     Ok(response)
 }

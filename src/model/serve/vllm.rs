@@ -22,13 +22,11 @@ impl Served {
         self.check_logprobs(asked.logprobs.map(|it| it as i64), "logprobs")?;
         let prompt_top_k = self.check_logprobs(asked.prompt_logprobs, "prompt_logprobs")?;
         let mut choices = Vec::with_capacity(prompts.len());
-        let mut total = Usage { cached_tokens: Some(0), ..Usage::default() };
+        let mut total = Usage::NOTHING;
         for (index, prompt) in prompts.into_iter().enumerate() {
             let (choice, usage) = self.complete(&asked, index, prompt, prompt_top_k).await?;
             choices.push(choice);
-            total.prompt_tokens += usage.prompt_tokens;
-            total.completion_tokens += usage.completion_tokens;
-            total.cached_tokens = total.cached_tokens.zip(usage.cached_tokens).map(|(all, new)| all + new);
+            total += usage;
         }
         let id = format!("cmpl-{}", asked.request_id.as_deref().unwrap_or("backsight"));
         Ok(json!({

@@ -574,7 +574,7 @@ async fn what_was_paid_is_not_paid_again() {
     let ledger = Ledger::open(Arc::new(RunLock::acquire(dir.path()).unwrap())).unwrap();
     let fingerprint = Fingerprint::measure(&*student, Identity::default(), &[1, 2, 3]).await.unwrap();
     let known = (vec![ledger.identify(&fingerprint, 0.0).await.unwrap().0], Default::default());
-    let (role, run_place) = (ModelRole::Student, RunPlace { run: "run".into(), seed: 0 });
+    let (role, run_place) = (ModelRole::Student, RunPlace { stage: "run", seed: 0 });
     let versions = Versions::new(Arc::clone(&ledger), role, WeightRules::default(), None, vec![], known);
     let inner = Arc::clone(&student) as Arc<dyn Model>;
     let ledgered = Ledgered::new(ledger, inner, versions, role, run_place);

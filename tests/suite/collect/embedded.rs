@@ -31,7 +31,7 @@ fn the_embedded_model_works_on_a_task() {
         assert!(calls.count() >= 1, "{name}: forced calls are well formed: {episode}");
     }
     assert_ne!(episodes["fizzbuzz-0.json"]["sequences"], episodes["fizzbuzz-1.json"]["sequences"]);
-    let summary = place.json("runs/collect/summary.json");
+    let summary = place.summary();
     assert!(summary["tokens"]["cached"].as_u64().unwrap() > 0, "later turns find their prefix: {summary}");
     check_again(&place, &arguments, &episodes);
 }

@@ -62,7 +62,7 @@ fn check(make: &str, tool: String) {
     assert_eq!(server.draws().len(), 2, "the tool had answered before");
     wait_until(|| !family.iter().any(|pid| is_alive(*pid)));
     wait_until(|| !supervisors().iter().any(|pid| family.contains(pid)));
-    let summary = place.json("runs/collect/summary.json");
+    let summary = place.summary();
     assert_eq!((&summary["left"], &summary["made"]["episodes"]), (&1.into(), &0.into()), "{summary}");
     assert_eq!(std::fs::read_dir(place.path("runs/collect/episodes")).unwrap().count(), 0);
     let whole = go_on(&place, &arguments);

@@ -28,7 +28,7 @@ fn groups_of_exact_episodes_are_made_and_summed_up() {
     for (name, episode) in &episodes {
         check_episode(name, episode);
     }
-    let summary = place.json("runs/collect/summary.json");
+    let summary = place.summary();
     assert_eq!(schema::check(include_str!("../../../docs/summary.schema.json"), &summary), None);
     assert_eq!((&summary["made"]["episodes"], &summary["made"]["rendered_episodes"]), (&json!(6), &json!(0)));
     let draws = server.draws();
@@ -243,5 +243,5 @@ fn tasks_without_tests_are_for_a_command_to_reward() {
     );
     assert!(episode.get("verification").is_none_or(Value::is_null), "{episode}");
     assert!(!episode["task"]["prompt"].as_str().unwrap().contains("## Tests"));
-    assert_eq!(place.json("runs/collect/summary.json")["train/mean_correctness"], Value::Null);
+    assert_eq!(place.summary()["train/mean_correctness"], Value::Null);
 }

@@ -7,7 +7,7 @@ mod evaluate;
 mod file_tools;
 mod groups;
 mod kill;
-mod place;
+pub mod place;
 mod references;
 mod refusals;
 mod stops;

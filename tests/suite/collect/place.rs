@@ -161,6 +161,11 @@ impl Place {
         serde_json::from_str(&self.read(name)).unwrap()
     }
 
+    /// What became of `collect` in its usual directory.
+    pub fn summary(&self) -> Value {
+        self.json("runs/collect/summary.json")["collect"].clone()
+    }
+
     pub fn lines(&self, name: &str) -> Vec<Value> {
         self.read(name).lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     }

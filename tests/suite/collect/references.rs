@@ -54,7 +54,7 @@ fn refused_tasks_are_told_and_cost_nothing() {
     assert_eq!(shown, [("add-0.json", json!(true)), ("twice-0.json", json!(false))]);
     let levels = episodes.values().map(|it| it["outcome"]["components"]["correctness"].as_f64().unwrap());
     assert!(levels.zip([[1.0, 0.1], [0.2, 0.2]]).all(|(level, possible)| possible.contains(&level)));
-    let summary = place.json("runs/collect/summary.json");
+    let summary = place.summary();
     let noted = |it: &Value| it.as_str().unwrap().starts_with("tasks: 2 of 5 usable, 3 refused; 4 tasks");
     assert!(summary["notices"].as_array().unwrap().iter().any(noted), "{summary}");
     // What was found out is not found out again.
@@ -90,7 +90,7 @@ fn unusable_tests_end_their_task() {
     collect(&place, &server, &more).expect(1);
     let names: Vec<String> = place.episodes("runs/collect").into_keys().collect();
     assert_eq!(names, ["mute-0.json", "usable-0.json", "usable-1.json", "usable-2.json"]);
-    let lost = |place: &Place| place.json("runs/collect/summary.json")["lost"]["episodes"].clone();
+    let lost = |place: &Place| place.summary()["lost"]["episodes"].clone();
     assert_eq!(lost(&place), json!({"unusable_tests": 3}));
     let n_draws = server.draws().len();
     collect(&place, &server, &more).expect(1);
@@ -115,7 +115,7 @@ fn undecided_episodes_are_kept_and_their_task_goes_on() {
     assert!(levels.clone().all(|it| it["outcome"]["components"]["correctness"] == json!(0.1)));
     assert_eq!((episodes.len(), n_undecided + levels.count()), (6, 6));
     assert!(n_undecided > 1, "{n_undecided}");
-    let lost = |place: &Place| place.json("runs/collect/summary.json")["lost"]["episodes"].clone();
+    let lost = |place: &Place| place.summary()["lost"]["episodes"].clone();
     assert_eq!(lost(&place), json!({"undecided": n_undecided}));
     let n_draws = server.draws().len();
     collect(&place, &server, &more).expect(1);

@@ -101,7 +101,7 @@ fn bad_tasks() {
         " 1 refused: it is no JSON (first: mixed.jsonl row 6: expected ident at line 1 column 2)",
     ];
     assert!(mixed.stderr.contains(&counted.join("\n ")), "{}", mixed.stderr);
-    let summary = place.json("runs/collect/summary.json");
+    let summary = place.summary();
     let noted = counted.join(";");
     assert!(summary["notices"].as_array().unwrap().iter().any(|it| *it == noted), "{summary}");
 }
@@ -166,7 +166,7 @@ fn the_unprotected_sandbox_warns_loudly() {
             let n_lines = if more.contains(&"--json") { 1 } else { 2 };
             assert_eq!(ran.stderr.lines().count(), n_lines, "nothing but the warning: {}", ran.stderr);
         }
-        let summary = place.json(&format!("{run}/summary.json"));
+        let summary = place.json(&format!("{run}/summary.json"))["collect"].clone();
         let notices: Vec<&str> =
             summary["notices"].as_array().unwrap().iter().map(|it| it.as_str().unwrap()).collect();
         assert_eq!(notices.iter().filter(|it| it.contains(words[0])).count(), 1, "{notices:?}");
@@ -186,7 +186,7 @@ fn an_ordinary_user_is_told_what_is_only_per_process() {
     assert!(ran.stderr.contains(words), "{}", ran.stderr);
     let processors = ["processors are shared by process, not by", "processors are shared by session, not by"];
     assert!(processors.iter().any(|words| ran.stderr.contains(words)), "{}", ran.stderr);
-    let summary = place.json("runs/collect/summary.json");
+    let summary = place.summary();
     let says = |it: &serde_json::Value| it.as_str().is_some_and(|it| it.starts_with(words));
     assert!(summary["notices"].as_array().unwrap().iter().any(says), "{summary}");
     let events = place.lines("runs/collect/events.jsonl");

@@ -39,7 +39,7 @@ fn a_budget_stops_cleanly_and_a_larger_one_goes_on() {
     );
     assert!(ran.stderr.contains("help: raise the limit; the same command continues"), "{}", ran.stderr);
     assert_eq!(server.draws().len(), 7);
-    let summary = place.json("runs/collect/summary.json");
+    let summary = place.summary();
     let made = summary["made"]["episodes"].as_u64().unwrap();
     let left = summary["left"].as_u64().unwrap();
     assert!(made >= 1 && left >= 1, "{summary}");
@@ -78,7 +78,7 @@ fn a_server_that_is_gone_for_good_ends_the_run_with_3() {
     drop(server);
     let ended = wait(child);
     assert_eq!(ended.code(), Some(3));
-    let summary = place.json("runs/collect/summary.json");
+    let summary = place.summary();
     assert!(summary["stopped_by"].as_str().unwrap().contains("cannot be reached"), "{summary}");
     let lost = summary["lost"]["episodes"].as_object().unwrap();
     assert!(lost.keys().all(|why| why.contains("cannot be reached")), "{summary}");
@@ -104,7 +104,7 @@ fn an_episode_that_fails_is_its_own_business() {
         "{}",
         ran.stderr
     );
-    let summary = place.json("runs/collect/summary.json");
+    let summary = place.summary();
     let lost: Vec<u64> =
         summary["lost"]["episodes"].as_object().unwrap().values().map(|n| n.as_u64().unwrap()).collect();
     let n_lost: u64 = lost.iter().sum();
@@ -117,6 +117,32 @@ fn an_episode_that_fails_is_its_own_business() {
     assert_eq!(failed.count() as u64, n_lost);
     place.collect(&Server::start(scripted(Dialect::Vllm)), &more).expect(0);
     assert_eq!(place.episodes("runs/collect"), undisturbed(&more));
+}
+
+/// What the server refuses the first time it gives the second time.
+#[test]
+fn an_episode_that_failed_is_run_again_and_pays_only_for_what_is_missing() {
+    let more = ["--group-size", "4", "--concurrency", "3"];
+    let refuses_once = |asked: &crate::support::stand_in::Asked| {
+        let body: serde_json::Value = serde_json::from_slice(&asked.body).ok()?;
+        let is_bad = body["seed"].as_u64()? % 4 == 1 && asked.ids.len() > 100 && asked.times_before == 0;
+        let answer = r#"{"error": {"message": "no such luck", "code": 400}}"#;
+        is_bad.then(|| Fault::Status(400, String::new(), answer.to_owned()))
+    };
+    let (place, server) = (Place::new(), Server::start(scripted(Dialect::Vllm).faults(refuses_once)));
+    let ran = place.collect(&server, &[&more[..], &["--episode-retries", "9"]].concat()).expect(0);
+    assert!(ran.stderr.contains("  run again (1 of 9): "), "{}", ran.stderr);
+    assert_eq!(place.episodes("runs/collect"), undisturbed(&more));
+    let events = place.lines("runs/collect/events.jsonl");
+    let n_retries = events.iter().filter(|it| it["event"] == "retry").count();
+    let n_refused = server.draws().len() - 36;
+    assert!(
+        n_retries > 0 && n_retries == n_refused,
+        "{n_retries} of {n_refused}: what was paid is not paid again"
+    );
+    let again = Server::start(scripted(Dialect::Vllm).faults(refuses_once));
+    let never = [&more[..], &["--episode-retries", "0", "--run", "runs/never"]].concat();
+    assert!(!place.collect(&again, &never).expect(1).stderr.contains("run again"));
 }
 
 #[test]
@@ -144,7 +170,7 @@ fn signals_end_a_run_with_their_number_and_leave_it_whole() {
         wait_for(|| server.draws().len() >= 3);
         Command::new("kill").args([format!("-{name}"), child.id().to_string()]).status().unwrap();
         assert_eq!(wait(child).code(), Some(code));
-        let summary = place.json("runs/collect/summary.json");
+        let summary = place.summary();
         assert!(summary["left"].as_u64().unwrap() > 0, "{summary}");
         place.collect(&server, &more).expect(0);
         assert_eq!(place.episodes("runs/collect"), undisturbed(&more));

@@ -4,11 +4,12 @@ use std::sync::Arc;
 
 use backsight::chat::tokenizer::Tokenizer;
 use backsight::episode::{ActionTokens, Episode, Message, Outcome, Role, Task, TokenSource, steps_of};
-use backsight::lens::{Lenses, OutcomeLens, Placement, PlainLens, Template};
+use backsight::lens::{Lenses, OutcomeLens, Placement, PlainLens, Wording};
 use backsight::pipeline::{Framing, outline};
 use backsight::pipeline::{ReadStep, Reader, Texts};
 use backsight::store::episode_to_json;
 use backsight::tokens::{TokenId, TokenSpan};
+use backsight::tree::TokenTree;
 use proptest::prelude::*;
 use serde_json::Map;
 
@@ -58,26 +59,33 @@ fn find(whole: &[TokenId], part: &[TokenId], from: usize) -> Option<usize> {
     whole[from..].windows(part.len()).position(|it| it == part).map(|at| from + at + part.len())
 }
 
-fn check_step(episode: &Episode, nth: usize, step: &ReadStep, tokenizer: &Tokenizer, limit: usize) {
+fn check_step(
+    episode: &Episode,
+    nth: usize,
+    (step, tree): (&ReadStep, &TokenTree),
+    tokenizer: &Tokenizer,
+    limit: usize,
+) {
     let action =
         |nth: usize| &episode.sequences[0][episode.steps()[nth].tokens.as_ref().unwrap().span.range()];
     let own = episode.steps()[nth].tokens.as_ref().unwrap().span;
     let views: Vec<_> = step.views.iter().map(|view| view.seen.as_ref().unwrap()).collect();
     for seen in &views {
-        assert_eq!(&seen.tokens[seen.n_context..], action(nth), "the action is sent as it was sampled");
-        assert!(seen.tokens.len() <= limit);
+        let sent = tree.tokens(seen.tip, seen.n_context..seen.tip.len());
+        assert_eq!(sent, action(nth), "the action is sent as it was sampled");
+        assert!(seen.tip.len() <= limit);
     }
-    let [lens, plain] = [0, 1].map(|it| &views[it].tokens[..views[it].n_context]);
-    let (seen, was) = (tokenizer.decode(lens).unwrap(), tokenizer.decode(plain).unwrap());
+    let [lens, plain] = [0, 1].map(|it| tree.tokens(views[it].tip, 0..views[it].n_context));
+    let (seen, was) = (tokenizer.decode(&lens).unwrap(), tokenizer.decode(&plain).unwrap());
     assert_eq!(seen.replacen(&format!("\n\n{LENS}"), "", 1), was, "the lens is all that is added");
     let dropped = &step.window.dropped;
     if dropped.is_empty() {
-        assert_eq!(plain, &episode.sequences[0][..own.start()]);
+        assert_eq!(plain, episode.sequences[0][..own.start()]);
     }
     let mut from = 0;
     for before in (0..nth).filter(|it| !dropped.contains(&(2 * it + 1))) {
         // Earlier actions stay as they were sampled.
-        from = find(lens, action(before), from).unwrap();
+        from = find(&lens, action(before), from).unwrap();
     }
 }
 
@@ -92,16 +100,17 @@ proptest! {
         let (texts, tokenizer, framing) = (texts(&place), place.tokenizer(), Framing::default());
         let episode = episode(&tokenizer, &turns, framed);
         let placement = if last { Placement::Last } else { Placement::First };
-        let lens = OutcomeLens { template: Template::parse(LENS).unwrap(), placement };
+        let lens = OutcomeLens { template: Wording::parse(LENS).unwrap(), placement };
         let lenses = Lenses::default().and(Arc::new(lens), 0).and(Arc::new(PlainLens), 0);
         let reader = Reader { texts: &texts, framing: &framing, limit };
         let outline = outline(&episode, &framing, &lenses, &|text| texts.n_tokens(text)).unwrap();
         let read = reader.read(&episode, &outline);
-        prop_assert_eq!((read.source, &read.sequences), (TokenSource::Exact, &episode.sequences));
+        let sequences: Vec<_> = read.sequences.iter().map(|tip| read.tree.all(*tip)).collect();
+        prop_assert_eq!((read.source, &sequences), (TokenSource::Exact, &episode.sequences));
         for (nth, step) in read.steps.iter().enumerate() {
             match step {
                 Ok(step) if step.views.iter().all(|view| view.seen.is_ok()) => {
-                    check_step(&episode, nth, step, &tokenizer, limit.unwrap_or(usize::MAX));
+                    check_step(&episode, nth, (step, &read.tree), &tokenizer, limit.unwrap_or(usize::MAX));
                 }
                 Ok(_) => prop_assert!(limit.is_some() || framed),
                 // Without the system prompt in its messages, a first message that occurs twice is not certain.
@@ -120,7 +129,8 @@ async fn a_record_with_exact_ids_is_scored_on_them() {
     place.write("episodes/exact.json", &episode_to_json(&episode).unwrap().to_string());
     for (server, placement) in [(sglang().await, "first"), (vllm().await, "last")] {
         place.credit(&server, &["--overwrite", "--placement", placement]).await.expect(0);
-        let tokens = place.json("episodes/.backsight/episodes/exact/hindsight_tokens.json");
+        let of = if placement == "first" { "" } else { ".outcome-last" };
+        let tokens = place.json(&format!("episodes/.backsight/episodes/exact/hindsight_tokens{of}.json"));
         assert_eq!(
             (&tokens["tokens"], &tokens["sequences"]),
             (&"exact".into(), &serde_json::json!(episode.sequences))

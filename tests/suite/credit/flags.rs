@@ -485,7 +485,9 @@ async fn tools_a_template_drops_need_a_choice() {
         for placement in ["first", "last"] {
             let more = ["--overwrite", "--tool-text", choice, "--placement", placement];
             place.credit(&server, &more).await.expect(0);
-            assert_eq!(place.scores("episode_001")["provenance"]["tool_text"], choice);
+            let of = if placement == "first" { "" } else { ".outcome-last" };
+            let scores = place.json(&format!("episodes/episode_001/hindsight_scores{of}.json"));
+            assert_eq!(scores["provenance"]["tool_text"], choice);
         }
     }
     let texts = asked_texts(&place, &server);

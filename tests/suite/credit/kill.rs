@@ -11,7 +11,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use backsight::lens::{Lenses, OUTCOME_TEMPLATE, OutcomeLens, Placement, Template};
+use backsight::lens::{Lenses, OUTCOME_TEMPLATE, OutcomeLens, Placement, Wording};
 use backsight::pipeline::{Framing, outline};
 use backsight::pipeline::{ReadEpisode, Reader, Texts};
 use backsight::plan::{Backend, plan};
@@ -44,25 +44,23 @@ fn place() -> Place {
 fn keys(place: &Place) -> HashMap<Vec<u32>, Vec<u8>> {
     let texts = Texts::open(&place.path("model"), Arc::new(place.tokenizer()), None, &Map::new()).unwrap();
     let lens =
-        OutcomeLens { template: Template::parse(OUTCOME_TEMPLATE).unwrap(), placement: Placement::Last };
+        OutcomeLens { template: Wording::parse(OUTCOME_TEMPLATE).unwrap(), placement: Placement::Last };
     let lenses = Lenses::default().and(Arc::new(lens), 0);
     let framing = Framing::default();
     let reader = Reader { texts: &texts, framing: &framing, limit: None };
     let mut keys = HashMap::new();
     for n in 0..N_EPISODES {
         let episode = load_directory(&place.path(&format!("episodes/episode_{n:03}"))).unwrap().episode;
-        let ReadEpisode { steps, .. } = reader
+        let ReadEpisode { steps, tree, .. } = reader
             .read(&episode, &outline(&episode, &framing, &lenses, &|text| texts.n_tokens(text)).unwrap());
         let job = |seen: &backsight::pipeline::Seen| {
-            ScoreJob::new(Arc::clone(&seen.tokens), vec![seen.action(0)], 0).unwrap()
+            ScoreJob::new(Arc::from(tree.all(seen.tip)), vec![seen.action(0)], 0).unwrap()
         };
         let jobs: Vec<ScoreJob> =
             steps.iter().map(|step| job(step.as_ref().unwrap().view(0).unwrap().as_ref().unwrap())).collect();
-        for request in plan(&jobs, &Backend::SGLANG).requests {
-            keys.insert(
-                request.ask.tokens().to_vec(),
-                Key::of_score(ModelId(1), &request.ask).bytes().to_vec(),
-            );
+        let plan = plan(&jobs, &Backend::CACHING);
+        for ask in (0..plan.requests.len()).filter_map(|request| plan.ask(request)) {
+            keys.insert(ask.tokens().to_vec(), Key::of_score(ModelId(1), &ask).bytes().to_vec());
         }
     }
     keys

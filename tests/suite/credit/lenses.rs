@@ -58,7 +58,7 @@ async fn a_hint_is_seen_at_its_own_step_alone() {
     let said = |words: &str| asked.iter().filter(|text| text.contains(words)).count();
     assert_eq!(said("\n\n[user's hint / instruction]\nlook before you leap<|im_end|>"), 1, "{asked:?}");
     assert_eq!(said("what first?<|im_end|>\n<|im_start|>assistant\nread it<|im_end|>\n<|im_start|>user"), 1);
-    let tokens = place.json("episodes/episode_001/hindsight_tokens.json");
+    let tokens = place.json("episodes/episode_001/hindsight_tokens.hint-last_user.json");
     assert_eq!(tokens["lenses"], json!(["hint-last_user"]));
     let scored = |step: usize| !tokens["steps"][step]["logprobs"][0].is_null();
     assert_eq!([0, 1, 2, 3].map(scored), [false, true, true, false]);
@@ -97,6 +97,10 @@ async fn lenses_that_lack_something_are_refused_before_anything_is_asked() {
     assert!(ran.stderr.contains("--hints FILE"), "{}", ran.stderr);
     let ran = refused(&place, &server, &["--placement", "turns"]).await;
     assert!(ran.stderr.contains("the lens outcome cannot be written"), "{}", ran.stderr);
+    hints(&place, &[json!({"episode_id": "a", "step_idx": 3, "hint": "look"})]);
+    let turns = ["--lens", "hint", "--hints", "hints.jsonl", "--placement", "turns"];
+    let ran = refused(&place, &server, &turns).await;
+    assert!(ran.stderr.contains("the hint for step 3 of a is in words"), "{}", ran.stderr);
     place.write("hints.jsonl", "{\"episode_id\": \"a\"}\n");
     let ran = refused(&place, &server, &["--lens", "hint", "--hints", "hints.jsonl"]).await;
     assert!(ran.stderr.contains("hints.jsonl line 1: missing field `step_idx`"), "{}", ran.stderr);

@@ -8,9 +8,9 @@ use backsight::chat::template::RenderInput;
 use backsight::chat::tokenizer::Tokenizer;
 use backsight::credit::hcapo::mean_logprob;
 use backsight::episode::{Episode, Message, ToolText};
-use backsight::lens::{OUTCOME_TEMPLATE, OutcomeFacts, Placement, Template};
+use backsight::lens::{OUTCOME_TEMPLATE, OutcomeFacts, Placement, Wording};
 use backsight::store::load_directory;
-use backsight::subtasks::{Places, places};
+use backsight::subtasks::{PlanPlaces, places};
 use backsight::tokens::{Logprob, TokenId};
 use serde_json::{Value, json};
 
@@ -56,8 +56,9 @@ fn rendered(
 
 /// The lens of each step of an episode, in our words or others.
 pub fn lens_texts(episode: &Episode, words: &str) -> Vec<String> {
-    let Places { steps, completed } = places(&episode.messages, &episode.failed_results, &episode.progress);
-    let (template, reward) = (Template::parse(words).unwrap(), episode.outcome.as_ref().unwrap().reward);
+    let PlanPlaces { steps, completed } =
+        places(&episode.messages, &episode.failed_results, &episode.progress);
+    let (template, reward) = (Wording::parse(words).unwrap(), episode.outcome.as_ref().unwrap().reward);
     let facts = |place| OutcomeFacts::new(reward, &episode.progress, completed, place);
     steps.iter().map(|place| template.render(&facts(place)).unwrap()).collect()
 }
@@ -156,6 +157,11 @@ async fn an_outcome_told_last_is_a_branch_for_each_step() {
     let (sent, cached) = (number(&tokens["sent"]), number(&tokens["cached"]));
     assert!(cached > 0.6 * sent, "branches find their trunk: {tokens}");
     check(KEEPS, vllm().await, Placement::Last, "lift").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_outcome_in_the_last_user_message_is_seen_there() {
+    check(KEEPS, sglang().await, Placement::LastUser, "lift").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -131,12 +131,23 @@ impl Place {
         serde_json::from_str(&self.text(name)).unwrap()
     }
 
+    /// An episode's scores through the only lens it was scored through.
     pub fn scores(&self, episode: &str) -> Value {
-        self.json(&format!("episodes/{episode}/hindsight_scores.json"))
+        self.only(episode, "hindsight_scores")
     }
 
+    fn only(&self, episode: &str, prefix: &str) -> Value {
+        let entries = fs::read_dir(self.path(&format!("episodes/{episode}"))).unwrap();
+        let names = entries.map(|it| it.unwrap().file_name().to_string_lossy().into_owned());
+        let names: Vec<String> = names.filter(|it| it.starts_with(prefix)).collect();
+        assert_eq!(names.len(), 1, "{names:?}");
+        self.json(&format!("episodes/{episode}/{}", names[0]))
+    }
+
+    /// What became of the last result that was asked for.
     pub fn summary(&self) -> Value {
-        self.json("episodes/.backsight/summary.json")
+        let sections = self.json("episodes/.backsight/summary.json");
+        sections.as_object().unwrap().values().next_back().unwrap().clone()
     }
 
     /// The scores and tokens of all episodes, by file.

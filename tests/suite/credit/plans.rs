@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use backsight::engine::engine::{Engine, Options};
+use backsight::engine::engine::{Engine, EngineOptions};
 use backsight::plan::{Backend, plan};
 use backsight::score::{ScoreJob, SpanScore};
 use backsight::tokens::{TokenId, TokenSpan};
@@ -45,7 +45,8 @@ fn a_plan_on_the_embedded_engine_gives_what_each_job_gets_alone() {
     let dir = tempfile::tempdir().unwrap();
     write_model(dir.path(), json!({"max_position_embeddings": 1024}));
     let mut engine = Engine::load(dir.path()).unwrap();
-    let backends = [Backend::VLLM, Backend::EMBEDDED, Backend { max_scored: Some(7), ..Backend::EMBEDDED }];
+    let backends =
+        [Backend::RECOMPUTING, Backend::CACHING, Backend { max_scored: Some(7), ..Backend::CACHING }];
     let mut runner = TestRunner::new(Config { cases: 60, failure_persistence: None, ..Config::default() });
     let (mut n_compared, mut largest, mut n_unequal) = (0_usize, 0.0_f64, 0_usize);
     let results = std::cell::RefCell::new((&mut engine, &mut n_compared, &mut largest, &mut n_unequal));
@@ -57,15 +58,20 @@ fn a_plan_on_the_embedded_engine_gives_what_each_job_gets_alone() {
             .iter()
             .map(|job| {
                 logprobs(
-                    &Engine::load_with(dir.path(), &Options::default()).unwrap().score(job).unwrap().spans,
+                    &Engine::load_with(dir.path(), &EngineOptions::default())
+                        .unwrap()
+                        .score(job)
+                        .unwrap()
+                        .spans,
                 )
             })
             .collect();
         for backend in &backends {
             let plan = plan(&jobs, backend);
-            let answers: Vec<_> =
-                plan.requests.iter().map(|it| Some(engine.score(&it.ask).unwrap().spans)).collect();
-            for (found, alone) in distribute(&plan, &jobs, &answers).into_iter().zip(&alone) {
+            let answers: Vec<_> = (0..plan.requests.len())
+                .map(|it| Some(engine.score(&plan.ask(it).unwrap()).unwrap().spans))
+                .collect();
+            for (found, alone) in distribute(&plan, &answers).into_iter().zip(&alone) {
                 let found = logprobs(&found.unwrap());
                 prop_assert_eq!(found.len(), alone.len());
                 for (found, alone) in found.iter().zip(alone) {

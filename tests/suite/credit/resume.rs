@@ -1,7 +1,9 @@
 //! What an earlier run left is used and never paid again; what failed is asked for again, and nothing else.
 
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 
@@ -63,9 +65,28 @@ async fn a_partial_file_measured_otherwise_is_not_mixed_in() {
     let (server, sick) = sick_server(&place).await;
     place.credit(&server, &[]).await.expect(1);
     sick.store(false, Ordering::Relaxed);
-    let ran = place.credit(&server, &["--placement", "last"]).await.expect(0);
+    let ran = place.credit(&server, &["--tool-result-chars", "200"]).await.expect(0);
     assert!(ran.stderr.contains("its partial scores were measured otherwise"), "{}", ran.stderr);
-    assert_eq!(place.made(), undisturbed(&["--placement", "last"]).await);
+    assert_eq!(place.made(), undisturbed(&["--tool-result-chars", "200"]).await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn episodes_of_one_result_are_told_the_same() {
+    let (place, server) = (Place::recorded(KEEPS), sglang().await);
+    place.credit(&server, &[]).await.expect(0);
+    let (made, n_asked) = (place.made(), place.asked(&server).len());
+    place.write("words.jinja", "It came to {{ reward }}.");
+    let otherwise = ["--hindsight-template", "words.jinja"];
+    let refused = place.credit(&server, &otherwise).await.expect(2);
+    assert!(
+        refused.stderr.contains("was made with another configuration: lens_sha256 (was"),
+        "{}",
+        refused.stderr
+    );
+    assert!(refused.stderr.contains("help: give the same, score all again with --overwrite"));
+    assert_eq!((place.made(), place.asked(&server).len()), (made.clone(), n_asked));
+    place.credit(&server, &[&otherwise[..], &["--overwrite"]].concat()).await.expect(0);
+    assert_ne!(place.made(), made);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -113,6 +134,29 @@ async fn lens_scores_are_kept_although_no_plain_one_came() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_signal_ends_it_with_a_summary_and_the_same_command_continues() {
+    let place = Place::recorded(KEEPS);
+    let slow = |_: &_| Some(Fault::Slow(Duration::from_millis(50)));
+    let server = StandIn::start(Setup::new(Dialect::Sglang).faults(slow)).await;
+    let url = server.url();
+    let arguments = ["--input-dir", "episodes", "--url", &url, "--tokenizer", "model", "--concurrency", "1"];
+    let child = place.command(&arguments).spawn().unwrap();
+    while place.asked(&server).len() < 4 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+    let ended = tokio::task::spawn_blocking(move || child.wait_with_output().unwrap()).await.unwrap();
+    assert_eq!(ended.status.code(), Some(130), "{}", String::from_utf8_lossy(&ended.stderr));
+    let summary = place.summary();
+    assert_eq!(summary["stopped_by"], "signal 2");
+    let n_made = summary["made"]["episodes"].as_u64().unwrap();
+    assert_eq!(n_made + summary["left"].as_u64().unwrap(), 3, "{summary}");
+    assert!(n_made < 3 && place.text("episodes/.backsight/events.jsonl").contains("\"event\":\"stopped\""));
+    place.credit(&server, &[]).await.expect(0);
+    assert_eq!(place.made(), undisturbed(&[]).await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn complete_files_are_left_alone_and_differences_are_told() {
     let (place, server) = (Place::recorded(KEEPS), sglang().await);
     let first = place.credit(&server, &[]).await.expect(0);
@@ -127,11 +171,12 @@ async fn complete_files_are_left_alone_and_differences_are_told() {
     assert!(same.stderr.contains("episode_001: 9 of 9 steps already, left alone"), "{}", same.stderr);
     assert!(!same.stdout.contains("times as many"), "nothing was planned: {}", same.stdout);
     let computed = place.credit(&server, &["--gamma", "0.5", "--no-smooth"]).await.expect(0);
-    let expected = "3 complete episodes were scored with other settings (gamma, smoothing) and are left alone; help: --recompute";
-    assert!(notice(&computed).contains(expected), "{}", computed.stderr);
-    let measured = place.credit(&server, &["--placement", "last", "--ratio", "lift"]).await.expect(0);
+    assert!(notice(&computed).is_empty() && computed.stdout.contains("3 recomputed"), "{computed:?}");
+    assert_eq!(place.scores("episode_001")["hyperparams"]["gamma"], 0.5);
+    place.credit(&server, &[]).await.expect(0);
+    let measured = place.credit(&server, &["--tool-result-chars", "200", "--gamma", "0.5"]).await.expect(0);
     assert!(
-        notice(&measured).contains("(placement, ratio) and are left alone; help: --overwrite"),
+        notice(&measured).contains("(gamma, tool_result_chars) and are left alone; help: --overwrite"),
         "{}",
         measured.stderr
     );
@@ -145,8 +190,8 @@ async fn complete_files_are_left_alone_and_differences_are_told() {
         again.stderr
     );
     assert_eq!(gain(&again), gain(&first), "what was not sent again is no gain");
-    place.credit(&server, &["--overwrite", "--placement", "last"]).await.expect(0);
-    assert_eq!(place.made(), undisturbed(&["--placement", "last"]).await);
+    place.credit(&server, &["--overwrite", "--tool-result-chars", "200"]).await.expect(0);
+    assert_eq!(place.made(), undisturbed(&["--tool-result-chars", "200"]).await);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -157,7 +202,7 @@ async fn what_is_there_stays_until_something_as_complete_is_made() {
     place.credit(&server, &[]).await.expect(0);
     let made = place.made();
     sick.store(true, Ordering::Relaxed);
-    let anew = ["--overwrite", "--placement", "last"];
+    let anew = ["--overwrite", "--tool-result-chars", "200"];
     let ran = place.credit(&server, &anew).await.expect(1);
     assert_eq!(place.made(), made, "a file with losses is no better than a complete one");
     for words in [
@@ -174,7 +219,7 @@ async fn what_is_there_stays_until_something_as_complete_is_made() {
     assert_eq!(summary["lost"]["steps"], json!({"not answered": 6}));
     sick.store(false, Ordering::Relaxed);
     place.credit(&server, &anew).await.expect(0);
-    assert_eq!(place.made(), undisturbed(&["--placement", "last"]).await);
+    assert_eq!(place.made(), undisturbed(&["--tool-result-chars", "200"]).await);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -182,9 +227,9 @@ async fn a_partial_file_gives_way_to_one_that_is_as_complete() {
     let place = Place::recorded(KEEPS);
     let (server, _sick) = sick_server(&place).await;
     place.credit(&server, &[]).await.expect(1);
-    place.credit(&server, &["--overwrite", "--placement", "last"]).await.expect(1);
+    place.credit(&server, &["--overwrite", "--tool-result-chars", "200"]).await.expect(1);
     let scores = place.scores("episode_001");
-    assert_eq!((&scores["provenance"]["placement"], &scores["partial"]), (&json!("last"), &json!(true)));
+    assert_eq!((&scores["provenance"]["tool_result_chars"], &scores["partial"]), (&json!(200), &json!(true)));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -255,5 +300,5 @@ async fn a_server_that_only_garbles_ends_the_run_and_nothing_is_written() {
     let words = format!("error: {} answered with something unusable: ", server.url());
     assert!(ran.stderr.contains(&words), "{}", ran.stderr);
     assert!(place.made().is_empty(), "nothing is written that a stop cut short");
-    place.credit(&sglang().await, &["--placement", "last"]).await.expect(0);
+    place.credit(&sglang().await, &["--tool-result-chars", "200"]).await.expect(0);
 }

@@ -28,7 +28,10 @@ async fn with_json_all_talk_is_events() {
     let told = events(&ran);
     let told = names(&told);
     let first = |name: &str| told.iter().position(|it| *it == name).unwrap();
-    assert!(first("note") < first("begun") && told.last() == Some(&"error"), "{told:?}");
+    assert!(
+        first("note") < first("begun") && first("reading") < first("begun") && told.last() == Some(&"error"),
+        "{told:?}"
+    );
     std::fs::remove_file(place.path("episodes/episode_003/hindsight_tokens.json")).unwrap();
     let again = ["--recompute", "--max-logprob-tokens", "3"];
     let ran = place.run(&[&here[..], &again].concat()).await.expect(1);
@@ -107,7 +110,6 @@ async fn computing_again_refuses_what_it_could_not_heed() {
     place.credit(&server, &[]).await.expect(0);
     let made = place.made();
     for more in [
-        ["--placement", "last"],
         ["--system-prompt", "x"],
         ["--tools", "x"],
         ["--var", "a=b"],

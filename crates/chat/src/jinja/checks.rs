@@ -1,34 +1,23 @@
 //! Jinja2's tests: what may stand after `is`.
 
-use std::cmp::Ordering;
-
 use minijinja::{Error, Value};
 
+use super::Check;
 use super::args::Args;
-use super::ops::{self, compare, contains, equal};
-use super::strings::is_cased;
-use super::text::to_str;
-use super::value::{Py, Seq, SeqKind, is_callable, py};
-use super::{Check, FILTER_TABLES};
+use super::ops::{self, contains, equal};
+use super::value::{Py, Seq, SeqKind, py};
 
 /// The tests by name.
 pub(super) const CHECKS: &[(&str, Check)] = &[
     ("boolean", |value, args| alone(args, matches!(py(value), Py::Bool(_)))),
-    ("callable", |value, args| alone(args, is_callable(value))),
     ("defined", |value, args| alone(args, !value.is_undefined())),
     ("divisibleby", |value, args| leaves(value, args.bind(["num"])?.required(0)?, 0)),
-    ("escaped", |value, args| alone(args, value.is_safe())),
     ("even", |value, args| args.bind([]).and_then(|_| leaves(value, &Value::from(2), 0))),
     ("false", |value, args| alone(args, matches!(py(value), Py::Bool(false)))),
-    ("filter", |value, args| alone(args, is_filter(value))),
     ("float", |value, args| alone(args, matches!(py(value), Py::Float(_)))),
     ("in", |value, args| contains(args.bind(["seq"])?.required(0)?, value)),
     ("integer", |value, args| alone(args, matches!(py(value), Py::Int(_)))),
     ("iterable", |value, args| alone(args, is_iterable(value))),
-    ("lower", |value, args| {
-        args.bind([])?;
-        Ok(is_cased(&to_str(value)?, char::is_lowercase, char::is_uppercase))
-    }),
     ("mapping", |value, args| alone(args, matches!(py(value), Py::Dict(_)))),
     ("none", |value, args| alone(args, value.is_none())),
     ("number", |value, args| alone(args, matches!(py(value), Py::Bool(_) | Py::Int(_) | Py::Float(_)))),
@@ -36,31 +25,8 @@ pub(super) const CHECKS: &[(&str, Check)] = &[
     ("sameas", |value, args| Ok(is_same(value, args.bind(["other"])?.required(0)?))),
     ("sequence", |value, args| alone(args, is_sequence(value))),
     ("string", |value, args| alone(args, matches!(py(value), Py::Str(_)))),
-    ("test", |value, args| {
-        alone(args, value.as_str().is_some_and(|name| CHECKS.iter().any(|(it, _)| *it == name)))
-    }),
     ("true", |value, args| alone(args, matches!(py(value), Py::Bool(true)))),
     ("undefined", |value, args| alone(args, value.is_undefined())),
-    ("upper", |value, args| {
-        args.bind([])?;
-        Ok(is_cased(&to_str(value)?, char::is_uppercase, char::is_lowercase))
-    }),
-    ("eq", is_equal),
-    ("equalto", is_equal),
-    ("ne", |value, args| is_equal(value, args).map(|it| !it)),
-    ("gt", |value, args| is_ordered(value, args, ">", Ordering::is_gt)),
-    ("greaterthan", |value, args| is_ordered(value, args, ">", Ordering::is_gt)),
-    ("ge", |value, args| is_ordered(value, args, ">=", Ordering::is_ge)),
-    ("lt", |value, args| is_ordered(value, args, "<", Ordering::is_lt)),
-    ("lessthan", |value, args| is_ordered(value, args, "<", Ordering::is_lt)),
-    ("le", |value, args| is_ordered(value, args, "<=", Ordering::is_le)),
-    // `select` and its like take operators by their sign too.
-    ("==", is_equal),
-    ("!=", |value, args| is_equal(value, args).map(|it| !it)),
-    (">", |value, args| is_ordered(value, args, ">", Ordering::is_gt)),
-    (">=", |value, args| is_ordered(value, args, ">=", Ordering::is_ge)),
-    ("<", |value, args| is_ordered(value, args, "<", Ordering::is_lt)),
-    ("<=", |value, args| is_ordered(value, args, "<=", Ordering::is_le)),
 ];
 
 /// The answer of a test that takes no arguments.
@@ -71,19 +37,6 @@ fn alone(args: &Args, answer: bool) -> Result<bool, Error> {
 
 fn leaves(value: &Value, divisor: &Value, rest: i64) -> Result<bool, Error> {
     Ok(equal(&ops::modulo(value, divisor)?, &Value::from(rest)))
-}
-
-fn is_equal(value: &Value, args: &Args) -> Result<bool, Error> {
-    Ok(equal(value, args.bind(["other"])?.required(0)?))
-}
-
-fn is_ordered(value: &Value, args: &Args, op: &str, wanted: fn(Ordering) -> bool) -> Result<bool, Error> {
-    Ok(compare(op, value, args.bind(["other"])?.required(0)?)?.is_some_and(wanted))
-}
-
-fn is_filter(value: &Value) -> bool {
-    let is_named = |name: &str| FILTER_TABLES.iter().any(|table| table.iter().any(|(it, _)| *it == name));
-    value.as_str().is_some_and(is_named)
 }
 
 /// Has a length and items by key, as Jinja2 asks it: also true of dicts, strings and undefined values.

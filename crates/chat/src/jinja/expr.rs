@@ -6,7 +6,7 @@
 
 use super::SyntaxError;
 use super::lex::{Tok, Token};
-use super::value::is_python_attribute;
+use super::methods::is_python_attribute;
 
 /// Deeper nesting is refused, because both parsers recurse.
 const MAX_DEPTH: usize = 50;
@@ -16,56 +16,36 @@ const MAX_OPERATIONS: usize = 1_500;
 /// Words that cannot be names, because they would be read as something else when written again.
 const KEYWORDS: &[&str] = &["and", "else", "if", "in", "is", "not", "or"];
 
-/// How tightly a written expression holds together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Bond {
-    /// Names, literals, calls, anything in brackets: may be followed by `.name` or `(…)`.
-    Primary,
-    /// Ends in a filter: may be followed by another one.
-    Filtered,
-    /// `and`, `if … else`, `is`: needs brackets before anything else.
-    Loose,
-}
-
-/// An expression written for minijinja.
+/// An expression written for minijinja; a filter may follow it.
 #[derive(Clone, Debug)]
 pub(super) struct Code {
-    text: String,
-    bond: Bond,
+    pub(super) text: String,
+    /// Whether `.name` or `(…)` may follow too: names, strings, calls, anything in brackets.
+    is_primary: bool,
 }
 
 impl Code {
     fn primary(text: impl Into<String>) -> Self {
-        Self { text: text.into(), bond: Bond::Primary }
+        Self { text: text.into(), is_primary: true }
     }
 
-    fn loose(text: String) -> Self {
-        Self { text, bond: Bond::Loose }
+    fn bracketed(text: &str) -> Self {
+        Self::primary(format!("({text})"))
     }
 
-    /// The text, in brackets unless it holds together at least as tightly as `bond`.
-    fn bound(self, bond: Bond) -> String {
-        if self.bond <= bond { self.text } else { format!("({})", self.text) }
-    }
-
+    /// The text, in brackets unless it is primary.
     fn tight(self) -> String {
-        self.bound(Bond::Primary)
-    }
-
-    /// The whole expression, where nothing follows that could bind to a part of it.
-    pub(super) fn whole(self) -> String {
-        self.text
+        if self.is_primary { self.text } else { format!("({})", self.text) }
     }
 
     /// `self|name(args)`.
     pub(super) fn filter(self, name: &str, args: &str) -> Self {
-        let text = format!("{}|{name}({args})", self.bound(Bond::Filtered));
-        Self { text, bond: Bond::Filtered }
+        Self { text: format!("{}|{name}({args})", self.text), is_primary: false }
     }
 }
 
 /// A cursor over a template's tokens.
-pub(super) struct Parser {
+pub(super) struct Cursor {
     tokens: Vec<Token>,
     pos: usize,
     depth: usize,
@@ -74,7 +54,7 @@ pub(super) struct Parser {
     names: Vec<String>,
 }
 
-impl Parser {
+impl Cursor {
     pub(super) fn new(tokens: Vec<Token>) -> Self {
         Self { tokens, pos: 0, depth: 0, n_operations: 0, names: Vec::new() }
     }
@@ -154,6 +134,15 @@ impl Parser {
         }
     }
 
+    /// A name that something is assigned to.
+    pub(super) fn assignable(&mut self) -> Result<String, SyntaxError> {
+        let name = self.expect_name()?;
+        if ["true", "false", "none", "True", "False", "None"].contains(&name.as_str()) {
+            return self.fail(format!("cannot assign to `{name}`"));
+        }
+        Ok(name)
+    }
+
     pub(super) fn unexpected<T>(&self, expected: &str) -> Result<T, SyntaxError> {
         let found = match self.peek() {
             None => "the end of the template".to_owned(),
@@ -193,10 +182,10 @@ impl Parser {
     }
 
     /// One expression, or several with commas between them: a tuple.
-    pub(super) fn tuple(&mut self, with_ternary: bool, ends: &[&str]) -> Result<Code, SyntaxError> {
+    pub(super) fn tuple(&mut self, with_ternary: bool) -> Result<Code, SyntaxError> {
         let mut items = Vec::new();
         let mut is_tuple = false;
-        while !self.at_tuple_end(ends) {
+        while !self.at_tuple_end() {
             items.push(if with_ternary { self.expression()? } else { self.nested(Self::or)? });
             if !self.skip_op(",") {
                 break;
@@ -213,12 +202,8 @@ impl Parser {
         }
     }
 
-    fn at_tuple_end(&self, ends: &[&str]) -> bool {
-        match self.peek() {
-            None | Some(Tok::PrintEnd | Tok::BlockEnd | Tok::Op(")")) => true,
-            Some(Tok::Name(name)) => ends.contains(&name.as_str()),
-            _ => false,
-        }
+    fn at_tuple_end(&self) -> bool {
+        matches!(self.peek(), None | Some(Tok::PrintEnd | Tok::BlockEnd | Tok::Op(")")))
     }
 
     pub(super) fn expression(&mut self) -> Result<Code, SyntaxError> {
@@ -229,14 +214,11 @@ impl Parser {
         let mut value = self.or()?;
         while self.skip_name("if") {
             self.count()?;
-            let condition = self.or()?.bound(Bond::Filtered);
-            let value_text = value.bound(Bond::Filtered);
-            value = Code::loose(if self.skip_name("else") {
-                let other = self.nested(Self::ternary)?.bound(Bond::Filtered);
-                format!("{value_text} if {condition} else {other}")
-            } else {
-                format!("{value_text} if {condition}")
-            });
+            let mut text = format!("{} if {}", value.text, self.or()?.text);
+            if self.skip_name("else") {
+                text = format!("{text} else {}", self.nested(Self::ternary)?.text);
+            }
+            value = Code::bracketed(&text);
         }
         Ok(value)
     }
@@ -255,20 +237,20 @@ impl Parser {
         if !self.is_name(word) {
             return Ok(first);
         }
-        let mut text = first.bound(Bond::Filtered);
+        let mut text = first.text;
         while self.skip_name(word) {
             self.count()?;
-            text = format!("{text} {word} {}", operand(self)?.bound(Bond::Filtered));
+            text = format!("{text} {word} {}", operand(self)?.text);
         }
-        Ok(Code::loose(text))
+        Ok(Code::bracketed(&text))
     }
 
     fn not(&mut self) -> Result<Code, SyntaxError> {
         if !self.skip_name("not") {
             return self.compare();
         }
-        let operand = self.nested(Self::not)?.bound(Bond::Filtered);
-        Ok(Code::loose(format!("not {operand}")))
+        let operand = self.nested(Self::not)?.text;
+        Ok(Code::bracketed(&format!("not {operand}")))
     }
 
     fn compare(&mut self) -> Result<Code, SyntaxError> {
@@ -278,14 +260,14 @@ impl Parser {
             self.count()?;
             let right = self.sum()?;
             let test = left.filter(filter, &right.text);
-            parts.push(if negated { Code::loose(format!("not {}", test.text)) } else { test });
+            parts.push(if negated { Code::bracketed(&format!("not {}", test.text)) } else { test });
             left = right;
         }
         if parts.len() < 2 {
             return Ok(parts.pop().unwrap_or(left));
         }
-        let parts: Vec<_> = parts.into_iter().map(|part| part.bound(Bond::Filtered)).collect();
-        Ok(Code::loose(parts.join(" and ")))
+        let parts: Vec<_> = parts.into_iter().map(|part| part.text).collect();
+        Ok(Code::bracketed(&parts.join(" and ")))
     }
 
     /// Our filter for the comparison that is next, and whether its answer is to be turned round.
@@ -315,7 +297,7 @@ impl Parser {
 
     fn product(&mut self) -> Result<Code, SyntaxError> {
         let ops = [("*", "__mul"), ("/", "__div"), ("//", "__floordiv"), ("%", "__mod")];
-        self.chain(&ops, |parser| parser.chain(&[("**", "__pow")], |parser| parser.unary(true)))
+        self.chain(&ops, |parser| parser.unary(true))
     }
 
     /// A chain of operators that bind to the left.
@@ -350,15 +332,10 @@ impl Parser {
             Some(Tok::Name(name)) if KEYWORDS.contains(&name.as_str()) => self.unexpected("an expression"),
             Some(Tok::Name(_)) => self.name(),
             Some(Tok::Str(_)) => Ok(self.string()),
-            Some(Tok::Int(number)) => {
-                let code = Code { text: number.to_string(), bond: Bond::Filtered };
+            Some(Tok::Int(number) | Tok::Float(number)) => {
+                let text = number.clone();
                 self.pos += 1;
-                Ok(code)
-            }
-            Some(Tok::Float(number)) => {
-                let code = Code { text: format!("{number:?}"), bond: Bond::Filtered };
-                self.pos += 1;
-                Ok(code)
+                Ok(Code { text, is_primary: false })
             }
             Some(Tok::Op("(")) => self.parentheses(),
             Some(Tok::Op("[")) => self.list(),
@@ -396,37 +373,41 @@ impl Parser {
         if self.skip_op(")") {
             return Ok(container("__tuple", Vec::new()));
         }
-        let inner = self.tuple(true, &[])?;
+        let inner = self.tuple(true)?;
         self.expect_op(")")?;
-        Ok(Code::primary(format!("({})", inner.text)))
+        Ok(Code::bracketed(&inner.text))
     }
 
     fn list(&mut self) -> Result<Code, SyntaxError> {
         self.expect_op("[")?;
-        let mut items = Vec::new();
-        while !self.is_op("]") {
-            items.push(self.expression()?);
-            if !self.skip_op(",") {
-                break;
-            }
-        }
-        self.expect_op("]")?;
-        Ok(container("__list", items))
+        Ok(container("__list", self.separated("]", Self::expression)?))
     }
 
     fn dict(&mut self) -> Result<Code, SyntaxError> {
         self.expect_op("{")?;
+        let entries = self.separated("}", |parser| {
+            let key = parser.expression()?;
+            parser.expect_op(":")?;
+            Ok([key, parser.expression()?])
+        });
+        Ok(container("__dict", entries?.into_iter().flatten().collect()))
+    }
+
+    /// What stands between commas up to `close`; the opening bracket has been passed.
+    pub(super) fn separated<T>(
+        &mut self,
+        close: &str,
+        item: impl Fn(&mut Self) -> Result<T, SyntaxError>,
+    ) -> Result<Vec<T>, SyntaxError> {
         let mut items = Vec::new();
-        while !self.is_op("}") {
-            items.push(self.expression()?);
-            self.expect_op(":")?;
-            items.push(self.expression()?);
+        while !self.is_op(close) {
+            items.push(item(self)?);
             if !self.skip_op(",") {
                 break;
             }
         }
-        self.expect_op("}")?;
-        Ok(container("__dict", items))
+        self.expect_op(close)?;
+        Ok(items)
     }
 
     fn postfix(&mut self, mut value: Code) -> Result<Code, SyntaxError> {
@@ -444,7 +425,7 @@ impl Parser {
     fn attribute(&mut self, value: Code) -> Result<Code, SyntaxError> {
         self.expect_op(".")?;
         match self.next() {
-            Some(Tok::Int(index)) => Ok(value.filter("__item", &index.to_string())),
+            Some(Tok::Int(index)) => Ok(value.filter("__item", &index)),
             Some(Tok::Name(name)) if self.is_op("(") => {
                 let args = self.call_args()?;
                 let separator = if args.is_empty() { "" } else { ", " };
@@ -501,31 +482,19 @@ impl Parser {
 
     fn call(&mut self, callee: Code) -> Result<Code, SyntaxError> {
         let args = self.call_args()?;
-        if callee.text == "loop" {
-            // Recursion hands its argument to a loop, which iterates as Python does.
-            return Ok(Code::primary(format!("loop(({args})|__iter)")));
-        }
         Ok(Code::primary(format!("{}({args})", callee.tight())))
     }
 
     /// The arguments of a call, brackets taken off.
     pub(super) fn call_args(&mut self) -> Result<String, SyntaxError> {
         self.expect_op("(")?;
-        let mut args = Vec::new();
-        while !self.is_op(")") {
-            args.push(self.call_arg()?);
-            if !self.skip_op(",") {
-                break;
-            }
-        }
-        self.expect_op(")")?;
-        Ok(args.join(", "))
+        Ok(self.separated(")", Self::call_arg)?.join(", "))
     }
 
     fn call_arg(&mut self) -> Result<String, SyntaxError> {
         self.count()?;
         if self.skip_op("**") {
-            return Ok(format!("**{}", self.expression()?.bound(Bond::Filtered)));
+            return Ok(format!("**{}", self.expression()?.text));
         }
         if self.skip_op("*") {
             let splat = self.expression()?.filter("__iter", "").text;
@@ -577,7 +546,7 @@ impl Parser {
         let name = self.public_name("test")?;
         let args = self.test_args()?;
         let not = if negated { "not " } else { "" };
-        Ok(Code::loose(format!("{} is {not}{name}({args})", value.bound(Bond::Filtered))))
+        Ok(Code::bracketed(&format!("{} is {not}{name}({args})", value.text)))
     }
 
     /// A test takes its arguments in brackets, or one operand without them.
@@ -596,8 +565,8 @@ impl Parser {
 }
 
 fn container(filter: &str, items: Vec<Code>) -> Code {
-    let items: Vec<_> = items.into_iter().map(Code::whole).collect();
-    Code { text: format!("none|{filter}({})", items.join(", ")), bond: Bond::Filtered }
+    let items: Vec<_> = items.into_iter().map(|item| item.text).collect();
+    Code::primary("none").filter(filter, &items.join(", "))
 }
 
 /// A string literal that minijinja reads back as `text`.

@@ -5,39 +5,29 @@
 use minijinja::{Error, State, Value};
 
 use super::args::{Args, as_int, as_str};
-use super::ops::{self, int};
-use super::sequences::length_of;
+use super::ops::int;
 use super::text::{escape_html, to_str};
-use super::value::{Dict, Py, fail, like, py, to_json, type_name, undefined};
-use super::{Filter, format, room, strings};
-use backsight_core::python::{JsonStyle, json_dumps};
+use super::value::{Dict, Py, fail, like, py, to_json, undefined};
+use super::{Filter, is_space, room, strings};
+use backsight_core::python::{JsonStyle, dumps, json_dumps};
 
 /// The filters of this module by name.
 pub(super) const FILTERS: &[(&str, Filter)] = &[
-    ("abs", abs),
-    ("attr", attr),
     ("capitalize", |_, value, args| text_method("capitalize", value, args)),
-    ("center", |_, value, args| center(value, args)),
     ("d", default),
     ("default", default),
     ("e", escape),
     ("escape", escape),
-    ("float", |_, value, args| float(value, args)),
-    ("forceescape", |_, value, _| Ok(Value::from_safe_string(escape_html(&to_str(value)?)))),
-    ("format", |_, value, args| printf(value, args)),
     ("indent", |_, value, args| indent(value, args)),
     ("int", |_, value, args| to_int(value, args)),
     ("lower", |_, value, args| text_method("lower", value, args)),
     ("replace", |_, value, args| replace(value, args)),
-    ("round", |_, value, args| round(value, args)),
     ("safe", |_, value, _| Ok(Value::from_safe_string(to_str(value)?))),
     ("string", |_, value, _| soft_str(value)),
     ("title", |_, value, args| title(value, args)),
     ("tojson", |_, value, args| to_json_text(value, args)),
     ("trim", |_, value, args| text_method("strip", value, args)),
-    ("truncate", |_, value, args| truncate(value, args)),
     ("upper", |_, value, args| text_method("upper", value, args)),
-    ("wordcount", |_, value, _| word_count(value)),
 ];
 
 /// `str()` of anything but a string, which stays as it is.
@@ -49,31 +39,6 @@ fn soft_str(value: &Value) -> Result<Value, Error> {
 fn text_method(method: &str, value: &Value, args: &Args) -> Result<Value, Error> {
     let text = soft_str(value)?;
     strings::call(&text, text.as_str().unwrap_or_default(), method, args)
-}
-
-fn abs(_: &mut State<'_, '_>, value: &Value, args: &Args) -> Result<Value, Error> {
-    args.bind([])?;
-    match py(value) {
-        Py::Int(number) if number < 0 => ops::signed(value, -1),
-        Py::Int(_) => Ok(value.clone()),
-        Py::Bool(bool) => Ok(Value::from(i64::from(bool))),
-        Py::Float(number) => Ok(Value::from(number.abs())),
-        _ => fail(format!("bad operand type for abs(): '{}'", type_name(value))),
-    }
-}
-
-/// Like `value.name`, but never an item of that name.
-fn attr(_: &mut State<'_, '_>, value: &Value, args: &Args) -> Result<Value, Error> {
-    let args = args.bind(["name"])?;
-    match py(value) {
-        Py::Dict(_) if !super::methods::has(value, args.str(0)?) => Ok(Value::UNDEFINED),
-        _ => ops::attribute(value, args.str(0)?),
-    }
-}
-
-fn center(value: &Value, args: &Args) -> Result<Value, Error> {
-    let width = args.bind(["width"])?.int(0, 80)?;
-    text_method("center", value, &Args::new(&[int(width)])?)
 }
 
 fn default(_: &mut State<'_, '_>, value: &Value, args: &Args) -> Result<Value, Error> {
@@ -92,35 +57,24 @@ fn escape(_: &mut State<'_, '_>, value: &Value, args: &Args) -> Result<Value, Er
     Ok(Value::from_safe_string(escape_html(&to_str(value)?)))
 }
 
-/// `float()`, or the default where that is not possible.
-fn float(value: &Value, args: &Args) -> Result<Value, Error> {
-    let args = args.bind(["default"])?;
-    let default = || args.get(0).cloned().unwrap_or_else(|| Value::from(0.0));
-    match py(value) {
-        Py::Undefined => undefined("the float of"),
-        Py::Bool(bool) => Ok(Value::from(f64::from(u8::from(bool)))),
-        Py::Int(number) => Ok(Value::from(number as f64)),
-        Py::Float(_) => Ok(value.clone()),
-        Py::Str(text) => Ok(parse_float(text).map_or_else(default, Value::from)),
-        _ => Ok(default()),
-    }
-}
-
-/// Reads a float as Python does: white space around it, underscores between digits.
-fn parse_float(text: &str) -> Option<f64> {
+/// The integer that Python reads from a text, by way of a float if need be: white space around it, underscores
+/// between digits.
+fn read_int(text: &str) -> Option<Value> {
     let text = strings::strip(text, "strip", None);
-    let has_digits_only = text.chars().all(|c| c.is_ascii_digit() || "+-._eE".contains(c));
-    let is_word =
-        ["inf", "infinity", "nan"].contains(&text.trim_start_matches(['+', '-']).to_lowercase().as_str());
-    if !(has_digits_only || is_word) || text.starts_with('_') || text.ends_with('_') || text.contains("__") {
+    let is_number = text.chars().all(|c| c.is_ascii_digit() || "+-._eE".contains(c));
+    if !is_number || text.starts_with('_') || text.ends_with('_') || text.contains("__") {
         return None;
     }
-    text.replace('_', "").parse().ok()
+    let text = text.replace('_', "");
+    text.parse().map(int).ok().or_else(|| whole(text.parse().ok()?))
 }
 
 /// `int()`, then `int(float())`, then the default.
 fn to_int(value: &Value, args: &Args) -> Result<Value, Error> {
     let args = args.bind(["default", "base"])?;
+    if args.get(1).is_some() {
+        return fail("the filter `int` with a base is not supported");
+    }
     let default = || args.get(0).cloned().unwrap_or_else(|| Value::from(0));
     match py(value) {
         Py::Undefined => undefined("the integer of"),
@@ -128,50 +82,13 @@ fn to_int(value: &Value, args: &Args) -> Result<Value, Error> {
         Py::Int(_) => Ok(value.clone()),
         Py::Float(number) if number.is_infinite() => fail("cannot convert float infinity to integer"),
         Py::Float(number) => Ok(whole(number).unwrap_or_else(default)),
-        Py::Str(text) => {
-            let base = args.int(1, 10)?;
-            let parsed = parse_int(text, base).map(int);
-            Ok(parsed.or_else(|| whole(parse_float(text)?)).unwrap_or_else(default))
-        }
+        Py::Str(text) => Ok(read_int(text).unwrap_or_else(default)),
         _ => Ok(default()),
     }
 }
 
 fn whole(number: f64) -> Option<Value> {
     (number.is_finite() && number.abs() < 1e38).then(|| int(number.trunc() as i128))
-}
-
-fn parse_int(text: &str, base: i128) -> Option<i128> {
-    let text = strings::strip(text, "strip", None).to_lowercase();
-    let (sign, digits) = match text.strip_prefix('-') {
-        Some(digits) => (-1, digits),
-        None => (1, text.strip_prefix('+').unwrap_or(&text)),
-    };
-    let radix = u32::try_from(base).ok().filter(|it| (2..=36).contains(it))?;
-    let prefix = match radix {
-        2 => "0b",
-        8 => "0o",
-        16 => "0x",
-        _ => "",
-    };
-    let digits = digits.strip_prefix(prefix).unwrap_or(digits);
-    if digits.starts_with(['_', '+', '-']) || digits.ends_with('_') || digits.contains("__") {
-        return None;
-    }
-    i128::from_str_radix(&digits.replace('_', ""), radix).ok()?.checked_mul(sign)
-}
-
-fn printf(value: &Value, args: &Args) -> Result<Value, Error> {
-    let text = soft_str(value)?;
-    let values = match (args.positional(), args.keywords()) {
-        (positional, []) => super::value::seq(super::value::SeqKind::Tuple, positional.to_vec())?,
-        ([], keywords) => {
-            let named = keywords.iter().map(|(name, value)| (Value::from(name.as_str()), value.clone()));
-            super::value::dict(named)?
-        }
-        _ => return fail("can't handle positional and keyword arguments at the same time"),
-    };
-    format::percent(&text, text.as_str().unwrap_or_default(), &values)
 }
 
 fn indent(value: &Value, args: &Args) -> Result<Value, Error> {
@@ -208,68 +125,11 @@ fn replace(value: &Value, args: &Args) -> Result<Value, Error> {
     Ok(Value::from(strings::replace(&to_str(value)?, &old, &new, limit)?))
 }
 
-fn round(value: &Value, args: &Args) -> Result<Value, Error> {
-    let args = args.bind(["precision", "method"])?;
-    let precision = args.int(0, 0)?;
-    let method = args.get(1).map_or(Ok("common"), as_str)?;
-    let number = match py(value) {
-        Py::Float(number) => number,
-        Py::Int(_) | Py::Bool(_) if method == "common" => {
-            return round_int(as_int(value)?, precision).map(int);
-        }
-        Py::Int(number) => number as f64,
-        Py::Bool(bool) => f64::from(u8::from(bool)),
-        Py::Undefined => return undefined("`round` of"),
-        _ => return fail(format!("type {} doesn't define __round__ method", type_name(value))),
-    };
-    let scale = 10f64.powi(precision.clamp(-400, 400) as i32);
-    match method {
-        "common" => Ok(Value::from(round_half_even(number, precision.clamp(-400, 400) as i32))),
-        "ceil" => Ok(Value::from((number * scale).ceil() / scale)),
-        "floor" => Ok(Value::from((number * scale).floor() / scale)),
-        _ => fail("method must be common, ceil or floor"),
-    }
-}
-
-/// Rounds to a multiple of a power of ten, halves to the even one.
-fn round_int(number: i128, precision: i128) -> Result<i128, Error> {
-    let scale = u32::try_from(-precision.min(0)).ok().and_then(|it| 10i128.checked_pow(it));
-    let Some(scale) = scale else { return Ok(0) };
-    let (below, rest) = (number.div_euclid(scale), number.rem_euclid(scale));
-    let rounds_up = rest * 2 > scale || rest * 2 == scale && below % 2 != 0;
-    match (below + i128::from(rounds_up)).checked_mul(scale) {
-        Some(rounded) => Ok(rounded),
-        None => fail("an integer is too large"),
-    }
-}
-
-/// Rounds the exact decimal value of a float, as Python does.
-fn round_half_even(number: f64, precision: i32) -> f64 {
-    match usize::try_from(precision) {
-        Ok(0) => number.round_ties_even(),
-        Ok(n_digits) => format!("{number:.n_digits$}").parse().unwrap_or(number),
-        Err(_) => {
-            let scale = 10f64.powi(-precision);
-            (number / scale).round_ties_even() * scale
-        }
-    }
-}
-
 /// Words start after white space, hyphens and opening brackets.
 fn title(value: &Value, args: &Args) -> Result<Value, Error> {
     args.bind([])?;
-    let text = to_str(value)?;
-    let mut out = String::with_capacity(text.len());
-    let mut at_start = true;
-    for c in text.chars() {
-        if at_start {
-            out.extend(c.to_uppercase())
-        } else {
-            out.extend(c.to_lowercase())
-        }
-        at_start = super::is_space(c) || "-({[<".contains(c);
-    }
-    Ok(Value::from(out))
+    let ends_word = |c| is_space(c) || "-({[<".contains(c);
+    Ok(Value::from(strings::title(&to_str(value)?, ends_word)))
 }
 
 fn to_json_text(value: &Value, args: &Args) -> Result<Value, Error> {
@@ -300,33 +160,9 @@ fn to_json_text(value: &Value, args: &Args) -> Result<Value, Error> {
 /// A dict in the style of `tojson` without arguments, made once.
 fn dict_json(value: &Value, dict: &Dict) -> Result<Value, Error> {
     if dict.json.get().is_none() {
-        let text = json_dumps(&to_json(value)?, &JsonStyle::transformers());
+        let text = dumps(&to_json(value)?);
         // Whoever was first made the same text.
         let _ = dict.json.set(text);
     }
     Ok(Value::from(dict.json.get().map(String::as_str).unwrap_or_default()))
-}
-
-fn truncate(value: &Value, args: &Args) -> Result<Value, Error> {
-    let args = args.bind(["length", "killwords", "end", "leeway"])?;
-    let end = args.get(2).map_or(Ok("..."), as_str)?;
-    let leeway = args.some(3).map_or(Ok(5), as_int)?;
-    let length = args.int(0, 255)?;
-    let n_end = end.chars().count() as i128;
-    if length < n_end || leeway < 0 {
-        return fail("truncate needs a length of at least its end and no negative leeway");
-    }
-    if length_of(value)? as i128 <= length + leeway {
-        return Ok(value.clone());
-    }
-    let text = as_str(value)?;
-    let cut: String = text.chars().take((length - n_end) as usize).collect();
-    let kept = if args.flag(1) { &cut } else { cut.rsplit_once(' ').map_or(cut.as_str(), |(kept, _)| kept) };
-    Ok(like(value, format!("{kept}{end}")))
-}
-
-fn word_count(value: &Value) -> Result<Value, Error> {
-    let text = to_str(value)?;
-    let words = text.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|word| !word.is_empty());
-    Ok(Value::from(words.count()))
 }

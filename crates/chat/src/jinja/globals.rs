@@ -1,8 +1,7 @@
 //! The functions a template can call, and what one rendering carries along for them.
 
-use std::fmt;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use minijinja::value::{Object, ObjectRepr, ValueOrKwargs};
@@ -10,20 +9,19 @@ use minijinja::{Environment, Error, ErrorKind, State, Value};
 
 use super::Values;
 use super::args::{Args, as_int};
-use super::methods::make_dict;
 use super::ops::int;
 use super::strftime::Now;
 use super::text::to_str;
 use super::value::{SeqKind, check_storable, fail, seq};
 
-/// The name under which a rendering finds its [`Run`]; no template can write it.
+/// The name under which a rendering finds its [`Rendering`]; no template can write it.
 pub(super) const RUN: &str = " run";
 /// The longest `range`, as in Jinja2's sandbox.
 const MAX_RANGE: usize = 100_000;
 
 /// What one rendering carries along.
 #[derive(Debug)]
-pub(super) struct Run {
+pub(super) struct Rendering {
     now: Option<Now>,
     /// Characters written so far.
     written: AtomicUsize,
@@ -31,7 +29,7 @@ pub(super) struct Run {
     spans: Mutex<Vec<Range<usize>>>,
 }
 
-impl Run {
+impl Rendering {
     pub(super) fn new(now: Option<Now>) -> Self {
         Self { now, written: AtomicUsize::new(0), spans: Mutex::default() }
     }
@@ -61,35 +59,21 @@ impl Run {
     }
 }
 
-impl Object for Run {
+impl Object for Rendering {
     fn repr(self: &Arc<Self>) -> ObjectRepr {
         ObjectRepr::Plain
     }
 }
 
 /// A template called `raise_exception`.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
 pub(crate) struct Raised(pub(crate) String);
 
-impl fmt::Display for Raised {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for Raised {}
-
 /// A template asked for the time and none was given.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("the template asks for the current time, and none was given")]
 pub(crate) struct NeedsTime;
-
-impl fmt::Display for NeedsTime {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the template asks for the current time, and none was given")
-    }
-}
-
-impl std::error::Error for NeedsTime {}
 
 /// Adds the functions.
 pub(super) fn add(env: &mut Environment<'static>) {
@@ -98,10 +82,9 @@ pub(super) fn add(env: &mut Environment<'static>) {
         let error = Error::new(ErrorKind::InvalidOperation, message.clone());
         Err(error.with_source(Raised(message)))
     });
-    env.add_function("__fail", |message: String| -> Result<Value, Error> { fail(message) });
     env.add_function("strftime_now", |state: &mut State, format: String| -> Result<Value, Error> {
-        match Run::of(state)?.now {
-            Some(now) => Ok(Value::from(now.strftime(&format))),
+        match Rendering::of(state)?.now {
+            Some(now) => now.strftime(&format).map_or_else(fail, |text| Ok(Value::from(text))),
             None => {
                 Err(Error::new(ErrorKind::InvalidOperation, NeedsTime.to_string()).with_source(NeedsTime))
             }
@@ -109,10 +92,7 @@ pub(super) fn add(env: &mut Environment<'static>) {
     });
     env.add_function("__generation", generation);
     env.add_function("range", |args: Values| range(&args.into_values()));
-    env.add_function("dict", |args: Values| make_dict(&Args::new(&args.into_values())?));
     env.add_function("namespace", |args: Values| namespace(&args.into_values()));
-    env.add_function("joiner", |args: Values| joiner(&args.into_values()));
-    env.add_function("cycler", |args: Values| cycler(&args.into_values()));
 }
 
 /// Runs the body of a `{% generation %}` block and remembers where its text goes.
@@ -124,7 +104,7 @@ fn generation(state: &mut State, args: Values) -> Result<Value, Error> {
         return fail("nothing to generate");
     };
     let text = caller.call(state, &[])?;
-    let run = Run::of(state)?;
+    let run = Rendering::of(state)?;
     let start = run.written.load(Ordering::Relaxed);
     let end = start + text.as_str().map_or(0, |text| text.chars().count());
     run.spans.lock().unwrap_or_else(PoisonError::into_inner).push(start..end);
@@ -152,90 +132,16 @@ fn range(args: &[Value]) -> Result<Value, Error> {
 }
 
 fn namespace(args: &[Value]) -> Result<Value, Error> {
-    let source = make_dict(&Args::new(args)?)?;
-    let mut pairs = Vec::new();
-    for (name, value) in source.try_iter()?.map(|key| (key.clone(), source.get_item(&key))) {
-        let value = value?;
-        if name.as_str().is_some_and(|name| name.starts_with('_')) {
+    let args = Args::new(args)?;
+    if !args.positional().is_empty() {
+        return fail("`namespace` of anything but keywords is not supported");
+    }
+    for (name, value) in args.keywords() {
+        if name.starts_with('_') {
             return fail(format!("a namespace cannot hold `{name}`"));
         }
-        check_storable(&value)?;
-        pairs.push((name, value));
+        check_storable(value)?;
     }
+    let pairs = args.keywords().iter().map(|(name, value)| (Value::from(name.as_str()), value.clone()));
     minijinja::functions::namespace(Some(ValueOrKwargs::from(Value::from_pairs(pairs))))
-}
-
-/// Gives its separator at every call but the first.
-#[derive(Debug)]
-struct Joiner {
-    separator: Value,
-    is_used: AtomicBool,
-}
-
-impl Object for Joiner {
-    fn repr(self: &Arc<Self>) -> ObjectRepr {
-        ObjectRepr::Plain
-    }
-
-    fn call(self: &Arc<Self>, _: &mut State<'_, '_>, args: &[Value]) -> Result<Value, Error> {
-        Args::new(args)?.bind([])?;
-        let is_used = self.is_used.swap(true, Ordering::Relaxed);
-        Ok(if is_used { self.separator.clone() } else { Value::from("") })
-    }
-}
-
-fn joiner(args: &[Value]) -> Result<Value, Error> {
-    let args = Args::new(args)?.bind(["sep"])?;
-    let separator = args.get(0).cloned().unwrap_or_else(|| Value::from(", "));
-    check_storable(&separator)?;
-    Ok(Value::from_object(Joiner { separator, is_used: AtomicBool::new(false) }))
-}
-
-/// Gives its items in turn.
-#[derive(Debug)]
-struct Cycler {
-    items: Vec<Value>,
-    next: AtomicUsize,
-}
-
-impl Object for Cycler {
-    fn repr(self: &Arc<Self>) -> ObjectRepr {
-        ObjectRepr::Plain
-    }
-
-    fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
-        let at = self.next.load(Ordering::Relaxed);
-        key.as_str().filter(|it| *it == "current").and(self.items.get(at).cloned())
-    }
-
-    fn call_method(
-        self: &Arc<Self>,
-        _: &mut State<'_, '_>,
-        method: &str,
-        args: &[Value],
-    ) -> Result<Value, Error> {
-        Args::new(args)?.bind([])?;
-        let at = self.next.load(Ordering::Relaxed);
-        match method {
-            "next" => {
-                self.next.store((at + 1) % self.items.len(), Ordering::Relaxed);
-                Ok(self.items.get(at).cloned().unwrap_or_default())
-            }
-            "reset" => {
-                self.next.store(0, Ordering::Relaxed);
-                Ok(Value::from(()))
-            }
-            _ => Err(Error::from(ErrorKind::UnknownMethod)),
-        }
-    }
-}
-
-fn cycler(args: &[Value]) -> Result<Value, Error> {
-    let args = Args::new(args)?;
-    let items = args.positional().to_vec();
-    items.iter().try_for_each(check_storable)?;
-    if items.is_empty() {
-        return fail("at least one item has to be provided");
-    }
-    Ok(Value::from_object(Cycler { items, next: AtomicUsize::new(0) }))
 }

@@ -4,6 +4,7 @@
 //! and Python's reading of numbers and string escapes. What the tokens mean is left to `lower`.
 
 use super::{SyntaxError, is_space};
+use backsight_core::python::unescape_one;
 
 /// One token and the line of the source it starts on.
 #[derive(Clone, Debug, PartialEq)]
@@ -30,9 +31,9 @@ pub(super) enum Tok {
     /// A string literal, escapes decoded.
     Str(String),
     /// An integer literal.
-    Int(i128),
+    Int(String),
     /// A float literal.
-    Float(f64),
+    Float(String),
     /// An operator or bracket.
     Op(&'static str),
 }
@@ -121,7 +122,7 @@ impl<'a> Lexer<'a> {
         self.advance(2 + sign.map_or(0, char::len_utf8));
         match kind {
             TagKind::Comment => self.comment(),
-            TagKind::Block if raw_tag(self.rest(), "raw").is_some() => self.raw(),
+            TagKind::Block if is_raw(self.rest()) => self.fail("the tag `raw` is not supported"),
             TagKind::Block => self.tag(kind, Tok::BlockBegin, Tok::BlockEnd),
             TagKind::Print => self.tag(kind, Tok::PrintBegin, Tok::PrintEnd),
         }
@@ -149,24 +150,6 @@ impl<'a> Lexer<'a> {
         let keeps_newline = self.rest()[..end].ends_with('+');
         let strips = self.rest()[..end].ends_with('-');
         self.advance(end);
-        self.close(2, strips, !keeps_newline);
-        Ok(())
-    }
-
-    /// Everything up to `{% endraw %}` is text.
-    fn raw(&mut self) -> Result<(), SyntaxError> {
-        let (n_bytes, strips) = raw_tag(self.rest(), "raw").unwrap_or_default();
-        self.advance(n_bytes - 2);
-        // Unlike other block tags, `{% raw %}` does not swallow the newline after it.
-        self.close(2, strips, false);
-        let Some((at, sign)) = find_endraw(self.rest()) else {
-            return self.fail("a raw block is not closed: `{% endraw %}` is missing");
-        };
-        self.data(at, sign, true);
-        self.advance(2 + sign.map_or(0, char::len_utf8));
-        let (n_bytes, strips) = raw_tag(self.rest(), "endraw").unwrap_or_default();
-        let keeps_newline = self.rest()[..n_bytes - 2].ends_with('+');
-        self.advance(n_bytes - 2);
         self.close(2, strips, !keeps_newline);
         Ok(())
     }
@@ -220,7 +203,7 @@ impl<'a> Lexer<'a> {
         }
         let after_dot = self.source[..self.pos].ends_with('.');
         let (n_bytes, tok) = match first {
-            '0'..='9' => self.number(after_dot)?,
+            '0'..='9' => self.number(after_dot),
             '\'' | '"' => self.string(first)?,
             _ if first.is_alphanumeric() || first == '_' => self.name()?,
             _ => self.operator(brackets)?,
@@ -230,22 +213,14 @@ impl<'a> Lexer<'a> {
         Ok(())
     }
 
-    fn number(&self, after_dot: bool) -> Result<(usize, Tok), SyntaxError> {
+    fn number(&self, after_dot: bool) -> (usize, Tok) {
         let rest = self.rest();
         if let Some(n_bytes) = float_len(rest).filter(|_| !after_dot) {
-            let number = rest[..n_bytes].replace('_', "").parse().unwrap_or(f64::INFINITY);
-            return if number.is_finite() {
-                Ok((n_bytes, Tok::Float(number)))
-            } else {
-                self.fail("a float literal is too large")
-            };
+            return (n_bytes, Tok::Float(rest[..n_bytes].to_owned()));
         }
-        let (n_bytes, radix, n_prefix) = int_len(rest);
-        let digits = rest[n_prefix..n_bytes].replace('_', "");
-        match i128::from_str_radix(&digits, radix) {
-            Ok(number) => Ok((n_bytes, Tok::Int(number))),
-            Err(_) => self.fail("an integer literal is too large"),
-        }
+        // A leading zero is a number of its own: `012` reads as `0` and `12`.
+        let n_bytes = if rest.starts_with('0') { zeros_len(rest) } else { digits_len(rest) };
+        (n_bytes, Tok::Int(rest[..n_bytes].to_owned()))
     }
 
     fn string(&self, quote: char) -> Result<(usize, Tok), SyntaxError> {
@@ -255,9 +230,11 @@ impl<'a> Lexer<'a> {
                 _ if escaped => escaped = false,
                 '\\' => escaped = true,
                 _ if c == quote => {
-                    let text = unescape(&self.rest()[1..at])
-                        .ok_or_else(|| SyntaxError::new("a string has a broken escape", self.line))?;
-                    return Ok((at + 1, Tok::Str(text)));
+                    let written = &self.rest()[..=at];
+                    return match unescape(&written[1..at]) {
+                        Some(text) => Ok((at + 1, Tok::Str(text))),
+                        None => self.fail(format!("an escape in {written} is broken or not supported")),
+                    };
                 }
                 _ => {}
             }
@@ -316,128 +293,43 @@ fn strip_indent(text: &str, line_starting: bool) -> &str {
     if starts_line && text[line_start..].chars().all(is_space) { &text[..line_start] } else { text }
 }
 
-/// The length of `raw %}` or `endraw -%}` and whether white space after it goes.
-fn raw_tag(text: &str, word: &str) -> Option<(usize, bool)> {
-    let inner = text.trim_start_matches(is_space).strip_prefix(word)?.trim_start_matches(is_space);
-    let strips = inner.starts_with('-');
-    let keeps = word == "endraw" && inner.starts_with('+');
-    let end = inner.strip_prefix(['-', '+']).filter(|_| strips || keeps).unwrap_or(inner);
-    let after = end.strip_prefix("%}")?;
-    Some((text.len() - after.len(), strips))
+/// Whether a tag opens a raw block, whose text would have to be left unread.
+fn is_raw(text: &str) -> bool {
+    text.trim_start_matches(is_space).split(|c: char| !c.is_alphanumeric()).next() == Some("raw")
 }
 
-/// Where `{% endraw %}` starts, and its opening sign.
-fn find_endraw(text: &str) -> Option<(usize, Option<char>)> {
-    text.match_indices("{%").find_map(|(at, _)| {
-        let sign = sign_at(&text[at + 2..]);
-        let inside = at + 2 + sign.map_or(0, char::len_utf8);
-        raw_tag(&text[inside..], "endraw").map(|_| (at, sign))
-    })
+fn zeros_len(text: &str) -> usize {
+    text.len() - text.trim_start_matches('0').len()
 }
 
-/// The length of digits with single underscores between them.
-fn digits_len(text: &str, is_digit: impl Fn(char) -> bool) -> usize {
-    let mut len = 0;
-    let mut chars = text.char_indices().peekable();
-    while let Some((at, c)) = chars.next() {
-        let joins = c == '_' && at > 0 && chars.peek().is_some_and(|(_, next)| is_digit(*next));
-        if !is_digit(c) && !joins {
-            break;
-        }
-        len = at + 1;
-    }
-    len
+fn digits_len(text: &str) -> usize {
+    text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len()
 }
 
 /// The length of a float literal: digits with a fraction, an exponent or both.
 fn float_len(text: &str) -> Option<usize> {
-    let decimal = |c: char| c.is_ascii_digit();
-    let mut len = digits_len(text, decimal);
+    let mut len = digits_len(text);
     let whole = len;
     if let Some(fraction) = text[len..].strip_prefix('.') {
-        let n_digits = digits_len(fraction, decimal);
+        let n_digits = digits_len(fraction);
         len += if n_digits > 0 { 1 + n_digits } else { 0 };
     }
     if let Some(exponent) = text[len..].strip_prefix(['e', 'E']) {
         let n_sign = usize::from(exponent.starts_with(['+', '-']));
-        let n_digits = digits_len(&exponent[n_sign..], decimal);
+        let n_digits = digits_len(&exponent[n_sign..]);
         len += if n_digits > 0 { 1 + n_sign + n_digits } else { 0 };
     }
     (whole > 0 && len > whole).then_some(len)
 }
 
-/// The length of an integer literal, its radix and the length of its prefix.
-fn int_len(text: &str) -> (usize, u32, usize) {
-    let prefix = text.get(..2).unwrap_or_default().to_ascii_lowercase();
-    for (mark, radix) in [("0b", 2), ("0o", 8), ("0x", 16)] {
-        let digits = text.get(2..).filter(|_| prefix == mark).unwrap_or_default();
-        let digits = digits.strip_prefix('_').unwrap_or(digits);
-        let n_digits = digits_len(digits, |c| c.is_digit(radix));
-        if n_digits > 0 {
-            let n_prefix = text.len() - digits.len();
-            return (n_prefix + n_digits, radix, n_prefix);
-        }
-    }
-    // A leading zero is a number of its own: `012` reads as `0` and `12`.
-    let n_digits = digits_len(text, |c| if text.starts_with('0') { c == '0' } else { c.is_ascii_digit() });
-    (n_digits, 10, 0)
-}
-
-/// Decodes Python's string escapes; an unknown escape stays as written.
-///
-/// Python first writes everything beyond ASCII as an escape of its own and decodes afterwards, so a
-/// backslash before such a character escapes that escape.
+/// Decodes Python's string escapes. One before a character beyond ASCII is refused: Python makes something else of it.
 fn unescape(text: &str) -> Option<String> {
-    let ascii: String = text.chars().map(backslash_replace).collect();
     let mut out = String::with_capacity(text.len());
-    let mut rest = ascii.as_str();
+    let mut rest = text;
     while let Some((before, after)) = rest.split_once('\\') {
         out.push_str(before);
-        rest = unescape_one(after, &mut out)?;
+        rest = unescape_one(after, &mut out).filter(|_| after.starts_with(|c: char| c.is_ascii()))?;
     }
     out.push_str(rest);
     Some(out)
-}
-
-fn backslash_replace(c: char) -> String {
-    match c as u32 {
-        0..=0x7f => c.to_string(),
-        code @ 0x80..=0xff => format!("\\x{code:02x}"),
-        code @ 0x100..=0xffff => format!("\\u{code:04x}"),
-        code => format!("\\U{code:08x}"),
-    }
-}
-
-/// Decodes the escape whose backslash has just been passed and returns what follows it.
-fn unescape_one<'a>(after: &'a str, out: &mut String) -> Option<&'a str> {
-    let mut chars = after.chars();
-    let c = chars.next()?;
-    match c {
-        '\n' => {}
-        '\\' | '\'' | '"' => out.push(c),
-        'a' => out.push('\u{7}'),
-        'b' => out.push('\u{8}'),
-        'f' => out.push('\u{c}'),
-        'n' => out.push('\n'),
-        'r' => out.push('\r'),
-        't' => out.push('\t'),
-        'v' => out.push('\u{b}'),
-        'x' => return hex_escape(chars.as_str(), 2, out),
-        'u' => return hex_escape(chars.as_str(), 4, out),
-        'U' => return hex_escape(chars.as_str(), 8, out),
-        '0'..='7' => {
-            let n_digits = after.chars().take(3).take_while(|c| c.is_digit(8)).count();
-            out.push(char::from_u32(u32::from_str_radix(&after[..n_digits], 8).ok()?)?);
-            return Some(&after[n_digits..]);
-        }
-        'N' => return None,
-        _ => out.extend(['\\', c]),
-    }
-    Some(chars.as_str())
-}
-
-fn hex_escape<'a>(text: &'a str, n_digits: usize, out: &mut String) -> Option<&'a str> {
-    let digits = text.get(..n_digits).filter(|it| it.chars().all(|c| c.is_ascii_hexdigit()))?;
-    out.push(char::from_u32(u32::from_str_radix(digits, 16).ok()?)?);
-    Some(&text[n_digits..])
 }

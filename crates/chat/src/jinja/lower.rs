@@ -7,7 +7,7 @@
 use std::collections::BTreeSet;
 
 use super::SyntaxError;
-use super::expr::{Code, Parser, quote};
+use super::expr::{Code, Cursor, quote};
 use super::lex::{Tok, lex};
 
 /// More `elif`s on one `if` are refused, because minijinja nests them.
@@ -18,13 +18,10 @@ const MAX_ELIFS: usize = 300;
 enum Open {
     If { n_elifs: usize, has_else: bool },
     For { in_else: bool },
-    With,
     Set,
     Filter,
     Macro(Body),
-    Call(Body),
     Generation(Body),
-    Block,
 }
 
 /// Where the body of a macro starts, in the output and in the names that were read.
@@ -40,13 +37,10 @@ impl Open {
         match self {
             Self::If { .. } => ("endif", "endif"),
             Self::For { .. } => ("endfor", "endfor"),
-            Self::With => ("endwith", "endwith"),
             Self::Set => ("endset", "endset"),
             Self::Filter => ("endfilter", "endfilter"),
             Self::Macro(_) => ("endmacro", "endmacro"),
-            Self::Call(_) => ("endcall", "endcall"),
             Self::Generation(_) => ("endgeneration", "endcall"),
-            Self::Block => ("endblock", "endblock"),
         }
     }
 }
@@ -54,7 +48,7 @@ impl Open {
 /// Writes a chat template again so that minijinja renders what Jinja2 renders.
 pub(super) fn lower(source: &str) -> Result<String, SyntaxError> {
     let mut lowering =
-        Lowering { parser: Parser::new(lex(source)?), out: String::new(), out_line: 1, open: Vec::new() };
+        Lowering { parser: Cursor::new(lex(source)?), out: String::new(), out_line: 1, open: Vec::new() };
     while lowering.parser.peek().is_some() {
         lowering.step()?;
     }
@@ -65,7 +59,7 @@ pub(super) fn lower(source: &str) -> Result<String, SyntaxError> {
 }
 
 struct Lowering {
-    parser: Parser,
+    parser: Cursor,
     out: String,
     out_line: usize,
     open: Vec<Open>,
@@ -78,7 +72,7 @@ impl Lowering {
         match self.parser.next() {
             Some(Tok::Data(text)) => self.data(&text),
             Some(Tok::PrintBegin) => {
-                let value = self.parser.tuple(true, &[])?;
+                let value = self.parser.tuple(true)?;
                 self.print(value, line);
                 return self.expect(&Tok::PrintEnd);
             }
@@ -113,7 +107,7 @@ impl Lowering {
 
     fn print(&mut self, value: Code, line: usize) {
         let gap = self.catch_up(line);
-        self.out.push_str(&format!("{{{{{gap} {} }}}}", value.whole()));
+        self.out.push_str(&format!("{{{{{gap} {} }}}}", value.text));
     }
 
     fn tag(&mut self, line: usize, text: &str) {
@@ -126,25 +120,20 @@ impl Lowering {
         match name.as_str() {
             "for" => self.for_loop(line),
             "if" => {
-                let condition = self.parser.tuple(false, &[])?.whole();
+                let condition = self.parser.tuple(false)?.text;
                 self.begin(line, Open::If { n_elifs: 0, has_else: false }, &format!("if {condition}"));
                 Ok(())
             }
             "elif" => self.elif(line),
             "else" => self.otherwise(line),
             "set" => self.set(line),
-            "with" => self.with(line),
             "macro" => self.macro_definition(line),
-            "call" => self.call_block(line),
             "filter" => self.filter_block(line),
-            "block" => self.block(line),
             "generation" => {
                 self.begin_body(line, Open::Generation, "call __generation()");
                 Ok(())
             }
-            "print" => self.print_tag(line),
             "break" | "continue" => self.loop_control(line, &name),
-            "include" | "import" | "from" | "extends" => self.other_template(line, &name),
             _ => self.end(line, &name),
         }
     }
@@ -172,11 +161,8 @@ impl Lowering {
     fn end(&mut self, line: usize, name: &str) -> Result<(), SyntaxError> {
         match self.open.last() {
             Some(open) if open.end().0 == name => {
-                if name == "endblock" && matches!(self.parser.peek(), Some(Tok::Name(_))) {
-                    self.parser.next();
-                }
                 let text = open.end().1;
-                if let Some(Open::Macro(body) | Open::Call(body) | Open::Generation(body)) = self.open.pop() {
+                if let Some(Open::Macro(body) | Open::Generation(body)) = self.open.pop() {
                     self.name_variables(body);
                 }
                 self.tag(line, text);
@@ -186,8 +172,7 @@ impl Lowering {
                 let expected = open.end().0;
                 self.parser.fail(format!("expected `{expected}`, found `{name}`"))
             }
-            _ if name == "autoescape" => self.parser.fail("the tag `autoescape` is not supported"),
-            _ => self.parser.fail(format!("unknown tag `{name}`")),
+            _ => self.parser.fail(format!("the tag `{name}` is not supported, or there is none")),
         }
     }
 
@@ -196,14 +181,11 @@ impl Lowering {
         if !self.parser.skip_name("in") {
             return self.parser.unexpected("`in`");
         }
-        let items = self.parser.tuple(false, &["recursive"])?;
+        let items = self.parser.tuple(false)?;
         let unpacks = if n_names > 1 { "true" } else { "" };
-        let mut text = format!("for {target} in {}", items.filter("__iter", unpacks).whole());
+        let mut text = format!("for {target} in {}", items.filter("__iter", unpacks).text);
         if self.parser.skip_name("if") {
-            text = format!("{text} if {}", self.parser.expression()?.whole());
-        }
-        if self.parser.skip_name("recursive") {
-            text.push_str(" recursive");
+            text = format!("{text} if {}", self.parser.expression()?.text);
         }
         self.begin(line, Open::For { in_else: false }, &text);
         Ok(())
@@ -213,7 +195,11 @@ impl Lowering {
     fn targets(&mut self) -> Result<(String, usize), SyntaxError> {
         let mut names = Vec::new();
         loop {
-            names.push(if self.parser.skip_op("(") { self.inner_targets()? } else { self.assignable()? });
+            names.push(if self.parser.skip_op("(") {
+                self.inner_targets()?
+            } else {
+                self.parser.assignable()?
+            });
             if !self.parser.skip_op(",") || self.parser.is_name("in") || self.parser.is_op("=") {
                 break;
             }
@@ -223,24 +209,11 @@ impl Lowering {
 
     /// The names of `(b, c)` in `a, (b, c)`; its opening bracket has been passed.
     fn inner_targets(&mut self) -> Result<String, SyntaxError> {
-        let mut names = vec![self.assignable()?];
-        while self.parser.skip_op(",") && !self.parser.is_op(")") {
-            names.push(self.assignable()?);
-        }
-        self.parser.expect_op(")")?;
-        Ok(format!("({})", names.join(", ")))
-    }
-
-    fn assignable(&mut self) -> Result<String, SyntaxError> {
-        let name = self.parser.expect_name()?;
-        if ["true", "false", "none", "True", "False", "None"].contains(&name.as_str()) {
-            return self.parser.fail(format!("cannot assign to `{name}`"));
-        }
-        Ok(name)
+        Ok(format!("({})", self.parser.separated(")", Cursor::assignable)?.join(", ")))
     }
 
     fn elif(&mut self, line: usize) -> Result<(), SyntaxError> {
-        let condition = self.parser.tuple(false, &[])?.whole();
+        let condition = self.parser.tuple(false)?.text;
         match self.open.last_mut() {
             Some(Open::If { n_elifs, has_else: false }) if *n_elifs < MAX_ELIFS => *n_elifs += 1,
             Some(Open::If { has_else: false, .. }) => return self.parser.fail("too many `elif`s"),
@@ -273,7 +246,7 @@ impl Lowering {
         // What a namespace holds outlives a loop, so how deep it is must be watched.
         let store = if target.contains('.') { "|__store()" } else { "" };
         if self.parser.skip_op("=") {
-            let value = self.parser.tuple(true, &[])?.whole();
+            let value = self.parser.tuple(true)?.text;
             self.tag(line, &format!("set {target} = ({value}){store}"));
             return Ok(());
         }
@@ -285,52 +258,21 @@ impl Lowering {
         Ok(())
     }
 
-    fn with(&mut self, line: usize) -> Result<(), SyntaxError> {
-        let mut parts = Vec::new();
-        while self.parser.peek() != Some(&Tok::BlockEnd) {
-            let name = self.assignable()?;
-            self.parser.expect_op("=")?;
-            parts.push(format!("{name} = {}", self.parser.expression()?.whole()));
-            if !self.parser.skip_op(",") {
-                break;
-            }
-        }
-        self.begin(line, Open::With, &format!("with {}", parts.join(", ")));
-        Ok(())
-    }
-
     /// Parameters in brackets, with their defaults.
     fn signature(&mut self) -> Result<String, SyntaxError> {
         self.parser.expect_op("(")?;
-        let mut params = Vec::new();
-        while !self.parser.is_op(")") {
-            let name = self.assignable()?;
-            params.push(if self.parser.skip_op("=") {
-                format!("{name}={}", self.parser.expression()?.whole())
-            } else {
-                name
-            });
-            if !self.parser.skip_op(",") {
-                break;
-            }
-        }
-        self.parser.expect_op(")")?;
-        Ok(params.join(", "))
+        let params = self.parser.separated(")", |parser| {
+            let name = parser.assignable()?;
+            let default = if parser.skip_op("=") { Some(parser.expression()?.text) } else { None };
+            Ok(default.map_or_else(|| name.clone(), |default| format!("{name}={default}")))
+        });
+        Ok(params?.join(", "))
     }
 
     fn macro_definition(&mut self, line: usize) -> Result<(), SyntaxError> {
-        let name = self.assignable()?;
+        let name = self.parser.assignable()?;
         let params = self.signature()?;
         self.begin_body(line, Open::Macro, &format!("macro {name}({params})"));
-        Ok(())
-    }
-
-    fn call_block(&mut self, line: usize) -> Result<(), SyntaxError> {
-        let params = if self.parser.is_op("(") { format!("({})", self.signature()?) } else { String::new() };
-        let callee = self.parser.expect_name()?;
-        self.parser.note_name(&callee);
-        let args = self.parser.call_args()?;
-        self.begin_body(line, Open::Call, &format!("call{params} {callee}({args})"));
         Ok(())
     }
 
@@ -348,23 +290,6 @@ impl Lowering {
         Ok(())
     }
 
-    fn block(&mut self, line: usize) -> Result<(), SyntaxError> {
-        let name = self.parser.expect_name()?;
-        self.parser.skip_name("scoped");
-        self.begin(line, Open::Block, &format!("block {name}"));
-        Ok(())
-    }
-
-    fn print_tag(&mut self, line: usize) -> Result<(), SyntaxError> {
-        loop {
-            let value = self.parser.expression()?;
-            self.print(value, line);
-            if !self.parser.skip_op(",") {
-                return Ok(());
-            }
-        }
-    }
-
     /// `break` and `continue`, which minijinja mishandles anywhere but directly in a loop.
     fn loop_control(&mut self, line: usize, name: &str) -> Result<(), SyntaxError> {
         let around = self.open.iter().rev().find(|open| !matches!(open, Open::If { .. }));
@@ -373,21 +298,10 @@ impl Lowering {
                 self.tag(line, name);
                 Ok(())
             }
-            Some(Open::With | Open::Set | Open::Filter | Open::For { .. }) => {
+            Some(Open::Set | Open::Filter | Open::For { .. }) => {
                 self.parser.fail(format!("`{name}` is supported directly in a loop only"))
             }
             _ => self.parser.fail(format!("`{name}` outside a loop")),
         }
-    }
-
-    /// A chat template stands alone; Jinja2 fails when it gets to a tag that loads another one.
-    fn other_template(&mut self, line: usize, name: &str) -> Result<(), SyntaxError> {
-        while !matches!(self.parser.peek(), None | Some(Tok::BlockEnd)) {
-            self.parser.next();
-        }
-        let message = format!("`{name}` needs another template, and a chat template has none");
-        let gap = self.catch_up(line);
-        self.out.push_str(&format!("{{{{{gap} __fail({}) }}}}", quote(&message)));
-        Ok(())
     }
 }

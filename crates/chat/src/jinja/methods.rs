@@ -7,88 +7,35 @@ use minijinja::value::ValueKind;
 use minijinja::{Error, State, Value};
 
 use super::args::Args;
-use super::ops::{equal, int};
-use super::value::{Dict, Py, Seq, SeqKind, dict, fail, list, pair, py, seq, type_name, undefined};
-use super::{strings, value};
 
+use super::strings;
+use super::value::{Dict, Py, Seq, SeqKind, fail, py, seq, type_name, undefined};
+
+/// Every method of a string. Those that `strings` does not support are there all the same: a template may ask.
+const STR: &str = "capitalize casefold center count encode endswith expandtabs find format format_map index isalnum \
+    isalpha isascii isdecimal isdigit isidentifier islower isnumeric isprintable isspace istitle isupper join ljust \
+    lower lstrip maketrans partition removeprefix removesuffix replace rfind rindex rjust rpartition rsplit rstrip \
+    split splitlines startswith strip swapcase title translate upper zfill";
 const DICT: &[&str] = &["copy", "fromkeys", "get", "items", "keys", "values"];
 const DICT_HIDDEN: &[&str] = &["clear", "pop", "popitem", "setdefault", "update"];
 const LIST: &[&str] = &["copy", "count", "index"];
 const LIST_HIDDEN: &[&str] = &["append", "clear", "extend", "insert", "pop", "remove", "reverse", "sort"];
 const TUPLE: &[&str] = &["count", "index"];
 
-/// Every name that is a method of some type.
-pub(super) const ALL: &[&str] = &[
-    "append",
-    "capitalize",
-    "casefold",
-    "center",
-    "clear",
-    "copy",
-    "count",
-    "encode",
-    "endswith",
-    "expandtabs",
-    "extend",
-    "find",
-    "format",
-    "format_map",
-    "fromkeys",
-    "get",
-    "index",
-    "insert",
-    "isalnum",
-    "isalpha",
-    "isascii",
-    "isdecimal",
-    "isdigit",
-    "isidentifier",
-    "islower",
-    "isnumeric",
-    "isprintable",
-    "isspace",
-    "istitle",
-    "isupper",
-    "items",
-    "join",
-    "keys",
-    "ljust",
-    "lower",
-    "lstrip",
-    "maketrans",
-    "partition",
-    "pop",
-    "popitem",
-    "remove",
-    "removeprefix",
-    "removesuffix",
-    "replace",
-    "reverse",
-    "rfind",
-    "rindex",
-    "rjust",
-    "rpartition",
-    "rsplit",
-    "rstrip",
-    "setdefault",
-    "sort",
-    "split",
-    "splitlines",
-    "startswith",
-    "strip",
-    "swapcase",
-    "title",
-    "translate",
-    "update",
-    "upper",
-    "values",
-    "zfill",
-];
+fn has_str(name: &str) -> bool {
+    STR.split(' ').any(|it| it == name)
+}
+
+/// Whether a value of some type has an attribute of that name, so that it must be looked up as Python does.
+pub(super) fn is_python_attribute(name: &str) -> bool {
+    let others = [DICT, DICT_HIDDEN, LIST, LIST_HIDDEN];
+    name.starts_with("__") || has_str(name) || others.iter().any(|it| it.contains(&name))
+}
 
 /// Whether a value has a method of that name that a template may use.
 pub(super) fn has(value: &Value, name: &str) -> bool {
     match py(value) {
-        Py::Str(_) => strings::NAMES.contains(&name),
+        Py::Str(_) => has_str(name),
         Py::Dict(_) => DICT.contains(&name),
         Py::Seq(Seq { kind: SeqKind::List, .. }) => LIST.contains(&name),
         Py::Seq(_) => TUPLE.contains(&name),
@@ -127,10 +74,15 @@ pub(super) fn call(
             Some(callee) => callee.call(state, args),
             None => missing(receiver, name),
         },
-        Py::Seq(seq) if has(receiver, name) => seq_method(seq, name, &Args::new(args)?),
+        Py::Seq(_) if has(receiver, name) => unsupported(receiver, name),
         Py::Other => object_method(state, receiver, name, args),
         _ => missing(receiver, name),
     }
+}
+
+/// For methods that Python has and no known template calls.
+fn unsupported<T>(receiver: &Value, name: &str) -> Result<T, Error> {
+    fail(format!("the method `{name}` of a {} is not supported", type_name(receiver)))
 }
 
 fn missing<T>(receiver: &Value, name: &str) -> Result<T, Error> {
@@ -165,57 +117,8 @@ fn dict_method(receiver: &Value, dict: &Dict, name: &str, args: &Args) -> Result
         }
         "keys" => seq(SeqKind::View, entries.map(|(key, _)| key).collect()),
         "values" => seq(SeqKind::View, entries.map(|(_, value)| value).collect()),
-        "items" => items(dict),
+        "items" => seq(SeqKind::View, dict.pairs()?),
         "copy" => Ok(receiver.clone()),
-        _ => {
-            let args = args.bind(["iterable", "value"])?;
-            let default = args.get(1).cloned().unwrap_or_else(|| Value::from(()));
-            let keys = value::iterate(args.required(0)?)?;
-            value::dict(keys.into_iter().map(|key| (key, default.clone())))
-        }
+        _ => unsupported(receiver, name),
     }
-}
-
-/// What `dict.items()` gives: a view of pairs.
-fn items(dict: &Dict) -> Result<Value, Error> {
-    let pairs = dict.entries.iter().map(|(key, value)| pair(key.clone(), value.clone()));
-    seq(SeqKind::View, pairs.collect::<Result<_, _>>()?)
-}
-
-fn seq_method(seq: &Seq, name: &str, args: &Args) -> Result<Value, Error> {
-    if name == "copy" {
-        return list(seq.items.clone());
-    }
-    if name == "count" {
-        let args = args.bind(["value"])?;
-        let wanted = args.required(0)?;
-        return Ok(Value::from(seq.items.iter().filter(|it| equal(it, wanted)).count()));
-    }
-    let args = args.bind(["value", "start", "stop"])?;
-    let wanted = args.required(0)?;
-    let range = strings::bounds(seq.items.len(), args.get(1), args.get(2))?;
-    let found = range.into_iter().find(|at| seq.items.get(*at).is_some_and(|it| equal(it, wanted)));
-    found.map_or_else(|| fail("the value is not in the list"), |at| Ok(int(at as i128)))
-}
-
-/// `dict(pairs_or_mapping, **keywords)`.
-pub(super) fn make_dict(args: &Args) -> Result<Value, Error> {
-    let mut pairs = Vec::new();
-    match args.positional() {
-        [] => {}
-        [source] => match py(source) {
-            Py::Dict(dict) => pairs.extend(dict.entries.iter().cloned()),
-            _ => {
-                for item in value::iterate(source)? {
-                    match value::iterate(&item)?.as_slice() {
-                        [key, value] => pairs.push((key.clone(), value.clone())),
-                        _ => return fail("dict() needs pairs"),
-                    }
-                }
-            }
-        },
-        _ => return fail("dict() takes one argument"),
-    }
-    pairs.extend(args.keywords().iter().map(|(name, value)| (Value::from(name.as_str()), value.clone())));
-    dict(pairs)
 }

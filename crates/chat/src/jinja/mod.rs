@@ -3,7 +3,7 @@
 //! minijinja supplies statements, scopes, loops and macros; what Python defines is ours. A template
 //! is read with Jinja2's grammar (`lex`, `expr`), written again with every operation that Python
 //! defines as a call of a filter of ours (`lower`), and run with Python's values (`value`, `text`),
-//! operators (`ops`), methods (`methods`, `strings`, `format`), filters (`filters`, `sequences`) and
+//! operators (`ops`), methods (`methods`, `strings`), filters (`filters`, `sequences`) and
 //! tests (`checks`). Names of our own filters start with two underscores, which no template may use.
 //!
 //! A template is a stranger's program: the number of instructions, the bytes it produces and the
@@ -13,7 +13,6 @@ mod args;
 mod checks;
 mod expr;
 mod filters;
-mod format;
 mod globals;
 mod lex;
 mod lower;
@@ -34,7 +33,7 @@ use minijinja::value::{Rest, ValueOrKwargs};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, Output, State, Value};
 
 use self::args::Args;
-use self::globals::Run;
+use self::globals::Rendering;
 pub(super) use self::globals::{NeedsTime, Raised};
 pub use self::strftime::Now;
 use self::value::{Py, fail, py};
@@ -101,7 +100,7 @@ impl Compiled {
         variables: impl Iterator<Item = (String, Value)>,
         now: Option<Now>,
     ) -> Result<(String, Vec<Range<usize>>), Error> {
-        let run = Arc::new(Run::new(now));
+        let run = Arc::new(Rendering::new(now));
         let own = (Value::from(globals::RUN), Value::from_dyn_object(run.clone()));
         let context = variables.map(|(name, value)| (Value::from(name), value)).chain([own]);
         let mut writer = Writer { out: Vec::new(), run: run.clone() };
@@ -128,7 +127,7 @@ fn guarded<T>(work: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
 /// Collects the output and knows how long it is, so that `{% generation %}` can ask.
 struct Writer {
     out: Vec<u8>,
-    run: Arc<Run>,
+    run: Arc<Rendering>,
 }
 
 impl io::Write for Writer {
@@ -156,11 +155,7 @@ fn environment() -> Environment<'static> {
         add_filter(&mut env, name, filter);
     }
     for (name, check) in checks::CHECKS.iter().copied() {
-        env.add_test(name, move |args: Values| -> Result<bool, Error> {
-            let args = args.into_values();
-            let (value, args) = receiver(&args)?;
-            check(value, &Args::new(args)?)
-        });
+        add_test(&mut env, name, check);
     }
     add_operators(&mut env);
     globals::add(&mut env);
@@ -174,6 +169,18 @@ fn add_filter(env: &mut Environment<'static>, name: &'static str, filter: Filter
         let result = filter(state, value, &Args::new(args)?)?;
         charge(state, size(&result))?;
         Ok(result)
+    });
+}
+
+fn add_test(
+    env: &mut Environment<'static>,
+    name: &'static str,
+    check: impl Fn(&Value, &Args) -> Result<bool, Error> + Send + Sync + 'static,
+) {
+    env.add_test(name, move |args: Values| -> Result<bool, Error> {
+        let args = args.into_values();
+        let (value, args) = receiver(&args)?;
+        check(value, &Args::new(args)?)
     });
 }
 
@@ -206,7 +213,16 @@ const OPERATORS: &[(&str, Filter)] = &[
 
 /// What the operators of a template are lowered to.
 fn add_operators(env: &mut Environment<'static>) {
-    for (name, operator) in ops::BINARY.iter().copied() {
+    for (_, tests, compare) in ops::COMPARISONS.iter().copied() {
+        for name in tests {
+            let check = move |value: &Value, args: &Args| {
+                Ok(compare(value, args.bind(["other"])?.required(0)?)?.is_true())
+            };
+            add_test(env, name, check);
+        }
+    }
+    let comparisons = ops::COMPARISONS.iter().map(|(name, _, operator)| (*name, *operator));
+    for (name, operator) in ops::BINARY.iter().copied().chain(comparisons) {
         env.add_filter(name, move |state: &mut State, a: Value, b: Value| -> Result<Value, Error> {
             let result = operator(&a, &b)?;
             charge(state, size(&result))?;

@@ -1,7 +1,7 @@
 //! Python's operators, comparisons and subscripts.
 //!
 //! Every function here is what one operator of a template is lowered to. Methods are left to
-//! `methods` and `strings`, `%` on strings to `format`.
+//! `methods` and `strings`.
 
 use std::cmp::Ordering;
 
@@ -9,7 +9,7 @@ use minijinja::{Error, Value};
 
 use super::text::{concat, escape_html};
 use super::value::{Py, Seq, SeqKind, bound_method, fail, iterate, like, py, seq, type_name, undefined};
-use super::{format, methods, room};
+use super::{methods, room};
 
 /// A binary operator.
 pub(super) type Binary = fn(&Value, &Value) -> Result<Value, Error>;
@@ -22,16 +22,23 @@ pub(super) const BINARY: &[(&str, Binary)] = &[
     ("__div", div),
     ("__floordiv", floor_div),
     ("__mod", modulo),
-    ("__pow", pow),
-    ("__eq", |a, b| Ok(Value::from(equal(a, b)))),
-    ("__ne", |a, b| Ok(Value::from(!equal(a, b)))),
-    ("__lt", |a, b| Ok(Value::from(compare("<", a, b)?.is_some_and(Ordering::is_lt)))),
-    ("__le", |a, b| Ok(Value::from(compare("<=", a, b)?.is_some_and(Ordering::is_le)))),
-    ("__gt", |a, b| Ok(Value::from(compare(">", a, b)?.is_some_and(Ordering::is_gt)))),
-    ("__ge", |a, b| Ok(Value::from(compare(">=", a, b)?.is_some_and(Ordering::is_ge)))),
     ("__in", |item, container| Ok(Value::from(contains(container, item)?))),
     ("__item", item),
 ];
+
+/// The comparisons by the name of their filter and of the tests that mean the same.
+pub(super) const COMPARISONS: &[(&str, &[&str], Binary)] = &[
+    ("__eq", &["eq", "equalto", "=="], |a, b| Ok(Value::from(equal(a, b)))),
+    ("__ne", &["ne", "!="], |a, b| Ok(Value::from(!equal(a, b)))),
+    ("__lt", &["lt", "lessthan", "<"], |a, b| ordered("<", a, b, Ordering::is_lt)),
+    ("__le", &["le", "<="], |a, b| ordered("<=", a, b, Ordering::is_le)),
+    ("__gt", &["gt", "greaterthan", ">"], |a, b| ordered(">", a, b, Ordering::is_gt)),
+    ("__ge", &["ge", ">="], |a, b| ordered(">=", a, b, Ordering::is_ge)),
+];
+
+fn ordered(op: &str, a: &Value, b: &Value, wanted: fn(Ordering) -> bool) -> Result<Value, Error> {
+    Ok(Value::from(compare(op, a, b)?.is_some_and(wanted)))
+}
 
 /// A number as Python's arithmetic sees it; booleans are integers.
 #[derive(Clone, Copy)]
@@ -158,7 +165,7 @@ fn floor_div_ints(a: i128, b: i128) -> Option<i128> {
 
 pub(super) fn modulo(a: &Value, b: &Value) -> Result<Value, Error> {
     match (py(a), Num::of(a), Num::of(b)) {
-        (Py::Str(template), ..) => format::percent(a, template, b),
+        (Py::Str(_), ..) => fail("`%` on a string is not supported"),
         (_, Some(_), Some(divisor)) if divisor.float() == 0.0 => fail("modulo by zero"),
         // The result takes the sign of the divisor.
         _ => arithmetic(
@@ -179,28 +186,6 @@ fn floor_mod(a: f64, b: f64) -> f64 {
         rest + b
     } else {
         rest
-    }
-}
-
-fn pow(a: &Value, b: &Value) -> Result<Value, Error> {
-    match (Num::of(a), Num::of(b)) {
-        (Some(Num::Int(base)), Some(Num::Int(exponent @ 0..))) => {
-            let exponent = u32::try_from(exponent).ok();
-            exponent.and_then(|it| base.checked_pow(it)).map_or_else(overflow, |it| Ok(int(it)))
-        }
-        (Some(base), Some(exponent)) if base.float() == 0.0 && exponent.float() < 0.0 => {
-            fail("0.0 cannot be raised to a negative power")
-        }
-        (Some(base), Some(exponent)) => real_pow(base.float(), exponent.float()),
-        _ => unsupported("**", a, b),
-    }
-}
-
-fn real_pow(base: f64, exponent: f64) -> Result<Value, Error> {
-    let power = base.powf(exponent);
-    match power.is_finite() || !base.is_finite() || !exponent.is_finite() {
-        true => Ok(Value::from(power)),
-        false => fail("the power is too large, or no real number"),
     }
 }
 

@@ -7,21 +7,19 @@ use std::cmp::Ordering;
 
 use minijinja::{Error, State, Value};
 
-use super::args::{Args, as_int, as_str};
-use super::ops::{compare, equal, int, item};
+use super::args::{Args, as_str};
+use super::ops::{compare, item};
 use super::text::to_str;
 use super::value::{
     Dict, Py, check_hashable, fail, generator, hashed, iterate, like, list, pair, py, type_name, undefined,
 };
-use super::{Filter, ops, room};
+use super::{Filter, room};
 
 /// The filters of this module by name.
 pub(super) const FILTERS: &[(&str, Filter)] = &[
-    ("batch", |_, value, args| generator(batch(value, args))),
     ("count", |_, value, args| length(value, args)),
     ("dictsort", |_, value, args| dictsort(value, args)),
     ("first", |_, value, args| first(value, args)),
-    ("groupby", |_, value, args| group_by(value, args)),
     ("items", |_, value, args| items(value, args)),
     ("join", |_, value, args| join(value, args)),
     ("last", |_, value, args| last(value, args)),
@@ -38,9 +36,7 @@ pub(super) const FILTERS: &[(&str, Filter)] = &[
     ("reverse", |_, value, args| reverse(value, args)),
     ("select", |state, value, args| generator(select(state, value, args, false, true))),
     ("selectattr", |state, value, args| generator(select(state, value, args, true, true))),
-    ("slice", |_, value, args| generator(columns(value, args))),
     ("sort", |_, value, args| sort(value, args)),
-    ("sum", |_, value, args| sum(value, args)),
     ("unique", |_, value, args| generator(unique(value, args))),
 ];
 
@@ -49,7 +45,6 @@ pub(super) const FILTERS: &[(&str, Filter)] = &[
 struct Path {
     parts: Vec<Value>,
     ignore_case: bool,
-    default: Option<Value>,
 }
 
 impl Path {
@@ -66,17 +61,10 @@ impl Path {
         Self { ignore_case, ..self }
     }
 
-    fn or_default(self, default: Option<&Value>) -> Self {
-        Self { default: default.cloned(), ..self }
-    }
-
     fn get(&self, value: &Value) -> Result<Value, Error> {
         let mut value = value.clone();
         for part in &self.parts {
             value = item(&value, part)?;
-            if let Some(default) = self.default.as_ref().filter(|_| value.is_undefined()) {
-                value = default.clone();
-            }
         }
         match py(&value) {
             Py::Str(text) if self.ignore_case => Ok(Value::from(text.to_lowercase())),
@@ -115,39 +103,6 @@ fn sort_by_key<T>(
     }
 }
 
-fn batch(value: &Value, args: &Args) -> Result<Vec<Value>, Error> {
-    let args = args.bind(["linecount", "fill_with"])?;
-    let size = usize::try_from(as_int(args.required(0)?)?).unwrap_or(0).max(1);
-    let items = iterate(value)?;
-    let mut batches: Vec<Vec<Value>> = items.chunks(size).map(<[Value]>::to_vec).collect();
-    if let (Some(fill), Some(last)) = (args.some(1), batches.last_mut()) {
-        room(size)?;
-        last.resize(size, fill.clone());
-    }
-    batches.into_iter().map(list).collect()
-}
-
-/// The `slice` filter: as many columns as asked for, the first ones longer.
-fn columns(value: &Value, args: &Args) -> Result<Vec<Value>, Error> {
-    let args = args.bind(["slices", "fill_with"])?;
-    let n_columns = usize::try_from(as_int(args.required(0)?)?).unwrap_or(0);
-    let items = iterate(value)?;
-    if n_columns == 0 {
-        return fail("integer division or modulo by zero");
-    }
-    room(n_columns)?;
-    let (n_each, n_longer) = (items.len() / n_columns, items.len() % n_columns);
-    let mut rest = items.as_slice();
-    let mut columns = Vec::new();
-    for column in 0..n_columns {
-        let (head, tail) = rest.split_at(n_each + usize::from(column < n_longer));
-        rest = tail;
-        let fill = args.some(1).filter(|_| column >= n_longer);
-        columns.push(list(head.iter().chain(fill).cloned().collect())?);
-    }
-    Ok(columns)
-}
-
 fn length(value: &Value, args: &Args) -> Result<Value, Error> {
     args.bind([])?;
     length_of(value).map(Value::from)
@@ -173,30 +128,20 @@ fn mapping(value: &Value) -> Result<&Dict, Error> {
     }
 }
 
-fn pairs(dict: &Dict) -> Result<Vec<Value>, Error> {
-    dict.entries.iter().map(|(key, value)| pair(key.clone(), value.clone())).collect()
-}
-
 fn items(value: &Value, args: &Args) -> Result<Value, Error> {
     args.bind([])?;
     if value.is_undefined() {
         return generator(Ok(Vec::new()));
     }
-    generator(mapping(value).and_then(pairs))
+    generator(mapping(value).and_then(Dict::pairs))
 }
 
 fn dictsort(value: &Value, args: &Args) -> Result<Value, Error> {
-    let args = args.bind(["case_sensitive", "by", "reverse"])?;
-    let dict = mapping(value)?;
-    let by_value = match args.get(1).map_or(Ok("key"), as_str)? {
-        "key" => false,
-        "value" => true,
-        _ => return fail("you can only sort by either \"key\" or \"value\""),
-    };
-    let path = Path::default().ignoring_case(!args.flag(0));
-    let sorted = sort_by_key(dict.entries.clone(), args.flag(2), |(key, value)| {
-        path.get(if by_value { value } else { key })
-    })?;
+    if !args.positional().is_empty() || !args.keywords().is_empty() {
+        return fail("the filter `dictsort` with arguments is not supported");
+    }
+    let path = Path::default().ignoring_case(true);
+    let sorted = sort_by_key(mapping(value)?.entries.clone(), false, |(key, _)| path.get(key))?;
     list(sorted.into_iter().map(|(key, value)| pair(key, value)).collect::<Result<_, _>>()?)
 }
 
@@ -211,26 +156,6 @@ fn last(value: &Value, args: &Args) -> Result<Value, Error> {
         return fail("'generator' object is not reversible");
     }
     Ok(iterate(value)?.pop().unwrap_or(Value::UNDEFINED))
-}
-
-fn group_by(value: &Value, args: &Args) -> Result<Value, Error> {
-    let args = args.bind(["attribute", "default", "case_sensitive"])?;
-    let path = Path::new(Some(args.required(0)?)).or_default(args.some(1));
-    let sort_path = path.clone().ignoring_case(!args.flag(2));
-    let sorted = sort_by_key(iterate(value)?, false, |item| sort_path.get(item))?;
-    let mut groups: Vec<(Value, Vec<Value>)> = Vec::new();
-    for item in sorted {
-        let key = sort_path.get(&item)?;
-        match groups.last_mut() {
-            Some((last, members)) if equal(last, &key) => members.push(item),
-            _ => groups.push((key, vec![item])),
-        }
-    }
-    let groups = groups.into_iter().map(|(_, members)| {
-        let key = members.first().map_or(Ok(Value::UNDEFINED), |first| path.get(first))?;
-        pair(key, list(members)?)
-    });
-    list(groups.collect::<Result<_, _>>()?)
 }
 
 fn join(value: &Value, args: &Args) -> Result<Value, Error> {
@@ -250,13 +175,10 @@ fn map(state: &mut State<'_, '_>, value: &Value, args: &Args) -> Result<Vec<Valu
     }
     let items = iterate(value)?;
     if let ([], Some(attribute)) = (args.positional(), args.keyword("attribute")) {
-        if let Some((name, _)) =
-            args.keywords().iter().find(|(name, _)| name != "attribute" && name != "default")
-        {
-            return fail(format!("unexpected keyword argument '{name}'"));
+        if let Some((name, _)) = args.keywords().iter().find(|(name, _)| name != "attribute") {
+            return fail(format!("the filter `map` with `{name}=` is not supported"));
         }
-        let default = args.keyword("default").filter(|it| !it.is_none());
-        let path = Path::new(Some(&attribute)).or_default(default.as_ref());
+        let path = Path::new(Some(&attribute));
         return items.iter().map(|item| path.get(item)).collect();
     }
     let Some(name) = args.positional().first() else { return fail("map requires a filter argument") };
@@ -343,19 +265,6 @@ fn sort(value: &Value, args: &Args) -> Result<Value, Error> {
     // The key is a list, so that values are compared only where they differ.
     let key = |item: &Value| list(paths.iter().map(|path| path.get(item)).collect::<Result<_, _>>()?);
     list(sort_by_key(iterate(value)?, args.flag(0), key)?)
-}
-
-fn sum(value: &Value, args: &Args) -> Result<Value, Error> {
-    let args = args.bind(["attribute", "start"])?;
-    let path = Path::new(args.some(0));
-    let mut total = args.get(1).cloned().unwrap_or_else(|| int(0));
-    if matches!(py(&total), Py::Str(_)) {
-        return fail("sum() can't sum strings");
-    }
-    for item in iterate(value)? {
-        total = ops::add(&total, &path.get(&item)?)?;
-    }
-    Ok(total)
 }
 
 fn unique(value: &Value, args: &Args) -> Result<Vec<Value>, Error> {

@@ -1,76 +1,18 @@
 //! Methods of Python's `str`.
 //!
 //! Positions count characters, as in Python. A string marked as safe gives safe strings, and what is
-//! put into it is escaped, as MarkupSafe does. `encode`, `translate` and their like are refused:
-//! templates have no use for them.
-
-use std::ops::Range;
+//! put into it is escaped, as MarkupSafe does. Methods that no known template calls are refused.
 
 use minijinja::{Error, Value};
 
-use super::args::{Args, as_int, as_str};
+use super::args::{Args, Bound, as_str};
 use super::ops::int;
-use super::text::{escape_html, is_printable};
-use super::value::{Py, SeqKind, fail, iterate, like, list, py, seq, type_name};
-use super::{format, is_space, room};
-
-/// The methods a string has.
-pub(super) const NAMES: &[&str] = &[
-    "capitalize",
-    "casefold",
-    "center",
-    "count",
-    "encode",
-    "endswith",
-    "expandtabs",
-    "find",
-    "format",
-    "format_map",
-    "index",
-    "isalnum",
-    "isalpha",
-    "isascii",
-    "isdecimal",
-    "isdigit",
-    "isidentifier",
-    "islower",
-    "isnumeric",
-    "isprintable",
-    "isspace",
-    "istitle",
-    "isupper",
-    "join",
-    "ljust",
-    "lower",
-    "lstrip",
-    "maketrans",
-    "partition",
-    "removeprefix",
-    "removesuffix",
-    "replace",
-    "rfind",
-    "rindex",
-    "rjust",
-    "rpartition",
-    "rsplit",
-    "rstrip",
-    "split",
-    "splitlines",
-    "startswith",
-    "strip",
-    "swapcase",
-    "title",
-    "translate",
-    "upper",
-    "zfill",
-];
+use super::text::{escape_html, to_str};
+use super::value::{Py, SeqKind, fail, iterate, like, list, py, type_name};
+use super::{is_space, room};
 
 /// `text.name(args)`; `this` is the value the text comes from.
 pub(super) fn call(this: &Value, text: &str, name: &str, args: &Args) -> Result<Value, Error> {
-    if let Some(result) = query(text, name) {
-        args.bind([])?;
-        return Ok(Value::from(result));
-    }
     if let Some(result) = transform(text, name) {
         args.bind([])?;
         return Ok(like(this, result));
@@ -82,82 +24,44 @@ pub(super) fn call(this: &Value, text: &str, name: &str, args: &Args) -> Result<
             let keep = args.bind(["keepends"])?.flag(0);
             list(split_lines(text, keep).into_iter().map(|line| like(this, line.to_owned())).collect())
         }
-        "partition" | "rpartition" => partition(this, text, name, args),
         "startswith" | "endswith" => affix(text, name, args),
-        "find" | "rfind" | "index" | "rindex" | "count" => search(text, name, args),
+        "find" | "rfind" | "count" => search(text, name, args),
         "replace" => replace_method(this, text, args),
         "join" => join_method(this, text, args),
         "removeprefix" | "removesuffix" => remove_affix(this, text, name, args),
-        "ljust" | "rjust" | "center" | "zfill" => justify(this, text, name, args),
-        "expandtabs" => expand_tabs(this, text, args),
-        "format" => format::braces(this, text, args),
-        _ => fail(format!("the string method '{name}' is not supported, or there is none")),
+        "format" => format(this, text, args),
+        _ => fail(format!("the string method `{name}` is not supported, or there is none")),
     }
-}
-
-/// Questions about a whole string.
-fn query(text: &str, name: &str) -> Option<bool> {
-    let all = |test: fn(char) -> bool| !text.is_empty() && text.chars().all(test);
-    Some(match name {
-        "isalnum" => all(char::is_alphanumeric),
-        "isalpha" => all(char::is_alphabetic),
-        "isascii" => text.is_ascii(),
-        "isdecimal" | "isdigit" | "isnumeric" => all(char::is_numeric),
-        "isidentifier" => {
-            all(|c| c.is_alphanumeric() || c == '_') && !text.starts_with(|c: char| c.is_numeric())
-        }
-        "islower" => is_cased(text, char::is_lowercase, char::is_uppercase),
-        "isupper" => is_cased(text, char::is_uppercase, char::is_lowercase),
-        "isprintable" => text.chars().all(is_printable),
-        "isspace" => all(is_space),
-        "istitle" => text.chars().any(is_letter) && title(text) == text,
-        _ => return None,
-    })
-}
-
-/// Whether there are letters of the wanted case and none of the other.
-pub(super) fn is_cased(text: &str, wanted: fn(char) -> bool, other: fn(char) -> bool) -> bool {
-    text.chars().any(wanted) && !text.chars().any(other)
-}
-
-fn is_letter(c: char) -> bool {
-    c.is_lowercase() || c.is_uppercase()
 }
 
 fn transform(text: &str, name: &str) -> Option<String> {
     Some(match name {
         "lower" => text.to_lowercase(),
-        "casefold" => text.to_lowercase().replace('ß', "ss"),
         "upper" => text.to_uppercase(),
-        "title" => title(text),
+        "title" => title(text, |c| !(c.is_lowercase() || c.is_uppercase())),
         "capitalize" => capitalize(text),
-        "swapcase" => text.chars().flat_map(swap_case).collect(),
         _ => return None,
     })
 }
 
-fn swap_case(c: char) -> Vec<char> {
-    if c.is_uppercase() { c.to_lowercase().collect() } else { c.to_uppercase().collect() }
-}
-
 /// The first character in upper case, the rest in lower case.
-pub(super) fn capitalize(text: &str) -> String {
+fn capitalize(text: &str) -> String {
     let mut chars = text.chars();
     let first = chars.next().into_iter().flat_map(char::to_uppercase);
     first.chain(chars.as_str().to_lowercase().chars()).collect()
 }
 
-/// Letters after anything that is no letter in upper case, the others in lower case.
-fn title(text: &str) -> String {
+/// The characters after those that end a word in upper case, the others in lower case.
+pub(super) fn title(text: &str, ends_word: impl Fn(char) -> bool) -> String {
     let mut out = String::with_capacity(text.len());
-    let mut in_word = false;
+    let mut at_start = true;
     for c in text.chars() {
-        if in_word {
-            out.extend(c.to_lowercase())
-        } else {
+        if at_start {
             out.extend(c.to_uppercase())
+        } else {
+            out.extend(c.to_lowercase())
         }
-        in_word = is_letter(c);
+        at_start = ends_word(c);
     }
     out
 }
@@ -246,50 +150,18 @@ pub(super) fn split_lines(text: &str, keep_ends: bool) -> Vec<&str> {
     lines
 }
 
-fn partition(this: &Value, text: &str, name: &str, args: &Args) -> Result<Value, Error> {
-    let args = args.bind(["sep"])?;
-    let separator = args.str(0)?;
-    if separator.is_empty() {
-        return fail("empty separator");
+/// What is looked for, in the whole string: bounds behind it are not supported.
+fn wanted(name: &str, args: &Args) -> Result<Bound<3>, Error> {
+    let args = args.bind(["wanted", "start", "end"])?;
+    if args.get(1).or(args.get(2)).is_some() {
+        return fail(format!("the string method `{name}` with bounds is not supported"));
     }
-    let cut = if name == "partition" { text.split_once(separator) } else { text.rsplit_once(separator) };
-    let parts = match cut {
-        Some((before, after)) => [before, separator, after],
-        None if name == "partition" => [text, "", ""],
-        None => ["", "", text],
-    };
-    seq(SeqKind::Tuple, parts.into_iter().map(|part| like(this, part.to_owned())).collect())
-}
-
-/// The positions from `start` to `stop`, bounds as Python's slices have them.
-pub(super) fn bounds(len: usize, start: Option<&Value>, stop: Option<&Value>) -> Result<Range<usize>, Error> {
-    let place = |value: Option<&Value>, default: usize| -> Result<usize, Error> {
-        let Some(value) = value.filter(|it| !it.is_none()) else { return Ok(default) };
-        let at = as_int(value)?;
-        let from_start = if at < 0 { at.saturating_add(len as i128) } else { at };
-        Ok(usize::try_from(from_start.max(0)).unwrap_or(usize::MAX))
-    };
-    Ok(place(start, 0)?..place(stop, len)?.min(len))
-}
-
-/// The part of `text` between two character positions; nothing where they are out of order.
-fn part<'a>(text: &'a str, start: Option<&Value>, stop: Option<&Value>) -> Result<Option<&'a str>, Error> {
-    if start.is_none() && stop.is_none() {
-        return Ok(Some(text));
-    }
-    let len = text.chars().count();
-    let range = bounds(len, start, stop)?;
-    if range.start > len || range.start > range.end {
-        return Ok(None);
-    }
-    let byte = |at: usize| text.char_indices().nth(at).map_or(text.len(), |(byte, _)| byte);
-    Ok(text.get(byte(range.start)..byte(range.end)))
+    Ok(args)
 }
 
 fn affix(text: &str, name: &str, args: &Args) -> Result<Value, Error> {
-    let args = args.bind(["affix", "start", "end"])?;
+    let args = wanted(name, args)?;
     let wanted = args.required(0)?;
-    let Some(text) = part(text, args.get(1), args.get(2))? else { return Ok(Value::from(false)) };
     let has =
         |affix: &str| if name == "startswith" { text.starts_with(affix) } else { text.ends_with(affix) };
     match py(wanted) {
@@ -303,21 +175,14 @@ fn affix(text: &str, name: &str, args: &Args) -> Result<Value, Error> {
 }
 
 fn search(text: &str, name: &str, args: &Args) -> Result<Value, Error> {
-    let args = args.bind(["sub", "start", "end"])?;
+    let args = wanted(name, args)?;
     let wanted = args.str(0)?;
-    let within = part(text, args.get(1), args.get(2))?;
-    if name == "count" {
-        return Ok(Value::from(within.map_or(0, |it| count(it, wanted))));
-    }
-    let found = within.and_then(|it| if name.starts_with('r') { it.rfind(wanted) } else { it.find(wanted) });
-    match (found, within) {
-        (Some(at), Some(within)) => {
-            let n_before = bounds(text.chars().count(), args.get(1), args.get(2))?.start;
-            Ok(int((n_before + within[..at].chars().count()) as i128))
-        }
-        _ if name.ends_with("index") => fail("substring not found"),
-        _ => Ok(int(-1)),
-    }
+    let found = match name {
+        "count" => return Ok(Value::from(count(text, wanted))),
+        "find" => text.find(wanted),
+        _ => text.rfind(wanted),
+    };
+    Ok(int(found.map_or(-1, |at| text[..at].chars().count() as i128)))
 }
 
 fn count(text: &str, wanted: &str) -> usize {
@@ -341,8 +206,12 @@ fn replace_method(this: &Value, text: &str, args: &Args) -> Result<Value, Error>
 
 /// A string as it is put into another one: escaped if only that one is safe.
 fn put_into(this: &Value, value: &Value) -> Result<String, Error> {
-    let text = as_str(value)?;
-    Ok(if this.is_safe() && !value.is_safe() { escape_html(text) } else { text.to_owned() })
+    as_str(value).map(|text| escaped_in(this, value, text.to_owned()))
+}
+
+/// The text of `value`, escaped if only what it is put into is safe.
+fn escaped_in(this: &Value, value: &Value, text: String) -> String {
+    if this.is_safe() && !value.is_safe() { escape_html(&text) } else { text }
 }
 
 fn join_method(this: &Value, text: &str, args: &Args) -> Result<Value, Error> {
@@ -360,51 +229,42 @@ fn remove_affix(this: &Value, text: &str, name: &str, args: &Args) -> Result<Val
     Ok(like(this, rest.unwrap_or(text).to_owned()))
 }
 
-fn justify(this: &Value, text: &str, name: &str, args: &Args) -> Result<Value, Error> {
-    let args = args.bind(["width", "fillchar"])?;
-    let width = usize::try_from(as_int(args.required(0)?)?.max(0)).unwrap_or(usize::MAX);
-    room(width)?;
-    let n_missing = width.saturating_sub(text.chars().count());
-    let fill = args.get(1).map_or(Ok(if name == "zfill" { "0" } else { " " }), as_str)?;
-    if fill.chars().count() != 1 {
-        return fail("the fill character must be exactly one character long");
-    }
-    let text = match name {
-        "ljust" => format!("{text}{}", fill.repeat(n_missing)),
-        "rjust" => format!("{}{text}", fill.repeat(n_missing)),
-        "center" => center(text, n_missing, width, fill),
-        _ => {
-            let n_sign = usize::from(text.starts_with(['+', '-']));
-            format!("{}{}{}", &text[..n_sign], fill.repeat(n_missing), &text[n_sign..])
-        }
-    };
-    Ok(like(this, text))
-}
-
-/// CPython puts the odd space to the left when the width is odd too.
-fn center(text: &str, n_missing: usize, width: usize, fill: &str) -> String {
-    let n_left = n_missing / 2 + (n_missing & width & 1);
-    format!("{}{text}{}", fill.repeat(n_left), fill.repeat(n_missing - n_left))
-}
-
-fn expand_tabs(this: &Value, text: &str, args: &Args) -> Result<Value, Error> {
-    let size = usize::try_from(args.bind(["tabsize"])?.int(0, 8)?.max(0)).unwrap_or(usize::MAX);
-    room(size.saturating_mul(text.matches('\t').count()))?;
+/// `text.format(*args, **kwargs)`, where fields name an argument and nothing more.
+fn format(this: &Value, text: &str, args: &Args) -> Result<Value, Error> {
     let mut out = String::new();
-    let mut column = 0;
-    for c in text.chars() {
-        match c {
-            '\t' if size == 0 => {}
-            '\t' => {
-                let n_spaces = size - column % size;
-                out.extend(std::iter::repeat_n(' ', n_spaces));
-                column += n_spaces;
-            }
-            _ => {
-                out.push(c);
-                column = if matches!(c, '\n' | '\r') { 0 } else { column + 1 };
-            }
+    let mut rest = text;
+    let mut n_unnamed = 0;
+    while let Some(at) = rest.find(['{', '}']) {
+        out.push_str(&rest[..at]);
+        let (brace, after) = rest[at..].split_at(1);
+        if let Some(after) = after.strip_prefix(brace) {
+            out.push_str(brace);
+            rest = after;
+            continue;
         }
+        let Some((field, after)) = after.split_once('}').filter(|_| brace == "{") else {
+            return fail("a single brace in a format string");
+        };
+        rest = after;
+        let value = field_value(field, args, &mut n_unnamed)?;
+        out.push_str(&escaped_in(this, &value, to_str(&value)?));
+        room(out.len())?;
     }
+    out.push_str(rest);
     Ok(like(this, out))
+}
+
+fn field_value(field: &str, args: &Args, n_unnamed: &mut usize) -> Result<Value, Error> {
+    if field.contains(['!', ':', '.', '[']) {
+        return fail(format!("the field `{{{field}}}` in a format string is not supported"));
+    }
+    let found = match field.parse::<usize>() {
+        Ok(at) => args.positional().get(at).cloned(),
+        Err(_) if field.is_empty() => {
+            *n_unnamed += 1;
+            args.positional().get(*n_unnamed - 1).cloned()
+        }
+        Err(_) => args.keyword(field),
+    };
+    found.map_or_else(|| fail(format!("the format string asks for {field:?}, which was not given")), Ok)
 }

@@ -53,8 +53,10 @@ fn write_seq(out: &mut String, seq: &Seq) -> Result<(), Error> {
         SeqKind::List => ("[", "]"),
         SeqKind::Tuple if seq.items.len() == 1 => ("(", ",)"),
         SeqKind::Tuple => ("(", ")"),
-        SeqKind::Range => return write_range(out, seq),
-        SeqKind::View => ("dict_view([", "])"),
+        // Python prints what they are called there, which no prompt can mean.
+        SeqKind::Range | SeqKind::View => {
+            return fail("a range or a view of a dict cannot be printed; `|list` makes it a list");
+        }
     };
     out.push_str(open);
     for (idx, item) in seq.items.iter().enumerate() {
@@ -62,19 +64,6 @@ fn write_seq(out: &mut String, seq: &Seq) -> Result<(), Error> {
         write_repr(out, item)?;
     }
     out.push_str(close);
-    Ok(())
-}
-
-fn write_range(out: &mut String, seq: &Seq) -> Result<(), Error> {
-    let ints: Vec<_> = seq.items.iter().filter_map(Value::as_i64).collect();
-    let first = ints.first().copied().unwrap_or(0);
-    let step = ints.get(1).map_or(1, |second| second - first);
-    let end = ints.last().map_or(0, |last| last + step);
-    // Writing to a string cannot fail.
-    let _ = match step {
-        1 => write!(out, "range({first}, {end})"),
-        _ => write!(out, "range({first}, {end}, {step})"),
-    };
     Ok(())
 }
 

@@ -151,6 +151,11 @@ impl Dict {
         let at = self.index.get(hashed(key).as_ref())?;
         self.entries.get(*at).map(|(_, value)| value)
     }
+
+    /// The entries as Python's tuples.
+    pub(super) fn pairs(&self) -> Result<Vec<Value>, Error> {
+        self.entries.iter().map(|(key, value)| pair(key.clone(), value.clone())).collect()
+    }
 }
 
 impl Object for Dict {
@@ -214,17 +219,6 @@ impl Object for Method {
 
     fn call(self: &Arc<Self>, state: &mut State<'_, '_>, args: &[Value]) -> Result<Value, Error> {
         methods::call(state, &self.receiver, &self.name, args)
-    }
-}
-
-/// Whether a value can be called.
-pub(super) fn is_callable(value: &Value) -> bool {
-    // Namespaces and loops are maps to minijinja; macros too, but only those know a `caller`.
-    let is_macro = || value.get_attr("caller").is_ok_and(|it| it.kind() == ValueKind::Bool);
-    match py(value) {
-        Py::Undefined => true,
-        Py::Other => value.kind() == ValueKind::Plain || is_macro(),
-        _ => false,
     }
 }
 
@@ -344,12 +338,6 @@ pub(super) fn iterate(value: &Value) -> Result<Vec<Value>, Error> {
 /// A string that is marked as safe if the one it was made of is.
 pub(super) fn like(origin: &Value, text: String) -> Value {
     if origin.is_safe() { Value::from_safe_string(text) } else { Value::from(text) }
-}
-
-/// Whether an attribute of this name may be a method or other attribute of a Python object, so that
-/// it must be looked up as Python does.
-pub(super) fn is_python_attribute(name: &str) -> bool {
-    name.starts_with("__") || methods::ALL.contains(&name)
 }
 
 /// A value from JSON.

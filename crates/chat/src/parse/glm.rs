@@ -7,7 +7,7 @@
 
 use serde_json::Value;
 
-use super::json::Fields;
+use super::json::{Fields, Json};
 use super::literal::value_of;
 use super::scan::{excerpt, find, strip, strip_start};
 use super::schema::Parameters;
@@ -73,7 +73,7 @@ fn call(piece: &str, tools: &[Value], dialect: &Dialect, malformed: &mut Vec<Str
     }
     let (fields, complaints) = arguments(pairs, &Parameters::of(tools, name), dialect);
     malformed.extend(complaints.into_iter().map(|(key, why)| format!("argument {key} of `{name}` {why}")));
-    Some(ParsedCall::new(name, fields.dumps()))
+    Some(ParsedCall::new(name, Json::Object(fields).dumps()))
 }
 
 /// The arguments, and what is wrong with which of the others.

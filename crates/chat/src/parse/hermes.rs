@@ -4,8 +4,8 @@
 //! voids all calls; an object without a name is passed over.
 
 use super::json::{Json, find_outside, loads};
-use super::scan::{excerpt, find, strip};
-use super::{NoCall, Parsed, ParsedCall, all_or_none};
+use super::scan::{find, pieces, strip};
+use super::{NoCall, Parsed, ParsedCall, all_or_none, call_of};
 
 /// The tags around a call.
 pub(super) struct Tags {
@@ -21,23 +21,11 @@ pub(super) const LONGCAT: Tags =
     Tags { open: "<longcat_tool_call>", close: "</longcat_tool_call>", find_close: find_outside };
 
 pub(super) fn parse(text: &str, tags: &Tags) -> Parsed {
-    let (calls, malformed) = all_or_none(pieces(text, tags).into_iter().map(|piece| call(piece, tags)));
+    // A last call may be unclosed.
+    let pieces = pieces(text, tags.open, |start| (tags.find_close)(text, tags.close, start));
+    let (calls, malformed) = all_or_none(pieces.into_iter().map(|piece| call(strip(piece), tags)));
     let before = find(text, tags.open, 0).unwrap_or(0);
     Parsed::new(text, &text[..before], calls, malformed)
-}
-
-/// What stands between the tags, the last one perhaps unclosed.
-fn pieces<'a>(text: &'a str, tags: &Tags) -> Vec<&'a str> {
-    let mut pieces = Vec::new();
-    let mut at = 0;
-    while let Some(open) = find(text, tags.open, at) {
-        let start = open + tags.open.len();
-        let end = (tags.find_close)(text, tags.close, start);
-        pieces.push(strip(&text[start..end.unwrap_or(text.len())]));
-        let Some(end) = end else { break };
-        at = end + tags.close.len();
-    }
-    pieces
 }
 
 fn call(piece: &str, tags: &Tags) -> Result<ParsedCall, NoCall> {
@@ -45,15 +33,6 @@ fn call(piece: &str, tags: &Tags) -> Result<ParsedCall, NoCall> {
         return Err(NoCall::Other(format!("`{}` has nothing in it", tags.open)));
     }
     let value = loads(piece).map_err(|bad| NoCall::Broken(bad.describe(piece)))?;
-    let Json::Object(fields) = value else {
-        return Err(NoCall::Other(format!("{} is no JSON object", excerpt(piece))));
-    };
-    match fields.get("name") {
-        None => Err(NoCall::Other(format!("{} has no `name`", excerpt(piece)))),
-        Some(Json::Text(name)) if !name.is_empty() => {
-            let arguments = fields.get("arguments").map_or_else(|| "{}".to_owned(), Json::dumps);
-            Ok(ParsedCall::new(name, arguments))
-        }
-        Some(_) => Err(NoCall::Broken(format!("{} has a `name` that is no name", excerpt(piece)))),
-    }
+    let dumps = |arguments: Option<&Json>| Ok(arguments.map_or_else(|| "{}".to_owned(), Json::dumps));
+    call_of(&value, piece, dumps)
 }

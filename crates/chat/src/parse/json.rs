@@ -4,7 +4,9 @@
 //! `Infinity` are read, a number too large for a float is infinite, and a value can be read from
 //! the middle of a text. Half a surrogate pair is refused: no text can hold it.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
+
+use indexmap::IndexMap;
 
 use super::scan::{excerpt, find, looked_at, strip_start};
 use backsight_core::python::{float_repr, write_json_string};
@@ -27,41 +29,7 @@ pub(super) enum Json {
 }
 
 /// The fields of an object. A key that comes again replaces the value and keeps the place.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Fields {
-    list: Vec<(String, Json)>,
-    places: HashMap<String, usize>,
-}
-
-impl Fields {
-    pub(super) fn insert(&mut self, key: String, value: Json) {
-        match self.places.get(&key) {
-            Some(&place) => self.list[place].1 = value,
-            None => {
-                self.places.insert(key.clone(), self.list.len());
-                self.list.push((key, value));
-            }
-        }
-    }
-
-    pub(super) fn get(&self, key: &str) -> Option<&Json> {
-        self.places.get(key).map(|&place| &self.list[place].1)
-    }
-
-    pub(super) fn dumps(&self) -> String {
-        let mut out = String::new();
-        self.write(&mut out);
-        out
-    }
-
-    fn write(&self, out: &mut String) {
-        write_items(out, ['{', '}'], &self.list, |out, (key, value)| {
-            write_json_string(out, key, false);
-            out.push_str(": ");
-            value.write(out);
-        });
-    }
-}
+pub(super) type Fields = IndexMap<String, Json>;
 
 impl Json {
     /// What `json.dumps(value, ensure_ascii=False)` gives.
@@ -80,7 +48,11 @@ impl Json {
             Self::Float(number) => out.push_str(&json_float(*number)),
             Self::Text(text) => write_json_string(out, text, false),
             Self::List(items) => write_items(out, ['[', ']'], items, |out, item| item.write(out)),
-            Self::Object(fields) => fields.write(out),
+            Self::Object(fields) => write_items(out, ['{', '}'], fields, |out, (key, value)| {
+                write_json_string(out, key, false);
+                out.push_str(": ");
+                value.write(out);
+            }),
         }
     }
 
@@ -90,9 +62,14 @@ impl Json {
     }
 }
 
-fn write_items<T>(out: &mut String, [open, close]: [char; 2], items: &[T], write: impl Fn(&mut String, &T)) {
+fn write_items<T>(
+    out: &mut String,
+    [open, close]: [char; 2],
+    items: impl IntoIterator<Item = T>,
+    write: impl Fn(&mut String, T),
+) {
     out.push(open);
-    for (idx, item) in items.iter().enumerate() {
+    for (idx, item) in items.into_iter().enumerate() {
         out.push_str(if idx > 0 { ", " } else { "" });
         write(out, item);
     }
@@ -129,7 +106,7 @@ impl BadJson {
 
 /// Reads a text that is one JSON value and whitespace.
 pub(super) fn loads(text: &str) -> Result<Json, BadJson> {
-    let mut reader = Reader::new(text, 0);
+    let mut reader = JsonReader::new(text, 0);
     reader.skip_space();
     let value = reader.value(0)?;
     reader.skip_space();
@@ -149,7 +126,7 @@ pub(super) fn find_outside(text: &str, marker: &str, at: usize) -> Option<usize>
 
 /// Behind the value that stands at `at`; `at` where none can be read.
 pub(super) fn behind_value(text: &str, at: usize) -> usize {
-    let mut reader = Reader::new(text, text.len() - strip_start(&text[at..]).len());
+    let mut reader = JsonReader::new(text, text.len() - strip_start(&text[at..]).len());
     if reader.value(0).is_ok() { reader.at } else { at }
 }
 
@@ -214,7 +191,7 @@ impl Iterator for Containers<'_> {
 
     fn next(&mut self) -> Option<Found> {
         let start = self.next_opening()?;
-        let mut reader = Reader::new(self.text, start);
+        let mut reader = JsonReader::new(self.text, start);
         let value = reader.value(0);
         self.at = match &value {
             Ok(_) => reader.at,
@@ -227,14 +204,14 @@ impl Iterator for Containers<'_> {
 }
 
 /// Reads values from the middle of a text.
-struct Reader<'a> {
+struct JsonReader<'a> {
     text: &'a str,
     at: usize,
     /// The brackets that were open when reading failed.
     open: Vec<usize>,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> JsonReader<'a> {
     fn new(text: &'a str, at: usize) -> Self {
         Self { text, at, open: Vec::new() }
     }
@@ -406,62 +383,26 @@ impl<'a> Reader<'a> {
     }
 
     fn string(&mut self) -> Result<String, BadJson> {
+        let start = self.at;
         self.take("\"");
-        let mut out = String::new();
         loop {
-            out.push_str(self.take_while(|byte| byte >= b' ' && byte != b'"' && byte != b'\\'));
+            self.take_while(|byte| byte >= b' ' && byte != b'"' && byte != b'\\');
             match self.peek() {
                 Some(b'"') => break,
-                Some(b'\\') => out.push(self.escape()?),
+                Some(b'\\') => self.escape(),
                 _ => return self.fail("unescaped control character"),
             }
         }
         self.take("\"");
-        Ok(out)
+        serde_json::from_str(&self.text[start..self.at]).map_err(|error| {
+            // There is no line break in it, so the column is the place.
+            BadJson { at: start + error.column() - 1, why: "a broken escape" }
+        })
     }
 
-    fn escape(&mut self) -> Result<char, BadJson> {
-        self.take("\\");
-        let c = match self.peek() {
-            Some(c @ (b'"' | b'\\' | b'/')) => char::from(c),
-            Some(b'b') => '\u{8}',
-            Some(b'f') => '\u{c}',
-            Some(b'n') => '\n',
-            Some(b'r') => '\r',
-            Some(b't') => '\t',
-            Some(b'u') => return self.unicode_escape(),
-            _ => return self.fail("unknown escape"),
-        };
-        self.advance(1);
-        Ok(c)
+    /// Passes a backslash and the character behind it.
+    fn escape(&mut self) {
+        let escaped = self.text[self.at + 1..].chars().next();
+        self.advance(1 + escaped.map_or(0, char::len_utf8));
     }
-
-    fn unicode_escape(&mut self) -> Result<char, BadJson> {
-        let first = self.utf16_unit()?;
-        let is_high = (0xd800..0xdc00).contains(&first);
-        let second = if is_high && self.take("\\") { Some(self.utf16_unit()?) } else { None };
-        let mut decoded = char::decode_utf16([first].into_iter().chain(second));
-        match decoded.next() {
-            Some(Ok(c)) => Ok(c),
-            _ => self.fail("half of a surrogate pair before this"),
-        }
-    }
-
-    /// The `uXXXX` of an escape.
-    fn utf16_unit(&mut self) -> Result<u16, BadJson> {
-        if !self.take("u") {
-            return self.fail("half of a surrogate pair before this");
-        }
-        let digits = self.text.as_bytes().get(self.at..self.at + 4).unwrap_or_default();
-        if digits.len() < 4 || !digits.iter().all(u8::is_ascii_hexdigit) {
-            return self.fail("expected four hexadecimal digits");
-        }
-        let unit = digits.iter().fold(0, |unit, &digit| unit * 16 + hex_value(digit));
-        self.advance(4);
-        Ok(unit)
-    }
-}
-
-fn hex_value(digit: u8) -> u16 {
-    char::from(digit).to_digit(16).unwrap_or(0) as u16
 }

@@ -4,7 +4,7 @@
 //! between the last dot and the colon. Arguments are passed on as they were written.
 
 use super::json::find_outside;
-use super::scan::{excerpt, find, find_marker, strip};
+use super::scan::{excerpt, find, find_marker, pieces, strip};
 use super::{Parsed, ParsedCall};
 
 /// The model was trained on the first and writes the second at times.
@@ -17,24 +17,14 @@ pub(super) fn parse(text: &str) -> Parsed {
     let mut calls = Vec::new();
     let mut malformed = Vec::new();
     let section = SECTIONS.into_iter().filter_map(|section| find(text, section, 0)).min();
-    for piece in section.map(|_| pieces(text)).unwrap_or_default() {
+    let pieces = section.map(|_| pieces(text, BEGIN, |start| next_begin(text, start)));
+    for piece in pieces.unwrap_or_default() {
         match call(piece) {
             Ok(call) => calls.push(call),
             Err(why) => malformed.push(format!("{} {why}", excerpt(piece))),
         }
     }
     Parsed::new(text, &text[..section.unwrap_or(0)], calls, malformed)
-}
-
-/// What follows each opening marker, up to the next one.
-fn pieces(text: &str) -> Vec<&str> {
-    let mut pieces = Vec::new();
-    let mut begin = find(text, BEGIN, 0);
-    while let Some(start) = begin.map(|at| at + BEGIN.len()) {
-        begin = next_begin(text, start);
-        pieces.push(&text[start..begin.unwrap_or(text.len())]);
-    }
-    pieces
 }
 
 /// The opening marker of the call behind the one that begins at `start`.

@@ -7,6 +7,7 @@
 
 use super::json::{Fields, Json, MAX_DEPTH, json_float, loads};
 use super::scan::looked_at;
+use backsight_core::python::unescape_one;
 
 /// The value a bare text means when it is JSON or a Python literal; otherwise it means itself.
 pub(super) fn value_of(text: &str) -> Option<Json> {
@@ -20,7 +21,7 @@ fn read(text: &str) -> Option<Json> {
     if text.contains(['\0', '\r']) {
         return None;
     }
-    let mut reader = Reader { text, at: 0, depth: 0 };
+    let mut reader = LiteralReader { text, at: 0, depth: 0 };
     let (mut items, is_tuple) = reader.items("")?;
     match reader.rest() {
         "" if is_tuple => Some(Json::List(items)),
@@ -29,14 +30,14 @@ fn read(text: &str) -> Option<Json> {
     }
 }
 
-struct Reader<'a> {
+struct LiteralReader<'a> {
     text: &'a str,
     at: usize,
     /// How many brackets are open; line breaks are space inside them.
     depth: usize,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> LiteralReader<'a> {
     fn rest(&self) -> &'a str {
         &self.text[self.at..]
     }
@@ -225,49 +226,13 @@ impl<'a> Reader<'a> {
         Some(())
     }
 
-    /// What follows a backslash; an unknown escape stands for itself.
+    /// What follows a backslash.
     fn escape(&mut self, out: &mut String) -> Option<()> {
-        let c = match self.peek()? {
-            '0'..='7' => return self.octal(out),
-            'N' => return None,
-            c => c,
-        };
-        self.next();
-        match c {
-            '\n' => {}
-            '\\' | '\'' | '"' => out.push(c),
-            'a' => out.push('\u{7}'),
-            'b' => out.push('\u{8}'),
-            'f' => out.push('\u{c}'),
-            'n' => out.push('\n'),
-            'r' => out.push('\r'),
-            't' => out.push('\t'),
-            'v' => out.push('\u{b}'),
-            'x' => out.push(self.hex(2)?),
-            'u' => out.push(self.hex(4)?),
-            'U' => out.push(self.hex(8)?),
-            _ => out.extend(['\\', c]),
-        }
+        let rest = unescape_one(self.rest(), out)?;
+        let end = self.text.len() - rest.len();
+        looked_at(end - self.at);
+        self.at = end;
         Some(())
-    }
-
-    fn octal(&mut self, out: &mut String) -> Option<()> {
-        let is_octal = |byte: &u8| (b'0'..b'8').contains(byte);
-        let n_digits = self.rest().bytes().take(3).take_while(is_octal).count();
-        self.coded(n_digits, 8).map(|c| out.push(c))
-    }
-
-    fn hex(&mut self, n_digits: usize) -> Option<char> {
-        self.coded(n_digits, 16)
-    }
-
-    /// The character whose code the next digits are.
-    fn coded(&mut self, n_digits: usize, radix: u32) -> Option<char> {
-        let digits = self.rest().get(..n_digits)?;
-        digits.chars().all(|c| c.is_digit(radix)).then_some(())?;
-        looked_at(n_digits);
-        self.at += n_digits;
-        char::from_u32(u32::from_str_radix(digits, radix).ok()?)
     }
 }
 

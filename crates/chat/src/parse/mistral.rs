@@ -6,31 +6,21 @@
 //! `[TOOL_CALLS]name[CALL_ID]id[ARGS]{…}`, which is read too.
 
 use super::json::{Containers, Json, find_outside, loads};
-use super::scan::{excerpt, find, strip, strip_start};
-use super::{NoCall, Parsed, ParsedCall, all_or_none};
+use super::scan::{excerpt, find, pieces, strip, strip_start};
+use super::{NoCall, Parsed, ParsedCall, all_or_none, call_of};
 
 const MARKER: &str = "[TOOL_CALLS]";
 const CALL_ID: &str = "[CALL_ID]";
 const ARGS: &str = "[ARGS]";
 
 pub(super) fn parse(text: &str) -> Parsed {
-    let (before, parts) = split(text);
+    let before = &text[..find(text, MARKER, 0).unwrap_or(0)];
+    let parts = pieces(text, MARKER, |start| next_marker(text, start));
+    let parts: Vec<_> = parts.into_iter().map(strip).collect();
     let is_list = parts.first().is_some_and(|part| part.starts_with(['[', '{']));
     let (calls, malformed) =
         if is_list { listed_calls(parts[0]) } else { all_or_none(parts.into_iter().map(named_call)) };
     Parsed::new(text, before, calls, malformed)
-}
-
-/// What stands before the first marker, and after each.
-fn split(text: &str) -> (&str, Vec<&str>) {
-    let mut parts = Vec::new();
-    let first = find(text, MARKER, 0);
-    let mut next = first;
-    while let Some(start) = next.map(|at| at + MARKER.len()) {
-        next = next_marker(text, start);
-        parts.push(strip(&text[start..next.unwrap_or(text.len())]));
-    }
-    (&text[..first.unwrap_or(0)], parts)
 }
 
 /// The marker that ends what begins at `start`: none in its list, or its arguments.
@@ -86,21 +76,13 @@ fn listed_calls(part: &str) -> (Vec<ParsedCall>, Vec<String>) {
 }
 
 fn listed_call(item: &Json) -> Result<ParsedCall, NoCall> {
-    let Json::Object(fields) = item else {
-        return Err(NoCall::Other(format!("{} is no JSON object", excerpt(&item.dumps()))));
-    };
-    let arguments = match fields.get("arguments") {
-        None => "{}".to_owned(),
-        Some(Json::Object(fields)) => fields.dumps(),
-        Some(Json::Text(text)) => text.clone(),
+    call_of(item, &item.dumps(), |arguments| match arguments {
+        None => Ok("{}".to_owned()),
+        Some(Json::Text(text)) => Ok(text.clone()),
+        Some(arguments @ Json::Object(_)) => Ok(arguments.dumps()),
         Some(other) => {
             let why = format!("{} as `arguments` is neither an object nor text", excerpt(&other.dumps()));
-            return Err(NoCall::Broken(why));
+            Err(NoCall::Broken(why))
         }
-    };
-    match fields.get("name") {
-        None => Err(NoCall::Other(format!("{} has no `name`", excerpt(&fields.dumps())))),
-        Some(Json::Text(name)) if !name.is_empty() => Ok(ParsedCall::new(name, arguments)),
-        Some(_) => Err(NoCall::Broken(format!("{} has a `name` that is no name", excerpt(&fields.dumps())))),
-    }
+    })
 }

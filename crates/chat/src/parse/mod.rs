@@ -28,6 +28,8 @@ mod schema;
 
 use serde_json::Value;
 
+use self::json::Json;
+use self::scan::excerpt;
 use backsight_core::episode::{Arguments, ToolCall};
 
 pub use json::MAX_DEPTH;
@@ -57,26 +59,27 @@ pub enum Parser {
     Glm47,
 }
 
-/// Every name and the parser it means, the canonical name of a parser first.
-const NAMES: [(&str, Parser); 13] = [
+/// Every name and the parser it means, the canonical name of a parser first. Formats that ask for more of a text come
+/// before those that ask for less.
+pub(super) const NAMES: [(&str, Parser); 13] = [
     ("hermes", Parser::Hermes),
     ("qwen", Parser::Hermes),
     ("longcat", Parser::Longcat),
     ("mistral", Parser::Mistral),
-    ("llama3_json", Parser::LlamaJson),
-    ("llama4_json", Parser::LlamaJson),
     ("qwen3_coder", Parser::Qwen3Coder),
+    ("kimi_k2", Parser::KimiK2),
     ("deepseek_v3", Parser::DeepseekV3),
     ("deepseek_v3_1", Parser::DeepseekV31),
     ("deepseek_v31", Parser::DeepseekV31),
-    ("kimi_k2", Parser::KimiK2),
     ("glm45", Parser::Glm45),
     ("glm47", Parser::Glm47),
+    ("llama3_json", Parser::LlamaJson),
+    ("llama4_json", Parser::LlamaJson),
 ];
 
 /// A parser was asked for by a name that none has.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("no tool-call parser is called `{name}`; known are {}", Parser::ALL_NAMES.join(", "))]
+#[error("no tool-call parser is called `{name}`; known are {}", Parser::all_names().join(", "))]
 pub struct UnknownParser {
     /// The name that was asked for.
     pub name: String,
@@ -84,15 +87,9 @@ pub struct UnknownParser {
 
 impl Parser {
     /// Every name [`Parser::from_name`] knows, aliases included.
-    pub const ALL_NAMES: [&'static str; NAMES.len()] = {
-        let mut names = [""; NAMES.len()];
-        let mut idx = 0;
-        while idx < names.len() {
-            names[idx] = NAMES[idx].0;
-            idx += 1;
-        }
-        names
-    };
+    pub fn all_names() -> [&'static str; NAMES.len()] {
+        NAMES.map(|(name, _)| name)
+    }
 
     /// The parser of that name, as the servers' `--tool-call-parser` spells it.
     pub fn from_name(name: &str) -> Result<Self, UnknownParser> {
@@ -180,10 +177,7 @@ impl ParsedCall {
 
 /// A JSON object as Python's `json.dumps(ensure_ascii=False)` writes it back, every digit of its integers kept.
 pub(super) fn object_dumps(text: &str) -> Option<String> {
-    match json::loads(text).ok()? {
-        json::Json::Object(fields) => Some(fields.dumps()),
-        _ => None,
-    }
+    json::loads(text).ok().filter(|value| matches!(value, Json::Object(_))).map(|value| value.dumps())
 }
 
 /// Why a piece of a text is no call.
@@ -192,6 +186,23 @@ enum NoCall {
     Other(String),
     /// It was meant as a call and is broken: none of the calls stands.
     Broken(String),
+}
+
+/// The call that an object means, written as `text`; `read` makes its arguments what they are passed on as.
+fn call_of(
+    value: &Json,
+    text: &str,
+    read: impl FnOnce(Option<&Json>) -> Result<String, NoCall>,
+) -> Result<ParsedCall, NoCall> {
+    let Json::Object(fields) = value else {
+        return Err(NoCall::Other(format!("{} is no JSON object", excerpt(text))));
+    };
+    let arguments = read(fields.get("arguments"))?;
+    match fields.get("name") {
+        None => Err(NoCall::Other(format!("{} has no `name`", excerpt(text)))),
+        Some(Json::Text(name)) if !name.is_empty() => Ok(ParsedCall::new(name, arguments)),
+        Some(_) => Err(NoCall::Broken(format!("{} has a `name` that is no name", excerpt(text)))),
+    }
 }
 
 /// The calls among `pieces`, unless one is broken, and the reasons of the rest.

@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::json::{Fields, Json};
 use super::literal::value_of;
-use super::scan::{excerpt, find, find_marker, strip};
+use super::scan::{excerpt, find, find_marker, pieces, strip};
 use super::schema::Parameters;
 use super::{Parsed, ParsedCall};
 
@@ -31,17 +31,7 @@ pub(super) fn parse(text: &str, tools: &[Value]) -> Parsed {
 
 /// What stands between each pair of tags, the last one perhaps unclosed.
 fn between<'a>(text: &'a str, [open, close]: [&str; 2]) -> Vec<&'a str> {
-    let mut pieces = Vec::new();
-    let mut at = 0;
-    while let Some(start) = find(text, open, at).map(|at| at + open.len()) {
-        let Some(end) = find(text, close, start) else {
-            pieces.push(&text[start..]);
-            break;
-        };
-        pieces.push(&text[start..end]);
-        at = end + close.len();
-    }
-    pieces
+    pieces(text, open, |start| find(text, close, start))
 }
 
 fn call(function: &str, tools: &[Value], malformed: &mut Vec<String>) -> Option<ParsedCall> {
@@ -54,7 +44,10 @@ fn call(function: &str, tools: &[Value], malformed: &mut Vec<String>) -> Option<
     }
     let schemas = Parameters::of(tools, name);
     let mut fields = Fields::default();
-    for parameter in pieces(&parameters[1..]) {
+    let parameters = &parameters[1..];
+    // A parameter goes to its closing tag, the next one or the end.
+    let end = |start| find_marker(parameters, &PARAMETER, start).map(|(end, _)| end);
+    for parameter in pieces(parameters, PARAMETER[0], end) {
         let Some(end) = find(parameter, ">", 0) else {
             malformed.push(format!("parameter {} of `{name}` has no `>`", excerpt(parameter)));
             continue;
@@ -62,18 +55,7 @@ fn call(function: &str, tools: &[Value], malformed: &mut Vec<String>) -> Option<
         let key = strip(&parameter[..end]);
         fields.insert(key.to_owned(), schemas.value(key, unwrapped(&parameter[end + 1..]), convert));
     }
-    Some(ParsedCall::new(name, fields.dumps()))
-}
-
-/// The parameters of a function: each goes to its closing tag, the next one or the end.
-fn pieces(text: &str) -> Vec<&str> {
-    let mut pieces = Vec::new();
-    let mut at = 0;
-    while let Some(start) = find(text, PARAMETER[0], at).map(|at| at + PARAMETER[0].len()) {
-        at = find_marker(text, &PARAMETER, start).map_or(text.len(), |(end, _)| end);
-        pieces.push(&text[start..at]);
-    }
-    pieces
+    Some(ParsedCall::new(name, Json::Object(fields).dumps()))
 }
 
 /// A value without the line breaks that the format puts around it.

@@ -39,6 +39,21 @@ pub(super) fn find_marker<'m>(text: &str, markers: &[&'m str], from: usize) -> O
     None
 }
 
+/// What follows each `open`, up to where `find_end` says that what begins there ends, or to the end of the text.
+pub(super) fn pieces<'a>(
+    text: &'a str,
+    open: &str,
+    find_end: impl Fn(usize) -> Option<usize>,
+) -> Vec<&'a str> {
+    let mut pieces = Vec::new();
+    let mut at = 0;
+    while let Some(start) = find(text, open, at).map(|found| found + open.len()) {
+        at = find_end(start).unwrap_or(text.len());
+        pieces.push(&text[start..at]);
+    }
+    pieces
+}
+
 /// The text without the whitespace around it.
 pub(super) fn strip(text: &str) -> &str {
     let stripped = text.trim_matches(is_space);

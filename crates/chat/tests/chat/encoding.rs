@@ -18,6 +18,7 @@ use backsight_chat::view::View;
 use backsight_chat::vocabulary::Vocabulary;
 use backsight_core::episode::Role;
 use backsight_core::tokens::check_ids;
+use backsight_core::tree::Replacement;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use serde_json::Value;
@@ -125,7 +126,10 @@ fn check_histories(dir: &Path, cases: u32) {
             let at = (0..=at).rev().find(|&at| text.is_char_boundary(at)).unwrap();
             let edited = format!("{}{added}{}", &text[..at], &text[at..]);
             let whole = tokenizer.encode(&edited).unwrap().ids;
-            prop_assert_eq!(incremental.edited(&edited).unwrap(), whole, "{:?}", edited);
+            let Replacement { positions, with } = incremental.edited(&(at..at), &added).unwrap();
+            let ids = incremental.ids();
+            let found = [&ids[..positions.start], &with, &ids[positions.end..]].concat();
+            prop_assert_eq!(found, whole, "{:?}", edited);
         }
         Ok(())
     });

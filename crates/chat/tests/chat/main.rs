@@ -2,6 +2,7 @@
 
 mod encoding;
 mod format;
+mod near;
 mod parse;
 mod sources;
 mod templates;

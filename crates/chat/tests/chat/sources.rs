@@ -132,7 +132,10 @@ fn what_is_wrong_is_said_with_the_file() {
     let dir = directory(&[("tokenizer_config.json", "{}")]);
     check(ChatTemplates::from_dir(dir.path()), "no chat template found; looked for chat_template.jinja");
     let dir = directory(&[("tokenizer_config.json", "{nonsense")]);
-    check(ChatTemplates::from_dir(dir.path()), "tokenizer_config.json: key must be a string at line 1");
+    check(
+        ChatTemplates::from_dir(dir.path()),
+        "tokenizer_config.json: not JSON: key must be a string at line 1",
+    );
     let named = r#"{"chat_template": [{"name": "rag", "template": "R"}]}"#;
     let dir = directory(&[("tokenizer_config.json", named)]);
     check(ChatTemplates::from_dir(dir.path()), "there is no chat template named \"default\"; there are rag");

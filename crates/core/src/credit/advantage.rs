@@ -23,7 +23,7 @@ named!(Normalise: Global = "global", Task = "task");
 
 /// How advantages are made.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Options {
+pub struct AdvantageOptions {
     /// Weight of the step's part.
     pub omega: f64,
     /// Which episodes are compared.
@@ -53,7 +53,7 @@ pub struct EpisodeAdvantage {
 }
 
 /// Advantages and weights of all episodes, in their order.
-pub fn advantages(episodes: &[EpisodeCredit<'_>], options: &Options) -> Vec<EpisodeAdvantage> {
+pub fn advantages(episodes: &[EpisodeCredit<'_>], options: &AdvantageOptions) -> Vec<EpisodeAdvantage> {
     let mut groups: HashMap<&str, Vec<&EpisodeCredit<'_>>> = HashMap::new();
     for episode in episodes {
         groups.entry(group(episode, options)).or_default().push(episode);
@@ -64,7 +64,7 @@ pub fn advantages(episodes: &[EpisodeCredit<'_>], options: &Options) -> Vec<Epis
     scaled_to_mean_one(episodes.iter().map(raw).collect())
 }
 
-fn group<'a>(episode: &EpisodeCredit<'a>, options: &Options) -> &'a str {
+fn group<'a>(episode: &EpisodeCredit<'a>, options: &AdvantageOptions) -> &'a str {
     match options.normalise {
         Normalise::Global => "",
         Normalise::Task => episode.task,
@@ -105,7 +105,7 @@ fn group_scales(group: &[&EpisodeCredit<'_>]) -> (Scale, Scale) {
 fn raw_advantage(
     episode: &EpisodeCredit<'_>,
     (rewards, credits): &(Scale, Scale),
-    options: &Options,
+    options: &AdvantageOptions,
 ) -> EpisodeAdvantage {
     let reward_advantage = rewards.measure(episode.reward); // Eq. 3
     let step = |q: &Option<f64>| {
@@ -134,7 +134,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const GLOBAL: Options = Options { omega: 1.0, normalise: Normalise::Global };
+    const GLOBAL: AdvantageOptions = AdvantageOptions { omega: 1.0, normalise: Normalise::Global };
 
     fn episode(task: &'static str, reward: f64, q: &[Option<f64>]) -> EpisodeCredit<'static> {
         EpisodeCredit { task, reward, q: q.to_vec() }
@@ -149,7 +149,7 @@ mod tests {
             episode("hard", 0.3, &[Some(0.3)]),
         ];
         let signs = |normalise| {
-            let all = advantages(&episodes, &Options { normalise, ..GLOBAL });
+            let all = advantages(&episodes, &AdvantageOptions { normalise, ..GLOBAL });
             all.iter().map(|it| it.reward_advantage > 0.0).collect::<Vec<_>>()
         };
         assert_eq!(signs(Normalise::Global), [true, true, false, false]);

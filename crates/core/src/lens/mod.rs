@@ -18,13 +18,13 @@ use std::sync::Arc;
 
 use crate::episode::{Content, Episode, Message, Role};
 use crate::named;
-use crate::subtasks::Place;
+use crate::subtasks::PlanPlace;
 
 pub use hint::{Given, HintLens};
 pub use outcome::{OUTCOME_TEMPLATE, OutcomeLens};
 pub use placebo::PlaceboLens;
 pub use plain::PlainLens;
-pub use template::{BadTemplate, OutcomeFacts, Piece, Template};
+pub use template::{BadTemplate, OutcomeFacts, Piece, Wording};
 pub use views::{Lenses, Through, View};
 pub use window::{Room, TooLong, Window, windows};
 
@@ -41,11 +41,22 @@ pub trait Lens: fmt::Debug + Send + Sync {
 
     /// Its name with its placement: what is measured through it is told apart by this.
     fn key(&self) -> String {
-        match self.placement() {
-            Some(placement) => format!("{}-{}", self.name(), placement.name()),
-            None => self.name().to_owned(),
-        }
+        key(self.name(), self.placement())
     }
+}
+
+/// What a lens of that name is called with its placement, the one it has by itself where none is named.
+pub fn key_of(name: &str, placement: Option<Placement>) -> String {
+    let own = match name {
+        "outcome" | "placebo" => Some(Placement::First),
+        "hint" => Some(Placement::LastUser),
+        _ => None,
+    };
+    key(name, placement.or(own))
+}
+
+fn key(name: &str, placement: Option<Placement>) -> String {
+    placement.map_or_else(|| name.to_owned(), |placement| format!("{name}-{}", placement.name()))
 }
 
 /// The names of all lenses.
@@ -57,7 +68,7 @@ pub struct Ingredients {
     /// Where to write, if not where the lens does by itself.
     pub placement: Option<Placement>,
     /// The outcome's words.
-    pub template: Template,
+    pub template: Wording,
     /// What hints say, by episode and step.
     pub given: HashMap<(String, usize), Given>,
     /// Which sentences a placebo says.
@@ -87,7 +98,7 @@ pub struct Told<'a> {
     /// The episode.
     pub episode: &'a Episode,
     /// Where each of its steps stands.
-    pub places: &'a [Place],
+    pub places: &'a [PlanPlace],
     /// How many subtasks the student itself brought to an end.
     pub completed: usize,
     /// How many tokens a text has, or about as many where no tokenizer is at hand.

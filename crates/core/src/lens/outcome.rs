@@ -1,6 +1,6 @@
 //! The outcome lens tells what became of the episode, and of the subtask the step belongs to.
 
-use super::{Addition, Lens, NoAddition, OutcomeFacts, Placement, Template, Told};
+use super::{Addition, Lens, NoAddition, OutcomeFacts, Placement, Told, Wording};
 
 /// Our own text.
 pub const OUTCOME_TEMPLATE: &str = include_str!("../../../../prompts/outcome.jinja");
@@ -9,7 +9,7 @@ pub const OUTCOME_TEMPLATE: &str = include_str!("../../../../prompts/outcome.jin
 #[derive(Clone, Debug)]
 pub struct OutcomeLens {
     /// What it says.
-    pub template: Template,
+    pub template: Wording,
     /// Where it is written.
     pub placement: Placement,
 }

@@ -5,7 +5,7 @@ use minijinja::{Environment, ErrorKind, UndefinedBehavior, context};
 
 use crate::episode::Progress;
 use crate::python::float_repr;
-use crate::subtasks::{Place, subtask_ids};
+use crate::subtasks::{PlanPlace, subtask_ids};
 
 /// What an outcome lens can tell about the episode and the step.
 #[derive(Clone, Debug, PartialEq)]
@@ -24,7 +24,7 @@ pub struct OutcomeFacts {
 
 impl OutcomeFacts {
     /// The facts for a step at `place`.
-    pub fn new(reward: f64, progress: &Progress, completed: usize, place: &Place) -> Self {
+    pub fn new(reward: f64, progress: &Progress, completed: usize, place: &PlanPlace) -> Self {
         let current_subtask = place.subtask.clone().unwrap_or_else(|| place.phase.name().to_owned());
         Self { reward, progress: progress.clone(), completed, current_subtask, current_score: place.reward }
     }
@@ -101,7 +101,7 @@ const JINJA_NAMES: [&str; 8] = [
 
 /// A template for the outcome's text.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Template {
+pub enum Wording {
     /// A minijinja template.
     Jinja(String),
     /// The published scorer's Python format, in pieces.
@@ -117,7 +117,7 @@ pub enum Piece {
     Field(&'static str, Option<usize>),
 }
 
-impl Template {
+impl Wording {
     /// Reads a template; a file with single-brace fields is Python format.
     pub fn parse(text: &str) -> Result<Self, BadTemplate> {
         let text = text.strip_prefix('\u{feff}').unwrap_or(text);
@@ -338,12 +338,12 @@ mod tests {
 
     #[test]
     fn python_formats_are_told_from_jinja() {
-        let python = |text: &str| matches!(Template::parse(text), Ok(Template::Python(_)));
+        let python = |text: &str| matches!(Wording::parse(text), Ok(Wording::Python(_)));
         assert!(python("R {reward:.4f} {{kept}}") && python("{phase}"));
         assert!(
             !python("R {{ reward }}") && !python("plain") && !python("{% if reward %}{reward}{% endif %}")
         );
-        let wrong = |text: &str| Template::parse(text).unwrap_err().to_string();
+        let wrong = |text: &str| Wording::parse(text).unwrap_err().to_string();
         assert!(
             wrong("{reward} {nobody}").starts_with("unknown field `{nobody}`; the fields are reward, phase")
         );

@@ -54,6 +54,11 @@ impl Lenses {
         self.0.is_empty()
     }
 
+    /// What results through them are named after: the first.
+    pub fn result(&self) -> String {
+        self.0.first().map(|through| through.lens.key()).unwrap_or_default()
+    }
+
     /// What they are called in files.
     pub fn keys(&self) -> Vec<String> {
         self.0.iter().map(|it| it.lens.key()).collect()

@@ -89,6 +89,11 @@ pub enum Error {
 }
 
 impl Error {
+    /// Whether it leaves the request open: nobody has said that it cannot be answered.
+    pub fn leaves_open(&self) -> bool {
+        self.may_pass() || self.stops_the_run()
+    }
+
     /// Whether the same request may succeed later.
     pub fn may_pass(&self) -> bool {
         matches!(self, Self::Unreachable { .. } | Self::Unavailable { .. } | Self::Garbled { .. })

@@ -195,7 +195,34 @@ pub struct Usage {
     pub completion_tokens: u64,
 }
 
+impl Usage {
+    /// Nothing, of which none was cached.
+    pub const NOTHING: Self = Self { prompt_tokens: 0, cached_tokens: Some(0), completion_tokens: 0 };
+}
+
+impl std::ops::AddAssign for Usage {
+    /// What was cached is known of both together only where it is known of each.
+    fn add_assign(&mut self, other: Self) {
+        self.prompt_tokens += other.prompt_tokens;
+        self.cached_tokens = self.cached_tokens.zip(other.cached_tokens).map(|(a, b)| a + b);
+        self.completion_tokens += other.completion_tokens;
+    }
+}
+
 impl Limits {
+    /// Nothing is known of it, and it only chats.
+    pub const CHAT: Self = Self {
+        context_length: None,
+        vocab_size: None,
+        max_top_k: None,
+        token_ids: false,
+        scores: false,
+        start_index: false,
+        cached_scores: false,
+        max_scored: None,
+        batches: false,
+    };
+
     /// What two servers of one model can both do.
     pub fn and(&self, other: &Self) -> Self {
         let least = |a: Option<usize>, b: Option<usize>| a.into_iter().chain(b).min();
@@ -207,6 +234,7 @@ impl Limits {
             scores: self.scores && other.scores,
             start_index: self.start_index && other.start_index,
             cached_scores: self.cached_scores && other.cached_scores,
+            max_scored: least(self.max_scored, other.max_scored),
             batches: self.batches && other.batches,
         }
     }
@@ -229,6 +257,8 @@ pub struct Limits {
     pub start_index: bool,
     /// Whether scoring reuses the prefix cache.
     pub cached_scores: bool,
+    /// At most this many positions are best scored in one request.
+    pub max_scored: Option<usize>,
     /// Whether short jobs are better sent together, by [`Model::score_many`], than one by one.
     pub batches: bool,
 }

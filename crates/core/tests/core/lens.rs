@@ -2,7 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 use backsight_core::episode::Progress;
-use backsight_core::lens::{OUTCOME_TEMPLATE, OutcomeFacts, Template};
+use backsight_core::lens::{OUTCOME_TEMPLATE, OutcomeFacts, Wording};
 use backsight_core::subtasks::read_plan;
 use expect_test::expect;
 use serde_json::Value;
@@ -32,8 +32,8 @@ fn cases() -> Vec<Value> {
 #[test]
 fn the_published_template_gives_the_recorded_texts() {
     let template =
-        Template::parse(include_str!("../../../../tests/fixtures/hcapo/hindsight_template.txt")).unwrap();
-    assert!(matches!(template, Template::Python(_)));
+        Wording::parse(include_str!("../../../../tests/fixtures/hcapo/hindsight_template.txt")).unwrap();
+    assert!(matches!(template, Wording::Python(_)));
     assert_eq!(cases().len(), 4);
     for case in cases() {
         assert_eq!(template.render(&facts(&case)).unwrap(), case["expected"].as_str().unwrap());
@@ -42,7 +42,7 @@ fn the_published_template_gives_the_recorded_texts() {
 
 #[test]
 fn our_own_template() {
-    let template = Template::parse(OUTCOME_TEMPLATE).unwrap();
+    let template = Wording::parse(OUTCOME_TEMPLATE).unwrap();
     let texts: Vec<_> = cases().iter().map(|case| template.render(&facts(case)).unwrap()).collect();
     expect![[r#"
         [Hindsight, unseen by whoever acted]
@@ -60,7 +60,7 @@ fn our_own_template() {
 
 /// What a template makes of the first recorded case, or why it makes nothing.
 fn check(template: &str, expected: &str) {
-    let found = Template::parse(template).and_then(|it| it.render(&facts(&cases()[0])));
+    let found = Wording::parse(template).and_then(|it| it.render(&facts(&cases()[0])));
     let found = found.unwrap_or_else(|error| format!("error: {error}"));
     assert_eq!(found.split("; the ").next().unwrap(), expected, "{template:?}");
 }
@@ -85,7 +85,7 @@ fn templates_that_would_say_something_else_are_refused() {
         )
     };
     let check_mixed = |template: &str, field: &str| {
-        assert_eq!(Template::parse(template).unwrap_err().to_string(), mixed(field)[7..], "{template}");
+        assert_eq!(Wording::parse(template).unwrap_err().to_string(), mixed(field)[7..], "{template}");
     };
     check_mixed("{reward:.4f} and {{ phase }}", "reward");
     check_mixed("{{reward}} and {phase}", "phase");

@@ -68,19 +68,18 @@ fn n_tree_nodes(jobs: &[ScoreJob]) -> usize {
     prefixes.collect::<HashSet<_>>().len()
 }
 
+fn asks(plan: &Plan) -> Vec<ScoreJob> {
+    (0..plan.requests.len()).map(|request| plan.ask(request).unwrap()).collect()
+}
+
 /// Shows a plan: tokens, spans, what it waits for.
 fn check(jobs: &[ScoreJob], backend: Backend, expected: Expect) {
     let plan = plan(jobs, &backend);
-    let lines = plan.requests.iter().map(|it| {
-        let spans: Vec<_> = it.ask.spans().iter().map(TokenSpan::to_string).collect();
+    let lines = plan.requests.iter().enumerate().map(|(idx, it)| {
+        let ask = plan.ask(idx).unwrap();
+        let spans: Vec<_> = ask.spans().iter().map(TokenSpan::to_string).collect();
         let after = it.after.map(|after| format!(" after {after}")).unwrap_or_default();
-        format!(
-            "{:?} {} top {} cached {}{after}\n",
-            it.ask.tokens(),
-            spans.join(" "),
-            it.ask.top_k(),
-            it.cached
-        )
+        format!("{:?} {} top {} cached {}{after}\n", ask.tokens(), spans.join(" "), ask.top_k(), it.cached)
     });
     let figures = plan.figures;
     let computed = figures.computed_tokens();
@@ -95,7 +94,7 @@ fn prefixes_ride_along() {
         [job(&tokens[..3], &[(1, 3)], 0), job(&tokens[..5], &[(4, 5)], 2), job(&tokens, &[(6, 7)], 1)];
     check(
         &steps,
-        Backend::SGLANG,
+        Backend::CACHING,
         expect![[r#"
         [1, 2, 0, 1, 1, 2, 0] [1, 3) [4, 5) [6, 7) top 2 cached 0
         naive 15 sent 7 computed 7
@@ -103,7 +102,7 @@ fn prefixes_ride_along() {
     );
     check(
         &steps,
-        Backend::VLLM,
+        Backend::RECOMPUTING,
         expect![[r#"
         [1, 2, 0, 1, 1, 2, 0] [1, 3) [4, 5) [6, 7) top 2 cached 0
         naive 15 sent 7 computed 7
@@ -120,7 +119,7 @@ fn branches_pay_for_their_trunk_once() {
     ];
     check(
         &branches,
-        Backend::SGLANG,
+        Backend::CACHING,
         expect![[r#"
         [1, 1, 2, 2, 3, 3, 7, 8] [7, 8) top 0 cached 0
         [1, 1, 2, 2, 7, 6] [5, 6) top 0 cached 4 after 0
@@ -130,7 +129,7 @@ fn branches_pay_for_their_trunk_once() {
     );
     check(
         &branches,
-        Backend::VLLM,
+        Backend::RECOMPUTING,
         expect![[r#"
         [1, 1, 2, 2, 3, 3, 7, 8] [7, 8) top 0 cached 0
         [1, 1, 2, 2, 7, 6] [5, 6) top 0 cached 0
@@ -146,7 +145,7 @@ fn a_long_pass_is_split_where_memory_asks_for_it() {
     let jobs = [job(&tokens, &[(2, 4), (5, 10)], 0), job(&[0, 1, 2, 0, 1, 2, 9], &[(6, 7)], 0)];
     check(
         &jobs,
-        Backend { max_scored: Some(3), ..Backend::SGLANG },
+        Backend { max_scored: Some(3), ..Backend::CACHING },
         expect![[r#"
         [0, 1, 2, 0] [2, 4) top 0 cached 0
         [0, 1, 2, 0, 1, 2, 0, 1] [5, 8) top 0 cached 4 after 0
@@ -160,22 +159,22 @@ fn a_long_pass_is_split_where_memory_asks_for_it() {
 #[test]
 fn what_needs_nothing_asks_nothing() {
     let jobs = [job(&[1, 2], &[], 0), job(&[1, 2], &[(0, 1), (2, 2)], 0)];
-    let plan = plan(&jobs, &Backend::SGLANG);
+    let plan = plan(&jobs, &Backend::CACHING);
     assert_eq!((plan.requests.len(), plan.figures.naive_requests), (0, 0));
-    assert_eq!(distribute(&plan, &jobs, &[]), jobs.each_ref().map(|job| Ok(score(job))));
+    assert_eq!(distribute(&plan, &[]), jobs.each_ref().map(|job| Ok(score(job))));
 }
 
 #[test]
 fn a_lost_request_fails_only_the_jobs_that_need_it() {
     let jobs = [job(&[1, 1, 7], &[(2, 3)], 0), job(&[1, 1, 8], &[(2, 3)], 0)];
-    let plan = plan(&jobs, &Backend::SGLANG);
-    let mut answers: Vec<_> = plan.requests.iter().map(|it| Some(score(&it.ask))).collect();
+    let plan = plan(&jobs, &Backend::CACHING);
+    let mut answers: Vec<_> = asks(&plan).iter().map(|it| Some(score(it))).collect();
     answers[1] = None;
-    let found = distribute(&plan, &jobs, &answers);
+    let found = distribute(&plan, &answers);
     assert_eq!(found[0], Ok(score(&jobs[0])));
     assert_eq!(found[1].as_ref().unwrap_err().to_string(), "request 1 of the plan has no usable answer");
     answers[1] = Some(Vec::new());
-    assert!(distribute(&plan, &jobs, &answers)[1].is_err(), "an answer that does not fit is none");
+    assert!(distribute(&plan, &answers)[1].is_err(), "an answer that does not fit is none");
     assert_eq!(plan.requests_of(1).into_iter().collect::<Vec<_>>(), [1]);
 }
 
@@ -200,20 +199,21 @@ fn any_backend() -> impl Strategy<Value = Backend> {
 
 fn check_costs(plan: &Plan, jobs: &[ScoreJob], backend: &Backend) {
     let mut cache = RadixCache::default();
-    for (idx, request) in plan.requests.iter().enumerate() {
-        let found = cache.send(&request.ask);
+    let asks = asks(plan);
+    for (idx, (request, ask)) in plan.requests.iter().zip(&asks).enumerate() {
+        let found = cache.send(ask);
         assert_eq!(request.cached, if backend.caches_scores { found } else { 0 }, "request {idx}");
         assert_eq!(request.after.is_some(), request.cached > 0);
         if let Some(after) = request.after {
             assert!(after < idx);
-            let provided = RadixCache::common(plan.requests[after].ask.tokens(), request.ask.tokens());
+            let provided = RadixCache::common(asks[after].tokens(), ask.tokens());
             assert!(provided >= request.cached, "request {idx} after {after}");
         }
-        let n_scored = request.ask.end_needed() - request.ask.first_needed().unwrap();
+        let n_scored = ask.end_needed() - ask.first_needed().unwrap();
         if let Some(max) = backend.max_scored.filter(|_| backend.start_index) {
             assert!(n_scored <= max);
         }
-        assert_eq!(request.ask.end_needed(), request.n_tokens(), "nothing is sent that is not needed");
+        assert_eq!(ask.end_needed(), request.n_tokens(), "nothing is sent that is not needed");
     }
     let computed = plan.figures.computed_tokens() as usize;
     if backend.caches_scores {
@@ -233,18 +233,18 @@ proptest! {
         jobs in prop::collection::vec(any_job(), 0..9), backend in any_backend(),
     ) {
         let plan = plan(&jobs, &backend);
-        let answers: Vec<_> = plan.requests.iter().map(|it| Some(score(&it.ask))).collect();
+        let answers: Vec<_> = asks(&plan).iter().map(|it| Some(score(it))).collect();
         let alone: Vec<_> = jobs.iter().map(|job| Ok(score(job))).collect();
-        prop_assert_eq!(distribute(&plan, &jobs, &answers), alone);
+        prop_assert_eq!(distribute(&plan, &answers), alone);
         check_costs(&plan, &jobs, &backend);
     }
 
     #[test]
     fn a_backend_that_keeps_only_its_last_sequence_loses_nothing(jobs in prop::collection::vec(any_job(), 0..9)) {
-        let plan = plan(&jobs, &Backend::EMBEDDED);
-        for pair in plan.requests.windows(2) {
-            let kept = RadixCache::common(pair[0].ask.tokens(), pair[1].ask.tokens());
-            prop_assert!(kept >= pair[1].cached);
+        let plan = plan(&jobs, &Backend::CACHING);
+        for (pair, next) in asks(&plan).windows(2).zip(plan.requests.iter().skip(1)) {
+            let kept = RadixCache::common(pair[0].tokens(), pair[1].tokens());
+            prop_assert!(kept >= next.cached);
         }
     }
 }

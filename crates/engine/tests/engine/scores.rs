@@ -17,7 +17,7 @@ use backsight_core::model::{Constraint, Finish, GenerateRequest, Generated, Plac
 use backsight_core::score::{Absence, ScoreJob, SpanScore};
 use backsight_core::tokens::{TokenId, TokenSpan};
 use backsight_engine::constrain::TokenBytes;
-use backsight_engine::engine::{Engine, Options};
+use backsight_engine::engine::{Engine, EngineOptions};
 use backsight_engine::simd::Isa;
 use serde_json::Value;
 
@@ -32,7 +32,7 @@ fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures").join(name)
 }
 
-fn engine(path: &str, options: Options) -> Engine {
+fn engine(path: &str, options: EngineOptions) -> Engine {
     Engine::load_with(&fixture(path), &options).unwrap()
 }
 
@@ -69,7 +69,7 @@ fn worst(a: &[f64], b: &[f64]) -> f64 {
 fn check(weights: &str, expected: &str) {
     let cases = cases(&fixture(expected));
     for isa in Isa::available() {
-        let mut engine = engine(weights, Options { isa, ..Options::default() });
+        let mut engine = engine(weights, EngineOptions { isa, ..EngineOptions::default() });
         let off = cases.iter().map(|case| worst(&all_logprobs(&mut engine, &case.tokens), &case.logprobs));
         let off = off.fold(0.0, f64::max);
         println!("{weights} on {isa:?}: largest difference {off:.1e}");
@@ -121,7 +121,7 @@ fn smollm2_agrees_with_transformers_on_two_hundred_texts() {
 #[test]
 fn the_likeliest_tokens_are_ranked_and_hold_the_given_one() {
     for model in ["tiny-llama", "tiny-qwen3"] {
-        let mut engine = engine(model, Options::default());
+        let mut engine = engine(model, EngineOptions::default());
         for case in cases(&fixture(&format!("{model}/expected.json"))) {
             // The expected row is the prediction after the last token, whatever would follow it.
             let tokens = [&case.tokens[..], &[5]].concat();
@@ -141,7 +141,7 @@ fn the_likeliest_tokens_are_ranked_and_hold_the_given_one() {
 
 #[test]
 fn spans_may_overlap_be_empty_and_touch_the_first_token() {
-    let mut engine = engine("tiny-llama", Options::default());
+    let mut engine = engine("tiny-llama", EngineOptions::default());
     let case = &cases(&fixture("tiny-llama/expected.json"))[3];
     let spans = [(10, 20), (0, 3), (5, 5), (15, 40), (0, 1)];
     let scored = engine.score(&job(&case.tokens, &spans, 0)).unwrap();
@@ -157,7 +157,7 @@ fn spans_may_overlap_be_empty_and_touch_the_first_token() {
 #[test]
 fn results_do_not_depend_on_threads_chunks_or_company() {
     let tokens: Vec<TokenId> = (0..900).map(|i| (i * i + 7 * i) % 131).collect();
-    let options = |threads: usize| Options { threads, cache_bytes: 0, ..Options::default() };
+    let options = |threads: usize| EngineOptions { threads, cache_bytes: 0, ..EngineOptions::default() };
     let expected = all_logprobs(&mut engine("tiny-llama", options(1)), &tokens);
     for threads in [2, 3, 7] {
         assert_eq!(
@@ -182,7 +182,7 @@ fn results_do_not_depend_on_threads_chunks_or_company() {
 #[test]
 fn logits_are_computed_only_where_a_span_needs_them() {
     let tokens: Vec<TokenId> = (0..900).map(|i| (i * i + 7 * i) % 131).collect();
-    let mut engine = engine("tiny-llama", Options::default());
+    let mut engine = engine("tiny-llama", EngineOptions::default());
     let mut check = |spans: &[(usize, usize)], expected: u64| {
         let before = engine.counters().predicted;
         engine.score(&job(&tokens, spans, 3)).unwrap();
@@ -202,7 +202,8 @@ fn reuse_changes_no_bit_of_smollm2() {
         return;
     };
     let load = |cache_bytes: usize| {
-        Engine::load_with(Path::new(&path), &Options { cache_bytes, ..Options::default() }).unwrap()
+        Engine::load_with(Path::new(&path), &EngineOptions { cache_bytes, ..EngineOptions::default() })
+            .unwrap()
     };
     let trunk: Vec<TokenId> = (0..700).map(|i| (i * 7919 + 31) % 49_000).collect();
     let branch = |at: usize| {
@@ -232,8 +233,8 @@ fn thirty_branches_along_a_trunk_compute_the_trunk_once() {
     };
     let jobs: Vec<_> = (0..30).map(branch).collect();
     let (mut with, mut without) = (
-        engine("tiny-llama", Options::default()),
-        engine("tiny-llama", Options { cache_bytes: 0, ..Options::default() }),
+        engine("tiny-llama", EngineOptions::default()),
+        engine("tiny-llama", EngineOptions { cache_bytes: 0, ..EngineOptions::default() }),
     );
     with.score(&job(&trunk, &[(5999, 6000)], 0)).unwrap();
     let reused: Vec<_> =
@@ -251,7 +252,7 @@ fn thirty_branches_along_a_trunk_compute_the_trunk_once() {
 
 #[test]
 fn what_cannot_be_read_is_refused_and_the_rest_goes_on() {
-    let mut engine = engine("tiny-llama", Options::default());
+    let mut engine = engine("tiny-llama", EngineOptions::default());
     let long = vec![1; 8193];
     let jobs = [
         job(&[1, 2, 3], &[(1, 3)], 0),
@@ -282,7 +283,7 @@ fn generate(engine: &mut Engine, requests: &[GenerateRequest]) -> Vec<Generated>
 
 #[test]
 fn sampled_logprobs_are_those_that_scoring_gives() {
-    let mut engine = engine("tiny-qwen3", Options::default());
+    let mut engine = engine("tiny-qwen3", EngineOptions::default());
     for temperature in [0.0, 1.5] {
         let mut request = request(&[3, 1, 4, 1, 5], temperature, 40);
         request.top_k = 3;
@@ -307,12 +308,16 @@ fn a_sequence_does_not_depend_on_its_company() {
         request(&[9], 0.0, 45),
         request(&long[..100], 1.0, 1),
     ];
-    let mut engine = engine("tiny-qwen2", Options::default());
+    let mut engine = engine("tiny-qwen2", EngineOptions::default());
     let together = generate(&mut engine, &requests);
     assert_ne!(ids(&together[0]), ids(&together[1])[..30], "another place is another draw");
     assert_eq!(together[1].usage.cached_tokens, Some(199), "an equal prompt is read once");
-    let fresh =
-        || Engine::load_with(&fixture("tiny-qwen2"), &Options { cache_bytes: 0, ..Options::default() });
+    let fresh = || {
+        Engine::load_with(
+            &fixture("tiny-qwen2"),
+            &EngineOptions { cache_bytes: 0, ..EngineOptions::default() },
+        )
+    };
     for (request, together) in requests.iter().zip(&together) {
         let alone = generate(&mut fresh().unwrap(), std::slice::from_ref(request)).remove(0);
         assert_eq!(alone.tokens, together.tokens);
@@ -321,7 +326,7 @@ fn a_sequence_does_not_depend_on_its_company() {
 
 #[test]
 fn sampling_stops_where_it_should() {
-    let mut engine = engine("tiny-llama", Options::default());
+    let mut engine = engine("tiny-llama", EngineOptions::default());
     let free = ids(&generate(&mut engine, &[request(&[7, 8], 0.0, 12)])[0]);
     let stop = free[5];
     let first = free.iter().position(|&id| id == stop).unwrap();
@@ -346,7 +351,7 @@ fn sampling_stops_where_it_should() {
 
 #[test]
 fn a_constraint_shapes_what_even_a_random_model_writes() {
-    let mut engine = engine("tiny-llama", Options::default());
+    let mut engine = engine("tiny-llama", EngineOptions::default());
     let mut tokens: Vec<_> = (0..128u8).map(|byte| Some(vec![byte])).collect();
     tokens.resize(131, None);
     let schema = serde_json::json!({

@@ -1,20 +1,20 @@
-//! How many tokens an endpoint is given at once: a window that widens while it copes and narrows under pressure.
+//! How many tokens an endpoint is given at once: a room that widens while it copes and narrows under pressure.
 //!
 //! Owns the arithmetic (additive increase, multiplicative decrease, as in TCP). Pure; who waits for
 //! room, and in which order, is `endpoint`'s business.
 
 use tokio::time::Instant;
 
-/// Where a window starts and where it ends.
+/// Where a room starts and where it ends.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct WindowRules {
+pub struct RoomRules {
     /// Tokens in flight at first.
     pub start: u64,
     /// Never more than this.
     pub cap: u64,
 }
 
-impl Default for WindowRules {
+impl Default for RoomRules {
     fn default() -> Self {
         Self { start: 1 << 18, cap: 1 << 22 }
     }
@@ -22,16 +22,16 @@ impl Default for WindowRules {
 
 /// The tokens an endpoint is working on, and how many it may be given.
 #[derive(Clone, Debug)]
-pub struct Window {
-    rules: WindowRules,
+pub struct Room {
+    rules: RoomRules,
     size: f64,
     in_flight: u64,
     last_cut: Option<Instant>,
 }
 
-impl Window {
-    /// An idle window at its start size.
-    pub fn new(rules: WindowRules) -> Self {
+impl Room {
+    /// An idle room at its start size.
+    pub fn new(rules: RoomRules) -> Self {
         Self { rules, size: rules.start.clamp(1, rules.cap.max(1)) as f64, in_flight: 0, last_cut: None }
     }
 
@@ -50,7 +50,7 @@ impl Window {
         self.in_flight = self.in_flight.saturating_sub(tokens);
     }
 
-    /// An answer arrived. The window widens only while it is in use: by the answer's own tokens until
+    /// An answer arrived. The room widens only while it is in use: by the answer's own tokens until
     /// the first pressure (doubling each round), by one such request per round afterwards.
     pub fn widen(&mut self, tokens: u64) {
         if (self.in_flight as f64) < self.size / 2.0 {
@@ -81,72 +81,72 @@ mod tests {
     use proptest::prelude::*;
     use std::time::Duration;
 
-    fn window(start: u64) -> Window {
-        Window::new(WindowRules { start, cap: 10_000 })
+    fn room(start: u64) -> Room {
+        Room::new(RoomRules { start, cap: 10_000 })
     }
 
     #[test]
     fn an_idle_endpoint_takes_a_request_of_any_size() {
-        let mut window = window(10);
-        assert!(window.fits(5_000));
-        window.take(5_000);
-        assert!(!window.fits(1));
-        window.free(5_000);
-        assert!(window.fits(5_000));
+        let mut room = room(10);
+        assert!(room.fits(5_000));
+        room.take(5_000);
+        assert!(!room.fits(1));
+        room.free(5_000);
+        assert!(room.fits(5_000));
     }
 
     #[test]
     fn it_doubles_until_pressure_and_then_creeps() {
-        let mut window = window(1_000);
-        window.take(1_000);
+        let mut room = room(1_000);
+        room.take(1_000);
         for _ in 0..10 {
-            window.widen(100);
+            room.widen(100);
         }
-        assert_eq!(window.size(), 2_000);
+        assert_eq!(room.size(), 2_000);
         let now = Instant::now();
-        window.cut(now, now);
-        assert_eq!(window.size(), 500);
+        room.cut(now, now);
+        assert_eq!(room.size(), 500);
         for _ in 0..5 {
-            window.widen(100);
+            room.widen(100);
         }
-        assert!((580..=600).contains(&window.size()), "{}", window.size());
+        assert!((580..=600).contains(&room.size()), "{}", room.size());
     }
 
     #[test]
     fn one_burst_of_refusals_cuts_once() {
-        let mut window = window(1_000);
+        let mut room = room(1_000);
         let begun = Instant::now();
-        window.take(800);
+        room.take(800);
         for ms in 1..20 {
-            window.cut(begun, begun + Duration::from_millis(ms));
+            room.cut(begun, begun + Duration::from_millis(ms));
         }
-        assert_eq!(window.size(), 400);
-        window.cut(begun + Duration::from_millis(30), begun + Duration::from_millis(40));
-        assert_eq!(window.size(), 200);
+        assert_eq!(room.size(), 400);
+        room.cut(begun + Duration::from_millis(30), begun + Duration::from_millis(40));
+        assert_eq!(room.size(), 200);
     }
 
     #[test]
     fn an_unused_window_does_not_widen() {
-        let mut window = window(1_000);
-        window.take(100);
-        window.widen(100);
-        assert_eq!(window.size(), 1_000);
+        let mut room = room(1_000);
+        room.take(100);
+        room.widen(100);
+        assert_eq!(room.size(), 1_000);
     }
 
     proptest! {
         #[test]
         fn the_size_stays_between_one_and_the_cap(moves in prop::collection::vec((0u8..4, 0u64..3_000), 0..200)) {
-            let mut window = window(500);
+            let mut room = room(500);
             let mut now = Instant::now();
             for (what, tokens) in moves {
                 now += Duration::from_millis(1);
                 match what {
-                    0 => window.take(tokens),
-                    1 => window.free(tokens),
-                    2 => window.widen(tokens),
-                    _ => window.cut(now, now),
+                    0 => room.take(tokens),
+                    1 => room.free(tokens),
+                    2 => room.widen(tokens),
+                    _ => room.cut(now, now),
                 }
-                prop_assert!((1..=10_000).contains(&window.size()));
+                prop_assert!((1..=10_000).contains(&room.size()));
             }
         }
     }
