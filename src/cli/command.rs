@@ -85,9 +85,10 @@ Examples:
         more: "\
 Every action is re-read by a model that is told the outcome; what it then thinks of the action's tokens becomes the
 step's credit (HCAPO): hindsight_scores.json beside each episode, and hindsight_tokens.json with every token's logprob.
-Complete files are left alone and partial ones completed; another lens or placement makes files of its own beside them.
-Every paid answer is kept in the run directory, or in INPUT_DIR/.backsight; the same command continues where it stopped.
-FSWE_AGENT_API_URL, FSWE_AGENT_MODEL and FSWE_AGENT_API_KEY stand in for --url, --model and --api-key.
+Complete files are left alone and partial ones completed; another lens or placement makes files of its own
+beside them. Every paid answer is kept in the run directory, or in INPUT_DIR/.backsight; the same command continues
+where it stopped. FSWE_AGENT_API_URL, FSWE_AGENT_MODEL and FSWE_AGENT_API_KEY stand in for
+--url, --model and --api-key.
 
 Examples:
   backsight credit --run runs/collect --url http://localhost:30000

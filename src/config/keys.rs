@@ -206,7 +206,7 @@ fn rows() -> Vec<(&'static str, &'static [&'static str], Vec<Row>)> {
     ("", SERVE, vec![
         (Manner, "host", Text, Some("127.0.0.1"), "The address to listen on"),
         (Manner, "port", Whole(0), Some("8000"), "The port to listen on; 0 takes a free one"),
-        (Manner, "as", one_of(&[], Personality::NAMES), Some("vllm"), "Which server to play"),
+        (Manner, "as", one_of(&[], Personality::NAMES), Some(Personality::NAMES[0]), "Which server to play"),
         (Manner, "max_logprobs", Whole(0), Some("20"), "The largest number of candidates per position, as vLLM has it"),
     ]),
     ("", &["collect", "evaluate", "credit", "dataset", "score", "probe", "config"], vec![

@@ -408,6 +408,7 @@ fn commands_are_listed_in_working_order_and_name_the_next() {
         help.trim_end().rsplit_once("\n\n").unwrap().1.to_owned()
     };
     assert_eq!(next("probe"), "Next: backsight collect --url http://localhost:8000 --tasks builtin");
+    assert_eq!(next("collect"), "Next: backsight credit --url http://localhost:8000 --run runs/collect");
     assert_eq!(next("credit"), "Next: backsight dataset");
     let parsed = run(&["chat", "parse", "--tool-call-parser", "hermes"], "hi");
     assert!(parsed.stderr.ends_with(" --tool-call-parser hermes\n"), "{}", parsed.stderr);
