@@ -221,7 +221,7 @@ fn started_at(config: &mut Config, run: &RunDir) -> Result<i64, Failure> {
 
 /// The configuration as a file in `dir` has it: paths begin there, however they were typed, so that a directory can
 /// be moved with what it was made from. Only what has nothing in common with it but the root is told from there.
-fn seen_from(dir: &Path, config: &Config) -> Result<Config, Failure> {
+pub(super) fn seen_from(dir: &Path, config: &Config) -> Result<Config, Failure> {
     let unreadable = |error| Failure::stopped(format!("{}: {error}", dir.display()), "mend the directory");
     let dir = dir.canonicalize().map_err(unreadable)?;
     Ok(config.with_paths(|path| way(&dir, &settled(path))))

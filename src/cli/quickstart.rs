@@ -18,6 +18,7 @@ use super::output::{self, one_line};
 use super::pulse::with_pulse;
 use super::server::model_failure;
 use super::{block_on, live, model, program, stdout};
+use crate::config::FOUND;
 use crate::model::budget::{Allowance, Meter, ModelRole};
 use crate::model::embedded;
 use crate::model::notice::Notices;
@@ -74,7 +75,7 @@ fn credit(out: &Path, name: &str, path: &Path, opened: &Opened, began: Instant) 
     let run = RunDir::open(out, "credit").map_err(run_failure)?;
     write(out, &episode)?;
     let tokenizer = Arc::clone(&texts.tokenizer);
-    let config = json!({"model": name, "lens": PUBLISHED_LENS});
+    let config = json!({FOUND: {"model": name, "lens": PUBLISHED_LENS}});
     run.note_config(Table::try_from(config).unwrap_or_default()).map_err(run_failure)?;
     let ended = scored(&run, opened, texts, options)?;
     run.add_event(&output::event_of("episode", as_json(&ended)))

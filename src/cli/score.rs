@@ -14,13 +14,14 @@ use toml::Table;
 
 use super::block_on;
 use super::call::Call;
-use super::episodes::run_failure;
+use super::episodes::{run_failure, seen_from};
 use super::failure::Failure;
 use super::interrupt::Orderly;
 use super::output::{self, one_line};
 use super::pulse::with_pulse;
 use super::server::{ServerArgs, model_failure};
 use super::stdout;
+use crate::config::Config;
 use crate::model::JobScores;
 use crate::model::Opened;
 use crate::model::budget::{Meter, ModelRole, Spent};
@@ -91,6 +92,7 @@ const ASKED_AT_MOST: usize = 3;
 
 /// What was asked for.
 struct ScoreArgs {
+    config: Config,
     jobs: PathBuf,
     out: PathBuf,
     top_k: usize,
@@ -101,7 +103,8 @@ struct ScoreArgs {
 /// Reads and checks everything before anybody is asked.
 pub(super) fn run(call: &Call) -> Result<(), Failure> {
     let (jobs, out, top_k) = (call.get("jobs")?, call.get("out")?, call.get("top_k")?);
-    let args = &ScoreArgs { jobs, out, top_k, server: ServerArgs::read(&call.config)?, json: call.is_json() };
+    let (config, server) = (call.config.clone(), ServerArgs::read(&call.config)?);
+    let args = &ScoreArgs { config, jobs, out, top_k, server, json: call.is_json() };
     args.server.check()?;
     let lines = read_jobs(&args.jobs, args.top_k)?;
     refuse_overwriting(&args.jobs, &args.out)?;
@@ -115,7 +118,8 @@ async fn work(args: &ScoreArgs, lines: Vec<Line>, voice: &Arc<Voice>) -> Result<
     let told = Arc::clone(voice);
     let opened = args.server.open(&notices, Arc::new(move |text| told.note(text))).await?;
     require_scores(&opened).await.map_err(model_failure)?;
-    voice.run.note_config(config(args, &opened)).map_err(run_failure)?;
+    let asked = seen_from(voice.run.dir(), &args.config)?;
+    voice.run.keep_found(&asked, found(args, &opened), &[]).map_err(run_failure)?;
     let lines: Vec<Line> =
         lines.into_iter().map(|line| line.capped(opened.model.limits(), &notices)).collect();
     let meter = Meter::new(ModelRole::Teacher, args.server.allowance());
@@ -275,14 +279,14 @@ fn unwritable(path: &Path, error: &io::Error) -> Failure {
     Failure::stopped(format!("{}: {error}", path.display()), "free some space; the same command continues")
 }
 
-/// What was asked for and of whom; no secrets among it.
-fn config(args: &ScoreArgs, opened: &Opened) -> Table {
+/// What was asked for this time, and of whom.
+fn found(args: &ScoreArgs, opened: &Opened) -> Table {
     let server = opened.transport.as_ref().map(Transport::server).unwrap_or_default();
-    let config = json!({
-        "jobs": args.jobs, "out": args.out, "top_k": args.top_k, "kind": opened.info.kind.name,
-        "model": opened.info.model, "server": server,
+    let found = json!({
+        "jobs": args.jobs, "out": args.out, "kind": opened.info.kind.name, "model": opened.info.model,
+        "server": server,
     });
-    Table::try_from(config).unwrap_or_default()
+    Table::try_from(found).unwrap_or_default()
 }
 
 impl Line {

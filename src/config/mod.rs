@@ -86,6 +86,9 @@ pub struct File<'a> {
     pub text: &'a str,
 }
 
+/// The table below a stage's own for what was not asked for but found out.
+pub const FOUND: &str = "found";
+
 /// Flags as typed: the key's name, and every value that was given for it.
 pub type Typed = BTreeMap<&'static str, Vec<String>>;
 
@@ -255,7 +258,8 @@ fn read_file(file: File<'_>, stage: &str) -> Result<(Table, Vec<String>), Config
     if let Some(name) = sections.keys().find(|name| !keys::STAGES.contains(&of(name).as_str())) {
         return Err(ConfigError::Unknown { file: file.name.to_owned(), name: name.clone() });
     }
-    table.extend(sections.get(stage).and_then(Value::as_table).cloned().into_iter().flatten());
+    let own = sections.get(stage).and_then(Value::as_table).cloned().into_iter().flatten();
+    table.extend(own.filter(|(name, _)| name != FOUND));
     let mut checked = Table::new();
     for (name, value) in table {
         let unknown = || ConfigError::Unknown { file: file.name.to_owned(), name: name.clone() };
@@ -369,7 +373,8 @@ mod tests {
 
     #[test]
     fn of_several_stages_the_own_table_counts() {
-        let file = "seed = 1\ngroup_size = 2\n[collect]\ngroup_size = 8\n[credit]\nlens = \"hint\"\n";
+        let file = "seed = 1\ngroup_size = 2\n[collect]\ngroup_size = 8\n[collect.found]\nserver = \"s\"\n\
+                    [credit]\nlens = \"hint\"\n";
         assert_eq!(value(file, &[], "group_size"), Ok(Some("8".into())));
         assert_eq!(value(file, &[], "seed"), Ok(Some("1".into())));
     }
@@ -381,6 +386,7 @@ mod tests {
         };
         check("seed = 1\ngroups = = 2", &[], "c.toml line 2: extra `=`, expected nothing");
         check("group_sice = 2", &[], "c.toml: there is no key `group_sice`");
+        check("[collect.fund]\nseed = 2", &[], "c.toml: there is no key `fund`");
         check("[colect]\nseed = 2", &[], "c.toml: there is no key `colect`");
         check("group_size = 0", &[], "group_size in c.toml is 0, which is not a whole number from 1 up");
         check(

@@ -79,6 +79,13 @@ fn stages_share_a_directory_and_nothing_is_paid_twice() {
         place.run(&[&credit[..], &["--input-dir", input, "--overwrite"]].concat()).expect(0);
         assert_eq!(paid(&server).len(), n_before, "{input}");
     }
+    // And so is what was asked for.
+    let config = format!("{RUN}/config.toml");
+    for command in ["credit", "dataset"] {
+        let out: &[&str] = if command == "dataset" { &["--out", "again"] } else { &[] };
+        assert_eq!(stage(&place, &server, &[&[command, "--config", &config], out].concat()), 0);
+    }
+    assert_eq!(fs::read_to_string(place.path("again/hcapo_train.jsonl")).unwrap(), rows);
     assert_eq!(stage(&place, &server, &collect), 0);
     assert_eq!(stage(&place, &server, &dataset), 0);
     assert_eq!(fs::read_to_string(place.path("datasets/hcapo_train.jsonl")).unwrap(), rows);

@@ -11,8 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-use serde_json::{Map, Value, json};
-use toml::Table;
+use toml::{Table, Value};
 
 use self::args::CreditArgs;
 use self::progress::Progress;
@@ -20,7 +19,7 @@ pub(super) use self::progress::{as_json, metrics, summarise};
 use self::setup::{Ready, Shown};
 use super::block_on;
 use super::call::Call;
-use super::episodes::run_failure;
+use super::episodes::{run_failure, seen_from};
 use super::failure::Failure;
 use super::interrupt::{self, Orderly};
 use super::pulse::with_pulse;
@@ -114,7 +113,8 @@ async fn scored(
         Arc::new(Progress::new(&sources, args.json, meter.clone(), notices.clone(), Arc::clone(run)));
     let options = options(args, settings, shown, &ready, paid.model.version_now())?;
     let decide = if args.overwrite { &[][..] } else { &MEASURED };
-    run.keep_section(config(args, &options), decide).map_err(refused)?;
+    let asked = seen_from(run.dir(), &args.call.config)?;
+    run.keep_found(&asked, found(args, &options), decide).map_err(refused)?;
     progress.began(&ready.opened.info.model);
     tell_absences(args, &ready, &sources, &progress, options.framing.tool_text.is_some());
     let teacher = Teacher { model: paid.model.clone(), texts: ready.texts };
@@ -200,18 +200,12 @@ fn tell_absences(
     setup::absences(args, sources).into_iter().for_each(|text| progress.note(&text));
 }
 
-/// The resolved settings, for people and for comparing runs; no secrets among them.
-fn config(args: &CreditArgs<'_>, options: &Options) -> Table {
-    let Asked { settings, provenance } = &options.asked;
-    let hyperparams = crate::wire::hindsight::Hyperparams::new(&settings.params, settings.max_logprob_tokens);
-    let mut config = Map::new();
-    config.insert("input".to_owned(), json!(args.inputs));
-    config.insert("min_reward".to_owned(), json!(options.min_reward));
-    config.extend(options.limit.map(|limit| ("max_context".to_owned(), json!(limit))));
-    for part in [serde_json::to_value(hyperparams), serde_json::to_value(provenance)] {
-        config.extend(part.ok().and_then(|part| part.as_object().cloned()).into_iter().flatten());
-    }
-    Table::try_from(Value::Object(config)).unwrap_or_default()
+/// What is measured with what, for people and for comparing runs.
+fn found(args: &CreditArgs<'_>, options: &Options) -> Table {
+    let mut found = Table::try_from(&options.asked.provenance).unwrap_or_default();
+    found.insert("input".to_owned(), args.inputs.iter().map(|it| shown_path(it)).collect::<Vec<_>>().into());
+    found.extend(options.limit.map(|limit| ("max_context".to_owned(), Value::Integer(limit as i64))));
+    found
 }
 
 /// The exit code and its words.
