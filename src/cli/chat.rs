@@ -1,11 +1,11 @@
 //! `chat render` and `chat parse`: what a model really sees, and what is read out of its answers.
 
 use std::io::Read;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value, json};
 
-use super::args::{Format, ParseArgs, RenderArgs, ToolTextName};
+use super::call::Call;
 use super::failure::Failure;
 use super::now;
 use super::output;
@@ -15,17 +15,18 @@ use backsight_chat::json::{self, BadJson};
 use backsight_chat::messages;
 use backsight_chat::near::Shape;
 use backsight_chat::parse::Parser;
-use backsight_chat::render::{Rendering, render_conversation};
+use backsight_chat::render::{Rendering, needed_tool_text, render_conversation};
 use backsight_chat::source::{ChatTemplates, SourceError};
 use backsight_chat::spans::{self, Beyond, Border, SpanError, Turn};
 use backsight_chat::template::{Now, RenderInput, Template, TemplateError};
 use backsight_chat::tokenizer::{Tokenizer, TokenizerError};
 use backsight_core::episode::{Role, ToolText};
 
-pub(super) fn parse(args: &ParseArgs) -> Result<(), Failure> {
+pub(super) fn parse(call: &Call) -> Result<(), Failure> {
     let help = "choose one of those, or hermes when in doubt";
-    let parser = Parser::from_name(&args.parser).map_err(|error| Failure::input(error, help))?;
-    let tools = args.tools.as_deref().map(read_tools).transpose()?.unwrap_or_default();
+    let parser = Parser::from_name(&call.get::<String>("tool_call_parser")?)
+        .map_err(|error| Failure::input(error, help))?;
+    let tools = tools(call)?.unwrap_or_default();
     let parsed = parser.parse(&read_stdin()?, &tools);
     let calls = parsed
         .calls
@@ -35,18 +36,20 @@ pub(super) fn parse(args: &ParseArgs) -> Result<(), Failure> {
     print_json(&json!({"content": parsed.content, "tool_calls": calls, "malformed": parsed.malformed}))
 }
 
-pub(super) fn render(args: &RenderArgs) -> Result<(), Failure> {
-    let job = Job::read(args)?;
-    let input = job.input(args.add_generation_prompt);
+pub(super) fn render(call: &Call) -> Result<(), Failure> {
+    let model = call.tokenizer()?;
+    let (job, generation) = (Job::read(call, model.as_deref())?, call.get("add_generation_prompt")?);
+    let input = job.input(generation);
     let rendering = render_conversation(&job.template, &input, job.tool_text).map_err(template_failure)?;
     job.tell(&rendering);
-    match args.format {
-        Format::Text => stdout::data(rendering.rendered.text.as_bytes()),
-        Format::Ids => {
-            let ids = tokenizer(args)?.encode(&rendering.rendered.text).map_err(tokenizer_failure)?.ids;
+    let tokenizer = || tokenizer(model.as_deref());
+    match call.get::<String>("format")?.as_str() {
+        "text" => stdout::data(rendering.rendered.text.as_bytes()),
+        "ids" => {
+            let ids = tokenizer()?.encode(&rendering.rendered.text).map_err(tokenizer_failure)?.ids;
             print_json(&json!(ids))
         }
-        Format::Spans => print_json(&job.spans(&rendering, &tokenizer(args)?, args.add_generation_prompt)?),
+        _ => print_json(&job.spans(&rendering, &tokenizer()?, generation)?),
     }
 }
 
@@ -62,16 +65,18 @@ struct Job {
 }
 
 impl Job {
-    fn read(args: &RenderArgs) -> Result<Self, Failure> {
-        let (messages, roles, mut tools) = read_conversation(&args.messages)?;
-        if let Some(path) = &args.tools {
-            tools = Some(read_tools(path)?);
+    fn read(call: &Call, model: Option<&Path>) -> Result<Self, Failure> {
+        let (messages, roles, own_tools) = read_conversation(&call.get::<PathBuf>("messages")?)?;
+        let tools = tools(call)?.or(own_tools);
+        let (template, mut vars) = read_template(model, call.get("template")?, tools.is_some())?;
+        vars.extend(variables(call)?);
+        let (tool_text, now) = (call.get::<String>("tool_text")?, time(call)?);
+        let named = ToolText::from_name(&tool_text);
+        let mut job = Self { template, messages, roles, tools, vars, tool_text: named, now };
+        if tool_text == "auto" {
+            job.tool_text = needed_tool_text(&job.template, &job.input(false));
         }
-        let (template, mut vars) = read_template(args, tools.is_some())?;
-        vars.extend(args.vars.iter().map(|var| parse_var(var)).collect::<Result<Vec<_>, _>>()?);
-        let tool_text = args.tool_text.map(tool_text_of);
-        let now = args.now.as_deref().map(now::parse).transpose()?;
-        Ok(Self { template, messages, roles, tools, vars, tool_text, now })
+        Ok(job)
     }
 
     fn input(&self, add_generation_prompt: bool) -> RenderInput<'_> {
@@ -222,19 +227,35 @@ fn read_conversation(path: &Path) -> Result<Conversation, Failure> {
     Ok((raw, read.iter().map(|message| message.role).collect(), tools))
 }
 
-fn read_tools(path: &Path) -> Result<Vec<Value>, Failure> {
+/// The tools' schemas, where a file with them is named.
+pub(super) fn tools(call: &Call) -> Result<Option<Vec<Value>>, Failure> {
     let help = "give a JSON list of tool schemas";
-    match read_json(path)? {
-        Value::Array(tools) => Ok(tools),
-        _ => Err(Failure::input(named(path, "not a list"), help)),
+    let Some(path) = call.get::<Option<PathBuf>>("tools")? else { return Ok(None) };
+    match read_json(&path)? {
+        Value::Array(tools) => Ok(Some(tools)),
+        _ => Err(Failure::input(named(&path, "not a list"), help)),
     }
 }
 
+/// The variables that templates are given.
+pub(super) fn variables(call: &Call) -> Result<Map<String, Value>, Failure> {
+    call.get::<Vec<String>>("var")?.iter().map(|var| parse_var(var)).collect()
+}
+
+/// The time that templates may print.
+pub(super) fn time(call: &Call) -> Result<Option<Now>, Failure> {
+    call.get::<Option<String>>("now")?.map(|text| now::parse(&text)).transpose()
+}
+
 /// The template that was asked for, and the special tokens it may print.
-fn read_template(args: &RenderArgs, has_tools: bool) -> Result<(Template, Map<String, Value>), Failure> {
-    let templates = match (&args.tokenizer, &args.template) {
+fn read_template(
+    model: Option<&Path>,
+    template: Option<PathBuf>,
+    has_tools: bool,
+) -> Result<(Template, Map<String, Value>), Failure> {
+    let templates = match (model, template) {
         (Some(model), template) => ChatTemplates::open_with(model, template.as_deref()),
-        (None, Some(file)) => ChatTemplates::from_file(file),
+        (None, Some(file)) => ChatTemplates::from_file(&file),
         (None, None) => {
             let help = "give --tokenizer DIR, the model directory, or --template FILE";
             return Err(Failure::input("no template is named", help));
@@ -244,22 +265,13 @@ fn read_template(args: &RenderArgs, has_tools: bool) -> Result<(Template, Map<St
     Ok((templates.select(has_tools).map_err(source_failure)?, templates.special_tokens().clone()))
 }
 
-fn tokenizer(args: &RenderArgs) -> Result<Tokenizer, Failure> {
+fn tokenizer(model: Option<&Path>) -> Result<Tokenizer, Failure> {
     let help = "give --tokenizer DIR, the model directory with tokenizer.json";
-    let dir =
-        args.tokenizer.as_deref().ok_or_else(|| Failure::input("ids and spans need a tokenizer", help))?;
+    let dir = model.ok_or_else(|| Failure::input("ids and spans need a tokenizer", help))?;
     Tokenizer::open(dir).map_err(tokenizer_failure)
 }
 
-/// The rendering that was named.
-pub(super) fn tool_text_of(name: ToolTextName) -> ToolText {
-    match name {
-        ToolTextName::Hermes => ToolText::Hermes,
-        ToolTextName::Flatten => ToolText::Flatten,
-    }
-}
-
-pub(super) fn parse_var(typed: &str) -> Result<(String, Value), Failure> {
+fn parse_var(typed: &str) -> Result<(String, Value), Failure> {
     let (name, value) = typed.split_once('=').filter(|(name, _)| !name.is_empty()).ok_or_else(|| {
         Failure::input(format!("--var {typed}: no `=`"), "write it like --var enable_thinking=false")
     })?;

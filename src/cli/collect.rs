@@ -4,25 +4,24 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::args::CollectArgs;
 use super::block_on;
-use super::episodes::{self, Ask, Finished, part};
+use super::call::Call;
+use super::episodes::{self, Ask, Finished};
 use super::failure::Failure;
 use super::stdout;
-use crate::config::parts::{CollectPart, TaskPart};
+use crate::config::parts::{CollectPart, RunPart, TaskPart};
 use crate::metrics;
 use crate::pipeline::slots::Chosen;
 use crate::tasks::CodingTask;
 use crate::tasks::source::{TaskSource, split_all};
 
-pub(super) fn run(args: &CollectArgs) -> Result<(), Failure> {
-    let config = args.keys.resolve()?;
-    let collect: CollectPart = part(&config)?;
-    let talk = Arc::new(args.talk.talk());
-    let ask = Ask { stage: "collect", config, dir: &args.run, talk, temperature: collect.agent_temperature };
+pub(super) fn run(call: &Call) -> Result<(), Failure> {
+    let (collect, run): (CollectPart, RunPart) = (call.read()?, call.read()?);
+    let (config, talk) = (call.config.clone(), Arc::new(call.talk()));
+    let ask = Ask { stage: "collect", config, dir: &run.run, talk, temperature: collect.agent_temperature };
     let mut finished = block_on(episodes::run(ask, &choosing(&collect)))??;
     keep(&mut finished)?;
-    let text = if args.talk.json { episodes::as_json(&finished) } else { table(&finished) };
+    let text = if call.is_json() { episodes::as_json(&finished) } else { table(&finished) };
     stdout::data(text.as_bytes())?;
     episodes::verdict(&finished)
 }

@@ -4,9 +4,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
-use toml::Table;
 
-use super::args::{DatasetArgs, MessagesName, NormaliseName, inputs};
+use super::call::Call;
 use super::episodes::run_failure;
 use super::failure::Failure;
 use super::output::{self, one_line};
@@ -17,12 +16,10 @@ use crate::ship::actions::MessageForm;
 use crate::ship::dataset::{
     self, Dataset, LeftOut, Options, SUMMARY, ScoredEpisode, TRAIN, TRAIN_PARQUET, build, scored_episode,
 };
-use crate::store::episodes::{LoadError, Loaded, Source, load, run_dir_for};
+use crate::store::episodes::{LoadError, Loaded, Source, load};
 use crate::store::hindsight;
 use crate::store::run::RunDir;
 use crate::store::summary::Summary;
-use backsight_core::credit::advantage::Normalise;
-use backsight_core::lens::key_of;
 
 /// An episode that could not be used.
 struct Lost {
@@ -39,36 +36,38 @@ struct Input {
     best_reward: Option<f64>,
 }
 
-pub(super) fn run(args: &DatasetArgs) -> Result<(), Failure> {
-    let form = match args.messages {
-        MessagesName::Full => MessageForm::Full,
-        MessagesName::Published => MessageForm::Published,
-    };
-    let inputs = inputs(&args.episodes, args.input_dir.as_ref(), args.run.as_ref());
-    let dir = args.run.clone().unwrap_or_else(|| run_dir_for(&inputs[0]));
-    let sources = sources(&inputs)?;
+pub(super) fn run(call: &Call) -> Result<(), Failure> {
+    let (options, out): (_, PathBuf) = (options(call)?, call.get("out")?);
+    let (dir, lens, form) = (call.run_dir()?, call.result()?, call.choice("message_form")?);
+    let sources = sources(&call.inputs()?)?;
     let run = RunDir::open(&dir, "dataset").map_err(run_failure)?;
-    let lens = key_of(&args.lens, args.placement);
-    run.note_config(config(args, &lens)).map_err(run_failure)?;
+    run.note_config(call.config.to_table()).map_err(run_failure)?;
     let input = read(sources, &Scores { run_dir: &dir, lens: &lens, form });
     let (lost, notes, best_reward) = (input.lost, input.notes, input.best_reward);
-    let dataset = build(input.episodes, &options(args));
-    let account = Account { args, dataset: &dataset, lost: &lost, notes: &notes, best_reward };
+    let dataset = build(input.episodes, &options);
+    let account = Account {
+        min_reward: options.min_reward,
+        out: &out,
+        as_json: call.is_json(),
+        dataset: &dataset,
+        lost: &lost,
+        notes: &notes,
+        best_reward,
+    };
     if !dataset.rows.is_empty() {
-        dataset::write(&args.output_dir, &dataset).map_err(|error| unwritable(&args.output_dir, &error))?;
+        dataset::write(&out, &dataset).map_err(|error| unwritable(&out, &error))?;
     }
     account.keep(&run)?;
     account.tell()
 }
 
-/// What was asked for.
-fn config(args: &DatasetArgs, lens: &str) -> Table {
-    let config = json!({
-        "lens": lens, "output_dir": args.output_dir, "min_reward": args.min_reward, "omega": args.omega,
-        "no_smooth": args.no_smooth, "normalise": format!("{:?}", args.normalise).to_lowercase(),
-        "messages": format!("{:?}", args.messages).to_lowercase(),
-    });
-    Table::try_from(config).unwrap_or_default()
+fn options(call: &Call) -> Result<Options, Failure> {
+    Ok(Options {
+        min_reward: call.get("min_reward")?,
+        omega: call.get("omega")?,
+        smoothed: call.get("smoothed")?,
+        normalise: call.choice("normalise")?,
+    })
 }
 
 /// Where scores are, and how messages are written.
@@ -78,16 +77,8 @@ struct Scores<'a> {
     form: MessageForm,
 }
 
-fn options(args: &DatasetArgs) -> Options {
-    let normalise = match args.normalise {
-        NormaliseName::Global => Normalise::Global,
-        NormaliseName::Task => Normalise::Task,
-    };
-    Options { min_reward: args.min_reward, omega: args.omega, smoothed: !args.no_smooth, normalise }
-}
-
 fn unwritable(directory: &Path, error: &dataset::DatasetError) -> Failure {
-    let help = "free some space, or name another directory with --output-dir; nothing there was changed";
+    let help = "free some space, or name another directory with --out; nothing there was changed";
     Failure::stopped(format!("{}: {error}", directory.display()), help)
 }
 
@@ -143,7 +134,9 @@ fn stale(loaded: &Loaded, episode: &ScoredEpisode) -> Option<String> {
 
 /// What became of everything.
 struct Account<'a> {
-    args: &'a DatasetArgs,
+    min_reward: f64,
+    out: &'a Path,
+    as_json: bool,
     dataset: &'a Dataset,
     lost: &'a [Lost],
     notes: &'a [String],
@@ -170,8 +163,8 @@ impl Account<'_> {
     }
 
     fn tell(&self) -> Result<(), Failure> {
-        self.notes.iter().for_each(|note| output::tell(self.args.json, "note", note));
-        let shown = if self.args.json { format!("{}\n", self.json()) } else { self.text() };
+        self.notes.iter().for_each(|note| output::tell(self.as_json, "note", note));
+        let shown = if self.as_json { format!("{}\n", self.json()) } else { self.text() };
         stdout::data(shown.as_bytes())?;
         match (self.dataset.rows.is_empty(), self.lost.len()) {
             (true, _) => Err(self.nothing()),
@@ -193,7 +186,7 @@ impl Account<'_> {
 
     /// Why there is no dataset at all.
     fn nothing(&self) -> Failure {
-        let (min, best) = (self.args.min_reward, self.best_reward);
+        let (min, best) = (self.min_reward, self.best_reward);
         let help = match best.filter(|best| *best < min) {
             Some(best) => format!("lower --min-reward: the best reward is {best}"),
             None if best.is_none() => "score the episodes with backsight credit first".to_owned(),
@@ -204,7 +197,7 @@ impl Account<'_> {
 
     fn files(&self) -> Vec<PathBuf> {
         let names = [TRAIN, TRAIN_PARQUET, SUMMARY].iter().filter(|_| !self.dataset.rows.is_empty());
-        names.map(|name| self.args.output_dir.join(name)).collect()
+        names.map(|name| self.out.join(name)).collect()
     }
 
     fn json(&self) -> Value {
@@ -222,7 +215,7 @@ impl Account<'_> {
 
     fn reason(&self, why: LeftOut) -> String {
         match why {
-            LeftOut::BelowMinReward => format!("its reward is below {}", self.args.min_reward),
+            LeftOut::BelowMinReward => format!("its reward is below {}", self.min_reward),
             LeftOut::NoWeight => "no step of it is better than the average".to_owned(),
         }
     }

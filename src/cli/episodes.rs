@@ -16,18 +16,18 @@ use super::interrupt::{self, Orderly, unless_interrupted};
 use super::keys::config_failure;
 use super::now;
 use super::pulse::with_pulse;
-use super::server::{model_failure, watch, weight_rules};
+use super::server::{ServerArgs, model_failure};
 use super::talk::Talk;
 use crate::agent::{AgentSetting, OnStep, Speech};
 use crate::config::Config;
-use crate::config::parts::{AgentPart, ModelPart, RewardPart, RunPart, SandboxPart, TaskPart};
+use crate::config::parts::{AgentPart, RewardPart, RunPart, SandboxPart, TaskPart};
 use crate::event::{Event, counted};
 use crate::hf::HuggingFace;
 use crate::metrics::Digest;
-use crate::model::budget::{Allowance, Meter, ModelRole};
+use crate::model::budget::{Meter, ModelRole};
 use crate::model::notice::Notices;
 use crate::model::probe::probe;
-use crate::model::{Model, Opened, Wanted, open};
+use crate::model::{Model, Opened};
 use crate::pipeline::batch::{self, Batch, Done, Stopped};
 use crate::pipeline::census::Census;
 use crate::pipeline::paid::Paid;
@@ -127,7 +127,7 @@ pub(super) fn part<T: DeserializeOwned>(config: &Config) -> Result<T, Failure> {
 /// The tasks, and what there is to be of them.
 async fn chosen(ask: &mut Ask<'_>, choose: Choose<'_>) -> Result<(Chosen, Census), Failure> {
     let tasks: TaskPart = part(&ask.config)?;
-    let sources = tasks.sources().map_err(config_failure)?;
+    let sources = tasks.sources();
     let hub =
         HuggingFace::from_env(|name| std::env::var(name).ok()).map_err(|error| task_failure(error.into()))?;
     let loaded = load_all(&sources, &tasks.options(), &hub).await.map_err(task_failure)?;
@@ -221,7 +221,7 @@ fn started_at(config: &mut Config, run: &RunDir) -> Result<i64, Failure> {
 
 /// The configuration as a file in `dir` has it: paths begin there, however they were typed, so that a directory can
 /// be moved with what it was made from. Only what has nothing in common with it but the root is told from there.
-fn seen_from(dir: &Path, config: &Config) -> Result<Config, Failure> {
+pub(super) fn seen_from(dir: &Path, config: &Config) -> Result<Config, Failure> {
     let unreadable = |error| Failure::stopped(format!("{}: {error}", dir.display()), "mend the directory");
     let dir = dir.canonicalize().map_err(unreadable)?;
     Ok(config.with_paths(|path| way(&dir, &settled(path))))
@@ -300,13 +300,9 @@ impl Teller {
 
 /// Opens the model, looks at it, and finds out how to speak to it.
 async fn open_student(ask: &Ask<'_>, teller: &Teller) -> Result<(Opened, Speech), Failure> {
-    let model: ModelPart = part(&ask.config)?;
+    let server = ServerArgs { needs_text: true, ..ServerArgs::read(&ask.config)? };
     let talk = Arc::clone(&teller.talk);
-    // Episodes bound the requests: each asks one thing at a time.
-    let mut wanted = Wanted { needs_text: true, ..model.wanted().map_err(model_failure)? };
-    wanted.settings.watch = Some(watch(Arc::new(move |text: &str| talk.note(text))));
-    wanted.notices = teller.notices.clone();
-    let opened = open(&wanted).await.map_err(model_failure)?;
+    let opened = server.open(&teller.notices, Arc::new(move |text: &str| talk.note(text))).await?;
     let report = probe(&opened).await;
     student::check_server(&opened, &report, &teller.notices).map_err(model_failure)?;
     let speech = student::speech(&opened, &part(&ask.config)?).map_err(model_failure)?;
@@ -336,9 +332,7 @@ fn tell_turns(talk: &Arc<Talk>) -> Option<TellTurn> {
 
 /// What the student may cost.
 fn meter(config: &Config) -> Result<Arc<Meter>, Failure> {
-    let part: RunPart = part(config)?;
-    let allowance = Allowance { max_requests: part.max_requests, max_tokens: part.max_tokens };
-    Ok(Meter::new(ModelRole::Student, allowance))
+    Ok(Meter::new(ModelRole::Student, ServerArgs::read(config)?.allowance()))
 }
 
 /// The model behind its budget and the ledger of the run directory.
@@ -350,7 +344,7 @@ async fn student(
     teller: &Teller,
 ) -> Result<Paid, Failure> {
     let part: RunPart = part(&ask.config)?;
-    let rules = weight_rules(part.weights_check_answers, part.weights_check_seconds, &part.new_weights);
+    let rules = ServerArgs::read(&ask.config)?.weight_rules();
     let place = RunPlace { stage: ask.stage, seed: part.seed };
     let ledger = Ledger::open(run.lock()).map_err(model_failure)?;
     let paid = Paid::open(opened, &ledger, meter, place, rules).await.map_err(model_failure)?;
@@ -399,8 +393,12 @@ fn setting(
 }
 
 fn concurrency(config: &Config, opened: &Opened) -> Result<usize, Failure> {
-    let run: RunPart = part(config)?;
-    Ok(run.concurrency.unwrap_or(if opened.info.kind.is_here() { CONCURRENCY.1 } else { CONCURRENCY.0 }))
+    let server = ServerArgs::read(config)?;
+    Ok(server.part.concurrency.unwrap_or(if opened.info.kind.is_here() {
+        CONCURRENCY.1
+    } else {
+        CONCURRENCY.0
+    }))
 }
 
 async fn work(batch: &Batch, slots: Vec<Slot>, teller: &Teller) -> Done {

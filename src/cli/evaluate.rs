@@ -4,26 +4,25 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::args::EvaluateArgs;
 use super::block_on;
-use super::episodes::{self, Ask, Finished, part};
+use super::call::Call;
+use super::episodes::{self, Ask, Finished};
 use super::failure::Failure;
 use super::stdout;
-use crate::config::parts::{AgentPart, EvaluatePart, TaskPart};
+use crate::config::parts::{AgentPart, EvaluatePart, RunPart, TaskPart};
 use crate::pipeline::evaluation::{self, Setting};
 use crate::pipeline::slots::Chosen;
 use crate::tasks::source::{TaskSource, are_named, split_all};
 use crate::tasks::{CodingTask, TaskError};
 
-pub(super) fn run(args: &EvaluateArgs) -> Result<(), Failure> {
-    let config = args.keys.resolve()?;
-    let (evaluate, agent): (EvaluatePart, AgentPart) = (part(&config)?, part(&config)?);
-    let talk = Arc::new(args.talk.talk());
+pub(super) fn run(call: &Call) -> Result<(), Failure> {
+    let (evaluate, agent): (EvaluatePart, AgentPart) = (call.read()?, call.read()?);
+    let (run, talk): (RunPart, _) = (call.read()?, Arc::new(call.talk()));
     let temperature = evaluate.eval_temperature;
     if evaluate.attempts > 1 && temperature == 0.0 {
         talk.note("at temperature 0 all attempts at a task are the same; give --eval-temperature");
     }
-    let ask = Ask { stage: "evaluate", config, dir: &args.run, talk, temperature };
+    let ask = Ask { stage: "evaluate", config: call.config.clone(), dir: &run.run, talk, temperature };
     let choose = |part: &TaskPart, sources: &[TaskSource], tasks: Vec<CodingTask>| {
         choose(&evaluate, part, sources, tasks)
     };
@@ -31,7 +30,7 @@ pub(super) fn run(args: &EvaluateArgs) -> Result<(), Failure> {
     let seconds = evaluation::seconds_worked(&finished.run.events());
     let max_new_tokens = agent.max_turn_tokens;
     keep(&mut finished, |model| Setting { model, max_new_tokens, temperature, seconds })?;
-    let text = if args.talk.json { episodes::as_json(&finished) } else { table(&finished) };
+    let text = if call.is_json() { episodes::as_json(&finished) } else { table(&finished) };
     stdout::data(text.as_bytes())?;
     episodes::verdict(&finished)
 }

@@ -4,10 +4,11 @@
 //! what to do next. Exit codes: 0 all that was asked for was made, 1 finished with losses, 2 usage or
 //! unreadable input, 3 stopped early, 130 and 143 ended by SIGINT and SIGTERM.
 
-mod args;
+mod call;
 mod chat;
 mod collect;
 mod command;
+mod config;
 mod credit;
 mod dataset;
 mod episodes;
@@ -33,44 +34,48 @@ mod talk;
 use std::ffi::OsString;
 use std::process::ExitCode;
 
-use clap::Parser as _;
+use clap::ArgMatches;
 
-use self::args::{ChatCommand, ModelCommand};
-use self::command::{Args, Command};
+use self::call::Call;
+use self::command::COMMANDS;
 use self::failure::Failure;
 
 /// Runs the program with these arguments, the program's name first.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let arguments: Vec<OsString> = arguments.into_iter().collect();
-    let args = match Args::try_parse_from(&arguments) {
-        Ok(args) => args,
+    let matches = match command::program().try_get_matches_from(&arguments) {
+        Ok(matches) => matches,
         Err(error) => return usage(&error),
     };
     arguments.first().into_iter().for_each(|word| program::started_as(word));
-    let as_json = args.command.as_json();
-    match interrupt::listen(as_json).and_then(|()| dispatch(args.command)) {
+    let (name, matches) = called(&matches);
+    let as_json = matches.try_get_one::<bool>("json").ok().flatten() == Some(&true);
+    match interrupt::listen(as_json).and_then(|()| dispatch(&name, matches)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report(as_json),
     }
 }
 
-fn dispatch(command: Command) -> Result<(), Failure> {
-    match command {
-        Command::Chat(ChatCommand::Render(args)) => chat::render(&args),
-        Command::Chat(ChatCommand::Parse(args)) => chat::parse(&args),
-        Command::Collect(args) => collect::run(&args),
-        Command::Evaluate(args) => evaluate::run(&args),
-        Command::Config(args) => keys::list(&args),
-        Command::Quickstart(args) => quickstart::run(&args),
-        Command::Probe(args) => probe::run(&args),
-        Command::Score(args) => score::run(&args),
-        Command::Credit(args) => credit::run(&args),
-        Command::Dataset(args) => dataset::run(&args),
-        Command::Model(ModelCommand::Pull { name }) => model::pull(name.as_deref()),
-        Command::Model(ModelCommand::List) => model::list(),
-        Command::Model(ModelCommand::Serve(args)) => serve::run(&args),
-        Command::Model(ModelCommand::Path { name }) => model::path(name.as_deref()),
+/// The command that was typed, below others too, and what stands behind it.
+fn called(matches: &ArgMatches) -> (String, &ArgMatches) {
+    match matches.subcommand() {
+        None => (String::new(), matches),
+        Some((name, below)) => {
+            let (rest, matches) = called(below);
+            (format!("{name} {rest}").trim_end().to_owned(), matches)
+        }
     }
+}
+
+fn dispatch(name: &str, matches: &ArgMatches) -> Result<(), Failure> {
+    let entry = COMMANDS.iter().find(|entry| entry.name == name);
+    let entry = entry.ok_or_else(|| Failure::input("no command was named", "see --help"))?;
+    let call = Call::resolve(entry.name, entry.bare, entry.next, matches)?;
+    (entry.run)(&call)?;
+    if let Some(next) = call.next().filter(|_| !call.is_json() && !call.config.is("quiet")) {
+        output::talk(&format!("next: {next}"));
+    }
+    Ok(())
 }
 
 /// Runs asynchronous work to its end.

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::block_on;
+use super::call::Call;
 use super::failure::Failure;
 use super::interrupt::unless_interrupted;
 use super::output;
@@ -14,8 +15,8 @@ use crate::hf::HubError;
 use crate::model::embedded;
 use crate::model::weights::{KNOWN, Weights, WeightsError};
 
-pub(super) fn pull(name: Option<&str>) -> Result<(), Failure> {
-    let (name, path) = bring(&open()?, name)?;
+pub(super) fn pull(call: &Call) -> Result<(), Failure> {
+    let (name, path) = bring(&open()?, call.get::<Option<String>>("model")?.as_deref())?;
     output::talk(&format!("{name} is at"));
     stdout::data(format!("{}\n", path.display()).as_bytes())
 }
@@ -33,7 +34,7 @@ fn bring(weights: &Weights, name: Option<&str>) -> Result<(String, PathBuf), Fai
     pulled?.map_err(failed)
 }
 
-pub(super) fn list() -> Result<(), Failure> {
+pub(super) fn list(_: &Call) -> Result<(), Failure> {
     let weights = open()?;
     let entry = |name: &str, about: &str, place: &str| format!("{name:<28}  {about}\n{:<28}  {place}\n", "");
     let place = |path: Option<PathBuf>| path.map_or("not here yet".to_owned(), |it| it.display().to_string());
@@ -43,8 +44,8 @@ pub(super) fn list() -> Result<(), Failure> {
     stdout::data(known.chain(others).collect::<String>().as_bytes())
 }
 
-pub(super) fn path(name: Option<&str>) -> Result<(), Failure> {
-    let (_, path) = find(name)?;
+pub(super) fn path(call: &Call) -> Result<(), Failure> {
+    let (_, path) = find(call.get::<Option<String>>("model")?.as_deref())?;
     stdout::data(format!("{}\n", path.display()).as_bytes())
 }
 

@@ -1,5 +1,7 @@
 //! Reading `--now`: seconds since 1970, or a date and time such as `2026-01-31T12:00:00Z`.
 
+use chrono::DateTime;
+
 use super::failure::Failure;
 use backsight_chat::template::Now;
 
@@ -14,53 +16,10 @@ pub(super) fn parse(text: &str) -> Result<Now, Failure> {
     })
 }
 
-/// `YYYY-MM-DD`, `T` or a space, `HH:MM:SS`, then `Z` or an offset such as `+02:00`.
+/// RFC 3339, with `T` or a space in the middle.
 fn date_time(text: &str) -> Option<Now> {
-    let (date, time) = text.split_once(['T', ' '])?;
-    let [year, month, day] = numbers(date, '-')?;
-    let (time, offset) = split_offset(time)?;
-    let [hour, minute, second] = numbers(time, ':')?;
-    let valid = (1..=12).contains(&month) && (1..=days_in(year, month)).contains(&day);
-    if !valid || hour > 23 || minute > 59 || second > 59 {
-        return None;
-    }
-    let local = days_since_1970(year, month, day) * 86_400 + hour * 3_600 + minute * 60 + second;
-    Some(Now::utc(local - i64::from(offset)).at_offset(offset))
-}
-
-fn split_offset(time: &str) -> Option<(&str, i32)> {
-    if let Some(time) = time.strip_suffix('Z') {
-        return Some((time, 0));
-    }
-    let at = time.rfind(['+', '-'])?;
-    let [hours, minutes] = numbers(&time[at + 1..], ':')?;
-    let seconds = i32::try_from(hours * 3_600 + minutes * 60).ok()?;
-    Some((&time[..at], if time[at..].starts_with('-') { -seconds } else { seconds }))
-}
-
-/// Exactly `N` whole numbers with `separator` between them.
-fn numbers<const N: usize>(text: &str, separator: char) -> Option<[i64; N]> {
-    let number =
-        |part: &str| part.bytes().all(|byte| byte.is_ascii_digit()).then(|| part.parse().ok()).flatten();
-    let parts: Option<Vec<i64>> = text.split(separator).map(number).collect();
-    parts?.try_into().ok()
-}
-
-fn days_in(year: i64, month: i64) -> i64 {
-    let leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
-    match month {
-        2 if leap => 29,
-        2 => 28,
-        4 | 6 | 9 | 11 => 30,
-        _ => 31,
-    }
-}
-
-/// Days in the proleptic Gregorian calendar; a year is counted from March, so that the leap day is its last.
-fn days_since_1970(year: i64, month: i64, day: i64) -> i64 {
-    let year = if month <= 2 { year - 1 } else { year };
-    let from_march = (153 * ((month + 9) % 12) + 2) / 5 + day - 1;
-    365 * year + year.div_euclid(4) - year.div_euclid(100) + year.div_euclid(400) + from_march - 719_468
+    let time = DateTime::parse_from_rfc3339(text).ok()?;
+    Some(Now::utc(time.timestamp()).at_offset(time.offset().local_minus_utc()))
 }
 
 #[cfg(test)]

@@ -2,25 +2,26 @@
 
 use serde_json::Value;
 
-use super::args::ProbeArgs;
 use super::block_on;
+use super::call::Call;
 use super::failure::Failure;
-use super::server::{model_failure, teller};
+use super::server::{ServerArgs, model_failure, teller};
 use super::stdout;
 use crate::model::notice::Notices;
 use crate::model::open;
 use crate::model::probe::{Findings, probe};
 
-pub(super) fn run(args: &ProbeArgs) -> Result<(), Failure> {
-    let (notices, tell) = (Notices::default(), teller(args.json));
+pub(super) fn run(call: &Call) -> Result<(), Failure> {
+    let server = ServerArgs::read(&call.config)?;
+    let (notices, tell) = (Notices::default(), teller(call.is_json()));
     let findings = block_on(async {
-        let mut wanted = args.server.wanted(args.url.as_slice(), &notices, tell.clone())?;
+        let mut wanted = server.wanted(&notices, tell.clone())?;
         wanted.settings = wanted.settings.briefly();
         let opened = open(&wanted).await.map_err(model_failure)?;
         Ok(probe(&opened).await)
     })??;
     notices.take().iter().chain(&findings.notes).for_each(|note| tell(note));
-    let text = if args.json { format!("{}\n", findings.to_json()) } else { table(&findings) };
+    let text = if call.is_json() { format!("{}\n", findings.to_json()) } else { table(&findings) };
     stdout::data(text.as_bytes())?;
     match findings.self_test_ok() {
         Some(false) => Err(Failure::losses(

@@ -9,7 +9,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Map, json};
 use toml::Table;
 
-use super::args::QuickstartArgs;
+use super::call::Call;
 use super::chat::source_failure;
 use super::credit::{as_json, metrics, summarise};
 use super::episodes::run_failure;
@@ -18,6 +18,7 @@ use super::output::{self, one_line};
 use super::pulse::with_pulse;
 use super::server::model_failure;
 use super::{block_on, live, model, program, stdout};
+use crate::config::FOUND;
 use crate::model::budget::{Allowance, Meter, ModelRole};
 use crate::model::embedded;
 use crate::model::notice::Notices;
@@ -30,8 +31,7 @@ use crate::store::episodes::find;
 use crate::store::hindsight::{Hindsight, PUBLISHED_LENS, read, scores_file, tokens_file};
 use crate::store::run::RunDir;
 use crate::store::{Ledger, RunPlace, WeightRules};
-use backsight_chat::tool_text;
-use backsight_core::episode::Episode;
+use backsight_core::episode::{Episode, ToolText};
 
 /// How many of the most changed steps are named.
 const N_CHANGED: usize = 5;
@@ -45,12 +45,13 @@ const EPISODE_FILE: &str = "episode.jsonl";
 /// The same for `chat render`.
 const CONVERSATION_FILE: &str = "conversation.json";
 
-pub(super) fn run(args: &QuickstartArgs) -> Result<(), Failure> {
+pub(super) fn run(call: &Call) -> Result<(), Failure> {
+    let (out, model): (PathBuf, Option<String>) = (call.get("out")?, call.get("model")?);
     let began = Instant::now();
-    let (name, path) = model::find_or_pull(args.model.as_deref())?;
+    let (name, path) = model::find_or_pull(model.as_deref())?;
     output::talk(&format!("loading {name}"));
     let opened = embedded::load(&name, &path, None).map_err(model_failure)?;
-    let live_dir = args.out.join("live");
+    let live_dir = out.join("live");
     let live = match live::run(&path, &live_dir) {
         Err(failure) if failure.is_signal() => return Err(failure),
         live => live,
@@ -58,29 +59,23 @@ pub(super) fn run(args: &QuickstartArgs) -> Result<(), Failure> {
     if let Ok(live) = &live {
         stdout::data(format!("{}\n", live::text(live)).as_bytes())?;
     }
-    credit(args, &name, &path, &opened, began)?;
+    credit(&out, &name, &path, &opened, began)?;
     let again = live::command(&live_dir);
     // What the machine does not allow is said last, so that it is not overlooked.
     live.and_then(|_| stdout::data(format!("  {again}\n").as_bytes()))
 }
 
 /// The recorded part: an episode's steps are re-read knowing its outcome, and get their credit.
-fn credit(
-    args: &QuickstartArgs,
-    name: &str,
-    path: &Path,
-    opened: &Opened,
-    began: Instant,
-) -> Result<(), Failure> {
+fn credit(out: &Path, name: &str, path: &Path, opened: &Opened, began: Instant) -> Result<(), Failure> {
     let episode = bundled().map_err(model_failure)?;
     let texts = texts(opened)?;
-    let options = options(&episode, opened, &texts, &args.out).map_err(model_failure)?;
+    let options = options(&episode, opened, &texts, out).map_err(model_failure)?;
     check_fits(longest(&episode, &texts, &options), opened)?;
-    let tool_text = options.framing.tool_text.map_or("the template's own way", tool_text::name);
-    let run = RunDir::open(&args.out, "credit").map_err(run_failure)?;
-    write(&args.out, &episode)?;
+    let tool_text = options.framing.tool_text.map_or("the template's own way", ToolText::name);
+    let run = RunDir::open(out, "credit").map_err(run_failure)?;
+    write(out, &episode)?;
     let tokenizer = Arc::clone(&texts.tokenizer);
-    let config = json!({"model": name, "lens": PUBLISHED_LENS});
+    let config = json!({FOUND: {"model": name, "lens": PUBLISHED_LENS}});
     run.note_config(Table::try_from(config).unwrap_or_default()).map_err(run_failure)?;
     let ended = scored(&run, opened, texts, options)?;
     run.add_event(&output::event_of("episode", as_json(&ended)))
@@ -95,10 +90,10 @@ fn credit(
         episode: &episode,
         tool_text,
         steps: &steps,
-        files: files(&args.out, &ended),
+        files: files(out, &ended),
         seconds: began.elapsed().as_secs_f64(),
     };
-    stdout::data(report.text(&args.out).as_bytes())
+    stdout::data(report.text(out).as_bytes())
 }
 
 /// The model's tokenizer and template; without them there is nothing to show.

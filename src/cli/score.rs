@@ -12,18 +12,19 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
 use toml::Table;
 
-use super::args::ScoreArgs;
 use super::block_on;
-use super::episodes::run_failure;
+use super::call::Call;
+use super::episodes::{run_failure, seen_from};
 use super::failure::Failure;
 use super::interrupt::Orderly;
 use super::output::{self, one_line};
 use super::pulse::with_pulse;
-use super::server::model_failure;
+use super::server::{ServerArgs, model_failure};
 use super::stdout;
+use crate::config::Config;
 use crate::model::JobScores;
 use crate::model::Opened;
-use crate::model::budget::{Allowance, Meter, ModelRole, Spent};
+use crate::model::budget::{Meter, ModelRole, Spent};
 use crate::model::notice::Notices;
 use crate::model::planned::{Planned, score_planned};
 use crate::model::probe::require_scores;
@@ -89,9 +90,22 @@ struct Numbers {
 /// A job around whose answers the weights changed is asked for again so often before it is lost.
 const ASKED_AT_MOST: usize = 3;
 
+/// What was asked for.
+struct ScoreArgs {
+    config: Config,
+    jobs: PathBuf,
+    out: PathBuf,
+    top_k: usize,
+    server: ServerArgs,
+    json: bool,
+}
+
 /// Reads and checks everything before anybody is asked.
-pub(super) fn run(args: &ScoreArgs) -> Result<(), Failure> {
-    args.server.check(&args.url)?;
+pub(super) fn run(call: &Call) -> Result<(), Failure> {
+    let (jobs, out, top_k) = (call.get("jobs")?, call.get("out")?, call.get("top_k")?);
+    let (config, server) = (call.config.clone(), ServerArgs::read(&call.config)?);
+    let args = &ScoreArgs { config, jobs, out, top_k, server, json: call.is_json() };
+    args.server.check()?;
     let lines = read_jobs(&args.jobs, args.top_k)?;
     refuse_overwriting(&args.jobs, &args.out)?;
     let run = RunDir::open(&run_dir(&args.out), "score").map_err(locked)?;
@@ -102,13 +116,13 @@ pub(super) fn run(args: &ScoreArgs) -> Result<(), Failure> {
 async fn work(args: &ScoreArgs, lines: Vec<Line>, voice: &Arc<Voice>) -> Result<(), Failure> {
     let (began, notices) = (Instant::now(), Notices::default());
     let told = Arc::clone(voice);
-    let opened = args.server.open(&args.url, &notices, Arc::new(move |text| told.note(text))).await?;
+    let opened = args.server.open(&notices, Arc::new(move |text| told.note(text))).await?;
     require_scores(&opened).await.map_err(model_failure)?;
-    voice.run.note_config(config(args, &opened)).map_err(run_failure)?;
+    let asked = seen_from(voice.run.dir(), &args.config)?;
+    voice.run.keep_found(&asked, found(args, &opened), &[]).map_err(run_failure)?;
     let lines: Vec<Line> =
         lines.into_iter().map(|line| line.capped(opened.model.limits(), &notices)).collect();
-    let allowance = Allowance { max_requests: args.max_requests, max_tokens: args.max_tokens };
-    let meter = Meter::new(ModelRole::Teacher, allowance);
+    let meter = Meter::new(ModelRole::Teacher, args.server.allowance());
     let (rules, place) = (args.server.weight_rules(), RunPlace { stage: "score", seed: 0 });
     let ledger = Ledger::open(voice.run.lock()).map_err(model_failure)?;
     let paid = Paid::open(&opened, &ledger, meter.clone(), place, rules).await.map_err(model_failure)?;
@@ -265,14 +279,14 @@ fn unwritable(path: &Path, error: &io::Error) -> Failure {
     Failure::stopped(format!("{}: {error}", path.display()), "free some space; the same command continues")
 }
 
-/// What was asked for and of whom; no secrets among it.
-fn config(args: &ScoreArgs, opened: &Opened) -> Table {
+/// What was asked for this time, and of whom.
+fn found(args: &ScoreArgs, opened: &Opened) -> Table {
     let server = opened.transport.as_ref().map(Transport::server).unwrap_or_default();
-    let config = json!({
-        "jobs": args.jobs, "out": args.out, "top_k": args.top_k, "kind": opened.info.kind.name,
-        "model": opened.info.model, "server": server,
+    let found = json!({
+        "jobs": args.jobs, "out": args.out, "kind": opened.info.kind.name, "model": opened.info.model,
+        "server": server,
     });
-    Table::try_from(config).unwrap_or_default()
+    Table::try_from(found).unwrap_or_default()
 }
 
 impl Line {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tokio::net::TcpListener;
 
-use super::args::{Personality, ServeArgs};
+use super::call::Call;
 use super::failure::Failure;
 use super::interrupt::Orderly;
 use super::output;
@@ -13,25 +13,20 @@ use super::server::model_failure;
 use super::stdout;
 use super::{block_on, model};
 use crate::model::serve::{self, Served};
-use backsight_chat::tool_text;
 use backsight_engine::model::Embedded;
 
-pub(super) fn run(args: &ServeArgs) -> Result<(), Failure> {
-    let (name, path) = model::find(args.model.as_deref())?;
-    let embedded = Embedded::load(&path, args.tokenizer.as_deref()).map_err(model_failure)?;
+pub(super) fn run(call: &Call) -> Result<(), Failure> {
+    let (name, path) = model::find(call.get::<Option<String>>("model")?.as_deref())?;
+    let embedded = Embedded::load(&path, call.tokenizer()?.as_deref()).map_err(model_failure)?;
     if let Some(choice) = embedded.tool_text() {
-        let choice = tool_text::name(choice);
         output::talk(&format!(
-            "note: the chat template of {name} ignores tools; they are written as text ({choice})"
+            "note: the chat template of {name} ignores tools; they are written as text ({})",
+            choice.name()
         ));
     }
-    let personality = match args.personality {
-        Personality::Vllm => serve::Personality::Vllm,
-        Personality::Sglang => serve::Personality::Sglang,
-    };
-    let mut served = Served::new(embedded, name, path.display().to_string(), personality);
-    served.max_logprobs = args.max_logprobs;
-    block_on(listen(SocketAddr::new(args.host, args.port), Arc::new(served)))?
+    let mut served = Served::new(embedded, name, path.display().to_string(), call.choice("as")?);
+    served.max_logprobs = call.get("max_logprobs")?;
+    block_on(listen(SocketAddr::new(call.get("host")?, call.get("port")?), Arc::new(served)))?
 }
 
 /// Answers until the user stops it.

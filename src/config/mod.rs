@@ -1,21 +1,23 @@
 //! Configuration: what was typed in a file and in flags, checked key by key, and what follows from it.
 //!
 //! Owns [`Config`], the values of every key a command uses: flags win over the file, the file over the
-//! defaults of [`keys::KEYS`]. Pure: reading files and printing are left to the command line. What one
+//! defaults of [`keys`]. Pure: reading files and printing are left to the command line. What one
 //! part of a command needs is read from here into a structure of its own (see [`parts`]).
 
 pub mod keys;
 pub mod parts;
 mod paths;
-mod yaml;
+pub mod yaml;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use serde::de::DeserializeOwned;
+use serde_json::Value as Json;
 use toml::{Table, Value};
 
-use self::keys::{Effect, KEYS, Key};
+use self::keys::{EITHER, Effect, Key, Shape};
+use crate::model::budget::ModelRole;
 
 /// What is wrong with a configuration.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -84,6 +86,9 @@ pub struct File<'a> {
     pub text: &'a str,
 }
 
+/// The table below a stage's own for what was not asked for but found out.
+pub const FOUND: &str = "found";
+
 /// Flags as typed: the key's name, and every value that was given for it.
 pub type Typed = BTreeMap<&'static str, Vec<String>>;
 
@@ -91,6 +96,9 @@ pub type Typed = BTreeMap<&'static str, Vec<String>>;
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
     values: Table,
+    /// The keys that were typed or stand in the file, and of those the typed ones.
+    given: BTreeSet<&'static str>,
+    typed: BTreeSet<&'static str>,
     left_out: Vec<String>,
 }
 
@@ -117,18 +125,51 @@ impl Config {
     pub fn resolve(command: &str, file: Option<File<'_>>, typed: &Typed) -> Result<Self, ConfigError> {
         let (from_file, left_out) =
             file.map(|file| read_file(file, command)).transpose()?.unwrap_or_default();
-        let mut values = Table::new();
-        for key in KEYS.iter().filter(|key| key.is_used_by(command)) {
-            let default = key.default.map(|text| key.parse(&[text.to_owned()]));
-            let value = match typed.get(key.name) {
-                Some(words) => Some(key.parse(words)),
-                None => from_file.get(key.name).cloned().map(Ok).or(default),
+        let (mut values, mut given) = (Table::new(), BTreeSet::new());
+        for key in keys::of(command) {
+            let said = match typed.get(key.name) {
+                Some(words) => Some(key.parse(words)?),
+                None => from_file.get(key.name).filter(|_| key.effect != Effect::Call).cloned(),
             };
-            if let Some(value) = value.transpose()? {
+            given.extend(said.is_some().then_some(key.name));
+            let default = || key.default.map(|text| key.parse(&[text.to_owned()]));
+            if let Some(value) = said.map(Ok).or_else(default).transpose()? {
                 values.insert(key.name.to_owned(), value);
             }
         }
-        Ok(Self { values, left_out })
+        let config = Self { values, given, typed: typed.keys().copied().collect(), left_out };
+        config.check_either().map(|()| config)
+    }
+
+    /// Refuses what was said in two ways.
+    fn check_either(&self) -> Result<(), ConfigError> {
+        let is_given = |(one, other): &&(&str, &str)| self.given.contains(one) && self.given.contains(other);
+        EITHER.iter().find(is_given).map_or(Ok(()), |(one, other)| Err(not_both(one, other)))
+    }
+
+    /// The keys that were typed.
+    pub fn typed(&self) -> impl Iterator<Item = &'static Key> {
+        keys::all().iter().filter(|key| self.typed.contains(key.name))
+    }
+
+    /// What was typed or stands in the file, without defaults.
+    pub fn given(&self) -> Table {
+        let is_given = |(name, _): &(&String, &Value)| self.given.contains(name.as_str());
+        self.values.iter().filter(is_given).map(|(name, value)| (name.clone(), value.clone())).collect()
+    }
+
+    /// The words of a key's value as they may be shown.
+    pub fn shown(&self, name: &str) -> Vec<String> {
+        let words = match self.values.get(name).map(without_logins) {
+            Some(Value::Array(words)) => words,
+            other => other.into_iter().collect(),
+        };
+        words.iter().map(|word| word.as_str().map_or_else(|| word.to_string(), str::to_owned)).collect()
+    }
+
+    /// Whether a switch was given.
+    pub fn is(&self, name: &str) -> bool {
+        self.values.get(name).and_then(Value::as_bool) == Some(true)
     }
 
     /// What stands in the file and means nothing to us: settings of a trainer, in files that are shared with one.
@@ -138,16 +179,42 @@ impl Config {
 
     /// The same with every path replaced.
     pub fn with_paths(&self, replace: impl Fn(&Path) -> PathBuf) -> Self {
-        Self { values: paths::replaced(self.values.clone(), replace), left_out: self.left_out.clone() }
+        Self { values: paths::replaced(self.values.clone(), replace), ..self.clone() }
     }
 
     /// The part of the configuration that `T` names.
     pub fn read<T: DeserializeOwned>(&self) -> Result<T, ConfigError> {
-        let bad = |error: toml::de::Error| ConfigError::Conflict {
-            what: error.message().to_owned(),
-            help: "`backsight config` says what each key means".to_owned(),
+        read(self.values.clone())
+    }
+
+    /// The same of a role: what is not said of it is as the student has it.
+    pub fn read_of<T: DeserializeOwned>(&self, role: ModelRole) -> Result<T, ConfigError> {
+        let prefix = format!("{}_", role.name());
+        let own =
+            |(name, value): (&String, &Value)| Some((name.strip_prefix(&prefix)?.to_owned(), value.clone()));
+        let own: Table = self.values.iter().filter_map(own).collect();
+        read(self.values.clone().into_iter().chain(own).collect())
+    }
+
+    /// The value of one key; an [`Option`] of one that may have none.
+    pub fn get<T: DeserializeOwned>(&self, name: &str) -> Result<T, ConfigError> {
+        let is_list = |key: &Key| key.name == name && matches!(key.shape, Shape::Words);
+        let value = match self.values.get(name) {
+            None if keys::all().iter().any(is_list) => Ok(Json::Array(Vec::new())),
+            value => serde_json::to_value(value),
         };
-        T::deserialize(Value::Table(self.values.clone())).map_err(bad)
+        let flag = name.replace('_', "-");
+        value.and_then(serde_json::from_value).map_err(|error| match self.values.get(name) {
+            Some(value) => ConfigError::Wrong {
+                place: format!("--{flag}"),
+                value: value.to_string(),
+                wanted: error.to_string(),
+            },
+            None => ConfigError::Conflict {
+                what: format!("--{flag} is not given"),
+                help: "give it; --help has examples".to_owned(),
+            },
+        })
     }
 
     /// Sets a key to what was found out to be its value.
@@ -155,25 +222,25 @@ impl Config {
         self.values.insert(key.to_owned(), value.into());
     }
 
-    /// As a file has it: every key that has a value, by name, without secrets.
+    /// As a file has it: every key with a value that outlives this call, by name, without secrets.
     pub fn to_table(&self) -> Table {
-        self.values.iter().map(|(key, value)| (key.clone(), without_logins(value))).collect()
+        let kept = self.values.iter().filter(|(name, _)| keys::find(name).is_some());
+        kept.map(|(name, value)| (name.clone(), without_logins(value))).collect()
     }
 
     /// The keys in which a run made with the configuration in `before` would come out otherwise.
     pub fn differences(&self, before: &Table) -> Vec<Difference> {
-        let decides = |name: &&String| keys::find(name).is_none_or(|key| key.effect != Effect::Manner);
-        let names: std::collections::BTreeSet<&String> =
-            self.values.keys().chain(before.keys()).filter(decides).collect();
+        let effect = |name: &str| keys::find(name).map(|key| key.effect);
+        let decides = |name: &&String| !matches!(effect(name), Some(Effect::Manner | Effect::Recomputed));
+        let after = self.to_table();
+        let names: BTreeSet<&String> = after.keys().chain(before.keys()).filter(decides).collect();
         let has_grown = |name: &str| {
-            let may_grow = keys::find(name).is_some_and(|key| key.effect == Effect::Extent);
+            let may_grow = effect(name) == Some(Effect::Extent);
             let number = |table: &Table| table.get(name).and_then(Value::as_integer);
-            may_grow
-                && number(before).is_none_or(|before| number(&self.values).is_some_and(|now| now >= before))
+            may_grow && number(before).is_none_or(|before| number(&after).is_some_and(|now| now >= before))
         };
         let of = |name: &str| {
-            let now = self.values.get(name).map(without_logins);
-            let (before, now) = (before.get(name).map(shown), now.as_ref().map(shown));
+            let (before, now) = (before.get(name).map(shown), after.get(name).map(shown));
             (before != now).then(|| Difference { key: name.to_owned(), before, now })
         };
         names.into_iter().filter(|name| !has_grown(name)).filter_map(|name| of(name)).collect()
@@ -191,7 +258,8 @@ fn read_file(file: File<'_>, stage: &str) -> Result<(Table, Vec<String>), Config
     if let Some(name) = sections.keys().find(|name| !keys::STAGES.contains(&of(name).as_str())) {
         return Err(ConfigError::Unknown { file: file.name.to_owned(), name: name.clone() });
     }
-    table.extend(sections.get(stage).and_then(Value::as_table).cloned().into_iter().flatten());
+    let own = sections.get(stage).and_then(Value::as_table).cloned().into_iter().flatten();
+    table.extend(own.filter(|(name, _)| name != FOUND));
     let mut checked = Table::new();
     for (name, value) in table {
         let unknown = || ConfigError::Unknown { file: file.name.to_owned(), name: name.clone() };
@@ -209,6 +277,22 @@ fn parse_toml(file: File<'_>) -> Result<Table, ConfigError> {
         let line = error.span().map(|span| before(span.start) + 1);
         ConfigError::Unreadable { file: file.name.to_owned(), line, why: error.message().to_owned() }
     })
+}
+
+fn read<T: DeserializeOwned>(values: Table) -> Result<T, ConfigError> {
+    T::deserialize(Value::Table(values)).map_err(|error| ConfigError::Conflict {
+        what: error.message().to_owned(),
+        help: "`backsight config` says what each key means".to_owned(),
+    })
+}
+
+/// Two keys that say the same thing, or of which one makes no sense beside the other.
+pub fn not_both(one: &str, other: &str) -> ConfigError {
+    let [one, other] = [one, other].map(|it| format!("--{}", it.replace('_', "-")));
+    ConfigError::Conflict {
+        what: format!("{one} cannot be used with {other}"),
+        help: format!("give {one} or {other}, not both"),
+    }
 }
 
 fn shown(value: &Value) -> String {
@@ -240,7 +324,7 @@ impl Key {
             Some(value) => value,
             None => Value::String(words.join(" ")),
         };
-        self.check(value, &format!("--{}", self.flag()))
+        self.check(value, &format!("--{}", self.flag))
     }
 
     /// The value, if it has the key's shape.
@@ -289,7 +373,8 @@ mod tests {
 
     #[test]
     fn of_several_stages_the_own_table_counts() {
-        let file = "seed = 1\ngroup_size = 2\n[collect]\ngroup_size = 8\n[credit]\nlens = \"hint\"\n";
+        let file = "seed = 1\ngroup_size = 2\n[collect]\ngroup_size = 8\n[collect.found]\nserver = \"s\"\n\
+                    [credit]\nlens = \"hint\"\n";
         assert_eq!(value(file, &[], "group_size"), Ok(Some("8".into())));
         assert_eq!(value(file, &[], "seed"), Ok(Some("1".into())));
     }
@@ -301,6 +386,7 @@ mod tests {
         };
         check("seed = 1\ngroups = = 2", &[], "c.toml line 2: extra `=`, expected nothing");
         check("group_sice = 2", &[], "c.toml: there is no key `group_sice`");
+        check("[collect.fund]\nseed = 2", &[], "c.toml: there is no key `fund`");
         check("[colect]\nseed = 2", &[], "c.toml: there is no key `colect`");
         check("group_size = 0", &[], "group_size in c.toml is 0, which is not a whole number from 1 up");
         check(
@@ -343,6 +429,38 @@ mod tests {
         }
         assert_eq!(get(&resolved("c.toml", &[]), "tokenizer"), "\"m\"");
         assert_eq!(get(&resolved("conf/c.toml", &[("tokenizer", &["t"])]), "tokenizer"), "\"t\"");
+    }
+
+    #[test]
+    fn a_name_of_the_hub_is_no_path() {
+        let file = File { name: "conf/c.toml", text: "tokenizer = 'Qwen/Qwen3-4B'" };
+        let config = Config::resolve("credit", Some(file), &Typed::new()).unwrap();
+        assert_eq!(config.shown("tokenizer"), ["Qwen/Qwen3-4B"]);
+        let there = File { name: "./c.toml", text: "tokenizer = 'src/config'" };
+        let config = Config::resolve("credit", Some(there), &Typed::new()).unwrap();
+        assert_eq!(config.shown("tokenizer"), ["./src/config"]);
+    }
+
+    #[test]
+    fn what_is_not_said_of_a_role_is_the_students() {
+        let mut config = resolve("", &[("url", &["http://s"]), ("model", &["big"])]).unwrap();
+        config.set("judge_model", "small");
+        config.set("judge_timeout", 7);
+        let of = |role| config.read_of::<parts::ModelPart>(role).unwrap();
+        let (student, judge) = (of(ModelRole::Student), of(ModelRole::Judge));
+        assert_eq!((student.model.as_deref(), student.timeout), (Some("big"), 600));
+        assert_eq!((judge.model.as_deref(), judge.timeout), (Some("small"), 7));
+        assert_eq!((judge.url, judge.kind), (student.url, student.kind));
+    }
+
+    #[test]
+    fn one_call_leaves_nothing_behind() {
+        let config = resolve("", &[("run", &["runs/x"]), ("json", &["true"])]).unwrap();
+        assert!(config.is("json") && !config.to_table().contains_key("run"), "{}", config.to_table());
+        assert_eq!(value("run = 'x'", &[], "run"), Err("c.toml: there is no key `run`".into()));
+        assert_eq!(config.get::<String>("run"), Ok("runs/x".into()));
+        assert_eq!(config.get::<Vec<String>>("url"), Ok(Vec::new()));
+        assert!(config.get::<String>("model").unwrap_err().to_string().contains("--model is not given"));
     }
 
     #[test]

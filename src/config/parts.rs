@@ -7,23 +7,46 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
-use super::ConfigError;
 use crate::agent::options::{ForcedCalls, LoopOptions};
 use crate::agent::reward::{CustomReward, RewardRule, RewardWeights};
 use crate::agent::tools::ToolLimits;
-use crate::model::kinds::named;
 use crate::model::secret::Secret;
-use crate::model::{Error, Settings, Wanted};
+use crate::model::{Error, Settings, Wanted, kinds};
 use crate::tasks::dataset::DatasetOptions;
 use crate::tasks::layout::Named;
 use crate::tasks::source::TaskSource;
 use crate::tasks::split::SplitOptions;
+use crate::wire::named;
+use backsight_core::named;
 use backsight_sandbox::{DockerConfig, Limits, SandboxConfig, SandboxKind};
 
 const MIB: u64 = 1 << 20;
 
-/// The model that is asked.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+/// What happens when a server has new weights.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum NewWeights {
+    /// The run ends.
+    #[default]
+    Stop,
+    /// The run goes on with them: beside a trainer they are what is waited for.
+    Continue,
+}
+
+named!(NewWeights: Stop = "stop", Continue = "continue");
+
+/// How messages are written into rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MessageForm {
+    /// With thinking and uncut results, tool arguments as strings.
+    Full,
+    /// As the published loader converts them.
+    Published,
+}
+
+named!(MessageForm: Full = "full", Published = "published");
+
+/// The model that is asked, and how.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct ModelPart {
     /// Its servers.
     #[serde(default)]
@@ -42,6 +65,19 @@ pub struct ModelPart {
     pub timeout: u64,
     /// Seconds every server may be gone.
     pub patience: u64,
+    /// Requests at once at most.
+    pub concurrency: Option<usize>,
+    /// Answers after which weights are measured again.
+    pub weights_check_answers: u64,
+    /// Seconds after which weights are measured again.
+    pub weights_check_seconds: u64,
+    /// What a change of them means.
+    #[serde(with = "named")]
+    pub new_weights: NewWeights,
+    /// When to stop.
+    pub max_requests: Option<u64>,
+    /// When to stop.
+    pub max_tokens: Option<u64>,
 }
 
 impl ModelPart {
@@ -50,7 +86,8 @@ impl ModelPart {
         let key = Secret::find(self.api_key_env.as_deref(), self.api_key_file.as_deref())?;
         let mut settings = Settings { timeout: Duration::from_secs(self.timeout), ..Settings::default() };
         settings.pool.patience = Duration::from_secs(self.patience);
-        let (urls, kind, model, tokenizer) = (self.url, named(&self.kind), self.model, self.tokenizer);
+        settings.pool.concurrency = self.concurrency.unwrap_or(settings.pool.concurrency);
+        let (urls, kind, model, tokenizer) = (self.url, kinds::named(&self.kind), self.model, self.tokenizer);
         Ok(Wanted { urls, kind, model, tokenizer, key, settings, ..Wanted::default() })
     }
 }
@@ -79,17 +116,13 @@ pub struct TaskPart {
 
 impl TaskPart {
     /// Where tasks come from; the built-in ones when nothing is named.
-    pub fn sources(&self) -> Result<Vec<TaskSource>, ConfigError> {
+    pub fn sources(&self) -> Vec<TaskSource> {
         match (&self.dataset_name, self.tasks.as_slice()) {
-            (None, []) => Ok(vec![TaskSource::Builtin]),
-            (None, names) => Ok(names.iter().map(|name| TaskSource::parse(name)).collect()),
-            (Some(name), []) => {
-                Ok(vec![TaskSource::Hub { name: name.clone(), split: self.dataset_split.clone() }])
+            (Some(name), _) => {
+                vec![TaskSource::Hub { name: name.clone(), split: self.dataset_split.clone() }]
             }
-            (Some(name), [task, ..]) => Err(ConfigError::Conflict {
-                what: format!("the tasks are said to be {task} and those of dataset {name}"),
-                help: "give --tasks or --dataset-name, not both".to_owned(),
-            }),
+            (None, []) => vec![TaskSource::Builtin],
+            (None, names) => names.iter().map(|name| TaskSource::parse(name)).collect(),
         }
     }
 
@@ -133,7 +166,7 @@ pub struct AgentPart {
     pub instructions: Option<String>,
     /// File with another chat template.
     pub template: Option<PathBuf>,
-    /// `auto` or `hermes`.
+    /// `auto`, `none` or a rendering's name.
     pub tool_text: String,
     /// The format of tool calls.
     pub tool_call_parser: Option<String>,
@@ -266,24 +299,14 @@ impl SandboxPart {
 /// How a run is gone about.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct RunPart {
+    /// The run directory.
+    pub run: PathBuf,
     /// What every draw comes from.
     pub seed: u64,
     /// The time templates may print.
     pub now: Option<String>,
-    /// Episodes at once.
-    pub concurrency: Option<usize>,
     /// How often an episode that failed is run again.
     pub episode_retries: u32,
-    /// When to stop.
-    pub max_requests: Option<u64>,
-    /// When to stop.
-    pub max_tokens: Option<u64>,
-    /// Answers after which weights are measured again.
-    pub weights_check_answers: u64,
-    /// Seconds after which weights are measured again.
-    pub weights_check_seconds: u64,
-    /// `stop` or `continue`.
-    pub new_weights: String,
 }
 
 /// What only `collect` needs.
@@ -339,11 +362,13 @@ mod tests {
     #[test]
     fn tasks_come_from_one_place() {
         let sources = |flags: &[(&'static str, &str)]| read::<TaskPart>("collect", flags).sources();
-        assert_eq!(sources(&[]), Ok(vec![TaskSource::Builtin]));
-        assert_eq!(sources(&[("tasks", "flatten")]), Ok(vec![TaskSource::BuiltinNamed("flatten".into())]));
+        assert_eq!(sources(&[]), vec![TaskSource::Builtin]);
+        assert_eq!(sources(&[("tasks", "flatten")]), vec![TaskSource::BuiltinNamed("flatten".into())]);
         let hub = TaskSource::Hub { name: "a/b".into(), split: "train".into() };
-        assert_eq!(sources(&[("dataset_name", "a/b")]), Ok(vec![hub]));
-        let both = sources(&[("dataset_name", "a/b"), ("tasks", "x.jsonl")]).unwrap_err();
+        assert_eq!(sources(&[("dataset_name", "a/b")]), vec![hub]);
+        let typed =
+            [("dataset_name", "a/b"), ("tasks", "x.jsonl")].map(|(key, word)| (key, vec![word.to_owned()]));
+        let both = Config::resolve("collect", None, &typed.into()).unwrap_err();
         assert_eq!(both.help(), "give --tasks or --dataset-name, not both");
     }
 

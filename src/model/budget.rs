@@ -11,6 +11,7 @@ use tokio::sync::Notify;
 
 use super::{ChatAnswer, ChatRequest, Error, GenerateRequest, Generated, Limits, Model, Scored, Usage};
 use backsight_core::episode::Message;
+use backsight_core::named;
 use backsight_core::score::ScoreJob;
 
 /// For whom a model works.
@@ -24,19 +25,7 @@ pub enum ModelRole {
     Judge,
 }
 
-impl ModelRole {
-    /// Every role, in the order summaries list them.
-    pub const ALL: [Self; 3] = [Self::Student, Self::Teacher, Self::Judge];
-
-    /// The name used in messages, flags and files.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Student => "student",
-            Self::Teacher => "teacher",
-            Self::Judge => "judge",
-        }
-    }
-}
+named!(ModelRole: Student = "student", Teacher = "teacher", Judge = "judge");
 
 /// How much a role may pay; `None` is no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -28,7 +28,7 @@ use crate::store::hindsight::{
 use crate::store::{Ledgered, Stands};
 use crate::wire::hindsight::Provenance;
 use backsight_core::credit::hcapo::Ratio;
-use backsight_core::episode::{Episode, Message, TokenSource};
+use backsight_core::episode::{Episode, Message};
 use backsight_core::lens::{Lens, Lenses};
 use backsight_core::plan::{Backend, Figures};
 use backsight_core::score::SpanScore;
@@ -561,10 +561,7 @@ impl Work {
     fn measured(&self, answers: &Answers, lenses: &Lenses) -> Measured {
         let steps = self.read.steps.iter().enumerate();
         let steps = steps.map(|(idx, step)| self.measured_step(idx, step, answers)).collect();
-        let source = match self.read.source {
-            TokenSource::Exact => "exact",
-            TokenSource::Rendered => "rendered",
-        };
+        let source = self.read.source.name();
         let provenance = Provenance {
             tokens: Some(source.to_owned()),
             plan: Some(self.figures.into()),

@@ -49,10 +49,10 @@ impl Framing {
     /// The flags that change nothing for an episode because its tokens are recorded.
     pub fn idle_for(&self, episode: &Episode) -> Vec<&'static str> {
         let given = [
-            ("--system", self.system.is_some()),
+            ("--system-prompt", self.system.is_some()),
             ("--tools", !self.tools.is_empty()),
             ("--var", !self.vars.is_empty()),
-            ("--tool-result-chars", self.tool_result_chars.is_some()),
+            ("--reread-result-chars", self.tool_result_chars.is_some()),
         ];
         let given = given.into_iter().filter(|(_, is_given)| *is_given && episode.is_exact());
         given.map(|(flag, _)| flag).collect()

@@ -13,7 +13,7 @@ use backsight_chat::reread::Manner;
 use backsight_chat::source::{ChatTemplates, SourceError};
 use backsight_chat::template::{Now, Template};
 use backsight_chat::tokenizer::Tokenizer;
-use backsight_core::episode::Episode;
+use backsight_core::episode::{Episode, ToolText};
 use backsight_core::hash::sha256;
 
 /// How a model's conversations become tokens.
@@ -59,6 +59,12 @@ impl Texts {
         let sources = [self.plain.source(), self.with_tools.source()];
         let distinct = if sources[0] == sources[1] { &sources[..1] } else { &sources };
         hash(&distinct.concat())
+    }
+
+    /// How tools are written as text, if the template leaves them or their calls out.
+    pub fn needed_tool_text(&self, has_tools: bool) -> Option<ToolText> {
+        let dropped = drops(self.template(has_tools), &self.vars, Some(Now::utc(0)));
+        (dropped.tools || dropped.tool_calls).then_some(ToolText::Hermes)
     }
 
     /// What the template leaves out whatever the conversation, in words.

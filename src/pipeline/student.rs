@@ -76,7 +76,7 @@ pub fn speech(opened: &Opened, part: &AgentPart) -> Result<Speech, Error> {
     let source = |error: backsight_chat::source::SourceError| invalid(error.to_string(), error.help());
     let templates = ChatTemplates::open_with(path, part.template.as_deref()).map_err(source)?;
     let (template, vars) = (templates.select(true).map_err(source)?, templates.special_tokens().clone());
-    let tool_text = choose_tool_text(&template, &vars, part);
+    let tool_text = choose_tool_text(&template, &vars, part)?;
     let found = match tool_text {
         Some(_) => Some(Parser::Hermes),
         None => find_parser(&template, &vars),
@@ -89,16 +89,22 @@ fn choose_tool_text(
     template: &Template,
     vars: &serde_json::Map<String, serde_json::Value>,
     part: &AgentPart,
-) -> Option<ToolText> {
-    if part.tool_text == "hermes" {
-        return Some(ToolText::Hermes);
+) -> Result<Option<ToolText>, Error> {
+    match (part.tool_text.as_str(), ToolText::from_name(&part.tool_text)) {
+        ("none", _) => return Ok(None),
+        (_, Some(ToolText::Flatten)) => {
+            let what = "calls in the rendering `flatten` cannot be read back, so no student can make them";
+            return Err(invalid(what.to_owned(), "choose --tool-text hermes or auto"));
+        }
+        (_, Some(chosen)) => return Ok(Some(chosen)),
+        (_, None) => {}
     }
     let tools = schema::schemas();
     let messages = [serde_json::json!({"role": "user", "content": "."})];
     let now = Some(Now::utc(0));
     let input =
         RenderInput { messages: &messages, tools: Some(&tools), add_generation_prompt: true, vars, now };
-    needed_tool_text(template, &input)
+    Ok(needed_tool_text(template, &input))
 }
 
 fn unknown_format(template: &Template) -> Error {
@@ -109,12 +115,8 @@ fn unknown_format(template: &Template) -> Error {
 /// Other instructions for the agent, where they or a file with them are given.
 pub fn instructions(part: &AgentPart) -> Result<Option<String>, Error> {
     let path = match (&part.system_prompt, &part.instructions) {
-        (Some(path), None) => path,
+        (Some(path), _) => path,
         (None, text) => return Ok(text.as_deref().map(|it| it.trim_end().to_owned())),
-        (Some(path), Some(_)) => {
-            let what = format!("instructions are given and said to be in {}", path.display());
-            return Err(invalid(what, "give --system-prompt or --instructions, not both"));
-        }
     };
     let unreadable = |error| invalid(format!("{}: {error}", path.display()), "check --system-prompt");
     let text = fs::read_to_string(path).map_err(unreadable)?;

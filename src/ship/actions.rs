@@ -10,20 +10,12 @@ use std::path::Path;
 
 use serde_json::Value;
 
+pub use crate::config::parts::MessageForm;
 use crate::store::episodes::{LoadError, Loaded, SESSION};
 use crate::wire::hindsight::ScoredStep;
 use crate::wire::{pi_session, published};
 use backsight_chat::messages::to_json;
 use backsight_core::episode::Role;
-
-/// How messages are written into rows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MessageForm {
-    /// With thinking and uncut results, tool arguments as strings.
-    Full,
-    /// As the published loader converts them.
-    Published,
-}
 
 /// An assistant message of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

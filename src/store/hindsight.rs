@@ -352,10 +352,7 @@ fn step_tokens(loaded: &Loaded, measured: Measured) -> HindsightTokens {
         span: step.place.map(|(_, span)| [span.start(), span.end()]),
         logprobs: step.views.iter().map(|view| view.as_ref()?.as_ref().ok().map(numbers)).collect(),
     };
-    let source = match measured.token_source {
-        TokenSource::Exact => "exact",
-        TokenSource::Rendered => "rendered",
-    };
+    let source = measured.token_source.name();
     let (mut shared, sequences): (Vec<usize>, Vec<_>) = measured.sequences.into_iter().unzip();
     if shared.iter().all(|n| *n == 0) {
         shared.clear();

@@ -121,7 +121,7 @@ impl Ledger {
             let found = paid.iter().find(|(name, _)| name == role.name().as_bytes());
             found.map(|(_, spent)| (role, *spent))
         };
-        Ok(ModelRole::ALL.into_iter().filter_map(of).collect())
+        Ok(ModelRole::ALL.iter().copied().filter_map(of).collect())
     }
 
     /// The scores a job asks for, if every one of them was ever found by this model, and whose they are.

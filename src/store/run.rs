@@ -20,7 +20,7 @@ use super::layout::{CONFIG_FILE, EPISODES, EVENTS, METRICS, SUMMARY};
 use super::lock::{LockError, RunLock};
 use super::summary::Summary;
 use super::view::View;
-use crate::config::{Config, Difference};
+use crate::config::{Config, Difference, FOUND};
 use crate::wire::episode_record;
 use backsight_core::episode::Episode;
 
@@ -155,16 +155,20 @@ impl RunDir {
         self.note_config(config.to_table())
     }
 
-    /// Takes what the stage is asked for, or refuses it because one of the keys that decide was another.
-    pub fn keep_section(&self, section: Table, decide: &[&str]) -> Result<(), RunError> {
+    /// Takes what the stage is asked for and what was found out, or refuses it because something of that decides and
+    /// was another.
+    pub fn keep_found(&self, config: &Config, found: Table, decide: &[&str]) -> Result<(), RunError> {
+        let stored = self.stored_config()?;
+        let stored = stored.as_ref().and_then(|it| it.get(FOUND)).and_then(|it| it.as_table());
         let differs = |stored: &Table, key: &str| {
             let shown = |table: &Table| table.get(key).map(ToString::to_string);
-            let (before, now) = (shown(stored), shown(&section));
+            let (before, now) = (shown(stored), shown(&found));
             (before != now).then(|| Difference { key: key.to_owned(), before, now })
         };
-        let stored = self.stored_config()?;
         let differing = stored.iter().flat_map(|stored| decide.iter().filter_map(|key| differs(stored, key)));
         self.refuse(differing.collect())?;
+        let mut section = config.to_table();
+        section.insert(FOUND.to_owned(), found.into());
         self.note_config(section)
     }
 

@@ -20,21 +20,12 @@ use tokio::time::Instant;
 use super::fingerprint::{Fingerprint, differs};
 use super::ledger::Ledger;
 use super::stamp::{Fate, Stamp};
+pub use crate::config::parts::NewWeights;
 use crate::model::budget::ModelRole;
 use crate::model::key::ModelId;
 use crate::model::noise::tolerance;
 use crate::model::route::Endpoints;
 use crate::model::{Error, Transport};
-
-/// What happens when a server has new weights.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum NewWeights {
-    /// The run ends.
-    #[default]
-    Stop,
-    /// The run goes on with them: beside a trainer they are what is waited for.
-    Continue,
-}
 
 /// When weights are measured again, and what a change means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

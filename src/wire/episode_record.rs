@@ -9,6 +9,7 @@ use serde_json::{Map, Value, json};
 use serde_with::skip_serializing_none;
 
 use super::fault::Fault;
+use super::named;
 use backsight_chat::messages::{self, ArgumentForm, list_from_json, to_json_with};
 use backsight_core::episode::{
     ActionTokens, Assertion, Compaction, Episode, Message, Outcome, Progress, Step, Stop, Subtask, Task,
@@ -32,7 +33,8 @@ struct Record {
     started_at: Option<i64>,
     #[serde(default)]
     tools: Vec<Value>,
-    tool_text: Option<ToolTextName>,
+    #[serde(default, with = "named::option")]
+    tool_text: Option<ToolText>,
     messages: Value,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     failed_results: Vec<usize>,
@@ -43,7 +45,8 @@ struct Record {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     compactions: Vec<CompactionRecord>,
     temperature: Option<f64>,
-    tokens: TokensName,
+    #[serde(with = "named")]
+    tokens: TokenSource,
     #[serde(default)]
     sequences: Vec<Vec<TokenId>>,
     steps: Vec<StepRecord>,
@@ -64,20 +67,6 @@ struct TaskRecord {
     id: String,
     prompt: String,
     difficulty: Option<String>,
-}
-
-#[derive(Clone, Copy, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-enum ToolTextName {
-    Hermes,
-    Flatten,
-}
-
-#[derive(Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-enum TokensName {
-    Exact,
-    Rendered,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -200,14 +189,14 @@ pub fn to_json(episode: &Episode) -> Result<Value, serde_json::Error> {
         task: episode.task.clone(),
         started_at: episode.started_at,
         tools: episode.tools.clone(),
-        tool_text: episode.tool_text.map(tool_text_name),
+        tool_text: episode.tool_text,
         messages: episode.messages.iter().map(message).collect(),
         failed_results: episode.failed_results.clone(),
         whole_results: episode.whole_results.iter().cloned().map(whole_result).collect(),
         limits_reached: episode.limits_reached.clone(),
         compactions: episode.compactions().iter().map(compaction).collect(),
         temperature: episode.temperature,
-        tokens: tokens_name(episode.token_source),
+        tokens: episode.token_source,
         sequences: episode.sequences.clone(),
         steps: episode.steps().iter().map(step_record).collect(),
         stop: episode.stop.map(|stop| stop.name().to_owned()),
@@ -237,7 +226,7 @@ fn episode(record: Record) -> Result<Episode, Fault> {
     let mut episode = Episode::new(record.id, record.task, messages);
     episode.started_at = record.started_at;
     episode.tools = record.tools;
-    episode.tool_text = record.tool_text.map(tool_text);
+    episode.tool_text = record.tool_text;
     episode.failed_results = record.failed_results;
     episode.whole_results = record.whole_results.into_iter().map(|it| (it.message_idx, it.text)).collect();
     episode.limits_reached = record.limits_reached;
@@ -246,10 +235,7 @@ fn episode(record: Record) -> Result<Episode, Fault> {
     episode.tests_shown = record.tests_shown;
     episode.verification = record.verification.map(verification);
     episode.versions = record.versions.into_iter().map(version).collect::<Result<_, _>>()?;
-    episode.token_source = match record.tokens {
-        TokensName::Exact => TokenSource::Exact,
-        TokensName::Rendered => TokenSource::Rendered,
-    };
+    episode.token_source = record.tokens;
     episode.sequences = record.sequences;
     episode.outcome = outcome(record.outcome)?;
     episode.progress = progress(record.progress)?;
@@ -261,7 +247,7 @@ fn episode(record: Record) -> Result<Episode, Fault> {
 }
 
 fn stop(name: &str) -> Result<Stop, Fault> {
-    let known = Stop::ALL.map(Stop::name).join(", ");
+    let known = Stop::NAMES.join(", ");
     let unknown = || Fault::new(format_args!("`stop` is {name:?}; known are {known}"));
     Stop::from_name(name).ok_or_else(unknown)
 }
@@ -300,27 +286,6 @@ fn version(record: VersionRecord) -> Result<TokenVersion, Fault> {
     };
     let span = TokenSpan::new(start, end).map_err(Fault::new)?;
     Ok(TokenVersion { step, span, version, told })
-}
-
-fn tool_text_name(tool_text: ToolText) -> ToolTextName {
-    match tool_text {
-        ToolText::Hermes => ToolTextName::Hermes,
-        ToolText::Flatten => ToolTextName::Flatten,
-    }
-}
-
-fn tool_text(name: ToolTextName) -> ToolText {
-    match name {
-        ToolTextName::Hermes => ToolText::Hermes,
-        ToolTextName::Flatten => ToolText::Flatten,
-    }
-}
-
-fn tokens_name(source: TokenSource) -> TokensName {
-    match source {
-        TokenSource::Exact => TokensName::Exact,
-        TokenSource::Rendered => TokensName::Rendered,
-    }
 }
 
 fn step_record(step: &Step) -> StepRecord {

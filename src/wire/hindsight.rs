@@ -13,6 +13,7 @@ use serde_json::{Map, Number, Value};
 use serde_with::skip_serializing_none;
 
 use super::fault::Fault;
+use super::named;
 use backsight_core::credit::hcapo::{Params, Ratio, Smoothing};
 use backsight_core::plan::Figures;
 use backsight_core::python::{JsonStyle, json_dumps};
@@ -147,11 +148,13 @@ pub struct Hyperparams {
     /// measurement, so it has no published value.
     pub max_logprob_tokens: Option<i64>,
     /// How it was smoothed. Published files always mean `recursive`.
-    pub smoothing: Option<SmoothingName>,
+    #[serde(with = "named::option")]
+    pub smoothing: Option<Smoothing>,
     /// Whether only with steps of the same subtask.
     pub smooth_within_subtasks: Option<bool>,
     /// What ρ compares with. Published files always mean `mean`.
-    pub ratio: Option<RatioName>,
+    #[serde(with = "named::option")]
+    pub ratio: Option<Ratio>,
 }
 
 impl Default for Hyperparams {
@@ -163,41 +166,10 @@ impl Default for Hyperparams {
     }
 }
 
-/// [`Smoothing`] in files.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum SmoothingName {
-    /// From the end.
-    Recursive,
-    /// One step.
-    Paper,
-    /// Not at all.
-    None,
-}
-
-/// [`Ratio`] in files.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum RatioName {
-    /// The trajectory's mean.
-    Mean,
-    /// The plain lens.
-    Lift,
-}
-
 impl Hyperparams {
     /// As files have them.
     pub fn new(params: &Params, max_logprob_tokens: usize) -> Self {
         let Params { t_temp, gamma, c_min, c_max, alpha, .. } = *params;
-        let smoothing = match params.smoothing {
-            Smoothing::Recursive => SmoothingName::Recursive,
-            Smoothing::Paper => SmoothingName::Paper,
-            Smoothing::None => SmoothingName::None,
-        };
-        let ratio = match params.ratio {
-            Ratio::Mean => RatioName::Mean,
-            Ratio::Lift => RatioName::Lift,
-        };
         Self {
             t_temp,
             gamma,
@@ -207,28 +179,25 @@ impl Hyperparams {
             smooth: params.smoothing != Smoothing::None,
             dense_rewards: params.dense_rewards,
             max_logprob_tokens: Some(i64::try_from(max_logprob_tokens).unwrap_or(i64::MAX)),
-            smoothing: Some(smoothing),
+            smoothing: Some(params.smoothing),
             smooth_within_subtasks: Some(params.within_subtasks),
-            ratio: Some(ratio),
+            ratio: Some(params.ratio),
         }
     }
 
     /// As credit is computed with.
     pub fn params(&self) -> Params {
+        let unsaid = if self.smooth { Smoothing::Recursive } else { Smoothing::None };
         Params {
             t_temp: self.t_temp,
             gamma: self.gamma,
             c_min: self.c_min,
             c_max: self.c_max,
             alpha: self.alpha,
-            smoothing: match (self.smooth, self.smoothing) {
-                (false, _) | (_, Some(SmoothingName::None)) => Smoothing::None,
-                (true, Some(SmoothingName::Paper)) => Smoothing::Paper,
-                (true, Some(SmoothingName::Recursive) | None) => Smoothing::Recursive,
-            },
+            smoothing: self.smoothing.filter(|_| self.smooth).unwrap_or(unsaid),
             within_subtasks: self.smooth_within_subtasks.unwrap_or(false),
             dense_rewards: self.dense_rewards,
-            ratio: if self.ratio == Some(RatioName::Lift) { Ratio::Lift } else { Ratio::Mean },
+            ratio: self.ratio.unwrap_or(Ratio::Mean),
         }
     }
 

@@ -11,6 +11,7 @@ pub mod error;
 pub mod fault;
 pub mod hindsight;
 pub mod hints;
+pub(crate) mod named;
 pub mod openai;
 pub mod openai_episodes;
 pub mod pi_result;

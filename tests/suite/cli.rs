@@ -301,7 +301,7 @@ fn bad_input_gets_one_clear_line_and_help() {
     place.write("tokenizer.json", "{");
     check_refusal_after_notes(&place.render(&talk(), &["--format", "ids"]), "tokenizer.json");
     check_refusal(
-        &run(&["chat", "parse", "--parser", "nope"], "x"),
+        &run(&["chat", "parse", "--tool-call-parser", "nope"], "x"),
         "no tool-call parser is called `nope`; known are hermes",
     );
 }
@@ -319,7 +319,7 @@ fn check_refusal_after_notes(ran: &Ran, reason: &str) {
 #[test]
 fn parse_prints_content_and_calls() {
     let text = "I look.\n<tool_call>\n{\"name\": \"ls\", \"arguments\": {\"p\": 1.0}}\n</tool_call>";
-    let ran = run(&["chat", "parse", "--parser", "hermes"], text);
+    let ran = run(&["chat", "parse", "--tool-call-parser", "hermes"], text);
     let expected = json!({"content": "I look.", "tool_calls": [{"id": null, "name": "ls", "arguments": "{\"p\": 1.0}"}], "malformed": []});
     assert_eq!(serde_json::from_str::<Value>(&ran.stdout).unwrap(), expected);
 }
@@ -333,7 +333,7 @@ fn parse_keeps_what_the_tools_want_as_text() {
         .unwrap();
     let text = "<function=write>\n<parameter=content>\n  1.10\n\n</parameter>\n</function>";
     let arguments = |more: &[&str]| {
-        let ran = run(&[&["chat", "parse", "--parser", "qwen3_coder"], more].concat(), text);
+        let ran = run(&[&["chat", "parse", "--tool-call-parser", "qwen3_coder"], more].concat(), text);
         serde_json::from_str::<Value>(&ran.stdout).unwrap()["tool_calls"][0]["arguments"].clone()
     };
     assert_eq!(arguments(&["--tools", tools.to_str().unwrap()]), r#"{"content": "  1.10\n"}"#);
@@ -354,6 +354,83 @@ fn commands_without_a_server_say_how_to_name_one() {
 fn help_has_examples_for_every_command() {
     let n_commands = check_help(&[]);
     assert!(n_commands >= 9, "only {n_commands} commands were found");
+}
+
+/// Each reads its keys from a file, and names the file where a value of it is wrong.
+#[test]
+fn every_command_with_keys_reads_a_file() {
+    let place = Place::new(CHATML);
+    for (command, key) in [
+        ("collect", "group_size"),
+        ("evaluate", "attempts"),
+        ("credit", "gamma"),
+        ("dataset", "omega"),
+        ("score", "timeout"),
+        ("probe", "timeout"),
+        ("chat render", "format"),
+        ("chat parse", "tool_call_parser"),
+        ("model serve", "port"),
+    ] {
+        let file = place.write("c.toml", &format!("{key} = []\n"));
+        let words: Vec<&str> = command.split(' ').chain(["--config", &file]).collect();
+        check_refusal(&run(&words, ""), &format!("{key} in {file} is [], which is not "));
+    }
+    let file = place.write("typed.toml", "run = 'runs/x'\n");
+    check_refusal(&run(&["collect", "--config", &file], ""), "there is no key `run`");
+    // And heeds them, with paths from where the file is; flags win.
+    place.write("c.toml", "tokenizer = '.'\ntool_text = 'flatten'\n");
+    let messages = place.write("messages.json", &talk_with_call().to_string());
+    let file = place.path("c.toml").to_str().unwrap().to_owned();
+    let all = ["chat", "render", "--config", &file, "--messages", &messages];
+    assert!(run(&all, "").stdout.contains("[Tool Call: ls]"));
+    assert!(run(&[&all[..], &["--tool-text", "hermes"]].concat(), "").stdout.contains("<tool_call>"));
+}
+
+#[test]
+fn tools_are_written_as_text_where_the_template_needs_it() {
+    let auto = |template: &str| Place::new(template).render(&talk_with_call(), &["--tool-text", "auto"]);
+    assert!(auto(CHATML).stdout.contains("<tool_call>\n{\"name\": \"ls\""));
+    let shows = "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}<{{ c.function.name }} {{ c.function.arguments }}>{% endfor %}{% endfor %}{{ tools }}";
+    let ran = auto(shows);
+    assert!(ran.stdout.contains("<ls ") && !ran.stdout.contains("tool_call"), "{}{}", ran.stdout, ran.stderr);
+}
+
+/// The working order, and behind each command what comes after it.
+#[test]
+fn commands_are_listed_in_working_order_and_name_the_next() {
+    let help = run(&["--help"], "").stdout;
+    let listed = help.split_once("Commands:\n").unwrap().1.lines().take_while(|line| !line.is_empty());
+    let names: Vec<&str> = listed.filter_map(|line| line.trim().split(' ').next()).collect();
+    let expected = "quickstart probe collect credit dataset evaluate score chat model config help".split(' ');
+    assert_eq!(names, expected.collect::<Vec<_>>());
+    let next = |command: &str| {
+        let help = run(&[command, "--help"], "").stdout;
+        help.trim_end().rsplit_once("\n\n").unwrap().1.to_owned()
+    };
+    assert_eq!(next("probe"), "Next: backsight collect --url http://localhost:8000 --tasks builtin");
+    assert_eq!(next("collect"), "Next: backsight credit --url http://localhost:8000 --run runs/collect");
+    assert_eq!(next("credit"), "Next: backsight dataset");
+    let parsed = run(&["chat", "parse", "--tool-call-parser", "hermes"], "hi");
+    assert!(parsed.stderr.ends_with(" --tool-call-parser hermes\n"), "{}", parsed.stderr);
+    assert!(parsed.stderr.starts_with("next: "), "{}", parsed.stderr);
+    assert_eq!(run(&["config", "--json"], "").stderr, "");
+}
+
+/// What is typed most comes first, the rest under what it is about.
+#[test]
+fn help_has_headings() {
+    let help = run(&["credit", "--help"], "").stdout;
+    let is_heading = |line: &&str| line.ends_with(':') && !line.starts_with(' ');
+    let headings: Vec<&str> = help.lines().filter(is_heading).collect();
+    assert_eq!(headings, ["Options:", "Server:", "Lens:", "Conversation:", "Credit:", "Examples:"]);
+    let first = help.split_once("Options:\n").unwrap().1.split_once("\n\n").unwrap().0;
+    let flags = first.lines().filter_map(|line| line.trim().strip_prefix("--")?.split([' ', '[']).next());
+    let flags: Vec<&str> = flags.collect();
+    let expected = "input-dir episodes run url kind model tokenizer dry-run recompute overwrite min-reward";
+    assert_eq!(flags, format!("{expected} tools json config").split(' ').collect::<Vec<_>>());
+    assert!(help.contains("[alias: --api-base]") && help.contains("The same as --smoothing none"));
+    let both = run(&["credit", "--no-smooth", "--smoothing", "paper"], "");
+    assert!(both.code == 2 && both.stderr.contains("--no-smooth"), "{}", both.stderr);
 }
 
 #[test]

@@ -58,7 +58,11 @@ impl Place {
     fn run(&self, arguments: &[&str]) -> Ran {
         let mut command = Command::new(env!("CARGO_BIN_EXE_backsight"));
         let output = command.arg("dataset").args(arguments).current_dir(self.dir.path()).output().unwrap();
-        let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+        // What to try next is looked at with the other commands.
+        let text = |bytes: Vec<u8>| {
+            let text = String::from_utf8(bytes).unwrap();
+            text.split_inclusive('\n').filter(|line| !line.starts_with("next: ")).collect::<String>()
+        };
         Ran { code: output.status.code().unwrap(), stdout: text(output.stdout), stderr: text(output.stderr) }
     }
 
@@ -80,7 +84,7 @@ fn check(ran: &Ran, expected: Expect) {
 fn the_recorded_datasets_are_reproduced_byte_for_byte() {
     for kind in ["compat", "plan_fixed"] {
         let place = Place::new(kind);
-        let ran = place.run(&["--messages", "published"]);
+        let ran = place.run(&["--message-form", "published"]);
         assert_eq!((ran.code, ran.stderr.as_str()), (0, ""), "{kind}");
         let recorded = fixtures().join("dataset").join(kind).join("hcapo_train.jsonl");
         assert_eq!(place.read("hcapo_train.jsonl"), fs::read_to_string(recorded).unwrap(), "{kind}");
@@ -116,7 +120,7 @@ fn the_default_keeps_thinking_and_uncut_results() {
     let place = Place::new("plan_fixed");
     place.run(&[]);
     let full = place.rows();
-    place.run(&["--messages", "published"]);
+    place.run(&["--message-form", "published"]);
     let published = place.rows();
     let longest = |rows: &[Value]| {
         let contents = rows[0]["messages"].as_array().unwrap().iter().filter_map(|it| it["content"].as_str());
@@ -198,7 +202,7 @@ fn credit_that_is_missing_follows_from_what_was_measured() {
             }
         });
     }
-    let ran = place.run(&["--messages", "published"]);
+    let ran = place.run(&["--message-form", "published"]);
     assert_eq!((ran.code, ran.stderr.as_str()), (0, ""));
     let recorded = fixtures().join("dataset/plan_fixed/hcapo_train.jsonl");
     assert_eq!(place.read("hcapo_train.jsonl"), fs::read_to_string(recorded).unwrap());
@@ -266,7 +270,7 @@ fn what_cannot_be_asked_or_read_ends_with_2() {
     "#]],
     );
     for arguments in
-        [["--omega", "nan"], ["--min-reward", "x"], ["--normalise", "all"], ["--messages", "raw"]]
+        [["--omega", "nan"], ["--min-reward", "x"], ["--normalise", "all"], ["--message-form", "raw"]]
     {
         let ran = place.run(&arguments);
         assert_eq!(ran.code, 2, "{arguments:?}");
@@ -357,7 +361,7 @@ fn episodes_in_files_have_their_scores_in_the_run_directory() {
         let call = &row["messages"][3]["tool_calls"][0]["function"]["arguments"];
         assert_eq!(call, &json!(r#"{"path":"."}"#));
     }
-    let published = place.run(&["--input-dir", "talks", "--messages", "published", "--json"]);
+    let published = place.run(&["--input-dir", "talks", "--message-form", "published", "--json"]);
     let note: Value = serde_json::from_str(published.stderr.lines().next().unwrap()).unwrap();
     assert_eq!(note["event"], "note");
     assert_eq!(note["text"], "a: without a session file its messages are written in full");
@@ -381,9 +385,14 @@ fn a_reward_that_changed_since_is_told() {
 fn help_shows_examples() {
     let ran = Place::new("plan_fixed").run(&["--help"]);
     assert_eq!(ran.code, 0);
-    for word in
-        ["Examples:", "--normalise", "--messages", "published", "[default: datasets]", "hcapo_train.parquet"]
-    {
+    for word in [
+        "Examples:",
+        "--normalise",
+        "--message-form",
+        "published",
+        "[default: datasets]",
+        "hcapo_train.parquet",
+    ] {
         assert!(ran.stdout.contains(word), "{word}");
     }
 }

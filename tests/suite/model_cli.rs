@@ -51,7 +51,11 @@ impl Machine {
         command.env("PATH", format!("{}:/stand-in-bin", self.path("bin").display()));
         command.envs(self.more.iter().copied());
         let output = command.output().unwrap();
-        let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+        // What to try next is looked at with the other commands.
+        let text = |bytes: Vec<u8>| {
+            let text = String::from_utf8(bytes).unwrap();
+            text.split_inclusive('\n').filter(|line| !line.starts_with("next: ")).collect::<String>()
+        };
         (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
     }
 }

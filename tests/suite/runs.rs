@@ -26,7 +26,12 @@ fn paid(server: &Server) -> Vec<Asked> {
 /// Runs a command on the run's directory; gives how much was paid for it.
 fn stage(place: &Place, server: &Server, arguments: &[&str]) -> usize {
     let n_before = paid(server).len();
-    place.run(&[arguments, &["--run", RUN]].concat()).expect(0);
+    let ran = place.run(&[arguments, &["--run", RUN]].concat()).expect(0);
+    // Each names the stage after it, on the same run.
+    let next = [("collect", "credit"), ("credit", "dataset")].into_iter().find(|it| it.0 == arguments[0]);
+    let told = ran.stderr.lines().find(|line| line.starts_with("next: ")).unwrap_or_default();
+    let is_told = |next: &str| told.contains(&format!(" {next} ")) && told.ends_with(&format!("--run {RUN}"));
+    assert!(next.is_none_or(|(_, next)| is_told(next)), "{}", ran.stderr);
     paid(server).len() - n_before
 }
 
@@ -74,6 +79,13 @@ fn stages_share_a_directory_and_nothing_is_paid_twice() {
         place.run(&[&credit[..], &["--input-dir", input, "--overwrite"]].concat()).expect(0);
         assert_eq!(paid(&server).len(), n_before, "{input}");
     }
+    // And so is what was asked for.
+    let config = format!("{RUN}/config.toml");
+    for command in ["credit", "dataset"] {
+        let out: &[&str] = if command == "dataset" { &["--out", "again"] } else { &[] };
+        assert_eq!(stage(&place, &server, &[&[command, "--config", &config], out].concat()), 0);
+    }
+    assert_eq!(fs::read_to_string(place.path("again/hcapo_train.jsonl")).unwrap(), rows);
     assert_eq!(stage(&place, &server, &collect), 0);
     assert_eq!(stage(&place, &server, &dataset), 0);
     assert_eq!(fs::read_to_string(place.path("datasets/hcapo_train.jsonl")).unwrap(), rows);

@@ -224,7 +224,9 @@ async fn rows_are_right_and_in_order_and_cost_less_than_job_by_job() {
         assert_eq!(serde_json::from_str::<Value>(&kept).unwrap()["score"], summary);
         assert_events(&again.stderr);
         assert_events(&fs::read_to_string(place.path("out.jsonl.backsight/events.jsonl")).unwrap());
-        let once_more = place.score_at(&server, &[]).await;
+        // What was asked for can be given back.
+        let config = place.path("out.jsonl.backsight/config.toml");
+        let once_more = place.score_at(&server, &["--config", config.to_str().unwrap()]).await;
         let words = "as planned: 0 requests, 0 tokens; 17 answers found in the ledger\npaid by the teacher: 0 requests";
         assert!(once_more.stderr.contains(words), "{}", once_more.stderr);
     }

@@ -31,7 +31,7 @@ const NAMES_KINDS: &[&str] = &[
     "model::kinds",
     "model::serve",
     "wire",
-    "cli::args",
+    "cli::command",
     "cli::serve",
     "cli::live",
     "cli::quickstart",

@@ -47,7 +47,7 @@ pub enum BadMessage {
     #[error("the message has no role")]
     NoRole,
     /// A role nobody knows.
-    #[error("unknown role `{role}`; the roles are {}", role_names())]
+    #[error("unknown role `{role}`; the roles are {}", Role::NAMES.join(", "))]
     UnknownRole {
         /// The role as written.
         role: String,
@@ -295,10 +295,6 @@ fn text(json: &Map<String, Value>, key: &'static str) -> Result<Option<String>, 
 
 fn wrong_type(key: &'static str, expected: &'static str, found: &Value) -> BadMessage {
     BadMessage::WrongType { key, expected, found: kind(found) }
-}
-
-fn role_names() -> String {
-    Role::ALL.map(Role::name).join(", ")
 }
 
 /// What a JSON value is, in words.

@@ -310,7 +310,7 @@ mod tests {
     #[test]
     fn a_lens_is_rendered_as_the_template_has_it() {
         for template in [PLAIN, FICKLE, TRIMS, BREAKS, HEEDS] {
-            Placement::ALL.into_iter().for_each(|placement| check(template, placement));
+            Placement::ALL.iter().for_each(|placement| check(template, *placement));
         }
     }
 }

@@ -15,14 +15,6 @@ use super::template::{RenderInput, Template};
 use backsight_core::episode::ToolText;
 use backsight_core::python::dumps;
 
-/// The name a user gives a rendering.
-pub fn name(choice: ToolText) -> &'static str {
-    match choice {
-        ToolText::Hermes => "hermes",
-        ToolText::Flatten => "flatten",
-    }
-}
-
 /// The conversation with its tools written as text; it is to be rendered without tools.
 pub fn apply(choice: ToolText, template: &Template, input: &RenderInput<'_>) -> Vec<Value> {
     match choice {

@@ -9,6 +9,7 @@ use std::ops::Range;
 
 use serde_json::{Map, Value};
 
+use crate::named;
 use crate::tokens::{Logprob, TokenId, TokenSpan, TopK};
 
 /// What is asked, and how hard it is said to be. How success is checked belongs to `tasks`.
@@ -37,26 +38,9 @@ pub enum Role {
     Tool,
 }
 
-impl Role {
-    /// Every role there is, in the order error messages list them.
-    pub const ALL: [Self; 5] = [Self::System, Self::Developer, Self::User, Self::Assistant, Self::Tool];
-
-    /// The name used in messages and templates.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::System => "system",
-            Self::Developer => "developer",
-            Self::User => "user",
-            Self::Assistant => "assistant",
-            Self::Tool => "tool",
-        }
-    }
-
-    /// The role of that name.
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|role| role.name() == name)
-    }
-}
+named!(
+    Role: System = "system", Developer = "developer", User = "user", Assistant = "assistant", Tool = "tool"
+);
 
 /// A message's text: one string, or the text parts it was sent in (templates treat the two differently).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -148,6 +132,8 @@ pub enum ToolText {
     Flatten,
 }
 
+named!(ToolText: Hermes = "hermes", Flatten = "flatten");
+
 /// Whether token ids are what was sampled or a reconstruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TokenSource {
@@ -156,6 +142,8 @@ pub enum TokenSource {
     /// Made from text by template and tokenizer.
     Rendered,
 }
+
+named!(TokenSource: Exact = "exact", Rendered = "rendered");
 
 /// Where an action's tokens are, and what the student thought of them while sampling.
 #[derive(Clone, Debug, PartialEq)]
@@ -235,38 +223,10 @@ pub enum Stop {
     Failed,
 }
 
-impl Stop {
-    /// All of them.
-    pub const ALL: [Self; 8] = [
-        Self::Answered,
-        Self::TurnLimit,
-        Self::TurnCut,
-        Self::ContextFull,
-        Self::WallClock,
-        Self::UnusableTests,
-        Self::Undecided,
-        Self::Failed,
-    ];
-
-    /// The name used in records and reports.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Answered => "answered",
-            Self::TurnLimit => "turn_limit",
-            Self::TurnCut => "turn_cut",
-            Self::ContextFull => "context_full",
-            Self::WallClock => "wall_clock",
-            Self::UnusableTests => "unusable_tests",
-            Self::Undecided => "undecided",
-            Self::Failed => "failed",
-        }
-    }
-
-    /// The reason of that name.
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|stop| stop.name() == name)
-    }
-}
+named!(
+    Stop: Answered = "answered", TurnLimit = "turn_limit", TurnCut = "turn_cut", ContextFull = "context_full",
+    WallClock = "wall_clock", UnusableTests = "unusable_tests", Undecided = "undecided", Failed = "failed"
+);
 
 /// One assertion of a task's tests.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -720,7 +680,7 @@ mod tests {
     #[test]
     fn reasons_to_stop_are_read_by_name() {
         for stop in Stop::ALL {
-            assert_eq!(Stop::from_name(stop.name()), Some(stop));
+            assert_eq!(Stop::from_name(stop.name()), Some(*stop));
         }
         assert_eq!(Stop::from_name("bored"), None);
     }
@@ -728,7 +688,7 @@ mod tests {
     #[test]
     fn roles_are_read_by_name() {
         for role in Role::ALL {
-            assert_eq!(Role::from_name(role.name()), Some(role));
+            assert_eq!(Role::from_name(role.name()), Some(*role));
         }
         assert_eq!(Role::from_name("robot"), None);
     }

@@ -20,6 +20,7 @@ pub mod hash;
 pub mod lens;
 pub mod mix;
 pub mod model;
+pub mod names;
 pub mod needed;
 pub mod plan;
 pub mod python;

@@ -10,6 +10,7 @@ use std::collections::BTreeSet;
 use serde_json::{Map, Value};
 
 use crate::episode::{Arguments, Message, Progress, Role, Subtask, ToolCall};
+use crate::named;
 
 /// What the student was about when it took a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -20,15 +21,7 @@ pub enum Phase {
     Executing,
 }
 
-impl Phase {
-    /// The name in files.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Planning => "planning",
-            Self::Executing => "executing",
-        }
-    }
-}
+named!(Phase: Planning = "planning", Executing = "executing");
 
 /// Where a step stands in its plan.
 #[derive(Clone, Debug, PartialEq)]

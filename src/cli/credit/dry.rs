@@ -19,7 +19,7 @@ use crate::pipeline::read::ReadStep;
 use crate::pipeline::resume::{Asked, is_complete, recorded};
 use crate::pipeline::{ReadEpisode, Reader, Texts};
 use crate::store::episodes::{LoadError, Loaded, Source, load};
-use crate::store::hindsight::{Hindsight, directory_of, read};
+use crate::store::hindsight::{Hindsight, Settings, directory_of, read};
 use crate::wire::hindsight::Provenance;
 use backsight_core::lens::{Lens, Lenses};
 use backsight_core::plan::{Backend, Figures};
@@ -76,15 +76,23 @@ impl State {
 
 /// Everything that is the same for all episodes.
 struct Setting<'a> {
-    args: &'a CreditArgs,
+    args: &'a CreditArgs<'a>,
     shown: &'a Shown,
     texts: Option<Texts>,
     asked: Asked,
     lenses: Lenses,
+    limit: Option<usize>,
 }
 
-pub(super) fn run(args: &CreditArgs, shown: &Shown, sources: Vec<Source>) -> Result<(), Failure> {
-    let setting = Setting::new(args, shown)?;
+pub(super) fn run(
+    args: &CreditArgs<'_>,
+    mut shown: Shown,
+    sources: Vec<Source>,
+    settings: Settings,
+) -> Result<(), Failure> {
+    let texts = named_texts(args, &shown)?;
+    texts.iter().for_each(|(texts, _)| shown.settle(args, texts));
+    let setting = Setting::new(args, &shown, texts, settings)?;
     absences(args, &sources).into_iter().for_each(|text| output::tell(args.json, "note", &text));
     let (mut forecasts, mut losses) = (Vec::new(), Vec::new());
     for loaded in load(sources) {
@@ -107,16 +115,21 @@ pub(super) fn run(args: &CreditArgs, shown: &Shown, sources: Vec<Source>) -> Res
 }
 
 impl<'a> Setting<'a> {
-    fn new(args: &'a CreditArgs, shown: &'a Shown) -> Result<Self, Failure> {
-        let (texts, tokenizer_sha256) = named_texts(args, shown)?.unzip();
+    fn new(
+        args: &'a CreditArgs<'a>,
+        shown: &'a Shown,
+        texts: Option<(Texts, String)>,
+        settings: Settings,
+    ) -> Result<Self, Failure> {
+        let (texts, tokenizer_sha256) = texts.unzip();
         let provenance = Provenance {
             tokenizer_sha256,
             template_sha256: texts.as_ref().map(Texts::template_sha256),
             ..shown.provenance.clone()
         };
-        let settings = args.settings();
         let lenses = lenses(Arc::clone(&shown.lens), settings.params.ratio);
-        Ok(Self { args, shown, texts, asked: Asked { settings, provenance }, lenses })
+        let limit = args.limit(None)?;
+        Ok(Self { args, shown, texts, asked: Asked { settings, provenance }, lenses, limit })
     }
 
     fn forecast(&self, loaded: Result<Loaded, LoadError>) -> Result<Forecast, String> {
@@ -153,7 +166,7 @@ impl<'a> Setting<'a> {
         if self.args.overwrite {
             return State::New;
         }
-        match read(&directory_of(loaded, &self.args.run_dir()), &self.lenses.result()) {
+        match read(&directory_of(loaded, &self.args.run_dir), &self.lenses.result()) {
             Ok(None) => State::New,
             Ok(Some(old)) if self.is_complete(loaded, &old) => State::Complete,
             Ok(Some(old)) => State::Partial(Box::new(old)),
@@ -194,13 +207,13 @@ impl<'a> Setting<'a> {
     }
 
     fn reread(&self, texts: &Texts, loaded: &Loaded, outline: &Outline) -> ReadEpisode {
-        let reader = Reader { texts, framing: &self.shown.framing, limit: self.args.limit(None) };
+        let reader = Reader { texts, framing: &self.shown.framing, limit: self.limit };
         reader.read(&loaded.episode, outline)
     }
 }
 
 /// What the server that was named does with requests; the best that any does where none was.
-fn backend_of(args: &CreditArgs) -> Backend {
+fn backend_of(args: &CreditArgs<'_>) -> Backend {
     args.server
         .kind()
         .filter(|kind| kind.limits.scores)

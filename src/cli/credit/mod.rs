@@ -11,28 +11,28 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-use serde_json::{Map, Value, json};
-use toml::Table;
+use toml::{Table, Value};
 
-pub(super) use self::args::{CreditArgs, EXAMPLES};
+use self::args::CreditArgs;
 use self::progress::Progress;
 pub(super) use self::progress::{as_json, metrics, summarise};
 use self::setup::{Ready, Shown};
 use super::block_on;
-use super::episodes::run_failure;
+use super::call::Call;
+use super::episodes::{run_failure, seen_from};
 use super::failure::Failure;
 use super::interrupt::{self, Orderly};
 use super::pulse::with_pulse;
 use super::server::model_failure;
 use super::sources::sources;
 use super::stdout;
-use crate::model::budget::{Allowance, Meter, ModelRole};
+use crate::model::budget::{Meter, ModelRole};
 use crate::model::notice::Notices;
 use crate::pipeline::credit::{Options, Report, Stop, Teacher, lenses, run as score};
 use crate::pipeline::paid::Paid;
 use crate::pipeline::resume::Asked;
 use crate::store::episodes::Source;
-use crate::store::hindsight::{find, result_of};
+use crate::store::hindsight::{Settings, find, result_of};
 use crate::store::run::{RunDir, RunError};
 use crate::store::summary::{Naive, Summary};
 use crate::store::{Ledger, RunPlace};
@@ -44,21 +44,21 @@ const EPISODES_AT_ONCE: usize = 8;
 /// What decides the numbers of every episode. What matters only to episodes that lack something is looked at file by file.
 const MEASURED: [&str; 4] = ["model", "tokenizer_sha256", "template_sha256", "lens_sha256"];
 
-pub(super) fn run(args: &CreditArgs) -> Result<(), Failure> {
-    let args = &args.with_env(|name| std::env::var(name).ok());
-    if args.recompute {
+pub(super) fn run(call: &Call) -> Result<(), Failure> {
+    let args = &CreditArgs::read(call, |name| std::env::var(name).ok())?;
+    if call.config.is("recompute") {
         return recompute::run(args);
     }
-    args.check()?;
+    let settings = args.settings()?;
     let shown = Shown::read(args)?;
-    let sources = sources(&args.inputs())?;
-    if args.dry_run {
-        return dry::run(args, &shown, sources);
+    let sources = sources(&args.inputs)?;
+    if call.config.is("dry_run") {
+        return dry::run(args, shown, sources, settings);
     }
     args.check_server()?;
-    let run = RunDir::open(&args.run_dir(), "credit").map_err(run_failure)?;
+    let run = RunDir::open(&args.run_dir, "credit").map_err(run_failure)?;
     let run = Arc::new(run.for_result(result_of(&shown.lens.key())));
-    let (summary, ended) = block_on(scored(args, shown, sources, &run))??;
+    let (summary, ended) = block_on(scored(args, settings, shown, sources, &run))??;
     run.keep_summary(&summary).map_err(run_failure)?;
     if args.json {
         let text = summary.to_json().to_string();
@@ -89,32 +89,34 @@ struct Ended {
 }
 
 async fn scored(
-    args: &CreditArgs,
-    shown: Shown,
+    args: &CreditArgs<'_>,
+    settings: Settings,
+    mut shown: Shown,
     sources: Vec<Source>,
     run: &Arc<RunDir>,
 ) -> Result<(Summary, Ended), Failure> {
     let began = Instant::now();
     let notices = Notices::default();
     let ready = setup::open(args, &shown, &notices).await?;
-    let allowance = Allowance { max_requests: args.max_requests, max_tokens: args.max_tokens };
-    let meter = Meter::new(ModelRole::Teacher, allowance);
+    shown.settle(args, &ready.texts);
+    let meter = Meter::new(ModelRole::Teacher, args.server.allowance());
     let (rules, place) = (args.server.weight_rules(), RunPlace { stage: "credit", seed: 0 });
     let ledger = Ledger::open(run.lock()).map_err(model_failure)?;
     let paid =
         Paid::open(&ready.opened, &ledger, meter.clone(), place, rules).await.map_err(model_failure)?;
-    let (inputs, lens) = (args.inputs(), shown.lens.key());
+    let (inputs, lens) = (&args.inputs, shown.lens.key());
     let has_scores = |input: &PathBuf| find(input, run.dir(), &lens).is_ok_and(|made| !made.is_empty());
     let is_made = inputs.iter().any(has_scores);
     let forgotten = paid.forgotten(&inputs[0], is_made).await.map_err(model_failure)?;
     paid.notice().into_iter().chain(forgotten).for_each(|notice| notices.add(notice));
     let progress =
         Arc::new(Progress::new(&sources, args.json, meter.clone(), notices.clone(), Arc::clone(run)));
-    let options = options(args, shown, &ready, paid.model.version_now());
+    let options = options(args, settings, shown, &ready, paid.model.version_now())?;
     let decide = if args.overwrite { &[][..] } else { &MEASURED };
-    run.keep_section(config(args, &options), decide).map_err(refused)?;
+    let asked = seen_from(run.dir(), &args.call.config)?;
+    run.keep_found(&asked, found(args, &options), decide).map_err(refused)?;
     progress.began(&ready.opened.info.model);
-    tell_absences(args, &ready, &sources, &progress);
+    tell_absences(args, &ready, &sources, &progress, options.framing.tool_text.is_some());
     let teacher = Teacher { model: paid.model.clone(), texts: ready.texts };
     let watched = Arc::clone(&progress);
     let work = score(sources, teacher, options, Arc::new(move |event| watched.tell(event)));
@@ -147,7 +149,13 @@ async fn scored(
     Ok((summary, Ended { reports, stop, signal }))
 }
 
-fn options(args: &CreditArgs, shown: Shown, ready: &Ready, version: Option<String>) -> Options {
+fn options(
+    args: &CreditArgs<'_>,
+    settings: Settings,
+    shown: Shown,
+    ready: &Ready,
+    version: Option<String>,
+) -> Result<Options, Failure> {
     let is_here = args.server.is_here();
     let provenance = Provenance {
         model: Some(ready.opened.info.model.clone()),
@@ -157,26 +165,32 @@ fn options(args: &CreditArgs, shown: Shown, ready: &Ready, version: Option<Strin
         template_sha256: Some(ready.texts.template_sha256()),
         ..shown.provenance
     };
-    let most = args.server.concurrency.map_or(usize::MAX, |it| usize::try_from(it).unwrap_or(usize::MAX));
-    Options {
+    let most = args.server.part.concurrency.unwrap_or(usize::MAX);
+    Ok(Options {
         framing: shown.framing,
-        lenses: lenses(shown.lens, args.settings().params.ratio),
-        asked: Asked { settings: args.settings(), provenance },
+        lenses: lenses(shown.lens, settings.params.ratio),
+        asked: Asked { settings, provenance },
         min_reward: args.min_reward,
         overwrite: args.overwrite,
-        limit: args.limit(ready.opened.model.limits().context_length),
+        limit: args.limit(ready.opened.model.limits().context_length)?,
         // One engine computes one thing at a time, best in the plan's order.
-        requests_at_once: if is_here { 1 } else { args.requests_at_once() },
+        requests_at_once: if is_here { 1 } else { args.requests_at_once()? },
         episodes_at_once: if is_here { 1 } else { EPISODES_AT_ONCE.min(most) },
-        run_dir: args.run_dir(),
-    }
+        run_dir: args.run_dir.clone(),
+    })
 }
 
 /// What recorded sessions lack and nobody supplied, and what the template ignores.
-fn tell_absences(args: &CreditArgs, ready: &Ready, sources: &[Source], progress: &Progress) {
-    let ignored = ready.texts.ignored(args.lens.tools.is_some()).join(", ");
-    if !ignored.is_empty() && args.lens.tool_text.is_none() {
-        let origin = ready.texts.template(args.lens.tools.is_some()).origin();
+fn tell_absences(
+    args: &CreditArgs<'_>,
+    ready: &Ready,
+    sources: &[Source],
+    progress: &Progress,
+    has_tool_text: bool,
+) {
+    let ignored = ready.texts.ignored(args.has("tools")).join(", ");
+    if !ignored.is_empty() && !has_tool_text {
+        let origin = ready.texts.template(args.has("tools")).origin();
         progress.note(&format!("{origin} ignores {ignored}"));
     }
     if !args.server.is_here() && ready.opened.model.limits().context_length.is_none() {
@@ -186,18 +200,12 @@ fn tell_absences(args: &CreditArgs, ready: &Ready, sources: &[Source], progress:
     setup::absences(args, sources).into_iter().for_each(|text| progress.note(&text));
 }
 
-/// The resolved settings, for people and for comparing runs; no secrets among them.
-fn config(args: &CreditArgs, options: &Options) -> Table {
-    let Asked { settings, provenance } = &options.asked;
-    let hyperparams = crate::wire::hindsight::Hyperparams::new(&settings.params, settings.max_logprob_tokens);
-    let mut config = Map::new();
-    config.insert("input".to_owned(), json!(args.inputs()));
-    config.insert("min_reward".to_owned(), json!(options.min_reward));
-    config.extend(options.limit.map(|limit| ("max_context".to_owned(), json!(limit))));
-    for part in [serde_json::to_value(hyperparams), serde_json::to_value(provenance)] {
-        config.extend(part.ok().and_then(|part| part.as_object().cloned()).into_iter().flatten());
-    }
-    Table::try_from(Value::Object(config)).unwrap_or_default()
+/// What is measured with what, for people and for comparing runs.
+fn found(args: &CreditArgs<'_>, options: &Options) -> Table {
+    let mut found = Table::try_from(&options.asked.provenance).unwrap_or_default();
+    found.insert("input".to_owned(), args.inputs.iter().map(|it| shown_path(it)).collect::<Vec<_>>().into());
+    found.extend(options.limit.map(|limit| ("max_context".to_owned(), Value::Integer(limit as i64))));
+    found
 }
 
 /// The exit code and its words.

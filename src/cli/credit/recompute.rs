@@ -12,13 +12,12 @@ use crate::cli::output;
 use crate::cli::stdout;
 use crate::store::hindsight::{self, Hindsight, Settings, find, recompute, scores_file};
 use crate::wire::hindsight::HindsightScores;
-use backsight_core::lens::key_of;
 
-pub(super) fn run(args: &CreditArgs) -> Result<(), Failure> {
+pub(super) fn run(args: &CreditArgs<'_>) -> Result<(), Failure> {
     let help = "name the directory of the scored episodes with --input-dir";
-    let (mut directories, lens) = (Vec::new(), key_of(&args.lens.lens, args.lens.placement));
-    for input in args.inputs() {
-        let found = find(&input, &args.run_dir(), &lens);
+    let (mut directories, lens) = (Vec::new(), args.call.result()?);
+    for input in &args.inputs {
+        let found = find(input, &args.run_dir, &lens);
         directories
             .extend(found.map_err(|error| Failure::input(format!("{}: {error}", input.display()), help))?);
     }
@@ -26,7 +25,7 @@ pub(super) fn run(args: &CreditArgs) -> Result<(), Failure> {
     let mut seen = HashSet::new();
     directories.retain(|directory| seen.insert(directory.clone()));
     if directories.is_empty() {
-        let input = args.inputs().swap_remove(0);
+        let input = &args.inputs[0];
         return Err(Failure::input(format!("{}: no {} here", input.display(), scores_file(&lens)), help));
     }
     let (mut n_made, mut losses) = (0_u64, Vec::new());
@@ -52,17 +51,17 @@ pub(super) fn run(args: &CreditArgs) -> Result<(), Failure> {
 }
 
 /// Reads a directory's files, and rewrites its scores in place.
-fn renew(directory: &Path, lens: &str, args: &CreditArgs) -> Result<HindsightScores, String> {
+fn renew(directory: &Path, lens: &str, args: &CreditArgs<'_>) -> Result<HindsightScores, String> {
     let old = hindsight::read(directory, lens).map_err(|error| error.to_string())?;
     let old = old.ok_or("the file is gone")?;
-    let settings = args.method.checked(&Settings::recorded(&old.scores.hyperparams))?;
+    let settings = args.over(&Settings::recorded(&old.scores.hyperparams))?;
     let scores = recompute(&old, &settings).map_err(|error| error.to_string())?;
     hindsight::write(directory, lens, &Hindsight { scores: scores.clone(), tokens: None })
         .map_err(|error| error.to_string())?;
     Ok(scores)
 }
 
-fn show(args: &CreditArgs, directory: &Path, scores: &HindsightScores) -> Result<(), Failure> {
+fn show(args: &CreditArgs<'_>, directory: &Path, scores: &HindsightScores) -> Result<(), Failure> {
     let n_credited = scores.steps.iter().filter(|step| step.credit(true).is_some()).count();
     let n_steps = scores.steps.len();
     let name = directory

@@ -1,18 +1,17 @@
 //! From what was typed to what the pipeline needs: files read, a model opened, both checked before anything is paid.
 
 use std::collections::BTreeMap;
-use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
-use super::args::{CreditArgs, LensArgs};
+use super::args::CreditArgs;
 use crate::cli::block_on;
-use crate::cli::chat::{parse_var, source_failure, tokenizer_failure, tool_text_of};
+use crate::cli::call::read_text;
+use crate::cli::chat::{source_failure, time, tokenizer_failure, tools, variables};
 use crate::cli::failure::Failure;
-use crate::cli::now;
-use crate::cli::server::{ServerArgs, model_failure, teller};
+use crate::cli::server::{model_failure, teller};
 use crate::model::Opened;
 use crate::model::notice::Notices;
 use crate::model::open::tokenizer_path;
@@ -24,7 +23,7 @@ use crate::store::episodes::{SESSION, Source};
 use crate::wire::hindsight::Provenance;
 use crate::wire::hints::read as read_hints;
 use backsight_chat::tokenizer::Tokenizer;
-use backsight_chat::tool_text;
+use backsight_core::episode::ToolText;
 use backsight_core::lens::{
     self, Given, Ingredients, Lens, OUTCOME_TEMPLATE, OutcomeFacts, Placement, Wording,
 };
@@ -38,13 +37,13 @@ pub(super) struct Shown {
 }
 
 /// What recorded sessions lack and nobody supplied, if there are sessions.
-pub(super) fn absences(args: &CreditArgs, sources: &[Source]) -> Option<String> {
+pub(super) fn absences(args: &CreditArgs<'_>, sources: &[Source]) -> Option<String> {
     let is_session =
         |source: &Source| matches!(source, Source::Directory(path) if path.join(SESSION).exists());
-    let lacks = match (args.lens.system.is_some(), args.lens.tools.is_some()) {
+    let lacks = match (args.has("system_prompt"), args.has("tools")) {
         (true, true) => return None,
-        (false, false) => "neither was given (--system, --tools)",
-        (false, true) => "no system prompt was given (--system)",
+        (false, false) => "neither was given (--system-prompt, --tools)",
+        (false, true) => "no system prompt was given (--system-prompt)",
         (true, false) => "no tool schemas were given (--tools)",
     };
     sources.iter().any(is_session).then(|| {
@@ -54,48 +53,59 @@ pub(super) fn absences(args: &CreditArgs, sources: &[Source]) -> Option<String> 
 
 impl Shown {
     /// Reads the files that were named.
-    pub(super) fn read(args: &CreditArgs) -> Result<Self, Failure> {
-        let typed = &args.lens;
-        let words = typed.hindsight_template.as_deref().map(read_text).transpose()?;
+    pub(super) fn read(args: &CreditArgs<'_>) -> Result<Self, Failure> {
+        let call = args.call;
+        let path: Option<PathBuf> = call.get("hindsight_template")?;
+        let words = path.as_deref().map(read_text).transpose()?;
         let words = words.unwrap_or_else(|| OUTCOME_TEMPLATE.to_owned());
-        let template = lens_template(&words, typed.hindsight_template.as_deref())?;
-        let hints = typed.hints.as_deref().map(read_text).transpose()?;
+        let template = lens_template(&words, path.as_deref())?;
+        let hints = call.file("hints")?;
         let lens = lens_of(args, template, hints.as_deref())?;
-        let system = typed.system.as_deref().map(read_system).transpose()?;
-        let tools = typed.tools.as_deref().map(read_tools).transpose()?;
-        let vars = typed.vars.iter().map(|var| parse_var(var)).collect::<Result<Map<_, _>, _>>()?;
-        let tool_text = typed.tool_text.map(tool_text_of);
-        let now = typed.now.as_deref().map(now::parse).transpose()?;
+        let (system, tools, vars, now) = (read_system(args)?, tools(call)?, variables(call)?, time(call)?);
+        let tool_text = ToolText::from_name(&call.get::<String>("tool_text")?);
+        let tool_result_chars = call.get("reread_result_chars")?;
         let mut other = Map::new();
-        other.extend(tool_text.map(|it| ("tool_text".to_owned(), tool_text::name(it).into())));
-        other.extend(typed.now.as_ref().map(|now| ("now".to_owned(), now.as_str().into())));
+        other.extend(tool_text_entry(tool_text));
+        other.extend(call.get::<Option<String>>("now")?.map(|now| ("now".to_owned(), now.into())));
         other.extend((!vars.is_empty()).then(|| (VARS.to_owned(), hash(&sorted(&vars)).into())));
         let provenance = Provenance {
             backsight: env!("CARGO_PKG_VERSION").to_owned(),
             system_sha256: system.as_deref().map(hash),
             tools_sha256: tools.as_ref().map(|tools| hash(&Value::Array(tools.clone()).to_string())),
             lens: Some(lens.name().to_owned()),
-            lens_sha256: Some(hash(&format!("{}{}", hints.as_deref().unwrap_or(&words), seed_of(typed)))),
+            lens_sha256: Some(hash(&format!("{}{}", hints.as_deref().unwrap_or(&words), seed_of(args)?))),
             placement: lens.placement().map(|it| it.name().to_owned()),
-            tool_result_chars: typed.tool_result_chars,
+            tool_result_chars,
             other,
             ..Provenance::default()
         };
-        let tool_result_chars = typed.tool_result_chars;
         let framing =
             Framing { system, tools: tools.unwrap_or_default(), vars, tool_text, tool_result_chars, now };
         Ok(Self { framing, lens, provenance })
     }
+
+    /// Where it was left open how tools are written, what the template needs.
+    pub(super) fn settle(&mut self, args: &CreditArgs<'_>, texts: &Texts) {
+        if args.call.config.shown("tool_text") == ["auto"] {
+            self.framing.tool_text = texts.needed_tool_text(args.has("tools"));
+            self.provenance.other.extend(tool_text_entry(self.framing.tool_text));
+        }
+    }
+}
+
+fn tool_text_entry(tool_text: Option<ToolText>) -> Option<(String, Value)> {
+    tool_text.map(|it| ("tool_text".to_owned(), it.name().into()))
 }
 
 /// The seed, where it decides what is said.
-fn seed_of(typed: &LensArgs) -> String {
-    if typed.lens == "placebo" { typed.seed.to_string() } else { String::new() }
+fn seed_of(args: &CreditArgs<'_>) -> Result<String, Failure> {
+    let (lens, seed): (String, u64) = (args.call.get("lens")?, args.call.get("seed")?);
+    Ok(if lens == "placebo" { seed.to_string() } else { String::new() })
 }
 
 /// The lens that was named.
-fn lens_of(args: &CreditArgs, template: Wording, hints: Option<&str>) -> Result<Arc<dyn Lens>, Failure> {
-    let LensArgs { lens: name, placement, hints: path, seed, .. } = &args.lens;
+fn lens_of(args: &CreditArgs<'_>, template: Wording, hints: Option<&str>) -> Result<Arc<dyn Lens>, Failure> {
+    let (name, path): (String, Option<PathBuf>) = (args.call.get("lens")?, args.call.get("hints")?);
     if (name == "hint" && path.is_none()) || (path.is_some() && !["hint", "placebo"].contains(&name.as_str()))
     {
         let help = "name both --lens hint (or placebo) and --hints FILE, or none of them";
@@ -105,17 +115,18 @@ fn lens_of(args: &CreditArgs, template: Wording, hints: Option<&str>) -> Result<
         let (path, line) = (path.as_deref().unwrap_or(Path::new("")).display(), fault.line.unwrap_or(0));
         Failure::input(format!("{path} line {line}: {}", fault.why), "mend the line")
     })?;
-    let given = given.unwrap_or_default();
+    let (given, seed) = (given.unwrap_or_default(), args.call.get("seed")?);
+    let placement = args.call.placement()?;
     let in_words = |given: &Given| matches!(given, Given::Text(_));
-    if *placement == Some(Placement::Turns)
+    if placement == Some(Placement::Turns)
         && let Some(((episode, step), _)) = given.iter().filter(|it| in_words(it.1)).min_by_key(|it| it.0)
     {
         let what =
             format!("the hint for step {step} of {episode} is in words, which are no messages of their own");
         return Err(Failure::input(what, "give it as `messages`, or choose another --placement than turns"));
     }
-    let of = Ingredients { placement: *placement, template, given, seed: *seed };
-    lens::named(name, of).ok_or_else(|| {
+    let of = Ingredients { placement, template, given, seed };
+    lens::named(&name, of).ok_or_else(|| {
         let what = format!("the lens {name} cannot be written at the placement that was named");
         Failure::input(what, "leave out --placement, or choose another")
     })
@@ -146,30 +157,15 @@ fn lens_template(words: &str, path: Option<&Path>) -> Result<Wording, Failure> {
     })
 }
 
-/// A file's text, without the mark some editors put before it.
-fn read_text(path: &Path) -> Result<String, Failure> {
-    let text = fs::read_to_string(path)
-        .map_err(|error| Failure::input(format!("{}: {error}", path.display()), "check the file"))?;
-    Ok(text.strip_prefix('\u{feff}').unwrap_or(&text).to_owned())
-}
-
 /// A file's system prompt; an empty one is a mistake, since none is given by leaving it out.
-fn read_system(path: &Path) -> Result<String, Failure> {
-    let text = read_text(path)?;
+fn read_system(args: &CreditArgs<'_>) -> Result<Option<String>, Failure> {
+    let Some(path) = args.call.get::<Option<PathBuf>>("system_prompt")? else { return Ok(None) };
+    let text = read_text(&path)?;
     if text.trim().is_empty() {
         let what = format!("{}: there is no system prompt in the file", path.display());
-        return Err(Failure::input(what, "write one, or leave out --system"));
+        return Err(Failure::input(what, "write one, or leave out --system-prompt"));
     }
-    Ok(text)
-}
-
-fn read_tools(path: &Path) -> Result<Vec<Value>, Failure> {
-    let help = "give a JSON list of tool schemas";
-    let wrong = |why: String| Failure::input(format!("{}: {why}", path.display()), help);
-    match serde_json::from_str(&read_text(path)?).map_err(|error| wrong(format!("not JSON: {error}")))? {
-        Value::Array(tools) => Ok(tools),
-        _ => Err(wrong("not a list".to_owned())),
-    }
+    Ok(Some(text))
 }
 
 /// An opened model with its tokenizer and template.
@@ -180,9 +176,8 @@ pub(super) struct Ready {
 }
 
 /// Opens the model and refuses one that cannot score, that has no text, or whose tokenizer is another than ours.
-pub(super) async fn open(args: &CreditArgs, shown: &Shown, notices: &Notices) -> Result<Ready, Failure> {
-    let server = ServerArgs { needs_text: true, ..args.server.clone() };
-    let opened = server.open(&args.url, notices, teller(args.json)).await?;
+pub(super) async fn open(args: &CreditArgs<'_>, shown: &Shown, notices: &Notices) -> Result<Ready, Failure> {
+    let opened = args.server.open(notices, teller(args.json)).await?;
     require_scores(&opened).await.map_err(model_failure)?;
     let Some((path, tokenizer)) = opened.tokenizer.clone() else {
         let help = "name the model's directory with --tokenizer, or the model as on the hub with --model";
@@ -200,17 +195,17 @@ pub(super) async fn open(args: &CreditArgs, shown: &Shown, notices: &Notices) ->
 
 /// The texts of the model at `path`.
 pub(super) fn texts(
-    args: &CreditArgs,
+    args: &CreditArgs<'_>,
     path: &Path,
     tokenizer: Arc<Tokenizer>,
     shown: &Shown,
 ) -> Result<Texts, Failure> {
-    let template = args.lens.template.as_deref();
-    Texts::open(path, tokenizer, template, &shown.framing.vars).map_err(source_failure)
+    let template: Option<PathBuf> = args.call.get("template")?;
+    Texts::open(path, tokenizer, template.as_deref(), &shown.framing.vars).map_err(source_failure)
 }
 
 /// The tokenizer that was named, for those who ask no server, and its hash.
-pub(super) fn named_texts(args: &CreditArgs, shown: &Shown) -> Result<Option<(Texts, String)>, Failure> {
+pub(super) fn named_texts(args: &CreditArgs<'_>, shown: &Shown) -> Result<Option<(Texts, String)>, Failure> {
     let Some(path) = args.text_path() else { return Ok(None) };
     let path = block_on(tokenizer_path(&path))?.map_err(model_failure)?;
     let tokenizer = Tokenizer::open(&path).map_err(tokenizer_failure)?;

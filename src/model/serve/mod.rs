@@ -24,6 +24,7 @@ use tokio::net::TcpListener;
 
 use super::{Constraint, Error, Finish, Model as _, Place, Sampling};
 use crate::wire::served::{self, Drawing};
+use backsight_core::named;
 use backsight_core::tokens::TokenId;
 use backsight_engine::model::Embedded;
 
@@ -38,6 +39,8 @@ pub enum Personality {
     /// SGLang.
     Sglang,
 }
+
+named!(Personality: Vllm = "vllm", Sglang = "sglang");
 
 /// A model that is served.
 pub struct Served {

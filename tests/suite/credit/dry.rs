@@ -81,7 +81,7 @@ async fn it_tells_what_a_real_run_would_tell() {
     });
     place.write("episodes/episode_001/pi_session.jsonl", &format!("{session}{aborted}\n"));
     let ran = place.run(&["--input-dir", "episodes", "--dry-run"]).await.expect(0);
-    let absent = "note: session files hold neither system prompt nor tool schemas, and neither was given (--system, --tools): actions are re-read without\n";
+    let absent = "note: session files hold neither system prompt nor tool schemas, and neither was given (--system-prompt, --tools): actions are re-read without\n";
     assert_eq!(ran.stderr, absent);
     assert!(
         ran.stdout.contains("    note: pi_session.jsonl line ") && ran.stdout.contains("`aborted`"),
@@ -91,7 +91,8 @@ async fn it_tells_what_a_real_run_would_tell() {
     let json = forecast(&place, &[]).await;
     assert_eq!(json["episodes"][0]["notes"].as_array().unwrap().len(), 1);
     place.write("system.txt", "Be good.");
-    let ran = place.run(&["--input-dir", "episodes", "--dry-run", "--system", "system.txt"]).await.expect(0);
+    let ran =
+        place.run(&["--input-dir", "episodes", "--dry-run", "--system-prompt", "system.txt"]).await.expect(0);
     assert!(
         ran.stderr.ends_with("and no tool schemas were given (--tools): actions are re-read without\n"),
         "{}",

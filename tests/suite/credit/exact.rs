@@ -152,12 +152,21 @@ async fn what_changes_nothing_is_not_written_down() {
     let (made, n_asked) = (place.made(), server.asked().len());
     place.write("system.txt", "You are careful.");
     place.write("tools.json", "[{\"type\": \"function\", \"function\": {\"name\": \"hammer\"}}]");
-    let framed =
-        ["--system", "system.txt", "--tools", "tools.json", "--var", "a=b", "--tool-result-chars", "9"];
+    let framed = [
+        "--system-prompt",
+        "system.txt",
+        "--tools",
+        "tools.json",
+        "--var",
+        "a=b",
+        "--reread-result-chars",
+        "9",
+    ];
     let kept = place.credit(&server, &framed).await.expect(0);
     assert!(!kept.stderr.contains("other settings"), "{}", kept.stderr);
     let ran = place.credit(&server, &[&framed[..], &["--overwrite"]].concat()).await.expect(0);
-    let note = "--system, --tools, --var, --tool-result-chars change nothing: its tokens are recorded";
+    let note =
+        "--system-prompt, --tools, --var, --reread-result-chars change nothing: its tokens are recorded";
     assert!(ran.stderr.contains(note), "{}", ran.stderr);
     assert_eq!(place.made(), made);
     assert!(place.asked(&server).len() <= n_asked, "nothing else was sent");

@@ -70,7 +70,7 @@ async fn what_cannot_work_is_refused_before_anything_is_paid() {
     refused(&place, &[&here[..], &["--url", &url]].concat(), 3, "cannot be asked for scores").await;
     place.write("bad.jinja", "{{ rewrad }}");
     refused(&place, &[&asks[..], &["--hindsight-template", "bad.jinja"]].concat(), 2, "bad.jinja").await;
-    refused(&place, &[&asks[..], &["--system", "nowhere.txt"]].concat(), 2, "nowhere.txt").await;
+    refused(&place, &[&asks[..], &["--system-prompt", "nowhere.txt"]].concat(), 2, "nowhere.txt").await;
     place.write("tools.json", "{}");
     refused(&place, &[&asks[..], &["--tools", "tools.json"]].concat(), 2, "not a list").await;
     refused(&place, &[&asks[..], &["--model", "other"]].concat(), 2, "has no model `other`").await;
@@ -241,7 +241,7 @@ async fn what_sessions_lack_can_be_supplied_and_is_missed() {
     place.write("system.txt", "You are careful.");
     place.write("tools.json", &json!([{"type": "function", "function": {"name": "hammer"}}]).to_string());
     let server = sglang().await;
-    let framed = ["--system", "system.txt", "--tools", "tools.json", "--var", "flavour=vanilla"];
+    let framed = ["--system-prompt", "system.txt", "--tools", "tools.json", "--var", "flavour=vanilla"];
     let ran = place.credit(&server, &framed).await.expect(0);
     assert!(!ran.stderr.contains("session files hold neither"), "{}", ran.stderr);
     for text in asked_texts(&place, &server) {
@@ -259,7 +259,7 @@ async fn what_sessions_lack_can_be_supplied_and_is_missed() {
 #[tokio::test(flavor = "multi_thread")]
 async fn long_results_can_be_cut() {
     let (place, server) = (Place::recorded(KEEPS), sglang().await);
-    place.credit(&server, &["--tool-result-chars", "10"]).await.expect(0);
+    place.credit(&server, &["--reread-result-chars", "10"]).await.expect(0);
     assert!(asked_texts(&place, &server).iter().all(|text| text.contains("\n... [truncated, ")));
     assert_eq!(place.scores("episode_001")["provenance"]["tool_result_chars"], 10);
 }
@@ -350,7 +350,7 @@ async fn recomputing_needs_nothing_but_the_files() {
         "recursive",
         "--max-logprob-tokens",
         "0",
-        "--no-dense-rewards=false",
+        "--dense-rewards=true",
     ];
     let ran = place.run(&[&again[..], &back].concat()).await.expect(0);
     assert_eq!(place.made(), made, "forth and back");

@@ -210,7 +210,7 @@ async fn tools_written_as_text_change_nothing_about_that() {
     {
         for placement in [Placement::First, Placement::Last] {
             let (place, server) = (Place::recorded(template), sglang().await);
-            let name = backsight::chat::tool_text::name(choice);
+            let name = choice.name();
             place.credit(&server, &["--tool-text", name, "--placement", placement.name()]).await.expect(0);
             for name in ["episode_001", "episode_003"] {
                 let alone =

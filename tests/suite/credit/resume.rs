@@ -65,9 +65,9 @@ async fn a_partial_file_measured_otherwise_is_not_mixed_in() {
     let (server, sick) = sick_server(&place).await;
     place.credit(&server, &[]).await.expect(1);
     sick.store(false, Ordering::Relaxed);
-    let ran = place.credit(&server, &["--tool-result-chars", "200"]).await.expect(0);
+    let ran = place.credit(&server, &["--reread-result-chars", "200"]).await.expect(0);
     assert!(ran.stderr.contains("its partial scores were measured otherwise"), "{}", ran.stderr);
-    assert_eq!(place.made(), undisturbed(&["--tool-result-chars", "200"]).await);
+    assert_eq!(place.made(), undisturbed(&["--reread-result-chars", "200"]).await);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -174,7 +174,7 @@ async fn complete_files_are_left_alone_and_differences_are_told() {
     assert!(notice(&computed).is_empty() && computed.stdout.contains("3 recomputed"), "{computed:?}");
     assert_eq!(place.scores("episode_001")["hyperparams"]["gamma"], 0.5);
     place.credit(&server, &[]).await.expect(0);
-    let measured = place.credit(&server, &["--tool-result-chars", "200", "--gamma", "0.5"]).await.expect(0);
+    let measured = place.credit(&server, &["--reread-result-chars", "200", "--gamma", "0.5"]).await.expect(0);
     assert!(
         notice(&measured).contains("(gamma, tool_result_chars) and are left alone; help: --overwrite"),
         "{}",
@@ -190,8 +190,8 @@ async fn complete_files_are_left_alone_and_differences_are_told() {
         again.stderr
     );
     assert_eq!(gain(&again), gain(&first), "what was not sent again is no gain");
-    place.credit(&server, &["--overwrite", "--tool-result-chars", "200"]).await.expect(0);
-    assert_eq!(place.made(), undisturbed(&["--tool-result-chars", "200"]).await);
+    place.credit(&server, &["--overwrite", "--reread-result-chars", "200"]).await.expect(0);
+    assert_eq!(place.made(), undisturbed(&["--reread-result-chars", "200"]).await);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -202,7 +202,7 @@ async fn what_is_there_stays_until_something_as_complete_is_made() {
     place.credit(&server, &[]).await.expect(0);
     let made = place.made();
     sick.store(true, Ordering::Relaxed);
-    let anew = ["--overwrite", "--tool-result-chars", "200"];
+    let anew = ["--overwrite", "--reread-result-chars", "200"];
     let ran = place.credit(&server, &anew).await.expect(1);
     assert_eq!(place.made(), made, "a file with losses is no better than a complete one");
     for words in [
@@ -219,7 +219,7 @@ async fn what_is_there_stays_until_something_as_complete_is_made() {
     assert_eq!(summary["lost"]["steps"], json!({"not answered": 6}));
     sick.store(false, Ordering::Relaxed);
     place.credit(&server, &anew).await.expect(0);
-    assert_eq!(place.made(), undisturbed(&["--tool-result-chars", "200"]).await);
+    assert_eq!(place.made(), undisturbed(&["--reread-result-chars", "200"]).await);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -227,7 +227,7 @@ async fn a_partial_file_gives_way_to_one_that_is_as_complete() {
     let place = Place::recorded(KEEPS);
     let (server, _sick) = sick_server(&place).await;
     place.credit(&server, &[]).await.expect(1);
-    place.credit(&server, &["--overwrite", "--tool-result-chars", "200"]).await.expect(1);
+    place.credit(&server, &["--overwrite", "--reread-result-chars", "200"]).await.expect(1);
     let scores = place.scores("episode_001");
     assert_eq!((&scores["provenance"]["tool_result_chars"], &scores["partial"]), (&json!(200), &json!(true)));
 }
@@ -300,5 +300,5 @@ async fn a_server_that_only_garbles_ends_the_run_and_nothing_is_written() {
     let words = format!("error: {} answered with something unusable: ", server.url());
     assert!(ran.stderr.contains(&words), "{}", ran.stderr);
     assert!(place.made().is_empty(), "nothing is written that a stop cut short");
-    place.credit(&sglang().await, &["--tool-result-chars", "200"]).await.expect(0);
+    place.credit(&sglang().await, &["--reread-result-chars", "200"]).await.expect(0);
 }

@@ -72,10 +72,10 @@ async fn what_makes_no_sense_is_refused_with_its_reason() {
     let place = Place::recorded(KEEPS);
     let here = ["--input-dir", "episodes", "--dry-run"];
     for (flag, value, why) in [
-        ("--t-temp", "0", "must be above 0"),
-        ("--t-temp", "-1", "must be above 0"),
-        ("--gamma", "1.5", "must be from 0 to 1"),
-        ("--alpha", "2", "must be from 0 to 1"),
+        ("--t-temp", "0", "which is not a number above 0"),
+        ("--t-temp", "-1", "which is not a number above 0"),
+        ("--gamma", "1.5", "which is not a number from 0 to 1"),
+        ("--alpha", "2", "which is not a number from 0 to 1"),
         ("--c-min", "1.3", "the least ratio --c-min 1.3 is above the largest --c-max 1.2"),
         ("--c-max", "0.5", "the least ratio --c-min 0.8 is above the largest --c-max 0.5"),
     ] {
@@ -93,7 +93,7 @@ async fn what_makes_no_sense_is_refused_with_its_reason() {
         refused(&place, &["--episodes", name, "--dry-run"], &words).await;
     }
     let words = "empty.jsonl: there is no system prompt in the file\n";
-    refused(&place, &[&here[..], &["--system", "empty.jsonl"]].concat(), words).await;
+    refused(&place, &[&here[..], &["--system-prompt", "empty.jsonl"]].concat(), words).await;
     std::fs::create_dir(place.path("nothing")).unwrap();
     refused(&place, &["--input-dir", "nothing", "--dry-run"], "nothing: no episodes here\n").await;
     refused(
@@ -110,13 +110,13 @@ async fn computing_again_refuses_what_it_could_not_heed() {
     place.credit(&server, &[]).await.expect(0);
     let made = place.made();
     for more in [
-        ["--system", "x"],
+        ["--system-prompt", "x"],
         ["--tools", "x"],
         ["--var", "a=b"],
         ["--hindsight-template", "x"],
         ["--min-reward", "0.1"],
         ["--max-context", "10"],
-        ["--tool-result-chars", "3"],
+        ["--reread-result-chars", "3"],
         ["--url", "http://x"],
         ["--tokenizer", "model"],
         ["--max-requests", "1"],

@@ -8,6 +8,7 @@
 use std::collections::HashMap;
 
 use super::sum::{mean, sum};
+use crate::named;
 
 /// Which episodes are compared with each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -17,6 +18,8 @@ pub enum Normalise {
     /// Those of the same task.
     Task,
 }
+
+named!(Normalise: Global = "global", Task = "task");
 
 /// How advantages are made.
 #[derive(Clone, Copy, Debug, PartialEq)]

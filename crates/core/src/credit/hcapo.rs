@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use super::sum::mean;
 use crate::lens::{Lens, PlainLens};
+use crate::named;
 use crate::tokens::Logprob;
 
 /// How credit is carried back from later steps.
@@ -24,6 +25,8 @@ pub enum Smoothing {
     None,
 }
 
+named!(Smoothing: Recursive = "recursive", Paper = "paper", None = "none");
+
 /// What a step's hindsight probability is compared with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Ratio {
@@ -32,6 +35,8 @@ pub enum Ratio {
     /// The same action without the lens.
     Lift,
 }
+
+named!(Ratio: Mean = "mean", Lift = "lift");
 
 impl Ratio {
     /// The lens beside hindsight's own that scores are needed through.

@@ -17,6 +17,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::episode::{Content, Episode, Message, Role};
+use crate::named;
 use crate::subtasks::PlanPlace;
 
 pub use hint::{Given, HintLens};
@@ -139,20 +140,7 @@ pub enum Placement {
     Turns,
 }
 
-impl Placement {
-    /// All of them.
-    pub const ALL: [Self; 4] = [Self::First, Self::LastUser, Self::Last, Self::Turns];
-
-    /// The name in files and flags.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::First => "first",
-            Self::LastUser => "last_user",
-            Self::Last => "last",
-            Self::Turns => "turns",
-        }
-    }
-}
+named!(Placement: First = "first", LastUser = "last_user", Last = "last", Turns = "turns");
 
 /// An addition at its place among the messages before an action.
 #[derive(Clone, Copy, Debug, PartialEq)]
