@@ -7,8 +7,8 @@ use super::rendered::no_place;
 use super::shorten::{Context, Contexts};
 use super::{Loss, Reason};
 use backsight_chat::near::Repeats;
-use backsight_chat::recorded::{Insertion, insert};
-use backsight_chat::reread::Shown;
+use backsight_chat::recorded::{Insertion, insert, insert_in_end};
+use backsight_chat::reread::{PromptEnd, Shown};
 use backsight_core::episode::{Content, Conversation, Episode, Message};
 use backsight_core::lens::{Edit, View};
 use backsight_core::tokens::{TokenId, TokenSpan};
@@ -64,37 +64,67 @@ impl<'a> Exact<'a> {
         Shown::new(self.reader.manner(self.episode, &self.episode.tools), messages).ok()
     }
 
-    /// The context of an action without what is cut; `known` is used unless this one is to be looked at itself.
+    /// The context of an action without what is cut; what is known is used unless this one `is_checked`.
     fn context(
         &self,
         nth: usize,
-        cut: &Cut,
-        messages: &[Message],
-        shown: Option<&Shown<'_>>,
-        (known, is_last, tree): (&mut Known<'a>, bool, &mut TokenTree),
+        is_checked: bool,
+        kept: &Kept<'_>,
+        known: &mut Known<'a>,
+        tree: &mut TokenTree,
     ) -> Context {
         let (step, action) = self.wanted[nth];
-        let action = action - cut.messages.len();
+        let before = &kept.messages[..action - kept.cut.messages.len()];
         let sequence = self.recorded(nth).map_or(0, |(sequence, _)| sequence);
-        let plain = self.plain(nth, cut, tree);
+        let plain = self.plain(nth, kept.cut, tree);
         let mut through = |View { lens, addition }: &'a View| {
-            let Some(edit) = addition.edit(&messages[..action]) else { return (*lens, Err(no_place())) };
+            let Some(edit) = addition.edit(before) else { return (*lens, Err(no_place())) };
             if edit == Edit::Nothing {
                 return (*lens, Ok(plain));
             }
             let key = (sequence, edit);
-            let found = match known.found.sure(&key).filter(|_| !is_last) {
-                Some(known) => Ok(known.clone()),
-                None => self.edited(nth, cut, &messages[..action], edit, shown, &tree.all(plain)),
+            let near = match known.found.sure(&key) {
+                Some(known) => Some(known.clone()),
+                None if kept.is_trusting => self.edited_at_end(nth, before.len(), edit, kept, (tree, plain)),
+                None => None,
             };
+            let found = match near.clone().filter(|_| !is_checked) {
+                Some(near) => Ok(near),
+                None => self.edited(nth, before, edit, kept, &tree.all(plain)),
+            };
+            known.differs |= is_checked && near.is_some_and(|near| found.as_ref().ok() != Some(&near));
             known.differs |= match &found {
                 Ok(replacement) => !known.found.agrees(key, replacement.clone()),
-                Err(_) => is_last,
+                Err(_) => is_checked && known.found.sure(&key).is_some(),
             };
             (*lens, found.map(|replacement| known.replacements.grow(tree, plain, replacement)))
         };
         let views = self.views[step].iter().map(&mut through).collect();
-        Context { views, dropped: cut.messages.clone() }
+        Context { views, dropped: kept.cut.messages.clone() }
+    }
+
+    /// What something written near the end of a context does to it, from that end alone; none where that does not tell.
+    fn edited_at_end(
+        &self,
+        nth: usize,
+        action: usize,
+        edit: Edit<'_>,
+        kept: &Kept<'_>,
+        (tree, plain): (&TokenTree, Tip),
+    ) -> Option<Replacement> {
+        let PromptEnd { first_action, plain: unseen, seen } =
+            kept.shown.as_ref()?.prompt_end(action, edit)?;
+        let first_action = first_action + kept.cut.messages_before(first_action);
+        let first = self.wanted.partition_point(|(_, action)| *action < first_action);
+        let (sequence, _) = self.recorded(nth)?;
+        let (own, span) = self.recorded(first)?;
+        let start = kept.cut.moved(span).filter(|_| own == sequence)?.start();
+        let sampled = self.sampled(first..nth, sequence, kept.cut);
+        let sampled: Vec<_> = sampled.map(|it| TokenSpan::at(it.start() - start, it.len())).collect();
+        let end = tree.tokens(plain, start..plain.len());
+        let Replacement { positions, with } =
+            insert_in_end(&self.reader.texts.tokenizer, &end, &sampled, (&unseen, &seen)).ok()?;
+        Some(Replacement { positions: positions.start + start..positions.end + start, with })
     }
 
     /// What the student saw before an action, without what is cut.
@@ -114,13 +144,12 @@ impl<'a> Exact<'a> {
     fn edited(
         &self,
         nth: usize,
-        cut: &Cut,
         before: &[Message],
         edit: Edit<'_>,
-        shown: Option<&Shown<'_>>,
+        kept: &Kept<'_>,
         plain: &[TokenId],
     ) -> Result<Replacement, Loss> {
-        let prompt = |edit| shown?.prompt(before.len(), edit).ok();
+        let prompt = |edit| kept.shown.as_ref()?.prompt(before.len(), edit).ok();
         let rendered = prompt(Edit::Nothing).zip(prompt(edit));
         let (content, addition) = written(before, edit);
         let insertion = Insertion {
@@ -128,27 +157,38 @@ impl<'a> Exact<'a> {
             content: &content,
             addition: &addition,
         };
-        let found = insert(&self.reader.texts.tokenizer, plain, &self.sampled(nth, cut), &insertion);
+        let sequence = self.recorded(nth).map_or(0, |(sequence, _)| sequence);
+        let sampled: Vec<_> = self.sampled(0..nth, sequence, kept.cut).collect();
+        let found = insert(&self.reader.texts.tokenizer, plain, &sampled, &insertion);
         found.map_err(|error| Loss::new(Reason::Recorded, error))
     }
 
-    /// The contexts of these actions with nothing cut; none if what was trusted does not hold on the last of them.
-    fn whole(&self, nths: &[usize], tree: &mut TokenTree, is_trusting: bool) -> Option<Vec<Context>> {
-        let (shown, mut known) = (self.shown(self.messages), Known::default());
-        let mut contexts = Vec::with_capacity(nths.len());
+    /// The contexts of these actions without what is cut; none if what was trusted does not hold where it is checked.
+    fn without(
+        &self,
+        cut: &Cut,
+        nths: &[usize],
+        tree: &mut TokenTree,
+        is_trusting: bool,
+    ) -> Option<Vec<Context>> {
+        let end = nths.last().map_or(cut.messages.end, |nth| self.wanted[*nth].1 + 1);
+        let messages = [&self.messages[..cut.messages.start], &self.messages[cut.messages.end..end]].concat();
+        let kept = Kept { cut, messages: &messages, shown: self.shown(&messages), is_trusting };
+        let (mut known, mut contexts) = (Known::default(), Vec::with_capacity(nths.len()));
         for (idx, nth) in nths.iter().enumerate() {
-            let how = (&mut known, !is_trusting || idx + 1 == nths.len(), &mut *tree);
-            contexts.push(self.context(*nth, &Cut::default(), self.messages, shown.as_ref(), how));
+            let is_checked = !is_trusting || (idx + 1).is_power_of_two() || idx + 1 == nths.len();
+            contexts.push(self.context(*nth, is_checked, &kept, &mut known, tree));
+            if known.differs && is_trusting {
+                return None;
+            }
         }
-        (!known.differs || !is_trusting).then_some(contexts)
+        Some(contexts)
     }
 
-    /// The actions that stand before this one in the same sequence, moved by what is cut out.
-    fn sampled(&self, nth: usize, cut: &Cut) -> Vec<TokenSpan> {
-        let steps = self.episode.steps().iter().filter_map(|step| step.tokens.as_ref());
-        let Some((sequence, own)) = self.recorded(nth) else { return Vec::new() };
-        let before = steps.filter(|it| it.sequence == sequence && it.span.end() <= own.start());
-        before.filter_map(|it| cut.moved(it.span)).collect()
+    /// These actions as far as they are in a sequence, moved by what is cut out.
+    fn sampled(&self, nths: Range<usize>, sequence: usize, cut: &Cut) -> impl Iterator<Item = TokenSpan> {
+        let here = nths.filter_map(|nth| self.recorded(nth)).filter(move |(own, _)| *own == sequence);
+        here.filter_map(|(_, span)| cut.moved(span))
     }
 
     /// The tokens to cut so that these messages are left out: from the first token of one action to that of
@@ -171,14 +211,23 @@ impl<'a> Exact<'a> {
         special.map_or(&[], |at| &before[at..])
     }
 
-    fn shortened(&self, nth: usize, dropped: &Range<usize>, tree: &mut TokenTree) -> Result<Context, Loss> {
-        let cut = self.cut(nth, dropped).ok_or_else(|| {
+    /// The contexts of actions that are in one sequence.
+    fn of_sequence(
+        &self,
+        dropped: &Range<usize>,
+        nths: &[usize],
+        tree: &mut TokenTree,
+    ) -> Vec<Result<Context, Loss>> {
+        let cut = match (dropped.is_empty(), nths.last()) {
+            (false, Some(last)) => self.cut(*last, dropped),
+            _ => Some(Cut::default()),
+        };
+        let Some(cut) = cut else {
             let why = "the recorded tokens are too long, and where a step begins in them is not found";
-            Loss::new(Reason::Context, why)
-        })?;
-        let kept = [&self.messages[..cut.messages.start], &self.messages[cut.messages.end..]].concat();
-        let how = (&mut Known::default(), true, tree);
-        Ok(self.context(nth, &cut, &kept, self.shown(&kept).as_ref(), how))
+            return nths.iter().map(|_| Err(Loss::new(Reason::Context, why))).collect();
+        };
+        let contexts = self.without(&cut, nths, tree, true).or_else(|| self.without(&cut, nths, tree, false));
+        contexts.unwrap_or_default().into_iter().map(Ok).collect()
     }
 }
 
@@ -207,12 +256,20 @@ impl Contexts for Exact<'_> {
         nths: &[usize],
         tree: &mut TokenTree,
     ) -> Vec<Result<Context, Loss>> {
-        if !dropped.is_empty() {
-            return nths.iter().map(|nth| self.shortened(*nth, dropped, tree)).collect();
-        }
-        let whole = self.whole(nths, tree, true).or_else(|| self.whole(nths, tree, false));
-        whole.unwrap_or_default().into_iter().map(Ok).collect()
+        let sequence = |nth: &usize| self.recorded(*nth).map(|(sequence, _)| sequence);
+        let chunks = nths.chunk_by(|a, b| sequence(a) == sequence(b));
+        chunks.flat_map(|nths| self.of_sequence(dropped, nths, tree)).collect()
     }
+}
+
+/// The conversation without what is cut, up to the last of some actions.
+struct Kept<'k> {
+    cut: &'k Cut,
+    messages: &'k [Message],
+    /// As its template is given it, if that renders it.
+    shown: Option<Shown<'k>>,
+    /// Whether the end of a context may stand for the whole.
+    is_trusting: bool,
 }
 
 /// What is left out of a recorded sequence.
@@ -223,6 +280,11 @@ struct Cut {
 }
 
 impl Cut {
+    /// How many messages are cut out before one of those that are left.
+    fn messages_before(&self, kept: usize) -> usize {
+        if kept < self.messages.start { 0 } else { self.messages.len() }
+    }
+
     /// A span after the cut; none if it is cut out.
     fn moved(&self, span: TokenSpan) -> Option<TokenSpan> {
         if span.end() <= self.tokens.start {

@@ -74,9 +74,10 @@ impl<'a> Rendered<'a> {
         Ok(Read { sequences: found.sequences, turns })
     }
 
-    /// The conversation without some messages, and where the chosen actions are in it.
+    /// The conversation without some messages up to the last of the chosen actions, and where those are in it.
     fn without(&self, dropped: &Range<usize>, nths: &[usize]) -> (Vec<Message>, Vec<(usize, usize)>) {
-        let kept = [&self.messages[..dropped.start], &self.messages[dropped.end..]].concat();
+        let end = nths.last().map_or(dropped.end, |nth| self.wanted[*nth].1 + 1);
+        let kept = [&self.messages[..dropped.start], &self.messages[dropped.end..end]].concat();
         let wanted = nths.iter().map(|nth| (self.wanted[*nth].0, self.wanted[*nth].1 - dropped.len()));
         (kept, wanted.collect())
     }

@@ -48,18 +48,25 @@ pub fn insert(
 ) -> Result<Replacement, CannotInsert> {
     let text = Text::new(tokenizer, context)?;
     let edit = text.find(insertion).ok_or(CannotInsert::NotFound)?;
+    text.replaced(tokenizer, sampled, &edit)
+}
+
+/// The same for the end of a context, where the end of a rendering has it; the stretch before the place must be as it
+/// is rendered, so that no other place is meant.
+pub fn insert_in_end(
+    tokenizer: &Tokenizer,
+    end: &[TokenId],
+    sampled: &[TokenSpan],
+    (plain, seen): (&str, &str),
+) -> Result<Replacement, CannotInsert> {
+    let text = Text::new(tokenizer, end)?;
+    let (change, edit) = text.find_at_end(plain, seen).ok_or(CannotInsert::NotFound)?;
     let piece = text.piece_of(&edit.bytes).ok_or(CannotInsert::NotFound)?;
-    let Piece { tokens, start, .. } = &text.pieces[piece];
-    if sampled.iter().any(|span| span.start() < tokens.end && tokens.start < span.end()) {
-        return Err(CannotInsert::Sampled);
+    let before = &text.text[text.pieces[piece].start..edit.bytes.start];
+    if !plain[..change.start].ends_with(before) {
+        return Err(CannotInsert::NotFound);
     }
-    let whole = &text.text[*start..text.end_of(piece)];
-    if whole.contains(char::REPLACEMENT_CHARACTER) {
-        return Err(CannotInsert::NotText);
-    }
-    let (head, tail) = (&whole[..edit.bytes.start - start], &whole[edit.bytes.end - start..]);
-    let with = tokenizer.encode_ids(&format!("{head}{}{tail}", edit.with))?;
-    Ok(Replacement { positions: tokens.clone(), with })
+    text.replaced(tokenizer, sampled, &edit)
 }
 
 /// Some bytes of the text, and what stands there instead.
@@ -95,6 +102,27 @@ impl Text {
         Ok(Self { text, pieces })
     }
 
+    /// What an edit does to the tokens, of which `sampled` are actions.
+    fn replaced(
+        &self,
+        tokenizer: &Tokenizer,
+        sampled: &[TokenSpan],
+        edit: &Edit<'_>,
+    ) -> Result<Replacement, CannotInsert> {
+        let piece = self.piece_of(&edit.bytes).ok_or(CannotInsert::NotFound)?;
+        let Piece { tokens, start, .. } = &self.pieces[piece];
+        if sampled.iter().any(|span| span.start() < tokens.end && tokens.start < span.end()) {
+            return Err(CannotInsert::Sampled);
+        }
+        let whole = &self.text[*start..self.end_of(piece)];
+        if whole.contains(char::REPLACEMENT_CHARACTER) {
+            return Err(CannotInsert::NotText);
+        }
+        let (head, tail) = (&whole[..edit.bytes.start - start], &whole[edit.bytes.end - start..]);
+        let with = tokenizer.encode_ids(&format!("{head}{}{tail}", edit.with))?;
+        Ok(Replacement { positions: tokens.clone(), with })
+    }
+
     fn end_of(&self, piece: usize) -> usize {
         self.pieces.get(piece + 1).map_or(self.text.len(), |next| next.start)
     }
@@ -116,15 +144,27 @@ impl Text {
     }
 
     fn find_rendered<'a>(&self, plain: &str, seen: &'a str) -> Option<Edit<'a>> {
-        let same = common_prefix(plain, seen);
-        let rest = common_suffix(&plain[same..], &seen[same..]);
-        let (end, with) = (plain.len() - rest, &seen[same..seen.len() - rest]);
-        if self.text.starts_with(&plain[..end]) {
-            return Some(Edit { bytes: same..end, with });
+        let (bytes, with) = change(plain, seen);
+        if self.text.starts_with(&plain[..bytes.end]) {
+            return Some(Edit { bytes, with });
         }
-        let start = self.text.strip_suffix(&plain[same..])?.len();
-        Some(Edit { bytes: start..start + (end - same), with })
+        self.find_at_end(plain, seen).map(|(_, edit)| edit)
     }
+
+    /// Where the end of the rendering has it, in the rendering and in the text.
+    fn find_at_end<'a>(&self, plain: &str, seen: &'a str) -> Option<(Range<usize>, Edit<'a>)> {
+        let (bytes, with) = change(plain, seen);
+        let start = self.text.strip_suffix(&plain[bytes.start..])?.len();
+        let edit = Edit { bytes: start..start + bytes.len(), with };
+        Some((bytes, edit))
+    }
+}
+
+/// Which bytes of a text are other words in another, and those.
+pub(super) fn change<'a>(plain: &str, seen: &'a str) -> (Range<usize>, &'a str) {
+    let start = common_prefix(plain, seen);
+    let rest = common_suffix(&plain[start..], &seen[start..]);
+    (start..plain.len() - rest, &seen[start..seen.len() - rest])
 }
 
 #[cfg(test)]

@@ -62,6 +62,17 @@ pub struct Shown<'a> {
     actions: Vec<usize>,
     growing: Growing<'a>,
     losses: Losses,
+    shape: Shape,
+}
+
+/// The end of a prompt, rendered as if messages in the middle were not there.
+pub struct PromptEnd {
+    /// The first action behind those that are left out.
+    pub first_action: usize,
+    /// The prompt without an addition.
+    pub plain: String,
+    /// The prompt with it.
+    pub seen: String,
 }
 
 impl<'a> Shown<'a> {
@@ -77,7 +88,8 @@ impl<'a> Shown<'a> {
         let original_actions = (0..original.len()).filter(is_action).collect();
         let is_action = |idx: &usize| messages[*idx]["role"] == Role::Assistant.name();
         let actions = (0..messages.len()).filter(is_action).collect();
-        Ok(Self { manner, original, original_actions, plain, messages, actions, growing, losses })
+        let shape = Shape::of(manner.template.source(), &messages);
+        Ok(Self { manner, original, original_actions, plain, messages, actions, growing, losses, shape })
     }
 
     /// Finds the actions at the assistant messages `wanted`, in order, each with its context under each of its edits.
@@ -94,8 +106,7 @@ impl<'a> Shown<'a> {
             (self.place_of(*action), edits.collect())
         });
         let actions: Vec<Wanted<'_>> = placed.collect();
-        let shape = Shape::of(self.manner.template.source(), &self.messages);
-        let mut found = spans::reread(&actions, &shape, &mut &*self, tokenizer, tree);
+        let mut found = spans::reread(&actions, &self.shape, &mut &*self, tokenizer, tree);
         let lost = self.losses.parts.iter().filter(|loss| loss.part == Part::Text);
         for place in lost.map(|loss| loss.message_idx) {
             let turn = actions.binary_search_by_key(&place, |(action, _)| *action);
@@ -110,6 +121,23 @@ impl<'a> Shown<'a> {
     /// The text before the action at `action`, with something added to it or not.
     pub fn prompt(&self, action: usize, edit: Edit<'_>) -> Result<String, TemplateError> {
         self.prompt_without(action, edit, &(0..0))
+    }
+
+    /// What an addition near the end of a prompt does there; none where only the whole prompt can tell.
+    pub fn prompt_end(&self, action: usize, edit: Edit<'_>) -> Option<PromptEnd> {
+        let place = self.place_of(action);
+        let (without, _) = self.shape.without(place.checked_sub(1)?..place, 0)?;
+        let first_action = self.original_place(without.end);
+        let is_behind = matches!(edit, Edit::Behind { target, .. } if target > first_action);
+        let prompt = |edit| self.prompt_without(action, edit, &without).ok();
+        let (plain, seen) = is_behind.then(|| prompt(Edit::Nothing).zip(prompt(edit)))??;
+        Some(PromptEnd { first_action, plain, seen })
+    }
+
+    /// The original message of an action that the template is given at `place`; the first for the first.
+    fn original_place(&self, place: usize) -> usize {
+        let nth = self.actions.partition_point(|action| *action < place);
+        if place == 0 { 0 } else { self.original_actions[nth] }
     }
 
     /// The same as if some of the messages the template is given were not there.
@@ -179,11 +207,9 @@ impl<'a> Shown<'a> {
         messages: &[Message],
         without: &Range<usize>,
     ) -> Result<Rendered, TemplateError> {
-        let n_before = |end: usize| self.actions.partition_point(|place| *place < end);
-        let original = |place: usize| if place == 0 { 0 } else { self.original_actions[n_before(place)] };
         let (start, end) = match without.is_empty() {
             true => (0, 0),
-            false => (original(without.start), original(without.end)),
+            false => (self.original_place(without.start), self.original_place(without.end)),
         };
         let kept = [&self.original[..start], &self.original[end..action]].concat();
         let target = if target < start { target } else { target - (end - start) };

@@ -47,21 +47,27 @@ pub fn windows(
     room: Room,
 ) -> Vec<Result<Window, TooLong>> {
     let n_head = target(messages, Placement::First).map_or(0, |idx| idx + 1);
-    let conversation = Lengths { messages, lengths, n_head, reserved: room.reserved };
+    let mut total = 0;
+    let ends = std::iter::once(0).chain(lengths.iter().map(|length| {
+        total += length;
+        total
+    }));
+    let conversation = Lengths { messages, ends: ends.collect(), n_head, reserved: room.reserved };
     let mut begin = n_head;
     let window = |&action: &usize| {
         if conversation.needed(begin, action) > room.limit {
             begin = conversation.next_begin(begin, action, room.limit)?;
         }
         let dropped = if begin > n_head { n_head..begin } else { 0..0 };
-        Ok(Window { n_dropped_tokens: lengths[dropped.clone()].iter().sum(), dropped })
+        Ok(Window { n_dropped_tokens: conversation.sum(dropped.clone()), dropped })
     };
     actions.iter().map(window).collect()
 }
 
 struct Lengths<'m> {
     messages: &'m [Message],
-    lengths: &'m [usize],
+    /// The tokens before each message, and of all.
+    ends: Vec<usize>,
     n_head: usize,
     reserved: usize,
 }
@@ -69,9 +75,12 @@ struct Lengths<'m> {
 impl Lengths<'_> {
     /// The tokens of a step whose context is the head and what follows from `begin` on.
     fn needed(&self, begin: usize, action: usize) -> usize {
-        let head: usize = self.lengths[..self.n_head.min(action)].iter().sum();
-        let tail: usize = self.lengths[begin.min(action)..=action].iter().sum();
-        head + tail + self.reserved
+        let head = self.sum(0..self.n_head.min(action));
+        head + self.sum(begin.min(action)..action + 1) + self.reserved
+    }
+
+    fn sum(&self, messages: Range<usize>) -> usize {
+        self.ends[messages.end] - self.ends[messages.start]
     }
 
     /// The first place to begin from that leaves half of the room free, or the last place if none does.
