@@ -37,7 +37,7 @@ pub enum Admission {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum State {
+enum Circuit {
     Closed,
     Open { until: Instant },
     Trial,
@@ -47,7 +47,7 @@ enum State {
 #[derive(Clone, Debug)]
 pub struct Breaker {
     rules: BreakerRules,
-    state: State,
+    state: Circuit,
     in_a_row: u32,
     times_opened: u32,
     failing_since: Option<Instant>,
@@ -59,28 +59,28 @@ impl Breaker {
     /// A closed circuit.
     pub fn new(rules: BreakerRules) -> Self {
         let (in_a_row, times_opened) = (0, 0);
-        Self { rules, state: State::Closed, in_a_row, times_opened, failing_since: None, asked_until: None }
+        Self { rules, state: Circuit::Closed, in_a_row, times_opened, failing_since: None, asked_until: None }
     }
 
     /// Whether a request may be sent now; asking changes nothing.
     pub fn admission(&self, now: Instant) -> Admission {
         match self.state {
-            State::Closed => Admission::Yes,
-            State::Open { until } if now >= until => Admission::Trial,
-            State::Open { until } => Admission::No(Some(until)),
-            State::Trial => Admission::No(None),
+            Circuit::Closed => Admission::Yes,
+            Circuit::Open { until } if now >= until => Admission::Trial,
+            Circuit::Open { until } => Admission::No(Some(until)),
+            Circuit::Trial => Admission::No(None),
         }
     }
 
     /// The trial begins.
     pub fn begin_trial(&mut self) {
-        self.state = State::Trial;
+        self.state = Circuit::Trial;
     }
 
     /// The endpoint answered; even an answer from before the circuit opened proves it alive.
     /// Says whether the circuit closed by this.
     pub fn succeed(&mut self) -> bool {
-        let reopened = self.state != State::Closed;
+        let reopened = self.state != Circuit::Closed;
         *self = Self::new(self.rules);
         reopened
     }
@@ -93,9 +93,9 @@ impl Breaker {
         self.asked_until = self.asked_until.max(at_least.map(|wait| now + wait));
         self.in_a_row = self.in_a_row.saturating_add(1);
         let opens = match self.state {
-            State::Closed => self.in_a_row >= self.rules.failures,
-            State::Trial => was_trial,
-            State::Open { .. } => false,
+            Circuit::Closed => self.in_a_row >= self.rules.failures,
+            Circuit::Trial => was_trial,
+            Circuit::Open { .. } => false,
         };
         if opens {
             self.open(now);
@@ -109,13 +109,13 @@ impl Breaker {
         let until = now + doubled.min(self.rules.longest_cooldown);
         self.times_opened = self.times_opened.saturating_add(1);
         // What the server asked for is never cut short.
-        self.state = State::Open { until: self.asked_until.map_or(until, |asked| asked.max(until)) };
+        self.state = Circuit::Open { until: self.asked_until.map_or(until, |asked| asked.max(until)) };
     }
 
     /// The trial was given up without a result; the next caller may try.
     pub fn abandon_trial(&mut self, now: Instant) {
-        if self.state == State::Trial {
-            self.state = State::Open { until: now };
+        if self.state == Circuit::Trial {
+            self.state = Circuit::Open { until: now };
         }
     }
 
@@ -126,7 +126,7 @@ impl Breaker {
 
     /// Whether a request is finding out right now.
     pub fn is_on_trial(&self) -> bool {
-        self.state == State::Trial
+        self.state == Circuit::Trial
     }
 }
 

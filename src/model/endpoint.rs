@@ -29,8 +29,8 @@ use backsight_core::mix::mix;
 #[derive(Clone, Debug)]
 pub struct Endpoint {
     base: String,
-    login: Option<(String, Secret)>,
-    echo: Arc<Echo>,
+    pub(super) login: Option<(String, Secret)>,
+    pub(super) echo: Arc<Echo>,
 }
 
 impl Endpoint {
@@ -60,16 +60,6 @@ impl Endpoint {
     /// Where `path` (`/v1/models`) is on this server.
     pub fn url(&self, path: &str) -> String {
         format!("{}{path}", self.base)
-    }
-
-    /// The user and password written into the address, if any.
-    pub fn login(&self) -> Option<&(String, Secret)> {
-        self.login.as_ref()
-    }
-
-    /// Whether it repeats the ids of requests.
-    pub fn echo(&self) -> &Echo {
-        &self.echo
     }
 }
 
@@ -137,7 +127,7 @@ pub enum Turn {
 /// The endpoints of one model.
 #[derive(Debug)]
 pub struct Pool {
-    endpoints: Vec<Endpoint>,
+    pub(super) endpoints: Vec<Endpoint>,
     rules: PoolRules,
     state: Mutex<Occupancy>,
     changed: Notify,
@@ -184,11 +174,6 @@ impl Pool {
         let members = endpoints.iter().map(member).collect();
         let state = Mutex::new(Occupancy { requests: 0, members });
         Arc::new(Self { endpoints, rules, state, changed: Notify::new() })
-    }
-
-    /// The endpoints in the order given.
-    pub fn endpoints(&self) -> &[Endpoint] {
-        &self.endpoints
     }
 
     /// Waits until a request of `tokens` may be sent, and says where. Endpoints in `tried` come last.
@@ -345,7 +330,7 @@ pub fn hashed(value: &(impl Hash + ?Sized)) -> u64 {
 #[derive(Debug)]
 pub struct Lease {
     pool: Arc<Pool>,
-    idx: usize,
+    pub(super) idx: usize,
     tokens: u64,
     trial: bool,
     begun: Instant,
@@ -354,16 +339,6 @@ pub struct Lease {
 }
 
 impl Lease {
-    /// Which endpoint, counted in the order given to the pool.
-    pub fn idx(&self) -> usize {
-        self.idx
-    }
-
-    /// Where to send it.
-    pub fn endpoint(&self) -> &Endpoint {
-        &self.pool.endpoints[self.idx]
-    }
-
     /// The whole answer is here: the endpoint has room again, although the answer is still to be judged.
     pub fn answered(&mut self) {
         self.change(|state, lease| state.members[lease.idx].room.widen(lease.tokens));
@@ -470,7 +445,7 @@ mod tests {
         let mut asked = Vec::new();
         for _ in 0..times {
             let lease = pool.lease(sticky, 1, &[]).await.unwrap();
-            asked.push(lease.idx());
+            asked.push(lease.idx);
             lease.report(Some(&broken()), LONGEST);
         }
         asked
@@ -495,7 +470,7 @@ mod tests {
         }
         let nested = Endpoint::parse("https://h:8443/api/v1").unwrap();
         assert_eq!(nested.url("/generate"), "https://h:8443/api/generate");
-        let (user, password) = Endpoint::parse("http://u:p%40+s@h").unwrap().login().cloned().unwrap();
+        let (user, password) = Endpoint::parse("http://u:p%40+s@h").unwrap().login.unwrap();
         assert_eq!((user.as_str(), password.expose()), ("u", "p@+s"));
     }
 
@@ -584,14 +559,14 @@ mod tests {
         let asked = fail(&pool, 7, 5).await;
         assert_eq!(asked, [home; 5]);
         let other = pool.lease(7, 1, &[]).await.unwrap();
-        assert_ne!(other.idx(), home);
+        assert_ne!(other.idx, home);
         other.report(None, LONGEST);
         sleep(Duration::from_secs(1)).await;
         let trial = pool.lease(7, 1, &[]).await.unwrap();
-        assert_eq!(trial.idx(), home);
-        assert_ne!(pool.lease(7, 1, &[]).await.unwrap().idx(), home, "one trial at a time");
+        assert_eq!(trial.idx, home);
+        assert_ne!(pool.lease(7, 1, &[]).await.unwrap().idx, home, "one trial at a time");
         assert_eq!(trial.report(None, LONGEST), Some(Turn::Closed));
-        assert_eq!(pool.lease(7, 1, &[]).await.unwrap().idx(), home);
+        assert_eq!(pool.lease(7, 1, &[]).await.unwrap().idx, home);
     }
 
     #[tokio::test(start_paused = true)]
@@ -604,7 +579,7 @@ mod tests {
         }
         let waiting = tokio::spawn({
             let pool = Arc::clone(&pool);
-            async move { pool.lease(7, 10, &[]).await.map(|lease| lease.idx()) }
+            async move { pool.lease(7, 10, &[]).await.map(|lease| lease.idx) }
         });
         sleep(Duration::from_millis(1)).await;
         assert!(!waiting.is_finished());
@@ -662,7 +637,7 @@ mod tests {
                 let (pool, granted) = (Arc::clone(&pool), Arc::clone(&granted));
                 tokio::spawn(async move {
                     let lease = pool.lease(mix(n), 1, &[]).await.unwrap();
-                    granted.lock().unwrap().push(lease.idx());
+                    granted.lock().unwrap().push(lease.idx);
                     sleep(Duration::from_millis(10)).await;
                 })
             })

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use super::kind::{Kind, Remote, Wanted};
 use super::opened::Opened;
 use super::probe::{probe_logprobs, tokenizer_agrees};
-use super::tokenizers::{Found, Sought, load};
+use super::tokenizers::{Sought, TokenizerAt, load};
 use super::transport::Transport;
 use super::weights::Weights;
 use super::{Error, embedded, endpoint, kinds, remote};
@@ -148,7 +148,7 @@ async fn connect(
     sought: Sought,
     wanted: &Wanted,
 ) -> Result<Opened, Error> {
-    let size = |found: &Option<Found>| found.as_ref().map(|(_, tokenizer)| tokenizer.vocab_size());
+    let size = |found: &Option<TokenizerAt>| found.as_ref().map(|(_, tokenizer)| tokenizer.vocab_size());
     let remote = Remote::ask(transport, kind, wanted).await?.knowing_vocab(size(&sought.named));
     let tokenizer = if kind.tokenizes { sought.find(&remote.info).await? } else { sought.named };
     let vocab_size = remote.limits.vocab_size.or(size(&tokenizer).filter(|_| kind.tokenizes));

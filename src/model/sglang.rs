@@ -22,8 +22,8 @@ use super::{
     ChatAnswer, ChatRequest, Constraint, Error, GenerateRequest, Generated, Limits, Model, Scored, check_ids,
     check_length, check_prompt, check_top_k,
 };
-use crate::wire::sglang::{self as wire, OneOrMany, SamplingParams, Window};
-use crate::wire::{Drawn, Scores};
+use crate::wire::sglang::{self as wire, SamplingParams, Window};
+use crate::wire::{Drawn, OneOrMany, Scores};
 use backsight_core::score::ScoreJob;
 use backsight_core::tokens::{TokenId, TopK};
 

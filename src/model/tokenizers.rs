@@ -11,12 +11,12 @@ use crate::hf::{HubError, HuggingFace, hub_name};
 use backsight_chat::tokenizer::Tokenizer;
 
 /// A tokenizer, and where it is.
-pub type Found = (PathBuf, Arc<Tokenizer>);
+pub type TokenizerAt = (PathBuf, Arc<Tokenizer>);
 
 /// What is known of a tokenizer before its server was asked.
 pub struct Sought {
     /// The one that was named.
-    pub named: Option<Found>,
+    pub named: Option<TokenizerAt>,
     /// The model's name, where that may tell.
     pub model: Option<String>,
     /// Whether nothing can be done without it.
@@ -25,7 +25,7 @@ pub struct Sought {
 
 impl Sought {
     /// Looks for it in all places. A hub that does not give it is an error only where it is needed.
-    pub async fn find(self, info: &ServerInfo) -> Result<Option<Found>, Error> {
+    pub async fn find(self, info: &ServerInfo) -> Result<Option<TokenizerAt>, Error> {
         if let Some(found) = self.named.or_else(|| beside(info)) {
             return Ok(Some(found));
         }
@@ -38,7 +38,7 @@ impl Sought {
 }
 
 /// The tokenizer at a path.
-pub fn load(path: &Path) -> Result<Found, Error> {
+pub fn load(path: &Path) -> Result<TokenizerAt, Error> {
     match Tokenizer::open(path) {
         Ok(tokenizer) => Ok((path.to_owned(), Arc::new(tokenizer))),
         Err(error) => Err(Error::Invalid { what: error.to_string(), help: error.help().to_owned() }),
@@ -46,13 +46,13 @@ pub fn load(path: &Path) -> Result<Found, Error> {
 }
 
 /// The tokenizer in the directory the server names, if that is on this machine.
-fn beside(info: &ServerInfo) -> Option<Found> {
+fn beside(info: &ServerInfo) -> Option<TokenizerAt> {
     let path = info.tokenizer_path.as_deref().or(info.model_path.as_deref()).map(PathBuf::from)?;
     load(&path).ok()
 }
 
 /// The tokenizer of a model that is called like its directory or as on the hub; none where its name is neither.
-async fn of_model(name: &str) -> Result<Option<Found>, Error> {
+async fn of_model(name: &str) -> Result<Option<TokenizerAt>, Error> {
     let Some(repo) = hub_name(Path::new(name)) else { return Ok(load(Path::new(name)).ok()) };
     let failed = |error: HubError| Error::Invalid {
         what: format!(

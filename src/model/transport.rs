@@ -267,7 +267,7 @@ impl Transport {
 
     /// One transport per endpoint, so that each server can be asked what it is.
     pub fn each(&self) -> Result<Vec<Self>, Error> {
-        (0..self.shared.pool.endpoints().len()).map(|place| self.only(&[place])).collect()
+        (0..self.shared.pool.endpoints.len()).map(|place| self.only(&[place])).collect()
     }
 
     /// How often a call failed in a way after which the server may be another process.
@@ -282,20 +282,20 @@ impl Transport {
 
     /// A transport to some of the endpoints, by their places.
     pub fn only(&self, places: &[usize]) -> Result<Self, Error> {
-        let endpoints = self.shared.pool.endpoints();
+        let endpoints = &self.shared.pool.endpoints;
         let kept = places.iter().filter_map(|&place| endpoints.get(place).cloned()).collect();
         Self::to(kept, self.shared.settings.clone())
     }
 
     /// The addresses, for messages; never with credentials.
     pub fn server(&self) -> String {
-        let names: Vec<&str> = self.shared.pool.endpoints().iter().map(Endpoint::name).collect();
+        let names: Vec<&str> = self.shared.pool.endpoints.iter().map(Endpoint::name).collect();
         names.join(", ")
     }
 
     /// Whether every endpoint repeats the ids of requests, as far as there were answers to tell by.
     pub fn ids_echoed(&self) -> Option<bool> {
-        let heard: Vec<_> = self.shared.pool.endpoints().iter().map(|it| it.echo().is_heard()).collect();
+        let heard: Vec<_> = self.shared.pool.endpoints.iter().map(|it| it.echo.is_heard()).collect();
         if heard.contains(&Some(false)) { Some(false) } else { heard.into_iter().min().flatten() }
     }
 
@@ -312,7 +312,7 @@ impl Transport {
         loop {
             let sticky = route::sticky(call.sticky);
             let lease = self.shared.pool.lease(sticky, call.tokens, &tries.tried).await?;
-            tries.begin(lease.idx());
+            tries.begin(lease.idx);
             let limit = call.timeout.unwrap_or(self.shared.settings.timeout).min(self.longest);
             match self.shared.attempt(lease, call, limit, decode).await {
                 Ok(answer) => return Ok(answer),
@@ -381,18 +381,18 @@ impl Shared {
         limit: Duration,
         decode: &(dyn Fn(&Answer<'_>) -> Result<T, String> + Send + Sync),
     ) -> Result<T, Failure> {
-        let (endpoint, id) = (&self.pool.endpoints()[lease.idx()], self.ids.next());
+        let (endpoint, id) = (&self.pool.endpoints[lease.idx], self.ids.next());
         let server = endpoint.name().to_owned();
         let received = tokio::time::timeout(limit, self.exchange(&lease, call, &id)).await;
         let outcome = match received.unwrap_or_else(|_| Err(timed_out(&server, limit))) {
             Ok(body) => {
                 lease.answered();
-                let attempt = Attempt { id: &id, echo: endpoint.echo() };
+                let attempt = Attempt { id: &id, echo: &endpoint.echo };
                 self.decode(&server, &Answer { body: &body, attempt }, decode)
             }
             Err(failure) => Err(failure),
         };
-        self.count(lease.idx(), outcome.as_ref().err());
+        self.count(lease.idx, outcome.as_ref().err());
         // A refusal is an answer.
         let failure = outcome.as_ref().err().filter(|it| it.fault != Fault::Refused);
         let turn = lease.report(failure, self.settings.policy.longest_retry_after);
@@ -419,9 +419,9 @@ impl Shared {
 
     /// Sends the request and reads the answer; anything but a whole body with a status of 2xx is a failure.
     async fn exchange(&self, lease: &Lease, call: &Call<'_>, id: &str) -> Result<Vec<u8>, Failure> {
-        let endpoint = lease.endpoint();
+        let endpoint = &self.pool.endpoints[lease.idx];
         let mut request = self.http.request(call.method.clone(), endpoint.url(call.path));
-        request = request.headers(self.headers[lease.idx()].clone());
+        request = request.headers(self.headers[lease.idx].clone());
         if let Some(body) = call.body.write(id)? {
             request = request.header(CONTENT_TYPE, "application/json").body(body);
         }
@@ -474,7 +474,7 @@ impl Shared {
     /// Which key was sent, for whoever has to look after it.
     fn shown_key(&self, endpoint: &Endpoint) -> String {
         let origin = self.settings.auth.as_ref().map(|auth| auth.key().origin());
-        match (origin, endpoint.login()) {
+        match (origin, &endpoint.login) {
             (Some(Some(origin)), _) => format!("the API key of {origin} was sent"),
             (Some(None), _) => "an API key was sent".to_owned(),
             (None, Some(_)) => "the user and password of the address were sent".to_owned(),
@@ -523,7 +523,7 @@ fn headers_for(endpoint: &Endpoint, settings: &Settings) -> Result<HeaderMap, Er
     let plain = settings.headers.iter();
     let plain = plain.map(|&(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value)));
     let mut headers: HeaderMap = plain.collect();
-    let login = endpoint.login().map(|(user, password)| (AUTHORIZATION, basic(user, password)));
+    let login = endpoint.login.as_ref().map(|(user, password)| (AUTHORIZATION, basic(user, password)));
     for (name, text) in login.into_iter().chain(settings.auth.as_ref().map(Auth::header)) {
         let mut value = HeaderValue::from_str(&text).map_err(|_| Error::Invalid {
             what: "the API key contains characters that no HTTP header may have".to_owned(),
@@ -543,7 +543,7 @@ fn basic(user: &str, password: &Secret) -> String {
 /// Everything that must not appear in a message, in each form in which it is sent.
 fn secrets_of(endpoints: &[Endpoint], settings: &Settings) -> Vec<Secret> {
     let key = settings.auth.iter().map(|auth| auth.key().clone());
-    let logins = endpoints.iter().filter_map(Endpoint::login);
+    let logins = endpoints.iter().filter_map(|it| it.login.as_ref());
     let logins = logins.flat_map(|(user, password)| {
         let encoded = basic(user, password);
         [password.clone(), Secret::new(encoded.trim_start_matches("Basic "))]

@@ -76,7 +76,7 @@ type Write = Box<dyn FnOnce(&Connection) -> rusqlite::Result<i64> + Send>;
 /// Something to read; it hands its result on itself.
 type Read = Box<dyn FnOnce(&Connection) + Send>;
 
-struct Pending {
+struct QueuedWrite {
     write: Write,
     stored: oneshot::Sender<Result<i64, Error>>,
 }
@@ -84,7 +84,7 @@ struct Pending {
 /// An open ledger file.
 pub struct Disk {
     path: Arc<Path>,
-    writer: Worker<Pending>,
+    writer: Worker<QueuedWrite>,
     reader: Worker<Read>,
 }
 
@@ -121,7 +121,7 @@ impl Disk {
         write: impl FnOnce(&Connection) -> rusqlite::Result<i64> + Send + 'static,
     ) -> Result<i64, Error> {
         let (stored, answer) = oneshot::channel();
-        self.writer.send(Pending { write: Box::new(write), stored });
+        self.writer.send(QueuedWrite { write: Box::new(write), stored });
         answer.await.unwrap_or_else(|_| Err(self.ended()))
     }
 
@@ -180,7 +180,7 @@ impl<J> Drop for Worker<J> {
     }
 }
 
-fn write_loop(mut connection: Connection, path: &Path, jobs: &mpsc::Receiver<Pending>) {
+fn write_loop(mut connection: Connection, path: &Path, jobs: &mpsc::Receiver<QueuedWrite>) {
     while let Ok(first) = jobs.recv() {
         let batch = std::iter::once(first).chain(jobs.try_iter().take(LARGEST_BATCH - 1));
         let (writes, waiting): (Vec<Write>, Vec<_>) = batch.map(|it| (it.write, it.stored)).unzip();

@@ -344,7 +344,7 @@ const OUST: [&str; 3] = [
 ];
 
 /// An answer as it was found.
-struct Found {
+struct StoredAnswer {
     bytes: Vec<u8>,
     sum: Vec<u8>,
     standing: Standing,
@@ -357,7 +357,7 @@ fn stored_answer(
     connection: &Connection,
     key: &Key,
     role: ModelRole,
-) -> rusqlite::Result<Option<Option<Found>>> {
+) -> rusqlite::Result<Option<Option<StoredAnswer>>> {
     let mut select = connection.prepare_cached(
         "SELECT answer, checksum, model, after, until, endpoints FROM answers
          LEFT JOIN provisional USING (key) LEFT JOIN doubtful USING (key)
@@ -366,7 +366,7 @@ fn stored_answer(
     select.query_row(params![key.bytes(), role.name()], |row| Ok(found(row).ok())).optional()
 }
 
-fn found(row: &Row<'_>) -> rusqlite::Result<Found> {
+fn found(row: &Row<'_>) -> rusqlite::Result<StoredAnswer> {
     let (model, after, until) =
         (ModelId(row.get(2)?), row.get::<_, Option<i64>>(3)?, row.get::<_, Option<i64>>(4)?);
     let standing = match (after, until) {
@@ -377,7 +377,7 @@ fn found(row: &Row<'_>) -> rusqlite::Result<Found> {
         (None, Some(until)) => Standing::Settled(Fate::Between(model, ModelId(until))),
         (None, None) => Standing::Settled(Fate::Known(model)),
     };
-    Ok(Found { bytes: row.get(0)?, sum: row.get(1)?, standing })
+    Ok(StoredAnswer { bytes: row.get(0)?, sum: row.get(1)?, standing })
 }
 
 /// Scores of neighbouring positions as the ledger's file has them.

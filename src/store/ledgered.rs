@@ -107,7 +107,7 @@ struct Draw {
 type Found<R> = Option<(R, BTreeSet<Standing>)>;
 
 /// Something that is paid once: how its answer is known and found.
-trait Call: Sync {
+trait PaidCall: Sync {
     /// What is answered.
     type Answer: Record + Send + Sync;
 
@@ -127,9 +127,9 @@ trait Call: Sync {
 }
 
 /// A draw, by its key.
-struct Drawing<F, R>(F, PhantomData<fn() -> R>);
+struct DrawCall<F, R>(F, PhantomData<fn() -> R>);
 
-impl<F: Fn(ModelId) -> Key + Sync, R: Drawn + Send + Sync> Call for Drawing<F, R> {
+impl<F: Fn(ModelId) -> Key + Sync, R: Drawn + Send + Sync> PaidCall for DrawCall<F, R> {
     type Answer = R;
 
     fn key(&self, model: ModelId) -> Key {
@@ -148,18 +148,18 @@ impl<F: Fn(ModelId) -> Key + Sync, R: Drawn + Send + Sync> Call for Drawing<F, R
 
 /// A score with as many candidates as the model gives now. That is asked again after the answer, because the largest K
 /// may have become less meanwhile, and an answer with fewer candidates is never kept as one with more.
-struct Scoring<'a> {
+struct ScoreCall<'a> {
     job: &'a ScoreJob,
     inner: &'a dyn Model,
 }
 
-impl Scoring<'_> {
+impl ScoreCall<'_> {
     fn job(&self) -> Cow<'_, ScoreJob> {
         self.job.within(self.inner.top_k_limit())
     }
 }
 
-impl Call for Scoring<'_> {
+impl PaidCall for ScoreCall<'_> {
     type Answer = Scored;
 
     fn key(&self, model: ModelId) -> Key {
@@ -325,7 +325,7 @@ impl Ledgered {
     }
 
     /// The stored answer, or the one `ask` gives, stored.
-    async fn once<C: Call, F: Future<Output = Result<C::Answer, Error>>>(
+    async fn once<C: PaidCall, F: Future<Output = Result<C::Answer, Error>>>(
         &self,
         call: &C,
         ask: impl Fn() -> F,
@@ -359,7 +359,7 @@ impl Ledgered {
     }
 
     /// What is stored of one of these models.
-    async fn find<C: Call>(&self, call: &C, models: &[ModelId]) -> Result<Found<C::Answer>, Error> {
+    async fn find<C: PaidCall>(&self, call: &C, models: &[ModelId]) -> Result<Found<C::Answer>, Error> {
         for model in models {
             if let Some(found) = call.find(&self.ledger, *model, self.role).await? {
                 self.count(|it| &it.found, 1);
@@ -370,7 +370,7 @@ impl Ledgered {
     }
 
     /// Stores an answer before it is handed on; it was sent when so many measurements had been begun.
-    async fn keep<C: Call>(
+    async fn keep<C: PaidCall>(
         &self,
         (sent, by): (u64, Endpoints),
         call: &C,
@@ -478,8 +478,8 @@ impl Ledgered {
         self.handed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn scoring<'a>(&'a self, job: &'a ScoreJob) -> Scoring<'a> {
-        Scoring { job, inner: &*self.inner }
+    fn scoring<'a>(&'a self, job: &'a ScoreJob) -> ScoreCall<'a> {
+        ScoreCall { job, inner: &*self.inner }
     }
 
     fn generate_key(&self, model: ModelId, request: &GenerateRequest) -> Key {
@@ -507,7 +507,7 @@ impl Model for Ledgered {
     async fn generate(&self, request: &GenerateRequest) -> Result<Generated, Error> {
         let sampling = self.seeded(&request.sampling, &request.place);
         let request = GenerateRequest { sampling, ..request.clone() };
-        let call = Drawing(|model| self.generate_key(model, &request), PhantomData);
+        let call = DrawCall(|model| self.generate_key(model, &request), PhantomData);
         let (generated, standings) = self.once(&call, || self.inner.generate(&request), 0).await?;
         // A draw has one.
         standings.into_iter().for_each(|standing| self.note_draw(&request.place, &generated, standing));
@@ -533,7 +533,7 @@ impl Model for Ledgered {
     async fn chat(&self, request: &ChatRequest) -> Result<ChatAnswer, Error> {
         let sampling = self.seeded(&request.sampling, &request.place);
         let request = ChatRequest { sampling, ..request.clone() };
-        let call = Drawing(|model| Key::of_chat(model, self.place.stage, &request), PhantomData);
+        let call = DrawCall(|model| Key::of_chat(model, self.place.stage, &request), PhantomData);
         Ok(self.once(&call, || self.inner.chat(&request), 0).await?.0)
     }
 

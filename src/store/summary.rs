@@ -85,7 +85,7 @@ impl Summary {
             "tokens": {"naive": naive.tokens, "sent": spent.prompt_tokens, "cached": spent.cached_tokens,
                        "computed": computed(spent), "sampled": spent.completion_tokens},
             "requests": spent.requests, "naive_requests": naive.requests, "seconds": self.seconds,
-            "paid": paid, "weights": self.weights.map(Checks::to_json), "notices": self.notices,
+            "paid": paid, "weights": self.weights, "notices": self.notices,
         });
         if let Value::Object(keys) = &mut json {
             keys.extend(self.more.clone());

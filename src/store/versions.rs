@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, join_all};
-use serde_json::{Value, json};
+use serde::Serialize;
 use tokio::sync::{Mutex as AsyncMutex, RwLock, RwLockReadGuard};
 use tokio::time::Instant;
 
@@ -71,7 +71,7 @@ pub struct Gauge {
 }
 
 /// What measuring has cost and shown.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Checks {
     /// How often the probe text was scored.
     pub requests: u64,
@@ -84,12 +84,6 @@ pub struct Checks {
 }
 
 impl Checks {
-    /// As summaries have it.
-    pub fn to_json(self) -> Value {
-        let Self { requests, tokens, changes, smallest_change } = self;
-        json!({"requests": requests, "tokens": tokens, "changes": changes, "smallest_change": smallest_change})
-    }
-
     fn and(self, other: &Self) -> Self {
         let (requests, tokens) = (self.requests + other.requests, self.tokens + other.tokens);
         Self { requests, tokens, ..self }
@@ -104,7 +98,7 @@ pub struct Versions {
     transport: Option<Transport>,
     gauges: Vec<Measure>,
     servers: Vec<String>,
-    state: Mutex<State>,
+    state: Mutex<Knowledge>,
     /// One measurement at a time; whoever comes meanwhile finds what it showed.
     measuring: AsyncMutex<()>,
     /// Read while a request is under way, so that it can be waited for until none is.
@@ -113,7 +107,7 @@ pub struct Versions {
     keeping: RwLock<()>,
 }
 
-struct State {
+struct Knowledge {
     order: Order,
     expected: Vec<Fingerprint>,
     noise: Vec<f64>,
@@ -154,7 +148,7 @@ impl Versions {
         let expected = gauges.iter().map(|it| it.expected.clone()).collect();
         let (servers, gauges): (Vec<_>, Vec<_>) =
             gauges.into_iter().map(|it| (it.server, it.measure)).unzip();
-        let state = State {
+        let state = Knowledge {
             order: Order::new(models),
             expected,
             checks: Checks { smallest_change: smallest_change(&noise), ..checks },
@@ -461,7 +455,7 @@ impl Versions {
         Ok(())
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, Knowledge> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -27,11 +27,31 @@ mod strict;
 mod versions;
 pub mod vllm;
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use backsight_core::model::ToldVersion;
 use backsight_core::score::SpanScore;
 use backsight_core::tokens::{Logprob, TokenId, TopK};
+
+/// One value for all prompts, or one for each.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum OneOrMany<T> {
+    /// For all.
+    One(T),
+    /// For each.
+    Many(Vec<T>),
+}
+
+impl<T: Copy> OneOrMany<T> {
+    /// The value for the prompt at `idx`, if there is one.
+    pub fn get(&self, idx: usize) -> Option<T> {
+        match self {
+            Self::One(value) => Some(*value),
+            Self::Many(values) => values.get(idx).copied(),
+        }
+    }
+}
 
 /// Tokens of one call as a server counts them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]

@@ -8,6 +8,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
+use super::OneOrMany;
 use backsight_core::tokens::TokenId;
 
 /// A context, or several: text, or ids.
@@ -22,26 +23,6 @@ pub enum Prompt {
     Texts(Vec<String>),
     /// Several, as they are.
     Batch(Vec<Vec<TokenId>>),
-}
-
-/// One value for all prompts, or one for each.
-#[derive(Clone, Debug, Deserialize, PartialEq)]
-#[serde(untagged)]
-pub enum OneOrMany<T> {
-    /// For all.
-    One(T),
-    /// For each.
-    Many(Vec<T>),
-}
-
-impl<T: Copy> OneOrMany<T> {
-    /// The value for the prompt at `idx`, if there is one.
-    pub fn get(&self, idx: usize) -> Option<T> {
-        match self {
-            Self::One(value) => Some(*value),
-            Self::Many(values) => values.get(idx).copied(),
-        }
-    }
 }
 
 /// How to draw, under the names that vLLM and OpenAI use.

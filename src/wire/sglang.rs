@@ -21,23 +21,13 @@ use super::error::server_message;
 use super::scan::Scanner;
 use super::strict::{self, Name};
 use super::versions::Versions;
-use super::{Counts, Drawn, Scores, Values, rows};
+use super::{Counts, Drawn, OneOrMany, Scores, Values, rows};
 use backsight_core::needed::{self, Candidate, Needed};
 use backsight_core::score::{Absence, ScoreJob, TokenScore};
 use backsight_core::tokens::{TokenId, TopK};
 
 /// What SGLang writes for minus infinity: the lowest single-precision number.
 pub const FLOOR: f64 = f32::MIN as f64;
-
-/// One value for a single prompt, or one per prompt of a batch.
-#[derive(Clone, Debug, Serialize)]
-#[serde(untagged)]
-pub enum OneOrMany<T> {
-    /// For a single prompt.
-    One(T),
-    /// One per prompt.
-    Many(Vec<T>),
-}
 
 /// The body of `POST /generate`.
 #[skip_serializing_none]

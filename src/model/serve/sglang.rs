@@ -8,7 +8,8 @@ use serde_json::{Value, json};
 
 use super::{Refusal, Served, matched};
 use crate::model::{Constraint, Finish, GenerateRequest, Generated, Model as _, Sampling, Scored, Usage};
-use crate::wire::served::{self, Generate, InputIds, OneOrMany, SamplingParams};
+use crate::wire::OneOrMany;
+use crate::wire::served::{self, Generate, InputIds, SamplingParams};
 use backsight_core::score::{ScoreJob, TokenScore};
 use backsight_core::tokens::{Logprob, TokenId, TokenSpan, TopK};
 
