@@ -14,7 +14,9 @@ pub enum Event {
         stage: &'static str,
         /// The model, and what it is behind.
         model: String,
-        /// Episodes asked for.
+        /// What is made, in the singular.
+        unit: &'static str,
+        /// How many of them are asked for.
         asked: usize,
         /// Of those, already there.
         found: usize,
@@ -112,7 +114,7 @@ impl Event {
     /// As an object: when, what, and the rest by name.
     pub fn to_json(&self, time: f64) -> Value {
         let (name, keys) = match self {
-            Self::Began { stage, model, asked, found } => {
+            Self::Began { stage, model, asked, found, .. } => {
                 ("began", json!({"stage": stage, "model": model, "asked": asked, "found": found}))
             }
             Self::Episode { id, nth, asked, reward, solved, stop, steps, seconds } => (
@@ -157,14 +159,14 @@ impl Event {
     /// As a line for people.
     pub fn line(&self) -> String {
         match self {
-            Self::Began { stage, model, asked, found: 0 } => {
-                format!("{stage}: {} with {model}", episodes(*asked as u64))
+            Self::Began { stage, model, unit, asked, found: 0 } => {
+                format!("{stage}: {} with {model}", counted(*asked as u64, unit))
             }
-            Self::Began { stage, model, asked, found } => {
+            Self::Began { stage, model, unit, asked, found } => {
                 let are = if *found == 1 { "is" } else { "are" };
                 format!(
                     "{stage}: {} with {model}, {found} of them {are} there already",
-                    episodes(*asked as u64)
+                    counted(*asked as u64, unit)
                 )
             }
             Self::Episode { id, nth, asked, reward: Err(why), .. } => {
@@ -256,8 +258,9 @@ mod tests {
 
     #[test]
     fn one_is_no_plural() {
-        let began =
-            |asked, found| Event::Began { stage: "collect", model: "m".to_owned(), asked, found }.line();
+        let began = |asked, found| {
+            Event::Began { stage: "collect", model: "m".to_owned(), unit: "episode", asked, found }.line()
+        };
         assert_eq!(began(1, 0), "collect: 1 episode with m");
         assert_eq!(began(2, 1), "collect: 2 episodes with m, 1 of them is there already");
         let ended = Event::Ended { made: 1, lost: 0, left: 0, seconds: 1.0 };

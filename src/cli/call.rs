@@ -108,14 +108,14 @@ impl Call {
         self.config.is("json")
     }
 
-    /// Who tells what goes on.
-    pub(super) fn talk(&self) -> Talk {
+    /// Who tells what goes on with so many of `unit`.
+    pub(super) fn talk(&self, unit: &'static str) -> Talk {
         let loudness = match (self.config.is("quiet"), self.config.is("verbose")) {
             (true, _) => Loudness::Quiet,
             (false, true) => Loudness::Verbose,
             (false, false) => Loudness::Usual,
         };
-        Talk::new(self.is_json(), loudness)
+        Talk::new(self.is_json(), loudness, unit)
     }
 
     /// The command to try next, to be typed as it is.

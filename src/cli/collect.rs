@@ -17,7 +17,7 @@ use crate::tasks::source::{TaskSource, split_all};
 
 pub(super) fn run(call: &Call) -> Result<(), Failure> {
     let (collect, run): (CollectPart, RunPart) = (call.read()?, call.read()?);
-    let (config, talk) = (call.config.clone(), Arc::new(call.talk()));
+    let (config, talk) = (call.config.clone(), Arc::new(call.talk("episode")));
     let ask = Ask { stage: "collect", config, dir: &run.run, talk, temperature: collect.agent_temperature };
     let mut finished = block_on(episodes::run(ask, &choosing(&collect)))??;
     keep(&mut finished)?;

@@ -18,6 +18,7 @@ use super::now;
 use super::pulse::with_pulse;
 use super::server::{ServerArgs, model_failure};
 use super::talk::Talk;
+use super::voice::Voice;
 use crate::agent::{AgentSetting, OnStep, Speech};
 use crate::config::Config;
 use crate::config::parts::{AgentPart, RewardPart, RunPart, SandboxPart, TaskPart};
@@ -86,18 +87,18 @@ pub(super) async fn run(mut ask: Ask<'_>, choose: Choose<'_>) -> Result<Finished
     let (chosen, census) = chosen(&mut ask, choose).await?;
     let run = Arc::new(RunDir::open(ask.dir, ask.stage).map_err(run_failure)?);
     let started_at = started_at(&mut ask.config, &run)?;
-    let teller = Teller { run: Arc::clone(&run), talk: Arc::clone(&ask.talk), notices };
-    teller.news();
-    let (opened, speech) = open_student(&ask, &teller).await?;
+    let voice = Voice { run: Arc::clone(&run), talk: Arc::clone(&ask.talk), notices };
+    voice.news();
+    let (opened, speech) = open_student(&ask, &voice).await?;
     ask.config.set("kind", opened.info.kind.name);
     ask.config.set("model", opened.info.model.clone());
     run.keep_config(&seen_from(run.dir(), &ask.config)?).map_err(run_failure)?;
-    let sandboxes = unless_interrupted(sandboxes(&ask, &teller)).await??;
-    let slots = slots(&ask, &chosen, census, &sandboxes, &teller).await?;
+    let sandboxes = unless_interrupted(sandboxes(&ask, &voice)).await??;
+    let slots = slots(&ask, &chosen, census, &sandboxes, &voice).await?;
     let meter = meter(&ask.config)?;
-    let paid = student(&ask, &opened, &run, Arc::clone(&meter), &teller).await?;
+    let paid = student(&ask, &opened, &run, Arc::clone(&meter), &voice).await?;
     let watched = Watched::new(Arc::clone(&paid.model) as Arc<dyn Model>, tell_turns(&ask.talk));
-    let setting = setting(&ask, &opened, speech, Arc::clone(&watched), sandboxes, &teller)?;
+    let setting = setting(&ask, &opened, speech, Arc::clone(&watched), sandboxes, &voice)?;
     let (concurrency, RunPart { episode_retries: retries, .. }) =
         (concurrency(&ask.config, &opened)?, part(&ask.config)?);
     let model = format!("{} ({})", opened.info.model, opened.info.kind.name);
@@ -105,16 +106,16 @@ pub(super) async fn run(mut ask: Ask<'_>, choose: Choose<'_>) -> Result<Finished
     let student = Arc::clone(&paid.model);
     let batch =
         Batch { stage, model, setting, student, watched, run: run_too, concurrency, retries, started_at };
-    let done = work(&batch, slots, &teller).await;
+    let done = work(&batch, slots, &voice).await;
     let mut summary = summary(ask.stage, &done);
     summary.paid = paid.ledger.paid().await.map_err(model_failure)?;
     summary.more.insert("found_in_ledger".to_owned(), paid.model.all_lookups().found.into());
     summary.seconds = (began.elapsed().as_secs_f64() * 1000.0).round() / 1000.0;
-    paid.ledger.notice().into_iter().for_each(|notice| teller.notices.add(notice));
-    summary.notices = teller.notices.all();
+    paid.ledger.notice().into_iter().for_each(|notice| voice.notices.add(notice));
+    summary.notices = voice.notices.all();
     summary.spent = meter.spent();
     summary.weights = paid.model.checks();
-    teller.ended(&summary);
+    voice.ended(&summary);
     let Done { slots, digests, stopped } = done;
     Ok(Finished { run, model: opened.info.model, slots, digests, stopped, summary })
 }
@@ -153,20 +154,20 @@ async fn slots(
     chosen: &Chosen,
     mut census: Census,
     sandboxes: &Sandboxes,
-    teller: &Teller,
+    voice: &Voice,
 ) -> Result<Vec<Slot>, Failure> {
     let (tasks, agent): (TaskPart, AgentPart) = (part(&ask.config)?, part(&ask.config)?);
     let usable = match tasks.check_references {
         true => {
             let time = agent.options(ask.temperature, None).verifier_time;
-            let bench = Bench { sandboxes, time, run: &teller.run, n_tried: AtomicUsize::new(0) };
-            let tried = unless_interrupted(try_out(&bench, chosen, teller)).await??;
+            let bench = Bench { sandboxes, time, run: &voice.run, n_tried: AtomicUsize::new(0) };
+            let tried = unless_interrupted(try_out(&bench, chosen, voice)).await??;
             census.add(&tried, bench.n_tried.into_inner());
             tried.usable
         }
         false => chosen.tasks.clone(),
     };
-    teller.count(&census);
+    voice.count(&census);
     match usable.is_empty() {
         true => Err(Failure::input(
             "every task is refused: none of their own solutions passes their tests",
@@ -177,12 +178,10 @@ async fn slots(
 }
 
 /// Tries the tasks' own solutions; every minute it is said how far that is.
-async fn try_out(bench: &Bench<'_>, chosen: &Chosen, teller: &Teller) -> Result<Tried, Failure> {
+async fn try_out(bench: &Bench<'_>, chosen: &Chosen, voice: &Voice) -> Result<Tried, Failure> {
     let say = || {
         let n_tried = bench.n_tried.load(Ordering::Relaxed);
-        teller
-            .talk
-            .note(format!("{} tried with their own solutions so far", counted(n_tried as u64, "task")));
+        voice.talk.note(format!("{} tried with their own solutions so far", counted(n_tried as u64, "task")));
     };
     let tried = with_pulse(bench.first_usable(&chosen.tasks, chosen.n_wanted()), say).await;
     tried.map_err(|error| Failure::from_text(&error, false))
@@ -246,81 +245,29 @@ fn way(from: &Path, to: &Path) -> PathBuf {
     up.chain(to.components().skip(n_common)).collect()
 }
 
-/// Tells people and the run directory alike.
-struct Teller {
-    run: Arc<RunDir>,
-    talk: Arc<Talk>,
-    notices: Notices,
-}
-
-impl Teller {
-    fn say(&self, event: &Event) {
-        // A journal that cannot be written stops the run where episodes are kept; here nothing is lost.
-        let _ = self.run.add_event(&event.to_json(batch::now()));
-        self.talk.tell(event);
-    }
-
-    /// Tells what must be known, and keeps it with the notices.
-    fn warn(&self, warning: &str) {
-        self.news();
-        self.notices.add(format!("warning: {}", warning.replace('\n', "; ")));
-        // It is told once, as a warning.
-        self.notices.take();
-        self.say(&Event::Warning(warning.to_owned()));
-    }
-
-    /// Tells which tasks can be used, where there is anything to tell.
-    fn count(&self, census: &Census) {
-        let event = census.event();
-        if census.has_refused() {
-            self.news();
-            self.notices.add(event.line().replace("\n ", ";"));
-            // It is told once, as a table.
-            self.notices.take();
-        }
-        if census.is_telling() {
-            self.say(&event);
-        }
-    }
-
-    /// Tells what came up since the last time.
-    fn news(&self) {
-        self.notices.take().into_iter().for_each(|notice| self.say(&Event::Note(notice)));
-    }
-
-    fn ended(&self, summary: &Summary) {
-        self.news();
-        if let Some(why) = &summary.stopped_by {
-            self.say(&Event::Stopped(why.clone()));
-        }
-        let (made, lost) = (summary.made("episodes"), summary.lost("episodes"));
-        self.say(&Event::Ended { made, lost, left: summary.left, seconds: summary.seconds });
-    }
-}
-
 /// Opens the model, looks at it, and finds out how to speak to it.
-async fn open_student(ask: &Ask<'_>, teller: &Teller) -> Result<(Opened, Speech), Failure> {
+async fn open_student(ask: &Ask<'_>, voice: &Voice) -> Result<(Opened, Speech), Failure> {
     let server = ServerArgs { needs_text: true, ..ServerArgs::read(&ask.config)? };
-    let talk = Arc::clone(&teller.talk);
-    let opened = server.open(&teller.notices, Arc::new(move |text: &str| talk.note(text))).await?;
+    let talk = Arc::clone(&voice.talk);
+    let opened = server.open(&voice.notices, Arc::new(move |text: &str| talk.note(text))).await?;
     let report = probe(&opened).await;
-    student::check_server(&opened, &report, &teller.notices).map_err(model_failure)?;
+    student::check_server(&opened, &report, &voice.notices).map_err(model_failure)?;
     let speech = student::speech(&opened, &part(&ask.config)?).map_err(model_failure)?;
-    teller.news();
+    voice.news();
     Ok((opened, speech))
 }
 
 /// The sandboxes, one of which was made to see that they can be, and what they do not hold.
-async fn sandboxes(ask: &Ask<'_>, teller: &Teller) -> Result<Arc<Sandboxes>, Failure> {
+async fn sandboxes(ask: &Ask<'_>, voice: &Voice) -> Result<Arc<Sandboxes>, Failure> {
     let part: SandboxPart = part(&ask.config)?;
     let config = part.sandbox();
     if let Some(warning) = config.kind.warning() {
-        teller.warn(warning);
+        voice.warn(warning);
     }
     let sandboxes = Arc::new(Sandboxes::new(config));
     let containment = sandboxes.try_out().await.map_err(|error| Failure::from_text(&error, false))?;
-    sandboxes.config().caveats(containment).into_iter().for_each(|caveat| teller.notices.add(caveat));
-    teller.news();
+    sandboxes.config().caveats(containment).into_iter().for_each(|caveat| voice.notices.add(caveat));
+    voice.news();
     Ok(sandboxes)
 }
 
@@ -341,7 +288,7 @@ async fn student(
     opened: &Opened,
     run: &RunDir,
     meter: Arc<Meter>,
-    teller: &Teller,
+    voice: &Voice,
 ) -> Result<Paid, Failure> {
     let part: RunPart = part(&ask.config)?;
     let rules = ServerArgs::read(&ask.config)?.weight_rules();
@@ -354,7 +301,7 @@ async fn student(
     let episodes = run.dir().join(EPISODES);
     let are_there = std::fs::read_dir(&episodes).is_ok_and(|mut it| it.next().is_some());
     let forgotten = paid.forgotten(&episodes, are_there).await.map_err(model_failure)?;
-    paid.notice().into_iter().chain(forgotten).for_each(|notice| teller.notices.add(notice));
+    paid.notice().into_iter().chain(forgotten).for_each(|notice| voice.notices.add(notice));
     Ok(paid)
 }
 
@@ -373,13 +320,13 @@ fn setting(
     speech: Speech,
     student: Arc<Watched>,
     sandboxes: Arc<Sandboxes>,
-    teller: &Teller,
+    voice: &Voice,
 ) -> Result<AgentSetting, Failure> {
     let agent: AgentPart = part(&ask.config)?;
     let instructions = student::instructions(&agent).map_err(model_failure)?;
     let mut options = agent.options(ask.temperature, instructions);
     if let Some(most) = opened.model.limits().max_top_k.filter(|most| *most < options.student_topk) {
-        teller.notices.add(format!(
+        voice.notices.add(format!(
             "the server gives at most {most} candidates for a token, not {}",
             options.student_topk
         ));
@@ -387,7 +334,7 @@ fn setting(
     }
     let reward: RewardPart = part(&ask.config)?;
     let (tool_limits, reward) = (agent.tools(), reward.rule());
-    let on_step: Option<OnStep> = Some(batch::step_journal(Arc::clone(&teller.run)));
+    let on_step: Option<OnStep> = Some(batch::step_journal(Arc::clone(&voice.run)));
     let setting = AgentSetting { student, speech, sandboxes, tool_limits, reward, options, on_step };
     setting.checked().map_err(|error| Failure::from_text(&error, true))
 }
@@ -401,14 +348,14 @@ fn concurrency(config: &Config, opened: &Opened) -> Result<usize, Failure> {
     }))
 }
 
-async fn work(batch: &Batch, slots: Vec<Slot>, teller: &Teller) -> Done {
+async fn work(batch: &Batch, slots: Vec<Slot>, voice: &Voice) -> Done {
     let tell = |event: &Event| {
-        teller.talk.tell(event);
-        teller.news();
+        voice.talk.tell(event);
+        voice.news();
     };
     let mut orderly = Orderly::begin();
     let groups: Vec<Vec<Slot>> = slots.chunk_by(|a, b| a.group == b.group).map(<[Slot]>::to_vec).collect();
-    with_pulse(batch::run(batch, stream::iter(groups), &tell, orderly.signal()), || teller.talk.pulse()).await
+    with_pulse(batch::run(batch, stream::iter(groups), &tell, orderly.signal()), || voice.talk.pulse()).await
 }
 
 /// What was made and what was lost.

@@ -17,7 +17,7 @@ use crate::tasks::{CodingTask, TaskError};
 
 pub(super) fn run(call: &Call) -> Result<(), Failure> {
     let (evaluate, agent): (EvaluatePart, AgentPart) = (call.read()?, call.read()?);
-    let (run, talk): (RunPart, _) = (call.read()?, Arc::new(call.talk()));
+    let (run, talk): (RunPart, _) = (call.read()?, Arc::new(call.talk("episode")));
     let temperature = evaluate.eval_temperature;
     if evaluate.attempts > 1 && temperature == 0.0 {
         talk.note("at temperature 0 all attempts at a task are the same; give --eval-temperature");

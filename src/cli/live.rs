@@ -82,7 +82,7 @@ fn begin(model: &Path, dir: &Path) -> Result<Finished, Failure> {
     typed.insert("model", vec![model.display().to_string()]);
     let config = Config::resolve("collect", None, &typed).map_err(config_failure)?;
     let chosen: CollectPart = part(&config)?;
-    let talk = Arc::new(Talk::new(false, Loudness::Usual));
+    let talk = Arc::new(Talk::new(false, Loudness::Usual, "episode"));
     let ask = Ask { stage: "collect", config, dir, talk, temperature: chosen.agent_temperature };
     block_on(episodes::run(ask, &collect::choosing(&chosen)))?
 }

@@ -30,6 +30,7 @@ mod server;
 mod sources;
 mod stdout;
 mod talk;
+mod voice;
 
 use std::ffi::OsString;
 use std::process::ExitCode;

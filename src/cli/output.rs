@@ -1,25 +1,21 @@
 //! Talk: what people and machines are told on stderr.
 
 use std::io::{self, IsTerminal, Write};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
 
+use crate::event::counted;
+use crate::pipeline::batch::now;
 use crate::store::summary::Summary;
-
-/// So many of something: `1 job`, `2 jobs`.
-pub(super) fn count(n: u64, what: &str) -> String {
-    if n == 1 { format!("1 {what}") } else { format!("{n} {what}s") }
-}
 
 /// How the weights were watched, where they can change.
 pub(super) fn weights(summary: &Summary) -> Option<String> {
     let checks = summary.weights?;
     let changes = match checks.changes {
         0 => "no change".to_owned(),
-        n => count(n, "change"),
+        n => counted(n, "change"),
     };
-    let (times, by) = (count(checks.requests, "time"), checks.smallest_change);
+    let (times, by) = (counted(checks.requests, "time"), checks.smallest_change);
     Some(format!("weights measured {times}: {changes}; a change by {by:.0e} nats on average would show"))
 }
 
@@ -52,8 +48,7 @@ pub(super) fn tell(as_json: bool, name: &str, text: &str) {
 
 /// Something that happened now, as an object.
 pub(super) fn event_of(name: &str, fields: Value) -> Value {
-    let time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |it| it.as_secs_f64());
-    let mut event = json!({"time": time, "event": name});
+    let mut event = json!({"time": now(), "event": name});
     if let (Some(event), Value::Object(fields)) = (event.as_object_mut(), fields) {
         event.extend(fields);
     }

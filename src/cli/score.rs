@@ -8,7 +8,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
 use toml::Table;
 
@@ -17,11 +16,13 @@ use super::call::Call;
 use super::episodes::{run_failure, seen_from};
 use super::failure::Failure;
 use super::interrupt::Orderly;
-use super::output::{self, one_line};
+use super::output;
 use super::pulse::with_pulse;
 use super::server::{ServerArgs, model_failure};
 use super::stdout;
+use super::voice::Voice;
 use crate::config::Config;
+use crate::event::{Event, counted};
 use crate::model::JobScores;
 use crate::model::Opened;
 use crate::model::budget::{Meter, ModelRole, Spent};
@@ -109,19 +110,21 @@ pub(super) fn run(call: &Call) -> Result<(), Failure> {
     let lines = read_jobs(&args.jobs, args.top_k)?;
     refuse_overwriting(&args.jobs, &args.out)?;
     let run = RunDir::open(&run_dir(&args.out), "score").map_err(locked)?;
-    let voice = Arc::new(Voice::new(args, run));
+    let talk = Arc::new(call.talk("job"));
+    let voice = Arc::new(Voice { run: Arc::new(run), talk, notices: Notices::default() });
     block_on(work(args, lines, &voice))?
 }
 
 async fn work(args: &ScoreArgs, lines: Vec<Line>, voice: &Arc<Voice>) -> Result<(), Failure> {
-    let (began, notices) = (Instant::now(), Notices::default());
+    let (began, notices) = (Instant::now(), &voice.notices);
     let told = Arc::clone(voice);
-    let opened = args.server.open(&notices, Arc::new(move |text| told.note(text))).await?;
+    let opened =
+        args.server.open(notices, Arc::new(move |text| told.say(&Event::Note(text.to_owned())))).await?;
     require_scores(&opened).await.map_err(model_failure)?;
     let asked = seen_from(voice.run.dir(), &args.config)?;
     voice.run.keep_found(&asked, found(args, &opened), &[]).map_err(run_failure)?;
     let lines: Vec<Line> =
-        lines.into_iter().map(|line| line.capped(opened.model.limits(), &notices)).collect();
+        lines.into_iter().map(|line| line.capped(opened.model.limits(), notices)).collect();
     let meter = Meter::new(ModelRole::Teacher, args.server.allowance());
     let (rules, place) = (args.server.weight_rules(), RunPlace { stage: "score", seed: 0 });
     let ledger = Ledger::open(voice.run.lock()).map_err(model_failure)?;
@@ -131,13 +134,11 @@ async fn work(args: &ScoreArgs, lines: Vec<Line>, voice: &Arc<Voice>) -> Result<
     unknown.into_iter().for_each(|notice| notices.add(notice));
     let (mut orderly, n) = (Orderly::begin(), lines.len());
     let done = tokio::select! {
-        done = score(args, lines, &paid.model, voice, &notices) => done?,
+        done = score(args, lines, &opened.info.model, &paid.model, voice) => done?,
         signal = orderly.signal() => Done::interrupted(n, signal),
     };
     paid.ledger.notice().into_iter().for_each(|notice| notices.add(notice));
-    voice.bar.finish_and_clear();
-    voice.news(&notices);
-    let mut summary = done.summary(args, &notices);
+    let mut summary = done.summary(args, notices);
     summary.spent = meter.spent();
     summary.weights = paid.model.checks();
     summary.seconds = began.elapsed().as_secs_f64();
@@ -145,50 +146,6 @@ async fn work(args: &ScoreArgs, lines: Vec<Line>, voice: &Arc<Voice>) -> Result<
     summary.more.insert("found_in_ledger".to_owned(), paid.model.lookups().found.into());
     report(args, &summary, voice)?;
     verdict(&done)
-}
-
-/// Tells people or machines how it goes, and the run directory.
-struct Voice {
-    as_json: bool,
-    bar: ProgressBar,
-    run: RunDir,
-}
-
-impl Voice {
-    fn new(args: &ScoreArgs, run: RunDir) -> Self {
-        let bar = if args.json { ProgressBar::hidden() } else { ProgressBar::new(0).with_style(style()) };
-        Self { as_json: args.json, bar, run }
-    }
-
-    /// Says something: by an event for machines, by a line for people if there is one.
-    fn say(&self, name: &str, fields: Value, line: Option<&str>) {
-        let event = output::event_of(name, fields);
-        // The answers are what matters; a journal that cannot be written harms none of them.
-        let _ = self.run.add_event(&event);
-        match line {
-            _ if self.as_json => output::talk(&event.to_string()),
-            // A bar that was never begun must not be drawn for a line.
-            Some(line) if self.bar.length() == Some(0) => output::talk(&one_line(line)),
-            Some(line) => self.bar.suspend(|| output::talk(&one_line(line))),
-            None => {}
-        }
-    }
-
-    fn note(&self, text: &str) {
-        self.say("note", json!({"text": text}), Some(&format!("note: {text}")));
-    }
-
-    /// Tells what came up since the last time.
-    fn news(&self, notices: &Notices) {
-        notices.take().iter().for_each(|notice| self.note(notice));
-    }
-
-    /// Says how far it is.
-    fn pulse(&self) {
-        let (done, all) = (self.bar.position(), self.bar.length().unwrap_or(0));
-        let line = format!("{done} of {} so far", output::count(all, "job"));
-        self.say("progress", json!({"done": done, "of": all}), Some(&line));
-    }
 }
 
 /// What became of all jobs.
@@ -242,34 +199,33 @@ impl Done {
 async fn score(
     args: &ScoreArgs,
     lines: Vec<Line>,
+    name: &str,
     model: &Arc<Ledgered>,
     voice: &Voice,
-    notices: &Notices,
 ) -> Result<Done, Failure> {
     let failed = |error: io::Error| unwritable(&args.out, &error);
     let n = lines.len();
     let (mut rows, jobs) = Rows::begin(&args.out, lines).map_err(failed)?;
-    voice.news(notices);
-    voice.say("began", json!({"jobs": n}), None);
-    voice.bar.set_length(jobs.len() as u64);
+    voice.news();
+    voice.say(&Event::Began { stage: "score", model: name.to_owned(), unit: "job", asked: n, found: 0 });
+    voice.talk.advance(rows.n_no_jobs);
     let as_model = Arc::clone(model) as Arc<dyn Model>;
     let (mut planned, mut wanted) = (Planned::default(), (0..jobs.len()).collect::<Vec<_>>());
     for _ in 0..ASKED_AT_MOST {
         let chosen: Vec<ScoreJob> = wanted.iter().map(|&job| jobs[job].clone()).collect();
         let mut settle = |idx: usize, scored| {
-            voice.bar.inc(1);
-            voice.news(notices);
+            voice.talk.advance(1);
+            voice.news();
             rows.take(wanted[idx], &jobs[wanted[idx]], scored, model.n_measured())
         };
         let asked = score_planned(&as_model, &chosen, &mut settle);
-        planned = planned.and(with_pulse(asked, || voice.pulse()).await);
+        planned = planned.and(with_pulse(asked, || voice.talk.pulse()).await);
         wanted = rows.doubtful(&wanted, model, &mut planned).await;
         if wanted.is_empty() || planned.stopped_by.is_some() || rows.unwritable.is_some() {
             break;
         }
     }
     rows.withdraw(&wanted, planned.stopped_by.is_some()).map_err(failed)?;
-    voice.bar.finish_and_clear();
     let (lost, n_left) = rows.losses(planned.stopped_by.is_some());
     rows.finish(&args.out).map_err(failed)?;
     Ok(Done { n, lost, n_left, planned, signal: None })
@@ -504,18 +460,14 @@ fn run_dir(out: &Path) -> PathBuf {
 fn report(args: &ScoreArgs, summary: &Summary, voice: &Voice) -> Result<(), Failure> {
     let json = summary.to_json();
     voice.run.keep_summary(summary).map_err(run_failure)?;
-    if let Some(why) = &summary.stopped_by {
-        voice.say("stopped", json!({"why": why}), None);
-    }
     let (made, lost) = (summary.made("jobs"), summary.lost("jobs"));
     let row = json!({"time": now(), "score/jobs": made, "score/lost": lost, "score/requests": summary.spent.requests});
     voice.run.add_metrics(&row).map_err(run_failure)?;
-    let ended = json!({"made": made, "lost": lost, "left": summary.left, "seconds": summary.seconds});
-    voice.say("ended", ended, None);
+    voice.ended(summary);
     if args.json {
         return stdout::data(format!("{json}\n").as_bytes());
     }
-    let jobs = output::count(made + lost + summary.left, "job");
+    let jobs = counted(made + lost + summary.left, "job");
     output::talk(&format!("{made} of {jobs} scored, in {}", args.out.display()));
     output::talk(&plan_line(summary));
     output::talk(&paid_line(summary));
@@ -532,7 +484,7 @@ fn verdict(done: &Done) -> Result<(), Failure> {
         (Some(error), _) => Err(model_failure(error.clone())),
         (None, 0) => Ok(()),
         (None, n_failed) => Err(Failure::losses(
-            format!("{n_failed} of {} failed; their rows say why", output::count(done.n as u64, "job")),
+            format!("{n_failed} of {} failed; their rows say why", counted(done.n as u64, "job")),
             "mend the cause; the same command asks only for what is missing",
         )),
     }
@@ -547,14 +499,14 @@ fn plan_line(summary: &Summary) -> String {
     };
     let found = match summary.more.get("found_in_ledger").and_then(Value::as_u64) {
         None | Some(0) => String::new(),
-        Some(found) => format!("; {} found in the ledger", output::count(found, "answer")),
+        Some(found) => format!("; {} found in the ledger", counted(found, "answer")),
     };
     format!(
         "job by job: {}, {}; as planned: {}, {}{cached}{found}",
-        output::count(naive.requests, "request"),
-        output::count(naive.tokens, "token"),
-        output::count(spent.requests, "request"),
-        output::count(spent.prompt_tokens, "token"),
+        counted(naive.requests, "request"),
+        counted(naive.tokens, "token"),
+        counted(spent.requests, "request"),
+        counted(spent.prompt_tokens, "token"),
     )
 }
 
@@ -566,15 +518,10 @@ fn paid_line(summary: &Summary) -> String {
     format!(
         "paid by the {}: {}, {} sent, {} sampled; in all runs {}, {} sent",
         ModelRole::Teacher.name(),
-        output::count(now.requests, "request"),
-        output::count(now.prompt_tokens, "token"),
+        counted(now.requests, "request"),
+        counted(now.prompt_tokens, "token"),
         now.completion_tokens,
-        output::count(in_all.requests, "request"),
-        output::count(in_all.prompt_tokens, "token"),
+        counted(in_all.requests, "request"),
+        counted(in_all.prompt_tokens, "token"),
     )
-}
-
-fn style() -> ProgressStyle {
-    let style = ProgressStyle::with_template("{bar:30} {pos} of {len} jobs  {per_sec}  {eta} left");
-    style.unwrap_or_else(|_| ProgressStyle::default_bar())
 }

@@ -8,6 +8,7 @@ use serde_json::json;
 use super::output::{self, one_line};
 use crate::event::{Event, counted};
 use crate::pipeline::batch::now;
+use crate::store::summary::Summary;
 
 /// How much is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -24,6 +25,8 @@ pub(super) enum Loudness {
 pub(super) struct Talk {
     form: Form,
     loudness: Loudness,
+    /// What is counted, in the singular.
+    unit: &'static str,
     bar: ProgressBar,
 }
 
@@ -39,7 +42,7 @@ enum Form {
 
 impl Talk {
     /// Machines are told in JSON, people on a terminal by a bar.
-    pub(super) fn new(json: bool, loudness: Loudness) -> Self {
+    pub(super) fn new(json: bool, loudness: Loudness, unit: &'static str) -> Self {
         let has_bar = loudness > Loudness::Quiet && std::io::stderr().is_terminal();
         let form = match json {
             true => Form::Json,
@@ -47,11 +50,11 @@ impl Talk {
             false => Form::Lines,
         };
         let bar = if form == Form::Bar {
-            ProgressBar::no_length().with_style(style())
+            ProgressBar::no_length().with_style(style(unit))
         } else {
             ProgressBar::hidden()
         };
-        Self { form, loudness, bar }
+        Self { form, loudness, unit, bar }
     }
 
     /// Whether each turn is to be told of.
@@ -86,13 +89,24 @@ impl Talk {
         }
     }
 
+    /// So many more have ended, of which no event tells.
+    pub(super) fn advance(&self, n: u64) {
+        self.bar.inc(n);
+    }
+
+    /// How many there are, and how many were lost.
+    pub(super) fn made_and_lost(&self, summary: &Summary) -> (u64, u64) {
+        let units = format!("{}s", self.unit);
+        (summary.made(&units), summary.lost(&units))
+    }
+
     /// Says how far it is.
     pub(super) fn pulse(&self) {
         let (done, all) = (self.bar.position(), self.bar.length().unwrap_or(0));
         match self.form {
             _ if self.loudness == Loudness::Quiet => {}
             Form::Json => output::event("progress", json!({"done": done, "of": all})),
-            Form::Bar | Form::Lines => output::talk(&format!("{done} of {} so far", counted(all, "episode"))),
+            Form::Bar | Form::Lines => output::talk(&format!("{done} of {} so far", counted(all, self.unit))),
         }
     }
 
@@ -125,7 +139,7 @@ fn least_loudness(event: &Event) -> Loudness {
     }
 }
 
-fn style() -> ProgressStyle {
-    let style = ProgressStyle::with_template("{bar:30} {pos} of {len} episodes  {elapsed}  {eta} left");
-    style.unwrap_or_else(|_| ProgressStyle::default_bar())
+fn style(unit: &str) -> ProgressStyle {
+    let shown = format!("{{bar:30}} {{pos}} of {{len}} {unit}s  {{elapsed}}  {{eta}} left");
+    ProgressStyle::with_template(&shown).unwrap_or_else(|_| ProgressStyle::default_bar())
 }

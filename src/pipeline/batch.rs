@@ -194,7 +194,13 @@ impl<'a> Work<'a> {
     fn begin(&mut self) {
         (0..self.slots.len()).for_each(|idx| self.end_task(idx));
         let (stage, model) = (self.batch.stage, self.batch.model.clone());
-        self.say(Event::Began { stage, model, asked: self.slots.len(), found: self.n_ended });
+        self.say(Event::Began {
+            stage,
+            model,
+            unit: "episode",
+            asked: self.slots.len(),
+            found: self.n_ended,
+        });
         let groups: BTreeSet<usize> = self.slots.iter().map(|slot| slot.group).collect();
         groups.into_iter().for_each(|group| self.note_missing_group(group));
     }

@@ -2,7 +2,8 @@
 //!
 //! `credit` takes episodes and a lens in and gives scored steps and their credit: an episode is outlined and
 //! read (`outline`, `read`: which sequences hold its actions), asked for (`ask`: the scores that are wanted, through
-//! a plan), and what came back is put together with what an earlier run left (`resume`).
+//! a plan), and what came back is put together with what an earlier run left (`resume`). `forecast` says what that
+//! would cost.
 //!
 //! `collect` and `evaluate` are the same work on different tasks: `student` says how a model is spoken
 //! to, `slots` which episodes there are to run, `batch` runs those that are missing, several at a
@@ -17,6 +18,7 @@ pub(crate) mod census;
 pub(crate) mod credit;
 pub(crate) mod evaluation;
 mod exact;
+pub(crate) mod forecast;
 mod loss;
 pub(crate) mod outline;
 pub(crate) mod paid;

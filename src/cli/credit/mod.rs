@@ -111,7 +111,16 @@ async fn scored(
     paid.notice().into_iter().chain(forgotten).for_each(|notice| notices.add(notice));
     let progress =
         Arc::new(Progress::new(&sources, args.json, meter.clone(), notices.clone(), Arc::clone(run)));
-    let options = options(args, settings, shown, &ready, paid.model.version_now())?;
+    let provenance = Provenance {
+        model: Some(ready.opened.info.model.clone()),
+        server: Some(setup::server_name(&ready.opened)),
+        version: paid.model.version_now(),
+        tokenizer_sha256: Some(ready.tokenizer_sha256.clone()),
+        template_sha256: Some(ready.texts.template_sha256()),
+        ..shown.provenance.clone()
+    };
+    let context_length = ready.opened.model.limits().context_length;
+    let options = options(args, settings, shown, provenance, context_length)?;
     let decide = if args.overwrite { &[][..] } else { &MEASURED };
     let asked = seen_from(run.dir(), &args.call.config)?;
     run.keep_found(&asked, found(args, &options), decide).map_err(refused)?;
@@ -149,22 +158,15 @@ async fn scored(
     Ok((summary, Ended { reports, stop, signal }))
 }
 
+/// What is asked of the pipeline, of a model with this context.
 fn options(
     args: &CreditArgs<'_>,
     settings: Settings,
     shown: Shown,
-    ready: &Ready,
-    version: Option<String>,
+    provenance: Provenance,
+    context_length: Option<usize>,
 ) -> Result<Options, Failure> {
     let is_here = args.server.is_here();
-    let provenance = Provenance {
-        model: Some(ready.opened.info.model.clone()),
-        server: Some(setup::server_name(&ready.opened)),
-        version,
-        tokenizer_sha256: Some(ready.tokenizer_sha256.clone()),
-        template_sha256: Some(ready.texts.template_sha256()),
-        ..shown.provenance
-    };
     let most = args.server.part.concurrency.unwrap_or(usize::MAX);
     Ok(Options {
         framing: shown.framing,
@@ -172,7 +174,7 @@ fn options(
         asked: Asked { settings, provenance },
         min_reward: args.min_reward,
         overwrite: args.overwrite,
-        limit: args.limit(ready.opened.model.limits().context_length)?,
+        limit: args.limit(context_length)?,
         // One engine computes one thing at a time, best in the plan's order.
         requests_at_once: if is_here { 1 } else { args.requests_at_once()? },
         episodes_at_once: if is_here { 1 } else { EPISODES_AT_ONCE.min(most) },

@@ -10,6 +10,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::{Value, json};
 
 use crate::cli::output::{self, one_line};
+use crate::event::counted;
 use crate::model::budget::Meter;
 use crate::model::notice::Notices;
 use crate::pipeline::batch::now;
@@ -218,7 +219,7 @@ fn kept_notices(reports: &[Report]) -> Vec<String> {
 /// What to say about files that were not replaced.
 fn spared_notice(reports: &[Report]) -> Option<String> {
     let n = reports.iter().filter(|report| matches!(report.fate, Fate::Spared(_))).count();
-    let whose = output::count(n as u64, "episode");
+    let whose = counted(n as u64, "episode");
     (n > 0).then(|| {
         format!("the files of {whose} stay as they were: more steps are scored there than could be this time")
     })
