@@ -144,7 +144,7 @@ impl<'a> Setting<'a> {
         let state = self.state(&loaded, reward);
         let texts = self.texts.as_ref().filter(|_| state.is_to_do());
         let mut read = texts.map(|texts| self.reread(texts, &loaded, &outline));
-        let cost = self.cost(&loaded, &outline, read.as_mut(), &state);
+        let (cost, more_passes) = self.cost(&loaded, &outline, read.as_mut(), &state);
         let lost = read.iter().flat_map(|read| &read.steps).filter_map(lost_by);
         Ok(Forecast {
             id: loaded.episode.id.clone(),
@@ -154,7 +154,7 @@ impl<'a> Setting<'a> {
             groups: groups(&outline),
             cost,
             lost: lost.map(ToString::to_string).collect(),
-            notes: notes(&loaded, framing),
+            notes: notes(&loaded, framing).into_iter().chain(more_passes).collect(),
             state,
         })
     }
@@ -187,23 +187,28 @@ impl<'a> Setting<'a> {
         outline: &Outline,
         read: Option<&mut ReadEpisode>,
         state: &State,
-    ) -> Cost {
+    ) -> (Cost, Option<String>) {
         let old = match state {
             State::New => None,
             State::Partial(old) => Some(old.as_ref()),
-            _ => return Cost { figures: self.texts.as_ref().map(|_| Figures::default()), ..Cost::default() },
+            _ => {
+                let figures = self.texts.as_ref().map(|_| Figures::default());
+                return (Cost { figures, ..Cost::default() }, None);
+            }
         };
         let asked = self.asked.for_episode(&loaded.episode, &self.shown.framing);
         let asked = old.map_or(asked.clone(), |old| asked.assuming(&old.scores));
         if let Some(read) = read {
-            let figures = planned(read, old, &asked, &self.lenses, &backend_of(self.args));
+            let (figures, more_passes) =
+                planned(read, outline, old, &asked, &self.lenses, &backend_of(self.args));
             let Figures { requests, naive_requests, .. } = figures;
-            return Cost { requests, naive_requests, figures: Some(figures) };
+            return (Cost { requests, naive_requests, figures: Some(figures) }, more_passes);
         }
         let keys = self.lenses.keys();
         let wanted = |step, lens: usize| !old.is_some_and(|old| recorded(old, &asked, step, &keys[lens]));
         let (requests, naive_requests) = outline.n_requests(&wanted);
-        Cost { requests: requests as u64, naive_requests: naive_requests as u64, figures: None }
+        let (requests, naive_requests) = (requests as u64, naive_requests as u64);
+        (Cost { requests, naive_requests, figures: None }, None)
     }
 
     fn reread(&self, texts: &Texts, loaded: &Loaded, outline: &Outline) -> ReadEpisode {
@@ -286,7 +291,8 @@ fn cost(Cost { requests, naive_requests, figures }: &Cost) -> String {
     match figures {
         None => {
             format!(
-                "{requests} requests (each step alone: {naive_requests}); name a --tokenizer to count tokens"
+                "at least {requests} requests (each step alone: {naive_requests}); name a --tokenizer for the exact \
+                 number and to count tokens"
             )
         }
         Some(figures) => format!(
