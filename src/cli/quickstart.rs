@@ -141,7 +141,7 @@ fn scored(run: &RunDir, opened: &Opened, texts: Texts, options: Options) -> Resu
         Event::Begun { tokens, .. } => shown.set_length(tokens),
         Event::Settled { tokens, .. } => shown.inc(tokens),
         // Nobody listens any more when the command has failed otherwise.
-        Event::Finished(report) => drop(told.send(report)),
+        Event::Finished(report) => drop(told.send(*report)),
     };
     let work = async {
         let (ledger, place) = (Ledger::open(run.lock())?, RunPlace { stage: "credit", seed: 0 });

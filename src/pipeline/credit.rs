@@ -28,7 +28,7 @@ use crate::store::hindsight::{
 use crate::store::{Ledgered, Stands};
 use crate::wire::hindsight::Provenance;
 use backsight_core::credit::hcapo::Ratio;
-use backsight_core::episode::{Episode, Message};
+use backsight_core::episode::{Episode, Message, TokenSource};
 use backsight_core::lens::{Lens, Lenses};
 use backsight_core::plan::{Backend, Figures};
 use backsight_core::score::SpanScore;
@@ -87,17 +87,34 @@ impl Teacher {
     }
 }
 
-/// What scoring an episode would cost, beyond what an earlier run left.
+/// What scoring an episode would cost, beyond what an earlier run left, and why it takes more passes than it has texts.
 pub fn planned(
     read: &mut ReadEpisode,
+    outline: &Outline,
     old: Option<&Hindsight>,
     asked: &Asked,
     lenses: &Lenses,
     backend: &Backend,
-) -> Figures {
+) -> (Figures, Option<String>) {
     let jobs = Jobs::new(read, lenses, asked.settings.max_logprob_tokens);
     let old = old_scores(old, read, asked, lenses);
-    jobs.plan(read, missing(&old), backend).figures()
+    let figures = jobs.plan(read, missing(&old), backend).figures();
+    (figures, more_passes(outline, read, &old, figures))
+}
+
+/// Says how many passes an episode needs beyond those that its messages and lenses ask for, and why.
+fn more_passes(outline: &Outline, read: &ReadEpisode, old: &[OldScores], figures: Figures) -> Option<String> {
+    let (expected, _) = outline.n_requests(&|step, lens| old[step][lens].is_none());
+    let more = figures.passes.checked_sub(expected as u64).filter(|more| *more > 0)?;
+    let is_shortened = |step: &ReadStep| !step.window.dropped.is_empty();
+    let why = if read.steps.iter().flatten().any(is_shortened) {
+        "contexts that are shortened to fit do not begin alike"
+    } else if read.source == TokenSource::Exact {
+        "the recorded tokens of a turn differ from those in the history behind it"
+    } else {
+        "the template writes a turn otherwise once others follow it, thinking for example, so a step needs its own"
+    };
+    Some(format!("{more} passes more than the {expected} its texts need: {why}"))
 }
 
 /// What an earlier run left for each step.
@@ -157,7 +174,7 @@ pub enum Event {
         tokens: u64,
     },
     /// Nothing more will be done for an episode.
-    Finished(Report),
+    Finished(Box<Report>),
 }
 
 /// What became of an episode.
@@ -293,7 +310,7 @@ struct Shared {
 
 impl Shared {
     fn finish(&self, report: Report) {
-        (self.watch)(Event::Finished(report));
+        (self.watch)(Event::Finished(Box::new(report)));
     }
 
     /// Loads and reads episodes until there are no more or the run is stopped.
@@ -411,6 +428,7 @@ impl Shared {
             true => asking.figures(),
             false => self.asking_for_all(&jobs, &read).figures(),
         };
+        notes.extend(more_passes(&outline, &read, &reused, asking.figures()));
         let (places, old, _room) = (outline.places, reused, None);
         Work { loaded, asked, directory, places, read, jobs, figures, old, asking, notes, _room }
     }

@@ -101,7 +101,7 @@ impl Forecaster {
         let prospect = self.prospect(&loaded, reward);
         let texts = self.texts.as_ref().filter(|_| prospect.is_to_do());
         let mut read = texts.map(|texts| self.reread(texts, &loaded, &outline));
-        let cost = self.cost(&loaded, &outline, read.as_mut(), &prospect);
+        let (cost, more_passes) = self.cost(&loaded, &outline, read.as_mut(), &prospect);
         let lost = read.iter().flat_map(|read| &read.steps).filter_map(lost_by);
         Ok(Forecast {
             id: loaded.episode.id.clone(),
@@ -111,7 +111,7 @@ impl Forecaster {
             groups: groups(&outline),
             cost,
             lost: lost.map(ToString::to_string).collect(),
-            notes: notes(&loaded, framing),
+            notes: notes(&loaded, framing).into_iter().chain(more_passes).collect(),
             prospect,
         })
     }
@@ -145,23 +145,28 @@ impl Forecaster {
         outline: &Outline,
         read: Option<&mut ReadEpisode>,
         prospect: &Prospect,
-    ) -> Cost {
+    ) -> (Cost, Option<String>) {
         let old = match prospect {
             Prospect::New => None,
             Prospect::Partial(old) => Some(old.as_ref()),
-            _ => return Cost { figures: self.texts.as_ref().map(|_| Figures::default()), ..Cost::default() },
+            _ => {
+                let figures = self.texts.as_ref().map(|_| Figures::default());
+                return (Cost { figures, ..Cost::default() }, None);
+            }
         };
         let asked = self.options.asked.for_episode(&loaded.episode, &self.options.framing);
         let asked = old.map_or(asked.clone(), |old| asked.assuming(&old.scores));
         if let Some(read) = read {
-            let figures = planned(read, old, &asked, &self.options.lenses, &self.backend);
+            let (figures, more_passes) =
+                planned(read, outline, old, &asked, &self.options.lenses, &self.backend);
             let Figures { requests, naive_requests, .. } = figures;
-            return Cost { requests, naive_requests, figures: Some(figures) };
+            return (Cost { requests, naive_requests, figures: Some(figures) }, more_passes);
         }
         let keys = self.options.lenses.keys();
         let wanted = |step, lens: usize| !old.is_some_and(|old| recorded(old, &asked, step, &keys[lens]));
         let (requests, naive_requests) = outline.n_requests(&wanted);
-        Cost { requests: requests as u64, naive_requests: naive_requests as u64, figures: None }
+        let (requests, naive_requests) = (requests as u64, naive_requests as u64);
+        (Cost { requests, naive_requests, figures: None }, None)
     }
 
     fn reread(&self, texts: &Texts, loaded: &Loaded, outline: &Outline) -> ReadEpisode {

@@ -88,6 +88,8 @@ pub struct Figures {
     pub cached_tokens: u64,
     /// Requests.
     pub requests: u64,
+    /// Sequences that are no beginning of another: as many passes as there must be, whatever is cut into pieces.
+    pub passes: u64,
 }
 
 impl Figures {
@@ -104,6 +106,7 @@ impl std::ops::AddAssign for Figures {
         self.sent_tokens += other.sent_tokens;
         self.cached_tokens += other.cached_tokens;
         self.requests += other.requests;
+        self.passes += other.passes;
     }
 }
 
@@ -152,14 +155,16 @@ pub fn plan(jobs: &[ScoreJob], backend: &Backend) -> Plan {
 pub fn plan_tree(tree: Arc<TokenTree>, jobs: Vec<TipJob>, backend: &Backend) -> Plan {
     let mut paths = Paths::new(&tree, &jobs);
     let mut requests = Vec::new();
-    for leaf in paths.leaves_depth_first() {
+    let leaves = paths.leaves_depth_first();
+    let passes = leaves.len() as u64;
+    for leaf in leaves {
         paths.request_leaf(leaf, backend, &mut requests);
     }
     let parts = jobs.iter().map(|job| paths.parts(job)).collect();
-    Plan { figures: figures(&jobs, &requests), requests, parts, jobs, tree }
+    Plan { figures: figures(&jobs, &requests, passes), requests, parts, jobs, tree }
 }
 
-fn figures(jobs: &[TipJob], requests: &[PlannedRequest]) -> Figures {
+fn figures(jobs: &[TipJob], requests: &[PlannedRequest], passes: u64) -> Figures {
     let needed = jobs.iter().filter(|job| job.first_needed().is_some());
     Figures {
         naive_tokens: needed.clone().map(|job| job.end_needed() as u64).sum(),
@@ -167,6 +172,7 @@ fn figures(jobs: &[TipJob], requests: &[PlannedRequest]) -> Figures {
         sent_tokens: requests.iter().map(|request| request.n_tokens() as u64).sum(),
         cached_tokens: requests.iter().map(|request| request.cached as u64).sum(),
         requests: requests.len() as u64,
+        passes,
     }
 }
 

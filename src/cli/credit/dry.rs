@@ -112,7 +112,8 @@ fn cost(Cost { requests, naive_requests, figures }: &Cost) -> String {
     match figures {
         None => {
             format!(
-                "{requests} requests (each step alone: {naive_requests}); name a --tokenizer to count tokens"
+                "at least {requests} requests (each step alone: {naive_requests}); name a --tokenizer for the exact \
+                 number and to count tokens"
             )
         }
         Some(figures) => format!(

@@ -129,7 +129,7 @@ impl Progress {
                 state.tokens_done += tokens;
                 state.open.entry(id).and_modify(|open| *open = open.saturating_sub(1));
             }
-            Event::Finished(report) => self.finished(report),
+            Event::Finished(report) => self.finished(*report),
         }
         self.tell_notices();
         self.bar.set_message(self.message(&self.lock()));

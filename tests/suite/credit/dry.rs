@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use serde_json::{Value, json};
 
-use crate::credit::place::{KEEPS, Place, sglang};
+use crate::credit::place::{KEEPS, LAST_ONLY, Place, sglang};
 use crate::credit::resume::sick_server;
 
 async fn forecast(place: &Place, more: &[&str]) -> Value {
@@ -40,7 +40,10 @@ async fn only_what_would_be_asked_for_counts() {
     check(&place, &["--ratio", "lift"], (6, 33), "and all without the lens").await;
     check(&place, &["--placement", "last"], (27, 27), "measured otherwise").await;
     let lines = place.run(&["--input-dir", "episodes", "--dry-run"]).await.expect(0).stdout;
-    assert!(lines.contains("; partial, would be completed\n    1 requests (each step alone: 2)"), "{lines}");
+    assert!(
+        lines.contains("; partial, would be completed\n    at least 1 requests (each step alone: 2)"),
+        "{lines}"
+    );
     sick.store(false, Ordering::Relaxed);
     place.credit(&server, &[]).await.expect(0);
     check(&place, &[], (0, 0), "complete").await;
@@ -100,4 +103,25 @@ async fn it_tells_what_a_real_run_would_tell() {
     );
     let server = sglang().await;
     place.credit(&server, &[]).await.expect(0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_template_that_makes_steps_need_passes_of_their_own_is_named() {
+    let place = Place::empty(LAST_ONLY);
+    place.write_talk("episode_001", 30);
+    let why = "29 passes more than the 1 its texts need: the template writes a turn otherwise";
+    let counted = forecast(&place, &["--tokenizer", "model"]).await;
+    let episode = &counted["episodes"][0];
+    assert_eq!(episode["requests"], 30, "{counted}");
+    assert!(episode["notes"][0].as_str().unwrap().starts_with(why), "{counted}");
+    let tokens = |key: &str| episode["tokens"][key].as_u64().unwrap();
+    assert!(tokens("computed") * 4 < tokens("sent"), "branches begin in the cached trunk: {counted}");
+    let lines = place.run(&["--input-dir", "episodes", "--dry-run"]).await.expect(0).stdout;
+    assert!(lines.contains("at least 1 requests"), "{lines}");
+    let server = sglang().await;
+    let ran = place.credit(&server, &[]).await.expect(0);
+    assert!(ran.stderr.contains(why) || ran.stdout.contains(why), "{ran:?}");
+    let steady = Place::empty(KEEPS);
+    steady.write_talk("episode_001", 30);
+    assert_eq!(forecast(&steady, &["--tokenizer", "model"]).await["episodes"][0]["notes"], json!([]));
 }
