@@ -1,7 +1,7 @@
 //! Where each action is among the tokens of a rendered conversation.
 //!
-//! Owns [`turns`], which renders and encodes every step as the student saw it, [`reread`], which does the
-//! same for chosen steps and under another prompt too, and [`borders`], which finds each message in one
+//! Owns [`reread`], which renders and encodes chosen steps as the student saw them and under another prompt too,
+//! [`turns_beside`], which does it for every step beside one rendering, and [`borders`], which finds each message in one
 //! rendering. The prefix property is checked at every step: where a template
 //! rewrites history, the step gets a token sequence of its own; where the tokenizer would merge the
 //! prompt's last token with the action's first, the two are encoded apart, as they were sampled. Where an
@@ -11,7 +11,7 @@
 use std::ops::Range;
 
 use super::header;
-use super::incremental::{Incremental, common_prefix, common_suffix};
+use super::incremental::{Change, Incremental, change, common_prefix};
 use super::near::{Near, Repeats, Shape};
 use super::tokenizer::{Tokenizer, TokenizerError};
 use super::view::{Render, Talk, View};
@@ -83,47 +83,11 @@ pub struct Turn {
     pub ended: bool,
 }
 
-/// All turns of a conversation with the sequences they are in.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Turns {
-    /// One sequence while history only grows; another begins where it was rewritten.
-    pub sequences: Vec<Vec<TokenId>>,
-    /// The assistant turns in order.
-    pub turns: Vec<Turn>,
-    /// How many bytes went through the tokenizer.
-    pub encoded_bytes: u64,
-}
+/// What is added to a context, and how many actions stand before the message it goes to.
+pub type Addition<'w> = (Edit<'w>, usize);
 
-/// Finds every assistant turn of a conversation with these roles.
-pub fn turns<E>(
-    roles: &[Role],
-    render: &mut Render<'_, E>,
-    tokenizer: &Tokenizer,
-) -> Result<Turns, SpanError<E>> {
-    let (mut tree, wanted) = (TokenTree::default(), assistants(roles));
-    let found = reread(&wanted, &Shape::default(), &mut Whole(render), tokenizer, &mut tree);
-    let turns = found.turns.into_iter().map(|turn| turn.map(|(turn, _)| turn)).collect::<Result<_, _>>()?;
-    let sequences = found.sequences.into_iter().map(|tip| tree.all(tip)).collect();
-    Ok(Turns { sequences, turns, encoded_bytes: found.encoded_bytes })
-}
-
-/// A conversation that is always rendered whole.
-struct Whole<'a, 'r, E>(&'a mut Render<'r, E>);
-
-impl<E> Talk for Whole<'_, '_, E> {
-    type Error = E;
-
-    fn render(&mut self, view: View<'_>, _without: &Range<usize>) -> Result<String, E> {
-        (self.0)(view)
-    }
-
-    fn edited(&mut self, message_idx: usize, _edit: Edit<'_>, _without: &Range<usize>) -> Result<String, E> {
-        (self.0)(View::prompt(message_idx))
-    }
-}
-
-/// An action, by its message, and what is added to its context, each with how many actions stand before that.
-pub type Wanted<'w> = (usize, Vec<(Edit<'w>, usize)>);
+/// An action, by its message, and what is added to its context.
+pub type Wanted<'w> = (usize, Vec<Addition<'w>>);
 
 /// A turn, and the tokens before its action with each of the additions.
 pub type RereadTurn<E> = (Turn, Vec<Result<Tip, SpanError<E>>>);
@@ -224,9 +188,8 @@ struct Splice {
 
 impl Splice {
     fn between(plain: &str, seen: &str) -> Self {
-        let start = common_prefix(plain, seen);
-        let rest = common_suffix(&plain[start..], &seen[start..]);
-        Self { bytes: start..plain.len() - rest, with: seen[start..seen.len() - rest].to_owned() }
+        let Change { bytes, with } = change(plain, seen);
+        Self { bytes, with: with.to_owned() }
     }
 
     /// The same in a whole text, of which `near` is the short one; none if it is not certain where that is.
@@ -323,7 +286,7 @@ impl<'a, 'w, T: Talk> Walk<'a, 'w, T> {
     fn step(
         &mut self,
         message_idx: usize,
-        edits: &[(Edit<'w>, usize)],
+        edits: &[Addition<'w>],
     ) -> Result<Stepped<T::Error>, Distrust> {
         for wider in 0.. {
             let near = self.near(message_idx + 1, wider);
@@ -366,13 +329,13 @@ impl<'a, 'w, T: Talk> Walk<'a, 'w, T> {
         message_idx: usize,
         text: &Text,
         near: Option<&Near>,
-        edits: &[(Edit<'w>, usize)],
+        edits: &[Addition<'w>],
     ) -> Result<Step<T::Error>, SpanError<T::Error>> {
         self.encode(&text.prompt, near)?;
         self.last = Some((message_idx, true));
         let prompt = self.tip;
-        let others = edits.iter().map(|(edit, round)| self.other(message_idx, *edit, *round, text, near));
-        let others = others.collect();
+        let plain = Prompt { message_idx, text: &text.prompt, near };
+        let others = edits.iter().map(|edit| self.other(plain, *edit)).collect();
         let (action, border) = self.behind_prompt(message_idx, prompt, text)?;
         let (n_action, ended) = action_end(&action, self.tokenizer)?;
         if n_action == 0 {
@@ -401,44 +364,31 @@ impl<'a, 'w, T: Talk> Walk<'a, 'w, T> {
         Ok((self.tokenizer.encode_ids(action)?, Border::Merged))
     }
 
-    /// The context with something added, which goes to a message that `round` actions stand before.
-    fn other(
-        &mut self,
-        message_idx: usize,
-        edit: Edit<'w>,
-        round: usize,
-        text: &Text,
-        near: Option<&Near>,
-    ) -> Result<Tip, SpanError<T::Error>> {
-        if edit == Edit::Nothing {
+    /// The context with something added.
+    fn other(&mut self, prompt: Prompt<'_>, addition: Addition<'w>) -> Result<Tip, SpanError<T::Error>> {
+        if addition.0 == Edit::Nothing {
             return Ok(self.tip);
         }
-        let splice = match self.splice(message_idx, edit, round, text, near) {
+        let splice = match self.splice(prompt, addition) {
             Ok(splice) => splice,
-            Err(why) => return Err(SpanError::Template { n_messages: message_idx, why }),
+            Err(why) => return Err(SpanError::Template { n_messages: prompt.message_idx, why }),
         };
         let replacement = self.encoder.edited(&splice.bytes, &splice.with)?;
         Ok(self.replacements.grow(self.tree, self.tip, replacement))
     }
 
     /// What an addition does to the prompt that was encoded last: what it did twice before, or as it is rendered.
-    fn splice(
-        &mut self,
-        message_idx: usize,
-        edit: Edit<'w>,
-        round: usize,
-        text: &Text,
-        near: Option<&Near>,
-    ) -> Result<Splice, T::Error> {
-        let short = match self.known.sure(&edit).filter(|_| near.is_some()) {
+    fn splice(&mut self, prompt: Prompt<'_>, addition: Addition<'w>) -> Result<Splice, T::Error> {
+        let edit = addition.0;
+        let short = match self.known.sure(&edit).filter(|_| prompt.near.is_some()) {
             Some(known) => Some(known.clone()),
-            None => self.short_splice(message_idx, edit, round, text, near),
+            None => self.short_splice(prompt, addition),
         };
         if let Some(splice) = short.as_ref().filter(|_| !self.is_checked) {
             self.remember(edit, splice);
             return Ok(splice.clone());
         }
-        let seen = self.talk.edited(message_idx, edit, &(0..0))?;
+        let seen = self.talk.edited(prompt.message_idx, edit, &(0..0))?;
         self.differs |= short.is_some_and(|splice| splice.applied(self.encoder.text()) != seen);
         let splice = Splice::between(self.encoder.text(), &seen);
         self.remember(edit, &splice);
@@ -453,18 +403,19 @@ impl<'a, 'w, T: Talk> Walk<'a, 'w, T> {
         }
     }
 
-    fn short_splice(
-        &mut self,
-        message_idx: usize,
-        edit: Edit<'_>,
-        round: usize,
-        text: &Text,
-        near: Option<&Near>,
-    ) -> Option<Splice> {
-        let near = near.filter(|near| round == 0 || round > self.shape.round(near.without.end))?;
-        let seen = self.talk.edited(message_idx, edit, &near.without).ok()?;
-        Splice::between(&text.prompt, &seen).moved(round == 0, near)
+    fn short_splice(&mut self, prompt: Prompt<'_>, (edit, round): Addition<'w>) -> Option<Splice> {
+        let near = prompt.near.filter(|near| round == 0 || round > self.shape.round(near.without.end))?;
+        let seen = self.talk.edited(prompt.message_idx, edit, &near.without).ok()?;
+        Splice::between(prompt.text, &seen).moved(round == 0, near)
     }
+}
+
+/// A prompt that something is added to, whole or short.
+#[derive(Clone, Copy)]
+struct Prompt<'p> {
+    message_idx: usize,
+    text: &'p str,
+    near: Option<&'p Near>,
 }
 
 /// A step as text.
@@ -598,6 +549,38 @@ mod tests {
     fn tokenizer() -> Tokenizer {
         Tokenizer::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/tokenizers/chatml"))
             .unwrap()
+    }
+
+    /// A conversation that is always rendered whole.
+    struct Whole<'a, 'r>(&'a mut Render<'r, String>);
+
+    impl Talk for Whole<'_, '_> {
+        type Error = String;
+
+        fn render(&mut self, view: View<'_>, _: &Range<usize>) -> Result<String, String> {
+            (self.0)(view)
+        }
+
+        fn edited(&mut self, idx: usize, _: Edit<'_>, _: &Range<usize>) -> Result<String, String> {
+            (self.0)(View::prompt(idx))
+        }
+    }
+
+    #[derive(Debug)]
+    struct Turns {
+        sequences: Vec<Vec<TokenId>>,
+        turns: Vec<Turn>,
+    }
+
+    /// Every assistant turn of a conversation with these roles.
+    fn turns(
+        roles: &[Role],
+        render: &mut Render<'_, String>,
+        tokenizer: &Tokenizer,
+    ) -> Result<Turns, SpanError<String>> {
+        let mut whole = Whole(render);
+        let (turns, beyond) = turns_beside(&[], roles, &Shape::default(), &mut whole, tokenizer)?;
+        Ok(Turns { sequences: beyond.into_iter().map(|it| it.ids).collect(), turns })
     }
 
     /// Renders `(role, text)` pairs; `header` is the generation prompt, `strip` removes earlier thinking as Qwen3 does.
