@@ -9,9 +9,7 @@ use std::fmt;
 
 use serde_json::{Map, Value, json};
 
-use super::probe::{
-    calls, function, mark, marked, marked_tools, marks, role, texts, thought_and_prose,
-};
+use super::probe::{calls, function, mark, marked, marked_tools, marks, role, texts, thought_and_prose};
 use super::template::{Now, RenderInput, Template, TemplateError};
 use crate::messages::REASONING_FIELDS;
 

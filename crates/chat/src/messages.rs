@@ -160,9 +160,8 @@ fn content(json: &Map<String, Value>) -> Result<Option<Content>, BadMessage> {
 }
 
 fn part_text(index: usize, part: &Value) -> Result<String, BadMessage> {
-    let not_text = |found: &str| {
-        unreadable(format!("content part {index} is {found}, only text parts can be used"))
-    };
+    let not_text =
+        |found: &str| unreadable(format!("content part {index} is {found}, only text parts can be used"));
     let json = part.as_object().ok_or_else(|| not_text(kind(part)))?;
     match json.get("type").and_then(Value::as_str) {
         Some("text") | None => {}

@@ -12,7 +12,7 @@ use std::ops::Range;
 
 use super::header;
 use super::incremental::{Change, Incremental, change, common_prefix};
-use super::near::{Near, Repeats, Shape};
+use super::near::{Likeness, Near, Repeats};
 use super::tokenizer::{Tokenizer, TokenizerError};
 use super::view::{Render, Talk, View};
 use backsight_core::episode::Role;
@@ -107,18 +107,18 @@ pub struct Reread<E> {
 
 /// Finds the turns of the assistant messages `wanted`, in order, each with its context under each of its additions.
 ///
-/// Only the end of the conversation is rendered for each, if it is what `shape` says; whole renderings check that on
+/// Only the end of the conversation is rendered for each, if it is what `likeness` says; whole renderings check that on
 /// the way and on the last, and where one differs everything is rendered whole.
 pub fn reread<T: Talk>(
     wanted: &[Wanted<'_>],
-    shape: &Shape,
+    likeness: &Likeness,
     talk: &mut T,
     tokenizer: &Tokenizer,
     tree: &mut TokenTree,
 ) -> Reread<T::Error> {
-    match Walk::new(shape, talk, tokenizer, tree).reread(wanted) {
+    match Walk::new(likeness, talk, tokenizer, tree).reread(wanted) {
         Ok(found) => found,
-        Err(Distrust) => reread(wanted, &Shape::default(), talk, tokenizer, tree),
+        Err(Distrust) => reread(wanted, &Likeness::default(), talk, tokenizer, tree),
     }
 }
 
@@ -138,12 +138,12 @@ pub type Beside<E> = Result<(Vec<Turn>, Vec<Beyond>), SpanError<E>>;
 pub fn turns_beside<T: Talk>(
     ids: &[TokenId],
     roles: &[Role],
-    shape: &Shape,
+    likeness: &Likeness,
     talk: &mut T,
     tokenizer: &Tokenizer,
 ) -> Beside<T::Error> {
     let mut tree = TokenTree::default();
-    let found = reread(&assistants(roles), shape, talk, tokenizer, &mut tree);
+    let found = reread(&assistants(roles), likeness, talk, tokenizer, &mut tree);
     let turns = found.turns.into_iter().map(|turn| turn.map(|(turn, _)| turn)).collect::<Result<_, _>>()?;
     let rendering = tree.grow(Tip::EMPTY, ids);
     // From the last on: each is looked for where the one behind it was.
@@ -210,7 +210,7 @@ impl Splice {
 
 /// Goes through a conversation, at the cost of what is new in each of its renderings.
 struct Walk<'a, 'w, T> {
-    shape: &'a Shape,
+    likeness: &'a Likeness,
     talk: &'a mut T,
     tokenizer: &'a Tokenizer,
     encoder: Incremental<'a>,
@@ -228,11 +228,16 @@ struct Walk<'a, 'w, T> {
 }
 
 impl<'a, 'w, T: Talk> Walk<'a, 'w, T> {
-    fn new(shape: &'a Shape, talk: &'a mut T, tokenizer: &'a Tokenizer, tree: &'a mut TokenTree) -> Self {
+    fn new(
+        likeness: &'a Likeness,
+        talk: &'a mut T,
+        tokenizer: &'a Tokenizer,
+        tree: &'a mut TokenTree,
+    ) -> Self {
         let (encoder, tip) = (Incremental::new(tokenizer), Tip::EMPTY);
         let (replacements, known) = (Replacements::default(), Repeats::default());
         let (last, is_checked, differs) = (None, false, false);
-        Self { shape, talk, tokenizer, encoder, tree, tip, last, replacements, known, is_checked, differs }
+        Self { likeness, talk, tokenizer, encoder, tree, tip, last, replacements, known, is_checked, differs }
     }
 
     fn reread(mut self, wanted: &[Wanted<'w>]) -> Result<Reread<T::Error>, Distrust> {
@@ -261,7 +266,7 @@ impl<'a, 'w, T: Talk> Walk<'a, 'w, T> {
     /// where the whole is needed.
     fn near(&mut self, end: usize, wider: u32) -> Option<Near> {
         let (n_messages, generation_prompt) = self.last?;
-        let window = self.shape.without(n_messages.saturating_sub(1)..end, wider)?;
+        let window = self.likeness.without(n_messages.saturating_sub(1)..end, wider)?;
         let view = View { n_messages, generation_prompt, said: &[] };
         let last = self.talk.render(view, &window.0).ok()?;
         Near::new(self.encoder.text(), last, window)
@@ -283,11 +288,7 @@ impl<'a, 'w, T: Talk> Walk<'a, 'w, T> {
     }
 
     /// Renders and encodes one step.
-    fn step(
-        &mut self,
-        message_idx: usize,
-        edits: &[Addition<'w>],
-    ) -> Result<Stepped<T::Error>, Distrust> {
+    fn step(&mut self, message_idx: usize, edits: &[Addition<'w>]) -> Result<Stepped<T::Error>, Distrust> {
         for wider in 0.. {
             let near = self.near(message_idx + 1, wider);
             let text = self.text(message_idx, near.as_ref());
@@ -404,7 +405,7 @@ impl<'a, 'w, T: Talk> Walk<'a, 'w, T> {
     }
 
     fn short_splice(&mut self, prompt: Prompt<'_>, (edit, round): Addition<'w>) -> Option<Splice> {
-        let near = prompt.near.filter(|near| round == 0 || round > self.shape.round(near.without.end))?;
+        let near = prompt.near.filter(|near| round == 0 || round > self.likeness.round(near.without.end))?;
         let seen = self.talk.edited(prompt.message_idx, edit, &near.without).ok()?;
         Splice::between(prompt.text, &seen).moved(round == 0, near)
     }
@@ -478,13 +479,13 @@ fn action_end(ids: &[TokenId], tokenizer: &Tokenizer) -> Result<(usize, bool), T
 pub fn borders<T: Talk>(
     roles: &[Role],
     ids: &[TokenId],
-    shape: &Shape,
+    likeness: &Likeness,
     talk: &mut T,
     tokenizer: &Tokenizer,
 ) -> Result<Vec<Option<usize>>, TokenizerError> {
     let mut tree = TokenTree::default();
-    match Walk::new(shape, talk, tokenizer, &mut tree).borders(roles, ids) {
-        Err(Distrust) => borders(roles, ids, &Shape::default(), talk, tokenizer),
+    match Walk::new(likeness, talk, tokenizer, &mut tree).borders(roles, ids) {
+        Err(Distrust) => borders(roles, ids, &Likeness::default(), talk, tokenizer),
         Ok(borders) => borders,
     }
 }
@@ -560,10 +561,6 @@ mod tests {
         fn render(&mut self, view: View<'_>, _: &Range<usize>) -> Result<String, String> {
             (self.0)(view)
         }
-
-        fn edited(&mut self, idx: usize, _: Edit<'_>, _: &Range<usize>) -> Result<String, String> {
-            (self.0)(View::prompt(idx))
-        }
     }
 
     #[derive(Debug)]
@@ -579,7 +576,7 @@ mod tests {
         tokenizer: &Tokenizer,
     ) -> Result<Turns, SpanError<String>> {
         let mut whole = Whole(render);
-        let (turns, beyond) = turns_beside(&[], roles, &Shape::default(), &mut whole, tokenizer)?;
+        let (turns, beyond) = turns_beside(&[], roles, &Likeness::default(), &mut whole, tokenizer)?;
         Ok(Turns { sequences: beyond.into_iter().map(|it| it.ids).collect(), turns })
     }
 
@@ -766,7 +763,8 @@ mod tests {
     fn between(talk: &[(&str, &str)], render: &mut Render<'_, String>) -> Vec<Option<String>> {
         let tokenizer = tokenizer();
         let ids = tokenizer.encode(&render(View::prompt(talk.len())).unwrap()).unwrap().ids;
-        let borders = borders(&roles(talk), &ids, &Shape::default(), &mut Whole(render), &tokenizer).unwrap();
+        let borders =
+            borders(&roles(talk), &ids, &Likeness::default(), &mut Whole(render), &tokenizer).unwrap();
         let text = |pair: &[Option<usize>]| Some(tokenizer.decode(&ids[pair[0]?..pair[1]?]).unwrap());
         borders.windows(2).map(text).collect()
     }

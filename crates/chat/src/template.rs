@@ -16,7 +16,6 @@ pub use super::jinja::Now;
 use super::jinja::{self, NeedsTime, Raised};
 use super::view::{Talk, View};
 use crate::messages::REASONING_FIELDS;
-use backsight_core::lens::Edit;
 
 /// Why a conversation could not be rendered.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -297,16 +296,6 @@ impl Talk for &Growing<'_> {
 
     fn render(&mut self, view: View<'_>, without: &Range<usize>) -> Result<String, TemplateError> {
         self.view(view, without)
-    }
-
-    /// Nothing is ever added to a conversation that is only looked at.
-    fn edited(
-        &mut self,
-        message_idx: usize,
-        _edit: Edit<'_>,
-        without: &Range<usize>,
-    ) -> Result<String, TemplateError> {
-        self.view(View::prompt(message_idx), without)
     }
 }
 

@@ -40,11 +40,14 @@ pub trait Talk {
     /// Renders a part of it.
     fn render(&mut self, view: View<'_>, without: &Range<usize>) -> Result<String, Self::Error>;
 
-    /// Renders the prompt before the message at `message_idx` with something added to it.
+    /// Renders the prompt before the message at `message_idx` with something added to it; to a conversation that is only
+    /// looked at nothing ever is.
     fn edited(
         &mut self,
         message_idx: usize,
-        edit: Edit<'_>,
+        _edit: Edit<'_>,
         without: &Range<usize>,
-    ) -> Result<String, Self::Error>;
+    ) -> Result<String, Self::Error> {
+        self.render(View::prompt(message_idx), without)
+    }
 }

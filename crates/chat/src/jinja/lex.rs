@@ -3,8 +3,8 @@
 //! Follows transformers' settings (`trim_blocks`, `lstrip_blocks`, one trailing newline dropped)
 //! and Python's reading of numbers and string escapes. What the tokens mean is left to `lower`.
 
-use super::{SyntaxError, is_space};
-use backsight_core::python::unescape_one;
+use super::SyntaxError;
+use backsight_core::python::{is_space, unescape_one};
 
 /// One token and the line of the source it starts on.
 #[derive(Clone, Debug, PartialEq)]

@@ -279,15 +279,13 @@ fn size(value: &Value) -> usize {
 
 /// Bytes produced so far in one rendering.
 #[derive(Debug, Default)]
-struct Meter {
-    n_bytes: usize,
-}
+struct Meter(usize);
 
 /// Counts bytes that were produced, up to the limit.
 fn charge(state: &mut State<'_, '_>, n_bytes: usize) -> Result<(), Error> {
     let meter = state.get_or_insert_extension_with(Meter::default);
-    meter.n_bytes = meter.n_bytes.saturating_add(n_bytes);
-    if meter.n_bytes > MAX_WORK {
+    meter.0 = meter.0.saturating_add(n_bytes);
+    if meter.0 > MAX_WORK {
         return Err(Error::new(ErrorKind::OutOfFuel, format!("more than {MAX_WORK} bytes of work")));
     }
     room(n_bytes)
@@ -299,9 +297,4 @@ fn room(n_bytes: usize) -> Result<(), Error> {
         return Err(Error::new(ErrorKind::OutOfFuel, format!("a value of more than {MAX_VALUE} bytes")));
     }
     Ok(())
-}
-
-/// White space as Python sees it.
-fn is_space(c: char) -> bool {
-    c.is_whitespace() || matches!(c, '\u{1c}'..='\u{1f}')
 }

@@ -212,7 +212,7 @@ pub(super) fn equal(a: &Value, b: &Value) -> bool {
         (Py::Seq(a), Py::Seq(b)) => a.kind == b.kind && equal_items(&a.items, &b.items),
         (Py::Dict(a), Py::Dict(b)) => {
             let same = |(key, value): &(Value, Value)| b.get(key).is_some_and(|it| equal(value, it));
-            a.entries.len() == b.entries.len() && a.entries.iter().all(same)
+            a.entries.len() == b.entries.len() && a.entries.values().all(same)
         }
         (Py::Generator(a), Py::Generator(b)) => std::ptr::eq(a, b),
         (Py::Other, Py::Other) => a == b,

@@ -62,7 +62,7 @@ fn write_seq(out: &mut String, seq: &Seq) -> Result<(), Error> {
 }
 
 fn write_dict(out: &mut String, dict: &Dict) -> Result<(), Error> {
-    write_joined(out, ["{", "}"], &dict.entries, |out, (key, value)| {
+    write_joined(out, ["{", "}"], dict.entries.values(), |out, (key, value)| {
         write_repr(out, key)?;
         out.push_str(": ");
         write_repr(out, value)
@@ -72,11 +72,11 @@ fn write_dict(out: &mut String, dict: &Dict) -> Result<(), Error> {
 fn write_joined<T>(
     out: &mut String,
     [open, close]: [&str; 2],
-    items: &[T],
-    write: impl Fn(&mut String, &T) -> Result<(), Error>,
+    items: impl IntoIterator<Item = T>,
+    write: impl Fn(&mut String, T) -> Result<(), Error>,
 ) -> Result<(), Error> {
     out.push_str(open);
-    for (idx, item) in items.iter().enumerate() {
+    for (idx, item) in items.into_iter().enumerate() {
         out.push_str(if idx > 0 { ", " } else { "" });
         write(out, item)?;
     }

@@ -75,8 +75,7 @@ fn call(piece: &str, tools: &[Value], dialect: &Dialect) -> Vec<Result<ParsedCal
     }
     let schemas = Parameters::of(tools, name);
     let (mut fields, mut found) = (Fields::default(), Vec::new());
-    let mut lacking =
-        |key, why| found.push(no_call(format!("argument {} of `{name}` {why}", excerpt(key))));
+    let mut lacking = |key, why| found.push(no_call(format!("argument {} of `{name}` {why}", excerpt(key))));
     let mut rest = pairs;
     while let Some(start) = find(rest, KEY[0], 0) {
         let (key, after) = split_before(&rest[start + KEY[0].len()..], KEY[1]);

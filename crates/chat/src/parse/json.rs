@@ -131,7 +131,7 @@ pub(super) fn behind_value(text: &str, at: usize) -> usize {
 }
 
 /// What stands at an opening bracket.
-pub(super) struct Found {
+pub(super) struct Bracket {
     /// Where the bracket is.
     pub(super) start: usize,
     /// The value that opens there, or why none does.
@@ -140,7 +140,7 @@ pub(super) struct Found {
     open: Vec<usize>,
 }
 
-impl Found {
+impl Bracket {
     /// What is wrong with a broken object of `text` that was meant as a call. Braces are common in
     /// prose; what was meant as a call opens with a name.
     pub(super) fn complaint(&self, text: &str) -> Option<String> {
@@ -187,9 +187,9 @@ impl<'a> Containers<'a> {
 }
 
 impl Iterator for Containers<'_> {
-    type Item = Found;
+    type Item = Bracket;
 
-    fn next(&mut self) -> Option<Found> {
+    fn next(&mut self) -> Option<Bracket> {
         let start = self.next_opening()?;
         let mut reader = Reader::new(self.text, start);
         let value = value(&mut reader);
@@ -199,7 +199,7 @@ impl Iterator for Containers<'_> {
             Err(_) => start + 1,
         };
         self.doomed.extend(reader.open.iter().filter(|&&open| open >= self.at));
-        Some(Found { start, value, open: reader.open })
+        Some(Bracket { start, value, open: reader.open })
     }
 }
 

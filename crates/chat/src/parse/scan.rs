@@ -4,6 +4,8 @@
 //! readers, and reports how many it looked at. Tests use that to show that the work grows with the
 //! text and no faster; in a build without tests the report is nothing.
 
+use backsight_core::python::is_space;
+
 #[cfg(test)]
 thread_local! {
     /// How many bytes were looked at on this thread.
@@ -120,11 +122,6 @@ impl<'a> Reader<'a> {
         self.advance(rest.find(|c| !wanted(c)).unwrap_or(rest.len()));
         self.since(start)
     }
-}
-
-/// Whitespace to Python: four separators more than Unicode's property has.
-fn is_space(c: char) -> bool {
-    c.is_whitespace() || matches!(c, '\u{1c}'..='\u{1f}')
 }
 
 /// The beginning of a piece of text in backticks, on one line, for a message about it.

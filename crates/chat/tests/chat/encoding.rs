@@ -13,12 +13,11 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use backsight_chat::incremental::Incremental;
-use backsight_chat::near::Shape;
+use backsight_chat::near::Likeness;
 use backsight_chat::spans::{self, Wanted};
 use backsight_chat::tokenizer::Tokenizer;
 use backsight_chat::view::{Render, Talk, View};
 use backsight_chat::vocabulary::Vocabulary;
-use backsight_core::lens::Edit;
 use backsight_core::tokens::check_ids;
 use backsight_core::tree::{Replacement, TokenTree};
 use proptest::prelude::*;
@@ -188,10 +187,6 @@ impl Talk for Whole<'_, '_> {
     fn render(&mut self, view: View<'_>, _: &Range<usize>) -> Result<String, String> {
         (self.0)(view)
     }
-
-    fn edited(&mut self, idx: usize, _: Edit<'_>, _: &Range<usize>) -> Result<String, String> {
-        (self.0)(View::prompt(idx))
-    }
 }
 
 /// Every step prompt of a conversation of 101 turns costs at most a twentieth of encoding each prompt whole.
@@ -211,8 +206,7 @@ fn check_steps(dir: &Path) {
     let actions = (0..202).filter(|idx| idx % 2 == 1);
     let wanted: Vec<Wanted<'_>> = actions.map(|idx| (idx, Vec::new())).collect();
     let mut tree = TokenTree::default();
-    let found =
-        spans::reread(&wanted, &Shape::default(), &mut Whole(&mut render), &tokenizer, &mut tree);
+    let found = spans::reread(&wanted, &Likeness::default(), &mut Whole(&mut render), &tokenizer, &mut tree);
     let prompts = wanted.iter().map(|(idx, _)| render(View::prompt(*idx)).unwrap());
     let whole: u64 = prompts.map(|prompt| prompt.len() as u64).sum();
     assert_eq!(found.turns.len(), 101);
