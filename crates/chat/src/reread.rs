@@ -14,10 +14,10 @@ use super::near::Likeness;
 use super::parts;
 use super::render::render_conversation;
 use super::spans::{self, Reread, SpanError, Wanted};
+use super::talk::{Portion, Talk};
 use super::template::{Growing, Now, RenderInput, Rendered, Template, TemplateError};
 use super::tokenizer::Tokenizer;
 use super::tool_text;
-use super::view::{Talk, View};
 use crate::messages::{ArgumentForm, to_json_with};
 use backsight_core::episode::{Message, Role, ToolText};
 use backsight_core::lens::{self, Edit};
@@ -222,8 +222,8 @@ impl<'a> Shown<'a> {
 impl Talk for &Shown<'_> {
     type Error = TemplateError;
 
-    fn render(&mut self, view: View<'_>, without: &Range<usize>) -> Result<String, TemplateError> {
-        self.growing.view(view, without)
+    fn render(&mut self, portion: Portion<'_>, without: &Range<usize>) -> Result<String, TemplateError> {
+        self.growing.portion(portion, without)
     }
 
     fn edited(

@@ -13,8 +13,8 @@ use std::ops::Range;
 use super::header;
 use super::incremental::{Change, Incremental, change, common_prefix};
 use super::near::{Likeness, Near, Repeats};
+use super::talk::{Portion, Render, Talk};
 use super::tokenizer::{Tokenizer, TokenizerError};
-use super::view::{Render, Talk, View};
 use backsight_core::episode::Role;
 use backsight_core::lens::Edit;
 use backsight_core::tokens::{TokenId, TokenSpan};
@@ -267,8 +267,8 @@ impl<'a, 'w, T: Talk> Walk<'a, 'w, T> {
     fn near(&mut self, end: usize, wider: u32) -> Option<Near> {
         let (n_messages, generation_prompt) = self.last?;
         let window = self.likeness.without(n_messages.saturating_sub(1)..end, wider)?;
-        let view = View { n_messages, generation_prompt, said: &[] };
-        let last = self.talk.render(view, &window.0).ok()?;
+        let portion = Portion { n_messages, generation_prompt, said: &[] };
+        let last = self.talk.render(portion, &window.0).ok()?;
         Near::new(self.encoder.text(), last, window)
     }
 
@@ -321,7 +321,7 @@ impl<'a, 'w, T: Talk> Walk<'a, 'w, T> {
 
     fn text(&mut self, message_idx: usize, near: Option<&Near>) -> Result<Text, SpanError<T::Error>> {
         let without = near.map_or(0..0, |near| near.without.clone());
-        text(message_idx, &mut |view: View<'_>| self.talk.render(view, &without), self.tokenizer)
+        text(message_idx, &mut |portion: Portion<'_>| self.talk.render(portion, &without), self.tokenizer)
     }
 
     /// Encodes a step: the prompt as the student saw it, then the action.
@@ -436,8 +436,8 @@ fn text<E>(
     tokenizer: &Tokenizer,
 ) -> Result<Text, SpanError<E>> {
     let refused = |n_messages| move |why| SpanError::Template { n_messages, why };
-    let full = render(View::messages(message_idx + 1)).map_err(refused(message_idx + 1))?;
-    let (prompt, at, border) = match render(View::prompt(message_idx)) {
+    let full = render(Portion::messages(message_idx + 1)).map_err(refused(message_idx + 1))?;
+    let (prompt, at, border) = match render(Portion::prompt(message_idx)) {
         Ok(prompt) if full.starts_with(&prompt) => {
             let at = prompt.len();
             (prompt, at, Border::Prefix)
@@ -522,16 +522,17 @@ impl<T: Talk> Walk<'_, '_, T> {
         for wider in 0.. {
             let near = self.near(n, wider);
             let without = near.as_ref().map_or(0..0, |near| near.without.clone());
-            let text = self.talk.render(View::messages(n), &without).ok();
+            let text = self.talk.render(Portion::messages(n), &without).ok();
             if near.as_ref().is_some_and(|near| !text.as_ref().is_some_and(|text| near.holds(text))) {
                 continue;
             }
-            let shows = |talk: &mut T| header::shows(n, &mut |view: View<'_>| talk.render(view, &without));
+            let shows =
+                |talk: &mut T| header::shows(n, &mut |portion: Portion<'_>| talk.render(portion, &without));
             let Some(text) = text.filter(|_| !frames || shows(self.talk)) else { return Ok(Ok(None)) };
             let n_same = self.encode(&text, near.as_ref());
             self.last = Some((n, false));
             if is_checked && near.is_some() {
-                let whole = self.talk.render(View::messages(n), &(0..0)).ok();
+                let whole = self.talk.render(Portion::messages(n), &(0..0)).ok();
                 whole.filter(|whole| whole == self.encoder.text()).ok_or(Distrust)?;
             }
             return Ok(n_same.map(Some));
@@ -558,8 +559,8 @@ mod tests {
     impl Talk for Whole<'_, '_> {
         type Error = String;
 
-        fn render(&mut self, view: View<'_>, _: &Range<usize>) -> Result<String, String> {
-            (self.0)(view)
+        fn render(&mut self, portion: Portion<'_>, _: &Range<usize>) -> Result<String, String> {
+            (self.0)(portion)
         }
     }
 
@@ -585,8 +586,8 @@ mod tests {
         conversation: &'m [(&'m str, &'m str)],
         header: &'m str,
         strip: bool,
-    ) -> impl FnMut(View<'_>) -> Result<String, String> + 'm {
-        move |View { n_messages: n, generation_prompt, said }| {
+    ) -> impl FnMut(Portion<'_>) -> Result<String, String> + 'm {
+        move |Portion { n_messages: n, generation_prompt, said }| {
             let mut text = String::new();
             for (idx, (role, content)) in conversation[..n].iter().enumerate() {
                 let said = said.iter().find(|(said, _)| *said == idx);
@@ -660,8 +661,8 @@ mod tests {
     fn a_merge_across_the_border_is_undone() {
         let talk = [("user", "hi"), ("assistant", "  return")];
         let tokenizer = tokenizer();
-        let mut render = |view: View<'_>| -> Result<String, String> {
-            Ok(match (view.n_messages, view.generation_prompt) {
+        let mut render = |portion: Portion<'_>| -> Result<String, String> {
+            Ok(match (portion.n_messages, portion.generation_prompt) {
                 (1, true) => "<|im_start|>hi  ".to_owned(),
                 (1, false) => "<|im_start|>hi".to_owned(),
                 _ => "<|im_start|>hi    return<|im_end|>".to_owned(),
@@ -674,8 +675,8 @@ mod tests {
     }
 
     /// Writes the system's text into the user message that is last, and no generation prompt, as Mistral's templates do.
-    fn inst<'m>(talk: &'m [(&'m str, &'m str)]) -> impl FnMut(View<'_>) -> Result<String, String> + 'm {
-        move |View { n_messages, said, .. }| {
+    fn inst<'m>(talk: &'m [(&'m str, &'m str)]) -> impl FnMut(Portion<'_>) -> Result<String, String> + 'm {
+        move |Portion { n_messages, said, .. }| {
             let words = |idx: usize| said.iter().find(|it| it.0 == idx).map_or(talk[idx].1, |it| it.1);
             let mut text = "<|im_start|>".to_owned();
             for (idx, (role, _)) in talk[..n_messages].iter().enumerate() {
@@ -720,8 +721,8 @@ mod tests {
     fn a_conversation_that_the_assistant_opens_has_its_action_too() {
         let talk = [("assistant", "hello"), ("user", "hi"), ("assistant", "yes")];
         let mut chatml = chatml(&talk, "<|im_start|>assistant\n", false);
-        let mut render = |view: View<'_>| {
-            if view.n_messages == 0 { Err("no messages".to_owned()) } else { chatml(view) }
+        let mut render = |portion: Portion<'_>| {
+            if portion.n_messages == 0 { Err("no messages".to_owned()) } else { chatml(portion) }
         };
         let tokenizer = tokenizer();
         let turns = turns(&roles(&talk), &mut render, &tokenizer).unwrap();
@@ -735,16 +736,17 @@ mod tests {
     fn a_special_token_is_not_parted() {
         let tokenizer = tokenizer();
         // Both ways to begin a turn start with the same letters.
-        let mut render = |View { n_messages, generation_prompt, said }: View<'_>| -> Result<String, String> {
-            let words =
-                |idx: usize, own| said.iter().find(|it| it.0 == idx).map_or(own, |it| it.1).to_owned();
-            let asked = format!("{}<|im_end|>", words(0, "hi"));
-            let tail = if generation_prompt { "<|im_end|>" } else { "" };
-            Ok(match n_messages {
-                1 => asked + tail,
-                _ => asked + "<|im_start|>" + &words(1, "yes") + "<|im_end|>",
-            })
-        };
+        let mut render =
+            |Portion { n_messages, generation_prompt, said }: Portion<'_>| -> Result<String, String> {
+                let words =
+                    |idx: usize, own| said.iter().find(|it| it.0 == idx).map_or(own, |it| it.1).to_owned();
+                let asked = format!("{}<|im_end|>", words(0, "hi"));
+                let tail = if generation_prompt { "<|im_end|>" } else { "" };
+                Ok(match n_messages {
+                    1 => asked + tail,
+                    _ => asked + "<|im_start|>" + &words(1, "yes") + "<|im_end|>",
+                })
+            };
         let turns = turns(&[Role::User, Role::Assistant], &mut render, &tokenizer).unwrap();
         let action = &turns.sequences[0][turns.turns[0].span.range()];
         assert_eq!(tokenizer.decode(action).unwrap(), "<|im_start|>yes<|im_end|>");
@@ -753,8 +755,9 @@ mod tests {
     #[test]
     fn an_action_that_vanishes_is_an_error() {
         let tokenizer = tokenizer();
-        let mut render =
-            |view: View<'_>| -> Result<String, String> { Ok("<|im_start|>".repeat(view.n_messages.min(1))) };
+        let mut render = |portion: Portion<'_>| -> Result<String, String> {
+            Ok("<|im_start|>".repeat(portion.n_messages.min(1)))
+        };
         let error = turns(&[Role::User, Role::Assistant], &mut render, &tokenizer).unwrap_err();
         assert_eq!(error.to_string(), "the template renders nothing for message 1, an assistant's");
     }
@@ -762,7 +765,7 @@ mod tests {
     /// The texts between the borders of a whole conversation; `None` where one of the two is unknown.
     fn between(talk: &[(&str, &str)], render: &mut Render<'_, String>) -> Vec<Option<String>> {
         let tokenizer = tokenizer();
-        let ids = tokenizer.encode(&render(View::prompt(talk.len())).unwrap()).unwrap().ids;
+        let ids = tokenizer.encode(&render(Portion::prompt(talk.len())).unwrap()).unwrap().ids;
         let borders =
             borders(&roles(talk), &ids, &Likeness::default(), &mut Whole(render), &tokenizer).unwrap();
         let text = |pair: &[Option<usize>]| Some(tokenizer.decode(&ids[pair[0]?..pair[1]?]).unwrap());

@@ -7,7 +7,7 @@ use std::cmp::Ordering;
 
 use minijinja::{Error, Value};
 
-use super::text::{concat, escape_html};
+use super::text::{escape_html, to_str};
 use super::value::{Py, Seq, SeqKind, bound_method, fail, iterate, like, py, seq, type_name, undefined};
 use super::{methods, room};
 
@@ -201,7 +201,8 @@ pub(super) fn signed(value: &Value, sign: i128) -> Result<Value, Error> {
 
 /// `a ~ b`: the `str()` of both, joined.
 pub(super) fn tilde(a: &Value, b: &[Value]) -> Result<Value, Error> {
-    Ok(Value::from(concat(std::slice::from_ref(a))? + &concat(b)?))
+    let texts = std::iter::once(a).chain(b).map(to_str);
+    Ok(Value::from(texts.collect::<Result<String, Error>>()?))
 }
 
 /// Python's `==`.

@@ -122,11 +122,6 @@ pub(super) fn is_printable(c: char) -> bool {
     !pair.escape_debug().skip(1).any(|escaped| escaped == '\\')
 }
 
-/// Joins the `str()` of several values.
-pub(super) fn concat(values: &[Value]) -> Result<String, Error> {
-    values.iter().map(to_str).collect()
-}
-
 /// HTML's five special characters, escaped as MarkupSafe does.
 pub(super) fn escape_html(text: &str) -> String {
     let mut out = String::with_capacity(text.len());

@@ -8,9 +8,9 @@ use backsight_chat::messages::{ArgumentForm, list_from_json, to_json_with};
 use backsight_chat::near::Likeness;
 use backsight_chat::reread::{Manner, Shown};
 use backsight_chat::spans::{self, Reread, Wanted};
+use backsight_chat::talk::{Portion, Talk};
 use backsight_chat::template::{Now, Template, TemplateError};
 use backsight_chat::tokenizer::Tokenizer;
-use backsight_chat::view::{Talk, View};
 use backsight_core::episode::{Message, Role};
 use backsight_core::lens::Edit;
 use backsight_core::tokens::TokenId;
@@ -150,8 +150,8 @@ struct Counting<T>(T, usize);
 impl<T: Talk> Talk for Counting<T> {
     type Error = T::Error;
 
-    fn render(&mut self, view: View<'_>, without: &Range<usize>) -> Result<String, T::Error> {
-        let text = self.0.render(view, without)?;
+    fn render(&mut self, portion: Portion<'_>, without: &Range<usize>) -> Result<String, T::Error> {
+        let text = self.0.render(portion, without)?;
         self.1 += text.len();
         Ok(text)
     }
