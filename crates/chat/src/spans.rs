@@ -84,10 +84,10 @@ pub struct Turn {
 }
 
 /// What is added to a context, and how many actions stand before the message it goes to.
-pub type Addition<'w> = (Edit<'w>, usize);
+pub type Placed<'w> = (Edit<'w>, usize);
 
 /// An action, by its message, and what is added to its context.
-pub type Wanted<'w> = (usize, Vec<Addition<'w>>);
+pub type Wanted<'w> = (usize, Vec<Placed<'w>>);
 
 /// A turn, and the tokens before its action with each of the additions.
 pub type RereadTurn<E> = (Turn, Vec<Result<Tip, SpanError<E>>>);
@@ -288,7 +288,7 @@ impl<'a, 'w, T: Talk> Walk<'a, 'w, T> {
     }
 
     /// Renders and encodes one step.
-    fn step(&mut self, message_idx: usize, edits: &[Addition<'w>]) -> Result<Stepped<T::Error>, Distrust> {
+    fn step(&mut self, message_idx: usize, edits: &[Placed<'w>]) -> Result<Stepped<T::Error>, Distrust> {
         for wider in 0.. {
             let near = self.near(message_idx + 1, wider);
             let text = self.text(message_idx, near.as_ref());
@@ -330,7 +330,7 @@ impl<'a, 'w, T: Talk> Walk<'a, 'w, T> {
         message_idx: usize,
         text: &Text,
         near: Option<&Near>,
-        edits: &[Addition<'w>],
+        edits: &[Placed<'w>],
     ) -> Result<Step<T::Error>, SpanError<T::Error>> {
         self.encode(&text.prompt, near)?;
         self.last = Some((message_idx, true));
@@ -366,11 +366,11 @@ impl<'a, 'w, T: Talk> Walk<'a, 'w, T> {
     }
 
     /// The context with something added.
-    fn other(&mut self, prompt: Prompt<'_>, addition: Addition<'w>) -> Result<Tip, SpanError<T::Error>> {
-        if addition.0 == Edit::Nothing {
+    fn other(&mut self, prompt: Prompt<'_>, placed: Placed<'w>) -> Result<Tip, SpanError<T::Error>> {
+        if placed.0 == Edit::Nothing {
             return Ok(self.tip);
         }
-        let splice = match self.splice(prompt, addition) {
+        let splice = match self.splice(prompt, placed) {
             Ok(splice) => splice,
             Err(why) => return Err(SpanError::Template { n_messages: prompt.message_idx, why }),
         };
@@ -379,11 +379,11 @@ impl<'a, 'w, T: Talk> Walk<'a, 'w, T> {
     }
 
     /// What an addition does to the prompt that was encoded last: what it did twice before, or as it is rendered.
-    fn splice(&mut self, prompt: Prompt<'_>, addition: Addition<'w>) -> Result<Splice, T::Error> {
-        let edit = addition.0;
+    fn splice(&mut self, prompt: Prompt<'_>, placed: Placed<'w>) -> Result<Splice, T::Error> {
+        let edit = placed.0;
         let short = match self.known.sure(&edit).filter(|_| prompt.near.is_some()) {
             Some(known) => Some(known.clone()),
-            None => self.short_splice(prompt, addition),
+            None => self.short_splice(prompt, placed),
         };
         if let Some(splice) = short.as_ref().filter(|_| !self.is_checked) {
             self.remember(edit, splice);
@@ -404,7 +404,7 @@ impl<'a, 'w, T: Talk> Walk<'a, 'w, T> {
         }
     }
 
-    fn short_splice(&mut self, prompt: Prompt<'_>, (edit, round): Addition<'w>) -> Option<Splice> {
+    fn short_splice(&mut self, prompt: Prompt<'_>, (edit, round): Placed<'w>) -> Option<Splice> {
         let near = prompt.near.filter(|near| round == 0 || round > self.likeness.round(near.without.end))?;
         let seen = self.talk.edited(prompt.message_idx, edit, &near.without).ok()?;
         Splice::between(prompt.text, &seen).moved(round == 0, near)
