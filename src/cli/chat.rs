@@ -13,7 +13,7 @@ use super::stdout;
 use backsight_chat::drops::{Loss, Part, drops, lost_answer};
 use backsight_chat::json::{self, BadJson};
 use backsight_chat::messages;
-use backsight_chat::near::Shape;
+use backsight_chat::near::Likeness;
 use backsight_chat::parse::Parser;
 use backsight_chat::render::{Rendering, needed_tool_text, render_conversation};
 use backsight_chat::source::{ChatTemplates, SourceError};
@@ -139,12 +139,12 @@ impl Job {
         let tools = self.tools.as_deref().filter(|_| self.tool_text.is_none());
         let input = RenderInput { messages: &rendering.messages, tools, ..self.input(generation) };
         let growing = self.template.growing(&input).map_err(template_failure)?;
-        let (mut talk, shape) = (&growing, Shape::of(self.template.source(), &rendering.messages));
+        let (mut talk, likeness) = (&growing, Likeness::of(self.template.source(), &rendering.messages));
         let ids = tokenizer.encode(&rendering.rendered.text).map_err(tokenizer_failure)?.ids;
         let (turns, sequences) =
-            spans::turns_beside(&ids, &roles, &shape, &mut talk, tokenizer).map_err(span_failure)?;
+            spans::turns_beside(&ids, &roles, &likeness, &mut talk, tokenizer).map_err(span_failure)?;
         let borders =
-            spans::borders(&roles, &ids, &shape, &mut talk, tokenizer).map_err(tokenizer_failure)?;
+            spans::borders(&roles, &ids, &likeness, &mut talk, tokenizer).map_err(tokenizer_failure)?;
         let rows = roles.iter().zip(borders.windows(2)).enumerate();
         let rows: Vec<Value> =
             rows.map(|(idx, (role, place))| message_row(idx, *role, place, &turns, &sequences)).collect();

@@ -28,17 +28,11 @@ pub struct Conversion {
     pub to: ArgumentForm,
 }
 
-/// A conversation in the form its template wants.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Prepared {
-    /// The messages to render.
-    pub messages: Vec<Value>,
-    /// What was changed about them.
-    pub conversions: Vec<Conversion>,
-}
-
 /// Gives a conversation the form its template wants, and says what was changed.
-pub fn prepare_messages(template: &Template, input: &RenderInput<'_>) -> Result<Prepared, TemplateError> {
+pub fn prepare_messages(
+    template: &Template,
+    input: &RenderInput<'_>,
+) -> Result<(Vec<Value>, Vec<Conversion>), TemplateError> {
     let mut messages = input.messages.to_vec();
     let mut conversions = Vec::new();
     // Text in parts must not keep a template from showing arguments.
@@ -50,7 +44,7 @@ pub fn prepare_messages(template: &Template, input: &RenderInput<'_>) -> Result<
             conversions.extend(convert(&mut messages, to)?);
         }
     }
-    Ok(Prepared { messages, conversions })
+    Ok((messages, conversions))
 }
 
 fn form_of(arguments: &Value) -> ArgumentForm {

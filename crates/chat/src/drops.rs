@@ -9,9 +9,7 @@ use std::fmt;
 
 use serde_json::{Map, Value, json};
 
-use super::probe::{
-    calls, function, mark, marked, marked_arguments, marked_tools, marks, role, texts, thought_and_prose,
-};
+use super::probe::{calls, function, mark, marked, marked_tools, marks, role, texts, thought_and_prose};
 use super::template::{Now, RenderInput, Template, TemplateError};
 use crate::messages::REASONING_FIELDS;
 
@@ -94,21 +92,27 @@ pub struct Loss {
 /// Finds out what a template ignores, with conversations made for the purpose.
 pub fn drops(template: &Template, vars: &Map<String, Value>, now: Option<Now>) -> Drops {
     let probe = Probe { template, vars, now };
-    let exchange = probe.exchange();
-    let calls = ["name", "key", "value"].map(|what| mark(what, 1, 0));
+    let says = |role: &str| json!({"role": role, "content": "Hello."});
+    let thinks = json!({"role": "assistant", "content": "Yes.", "reasoning_content": "I see."});
+    let talk = probe.losses(&[says("user"), says("assistant")], None);
+    let framed = probe.losses(&[says("system"), says("user")], None);
+    let thought = probe.losses(&[says("user"), thinks], None);
+    let told = probe.losses(&[says("user")], Some(&[schema()]));
+    let exchange = probe.exchange(&[json!(""), Value::Null, json!("I look.")], |it| {
+        !it.calls() && !it.has(2, Part::ToolResult)
+    });
+    // Asked of what shows the call; a template that shows no call is asked about its text all the same.
+    let beside = probe.exchange(&[json!("I look.")], |it| !it.has(1, Part::CallName));
+    let is = |losses: &Option<Losses>, lost: fn(&Losses) -> bool| losses.as_ref().is_some_and(lost);
     Drops {
-        tools: probe.drops_tools(),
-        tool_calls: lacks(exchange.as_ref(), &calls.each_ref()),
-        tool_results: lacks(exchange.as_ref(), &[&mark("result", 2, 0)]),
-        reasoning: probe.drops_reasoning(),
-        system: probe.drops_system(),
-        prose: probe.drops_prose(),
-        text: probe.drops_text(),
+        tools: is(&told, |it| !it.schemas.is_empty()),
+        tool_calls: is(&exchange, Losses::calls),
+        tool_results: is(&exchange, |it| it.has(2, Part::ToolResult)),
+        reasoning: is(&thought, |it| it.has(1, Part::Reasoning)),
+        system: is(&framed, |it| it.has(0, Part::System)),
+        prose: is(&beside, |it| it.has(1, Part::Text)),
+        text: is(&talk, |it| it.has(0, Part::Text) || it.has(1, Part::Text)),
     }
-}
-
-fn lacks(text: Option<&String>, marks: &[&String]) -> bool {
-    text.is_some_and(|text| !marks.iter().all(|mark| text.contains(mark.as_str())))
 }
 
 struct Probe<'a> {
@@ -118,98 +122,45 @@ struct Probe<'a> {
 }
 
 impl Probe<'_> {
-    /// The text, or nothing if the template refuses.
-    fn render(&self, messages: &[Value], tools: Option<&[Value]>) -> Option<String> {
+    /// What is lost, or nothing if the template refuses.
+    fn losses(&self, messages: &[Value], tools: Option<&[Value]>) -> Option<Losses> {
         let Self { template, vars, now } = *self;
-        let input = RenderInput { messages, tools, add_generation_prompt: false, vars, now };
-        template.render(&input).ok().map(|rendered| rendered.text)
+        losses(template, &RenderInput { messages, tools, add_generation_prompt: false, vars, now }).ok()
     }
 
-    fn user() -> Value {
-        json!({"role": "user", "content": "Hello."})
-    }
-
-    /// Whether a template that takes the conversation leaves one of the marks in it out.
-    fn drops(&self, messages: &[Value], tools: Option<&[Value]>, marks: &[&String]) -> bool {
-        lacks(self.render(messages, tools).as_ref(), marks)
-    }
-
-    fn drops_tools(&self) -> bool {
-        let name = mark("tool", 0, 0);
-        self.drops(&[Self::user()], Some(&[schema(&name)]), &[&name])
-    }
-
-    fn drops_system(&self) -> bool {
-        let system = mark("system", 0, 0);
-        self.drops(&[json!({"role": "system", "content": system}), Self::user()], None, &[&system])
-    }
-
-    fn drops_reasoning(&self) -> bool {
-        let reasoning = mark("reasoning", 1, 0);
-        let answer = json!({"role": "assistant", "content": "Yes.", "reasoning_content": reasoning});
-        self.drops(&[Self::user(), answer], None, &[&reasoning])
-    }
-
-    fn drops_text(&self) -> bool {
-        let [question, answer] = [0, 1].map(|idx| mark("text", idx, 0));
-        let messages =
-            [json!({"role": "user", "content": question}), json!({"role": "assistant", "content": answer})];
-        self.drops(&messages, None, &[&question, &answer])
-    }
-
-    /// Looks at what shows the call; a template that shows no call is asked about its text all the same.
-    fn drops_prose(&self) -> bool {
-        let (words, name) = (mark("text", 1, 0), mark("name", 1, 0));
-        let object = marked_arguments(1, 0);
-        let forms = [object.clone(), Value::String(object.to_string())];
-        let tools = [schema(&name)];
-        let texts = forms.iter().flat_map(|arguments| {
-            let messages = exchange(&json!(words), arguments);
-            [Some(tools.as_slice()), None].map(|tools| self.render(&messages, tools))
-        });
-        let texts: Vec<String> = texts.flatten().collect();
-        let shown = texts.iter().find(|text| text.contains(&name)).or(texts.first());
-        shown.is_some_and(|text| !text.contains(&words))
-    }
-
-    /// A user's question, a tool call and its result, in the first form the template takes.
-    fn exchange(&self) -> Option<String> {
-        let tools = [schema(&mark("name", 1, 0))];
-        let object = marked_arguments(1, 0);
+    /// What is lost of a question, a tool call beside one of these contents, and its result: in the first form of which
+    /// the template shows enough, else in the first that it takes.
+    fn exchange(&self, contents: &[Value], is_enough: impl Fn(&Losses) -> bool) -> Option<Losses> {
+        let object = json!({"key": "value"});
         let text = Value::String(object.to_string());
-        let contents = [json!(""), Value::Null, json!("I look.")];
-        let forms =
-            contents.iter().flat_map(|content| [&object, &text].map(|arguments| (content, arguments)));
-        let conversations = forms.map(|(content, arguments)| exchange(content, arguments));
-        let mut refused_or_bad = None;
-        for conversation in conversations {
-            for tools in [Some(tools.as_slice()), None] {
-                let Some(text) = self.render(&conversation, tools) else { continue };
-                let shown = [mark("name", 1, 0), mark("value", 1, 0), mark("result", 2, 0)];
-                if shown.iter().all(|mark| text.contains(mark.as_str())) {
-                    return Some(text);
+        let forms = contents.iter().flat_map(|content| [&object, &text].map(|form| (content, form)));
+        let mut first = None;
+        for (content, arguments) in forms {
+            for tools in [Some([schema()].as_slice()), None] {
+                let Some(losses) = self.losses(&exchange(content, arguments), tools) else { continue };
+                if is_enough(&losses) {
+                    return Some(losses);
                 }
-                refused_or_bad.get_or_insert(text);
+                first.get_or_insert(losses);
             }
         }
-        refused_or_bad
+        first
     }
 }
 
-fn schema(name: &str) -> Value {
+fn schema() -> Value {
     let parameters = json!({"type": "object", "properties": {}, "required": []});
-    json!({"type": "function", "function": {"name": name, "description": "Looks.", "parameters": parameters}})
+    json!({"type": "function", "function": {"name": "look", "description": "Looks.", "parameters": parameters}})
 }
 
 fn exchange(content: &Value, arguments: &Value) -> [Value; 3] {
-    let name = mark("name", 1, 0);
     // Nine letters and digits, because some templates insist on that.
     let id = "probe0001";
-    let call = json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}});
+    let call = json!({"id": id, "type": "function", "function": {"name": "look", "arguments": arguments}});
     [
-        Probe::user(),
+        json!({"role": "user", "content": "Hello."}),
         json!({"role": "assistant", "content": content, "tool_calls": [call]}),
-        json!({"role": "tool", "name": name, "tool_call_id": id, "content": mark("result", 2, 0)}),
+        json!({"role": "tool", "name": "look", "tool_call_id": id, "content": "It is there."}),
     ]
 }
 
@@ -220,6 +171,18 @@ pub struct Losses {
     pub parts: Vec<Loss>,
     /// The tools whose schemas are lost, by name.
     pub schemas: Vec<String>,
+}
+
+impl Losses {
+    /// Whether that part of a message is lost.
+    fn has(&self, message_idx: usize, part: Part) -> bool {
+        self.parts.iter().any(|loss| (loss.message_idx, loss.part) == (message_idx, part))
+    }
+
+    /// Whether a tool call is lost, even in part.
+    fn calls(&self) -> bool {
+        self.parts.iter().any(|loss| loss.call_idx.is_some())
+    }
 }
 
 /// Finds out what of a conversation does not reach the rendered text.
@@ -307,8 +270,7 @@ pub fn lost_answer(
     losses: &Losses,
     message_idx: usize,
 ) -> Option<TemplateError> {
-    let lost = losses.parts.iter().any(|loss| loss.part == Part::Text && loss.message_idx == message_idx);
-    lost.then(|| dropped_text(template, message_idx, &messages[message_idx]))
+    losses.has(message_idx, Part::Text).then(|| dropped_text(template, message_idx, &messages[message_idx]))
 }
 
 fn dropped_text(template: &Template, message_idx: usize, message: &Value) -> TemplateError {

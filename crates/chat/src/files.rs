@@ -44,3 +44,8 @@ pub(super) fn read_gguf(path: &Path) -> Result<Gguf, BadFile> {
     let file = File::open(path).map_err(|error| BadFile::new(path, error))?;
     Gguf::read(BufReader::new(file)).map_err(|error| BadFile::new(path, error))
 }
+
+/// A token is a string or an object with its `content`.
+pub(super) fn token_text(token: &Value) -> Option<&str> {
+    token.as_str().or_else(|| token.get("content")?.as_str())
+}

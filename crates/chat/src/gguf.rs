@@ -20,17 +20,11 @@ pub enum GgufError {
     #[error("it has GGUF version {0}, only 2 and 3 can be read")]
     Version(u32),
     /// The file ends too early.
-    #[error("it ends in the middle of {what}")]
-    Truncated {
-        /// What was being read.
-        what: String,
-    },
+    #[error("it ends in the middle of {0}")]
+    Truncated(String),
     /// Something that cannot be.
-    #[error("it is broken: {what}")]
-    Broken {
-        /// What is wrong.
-        what: String,
-    },
+    #[error("it is broken: {0}")]
+    Broken(String),
 }
 
 /// Where a tensor lies and what it looks like.
@@ -90,14 +84,14 @@ impl Gguf {
         let data = header.next_multiple_of(alignment);
         for (name, tensor) in &mut self.tensors {
             let start = tensor.start.checked_add(data);
-            tensor.start = start.ok_or_else(|| broken(&format!("tensor {name} lies beyond all files")))?;
+            tensor.start = start.ok_or_else(|| broken(format!("tensor {name} lies beyond all files")))?;
         }
         Ok(())
     }
 }
 
-fn broken(what: &str) -> GgufError {
-    GgufError::Broken { what: what.to_owned() }
+fn broken(what: impl Into<String>) -> GgufError {
+    GgufError::Broken(what.into())
 }
 
 /// Bytes in the order of the file, counted.
@@ -109,7 +103,7 @@ struct Bytes<R> {
 impl<R: Read> Bytes<R> {
     fn array<const N: usize>(&mut self, what: &str) -> Result<[u8; N], GgufError> {
         let mut bytes = [0; N];
-        self.file.read_exact(&mut bytes).map_err(|_| GgufError::Truncated { what: what.to_owned() })?;
+        self.file.read_exact(&mut bytes).map_err(|_| GgufError::Truncated(what.to_owned()))?;
         self.read += N as u64;
         Ok(bytes)
     }
@@ -127,10 +121,10 @@ impl<R: Read> Bytes<R> {
         let mut bytes = Vec::new();
         let read = self.file.by_ref().take(len).read_to_end(&mut bytes);
         if read.ok().is_none_or(|n| n as u64 != len) {
-            return Err(GgufError::Truncated { what: what.to_owned() });
+            return Err(GgufError::Truncated(what.to_owned()));
         }
         self.read += len;
-        String::from_utf8(bytes).map_err(|_| broken(&format!("a text in {what} is not UTF-8")))
+        String::from_utf8(bytes).map_err(|_| broken(format!("a text in {what} is not UTF-8")))
     }
 
     fn value(&mut self, kind: u32, key: &str, depth: u32) -> Result<Value, GgufError> {
@@ -148,7 +142,7 @@ impl<R: Read> Bytes<R> {
             10 => self.u64(key)?.into(),
             11 => i64::from_le_bytes(self.array(key)?).into(),
             12 => f64::from_le_bytes(self.array(key)?).into(),
-            _ => return Err(broken(&format!("{key} has the unknown type {kind}"))),
+            _ => return Err(broken(format!("{key} has the unknown type {kind}"))),
         })
     }
 
@@ -166,12 +160,12 @@ impl<R: Read> Bytes<R> {
         let name = self.text(what)?;
         let n_dims = self.u32(what)?;
         if n_dims > 4 {
-            return Err(broken(&format!("tensor {name} has {n_dims} dimensions")));
+            return Err(broken(format!("tensor {name} has {n_dims} dimensions")));
         }
         let mut shape = Vec::new();
         for _ in 0..n_dims {
             let dim = usize::try_from(self.u64(what)?);
-            shape.push(dim.map_err(|_| broken(&format!("tensor {name} is too large")))?);
+            shape.push(dim.map_err(|_| broken(format!("tensor {name} is too large")))?);
         }
         shape.reverse();
         let kind = self.u32(what)?;
@@ -239,7 +233,7 @@ mod tests {
         let bytes = small();
         for len in 0..bytes.len() {
             let cut = Gguf::read(&bytes[..len]).unwrap_err();
-            assert!(matches!(cut, GgufError::Truncated { .. }), "cut at {len}: {cut}");
+            assert!(matches!(cut, GgufError::Truncated(_)), "cut at {len}: {cut}");
         }
     }
 

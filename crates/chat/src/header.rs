@@ -6,8 +6,8 @@
 //! those words and nothing about tokens, but that a special token is never parted.
 
 use super::incremental::common_prefix;
+use super::talk::{Portion, Render};
 use super::tokenizer::{Tokenizer, TokenizerError};
-use super::view::{Render, View};
 
 /// What the message before an action says.
 const BEFORE: &str = "zqbefore0qz";
@@ -46,19 +46,19 @@ pub(super) fn own<E>(message_idx: usize, full: &str, render: &mut Render<'_, E>)
 /// Whether the last of the first `n_messages` is shown where it stands.
 pub(super) fn shows<E>(n_messages: usize, render: &mut Render<'_, E>) -> bool {
     let said = [(n_messages - 1, BEFORE)];
-    let text = render(View { said: &said, ..View::messages(n_messages) });
+    let text = render(Portion { said: &said, ..Portion::messages(n_messages) });
     text.is_ok_and(|text| text.contains(BEFORE))
 }
 
 fn with_words<E>(message_idx: usize, render: &mut Render<'_, E>) -> Option<String> {
-    render(View { said: &[(message_idx, ACTION)], ..View::messages(message_idx + 1) }).ok()
+    render(Portion { said: &[(message_idx, ACTION)], ..Portion::messages(message_idx + 1) }).ok()
 }
 
 /// What the template writes behind the message before the action: in front of the turn's own words, and to the end of a prompt.
 fn gaps<E>(message_idx: usize, render: &mut Render<'_, E>) -> Option<(String, String)> {
     let said = [(message_idx.checked_sub(1)?, BEFORE), (message_idx, ACTION)];
-    let turn = render(View { said: &said, ..View::messages(message_idx + 1) }).ok()?;
-    let prompt = render(View { said: &said[..1], ..View::prompt(message_idx) }).ok()?;
+    let turn = render(Portion { said: &said, ..Portion::messages(message_idx + 1) }).ok()?;
+    let prompt = render(Portion { said: &said[..1], ..Portion::prompt(message_idx) }).ok()?;
     let behind = |text: &str| Some(text.split_once(BEFORE)?.1.to_owned());
     let in_turn = behind(&turn)?;
     Some((in_turn[..in_turn.find(ACTION)?].to_owned(), behind(&prompt)?))

@@ -154,3 +154,16 @@ pub(super) fn common_suffix(a: &str, b: &str) -> usize {
     let is_border = |len: &usize| a.is_char_boundary(a.len() - len) && b.is_char_boundary(b.len() - len);
     (0..=same).rev().find(is_border).unwrap_or(0)
 }
+
+/// Other words in one place of a text.
+pub(super) struct Change<'a> {
+    pub(super) bytes: Range<usize>,
+    pub(super) with: &'a str,
+}
+
+/// What makes another text of `plain`.
+pub(super) fn change<'a>(plain: &str, seen: &'a str) -> Change<'a> {
+    let start = common_prefix(plain, seen);
+    let rest = common_suffix(&plain[start..], &seen[start..]);
+    Change { bytes: start..plain.len() - rest, with: &seen[start..seen.len() - rest] }
+}

@@ -34,24 +34,9 @@ impl fmt::Display for ArgumentForm {
     }
 }
 
-/// Why a JSON value is no message.
+/// Why a JSON value is no message, or no list of them.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadMessage {
-    /// Not an object at all.
-    #[error("a message must be an object, not {found}")]
-    NotAnObject {
-        /// What it is instead.
-        found: &'static str,
-    },
-    /// Nothing says who speaks.
-    #[error("the message has no role")]
-    NoRole,
-    /// A role nobody knows.
-    #[error("unknown role `{role}`; the roles are {}", Role::NAMES.join(", "))]
-    UnknownRole {
-        /// The role as written.
-        role: String,
-    },
     /// The content is null or missing where there must be one.
     #[error("the {role} message has {} content", if *.null { "null" } else { "no" })]
     NoContent {
@@ -60,51 +45,13 @@ pub enum BadMessage {
         /// Whether it is written as `null` rather than left out.
         null: bool,
     },
-    /// A part of the content that is not text.
-    #[error("content part {index} is {found}, only text parts can be used")]
-    NotText {
-        /// Which part.
-        index: usize,
-        /// What it is instead.
-        found: String,
-    },
-    /// A key with a value of another type.
-    #[error("`{key}` must be {expected}, not {found}")]
-    WrongType {
-        /// The key.
-        key: &'static str,
-        /// What it should be.
-        expected: &'static str,
-        /// What it is.
-        found: &'static str,
-    },
-    /// A tool call that cannot be read.
-    #[error("tool call {index} {why}")]
-    BadCall {
-        /// Which call.
-        index: usize,
-        /// What is wrong with it.
-        why: String,
-    },
+    /// Something in it is not what it should be.
+    #[error("{0}")]
+    Unreadable(String),
 }
 
-/// Why a list of messages cannot be read.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum BadMessages {
-    /// The value is no list.
-    #[error("messages must be a list, not {found}")]
-    NotAList {
-        /// What it is instead.
-        found: &'static str,
-    },
-    /// One of them is no message.
-    #[error("message {index}: {why}")]
-    At {
-        /// Which message, from 0.
-        index: usize,
-        /// What is wrong with it.
-        why: BadMessage,
-    },
+fn unreadable(why: impl Into<String>) -> BadMessage {
+    BadMessage::Unreadable(why.into())
 }
 
 /// The message as OpenAI's API writes it, arguments as strings.
@@ -162,15 +109,17 @@ pub fn arguments_text(arguments: &Arguments) -> String {
 }
 
 /// Reads a list of messages.
-pub fn list_from_json(value: &Value) -> Result<Vec<Message>, BadMessages> {
-    let list = value.as_array().ok_or(BadMessages::NotAList { found: kind(value) })?;
-    let read = |(index, it)| from_json(it).map_err(|why| BadMessages::At { index, why });
+pub fn list_from_json(value: &Value) -> Result<Vec<Message>, BadMessage> {
+    let not_a_list = || unreadable(format!("messages must be a list, not {}", kind(value)));
+    let list = value.as_array().ok_or_else(not_a_list)?;
+    let read = |(index, it)| from_json(it).map_err(|why| unreadable(format!("message {index}: {why}")));
     list.iter().enumerate().map(read).collect()
 }
 
 /// Reads one message. Keys that mean nothing to us are passed over.
 pub fn from_json(value: &Value) -> Result<Message, BadMessage> {
-    let json = value.as_object().ok_or(BadMessage::NotAnObject { found: kind(value) })?;
+    let not_an_object = || unreadable(format!("a message must be an object, not {}", kind(value)));
+    let json = value.as_object().ok_or_else(not_an_object)?;
     let role = role(json)?;
     let reasoning = reasoning(json)?;
     let tool_calls = tool_calls(json)?;
@@ -184,8 +133,9 @@ pub fn from_json(value: &Value) -> Result<Message, BadMessage> {
 }
 
 fn role(json: &Map<String, Value>) -> Result<Role, BadMessage> {
-    let role = text(json, "role")?.ok_or(BadMessage::NoRole)?;
-    Role::from_name(&role).ok_or(BadMessage::UnknownRole { role })
+    let role = text(json, "role")?.ok_or_else(|| unreadable("the message has no role"))?;
+    let unknown = || format!("unknown role `{role}`; the roles are {}", Role::NAMES.join(", "));
+    Role::from_name(&role).ok_or_else(|| unreadable(unknown()))
 }
 
 fn reasoning(json: &Map<String, Value>) -> Result<Option<String>, BadMessage> {
@@ -210,35 +160,27 @@ fn content(json: &Map<String, Value>) -> Result<Option<Content>, BadMessage> {
 }
 
 fn part_text(index: usize, part: &Value) -> Result<String, BadMessage> {
-    let not_text = |found: String| BadMessage::NotText { index, found };
-    let json = part.as_object().ok_or_else(|| not_text(kind(part).to_owned()))?;
+    let not_text =
+        |found: &str| unreadable(format!("content part {index} is {found}, only text parts can be used"));
+    let json = part.as_object().ok_or_else(|| not_text(kind(part)))?;
     match json.get("type").and_then(Value::as_str) {
         Some("text") | None => {}
-        Some(other) => return Err(not_text(format!("of type `{other}`"))),
+        Some(other) => return Err(not_text(&format!("of type `{other}`"))),
     }
     let text = json.get("text").and_then(Value::as_str);
-    text.map(str::to_owned).ok_or_else(|| not_text("without a text".to_owned()))
+    text.map(str::to_owned).ok_or_else(|| not_text("without a text"))
 }
 
+/// The calls of a message; in old recordings a single `function_call`.
 fn tool_calls(json: &Map<String, Value>) -> Result<Vec<ToolCall>, BadMessage> {
-    let calls = match json.get("tool_calls") {
-        None | Some(Value::Null) => return legacy_call(json),
-        Some(Value::Array(calls)) => calls,
-        Some(other) => return Err(wrong_type("tool_calls", "a list", other)),
+    let calls = match (json.get("tool_calls"), json.get("function_call")) {
+        (Some(Value::Array(calls)), _) => calls.as_slice(),
+        (None | Some(Value::Null), None | Some(Value::Null)) => &[],
+        (None | Some(Value::Null), Some(call)) => std::slice::from_ref(call),
+        (Some(other), _) => return Err(wrong_type("tool_calls", "a list", other)),
     };
-    let read = |(index, it)| tool_call(it).map_err(|why| BadMessage::BadCall { index, why });
+    let read = |(index, it)| tool_call(it).map_err(|why| unreadable(format!("tool call {index} {why}")));
     calls.iter().enumerate().map(read).collect()
-}
-
-/// The single `function_call` of old recordings.
-fn legacy_call(json: &Map<String, Value>) -> Result<Vec<ToolCall>, BadMessage> {
-    match json.get("function_call") {
-        None | Some(Value::Null) => Ok(Vec::new()),
-        Some(call) => match tool_call(call) {
-            Ok(call) => Ok(vec![call]),
-            Err(why) => Err(BadMessage::BadCall { index: 0, why }),
-        },
-    }
 }
 
 /// Reads `{"id", "type", "function": {"name", "arguments"}}`, or name and arguments without that envelope.
@@ -285,7 +227,7 @@ fn object_in(text: &str) -> Option<Map<String, Value>> {
     }
 }
 
-fn text(json: &Map<String, Value>, key: &'static str) -> Result<Option<String>, BadMessage> {
+fn text(json: &Map<String, Value>, key: &str) -> Result<Option<String>, BadMessage> {
     match json.get(key) {
         None | Some(Value::Null) => Ok(None),
         Some(Value::String(text)) => Ok(Some(text.clone())),
@@ -293,8 +235,8 @@ fn text(json: &Map<String, Value>, key: &'static str) -> Result<Option<String>, 
     }
 }
 
-fn wrong_type(key: &'static str, expected: &'static str, found: &Value) -> BadMessage {
-    BadMessage::WrongType { key, expected, found: kind(found) }
+fn wrong_type(key: &str, expected: &str, found: &Value) -> BadMessage {
+    unreadable(format!("`{key}` must be {expected}, not {}", kind(found)))
 }
 
 /// What a JSON value is, in words.

@@ -1,7 +1,7 @@
 //! Which messages can be left out where only the end of a conversation is looked at.
 //!
 //! A template is a program over all messages, but what it writes for one depends on few others. Owns the
-//! guess which those are ([`Shape`]): the head up to the first action, everything since the last message of the
+//! guess which those are ([`Likeness`]): the head up to the first action, everything since the last message of the
 //! same kind as one that is new, and two rounds more, which must come out unchanged (`Near`). Where they do
 //! not, more is kept; who uses a guess checks it against whole renderings.
 
@@ -19,7 +19,7 @@ const STEADY_ROUNDS: usize = 2;
 
 /// What of a conversation's messages tells which of them a template treats alike. The default leaves nothing out.
 #[derive(Clone, Debug, Default)]
-pub struct Shape {
+pub struct Likeness {
     /// The assistant messages, in order.
     actions: Vec<usize>,
     /// For each message, the last one before it of the same kind; the first message where there is none.
@@ -28,7 +28,7 @@ pub struct Shape {
     n_bytes: Vec<usize>,
 }
 
-impl Shape {
+impl Likeness {
     /// Of messages as a template is given them.
     pub fn of(template: &str, messages: &[Value]) -> Self {
         let tags = tags(template);

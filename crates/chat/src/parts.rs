@@ -12,17 +12,9 @@ use serde_json::Value;
 use super::probe::{calls, mark, marks, role};
 use super::template::{RenderInput, Template};
 
-/// A conversation whose text has the form its template wants.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Settled {
-    /// The messages to render.
-    pub messages: Vec<Value>,
-    /// Those of which the parts were joined.
-    pub joined: Vec<usize>,
-}
-
-/// Joins text in parts wherever the template does not show the parts itself.
-pub fn settle(template: &Template, input: &RenderInput<'_>) -> Settled {
+/// Joins text in parts wherever the template does not show the parts itself: the messages to render, and those of which
+/// the parts were joined.
+pub fn settle(template: &Template, input: &RenderInput<'_>) -> (Vec<Value>, Vec<usize>) {
     let given = input.messages;
     let mut messages: Vec<Value> = given.iter().map(joined).collect();
     let mut in_parts: Vec<usize> = (0..given.len()).filter(|idx| text(&given[*idx]).is_some()).collect();
@@ -34,7 +26,7 @@ pub fn settle(template: &Template, input: &RenderInput<'_>) -> Settled {
         shown.iter().for_each(|idx| messages[*idx].clone_from(&given[*idx]));
         in_parts.retain(|idx| !shown.contains(idx));
     }
-    Settled { messages, joined: in_parts }
+    (messages, in_parts)
 }
 
 /// What templates treat alike: who speaks, and whether calls stand beside the text.

@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use super::incremental::{common_prefix, common_suffix};
+use super::incremental::{Change, change};
 use super::tokenizer::{Tokenizer, TokenizerError};
 use backsight_core::tokens::{TokenId, TokenSpan};
 use backsight_core::tree::Replacement;
@@ -60,19 +60,15 @@ pub fn insert_in_end(
     (plain, seen): (&str, &str),
 ) -> Result<Replacement, CannotInsert> {
     let text = Text::new(tokenizer, end)?;
-    let (change, edit) = text.find_at_end(plain, seen).ok_or(CannotInsert::NotFound)?;
+    let change = change(plain, seen);
+    let start = change.bytes.start;
+    let edit = text.find_at_end(plain, change).ok_or(CannotInsert::NotFound)?;
     let piece = text.piece_of(&edit.bytes).ok_or(CannotInsert::NotFound)?;
     let before = &text.text[text.pieces[piece].start..edit.bytes.start];
-    if !plain[..change.start].ends_with(before) {
+    if !plain[..start].ends_with(before) {
         return Err(CannotInsert::NotFound);
     }
     text.replaced(tokenizer, sampled, &edit)
-}
-
-/// Some bytes of the text, and what stands there instead.
-struct Edit<'a> {
-    bytes: Range<usize>,
-    with: &'a str,
 }
 
 /// Tokens from one special token to the next, which are encoded independently of the others.
@@ -107,7 +103,7 @@ impl Text {
         &self,
         tokenizer: &Tokenizer,
         sampled: &[TokenSpan],
-        edit: &Edit<'_>,
+        edit: &Change<'_>,
     ) -> Result<Replacement, CannotInsert> {
         let piece = self.piece_of(&edit.bytes).ok_or(CannotInsert::NotFound)?;
         let Piece { tokens, start, .. } = &self.pieces[piece];
@@ -134,37 +130,28 @@ impl Text {
     }
 
     /// Where the rendering has it, if the text begins or ends as the rendering does; else behind the message's text.
-    fn find<'a>(&self, insertion: &Insertion<'a>) -> Option<Edit<'a>> {
+    fn find<'a>(&self, insertion: &Insertion<'a>) -> Option<Change<'a>> {
         insertion.rendered.and_then(|(plain, seen)| self.find_rendered(plain, seen)).or_else(|| {
             let at = self.text.find(insertion.content).filter(|_| !insertion.content.is_empty())?;
             let is_only = self.text.rfind(insertion.content) == Some(at);
             let end = at + insertion.content.len();
-            is_only.then_some(Edit { bytes: end..end, with: insertion.addition })
+            is_only.then_some(Change { bytes: end..end, with: insertion.addition })
         })
     }
 
-    fn find_rendered<'a>(&self, plain: &str, seen: &'a str) -> Option<Edit<'a>> {
-        let (bytes, with) = change(plain, seen);
-        if self.text.starts_with(&plain[..bytes.end]) {
-            return Some(Edit { bytes, with });
+    fn find_rendered<'a>(&self, plain: &str, seen: &'a str) -> Option<Change<'a>> {
+        let change = change(plain, seen);
+        if self.text.starts_with(&plain[..change.bytes.end]) {
+            return Some(change);
         }
-        self.find_at_end(plain, seen).map(|(_, edit)| edit)
+        self.find_at_end(plain, change)
     }
 
-    /// Where the end of the rendering has it, in the rendering and in the text.
-    fn find_at_end<'a>(&self, plain: &str, seen: &'a str) -> Option<(Range<usize>, Edit<'a>)> {
-        let (bytes, with) = change(plain, seen);
+    /// Where the text has the change if it ends as the rendering does.
+    fn find_at_end<'a>(&self, plain: &str, Change { bytes, with }: Change<'a>) -> Option<Change<'a>> {
         let start = self.text.strip_suffix(&plain[bytes.start..])?.len();
-        let edit = Edit { bytes: start..start + bytes.len(), with };
-        Some((bytes, edit))
+        Some(Change { bytes: start..start + bytes.len(), with })
     }
-}
-
-/// Which bytes of a text are other words in another, and those.
-pub(super) fn change<'a>(plain: &str, seen: &'a str) -> (Range<usize>, &'a str) {
-    let start = common_prefix(plain, seen);
-    let rest = common_suffix(&plain[start..], &seen[start..]);
-    (start..plain.len() - rest, &seen[start..seen.len() - rest])
 }
 
 #[cfg(test)]

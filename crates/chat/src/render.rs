@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::arguments::{Conversion, prepare_messages};
 use super::drops::{Losses, Part, drops, losses, refuse_lost_calls, refuse_lost_text, tool_name};
-use super::parts::{Settled, settle};
+use super::parts::settle;
 use super::probe::calls;
 use super::template::{RenderInput, Rendered, Template, TemplateError};
 use super::tool_text;
@@ -68,12 +68,11 @@ pub(super) fn given<'a>(
     let (messages, tools, conversions) = match tool_text {
         Some(choice) => (tool_text::apply(choice, template, input), None, Vec::new()),
         None => {
-            let prepared = prepare_messages(template, input)?;
-            (prepared.messages, input.tools, prepared.conversions)
+            let (messages, conversions) = prepare_messages(template, input)?;
+            (messages, input.tools, conversions)
         }
     };
-    let Settled { messages, joined } =
-        settle(template, &RenderInput { messages: &messages, tools, ..*input });
+    let (messages, joined) = settle(template, &RenderInput { messages: &messages, tools, ..*input });
     Ok(Given { messages, tools, conversions, joined })
 }
 

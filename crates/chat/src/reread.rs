@@ -10,14 +10,14 @@ use std::ops::Range;
 use serde_json::{Map, Value};
 
 use super::drops::{Losses, Part, lost_answer};
-use super::near::Shape;
+use super::near::Likeness;
 use super::parts;
 use super::render::render_conversation;
 use super::spans::{self, Reread, SpanError, Wanted};
+use super::talk::{Portion, Talk};
 use super::template::{Growing, Now, RenderInput, Rendered, Template, TemplateError};
 use super::tokenizer::Tokenizer;
 use super::tool_text;
-use super::view::{Talk, View};
 use crate::messages::{ArgumentForm, to_json_with};
 use backsight_core::episode::{Message, Role, ToolText};
 use backsight_core::lens::{self, Edit};
@@ -62,7 +62,7 @@ pub struct Shown<'a> {
     actions: Vec<usize>,
     growing: Growing<'a>,
     losses: Losses,
-    shape: Shape,
+    likeness: Likeness,
 }
 
 /// The end of a prompt, rendered as if messages in the middle were not there.
@@ -88,8 +88,8 @@ impl<'a> Shown<'a> {
         let original_actions = (0..original.len()).filter(is_action).collect();
         let is_action = |idx: &usize| messages[*idx]["role"] == Role::Assistant.name();
         let actions = (0..messages.len()).filter(is_action).collect();
-        let shape = Shape::of(manner.template.source(), &messages);
-        Ok(Self { manner, original, original_actions, plain, messages, actions, growing, losses, shape })
+        let likeness = Likeness::of(manner.template.source(), &messages);
+        Ok(Self { manner, original, original_actions, plain, messages, actions, growing, losses, likeness })
     }
 
     /// Finds the actions at the assistant messages `wanted`, in order, each with its context under each of its edits.
@@ -106,7 +106,7 @@ impl<'a> Shown<'a> {
             (self.place_of(*action), edits.collect())
         });
         let actions: Vec<Wanted<'_>> = placed.collect();
-        let mut found = spans::reread(&actions, &self.shape, &mut &*self, tokenizer, tree);
+        let mut found = spans::reread(&actions, &self.likeness, &mut &*self, tokenizer, tree);
         let lost = self.losses.parts.iter().filter(|loss| loss.part == Part::Text);
         for place in lost.map(|loss| loss.message_idx) {
             let turn = actions.binary_search_by_key(&place, |(action, _)| *action);
@@ -126,7 +126,7 @@ impl<'a> Shown<'a> {
     /// What an addition near the end of a prompt does there; none where only the whole prompt can tell.
     pub fn prompt_end(&self, action: usize, edit: Edit<'_>) -> Option<PromptEnd> {
         let place = self.place_of(action);
-        let (without, _) = self.shape.without(place.checked_sub(1)?..place, 0)?;
+        let (without, _) = self.likeness.without(place.checked_sub(1)?..place, 0)?;
         let first_action = self.original_place(without.end);
         let is_behind = matches!(edit, Edit::Behind { target, .. } if target > first_action);
         let prompt = |edit| self.prompt_without(action, edit, &without).ok();
@@ -222,8 +222,8 @@ impl<'a> Shown<'a> {
 impl Talk for &Shown<'_> {
     type Error = TemplateError;
 
-    fn render(&mut self, view: View<'_>, without: &Range<usize>) -> Result<String, TemplateError> {
-        self.growing.view(view, without)
+    fn render(&mut self, portion: Portion<'_>, without: &Range<usize>) -> Result<String, TemplateError> {
+        self.growing.portion(portion, without)
     }
 
     fn edited(

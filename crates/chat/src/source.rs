@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
-use super::files::{BadFile, read_gguf, read_json, read_text};
+use super::files::{BadFile, read_gguf, read_json, read_text, token_text};
 use super::gguf::Gguf;
 use super::template::{Template, TemplateError};
 
@@ -16,18 +16,15 @@ use super::template::{Template, TemplateError};
 const DEFAULT: &str = "default";
 /// The name of the template used when there are tools.
 const TOOL_USE: &str = "tool_use";
-/// The special tokens every tokenizer may have.
-const SPECIAL_TOKENS: [&str; 7] =
-    ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
-/// What GGUF calls them; the third is misspelt in the format itself.
-const GGUF_TOKENS: [&str; 7] = [
-    "bos_token_id",
-    "eos_token_id",
-    "unknown_token_id",
-    "seperator_token_id",
-    "padding_token_id",
-    "cls_token_id",
-    "mask_token_id",
+/// The special tokens every tokenizer may have, and what GGUF calls their ids; one is misspelt in the format itself.
+const SPECIAL_TOKENS: [(&str, &str); 7] = [
+    ("bos_token", "bos_token_id"),
+    ("eos_token", "eos_token_id"),
+    ("unk_token", "unknown_token_id"),
+    ("sep_token", "seperator_token_id"),
+    ("pad_token", "padding_token_id"),
+    ("cls_token", "cls_token_id"),
+    ("mask_token", "mask_token_id"),
 ];
 
 /// Why no template could be had.
@@ -101,9 +98,9 @@ pub struct ChatTemplates {
 impl ChatTemplates {
     /// Those of the model `path` names: by its directory, a JSON file in there, or a GGUF file.
     pub fn open(path: &Path) -> Result<Self, SourceError> {
-        match ModelPath::of(path)? {
-            ModelPath::Dir(dir) => Self::from_dir(dir),
-            ModelPath::Gguf => Self::from_gguf(path),
+        match model_dir(path)? {
+            Some(dir) => Self::from_dir(dir),
+            None => Self::from_gguf(path),
         }
     }
 
@@ -146,8 +143,7 @@ impl ChatTemplates {
 
     /// A single template in a file of its own; it knows no special tokens.
     pub fn from_file(path: &Path) -> Result<Self, SourceError> {
-        let source = read_text(path)?;
-        let templates = vec![named(DEFAULT, source, path)];
+        let templates = vec![named(DEFAULT, &read_text(path)?, path)];
         Ok(Self { path: path.to_owned(), templates, special_tokens: Map::new() })
     }
 
@@ -196,40 +192,30 @@ impl ChatTemplates {
 
 /// The special tokens of the model `path` names, which need no template beside them.
 fn special_tokens(path: &Path) -> Result<Map<String, Value>, SourceError> {
-    match ModelPath::of(path)? {
-        ModelPath::Dir(dir) => config_tokens(dir, &read_json(&dir.join("tokenizer_config.json"))?),
-        ModelPath::Gguf => Ok(gguf_special_tokens(&read_gguf(path)?)),
+    match model_dir(path)? {
+        Some(dir) => config_tokens(dir, &read_json(&dir.join("tokenizer_config.json"))?),
+        None => Ok(gguf_special_tokens(&read_gguf(path)?)),
     }
 }
 
-/// What a path to a model leads to.
-enum ModelPath<'p> {
-    Dir(&'p Path),
-    Gguf,
-}
-
-impl<'p> ModelPath<'p> {
-    fn of(path: &'p Path) -> Result<Self, SourceError> {
-        let is = |extension: &str| path.extension().is_some_and(|it| it == extension);
-        if path.is_dir() {
-            return Ok(Self::Dir(path));
-        }
-        if !path.exists() {
-            return Err(BadFile::new(path, "there is no such file or directory").into());
-        }
-        if is("gguf") {
-            return Ok(Self::Gguf);
-        }
-        let dir = path.parent().map(|dir| if dir.as_os_str().is_empty() { Path::new(".") } else { dir });
-        match dir {
-            Some(dir) if is("json") => Ok(Self::Dir(dir)),
-            _ => Err(SourceError::NoModel { path: path.to_owned() }),
-        }
+/// The directory that a path to a model leads to; none for a GGUF file.
+fn model_dir(path: &Path) -> Result<Option<&Path>, SourceError> {
+    let is = |extension: &str| path.extension().is_some_and(|it| it == extension);
+    if path.is_dir() {
+        return Ok(Some(path));
     }
+    if !path.exists() {
+        return Err(BadFile::new(path, "there is no such file or directory").into());
+    }
+    if is("gguf") {
+        return Ok(None);
+    }
+    let dir = path.parent().map(|dir| if dir.as_os_str().is_empty() { Path::new(".") } else { dir });
+    dir.filter(|_| is("json")).map(Some).ok_or_else(|| SourceError::NoModel { path: path.to_owned() })
 }
 
-fn named(name: &str, source: String, path: &Path) -> NamedTemplate {
-    NamedTemplate { name: name.to_owned(), source, origin: path.display().to_string() }
+fn named(name: &str, source: &str, path: &Path) -> NamedTemplate {
+    NamedTemplate { name: name.to_owned(), source: source.to_owned(), origin: path.display().to_string() }
 }
 
 /// `chat_template.jinja` is the default; files in `additional_chat_templates` are named after themselves.
@@ -237,31 +223,26 @@ fn template_files(dir: &Path) -> Result<Vec<NamedTemplate>, SourceError> {
     let mut templates = Vec::new();
     let path = dir.join("chat_template.jinja");
     if path.exists() {
-        templates.push(named(DEFAULT, read_text(&path)?, &path));
+        templates.push(named(DEFAULT, &read_text(&path)?, &path));
     }
     let Ok(entries) = fs::read_dir(dir.join("additional_chat_templates")) else { return Ok(templates) };
     let mut paths: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
     paths.sort();
     for path in paths.into_iter().filter(|path| path.extension().is_some_and(|it| it == "jinja")) {
         let name = path.file_stem().map(|it| it.to_string_lossy().into_owned()).unwrap_or_default();
-        templates.push(named(&name, read_text(&path)?, &path));
+        templates.push(named(&name, &read_text(&path)?, &path));
     }
     Ok(templates)
 }
 
-/// The entry `chat_template`: one string, or a list of named ones.
+/// The entry `chat_template`: one string, or several named ones as a list or an object.
 fn config_templates(config: &Value, path: &Path) -> Vec<NamedTemplate> {
+    let in_list = |it: &Value| Some(named(it.get("name")?.as_str()?, it.get("template")?.as_str()?, path));
     match config.get("chat_template") {
-        Some(Value::String(source)) => vec![named(DEFAULT, source.clone(), path)],
-        Some(Value::Array(entries)) => {
-            let texts = entries
-                .iter()
-                .filter_map(|it| Some((it.get("name")?.as_str()?, it.get("template")?.as_str()?)));
-            texts.map(|(name, source)| named(name, source.to_owned(), path)).collect()
-        }
+        Some(Value::String(source)) => vec![named(DEFAULT, source, path)],
+        Some(Value::Array(entries)) => entries.iter().filter_map(in_list).collect(),
         Some(Value::Object(entries)) => {
-            let texts = entries.iter().filter_map(|(name, source)| Some((name, source.as_str()?)));
-            texts.map(|(name, source)| named(name, source.to_owned(), path)).collect()
+            entries.iter().filter_map(|(name, source)| Some(named(name, source.as_str()?, path))).collect()
         }
         _ => Vec::new(),
     }
@@ -281,7 +262,7 @@ fn config_tokens(dir: &Path, config: &Value) -> Result<Map<String, Value>, Sourc
 /// Standard tokens, tokens of the model's own (`image_token`, …) and those under `extra_special_tokens`.
 fn collect_tokens(tokens: &mut Map<String, Value>, config: &Value) {
     let entries = config.as_object().into_iter().flatten();
-    let own = entries.filter(|(name, _)| SPECIAL_TOKENS.contains(&name.as_str()) || name.ends_with("_token"));
+    let own = entries.filter(|(name, _)| name.ends_with("_token"));
     let extra = config.get("extra_special_tokens").and_then(Value::as_object).into_iter().flatten();
     for (name, token) in own.chain(extra) {
         if let Some(text) = token_text(token) {
@@ -290,17 +271,12 @@ fn collect_tokens(tokens: &mut Map<String, Value>, config: &Value) {
     }
 }
 
-/// A token is a string or an object with its `content`.
-fn token_text(token: &Value) -> Option<&str> {
-    token.as_str().or_else(|| token.get("content")?.as_str())
-}
-
 /// `tokenizer.chat_template` is the default, `tokenizer.chat_template.NAME` are the others.
 fn gguf_templates(gguf: &Gguf, path: &Path) -> Vec<NamedTemplate> {
     let entries = gguf.metadata.iter().filter_map(|(key, value)| {
         let rest = key.strip_prefix("tokenizer.chat_template")?;
         let name = if rest.is_empty() { DEFAULT } else { rest.strip_prefix('.')? };
-        Some(named(name, value.as_str()?.to_owned(), path))
+        Some(named(name, value.as_str()?, path))
     });
     let mut templates: Vec<NamedTemplate> = entries.collect();
     templates.sort_by(|a, b| a.name.cmp(&b.name));
@@ -309,7 +285,7 @@ fn gguf_templates(gguf: &Gguf, path: &Path) -> Vec<NamedTemplate> {
 
 fn gguf_special_tokens(gguf: &Gguf) -> Map<String, Value> {
     let vocabulary = gguf.metadata.get("tokenizer.ggml.tokens").and_then(Value::as_array);
-    let tokens = SPECIAL_TOKENS.iter().zip(GGUF_TOKENS).filter_map(|(name, key)| {
+    let tokens = SPECIAL_TOKENS.iter().filter_map(|(name, key)| {
         let id = gguf.metadata.get(&format!("tokenizer.ggml.{key}"))?.as_u64()?;
         let token = vocabulary?.get(usize::try_from(id).ok()?)?;
         token.is_string().then(|| ((*name).to_owned(), token.clone()))

@@ -1,7 +1,7 @@
 //! Where each action is among the tokens of a rendered conversation.
 //!
-//! Owns [`turns`], which renders and encodes every step as the student saw it, [`reread`], which does the
-//! same for chosen steps and under another prompt too, and [`borders`], which finds each message in one
+//! Owns [`reread`], which renders and encodes chosen steps as the student saw them and under another prompt too,
+//! [`turns_beside`], which does it for every step beside one rendering, and [`borders`], which finds each message in one
 //! rendering. The prefix property is checked at every step: where a template
 //! rewrites history, the step gets a token sequence of its own; where the tokenizer would merge the
 //! prompt's last token with the action's first, the two are encoded apart, as they were sampled. Where an
@@ -11,10 +11,10 @@
 use std::ops::Range;
 
 use super::header;
-use super::incremental::{Incremental, common_prefix, common_suffix};
-use super::near::{Near, Repeats, Shape};
+use super::incremental::{Change, Incremental, change, common_prefix};
+use super::near::{Likeness, Near, Repeats};
+use super::talk::{Portion, Render, Talk};
 use super::tokenizer::{Tokenizer, TokenizerError};
-use super::view::{Render, Talk, View};
 use backsight_core::episode::Role;
 use backsight_core::lens::Edit;
 use backsight_core::tokens::{TokenId, TokenSpan};
@@ -83,47 +83,11 @@ pub struct Turn {
     pub ended: bool,
 }
 
-/// All turns of a conversation with the sequences they are in.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Turns {
-    /// One sequence while history only grows; another begins where it was rewritten.
-    pub sequences: Vec<Vec<TokenId>>,
-    /// The assistant turns in order.
-    pub turns: Vec<Turn>,
-    /// How many bytes went through the tokenizer.
-    pub encoded_bytes: u64,
-}
+/// What is added to a context, and how many actions stand before the message it goes to.
+pub type Placed<'w> = (Edit<'w>, usize);
 
-/// Finds every assistant turn of a conversation with these roles.
-pub fn turns<E>(
-    roles: &[Role],
-    render: &mut Render<'_, E>,
-    tokenizer: &Tokenizer,
-) -> Result<Turns, SpanError<E>> {
-    let (mut tree, wanted) = (TokenTree::default(), assistants(roles));
-    let found = reread(&wanted, &Shape::default(), &mut Whole(render), tokenizer, &mut tree);
-    let turns = found.turns.into_iter().map(|turn| turn.map(|(turn, _)| turn)).collect::<Result<_, _>>()?;
-    let sequences = found.sequences.into_iter().map(|tip| tree.all(tip)).collect();
-    Ok(Turns { sequences, turns, encoded_bytes: found.encoded_bytes })
-}
-
-/// A conversation that is always rendered whole.
-struct Whole<'a, 'r, E>(&'a mut Render<'r, E>);
-
-impl<E> Talk for Whole<'_, '_, E> {
-    type Error = E;
-
-    fn render(&mut self, view: View<'_>, _without: &Range<usize>) -> Result<String, E> {
-        (self.0)(view)
-    }
-
-    fn edited(&mut self, message_idx: usize, _edit: Edit<'_>, _without: &Range<usize>) -> Result<String, E> {
-        (self.0)(View::prompt(message_idx))
-    }
-}
-
-/// An action, by its message, and what is added to its context, each with how many actions stand before that.
-pub type Wanted<'w> = (usize, Vec<(Edit<'w>, usize)>);
+/// An action, by its message, and what is added to its context.
+pub type Wanted<'w> = (usize, Vec<Placed<'w>>);
 
 /// A turn, and the tokens before its action with each of the additions.
 pub type RereadTurn<E> = (Turn, Vec<Result<Tip, SpanError<E>>>);
@@ -143,18 +107,18 @@ pub struct Reread<E> {
 
 /// Finds the turns of the assistant messages `wanted`, in order, each with its context under each of its additions.
 ///
-/// Only the end of the conversation is rendered for each, if it is what `shape` says; whole renderings check that on
+/// Only the end of the conversation is rendered for each, if it is what `likeness` says; whole renderings check that on
 /// the way and on the last, and where one differs everything is rendered whole.
 pub fn reread<T: Talk>(
     wanted: &[Wanted<'_>],
-    shape: &Shape,
+    likeness: &Likeness,
     talk: &mut T,
     tokenizer: &Tokenizer,
     tree: &mut TokenTree,
 ) -> Reread<T::Error> {
-    match Walk::new(shape, talk, tokenizer, tree).reread(wanted) {
+    match Walk::new(likeness, talk, tokenizer, tree).reread(wanted) {
         Ok(found) => found,
-        Err(Distrust) => reread(wanted, &Shape::default(), talk, tokenizer, tree),
+        Err(Distrust) => reread(wanted, &Likeness::default(), talk, tokenizer, tree),
     }
 }
 
@@ -174,12 +138,12 @@ pub type Beside<E> = Result<(Vec<Turn>, Vec<Beyond>), SpanError<E>>;
 pub fn turns_beside<T: Talk>(
     ids: &[TokenId],
     roles: &[Role],
-    shape: &Shape,
+    likeness: &Likeness,
     talk: &mut T,
     tokenizer: &Tokenizer,
 ) -> Beside<T::Error> {
     let mut tree = TokenTree::default();
-    let found = reread(&assistants(roles), shape, talk, tokenizer, &mut tree);
+    let found = reread(&assistants(roles), likeness, talk, tokenizer, &mut tree);
     let turns = found.turns.into_iter().map(|turn| turn.map(|(turn, _)| turn)).collect::<Result<_, _>>()?;
     let rendering = tree.grow(Tip::EMPTY, ids);
     // From the last on: each is looked for where the one behind it was.
@@ -224,9 +188,8 @@ struct Splice {
 
 impl Splice {
     fn between(plain: &str, seen: &str) -> Self {
-        let start = common_prefix(plain, seen);
-        let rest = common_suffix(&plain[start..], &seen[start..]);
-        Self { bytes: start..plain.len() - rest, with: seen[start..seen.len() - rest].to_owned() }
+        let Change { bytes, with } = change(plain, seen);
+        Self { bytes, with: with.to_owned() }
     }
 
     /// The same in a whole text, of which `near` is the short one; none if it is not certain where that is.
@@ -247,7 +210,7 @@ impl Splice {
 
 /// Goes through a conversation, at the cost of what is new in each of its renderings.
 struct Walk<'a, 'w, T> {
-    shape: &'a Shape,
+    likeness: &'a Likeness,
     talk: &'a mut T,
     tokenizer: &'a Tokenizer,
     encoder: Incremental<'a>,
@@ -265,11 +228,16 @@ struct Walk<'a, 'w, T> {
 }
 
 impl<'a, 'w, T: Talk> Walk<'a, 'w, T> {
-    fn new(shape: &'a Shape, talk: &'a mut T, tokenizer: &'a Tokenizer, tree: &'a mut TokenTree) -> Self {
+    fn new(
+        likeness: &'a Likeness,
+        talk: &'a mut T,
+        tokenizer: &'a Tokenizer,
+        tree: &'a mut TokenTree,
+    ) -> Self {
         let (encoder, tip) = (Incremental::new(tokenizer), Tip::EMPTY);
         let (replacements, known) = (Replacements::default(), Repeats::default());
         let (last, is_checked, differs) = (None, false, false);
-        Self { shape, talk, tokenizer, encoder, tree, tip, last, replacements, known, is_checked, differs }
+        Self { likeness, talk, tokenizer, encoder, tree, tip, last, replacements, known, is_checked, differs }
     }
 
     fn reread(mut self, wanted: &[Wanted<'w>]) -> Result<Reread<T::Error>, Distrust> {
@@ -298,9 +266,9 @@ impl<'a, 'w, T: Talk> Walk<'a, 'w, T> {
     /// where the whole is needed.
     fn near(&mut self, end: usize, wider: u32) -> Option<Near> {
         let (n_messages, generation_prompt) = self.last?;
-        let window = self.shape.without(n_messages.saturating_sub(1)..end, wider)?;
-        let view = View { n_messages, generation_prompt, said: &[] };
-        let last = self.talk.render(view, &window.0).ok()?;
+        let window = self.likeness.without(n_messages.saturating_sub(1)..end, wider)?;
+        let portion = Portion { n_messages, generation_prompt, said: &[] };
+        let last = self.talk.render(portion, &window.0).ok()?;
         Near::new(self.encoder.text(), last, window)
     }
 
@@ -320,11 +288,7 @@ impl<'a, 'w, T: Talk> Walk<'a, 'w, T> {
     }
 
     /// Renders and encodes one step.
-    fn step(
-        &mut self,
-        message_idx: usize,
-        edits: &[(Edit<'w>, usize)],
-    ) -> Result<Stepped<T::Error>, Distrust> {
+    fn step(&mut self, message_idx: usize, edits: &[Placed<'w>]) -> Result<Stepped<T::Error>, Distrust> {
         for wider in 0.. {
             let near = self.near(message_idx + 1, wider);
             let text = self.text(message_idx, near.as_ref());
@@ -357,7 +321,7 @@ impl<'a, 'w, T: Talk> Walk<'a, 'w, T> {
 
     fn text(&mut self, message_idx: usize, near: Option<&Near>) -> Result<Text, SpanError<T::Error>> {
         let without = near.map_or(0..0, |near| near.without.clone());
-        text(message_idx, &mut |view: View<'_>| self.talk.render(view, &without), self.tokenizer)
+        text(message_idx, &mut |portion: Portion<'_>| self.talk.render(portion, &without), self.tokenizer)
     }
 
     /// Encodes a step: the prompt as the student saw it, then the action.
@@ -366,13 +330,13 @@ impl<'a, 'w, T: Talk> Walk<'a, 'w, T> {
         message_idx: usize,
         text: &Text,
         near: Option<&Near>,
-        edits: &[(Edit<'w>, usize)],
+        edits: &[Placed<'w>],
     ) -> Result<Step<T::Error>, SpanError<T::Error>> {
         self.encode(&text.prompt, near)?;
         self.last = Some((message_idx, true));
         let prompt = self.tip;
-        let others = edits.iter().map(|(edit, round)| self.other(message_idx, *edit, *round, text, near));
-        let others = others.collect();
+        let plain = Prompt { message_idx, text: &text.prompt, near };
+        let others = edits.iter().map(|edit| self.other(plain, *edit)).collect();
         let (action, border) = self.behind_prompt(message_idx, prompt, text)?;
         let (n_action, ended) = action_end(&action, self.tokenizer)?;
         if n_action == 0 {
@@ -401,44 +365,31 @@ impl<'a, 'w, T: Talk> Walk<'a, 'w, T> {
         Ok((self.tokenizer.encode_ids(action)?, Border::Merged))
     }
 
-    /// The context with something added, which goes to a message that `round` actions stand before.
-    fn other(
-        &mut self,
-        message_idx: usize,
-        edit: Edit<'w>,
-        round: usize,
-        text: &Text,
-        near: Option<&Near>,
-    ) -> Result<Tip, SpanError<T::Error>> {
-        if edit == Edit::Nothing {
+    /// The context with something added.
+    fn other(&mut self, prompt: Prompt<'_>, placed: Placed<'w>) -> Result<Tip, SpanError<T::Error>> {
+        if placed.0 == Edit::Nothing {
             return Ok(self.tip);
         }
-        let splice = match self.splice(message_idx, edit, round, text, near) {
+        let splice = match self.splice(prompt, placed) {
             Ok(splice) => splice,
-            Err(why) => return Err(SpanError::Template { n_messages: message_idx, why }),
+            Err(why) => return Err(SpanError::Template { n_messages: prompt.message_idx, why }),
         };
         let replacement = self.encoder.edited(&splice.bytes, &splice.with)?;
         Ok(self.replacements.grow(self.tree, self.tip, replacement))
     }
 
     /// What an addition does to the prompt that was encoded last: what it did twice before, or as it is rendered.
-    fn splice(
-        &mut self,
-        message_idx: usize,
-        edit: Edit<'w>,
-        round: usize,
-        text: &Text,
-        near: Option<&Near>,
-    ) -> Result<Splice, T::Error> {
-        let short = match self.known.sure(&edit).filter(|_| near.is_some()) {
+    fn splice(&mut self, prompt: Prompt<'_>, placed: Placed<'w>) -> Result<Splice, T::Error> {
+        let edit = placed.0;
+        let short = match self.known.sure(&edit).filter(|_| prompt.near.is_some()) {
             Some(known) => Some(known.clone()),
-            None => self.short_splice(message_idx, edit, round, text, near),
+            None => self.short_splice(prompt, placed),
         };
         if let Some(splice) = short.as_ref().filter(|_| !self.is_checked) {
             self.remember(edit, splice);
             return Ok(splice.clone());
         }
-        let seen = self.talk.edited(message_idx, edit, &(0..0))?;
+        let seen = self.talk.edited(prompt.message_idx, edit, &(0..0))?;
         self.differs |= short.is_some_and(|splice| splice.applied(self.encoder.text()) != seen);
         let splice = Splice::between(self.encoder.text(), &seen);
         self.remember(edit, &splice);
@@ -453,18 +404,19 @@ impl<'a, 'w, T: Talk> Walk<'a, 'w, T> {
         }
     }
 
-    fn short_splice(
-        &mut self,
-        message_idx: usize,
-        edit: Edit<'_>,
-        round: usize,
-        text: &Text,
-        near: Option<&Near>,
-    ) -> Option<Splice> {
-        let near = near.filter(|near| round == 0 || round > self.shape.round(near.without.end))?;
-        let seen = self.talk.edited(message_idx, edit, &near.without).ok()?;
-        Splice::between(&text.prompt, &seen).moved(round == 0, near)
+    fn short_splice(&mut self, prompt: Prompt<'_>, (edit, round): Placed<'w>) -> Option<Splice> {
+        let near = prompt.near.filter(|near| round == 0 || round > self.likeness.round(near.without.end))?;
+        let seen = self.talk.edited(prompt.message_idx, edit, &near.without).ok()?;
+        Splice::between(prompt.text, &seen).moved(round == 0, near)
     }
+}
+
+/// A prompt that something is added to, whole or short.
+#[derive(Clone, Copy)]
+struct Prompt<'p> {
+    message_idx: usize,
+    text: &'p str,
+    near: Option<&'p Near>,
 }
 
 /// A step as text.
@@ -484,8 +436,8 @@ fn text<E>(
     tokenizer: &Tokenizer,
 ) -> Result<Text, SpanError<E>> {
     let refused = |n_messages| move |why| SpanError::Template { n_messages, why };
-    let full = render(View::messages(message_idx + 1)).map_err(refused(message_idx + 1))?;
-    let (prompt, at, border) = match render(View::prompt(message_idx)) {
+    let full = render(Portion::messages(message_idx + 1)).map_err(refused(message_idx + 1))?;
+    let (prompt, at, border) = match render(Portion::prompt(message_idx)) {
         Ok(prompt) if full.starts_with(&prompt) => {
             let at = prompt.len();
             (prompt, at, Border::Prefix)
@@ -527,13 +479,13 @@ fn action_end(ids: &[TokenId], tokenizer: &Tokenizer) -> Result<(usize, bool), T
 pub fn borders<T: Talk>(
     roles: &[Role],
     ids: &[TokenId],
-    shape: &Shape,
+    likeness: &Likeness,
     talk: &mut T,
     tokenizer: &Tokenizer,
 ) -> Result<Vec<Option<usize>>, TokenizerError> {
     let mut tree = TokenTree::default();
-    match Walk::new(shape, talk, tokenizer, &mut tree).borders(roles, ids) {
-        Err(Distrust) => borders(roles, ids, &Shape::default(), talk, tokenizer),
+    match Walk::new(likeness, talk, tokenizer, &mut tree).borders(roles, ids) {
+        Err(Distrust) => borders(roles, ids, &Likeness::default(), talk, tokenizer),
         Ok(borders) => borders,
     }
 }
@@ -570,16 +522,17 @@ impl<T: Talk> Walk<'_, '_, T> {
         for wider in 0.. {
             let near = self.near(n, wider);
             let without = near.as_ref().map_or(0..0, |near| near.without.clone());
-            let text = self.talk.render(View::messages(n), &without).ok();
+            let text = self.talk.render(Portion::messages(n), &without).ok();
             if near.as_ref().is_some_and(|near| !text.as_ref().is_some_and(|text| near.holds(text))) {
                 continue;
             }
-            let shows = |talk: &mut T| header::shows(n, &mut |view: View<'_>| talk.render(view, &without));
+            let shows =
+                |talk: &mut T| header::shows(n, &mut |portion: Portion<'_>| talk.render(portion, &without));
             let Some(text) = text.filter(|_| !frames || shows(self.talk)) else { return Ok(Ok(None)) };
             let n_same = self.encode(&text, near.as_ref());
             self.last = Some((n, false));
             if is_checked && near.is_some() {
-                let whole = self.talk.render(View::messages(n), &(0..0)).ok();
+                let whole = self.talk.render(Portion::messages(n), &(0..0)).ok();
                 whole.filter(|whole| whole == self.encoder.text()).ok_or(Distrust)?;
             }
             return Ok(n_same.map(Some));
@@ -600,13 +553,41 @@ mod tests {
             .unwrap()
     }
 
+    /// A conversation that is always rendered whole.
+    struct Whole<'a, 'r>(&'a mut Render<'r, String>);
+
+    impl Talk for Whole<'_, '_> {
+        type Error = String;
+
+        fn render(&mut self, portion: Portion<'_>, _: &Range<usize>) -> Result<String, String> {
+            (self.0)(portion)
+        }
+    }
+
+    #[derive(Debug)]
+    struct Turns {
+        sequences: Vec<Vec<TokenId>>,
+        turns: Vec<Turn>,
+    }
+
+    /// Every assistant turn of a conversation with these roles.
+    fn turns(
+        roles: &[Role],
+        render: &mut Render<'_, String>,
+        tokenizer: &Tokenizer,
+    ) -> Result<Turns, SpanError<String>> {
+        let mut whole = Whole(render);
+        let (turns, beyond) = turns_beside(&[], roles, &Likeness::default(), &mut whole, tokenizer)?;
+        Ok(Turns { sequences: beyond.into_iter().map(|it| it.ids).collect(), turns })
+    }
+
     /// Renders `(role, text)` pairs; `header` is the generation prompt, `strip` removes earlier thinking as Qwen3 does.
     fn chatml<'m>(
         conversation: &'m [(&'m str, &'m str)],
         header: &'m str,
         strip: bool,
-    ) -> impl FnMut(View<'_>) -> Result<String, String> + 'm {
-        move |View { n_messages: n, generation_prompt, said }| {
+    ) -> impl FnMut(Portion<'_>) -> Result<String, String> + 'm {
+        move |Portion { n_messages: n, generation_prompt, said }| {
             let mut text = String::new();
             for (idx, (role, content)) in conversation[..n].iter().enumerate() {
                 let said = said.iter().find(|(said, _)| *said == idx);
@@ -680,8 +661,8 @@ mod tests {
     fn a_merge_across_the_border_is_undone() {
         let talk = [("user", "hi"), ("assistant", "  return")];
         let tokenizer = tokenizer();
-        let mut render = |view: View<'_>| -> Result<String, String> {
-            Ok(match (view.n_messages, view.generation_prompt) {
+        let mut render = |portion: Portion<'_>| -> Result<String, String> {
+            Ok(match (portion.n_messages, portion.generation_prompt) {
                 (1, true) => "<|im_start|>hi  ".to_owned(),
                 (1, false) => "<|im_start|>hi".to_owned(),
                 _ => "<|im_start|>hi    return<|im_end|>".to_owned(),
@@ -694,8 +675,8 @@ mod tests {
     }
 
     /// Writes the system's text into the user message that is last, and no generation prompt, as Mistral's templates do.
-    fn inst<'m>(talk: &'m [(&'m str, &'m str)]) -> impl FnMut(View<'_>) -> Result<String, String> + 'm {
-        move |View { n_messages, said, .. }| {
+    fn inst<'m>(talk: &'m [(&'m str, &'m str)]) -> impl FnMut(Portion<'_>) -> Result<String, String> + 'm {
+        move |Portion { n_messages, said, .. }| {
             let words = |idx: usize| said.iter().find(|it| it.0 == idx).map_or(talk[idx].1, |it| it.1);
             let mut text = "<|im_start|>".to_owned();
             for (idx, (role, _)) in talk[..n_messages].iter().enumerate() {
@@ -740,8 +721,8 @@ mod tests {
     fn a_conversation_that_the_assistant_opens_has_its_action_too() {
         let talk = [("assistant", "hello"), ("user", "hi"), ("assistant", "yes")];
         let mut chatml = chatml(&talk, "<|im_start|>assistant\n", false);
-        let mut render = |view: View<'_>| {
-            if view.n_messages == 0 { Err("no messages".to_owned()) } else { chatml(view) }
+        let mut render = |portion: Portion<'_>| {
+            if portion.n_messages == 0 { Err("no messages".to_owned()) } else { chatml(portion) }
         };
         let tokenizer = tokenizer();
         let turns = turns(&roles(&talk), &mut render, &tokenizer).unwrap();
@@ -755,16 +736,17 @@ mod tests {
     fn a_special_token_is_not_parted() {
         let tokenizer = tokenizer();
         // Both ways to begin a turn start with the same letters.
-        let mut render = |View { n_messages, generation_prompt, said }: View<'_>| -> Result<String, String> {
-            let words =
-                |idx: usize, own| said.iter().find(|it| it.0 == idx).map_or(own, |it| it.1).to_owned();
-            let asked = format!("{}<|im_end|>", words(0, "hi"));
-            let tail = if generation_prompt { "<|im_end|>" } else { "" };
-            Ok(match n_messages {
-                1 => asked + tail,
-                _ => asked + "<|im_start|>" + &words(1, "yes") + "<|im_end|>",
-            })
-        };
+        let mut render =
+            |Portion { n_messages, generation_prompt, said }: Portion<'_>| -> Result<String, String> {
+                let words =
+                    |idx: usize, own| said.iter().find(|it| it.0 == idx).map_or(own, |it| it.1).to_owned();
+                let asked = format!("{}<|im_end|>", words(0, "hi"));
+                let tail = if generation_prompt { "<|im_end|>" } else { "" };
+                Ok(match n_messages {
+                    1 => asked + tail,
+                    _ => asked + "<|im_start|>" + &words(1, "yes") + "<|im_end|>",
+                })
+            };
         let turns = turns(&[Role::User, Role::Assistant], &mut render, &tokenizer).unwrap();
         let action = &turns.sequences[0][turns.turns[0].span.range()];
         assert_eq!(tokenizer.decode(action).unwrap(), "<|im_start|>yes<|im_end|>");
@@ -773,8 +755,9 @@ mod tests {
     #[test]
     fn an_action_that_vanishes_is_an_error() {
         let tokenizer = tokenizer();
-        let mut render =
-            |view: View<'_>| -> Result<String, String> { Ok("<|im_start|>".repeat(view.n_messages.min(1))) };
+        let mut render = |portion: Portion<'_>| -> Result<String, String> {
+            Ok("<|im_start|>".repeat(portion.n_messages.min(1)))
+        };
         let error = turns(&[Role::User, Role::Assistant], &mut render, &tokenizer).unwrap_err();
         assert_eq!(error.to_string(), "the template renders nothing for message 1, an assistant's");
     }
@@ -782,8 +765,9 @@ mod tests {
     /// The texts between the borders of a whole conversation; `None` where one of the two is unknown.
     fn between(talk: &[(&str, &str)], render: &mut Render<'_, String>) -> Vec<Option<String>> {
         let tokenizer = tokenizer();
-        let ids = tokenizer.encode(&render(View::prompt(talk.len())).unwrap()).unwrap().ids;
-        let borders = borders(&roles(talk), &ids, &Shape::default(), &mut Whole(render), &tokenizer).unwrap();
+        let ids = tokenizer.encode(&render(Portion::prompt(talk.len())).unwrap()).unwrap().ids;
+        let borders =
+            borders(&roles(talk), &ids, &Likeness::default(), &mut Whole(render), &tokenizer).unwrap();
         let text = |pair: &[Option<usize>]| Some(tokenizer.decode(&ids[pair[0]?..pair[1]?]).unwrap());
         borders.windows(2).map(text).collect()
     }

@@ -14,9 +14,8 @@ use serde_json::{Map, Value};
 
 pub use super::jinja::Now;
 use super::jinja::{self, NeedsTime, Raised};
-use super::view::{Talk, View};
+use super::talk::{Portion, Talk};
 use crate::messages::REASONING_FIELDS;
-use backsight_core::lens::Edit;
 
 /// Why a conversation could not be rendered.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -214,7 +213,6 @@ impl Template {
         let given = Arc::from(input.messages);
         let tools = input.tools.map_or(Value::Null, |tools| Value::Array(tools.to_vec()));
         let own = [("tools", &tools), ("documents", &Value::Null)].into_iter();
-        let own = own.filter(|(name, _)| !input.vars.contains_key(*name));
         let all = own.chain(input.vars.iter().map(|(name, value)| (name.as_str(), value)));
         let variable = |(name, value): (&str, &Value)| Ok((name.to_owned(), jinja::from_json(value)?));
         let variables = all.map(variable).collect::<Result<_, _>>().map_err(failed)?;
@@ -245,17 +243,17 @@ pub struct Growing<'t> {
     /// The messages as they were given.
     given: Arc<[Value]>,
     messages: Vec<minijinja::Value>,
-    /// Everything but the messages; what the user set wins.
+    /// Everything but the messages; of several values with one name the last counts.
     variables: Vec<(String, minijinja::Value)>,
     now: Option<Now>,
 }
 
 impl Growing<'_> {
     /// Renders a part of the conversation, as if the messages `without` were not in it.
-    pub fn view(&self, view: View<'_>, without: &Range<usize>) -> Result<String, TemplateError> {
-        let said = view.said.iter().map(|&(idx, words)| (idx, saying(&self.given[idx], words)));
+    pub fn portion(&self, portion: Portion<'_>, without: &Range<usize>) -> Result<String, TemplateError> {
+        let said = portion.said.iter().map(|&(idx, words)| (idx, saying(&self.given[idx], words)));
         let said: Vec<(usize, Value)> = said.collect();
-        let rendered = self.part(view.n_messages, view.generation_prompt, without, &said)?;
+        let rendered = self.part(portion.n_messages, portion.generation_prompt, without, &said)?;
         Ok(rendered.text)
     }
 
@@ -284,9 +282,7 @@ impl Growing<'_> {
             ("messages", jinja::list(messages).map_err(failed)?),
             ("add_generation_prompt", minijinja::Value::from(add_generation_prompt)),
         ];
-        let is_set = |name: &str| self.variables.iter().any(|(set, _)| set == name);
-        let own =
-            own.into_iter().filter(|(name, _)| !is_set(name)).map(|(name, value)| (name.to_owned(), value));
+        let own = own.map(|(name, value)| (name.to_owned(), value)).into_iter();
         let rendered = self.template.compiled.render(own.chain(self.variables.iter().cloned()), self.now);
         rendered.map(|(text, generation)| Rendered { text, generation }).map_err(failed)
     }
@@ -295,18 +291,8 @@ impl Growing<'_> {
 impl Talk for &Growing<'_> {
     type Error = TemplateError;
 
-    fn render(&mut self, view: View<'_>, without: &Range<usize>) -> Result<String, TemplateError> {
-        self.view(view, without)
-    }
-
-    /// Nothing is ever added to a conversation that is only looked at.
-    fn edited(
-        &mut self,
-        message_idx: usize,
-        _edit: Edit<'_>,
-        without: &Range<usize>,
-    ) -> Result<String, TemplateError> {
-        self.view(View::prompt(message_idx), without)
+    fn render(&mut self, portion: Portion<'_>, without: &Range<usize>) -> Result<String, TemplateError> {
+        self.portion(portion, without)
     }
 }
 

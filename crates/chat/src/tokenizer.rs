@@ -4,7 +4,7 @@
 //! done by the `tokenizers` crate over `tokenizer.json`. Deliberately absent: added BOS or EOS tokens
 //! when a rendered conversation is encoded, because a chat template writes its own.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
 use std::path::Path;
 
@@ -14,8 +14,8 @@ use tokenizers::{
     AddedToken, DecoderWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper, TokenizerImpl,
 };
 
-use super::files::{BadFile, read, read_gguf, read_json};
-use super::vocabulary::{Vocabulary, VocabularyError};
+use super::files::{BadFile, read, read_gguf, read_json, token_text};
+use super::vocabulary::Vocabulary;
 use backsight_core::hash::sha256;
 use backsight_core::tokens::{OutOfVocabulary, TokenId, check_ids};
 
@@ -32,8 +32,8 @@ pub enum TokenizerError {
     #[error("the tokenizer failed: {0}")]
     Failed(String),
     /// A GGUF file does not say enough for a tokenizer.
-    #[error(transparent)]
-    Vocabulary(#[from] VocabularyError),
+    #[error("{0}")]
+    Vocabulary(String),
 }
 
 impl TokenizerError {
@@ -77,11 +77,13 @@ impl Tokenizer {
         let dir = file.parent().unwrap_or(Path::new("."));
         let mut tokenizer =
             Self::from_json(&read(&file)?).map_err(|why| TokenizerError::Broken(BadFile::new(&file, why)))?;
-        let beside = Beside::read(dir).map_err(TokenizerError::Broken)?;
-        if let Some(vocab_size) = beside.vocab_size() {
+        let beside = |name: &str| read_json(&dir.join(name)).map_err(TokenizerError::Broken);
+        let (model, generation) = (beside("config.json")?, beside("generation_config.json")?);
+        if let Some(vocab_size) = vocab_size(&model) {
             tokenizer.vocab_size = vocab_size;
         }
-        tokenizer.end_ids = beside.end_ids(&tokenizer);
+        let eos_tokens = [&generation, &model].map(|config| &config["eos_token_id"]);
+        tokenizer.end_ids = tokenizer.ends(eos_tokens, &beside("tokenizer_config.json")?);
         Ok(tokenizer)
     }
 
@@ -92,7 +94,8 @@ impl Tokenizer {
 
     /// From what a GGUF file says about it.
     pub fn from_vocabulary(vocabulary: &Vocabulary) -> Result<Self, TokenizerError> {
-        let mut tokenizer = Self::from_json(vocabulary.to_json()?.to_string().as_bytes())?;
+        let json = vocabulary.to_json().map_err(TokenizerError::Vocabulary)?;
+        let mut tokenizer = Self::from_json(json.to_string().as_bytes())?;
         tokenizer.end_ids = vocabulary.ends.clone();
         Ok(tokenizer)
     }
@@ -122,6 +125,19 @@ impl Tokenizer {
         let vocab_size = id_limit(&inner);
         let added = inner.get_added_tokens_decoder().into_iter().collect();
         Ok(Self { inner, added, vocab_size, end_ids: Vec::new() })
+    }
+
+    /// Every id that the model's files name as an end, each once: by a number, a list of numbers, or a spelling.
+    fn ends(&self, eos_tokens: [&Value; 2], config: &Value) -> Vec<TokenId> {
+        let ids = eos_tokens.into_iter().flat_map(|ids| match ids {
+            Value::Array(ids) => ids.as_slice(),
+            id => std::slice::from_ref(id),
+        });
+        let ids = ids.filter_map(|id| TokenId::try_from(id.as_u64()?).ok());
+        let spelling = config.get("eos_token").and_then(token_text);
+        let named = spelling.and_then(|spelling| self.id_of(spelling));
+        let ids: BTreeSet<TokenId> = ids.chain(named).collect();
+        ids.into_iter().collect()
     }
 
     /// Encodes text as it stands: special tokens written in it become their ids, none are added.
@@ -280,51 +296,10 @@ fn reaches_into(other: &str, token: &str) -> bool {
     longer || tails.any(|tail| token.starts_with(tail) || tail.starts_with(token))
 }
 
-/// What the files beside a `tokenizer.json` say.
-struct Beside {
-    model: Value,
-    generation: Value,
-    tokenizer: Value,
-}
-
-impl Beside {
-    fn read(dir: &Path) -> Result<Self, BadFile> {
-        Ok(Self {
-            model: read_json(&dir.join("config.json"))?,
-            generation: read_json(&dir.join("generation_config.json"))?,
-            tokenizer: read_json(&dir.join("tokenizer_config.json"))?,
-        })
-    }
-
-    fn vocab_size(&self) -> Option<usize> {
-        let nested = self.model.get("text_config").and_then(|it| it.get("vocab_size"));
-        let size = self.model.get("vocab_size").or(nested)?.as_u64()?;
-        usize::try_from(size).ok()
-    }
-
-    /// Every id that the model's files name as an end, each once.
-    fn end_ids(&self, tokenizer: &Tokenizer) -> Vec<TokenId> {
-        let mut ids = Vec::new();
-        for config in [&self.generation, &self.model] {
-            collect_ids(config.get("eos_token_id"), &mut ids);
-        }
-        let named = self.tokenizer.get("eos_token");
-        let spelling = named.and_then(|it| it.as_str().or_else(|| it.get("content")?.as_str()));
-        ids.extend(spelling.and_then(|spelling| tokenizer.id_of(spelling)));
-        ids.sort_unstable();
-        ids.dedup();
-        ids
-    }
-}
-
-/// `eos_token_id` is a number or a list of numbers.
-fn collect_ids(value: Option<&Value>, ids: &mut Vec<TokenId>) {
-    let values = match value {
-        Some(Value::Array(values)) => values.as_slice(),
-        Some(value) => std::slice::from_ref(value),
-        None => &[],
-    };
-    ids.extend(values.iter().filter_map(|value| TokenId::try_from(value.as_u64()?).ok()));
+/// How many rows the embedding of a model has, as its `config.json` says.
+fn vocab_size(model: &Value) -> Option<usize> {
+    let nested = model.get("text_config").and_then(|it| it.get("vocab_size"));
+    usize::try_from(model.get("vocab_size").or(nested)?.as_u64()?).ok()
 }
 
 fn failed(error: tokenizers::Error) -> TokenizerError {

@@ -81,14 +81,19 @@ fn explain(tools: &[Value]) -> String {
 
 /// The assistant message with its calls at the end of its text.
 fn with_call_text(mut message: Value) -> Value {
-    let text = texts(&message).concat();
-    let mut parts: Vec<String> = (!text.is_empty()).then_some(text).into_iter().collect();
-    parts.extend(calls(&message).iter().map(call_text));
-    set_content(&mut message, parts.join("\n"));
+    let text = text_and_calls(&message, call_text);
+    set_content(&mut message, text);
     if let Some(fields) = message.as_object_mut() {
         fields.shift_remove("tool_calls");
     }
     message
+}
+
+fn text_and_calls(message: &Value, call_text: fn(&Value) -> String) -> String {
+    let text = texts(message).concat();
+    let calls = calls(message).iter().map(call_text);
+    let parts: Vec<String> = Some(text).filter(|text| !text.is_empty()).into_iter().chain(calls).collect();
+    parts.join("\n")
 }
 
 fn call_text(call: &Value) -> String {
@@ -135,10 +140,7 @@ fn flatten_message(message: &Value) -> Value {
             json!({"role": "user", "content": format!("[Tool Result: {name}]\n{content}")})
         }
         "assistant" if !calls(message).is_empty() => {
-            let text = texts(message).concat();
-            let mut parts: Vec<String> = (!text.is_empty()).then_some(text).into_iter().collect();
-            parts.extend(calls(message).iter().map(flatten_call));
-            json!({"role": "assistant", "content": parts.join("\n")})
+            json!({"role": "assistant", "content": text_and_calls(message, flatten_call)})
         }
         _ => message.clone(),
     }

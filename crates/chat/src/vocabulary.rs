@@ -31,39 +31,6 @@ pub struct Vocabulary {
     pub ends: Vec<TokenId>,
 }
 
-/// Why a vocabulary gives no tokenizer.
-#[derive(Debug, thiserror::Error)]
-pub enum VocabularyError {
-    /// A kind of tokenizer we do not build.
-    #[error(
-        "the GGUF file's tokenizer is `{model}`, only byte-level BPE (`gpt2`) can be built from a GGUF file"
-    )]
-    Model {
-        /// As the file names it.
-        model: String,
-    },
-    /// A pre-tokenizer we do not know.
-    #[error("the GGUF file's pre-tokenizer `{pre}` is unknown; known are {}", PRE_TOKENIZERS.map(|it| it.0).join(", "))]
-    Pre {
-        /// As the file names it.
-        pre: String,
-    },
-    /// Lists that do not fit together.
-    #[error("the GGUF file has {tokens} tokens but {types} token types")]
-    Lengths {
-        /// Number of tokens.
-        tokens: usize,
-        /// Number of types.
-        types: usize,
-    },
-    /// A merge that is no pair.
-    #[error("merge {index} of the GGUF file is no pair of tokens")]
-    Merge {
-        /// Which one.
-        index: usize,
-    },
-}
-
 /// How a family of models splits text before merging.
 #[derive(Clone, Copy)]
 enum Split {
@@ -110,12 +77,19 @@ impl Vocabulary {
     }
 
     /// As a `tokenizer.json` says it.
-    pub(super) fn to_json(&self) -> Result<Value, VocabularyError> {
-        if self.model != "gpt2" {
-            return Err(VocabularyError::Model { model: self.model.clone() });
+    pub(super) fn to_json(&self) -> Result<Value, String> {
+        let Self { model, pre, .. } = self;
+        if model != "gpt2" {
+            return Err(format!(
+                "the GGUF file's tokenizer is `{model}`, only byte-level BPE (`gpt2`) can be built from a GGUF file"
+            ));
         }
-        let known = PRE_TOKENIZERS.into_iter().find(|it| it.0 == self.pre);
-        let (_, split, nfc, ignore_merges) = known.ok_or(VocabularyError::Pre { pre: self.pre.clone() })?;
+        let unknown = || {
+            let known = PRE_TOKENIZERS.map(|it| it.0).join(", ");
+            format!("the GGUF file's pre-tokenizer `{pre}` is unknown; known are {known}")
+        };
+        let found = PRE_TOKENIZERS.into_iter().find(|it| it.0 == *pre);
+        let (_, split, nfc, ignore_merges) = found.ok_or_else(unknown)?;
         Ok(json!({
             "version": "1.0",
             "truncation": null,
@@ -134,10 +108,10 @@ impl Vocabulary {
     }
 
     /// Control tokens are special; user-defined ones are taken out of the text too, but stand for it.
-    fn added_tokens(&self) -> Result<Vec<Value>, VocabularyError> {
+    fn added_tokens(&self) -> Result<Vec<Value>, String> {
         let (tokens, types) = (self.tokens.len(), self.types.len());
         if tokens != types {
-            return Err(VocabularyError::Lengths { tokens, types });
+            return Err(format!("the GGUF file has {tokens} tokens but {types} token types"));
         }
         let added = self.tokens.iter().zip(&self.types).enumerate();
         let added = added.filter_map(|(id, (content, kind))| match kind {
@@ -152,10 +126,10 @@ impl Vocabulary {
         self.tokens.iter().enumerate().map(|(id, token)| (token.clone(), id.into())).collect()
     }
 
-    fn pairs(&self) -> Result<Vec<Value>, VocabularyError> {
+    fn pairs(&self) -> Result<Vec<Value>, String> {
         let pair = |(index, merge): (usize, &String)| match merge.split_once(' ') {
             Some((left, right)) => Ok(json!([left, right])),
-            None => Err(VocabularyError::Merge { index }),
+            None => Err(format!("merge {index} of the GGUF file is no pair of tokens")),
         };
         self.merges.iter().enumerate().map(pair).collect()
     }

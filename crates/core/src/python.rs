@@ -184,6 +184,11 @@ fn number_repr(number: &Number) -> String {
     }
 }
 
+/// Whether a character is whitespace to Python: four separators more than Unicode's property has.
+pub fn is_space(c: char) -> bool {
+    c.is_whitespace() || matches!(c, '\u{1c}'..='\u{1f}')
+}
+
 /// Appends `text` as Python's JSON string, quotes included.
 pub fn write_json_string(out: &mut String, text: &str, ensure_ascii: bool) {
     out.push('"');

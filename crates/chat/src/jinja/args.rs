@@ -19,12 +19,8 @@ impl Args {
             return Ok(Self { positional: values.to_vec(), keywords: Vec::new() });
         };
         let kwargs = Kwargs::try_from(last.clone())?;
-        let names: Vec<String> = kwargs.args().map(str::to_owned).collect();
-        let mut keywords = Vec::new();
-        for name in names {
-            let value = kwargs.get::<Value>(&name)?;
-            keywords.push((name, value));
-        }
+        let keyword = |name: &str| Ok((name.to_owned(), kwargs.get::<Value>(name)?));
+        let keywords = kwargs.args().map(keyword).collect::<Result<_, Error>>()?;
         Ok(Self { positional: positional.to_vec(), keywords })
     }
 

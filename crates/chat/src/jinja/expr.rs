@@ -16,6 +16,13 @@ const MAX_OPERATIONS: usize = 1_500;
 /// Words that cannot be names, because they would be read as something else when written again.
 const KEYWORDS: &[&str] = &["and", "else", "if", "in", "is", "not", "or"];
 
+/// The operators between two operands that bind to the left, the loosest first, and our filters for them.
+const BINARY: [&[(&str, &str)]; 3] = [
+    &[("+", "__add"), ("-", "__sub")],
+    &[("~", "__concat")],
+    &[("*", "__mul"), ("/", "__div"), ("//", "__floordiv"), ("%", "__mod")],
+];
+
 /// An expression written for minijinja; a filter may follow it.
 #[derive(Clone, Debug)]
 pub(super) struct Code {
@@ -94,7 +101,7 @@ impl Cursor {
     }
 
     pub(super) fn fail<T>(&self, message: impl Into<String>) -> Result<T, SyntaxError> {
-        Err(SyntaxError { message: message.into(), line: self.line() })
+        Err(SyntaxError::new(message, self.line()))
     }
 
     pub(super) fn is_op(&self, op: &str) -> bool {
@@ -124,14 +131,10 @@ impl Cursor {
     }
 
     pub(super) fn expect_name(&mut self) -> Result<String, SyntaxError> {
-        match self.peek() {
-            Some(Tok::Name(name)) => {
-                let name = name.clone();
-                self.pos += 1;
-                Ok(name)
-            }
-            _ => self.unexpected("a name"),
-        }
+        let Some(Tok::Name(name)) = self.peek() else { return self.unexpected("a name") };
+        let name = name.clone();
+        self.pos += 1;
+        Ok(name)
     }
 
     /// A name that something is assigned to.
@@ -147,10 +150,6 @@ impl Cursor {
         let found = match self.peek() {
             None => "the end of the template".to_owned(),
             Some(Tok::Data(_)) => "text".to_owned(),
-            Some(Tok::PrintBegin) => "`{{`".to_owned(),
-            Some(Tok::PrintEnd) => "`}}`".to_owned(),
-            Some(Tok::BlockBegin) => "`{%`".to_owned(),
-            Some(Tok::BlockEnd) => "`%}`".to_owned(),
             Some(Tok::Name(name)) => format!("`{name}`"),
             Some(Tok::Str(_)) => "a string".to_owned(),
             Some(Tok::Int(_) | Tok::Float(_)) => "a number".to_owned(),
@@ -203,7 +202,7 @@ impl Cursor {
     }
 
     fn at_tuple_end(&self) -> bool {
-        matches!(self.peek(), None | Some(Tok::PrintEnd | Tok::BlockEnd | Tok::Op(")")))
+        matches!(self.peek(), None | Some(Tok::Op("}}" | "%}" | ")")))
     }
 
     pub(super) fn expression(&mut self) -> Result<Code, SyntaxError> {
@@ -254,11 +253,11 @@ impl Cursor {
     }
 
     fn compare(&mut self) -> Result<Code, SyntaxError> {
-        let mut left = self.sum()?;
+        let mut left = self.binary(0)?;
         let mut parts = Vec::new();
         while let Some((filter, negated)) = self.comparison() {
             self.count()?;
-            let right = self.sum()?;
+            let right = self.binary(0)?;
             let test = left.filter(filter, &right.text);
             parts.push(if negated { Code::bracketed(&format!("not {}", test.text)) } else { test });
             left = right;
@@ -287,30 +286,14 @@ impl Cursor {
         Some(found)
     }
 
-    fn sum(&mut self) -> Result<Code, SyntaxError> {
-        self.chain(&[("+", "__add"), ("-", "__sub")], Self::concat)
-    }
-
-    fn concat(&mut self) -> Result<Code, SyntaxError> {
-        self.chain(&[("~", "__concat")], Self::product)
-    }
-
-    fn product(&mut self) -> Result<Code, SyntaxError> {
-        let ops = [("*", "__mul"), ("/", "__div"), ("//", "__floordiv"), ("%", "__mod")];
-        self.chain(&ops, |parser| parser.unary(true))
-    }
-
-    /// A chain of operators that bind to the left.
-    fn chain(
-        &mut self,
-        ops: &[(&str, &str)],
-        operand: impl Fn(&mut Self) -> Result<Code, SyntaxError>,
-    ) -> Result<Code, SyntaxError> {
-        let mut left = operand(self)?;
+    /// A chain of operators that bind as tightly as those at `level`.
+    fn binary(&mut self, level: usize) -> Result<Code, SyntaxError> {
+        let Some(ops) = BINARY.get(level) else { return self.unary(true) };
+        let mut left = self.binary(level + 1)?;
         while let Some((_, filter)) = ops.iter().find(|(op, _)| self.is_op(op)) {
             self.pos += 1;
             self.count()?;
-            left = left.filter(filter, &operand(self)?.text);
+            left = left.filter(filter, &self.binary(level + 1)?.text);
         }
         Ok(left)
     }

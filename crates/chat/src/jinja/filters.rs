@@ -8,8 +8,8 @@ use super::args::{Args, as_int, as_str};
 use super::ops::int;
 use super::text::{escape_html, to_str};
 use super::value::{Dict, Py, fail, like, py, to_json, undefined};
-use super::{Filter, is_space, room, strings};
-use backsight_core::python::{JsonStyle, dumps, json_dumps};
+use super::{Filter, room, strings};
+use backsight_core::python::{JsonStyle, dumps, is_space, json_dumps};
 
 /// The filters of this module by name.
 pub(super) const FILTERS: &[(&str, Filter)] = &[

@@ -14,14 +14,14 @@ use super::strftime::Now;
 use super::text::to_str;
 use super::value::{SeqKind, check_storable, fail, seq};
 
-/// The name under which a rendering finds its [`Rendering`]; no template can write it.
+/// The name under which a rendering finds its [`Carried`]; no template can write it.
 pub(super) const RUN: &str = " run";
 /// The longest `range`, as in Jinja2's sandbox.
 const MAX_RANGE: usize = 100_000;
 
 /// What one rendering carries along.
 #[derive(Debug)]
-pub(super) struct Rendering {
+pub(super) struct Carried {
     now: Option<Now>,
     /// Characters written so far.
     written: AtomicUsize,
@@ -29,7 +29,7 @@ pub(super) struct Rendering {
     spans: Mutex<Vec<Range<usize>>>,
 }
 
-impl Rendering {
+impl Carried {
     pub(super) fn new(now: Option<Now>) -> Self {
         Self { now, written: AtomicUsize::new(0), spans: Mutex::default() }
     }
@@ -59,7 +59,7 @@ impl Rendering {
     }
 }
 
-impl Object for Rendering {
+impl Object for Carried {
     fn repr(self: &Arc<Self>) -> ObjectRepr {
         ObjectRepr::Plain
     }
@@ -83,7 +83,7 @@ pub(super) fn add(env: &mut Environment<'static>) {
         Err(error.with_source(Raised(message)))
     });
     env.add_function("strftime_now", |state: &mut State, format: String| -> Result<Value, Error> {
-        match Rendering::of(state)?.now {
+        match Carried::of(state)?.now {
             Some(now) => now.strftime(&format).map_or_else(fail, |text| Ok(Value::from(text))),
             None => {
                 Err(Error::new(ErrorKind::InvalidOperation, NeedsTime.to_string()).with_source(NeedsTime))
@@ -104,7 +104,7 @@ fn generation(state: &mut State, args: Values) -> Result<Value, Error> {
         return fail("nothing to generate");
     };
     let text = caller.call(state, &[])?;
-    let run = Rendering::of(state)?;
+    let run = Carried::of(state)?;
     let start = run.written.load(Ordering::Relaxed);
     let end = start + text.as_str().map_or(0, |text| text.chars().count());
     run.spans.lock().unwrap_or_else(PoisonError::into_inner).push(start..end);

@@ -3,8 +3,8 @@
 //! Follows transformers' settings (`trim_blocks`, `lstrip_blocks`, one trailing newline dropped)
 //! and Python's reading of numbers and string escapes. What the tokens mean is left to `lower`.
 
-use super::{SyntaxError, is_space};
-use backsight_core::python::unescape_one;
+use super::SyntaxError;
+use backsight_core::python::{is_space, unescape_one};
 
 /// One token and the line of the source it starts on.
 #[derive(Clone, Debug, PartialEq)]
@@ -18,14 +18,6 @@ pub(super) struct Token {
 pub(super) enum Tok {
     /// Text outside tags.
     Data(String),
-    /// `{{`
-    PrintBegin,
-    /// `}}`
-    PrintEnd,
-    /// `{%`
-    BlockBegin,
-    /// `%}`
-    BlockEnd,
     /// An identifier or keyword.
     Name(String),
     /// A string literal, escapes decoded.
@@ -34,7 +26,7 @@ pub(super) enum Tok {
     Int(String),
     /// A float literal.
     Float(String),
-    /// An operator or bracket.
+    /// An operator, a bracket, or what opens or closes a tag.
     Op(&'static str),
 }
 
@@ -71,11 +63,11 @@ enum TagKind {
 }
 
 impl TagKind {
-    fn end(self) -> &'static str {
+    fn delimiters(self) -> (&'static str, &'static str) {
         match self {
-            Self::Print => "}}",
-            Self::Block => "%}",
-            Self::Comment => "#}",
+            Self::Print => ("{{", "}}"),
+            Self::Block => ("{%", "%}"),
+            Self::Comment => ("{#", "#}"),
         }
     }
 }
@@ -95,7 +87,7 @@ impl<'a> Lexer<'a> {
     }
 
     fn fail<T>(&self, message: impl Into<String>) -> Result<T, SyntaxError> {
-        Err(SyntaxError { message: message.into(), line: self.line })
+        Err(SyntaxError::new(message, self.line))
     }
 
     fn push(&mut self, tok: Tok) {
@@ -123,8 +115,7 @@ impl<'a> Lexer<'a> {
         match kind {
             TagKind::Comment => self.comment(),
             TagKind::Block if is_raw(self.rest()) => self.fail("the tag `raw` is not supported"),
-            TagKind::Block => self.tag(kind, Tok::BlockBegin, Tok::BlockEnd),
-            TagKind::Print => self.tag(kind, Tok::PrintBegin, Tok::PrintEnd),
+            TagKind::Block | TagKind::Print => self.tag(kind),
         }
     }
 
@@ -166,28 +157,26 @@ impl<'a> Lexer<'a> {
     }
 
     /// Reads the inside of `{{ … }}` or `{% … %}`.
-    fn tag(&mut self, kind: TagKind, begin: Tok, end: Tok) -> Result<(), SyntaxError> {
-        self.push(begin);
+    fn tag(&mut self, kind: TagKind) -> Result<(), SyntaxError> {
+        self.push(Tok::Op(kind.delimiters().0));
         let mut brackets = Vec::new();
-        loop {
-            if brackets.is_empty() && self.tag_end(kind, &end) {
-                return Ok(());
-            }
+        while !(brackets.is_empty() && self.tag_end(kind)) {
             self.token(kind, &mut brackets)?;
         }
+        Ok(())
     }
 
     /// Closes the tag if it ends here.
-    fn tag_end(&mut self, kind: TagKind, end: &Tok) -> bool {
-        let is_block = kind == TagKind::Block;
+    fn tag_end(&mut self, kind: TagKind) -> bool {
+        let (is_block, end) = (kind == TagKind::Block, kind.delimiters().1);
         let rest = self.rest();
         let (n_bytes, strips, trims) = match rest.chars().next() {
-            Some('-') if rest[1..].starts_with(kind.end()) => (3, true, false),
-            Some('+') if is_block && rest[1..].starts_with(kind.end()) => (3, false, false),
-            _ if rest.starts_with(kind.end()) => (2, false, is_block),
+            Some('-') if rest[1..].starts_with(end) => (3, true, false),
+            Some('+') if is_block && rest[1..].starts_with(end) => (3, false, false),
+            _ if rest.starts_with(end) => (2, false, is_block),
             _ => return false,
         };
-        self.push(end.clone());
+        self.push(Tok::Op(end));
         self.close(n_bytes, strips, trims);
         true
     }
@@ -195,7 +184,7 @@ impl<'a> Lexer<'a> {
     fn token(&mut self, kind: TagKind, brackets: &mut Vec<&'static str>) -> Result<(), SyntaxError> {
         let rest = self.rest();
         let Some(first) = rest.chars().next() else {
-            return self.fail(format!("a tag is not closed: `{}` is missing", kind.end()));
+            return self.fail(format!("a tag is not closed: `{}` is missing", kind.delimiters().1));
         };
         if is_space(first) {
             self.advance(first.len_utf8());

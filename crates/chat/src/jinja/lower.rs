@@ -32,15 +32,15 @@ struct Body {
 }
 
 impl Open {
-    /// The tag that closes the block: as the template writes it, and as minijinja knows it.
-    fn end(&self) -> (&'static str, &'static str) {
+    /// The tag that closes the block.
+    fn end(&self) -> &'static str {
         match self {
-            Self::If { .. } => ("endif", "endif"),
-            Self::For { .. } => ("endfor", "endfor"),
-            Self::Set => ("endset", "endset"),
-            Self::Filter => ("endfilter", "endfilter"),
-            Self::Macro(_) => ("endmacro", "endmacro"),
-            Self::Generation(_) => ("endgeneration", "endcall"),
+            Self::If { .. } => "endif",
+            Self::For { .. } => "endfor",
+            Self::Set => "endset",
+            Self::Filter => "endfilter",
+            Self::Macro(_) => "endmacro",
+            Self::Generation(_) => "endgeneration",
         }
     }
 }
@@ -54,7 +54,7 @@ pub(super) fn lower(source: &str) -> Result<String, SyntaxError> {
     }
     match lowering.open.last() {
         None => Ok(lowering.out),
-        Some(open) => lowering.parser.fail(format!("`{}` is missing", open.end().0)),
+        Some(open) => lowering.parser.fail(format!("`{}` is missing", open.end())),
     }
 }
 
@@ -71,26 +71,18 @@ impl Lowering {
         let line = self.parser.line();
         match self.parser.next() {
             Some(Tok::Data(text)) => self.data(&text),
-            Some(Tok::PrintBegin) => {
+            Some(Tok::Op("{{")) => {
                 let value = self.parser.tuple(true)?;
                 self.print(value, line);
-                return self.expect(&Tok::PrintEnd);
+                return self.parser.expect_op("}}");
             }
-            Some(Tok::BlockBegin) => {
+            Some(Tok::Op("{%")) => {
                 self.statement(line)?;
-                return self.expect(&Tok::BlockEnd);
+                return self.parser.expect_op("%}");
             }
             _ => return self.parser.unexpected("text or a tag"),
         }
         Ok(())
-    }
-
-    fn expect(&mut self, tok: &Tok) -> Result<(), SyntaxError> {
-        if self.parser.peek() == Some(tok) {
-            self.parser.next();
-            return Ok(());
-        }
-        self.parser.unexpected(if *tok == Tok::BlockEnd { "`%}`" } else { "`}}`" })
     }
 
     /// Text, as a printed literal: it cannot be taken for a tag, and what is printed is counted.
@@ -160,8 +152,9 @@ impl Lowering {
 
     fn end(&mut self, line: usize, name: &str) -> Result<(), SyntaxError> {
         match self.open.last() {
-            Some(open) if open.end().0 == name => {
-                let text = open.end().1;
+            Some(open) if open.end() == name => {
+                // minijinja knows no generation; its text is given to a call.
+                let text = if name == "endgeneration" { "endcall" } else { name };
                 if let Some(Open::Macro(body) | Open::Generation(body)) = self.open.pop() {
                     self.name_variables(body);
                 }
@@ -169,7 +162,7 @@ impl Lowering {
                 Ok(())
             }
             Some(open) if name.starts_with("end") => {
-                let expected = open.end().0;
+                let expected = open.end();
                 self.parser.fail(format!("expected `{expected}`, found `{name}`"))
             }
             _ => self.parser.fail(format!("the tag `{name}` is not supported, or there is none")),
@@ -195,11 +188,8 @@ impl Lowering {
     fn targets(&mut self) -> Result<(String, usize), SyntaxError> {
         let mut names = Vec::new();
         loop {
-            names.push(if self.parser.skip_op("(") {
-                self.inner_targets()?
-            } else {
-                self.parser.assignable()?
-            });
+            let is_bracketed = self.parser.skip_op("(");
+            names.push(if is_bracketed { self.inner_targets()? } else { self.parser.assignable()? });
             if !self.parser.skip_op(",") || self.parser.is_name("in") || self.parser.is_op("=") {
                 break;
             }
@@ -250,9 +240,8 @@ impl Lowering {
             self.tag(line, &format!("set {target} = ({value}){store}"));
             return Ok(());
         }
-        while self.parser.skip_op("|") {
-            let (name, args) = self.parser.filter_call()?;
-            target = format!("{target} | {name}({args})");
+        if self.parser.skip_op("|") {
+            target = format!("{target} | {}", self.filters()?.join(" | "));
         }
         self.begin(line, Open::Set, &format!("set {target}"));
         Ok(())
@@ -277,17 +266,22 @@ impl Lowering {
     }
 
     fn filter_block(&mut self, line: usize) -> Result<(), SyntaxError> {
+        let mut chain = self.filters()?;
+        chain.push("__printed()".to_owned());
+        self.begin(line, Open::Filter, &format!("filter {}", chain.join("|")));
+        Ok(())
+    }
+
+    /// Filters with `|` between them.
+    fn filters(&mut self) -> Result<Vec<String>, SyntaxError> {
         let mut chain = Vec::new();
         loop {
             let (name, args) = self.parser.filter_call()?;
             chain.push(format!("{name}({args})"));
             if !self.parser.skip_op("|") {
-                break;
+                return Ok(chain);
             }
         }
-        chain.push("__printed()".to_owned());
-        self.begin(line, Open::Filter, &format!("filter {}", chain.join("|")));
-        Ok(())
     }
 
     /// `break` and `continue`, which minijinja mishandles anywhere but directly in a loop.

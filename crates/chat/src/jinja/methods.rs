@@ -108,7 +108,7 @@ fn object_method(
 }
 
 fn dict_method(receiver: &Value, dict: &Dict, name: &str, args: &Args) -> Result<Value, Error> {
-    let entries = dict.entries.iter().cloned();
+    let entries = dict.entries.values().cloned();
     match name {
         "get" => {
             let args = args.bind(["key", "default"])?;

@@ -33,7 +33,7 @@ use minijinja::value::{Rest, ValueOrKwargs};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, Output, State, Value};
 
 use self::args::Args;
-use self::globals::Rendering;
+use self::globals::Carried;
 pub(super) use self::globals::{NeedsTime, Raised};
 pub use self::strftime::Now;
 use self::value::{Py, fail, py};
@@ -88,7 +88,7 @@ pub(super) fn compile(source: &str) -> Result<Compiled, SyntaxError> {
     let mut env = environment();
     guarded(|| env.add_template_owned(NAME, lowered)).map_err(|error| {
         let message = error.detail().map_or_else(|| error.kind().to_string(), str::to_owned);
-        SyntaxError { message, line: error.line().unwrap_or(1) }
+        SyntaxError::new(message, error.line().unwrap_or(1))
     })?;
     Ok(Compiled { env })
 }
@@ -100,7 +100,7 @@ impl Compiled {
         variables: impl Iterator<Item = (String, Value)>,
         now: Option<Now>,
     ) -> Result<(String, Vec<Range<usize>>), Error> {
-        let run = Arc::new(Rendering::new(now));
+        let run = Arc::new(Carried::new(now));
         let own = (Value::from(globals::RUN), Value::from_dyn_object(run.clone()));
         let context = variables.map(|(name, value)| (Value::from(name), value)).chain([own]);
         let mut writer = Writer { out: Vec::new(), run: run.clone() };
@@ -127,7 +127,7 @@ fn guarded<T>(work: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
 /// Collects the output and knows how long it is, so that `{% generation %}` can ask.
 struct Writer {
     out: Vec<u8>,
-    run: Arc<Rendering>,
+    run: Arc<Carried>,
 }
 
 impl io::Write for Writer {
@@ -255,18 +255,16 @@ fn for_loop(value: &Value, unpacks: bool) -> Result<Value, Error> {
 }
 
 fn print(out: &mut Output<'_>, state: &mut State<'_, '_>, value: &Value) -> Result<(), Error> {
-    match py(value) {
-        Py::Str(text) => {
-            charge(state, text.len())?;
-            out.write_str(text)?;
-        }
+    let written;
+    let text = match py(value) {
+        Py::Str(text) => text,
         _ => {
-            let text = text::to_str(value)?;
-            charge(state, text.len())?;
-            out.write_str(&text)?;
+            written = text::to_str(value)?;
+            &written
         }
-    }
-    Ok(())
+    };
+    charge(state, text.len())?;
+    Ok(out.write_str(text)?)
 }
 
 /// How many bytes a value was to produce.
@@ -281,15 +279,13 @@ fn size(value: &Value) -> usize {
 
 /// Bytes produced so far in one rendering.
 #[derive(Debug, Default)]
-struct Meter {
-    n_bytes: usize,
-}
+struct Meter(usize);
 
 /// Counts bytes that were produced, up to the limit.
 fn charge(state: &mut State<'_, '_>, n_bytes: usize) -> Result<(), Error> {
     let meter = state.get_or_insert_extension_with(Meter::default);
-    meter.n_bytes = meter.n_bytes.saturating_add(n_bytes);
-    if meter.n_bytes > MAX_WORK {
+    meter.0 = meter.0.saturating_add(n_bytes);
+    if meter.0 > MAX_WORK {
         return Err(Error::new(ErrorKind::OutOfFuel, format!("more than {MAX_WORK} bytes of work")));
     }
     room(n_bytes)
@@ -301,9 +297,4 @@ fn room(n_bytes: usize) -> Result<(), Error> {
         return Err(Error::new(ErrorKind::OutOfFuel, format!("a value of more than {MAX_VALUE} bytes")));
     }
     Ok(())
-}
-
-/// White space as Python sees it.
-fn is_space(c: char) -> bool {
-    c.is_whitespace() || matches!(c, '\u{1c}'..='\u{1f}')
 }

@@ -7,7 +7,7 @@ use std::cmp::Ordering;
 
 use minijinja::{Error, Value};
 
-use super::text::{concat, escape_html};
+use super::text::{escape_html, to_str};
 use super::value::{Py, Seq, SeqKind, bound_method, fail, iterate, like, py, seq, type_name, undefined};
 use super::{methods, room};
 
@@ -201,7 +201,8 @@ pub(super) fn signed(value: &Value, sign: i128) -> Result<Value, Error> {
 
 /// `a ~ b`: the `str()` of both, joined.
 pub(super) fn tilde(a: &Value, b: &[Value]) -> Result<Value, Error> {
-    Ok(Value::from(concat(std::slice::from_ref(a))? + &concat(b)?))
+    let texts = std::iter::once(a).chain(b).map(to_str);
+    Ok(Value::from(texts.collect::<Result<String, Error>>()?))
 }
 
 /// Python's `==`.
@@ -212,7 +213,7 @@ pub(super) fn equal(a: &Value, b: &Value) -> bool {
         (Py::Seq(a), Py::Seq(b)) => a.kind == b.kind && equal_items(&a.items, &b.items),
         (Py::Dict(a), Py::Dict(b)) => {
             let same = |(key, value): &(Value, Value)| b.get(key).is_some_and(|it| equal(value, it));
-            a.entries.len() == b.entries.len() && a.entries.iter().all(same)
+            a.entries.len() == b.entries.len() && a.entries.values().all(same)
         }
         (Py::Generator(a), Py::Generator(b)) => std::ptr::eq(a, b),
         (Py::Other, Py::Other) => a == b,

@@ -141,7 +141,8 @@ fn dictsort(value: &Value, args: &Args) -> Result<Value, Error> {
         return fail("the filter `dictsort` with arguments is not supported");
     }
     let path = Path::default().ignoring_case(true);
-    let sorted = sort_by_key(mapping(value)?.entries.clone(), false, |(key, _)| path.get(key))?;
+    let entries = mapping(value)?.entries.values().cloned().collect();
+    let sorted = sort_by_key(entries, false, |(key, _): &(Value, Value)| path.get(key))?;
     list(sorted.into_iter().map(|(key, value)| pair(key, value)).collect::<Result<_, _>>()?)
 }
 

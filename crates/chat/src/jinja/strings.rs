@@ -7,9 +7,10 @@ use minijinja::{Error, Value};
 
 use super::args::{Args, Bound, as_str};
 use super::ops::int;
+use super::room;
 use super::text::{escape_html, to_str};
 use super::value::{Py, SeqKind, fail, iterate, like, list, py, type_name};
-use super::{is_space, room};
+use backsight_core::python::is_space;
 
 /// `text.name(args)`; `this` is the value the text comes from.
 pub(super) fn call(this: &Value, text: &str, name: &str, args: &Args) -> Result<Value, Error> {

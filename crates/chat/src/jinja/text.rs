@@ -58,24 +58,29 @@ fn write_seq(out: &mut String, seq: &Seq) -> Result<(), Error> {
             return fail("a range or a view of a dict cannot be printed; `|list` makes it a list");
         }
     };
-    out.push_str(open);
-    for (idx, item) in seq.items.iter().enumerate() {
-        out.push_str(if idx > 0 { ", " } else { "" });
-        write_repr(out, item)?;
-    }
-    out.push_str(close);
-    Ok(())
+    write_joined(out, [open, close], &seq.items, write_repr)
 }
 
 fn write_dict(out: &mut String, dict: &Dict) -> Result<(), Error> {
-    out.push('{');
-    for (idx, (key, value)) in dict.entries.iter().enumerate() {
-        out.push_str(if idx > 0 { ", " } else { "" });
+    write_joined(out, ["{", "}"], dict.entries.values(), |out, (key, value)| {
         write_repr(out, key)?;
         out.push_str(": ");
-        write_repr(out, value)?;
+        write_repr(out, value)
+    })
+}
+
+fn write_joined<T>(
+    out: &mut String,
+    [open, close]: [&str; 2],
+    items: impl IntoIterator<Item = T>,
+    write: impl Fn(&mut String, T) -> Result<(), Error>,
+) -> Result<(), Error> {
+    out.push_str(open);
+    for (idx, item) in items.into_iter().enumerate() {
+        out.push_str(if idx > 0 { ", " } else { "" });
+        write(out, item)?;
     }
-    out.push('}');
+    out.push_str(close);
     Ok(())
 }
 
@@ -115,11 +120,6 @@ pub(super) fn is_printable(c: char) -> bool {
     // because a combining mark at the start would be escaped.
     let pair: String = ['a', c].into_iter().collect();
     !pair.escape_debug().skip(1).any(|escaped| escaped == '\\')
-}
-
-/// Joins the `str()` of several values.
-pub(super) fn concat(values: &[Value]) -> Result<String, Error> {
-    values.iter().map(to_str).collect()
 }
 
 /// HTML's five special characters, escaped as MarkupSafe does.

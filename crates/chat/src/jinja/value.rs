@@ -6,9 +6,9 @@
 //! construction, classification, iteration and JSON; text is left to `text`, operators to `ops`.
 
 use std::borrow::Cow;
-use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
+use indexmap::IndexMap;
 use minijinja::value::{Enumerator, Object, ObjectRepr, ValueKind};
 use minijinja::{Error, ErrorKind, State, Value};
 use serde_json::{Map, Number};
@@ -138,8 +138,8 @@ impl Object for Seq {
 /// Keys and values in the order they were first written.
 #[derive(Debug)]
 pub(super) struct Dict {
-    pub(super) entries: Vec<(Value, Value)>,
-    index: HashMap<Value, usize>,
+    /// Keys and values by what a key is found by.
+    pub(super) entries: IndexMap<Value, (Value, Value)>,
     nesting: usize,
     /// As JSON in Python's own style, once somebody asked: a conversation is rendered again for every step,
     /// and nothing in a dict ever changes.
@@ -148,13 +148,12 @@ pub(super) struct Dict {
 
 impl Dict {
     pub(super) fn get(&self, key: &Value) -> Option<&Value> {
-        let at = self.index.get(hashed(key).as_ref())?;
-        self.entries.get(*at).map(|(_, value)| value)
+        self.entries.get(hashed(key).as_ref()).map(|(_, value)| value)
     }
 
     /// The entries as Python's tuples.
     pub(super) fn pairs(&self) -> Result<Vec<Value>, Error> {
-        self.entries.iter().map(|(key, value)| pair(key.clone(), value.clone())).collect()
+        self.entries.values().map(|(key, value)| pair(key.clone(), value.clone())).collect()
     }
 }
 
@@ -168,7 +167,7 @@ impl Object for Dict {
     }
 
     fn enumerate(self: &Arc<Self>) -> Enumerator {
-        Enumerator::Values(self.entries.iter().map(|(key, _)| key.clone()).collect())
+        Enumerator::Values(self.entries.values().map(|(key, _)| key.clone()).collect())
     }
 
     fn enumerator_len(self: &Arc<Self>) -> Option<usize> {
@@ -281,24 +280,14 @@ pub(super) fn generator(items: Result<Vec<Value>, Error>) -> Result<Value, Error
 
 /// A dict; a later value of the same key replaces an earlier one in its place.
 pub(super) fn dict(pairs: impl IntoIterator<Item = (Value, Value)>) -> Result<Value, Error> {
-    let mut entries: Vec<(Value, Value)> = Vec::new();
-    let mut index = HashMap::new();
+    let mut entries: IndexMap<Value, (Value, Value)> = IndexMap::new();
     for (key, value) in pairs {
         check_hashable(&key)?;
-        match index.get(hashed(&key).as_ref()) {
-            Some(&at) => {
-                if let Some(entry) = entries.get_mut::<usize>(at) {
-                    entry.1 = value;
-                }
-            }
-            None => {
-                index.insert(hashed(&key).into_owned(), entries.len());
-                entries.push((key, value));
-            }
-        }
+        let found_by = hashed(&key).into_owned();
+        entries.entry(found_by).or_insert_with(|| (key, Value::UNDEFINED)).1 = value;
     }
-    let nesting = nest(entries.iter().map(|(_, value)| value))?;
-    Ok(Value::from_object(Dict { entries, index, nesting, json: OnceLock::new() }))
+    let nesting = nest(entries.values().map(|(_, value)| value))?;
+    Ok(Value::from_object(Dict { entries, nesting, json: OnceLock::new() }))
 }
 
 /// The value by which a key is found: `True`, `1` and `1.0` are one key to Python.
@@ -329,7 +318,7 @@ pub(super) fn iterate(value: &Value) -> Result<Vec<Value>, Error> {
         Py::Undefined => Ok(Vec::new()),
         Py::Str(text) => Ok(text.chars().map(|c| Value::from(c.to_string())).collect()),
         Py::Seq(seq) => Ok(seq.items.clone()),
-        Py::Dict(dict) => Ok(dict.entries.iter().map(|(key, _)| key.clone()).collect()),
+        Py::Dict(dict) => Ok(dict.entries.values().map(|(key, _)| key.clone()).collect()),
         Py::Generator(generator) => generator.take(),
         _ => fail(format!("'{}' object is not iterable", type_name(value))),
     }
@@ -396,7 +385,7 @@ fn int_to_json(int: i128) -> Result<serde_json::Value, Error> {
 
 fn dict_to_json(dict: &Dict) -> Result<serde_json::Value, Error> {
     let mut fields = Map::with_capacity(dict.entries.len());
-    for (key, value) in &dict.entries {
+    for (key, value) in dict.entries.values() {
         let name = match py(key) {
             Py::Str(text) => text.to_owned(),
             Py::None => "null".to_owned(),

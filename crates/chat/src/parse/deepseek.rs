@@ -5,7 +5,7 @@
 
 use super::json::{behind_value, find_outside};
 use super::scan::{excerpt, find, find_marker, strip, strip_start};
-use super::{Parsed, ParsedCall};
+use super::{NoCall, Parsed, ParsedCall};
 
 const SECTION: &str = "<｜tool▁calls▁begin｜>";
 const BEGIN: &str = "<｜tool▁call▁begin｜>";
@@ -14,72 +14,57 @@ const END: &str = "<｜tool▁call▁end｜>";
 const FENCE: &str = "```";
 const JSON_FENCE: &str = "```json";
 
-/// The name and the arguments of a call, and where it ends.
-pub(super) struct Call<'a> {
-    name: &'a str,
-    arguments: &'a str,
-    end: usize,
-}
-
-/// Why there is no call, and where to look on; nowhere when no later call can be complete either.
-pub(super) struct NoCall {
-    why: &'static str,
-    look_on: Option<usize>,
-}
+/// A call or why there is none, and where to look on; nowhere when no later call can be complete either.
+type Piece = (Result<ParsedCall, &'static str>, Option<usize>);
 
 /// Reads the call of which the first part is given and the rest of `text` stands after a separator.
-pub(super) type ReadCall = for<'a> fn(text: &'a str, first: &'a str, at: usize) -> Result<Call<'a>, NoCall>;
+pub(super) type ReadCall = fn(text: &str, first: &str, at: usize) -> Piece;
 
 pub(super) fn parse(text: &str, read: ReadCall) -> Parsed {
     let mut calls = Vec::new();
-    let mut malformed = Vec::new();
     let section = find(text, SECTION, 0);
     let mut next = section.map(|_| 0);
     while let Some(begin) = next.and_then(|at| find(text, BEGIN, at)) {
         let start = begin + BEGIN.len();
-        next = match call(text, start, read) {
-            Ok(call) => {
-                calls.push(ParsedCall::new(call.name, call.arguments));
-                Some(call.end)
-            }
-            Err(no_call) => {
-                malformed.push(format!("{} {}", excerpt(&text[start..]), no_call.why));
-                no_call.look_on
-            }
-        };
+        let (call, look_on) = piece(text, start, read);
+        calls.push(call.map_err(|why| NoCall::Other(format!("{} {why}", excerpt(&text[start..])))));
+        next = look_on;
     }
-    Parsed::new(text, &text[..section.unwrap_or(0)], calls, malformed)
+    Parsed::new(text, section, calls)
 }
 
-fn call(text: &str, start: usize, read: ReadCall) -> Result<Call<'_>, NoCall> {
-    const WHY: &str = "has no separator after its first part";
+fn piece(text: &str, start: usize, read: ReadCall) -> Piece {
     match find_marker(text, &[BEGIN, SEPARATOR, END], start) {
-        Some((at, SEPARATOR)) => {
-            let call = read(text, &text[start..at], at + SEPARATOR.len())?;
-            let unnamed = NoCall { why: "has no name", look_on: Some(call.end) };
-            if call.name.is_empty() { Err(unnamed) } else { Ok(call) }
-        }
-        marker => Err(NoCall { why: WHY, look_on: marker.map(|(at, _)| at) }),
+        Some((at, SEPARATOR)) => read(text, &text[start..at], at + SEPARATOR.len()),
+        marker => (Err("has no separator after its first part"), marker.map(|(at, _)| at)),
     }
+}
+
+fn named(name: &str, arguments: &str, end: usize) -> Piece {
+    let call = ParsedCall::new(strip(name), strip(arguments));
+    (if call.name.is_empty() { Err("has no name") } else { Ok(call) }, Some(end))
 }
 
 /// V3.1: the first part is the name, the arguments follow.
-pub(super) fn bare_call<'a>(text: &'a str, first: &'a str, at: usize) -> Result<Call<'a>, NoCall> {
-    let end = find_outside(text, END, at);
-    let end = end.ok_or(NoCall { why: "is not closed", look_on: None })?;
-    Ok(Call { name: strip(first), arguments: strip(&text[at..end]), end: end + END.len() })
+pub(super) fn bare_call(text: &str, first: &str, at: usize) -> Piece {
+    match find_outside(text, END, at) {
+        Some(end) => named(first, &text[at..end], end + END.len()),
+        None => (Err("is not closed"), None),
+    }
 }
 
 /// V3: the first part is a type nobody needs; a name follows, and arguments in a fence.
-pub(super) fn fenced_call<'a>(text: &'a str, _: &'a str, at: usize) -> Result<Call<'a>, NoCall> {
+pub(super) fn fenced_call(text: &str, _: &str, at: usize) -> Piece {
     let marker = find_marker(text, &[BEGIN, END], at).map(|(at, _)| at);
     let before_marker = &text[..marker.unwrap_or(text.len())];
-    let unfenced = NoCall { why: "has no block of JSON", look_on: marker };
-    let fence = find(before_marker, JSON_FENCE, at).ok_or(unfenced)?;
+    let Some(fence) = find(before_marker, JSON_FENCE, at) else {
+        return (Err("has no block of JSON"), marker);
+    };
     let start = fence + JSON_FENCE.len();
-    let closing = closing_fence(text, behind_value(text, start));
-    let (close, end) = closing.ok_or(NoCall { why: "is not closed", look_on: None })?;
-    Ok(Call { name: strip(&text[at..fence]), arguments: strip(&text[start..close]), end })
+    match closing_fence(text, behind_value(text, start)) {
+        Some((close, end)) => named(&text[at..fence], &text[start..close], end),
+        None => (Err("is not closed"), None),
+    }
 }
 
 /// The first fence that the call's end follows, and where that ends.

@@ -11,7 +11,7 @@ use super::json::{Fields, Json};
 use super::literal::value_of;
 use super::scan::{excerpt, find, strip, strip_start};
 use super::schema::Parameters;
-use super::{Parsed, ParsedCall};
+use super::{NoCall, Parsed, ParsedCall};
 
 const OPEN: &str = "<tool_call>";
 const CLOSE: &str = "</tool_call>";
@@ -46,60 +46,54 @@ fn skip_written_breaks(text: &str) -> &str {
 }
 
 pub(super) fn parse(text: &str, tools: &[Value], dialect: &Dialect) -> Parsed {
-    let mut calls = Vec::new();
-    let mut malformed = Vec::new();
-    let before = find(text, OPEN, 0).unwrap_or(0);
-    let mut at = before;
+    let mut pieces = Vec::new();
+    let before = find(text, OPEN, 0);
+    let mut at = before.unwrap_or(text.len());
     while let Some(start) = find(text, OPEN, at).map(|at| at + OPEN.len()) {
         let Some(end) = find(text, CLOSE, start) else {
-            malformed.push(format!("`{OPEN}` is not closed before {}", excerpt(&text[start..])));
+            pieces.push(no_call(format!("`{OPEN}` is not closed before {}", excerpt(&text[start..]))));
             break;
         };
-        calls.extend(call(&text[start..end], tools, dialect, &mut malformed));
+        pieces.extend(call(&text[start..end], tools, dialect));
         at = end + CLOSE.len();
     }
-    Parsed::new(text, &text[..before], calls, malformed)
+    Parsed::new(text, before, pieces)
 }
 
-fn call(piece: &str, tools: &[Value], dialect: &Dialect, malformed: &mut Vec<String>) -> Option<ParsedCall> {
+fn no_call(why: String) -> Result<ParsedCall, NoCall> {
+    Err(NoCall::Other(why))
+}
+
+/// The call, and what is wrong with its arguments.
+fn call(piece: &str, tools: &[Value], dialect: &Dialect) -> Vec<Result<ParsedCall, NoCall>> {
     let Some((name, pairs)) = (dialect.split_name)(piece) else {
-        malformed.push(format!("{} has no line break after the name", excerpt(piece)));
-        return None;
+        return vec![no_call(format!("{} has no line break after the name", excerpt(piece)))];
     };
     let name = strip(name);
     if name.is_empty() || name.contains(OPEN) || name.contains(KEY[0]) {
-        malformed.push(format!("{} does not open with a name", excerpt(piece)));
-        return None;
+        return vec![no_call(format!("{} does not open with a name", excerpt(piece)))];
     }
-    let (fields, complaints) = arguments(pairs, &Parameters::of(tools, name), dialect);
-    malformed.extend(complaints.into_iter().map(|(key, why)| format!("argument {key} of `{name}` {why}")));
-    Some(ParsedCall::new(name, Json::Object(fields).dumps()))
-}
-
-/// The arguments, and what is wrong with which of the others.
-fn arguments(
-    pairs: &str,
-    schemas: &Parameters<'_>,
-    dialect: &Dialect,
-) -> (Fields, Vec<(String, &'static str)>) {
-    let (mut fields, mut complaints) = (Fields::default(), Vec::new());
+    let schemas = Parameters::of(tools, name);
+    let (mut fields, mut found) = (Fields::default(), Vec::new());
+    let mut lacking = |key, why| found.push(no_call(format!("argument {} of `{name}` {why}", excerpt(key))));
     let mut rest = pairs;
     while let Some(start) = find(rest, KEY[0], 0) {
         let (key, after) = split_before(&rest[start + KEY[0].len()..], KEY[1]);
         let Some(text) = value_after(after, dialect) else {
-            complaints.push((excerpt(key), "has no value"));
+            lacking(key, "has no value");
             rest = after;
             continue;
         };
         let Some(end) = find(text, VALUE[1], 0) else {
             // No later value can be closed either.
-            complaints.push((excerpt(key), "is not closed"));
+            lacking(key, "is not closed");
             break;
         };
         fields.insert(strip(key).to_owned(), schemas.value(strip(key), &text[..end], value_of));
         rest = &text[end + VALUE[1].len()..];
     }
-    (fields, complaints)
+    found.push(Ok(ParsedCall::new(name, Json::Object(fields).dumps())));
+    found
 }
 
 /// The text from a value on, given the closing tag of its key and what follows.

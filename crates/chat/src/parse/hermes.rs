@@ -5,7 +5,7 @@
 
 use super::json::{Json, find_outside, loads};
 use super::scan::{find, pieces, strip};
-use super::{NoCall, Parsed, ParsedCall, all_or_none, call_of};
+use super::{NoCall, Parsed, ParsedCall, call_of};
 
 /// The tags around a call.
 pub(super) struct Tags {
@@ -23,9 +23,8 @@ pub(super) const LONGCAT: Tags =
 pub(super) fn parse(text: &str, tags: &Tags) -> Parsed {
     // A last call may be unclosed.
     let pieces = pieces(text, tags.open, |start| (tags.find_close)(text, tags.close, start));
-    let (calls, malformed) = all_or_none(pieces.into_iter().map(|piece| call(strip(piece), tags)));
-    let before = find(text, tags.open, 0).unwrap_or(0);
-    Parsed::new(text, &text[..before], calls, malformed)
+    let calls = pieces.into_iter().map(|piece| call(strip(piece), tags));
+    Parsed::new(text, find(text, tags.open, 0), calls)
 }
 
 fn call(piece: &str, tags: &Tags) -> Result<ParsedCall, NoCall> {

@@ -8,7 +8,7 @@ use std::collections::HashSet;
 
 use indexmap::IndexMap;
 
-use super::scan::{excerpt, find, looked_at, strip_start};
+use super::scan::{Reader, excerpt, find, looked_at, strip_start};
 use backsight_core::python::{float_repr, write_json_string};
 
 /// How deep a value may be nested to be read: a little less than `serde_json` allows, so that
@@ -106,11 +106,11 @@ impl BadJson {
 
 /// Reads a text that is one JSON value and whitespace.
 pub(super) fn loads(text: &str) -> Result<Json, BadJson> {
-    let mut reader = JsonReader::new(text, 0);
-    reader.skip_space();
-    let value = reader.value(0)?;
-    reader.skip_space();
-    if reader.at < text.len() { reader.fail("text after the value") } else { Ok(value) }
+    let mut reader = Reader::new(text, 0);
+    skip_space(&mut reader);
+    let value = value(&mut reader)?;
+    skip_space(&mut reader);
+    if reader.peek().is_some() { fail(&reader, "text after the value") } else { Ok(value) }
 }
 
 /// Where `marker` is at or after `at`, but not in a string of the value that stands there.
@@ -126,27 +126,27 @@ pub(super) fn find_outside(text: &str, marker: &str, at: usize) -> Option<usize>
 
 /// Behind the value that stands at `at`; `at` where none can be read.
 pub(super) fn behind_value(text: &str, at: usize) -> usize {
-    let mut reader = JsonReader::new(text, text.len() - strip_start(&text[at..]).len());
-    if reader.value(0).is_ok() { reader.at } else { at }
+    let mut reader = Reader::new(text, text.len() - strip_start(&text[at..]).len());
+    if value(&mut reader).is_ok() { reader.at } else { at }
 }
 
 /// What stands at an opening bracket.
-pub(super) struct Found {
+pub(super) struct Bracket {
     /// Where the bracket is.
     pub(super) start: usize,
     /// The value that opens there, or why none does.
     pub(super) value: Result<Json, BadJson>,
-    /// The brackets that were open when reading failed, the innermost first.
+    /// The brackets that were open when reading failed, the outermost first.
     open: Vec<usize>,
 }
 
-impl Found {
+impl Bracket {
     /// What is wrong with a broken object of `text` that was meant as a call. Braces are common in
     /// prose; what was meant as a call opens with a name.
     pub(super) fn complaint(&self, text: &str) -> Option<String> {
         let bad = self.value.as_ref().err()?;
         let is_meant = |&&open: &&usize| strip_start(&text[open + 1..]).starts_with("\"name\"");
-        let outermost = *self.open.iter().rev().find(is_meant)?;
+        let outermost = *self.open.iter().find(is_meant)?;
         Some(BadJson { at: bad.at - outermost, why: bad.why }.describe(&text[outermost..]))
     }
 }
@@ -187,222 +187,151 @@ impl<'a> Containers<'a> {
 }
 
 impl Iterator for Containers<'_> {
-    type Item = Found;
+    type Item = Bracket;
 
-    fn next(&mut self) -> Option<Found> {
+    fn next(&mut self) -> Option<Bracket> {
         let start = self.next_opening()?;
-        let mut reader = JsonReader::new(self.text, start);
-        let value = reader.value(0);
+        let mut reader = Reader::new(self.text, start);
+        let value = value(&mut reader);
         self.at = match &value {
             Ok(_) => reader.at,
             Err(bad) if bad.why == TOO_DEEP => bad.at,
             Err(_) => start + 1,
         };
         self.doomed.extend(reader.open.iter().filter(|&&open| open >= self.at));
-        Some(Found { start, value, open: reader.open })
+        Some(Bracket { start, value, open: reader.open })
     }
 }
 
-/// Reads values from the middle of a text.
-struct JsonReader<'a> {
-    text: &'a str,
-    at: usize,
-    /// The brackets that were open when reading failed.
-    open: Vec<usize>,
+fn fail<T>(reader: &Reader<'_>, why: &'static str) -> Result<T, BadJson> {
+    let why = if reader.peek().is_none() { "the text ends too early" } else { why };
+    Err(BadJson { at: reader.at, why })
 }
 
-impl<'a> JsonReader<'a> {
-    fn new(text: &'a str, at: usize) -> Self {
-        Self { text, at, open: Vec::new() }
-    }
+fn skip_space(reader: &mut Reader<'_>) {
+    reader.take_while(|c| matches!(c, ' ' | '\t' | '\n' | '\r'));
+}
 
-    fn fail<T>(&self, why: &'static str) -> Result<T, BadJson> {
-        let why = if self.at >= self.text.len() { "the text ends too early" } else { why };
-        Err(BadJson { at: self.at, why })
+fn value(reader: &mut Reader<'_>) -> Result<Json, BadJson> {
+    match reader.peek() {
+        Some('{' | '[') => container(reader),
+        Some('"') => string(reader).map(Json::Text),
+        Some('-' | '0'..='9') => number(reader),
+        _ => word(reader),
     }
+}
 
-    fn peek(&self) -> Option<u8> {
-        self.text.as_bytes().get(self.at).copied()
+fn container(reader: &mut Reader<'_>) -> Result<Json, BadJson> {
+    if reader.open.len() == MAX_DEPTH {
+        return fail(reader, TOO_DEEP);
     }
+    reader.open.push(reader.at);
+    let value = match reader.next() {
+        Some('{') => items(reader, field, "}", "expected `,` or `}`").map(Json::Object)?,
+        _ => items(reader, value, "]", "expected `,` or `]`").map(Json::List)?,
+    };
+    reader.open.pop();
+    Ok(value)
+}
 
-    fn advance(&mut self, n_bytes: usize) {
-        looked_at(n_bytes);
-        self.at += n_bytes;
+/// What stands between commas up to `close`; `why` is said of anything else that stands there.
+fn items<T, Items: Default + Extend<T>>(
+    reader: &mut Reader<'_>,
+    item: fn(&mut Reader<'_>) -> Result<T, BadJson>,
+    close: &str,
+    why: &'static str,
+) -> Result<Items, BadJson> {
+    let mut items = Items::default();
+    skip_space(reader);
+    if reader.take(close) {
+        return Ok(items);
     }
-
-    /// Passes `token` if it stands here.
-    fn take(&mut self, token: &str) -> bool {
-        looked_at(1);
-        let is_here = self.text[self.at..].starts_with(token);
-        self.advance(if is_here { token.len() } else { 0 });
-        is_here
-    }
-
-    /// Passes the bytes that are as asked and returns them.
-    fn take_while(&mut self, wanted: impl Fn(u8) -> bool) -> &'a str {
-        let start = self.at;
-        let rest = &self.text.as_bytes()[start..];
-        self.advance(rest.iter().position(|&byte| !wanted(byte)).unwrap_or(rest.len()));
-        &self.text[start..self.at]
-    }
-
-    fn skip_space(&mut self) {
-        self.take_while(|byte| matches!(byte, b' ' | b'\t' | b'\n' | b'\r'));
-    }
-
-    fn value(&mut self, depth: usize) -> Result<Json, BadJson> {
-        match self.peek() {
-            Some(b'{' | b'[') => self.container(depth),
-            Some(b'"') => self.string().map(Json::Text),
-            Some(b'-' | b'0'..=b'9') => self.number(),
-            _ => self.word(),
+    loop {
+        items.extend([item(reader)?]);
+        skip_space(reader);
+        if reader.take(close) {
+            return Ok(items);
         }
+        if !reader.take(",") {
+            return fail(reader, why);
+        }
+        skip_space(reader);
     }
+}
 
-    fn container(&mut self, depth: usize) -> Result<Json, BadJson> {
-        if depth == MAX_DEPTH {
-            return self.fail(TOO_DEEP);
-        }
-        let start = self.at;
-        let is_object = self.take("{");
-        let value = if is_object { self.object(depth) } else { self.list(depth) };
-        if value.is_err() {
-            self.open.push(start);
-        }
-        value
+/// A key and its value.
+fn field(reader: &mut Reader<'_>) -> Result<(String, Json), BadJson> {
+    if reader.peek() != Some('"') {
+        return fail(reader, "expected a key in double quotes");
     }
+    let key = string(reader)?;
+    skip_space(reader);
+    if !reader.take(":") {
+        return fail(reader, "expected `:`");
+    }
+    skip_space(reader);
+    Ok((key, value(reader)?))
+}
 
-    fn object(&mut self, depth: usize) -> Result<Json, BadJson> {
-        let mut fields = Fields::default();
-        self.skip_space();
-        if self.take("}") {
-            return Ok(Json::Object(fields));
-        }
-        loop {
-            let key = self.key()?;
-            let value = self.value(depth + 1)?;
-            fields.insert(key, value);
-            if !self.goes_on("}", "expected `,` or `}`")? {
-                return Ok(Json::Object(fields));
-            }
-        }
-    }
+fn word(reader: &mut Reader<'_>) -> Result<Json, BadJson> {
+    let words = [("null", Json::Null), ("true", Json::Bool(true)), ("false", Json::Bool(false))];
+    let numbers = [("NaN", f64::NAN), ("Infinity", f64::INFINITY)];
+    let numbers = numbers.map(|(word, number)| (word, Json::Float(number)));
+    let found = words.into_iter().chain(numbers).find(|(word, _)| reader.take(word));
+    found.map_or_else(|| fail(reader, "expected a value"), |(_, value)| Ok(value))
+}
 
-    /// A key, its colon and the space around it.
-    fn key(&mut self) -> Result<String, BadJson> {
-        if self.peek() != Some(b'"') {
-            return self.fail("expected a key in double quotes");
-        }
-        let key = self.string()?;
-        self.skip_space();
-        if !self.take(":") {
-            return self.fail("expected `:`");
-        }
-        self.skip_space();
-        Ok(key)
+fn number(reader: &mut Reader<'_>) -> Result<Json, BadJson> {
+    if reader.take("-Infinity") {
+        return Ok(Json::Float(f64::NEG_INFINITY));
     }
+    let start = reader.at;
+    reader.take("-");
+    // No other digit can follow a leading zero.
+    if !reader.take("0") && digits(reader).is_empty() {
+        return fail(reader, "expected a digit");
+    }
+    let n_whole = reader.at;
+    with_digits(reader, |reader| reader.take("."));
+    with_digits(reader, |reader| {
+        let is_exponent = reader.take("e") || reader.take("E");
+        let _signed = is_exponent && (reader.take("-") || reader.take("+"));
+        is_exponent
+    });
+    let text = reader.since(start);
+    match text.parse() {
+        Ok(number) if reader.at > n_whole => Ok(Json::Float(number)),
+        _ => Ok(Json::int(text)),
+    }
+}
 
-    fn list(&mut self, depth: usize) -> Result<Json, BadJson> {
-        self.take("[");
-        let mut items = Vec::new();
-        self.skip_space();
-        if self.take("]") {
-            return Ok(Json::List(items));
-        }
-        loop {
-            items.push(self.value(depth + 1)?);
-            if !self.goes_on("]", "expected `,` or `]`")? {
-                return Ok(Json::List(items));
-            }
-        }
-    }
+fn digits<'a>(reader: &mut Reader<'a>) -> &'a str {
+    reader.take_while(|c| c.is_ascii_digit())
+}
 
-    /// After an item: whether another follows, or else the container is closed.
-    fn goes_on(&mut self, close: &str, why: &'static str) -> Result<bool, BadJson> {
-        self.skip_space();
-        if self.take(close) {
-            return Ok(false);
-        }
-        if !self.take(",") {
-            return self.fail(why);
-        }
-        self.skip_space();
-        Ok(true)
+/// Passes a fraction or an exponent; without digits it is not part of the number.
+fn with_digits(reader: &mut Reader<'_>, take: impl Fn(&mut Reader<'_>) -> bool) {
+    let start = reader.at;
+    if take(reader) && digits(reader).is_empty() {
+        reader.at = start;
     }
+}
 
-    fn word(&mut self) -> Result<Json, BadJson> {
-        let words = [("null", Json::Null), ("true", Json::Bool(true)), ("false", Json::Bool(false))];
-        let numbers = [("NaN", f64::NAN), ("Infinity", f64::INFINITY)];
-        let numbers = numbers.map(|(word, number)| (word, Json::Float(number)));
-        let found = words.into_iter().chain(numbers).find(|(word, _)| self.take(word));
-        found.map_or_else(|| self.fail("expected a value"), |(_, value)| Ok(value))
+fn string(reader: &mut Reader<'_>) -> Result<String, BadJson> {
+    let start = reader.at;
+    reader.take("\"");
+    loop {
+        reader.take_while(|c| c >= ' ' && c != '"' && c != '\\');
+        match reader.peek() {
+            Some('"') => break,
+            // Whatever it is that the backslash escapes.
+            Some('\\') => reader.next().and_then(|_| reader.next()),
+            _ => return fail(reader, "unescaped control character"),
+        };
     }
-
-    fn number(&mut self) -> Result<Json, BadJson> {
-        if self.take("-Infinity") {
-            return Ok(Json::Float(f64::NEG_INFINITY));
-        }
-        let start = self.at;
-        self.take("-");
-        // No other digit can follow a leading zero.
-        if !self.take("0") && self.digits().is_empty() {
-            return self.fail("expected a digit");
-        }
-        let n_whole = self.at;
-        self.fraction();
-        self.exponent();
-        let text = &self.text[start..self.at];
-        match text.parse() {
-            Ok(number) if self.at > n_whole => Ok(Json::Float(number)),
-            _ => Ok(Json::int(text)),
-        }
-    }
-
-    fn digits(&mut self) -> &'a str {
-        self.take_while(|byte| byte.is_ascii_digit())
-    }
-
-    /// A point with digits; without digits the point is not part of the number.
-    fn fraction(&mut self) {
-        let start = self.at;
-        if self.take(".") && self.digits().is_empty() {
-            self.at = start;
-        }
-    }
-
-    /// An `e` with digits; without digits it is not part of the number.
-    fn exponent(&mut self) {
-        let start = self.at;
-        if !self.take("e") && !self.take("E") {
-            return;
-        }
-        let _signed = self.take("-") || self.take("+");
-        if self.digits().is_empty() {
-            self.at = start;
-        }
-    }
-
-    fn string(&mut self) -> Result<String, BadJson> {
-        let start = self.at;
-        self.take("\"");
-        loop {
-            self.take_while(|byte| byte >= b' ' && byte != b'"' && byte != b'\\');
-            match self.peek() {
-                Some(b'"') => break,
-                Some(b'\\') => self.escape(),
-                _ => return self.fail("unescaped control character"),
-            }
-        }
-        self.take("\"");
-        serde_json::from_str(&self.text[start..self.at]).map_err(|error| {
-            // There is no line break in it, so the column is the place.
-            BadJson { at: start + error.column() - 1, why: "a broken escape" }
-        })
-    }
-
-    /// Passes a backslash and the character behind it.
-    fn escape(&mut self) {
-        let escaped = self.text[self.at + 1..].chars().next();
-        self.advance(1 + escaped.map_or(0, char::len_utf8));
-    }
+    reader.take("\"");
+    serde_json::from_str(reader.since(start)).map_err(|error| {
+        // There is no line break in it, so the column is the place.
+        BadJson { at: start + error.column() - 1, why: "a broken escape" }
+    })
 }

@@ -5,7 +5,7 @@
 
 use super::json::find_outside;
 use super::scan::{excerpt, find, find_marker, pieces, strip};
-use super::{Parsed, ParsedCall};
+use super::{NoCall, Parsed, ParsedCall};
 
 /// The model was trained on the first and writes the second at times.
 const SECTIONS: [&str; 2] = ["<|tool_calls_section_begin|>", "<|tool_call_section_begin|>"];
@@ -14,17 +14,9 @@ const ARGUMENTS: &str = "<|tool_call_argument_begin|>";
 const END: &str = "<|tool_call_end|>";
 
 pub(super) fn parse(text: &str) -> Parsed {
-    let mut calls = Vec::new();
-    let mut malformed = Vec::new();
     let section = SECTIONS.into_iter().filter_map(|section| find(text, section, 0)).min();
     let pieces = section.map(|_| pieces(text, BEGIN, |start| next_begin(text, start)));
-    for piece in pieces.unwrap_or_default() {
-        match call(piece) {
-            Ok(call) => calls.push(call),
-            Err(why) => malformed.push(format!("{} {why}", excerpt(piece))),
-        }
-    }
-    Parsed::new(text, &text[..section.unwrap_or(0)], calls, malformed)
+    Parsed::new(text, section, pieces.into_iter().flatten().map(call))
 }
 
 /// The opening marker of the call behind the one that begins at `start`.
@@ -35,13 +27,14 @@ fn next_begin(text: &str, start: usize) -> Option<usize> {
     }
 }
 
-fn call(piece: &str) -> Result<ParsedCall, &'static str> {
+fn call(piece: &str) -> Result<ParsedCall, NoCall> {
+    let lacking = |why| NoCall::Other(format!("{} {why}", excerpt(piece)));
     let id_end = find(piece, "<", 0).unwrap_or(piece.len());
     let (id, rest) = piece.split_at(id_end);
     let id = strip(id);
-    let name = name_in(id).ok_or("has no id of the form `functions.name:0`")?;
-    let arguments = rest.strip_prefix(ARGUMENTS).ok_or("has no arguments")?;
-    let end = find_outside(arguments, END, 0).ok_or("is not closed")?;
+    let name = name_in(id).ok_or_else(|| lacking("has no id of the form `functions.name:0`"))?;
+    let arguments = rest.strip_prefix(ARGUMENTS).ok_or_else(|| lacking("has no arguments"))?;
+    let end = find_outside(arguments, END, 0).ok_or_else(|| lacking("is not closed"))?;
     let arguments = strip(&arguments[..end]);
     Ok(ParsedCall { id: Some(id.to_owned()), ..ParsedCall::new(name, arguments) })
 }

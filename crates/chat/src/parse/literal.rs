@@ -6,7 +6,7 @@
 //! nothing.
 
 use super::json::{Fields, Json, MAX_DEPTH, json_float, loads};
-use super::scan::looked_at;
+use super::scan::{Reader, looked_at};
 use backsight_core::python::unescape_one;
 
 /// The value a bare text means when it is JSON or a Python literal; otherwise it means itself.
@@ -21,8 +21,8 @@ fn read(text: &str) -> Option<Json> {
     if text.contains(['\0', '\r']) {
         return None;
     }
-    let mut reader = LiteralReader { text, at: 0, depth: 0 };
-    let (mut items, is_tuple) = reader.items("")?;
+    let mut reader = Reader::new(text, 0);
+    let (mut items, is_tuple) = items(&mut reader, "")?;
     match reader.rest() {
         "" if is_tuple => Some(Json::List(items)),
         "" => items.pop(),
@@ -30,210 +30,155 @@ fn read(text: &str) -> Option<Json> {
     }
 }
 
-struct LiteralReader<'a> {
-    text: &'a str,
-    at: usize,
-    /// How many brackets are open; line breaks are space inside them.
-    depth: usize,
+/// Passes space; line breaks are space inside brackets.
+fn skip_space(reader: &mut Reader<'_>) {
+    let breaks_lines = !reader.open.is_empty();
+    reader.take_while(|c| matches!(c, ' ' | '\t' | '\u{c}') || (breaks_lines && c == '\n'));
 }
 
-impl<'a> LiteralReader<'a> {
-    fn rest(&self) -> &'a str {
-        &self.text[self.at..]
+fn value(reader: &mut Reader<'_>) -> Option<Json> {
+    skip_space(reader);
+    match reader.peek()? {
+        '(' => bracketed(reader, tuple),
+        '[' => bracketed(reader, list),
+        '{' => bracketed(reader, dictionary),
+        '+' | '-' => signed(reader),
+        '.' | '0'..='9' => number(reader),
+        '\'' | '"' => strings(reader),
+        _ => word(reader),
     }
+}
 
-    fn peek(&self) -> Option<char> {
-        self.rest().chars().next()
-    }
+/// Reads inside a bracket; the opening one is still ahead.
+fn bracketed(reader: &mut Reader<'_>, read: fn(&mut Reader<'_>) -> Option<Json>) -> Option<Json> {
+    reader.open.push(reader.at);
+    reader.next()?;
+    let value = if reader.open.len() <= MAX_DEPTH { read(reader) } else { None };
+    reader.open.pop();
+    value
+}
 
-    fn next(&mut self) -> Option<char> {
-        let c = self.peek()?;
-        looked_at(c.len_utf8());
-        self.at += c.len_utf8();
-        Some(c)
-    }
-
-    fn take(&mut self, token: &str) -> bool {
-        looked_at(1);
-        let is_here = self.rest().starts_with(token);
-        self.at += if is_here { token.len() } else { 0 };
-        is_here
-    }
-
-    fn take_while(&mut self, wanted: impl Fn(char) -> bool) -> &'a str {
-        let rest = self.rest();
-        let end = rest.find(|c| !wanted(c)).unwrap_or(rest.len());
-        looked_at(end);
-        self.at += end;
-        &rest[..end]
-    }
-
-    fn skip_space(&mut self) {
-        let breaks_lines = self.depth > 0;
-        self.take_while(|c| matches!(c, ' ' | '\t' | '\u{c}') || (breaks_lines && c == '\n'));
-    }
-
-    fn value(&mut self) -> Option<Json> {
-        self.skip_space();
-        match self.peek()? {
-            '(' => self.bracketed(Self::tuple),
-            '[' => self.bracketed(Self::list),
-            '{' => self.bracketed(Self::dictionary),
-            '+' | '-' => self.signed(),
-            '.' | '0'..='9' => self.number(),
-            '\'' | '"' => self.strings(),
-            _ => self.word(),
+/// Values with commas between them up to `close`, and whether there was any comma.
+fn items(reader: &mut Reader<'_>, close: &str) -> Option<(Vec<Json>, bool)> {
+    let mut items = Vec::new();
+    let mut has_comma = false;
+    loop {
+        items.push(value(reader)?);
+        skip_space(reader);
+        let goes_on = reader.take(",");
+        has_comma |= goes_on;
+        skip_space(reader);
+        let rest = reader.rest();
+        let is_closing = if close.is_empty() { rest.is_empty() } else { rest.starts_with(close) };
+        if !goes_on || is_closing {
+            return Some((items, has_comma));
         }
     }
+}
 
-    /// Reads inside a bracket; the opening one is still ahead.
-    fn bracketed(&mut self, read: fn(&mut Self) -> Option<Json>) -> Option<Json> {
-        self.next()?;
-        self.depth += 1;
-        let value = if self.depth <= MAX_DEPTH { read(self) } else { None };
-        self.depth -= 1;
-        value
+fn list(reader: &mut Reader<'_>) -> Option<Json> {
+    sequence(reader, "]").map(|(items, _)| Json::List(items))
+}
+
+/// One value in parentheses is that value.
+fn tuple(reader: &mut Reader<'_>) -> Option<Json> {
+    let (mut items, has_comma) = sequence(reader, ")")?;
+    if has_comma || items.is_empty() { Some(Json::List(items)) } else { items.pop() }
+}
+
+fn sequence(reader: &mut Reader<'_>, close: &str) -> Option<(Vec<Json>, bool)> {
+    skip_space(reader);
+    if reader.take(close) {
+        return Some((Vec::new(), false));
     }
+    let items = items(reader, close)?;
+    reader.take(close).then_some(items)
+}
 
-    /// Values with commas between them up to `close`, and whether there was any comma.
-    fn items(&mut self, close: &str) -> Option<(Vec<Json>, bool)> {
-        let mut items = Vec::new();
-        let mut has_comma = false;
-        loop {
-            items.push(self.value()?);
-            self.skip_space();
-            let goes_on = self.take(",");
-            has_comma |= goes_on;
-            self.skip_space();
-            if !goes_on || self.is_closing(close) {
-                return Some((items, has_comma));
+fn dictionary(reader: &mut Reader<'_>) -> Option<Json> {
+    let mut fields = Fields::default();
+    loop {
+        skip_space(reader);
+        if reader.take("}") {
+            return Some(Json::Object(fields));
+        }
+        let key = key_text(value(reader)?)?;
+        skip_space(reader);
+        reader.take(":").then_some(())?;
+        fields.insert(key, value(reader)?);
+        skip_space(reader);
+        if !reader.take(",") {
+            return reader.take("}").then_some(Json::Object(fields));
+        }
+    }
+}
+
+fn signed(reader: &mut Reader<'_>) -> Option<Json> {
+    let is_negative = reader.next()? == '-';
+    skip_space(reader);
+    match number(reader)? {
+        Json::Int(digits) if is_negative => Some(Json::int(&format!("-{digits}"))),
+        Json::Float(number) if is_negative => Some(Json::Float(-number)),
+        number => Some(number),
+    }
+}
+
+fn number(reader: &mut Reader<'_>) -> Option<Json> {
+    let start = reader.at;
+    reader.take_while(|c| c == '.' || c == '_' || c.is_ascii_alphanumeric());
+    // A sign belongs to the number only in a decimal exponent.
+    let so_far = reader.since(start);
+    if so_far.ends_with(['e', 'E']) && !is_based(so_far) && (reader.take("-") || reader.take("+")) {
+        reader.take_while(|c| c == '_' || c.is_ascii_alphanumeric());
+    }
+    number_of(reader.since(start))
+}
+
+fn word(reader: &mut Reader<'_>) -> Option<Json> {
+    match reader.take_while(|c| c == '_' || c.is_alphanumeric()) {
+        "None" => Some(Json::Null),
+        "True" => Some(Json::Bool(true)),
+        "False" => Some(Json::Bool(false)),
+        "r" | "R" | "u" | "U" if reader.rest().starts_with(['\'', '"']) => {
+            reader.at -= 1;
+            strings(reader)
+        }
+        _ => None,
+    }
+}
+
+/// One string or several side by side, which are one.
+fn strings(reader: &mut Reader<'_>) -> Option<Json> {
+    let mut out = String::new();
+    loop {
+        let is_raw = match reader.take_while(|c| c.is_ascii_alphabetic()) {
+            "" | "u" | "U" => false,
+            "r" | "R" => true,
+            _ => return None,
+        };
+        string(reader, is_raw, &mut out)?;
+        skip_space(reader);
+        if !reader.peek().is_some_and(|c| matches!(c, '\'' | '"') || c.is_ascii_alphabetic()) {
+            return Some(Json::Text(out));
+        }
+    }
+}
+
+fn string(reader: &mut Reader<'_>, is_raw: bool, out: &mut String) -> Option<()> {
+    let quote = ["'''", "\"\"\"", "'", "\""].into_iter().find(|quote| reader.take(quote))?;
+    let spans_lines = quote.len() == 3;
+    while !reader.take(quote) {
+        match reader.next()? {
+            '\n' if !spans_lines => return None,
+            '\\' if is_raw => out.extend(['\\', reader.next()?]),
+            '\\' => {
+                let rest = unescape_one(reader.rest(), out)?;
+                reader.advance(reader.rest().len() - rest.len());
             }
+            c => out.push(c),
         }
     }
-
-    fn is_closing(&self, close: &str) -> bool {
-        if close.is_empty() { self.rest().is_empty() } else { self.rest().starts_with(close) }
-    }
-
-    fn list(&mut self) -> Option<Json> {
-        self.sequence("]").map(|(items, _)| Json::List(items))
-    }
-
-    /// One value in parentheses is that value.
-    fn tuple(&mut self) -> Option<Json> {
-        let (mut items, has_comma) = self.sequence(")")?;
-        if has_comma || items.is_empty() { Some(Json::List(items)) } else { items.pop() }
-    }
-
-    fn sequence(&mut self, close: &str) -> Option<(Vec<Json>, bool)> {
-        self.skip_space();
-        if self.take(close) {
-            return Some((Vec::new(), false));
-        }
-        let items = self.items(close)?;
-        self.take(close).then_some(items)
-    }
-
-    fn dictionary(&mut self) -> Option<Json> {
-        let mut fields = Fields::default();
-        loop {
-            self.skip_space();
-            if self.take("}") {
-                return Some(Json::Object(fields));
-            }
-            let key = key_text(self.value()?)?;
-            self.skip_space();
-            self.take(":").then_some(())?;
-            fields.insert(key, self.value()?);
-            self.skip_space();
-            if !self.take(",") {
-                return self.take("}").then_some(Json::Object(fields));
-            }
-        }
-    }
-
-    fn signed(&mut self) -> Option<Json> {
-        let is_negative = self.next()? == '-';
-        self.skip_space();
-        match self.number()? {
-            Json::Int(digits) if is_negative => Some(Json::int(&format!("-{digits}"))),
-            Json::Float(number) if is_negative => Some(Json::Float(-number)),
-            number => Some(number),
-        }
-    }
-
-    fn number(&mut self) -> Option<Json> {
-        let start = self.at;
-        self.take_while(|c| c == '.' || c == '_' || c.is_ascii_alphanumeric());
-        // A sign belongs to the number only in a decimal exponent.
-        let so_far = &self.text[start..self.at];
-        if so_far.ends_with(['e', 'E'])
-            && !is_based(so_far)
-            && self.peek().is_some_and(|c| c == '-' || c == '+')
-        {
-            self.next();
-            self.take_while(|c| c == '_' || c.is_ascii_alphanumeric());
-        }
-        number_of(&self.text[start..self.at])
-    }
-
-    fn word(&mut self) -> Option<Json> {
-        match self.take_while(|c| c == '_' || c.is_alphanumeric()) {
-            "None" => Some(Json::Null),
-            "True" => Some(Json::Bool(true)),
-            "False" => Some(Json::Bool(false)),
-            "r" | "R" | "u" | "U" if self.is_at_quote() => {
-                self.at -= 1;
-                self.strings()
-            }
-            _ => None,
-        }
-    }
-
-    fn is_at_quote(&self) -> bool {
-        self.rest().starts_with(['\'', '"'])
-    }
-
-    /// One string or several side by side, which are one.
-    fn strings(&mut self) -> Option<Json> {
-        let mut out = String::new();
-        loop {
-            let prefix = self.take_while(|c| c.is_ascii_alphabetic());
-            let is_raw = match prefix {
-                "" | "u" | "U" => false,
-                "r" | "R" => true,
-                _ => return None,
-            };
-            self.string(is_raw, &mut out)?;
-            self.skip_space();
-            if !self.peek().is_some_and(|c| matches!(c, '\'' | '"') || c.is_ascii_alphabetic()) {
-                return Some(Json::Text(out));
-            }
-        }
-    }
-
-    fn string(&mut self, is_raw: bool, out: &mut String) -> Option<()> {
-        let quote = ["'''", "\"\"\"", "'", "\""].into_iter().find(|quote| self.take(quote))?;
-        let spans_lines = quote.len() == 3;
-        while !self.take(quote) {
-            match self.next()? {
-                '\n' if !spans_lines => return None,
-                '\\' if is_raw => out.extend(['\\', self.next()?]),
-                '\\' => self.escape(out)?,
-                c => out.push(c),
-            }
-        }
-        Some(())
-    }
-
-    /// What follows a backslash.
-    fn escape(&mut self, out: &mut String) -> Option<()> {
-        let rest = unescape_one(self.rest(), out)?;
-        let end = self.text.len() - rest.len();
-        looked_at(end - self.at);
-        self.at = end;
-        Some(())
-    }
+    Some(())
 }
 
 /// A dictionary's key as `json.dumps` writes it.

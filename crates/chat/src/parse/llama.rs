@@ -4,24 +4,21 @@
 
 use super::json::{Containers, Json};
 use super::scan::find;
-use super::{Parsed, ParsedCall};
+use super::{NoCall, Parsed, ParsedCall};
 
 const TAG: &str = "<|python_tag|>";
 
 pub(super) fn parse(text: &str) -> Parsed {
-    let mut calls = Vec::new();
-    let mut malformed = Vec::new();
-    let mut first = None;
+    let (mut pieces, mut first) = (Vec::new(), None);
     for found in Containers::new(text, &['{']) {
-        malformed.extend(found.complaint(text));
-        calls.extend(found.value.ok().and_then(|value| call(&value)));
-        if first.is_none() && !calls.is_empty() {
-            first = Some(found.start);
+        pieces.extend(found.complaint(text).map(|why| Err(NoCall::Other(why))));
+        if let Some(call) = found.value.ok().and_then(|value| call(&value)) {
+            first.get_or_insert(found.start);
+            pieces.push(Ok(call));
         }
     }
     let before = &text[..first.unwrap_or(0)];
-    let before = &before[..find(before, TAG, 0).unwrap_or(before.len())];
-    Parsed::new(text, before, calls, malformed)
+    Parsed::new(text, find(before, TAG, 0).or(first), pieces)
 }
 
 fn call(value: &Json) -> Option<ParsedCall> {

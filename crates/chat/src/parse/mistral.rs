@@ -7,20 +7,18 @@
 
 use super::json::{Containers, Json, find_outside, loads};
 use super::scan::{excerpt, find, pieces, strip, strip_start};
-use super::{NoCall, Parsed, ParsedCall, all_or_none, call_of};
+use super::{NoCall, Parsed, ParsedCall, call_of};
 
 const MARKER: &str = "[TOOL_CALLS]";
 const CALL_ID: &str = "[CALL_ID]";
 const ARGS: &str = "[ARGS]";
 
 pub(super) fn parse(text: &str) -> Parsed {
-    let before = &text[..find(text, MARKER, 0).unwrap_or(0)];
     let parts = pieces(text, MARKER, |start| next_marker(text, start));
     let parts: Vec<_> = parts.into_iter().map(strip).collect();
     let is_list = parts.first().is_some_and(|part| part.starts_with(['[', '{']));
-    let (calls, malformed) =
-        if is_list { listed_calls(parts[0]) } else { all_or_none(parts.into_iter().map(named_call)) };
-    Parsed::new(text, before, calls, malformed)
+    let calls = if is_list { listed_calls(parts[0]) } else { parts.into_iter().map(named_call).collect() };
+    Parsed::new(text, find(text, MARKER, 0), calls)
 }
 
 /// The marker that ends what begins at `start`: none in its list, or its arguments.
@@ -55,24 +53,22 @@ fn name_and_id(head: &str) -> (&str, Option<String>) {
 }
 
 /// The calls of a list, of several lists, or of objects without one.
-fn listed_calls(part: &str) -> (Vec<ParsedCall>, Vec<String>) {
-    let mut items = Vec::new();
-    let mut broken = Vec::new();
+fn listed_calls(part: &str) -> Vec<Result<ParsedCall, NoCall>> {
+    let (mut calls, mut broken) = (Vec::new(), Vec::new());
     let mut unread = None;
     for found in Containers::new(part, &['[', '{']) {
         broken.extend(found.complaint(part));
         match found.value {
-            Ok(Json::List(list)) => items.extend(list),
-            Ok(object) => items.push(object),
+            Ok(Json::List(list)) => calls.extend(list.iter().map(listed_call)),
+            Ok(object) => calls.push(listed_call(&object)),
             Err(bad) => unread = unread.or(Some(bad)),
         }
     }
-    let (calls, mut malformed) = all_or_none(items.iter().map(listed_call));
-    malformed.extend(broken);
-    if calls.is_empty() && malformed.is_empty() {
-        malformed.extend(unread.map(|bad| bad.describe(part)));
+    if calls.is_empty() && broken.is_empty() {
+        broken.extend(unread.map(|bad| bad.describe(part)));
     }
-    (calls, malformed)
+    calls.extend(broken.into_iter().map(|why| Err(NoCall::Other(why))));
+    calls
 }
 
 fn listed_call(item: &Json) -> Result<ParsedCall, NoCall> {

@@ -139,9 +139,25 @@ pub struct Parsed {
 }
 
 impl Parsed {
-    /// What was found in `text`, given the part of it that stands before the calls.
-    fn new(text: &str, before: &str, calls: Vec<ParsedCall>, malformed: Vec<String>) -> Self {
-        let content = if calls.is_empty() { text } else { scan::strip(before) };
+    /// What was found in `text`, given where the calls begin: those among `pieces`, unless one is broken, and what is
+    /// wrong with the others.
+    fn new(
+        text: &str,
+        start: Option<usize>,
+        pieces: impl IntoIterator<Item = Result<ParsedCall, NoCall>>,
+    ) -> Self {
+        let (mut calls, mut malformed, mut is_void) = (Vec::new(), Vec::new(), false);
+        for piece in pieces {
+            is_void |= matches!(piece, Err(NoCall::Broken(_)));
+            match piece {
+                Ok(call) => calls.push(call),
+                Err(NoCall::Other(why) | NoCall::Broken(why)) => malformed.push(why),
+            }
+        }
+        if is_void {
+            calls.clear();
+        }
+        let content = if calls.is_empty() { text } else { scan::strip(&text[..start.unwrap_or(0)]) };
         let is_absent = content.is_empty() && !calls.is_empty();
         Self { content: (!is_absent).then(|| content.to_owned()), calls, malformed }
     }
@@ -203,21 +219,6 @@ fn call_of(
         Some(Json::Text(name)) if !name.is_empty() => Ok(ParsedCall::new(name, arguments)),
         Some(_) => Err(NoCall::Broken(format!("{} has a `name` that is no name", excerpt(text)))),
     }
-}
-
-/// The calls among `pieces`, unless one is broken, and the reasons of the rest.
-fn all_or_none(pieces: impl Iterator<Item = Result<ParsedCall, NoCall>>) -> (Vec<ParsedCall>, Vec<String>) {
-    let mut calls = Vec::new();
-    let mut malformed = Vec::new();
-    let mut is_void = false;
-    for piece in pieces {
-        is_void |= matches!(piece, Err(NoCall::Broken(_)));
-        match piece {
-            Ok(call) => calls.push(call),
-            Err(NoCall::Other(why) | NoCall::Broken(why)) => malformed.push(why),
-        }
-    }
-    (if is_void { Vec::new() } else { calls }, malformed)
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use super::json::{Fields, Json};
 use super::literal::value_of;
 use super::scan::{excerpt, find, find_marker, pieces, strip};
 use super::schema::Parameters;
-use super::{Parsed, ParsedCall};
+use super::{NoCall, Parsed, ParsedCall};
 
 const BLOCK: [&str; 2] = ["<tool_call>", "</tool_call>"];
 const FUNCTION: [&str; 2] = ["<function=", "</function>"];
@@ -21,12 +21,8 @@ pub(super) fn parse(text: &str, tools: &[Value]) -> Parsed {
     let blocks = between(text, BLOCK);
     let start = find(text, BLOCK[0], 0).or_else(|| find(text, FUNCTION[0], 0));
     let blocks = if blocks.is_empty() { vec![text] } else { blocks };
-    let mut calls = Vec::new();
-    let mut malformed = Vec::new();
-    for function in blocks.into_iter().flat_map(|block| between(block, FUNCTION)) {
-        calls.extend(call(function, tools, &mut malformed));
-    }
-    Parsed::new(text, &text[..start.unwrap_or(0)], calls, malformed)
+    let functions = blocks.into_iter().flat_map(|block| between(block, FUNCTION));
+    Parsed::new(text, start, functions.flat_map(|function| call(function, tools)))
 }
 
 /// What stands between each pair of tags, the last one perhaps unclosed.
@@ -34,28 +30,31 @@ fn between<'a>(text: &'a str, [open, close]: [&str; 2]) -> Vec<&'a str> {
     pieces(text, open, |start| find(text, close, start))
 }
 
-fn call(function: &str, tools: &[Value], malformed: &mut Vec<String>) -> Option<ParsedCall> {
+/// The call, and what is wrong with its parameters.
+fn call(function: &str, tools: &[Value]) -> Vec<Result<ParsedCall, NoCall>> {
     let name_end = find(function, ">", 0).unwrap_or(function.len());
     let (name, parameters) = function.split_at(name_end);
     let name = strip(name);
     if parameters.is_empty() || name.is_empty() || name.contains('<') {
-        malformed.push(format!("`{}` is not followed by a name and `>`", FUNCTION[0]));
-        return None;
+        let why = format!("`{}` is not followed by a name and `>`", FUNCTION[0]);
+        return vec![Err(NoCall::Other(why))];
     }
     let schemas = Parameters::of(tools, name);
-    let mut fields = Fields::default();
+    let (mut fields, mut found) = (Fields::default(), Vec::new());
     let parameters = &parameters[1..];
     // A parameter goes to its closing tag, the next one or the end.
     let end = |start| find_marker(parameters, &PARAMETER, start).map(|(end, _)| end);
     for parameter in pieces(parameters, PARAMETER[0], end) {
         let Some(end) = find(parameter, ">", 0) else {
-            malformed.push(format!("parameter {} of `{name}` has no `>`", excerpt(parameter)));
+            let why = format!("parameter {} of `{name}` has no `>`", excerpt(parameter));
+            found.push(Err(NoCall::Other(why)));
             continue;
         };
         let key = strip(&parameter[..end]);
         fields.insert(key.to_owned(), schemas.value(key, unwrapped(&parameter[end + 1..]), convert));
     }
-    Some(ParsedCall::new(name, Json::Object(fields).dumps()))
+    found.push(Ok(ParsedCall::new(name, Json::Object(fields).dumps())));
+    found
 }
 
 /// A value without the line breaks that the format puts around it.

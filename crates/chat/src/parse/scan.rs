@@ -4,6 +4,8 @@
 //! readers, and reports how many it looked at. Tests use that to show that the work grows with the
 //! text and no faster; in a build without tests the report is nothing.
 
+use backsight_core::python::is_space;
+
 #[cfg(test)]
 thread_local! {
     /// How many bytes were looked at on this thread.
@@ -68,9 +70,58 @@ pub(super) fn strip_start(text: &str) -> &str {
     stripped
 }
 
-/// Whitespace to Python: four separators more than Unicode's property has.
-fn is_space(c: char) -> bool {
-    c.is_whitespace() || matches!(c, '\u{1c}'..='\u{1f}')
+/// Reads values from a text, from any place on.
+pub(super) struct Reader<'a> {
+    text: &'a str,
+    pub(super) at: usize,
+    /// The brackets that are open, the outermost first.
+    pub(super) open: Vec<usize>,
+}
+
+impl<'a> Reader<'a> {
+    pub(super) fn new(text: &'a str, at: usize) -> Self {
+        Self { text, at, open: Vec::new() }
+    }
+
+    pub(super) fn rest(&self) -> &'a str {
+        &self.text[self.at..]
+    }
+
+    /// What was passed since `start`.
+    pub(super) fn since(&self, start: usize) -> &'a str {
+        &self.text[start..self.at]
+    }
+
+    pub(super) fn peek(&self) -> Option<char> {
+        self.rest().chars().next()
+    }
+
+    pub(super) fn advance(&mut self, n_bytes: usize) {
+        looked_at(n_bytes);
+        self.at += n_bytes;
+    }
+
+    /// Passes a character.
+    pub(super) fn next(&mut self) -> Option<char> {
+        let c = self.peek()?;
+        self.advance(c.len_utf8());
+        Some(c)
+    }
+
+    /// Passes `token` if it stands here.
+    pub(super) fn take(&mut self, token: &str) -> bool {
+        looked_at(1);
+        let is_here = self.rest().starts_with(token);
+        self.advance(if is_here { token.len() } else { 0 });
+        is_here
+    }
+
+    /// Passes the characters that are as asked and returns them.
+    pub(super) fn take_while(&mut self, wanted: impl Fn(char) -> bool) -> &'a str {
+        let (start, rest) = (self.at, self.rest());
+        self.advance(rest.find(|c| !wanted(c)).unwrap_or(rest.len()));
+        self.since(start)
+    }
 }
 
 /// The beginning of a piece of text in backticks, on one line, for a message about it.

@@ -9,16 +9,17 @@
     reason = "tests fail by panicking and say what they checked"
 )]
 
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use backsight_chat::incremental::Incremental;
-use backsight_chat::spans;
+use backsight_chat::near::Likeness;
+use backsight_chat::spans::{self, Wanted};
+use backsight_chat::talk::{Portion, Render, Talk};
 use backsight_chat::tokenizer::Tokenizer;
-use backsight_chat::view::View;
 use backsight_chat::vocabulary::Vocabulary;
-use backsight_core::episode::Role;
 use backsight_core::tokens::check_ids;
-use backsight_core::tree::Replacement;
+use backsight_core::tree::{Replacement, TokenTree};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use serde_json::Value;
@@ -177,6 +178,17 @@ fn the_cost_is_that_of_the_new_text() {
     );
 }
 
+/// A conversation that is always rendered whole.
+struct Whole<'a, 'r>(&'a mut Render<'r, String>);
+
+impl Talk for Whole<'_, '_> {
+    type Error = String;
+
+    fn render(&mut self, portion: Portion<'_>, _: &Range<usize>) -> Result<String, String> {
+        (self.0)(portion)
+    }
+}
+
 /// Every step prompt of a conversation of 101 turns costs at most a twentieth of encoding each prompt whole.
 fn check_steps(dir: &Path) {
     let tokenizer = Tokenizer::open(dir).unwrap();
@@ -187,22 +199,23 @@ fn check_steps(dir: &Path) {
         format!("<|im_start|>{who}\n{}<|im_end|>\n", words(n))
     };
     let turns: Vec<String> = (0..202).map(turn).collect();
-    let mut render = |view: View<'_>| -> Result<String, String> {
-        let tail = if view.generation_prompt { "<|im_start|>assistant\n" } else { "" };
-        Ok(turns[..view.n_messages].concat() + tail)
+    let mut render = |portion: Portion<'_>| -> Result<String, String> {
+        let tail = if portion.generation_prompt { "<|im_start|>assistant\n" } else { "" };
+        Ok(turns[..portion.n_messages].concat() + tail)
     };
-    let roles: Vec<Role> =
-        (0..202).map(|idx| if idx % 2 == 0 { Role::User } else { Role::Assistant }).collect();
-    let found = spans::turns(&roles, &mut render, &tokenizer).unwrap();
-    let prompts = found.turns.iter().map(|turn| render(View::prompt(turn.message_idx)).unwrap());
+    let actions = (0..202).filter(|idx| idx % 2 == 1);
+    let wanted: Vec<Wanted<'_>> = actions.map(|idx| (idx, Vec::new())).collect();
+    let mut tree = TokenTree::default();
+    let found = spans::reread(&wanted, &Likeness::default(), &mut Whole(&mut render), &tokenizer, &mut tree);
+    let prompts = wanted.iter().map(|(idx, _)| render(Portion::prompt(*idx)).unwrap());
     let whole: u64 = prompts.map(|prompt| prompt.len() as u64).sum();
     assert_eq!(found.turns.len(), 101);
     let ratio = whole as f64 / found.encoded_bytes as f64;
     println!("{}: {ratio:.1}x less to encode", dir.display());
     assert!(ratio >= 20.0, "{}: only {ratio:.1}x less to encode", dir.display());
-    let last = found.turns.last().unwrap();
-    let prompt = tokenizer.encode(&render(View::prompt(last.message_idx)).unwrap()).unwrap().ids;
-    assert_eq!(found.sequences[last.sequence][..last.span.start()], prompt);
+    let (last, _) = found.turns.last().unwrap().as_ref().unwrap();
+    let prompt = tokenizer.encode(&render(Portion::prompt(last.message_idx)).unwrap()).unwrap().ids;
+    assert_eq!(tree.tokens(found.sequences[last.sequence], 0..last.span.start()), prompt);
 }
 
 #[test]

@@ -5,12 +5,12 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use backsight_chat::messages::{ArgumentForm, list_from_json, to_json_with};
-use backsight_chat::near::Shape;
+use backsight_chat::near::Likeness;
 use backsight_chat::reread::{Manner, Shown};
 use backsight_chat::spans::{self, Reread, Wanted};
+use backsight_chat::talk::{Portion, Talk};
 use backsight_chat::template::{Now, Template, TemplateError};
 use backsight_chat::tokenizer::Tokenizer;
-use backsight_chat::view::{Talk, View};
 use backsight_core::episode::{Message, Role};
 use backsight_core::lens::Edit;
 use backsight_core::tokens::TokenId;
@@ -89,7 +89,7 @@ fn whole(shown: &Shown<'_>, wanted: &[(usize, Vec<Edit<'static>>)], tokenizer: &
         .map(|(action, edits)| (*action, edits.iter().map(|edit| (*edit, 0)).collect()))
         .collect();
     let mut tree = TokenTree::default();
-    let found = spans::reread(&asked, &Shape::default(), &mut &*shown, tokenizer, &mut tree);
+    let found = spans::reread(&asked, &Likeness::default(), &mut &*shown, tokenizer, &mut tree);
     seen(found, &tree)
 }
 
@@ -150,8 +150,8 @@ struct Counting<T>(T, usize);
 impl<T: Talk> Talk for Counting<T> {
     type Error = T::Error;
 
-    fn render(&mut self, view: View<'_>, without: &Range<usize>) -> Result<String, T::Error> {
-        let text = self.0.render(view, without)?;
+    fn render(&mut self, portion: Portion<'_>, without: &Range<usize>) -> Result<String, T::Error> {
+        let text = self.0.render(portion, without)?;
         self.1 += text.len();
         Ok(text)
     }
@@ -179,7 +179,7 @@ fn work(source: &str, n_steps: usize, tokenizer: &Tokenizer) -> [usize; 3] {
         .collect();
     let json: Vec<Value> = messages.iter().map(|it| to_json_with(it, ArgumentForm::Object)).collect();
     let (mut talk, mut tree) = (Counting(&shown, 0), TokenTree::default());
-    let found = spans::reread(&asked, &Shape::of(source, &json), &mut talk, tokenizer, &mut tree);
+    let found = spans::reread(&asked, &Likeness::of(source, &json), &mut talk, tokenizer, &mut tree);
     assert!(found.turns.iter().all(Result::is_ok));
     [talk.1, found.encoded_bytes as usize, tree.n_kept()]
 }

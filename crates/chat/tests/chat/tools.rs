@@ -261,13 +261,10 @@ fn arguments_get_the_form_a_template_wants() {
     for (source, given, expected, conversions) in cases {
         let messages =
             [json!({"role": "assistant", "content": "", "tool_calls": [call("search", given.clone())]})];
-        let prepared =
+        let (prepared, converted) =
             with_input(&messages, None, |input| prepare_messages(&template(source), input).unwrap());
-        assert_eq!(
-            prepared.messages[0]["tool_calls"][0]["function"]["arguments"], *expected,
-            "{source} {given}"
-        );
-        assert_eq!(prepared.conversions, conversions, "{source} {given}");
+        assert_eq!(prepared[0]["tool_calls"][0]["function"]["arguments"], *expected, "{source} {given}");
+        assert_eq!(converted, conversions, "{source} {given}");
     }
 }
 

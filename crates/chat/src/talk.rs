@@ -1,4 +1,4 @@
-//! Which part of a conversation is rendered: the question that spans ask a template.
+//! Which portion of a conversation is rendered: the question that spans ask a template.
 //!
 //! Owns [`Talk`], whoever answers it.
 
@@ -8,7 +8,7 @@ use backsight_core::lens::Edit;
 
 /// Which part of a conversation is to be rendered, and how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct View<'a> {
+pub struct Portion<'a> {
     /// How many messages, from the first.
     pub n_messages: usize,
     /// Whether the generation prompt stands behind them.
@@ -17,7 +17,7 @@ pub struct View<'a> {
     pub said: &'a [(usize, &'a str)],
 }
 
-impl View<'static> {
+impl Portion<'static> {
     /// The first messages.
     pub fn messages(n_messages: usize) -> Self {
         Self { n_messages, generation_prompt: false, said: &[] }
@@ -30,7 +30,7 @@ impl View<'static> {
 }
 
 /// Renders a part of a conversation.
-pub type Render<'r, E> = dyn FnMut(View<'_>) -> Result<String, E> + 'r;
+pub type Render<'r, E> = dyn FnMut(Portion<'_>) -> Result<String, E> + 'r;
 
 /// A conversation that can be rendered, also as if some of its messages were not in it.
 pub trait Talk {
@@ -38,13 +38,16 @@ pub trait Talk {
     type Error;
 
     /// Renders a part of it.
-    fn render(&mut self, view: View<'_>, without: &Range<usize>) -> Result<String, Self::Error>;
+    fn render(&mut self, portion: Portion<'_>, without: &Range<usize>) -> Result<String, Self::Error>;
 
-    /// Renders the prompt before the message at `message_idx` with something added to it.
+    /// Renders the prompt before the message at `message_idx` with something added to it; to a conversation that is only
+    /// looked at nothing ever is.
     fn edited(
         &mut self,
         message_idx: usize,
-        edit: Edit<'_>,
+        _edit: Edit<'_>,
         without: &Range<usize>,
-    ) -> Result<String, Self::Error>;
+    ) -> Result<String, Self::Error> {
+        self.render(Portion::prompt(message_idx), without)
+    }
 }
