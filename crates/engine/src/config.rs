@@ -288,40 +288,27 @@ fn hf_frequencies(rope: &HfRope, head_dim: usize) -> Result<Vec<f32>, ConfigErro
             Ok(plain.iter().map(|it| it / factor).collect())
         }
         Some("llama3") => {
-            let scaling = Llama3 {
-                factor: need(rope.factor, "rope factor")?,
-                low: need(rope.low_freq_factor, "rope low_freq_factor")?,
-                high: need(rope.high_freq_factor, "rope high_freq_factor")?,
-                context: need(
-                    rope.original_max_position_embeddings,
-                    "rope original_max_position_embeddings",
-                )?,
-            };
-            Ok(plain.iter().map(|&it| scaling.apply(it)).collect())
+            let factor = need(rope.factor, "rope factor")?;
+            let low = need(rope.low_freq_factor, "rope low_freq_factor")?;
+            let high = need(rope.high_freq_factor, "rope high_freq_factor")?;
+            let context = rope.original_max_position_embeddings;
+            let context = need(context, "rope original_max_position_embeddings")?;
+            Ok(plain.iter().map(|&it| stretched(it, factor, [low, high], context)).collect())
         }
         Some(other) => Err(variant("rope_type", other)),
     }
 }
 
 /// Llama 3's stretching of the context: slow rotations are slowed down more, fast ones are left, those between are blended.
-struct Llama3 {
-    factor: f32,
-    low: f32,
-    high: f32,
-    context: f32,
-}
-
-impl Llama3 {
-    fn apply(&self, frequency: f32) -> f32 {
-        let turns = self.context * frequency / std::f32::consts::TAU;
-        if turns > self.high {
-            frequency
-        } else if turns < self.low {
-            frequency / self.factor
-        } else {
-            let blend = (turns - self.low) / (self.high - self.low);
-            (1.0 - blend) * frequency / self.factor + blend * frequency
-        }
+fn stretched(frequency: f32, factor: f32, [low, high]: [f32; 2], context: f32) -> f32 {
+    let turns = context * frequency / std::f32::consts::TAU;
+    if turns > high {
+        frequency
+    } else if turns < low {
+        frequency / factor
+    } else {
+        let blend = (turns - low) / (high - low);
+        (1.0 - blend) * frequency / factor + blend * frequency
     }
 }
 

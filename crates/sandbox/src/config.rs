@@ -175,7 +175,7 @@ impl SandboxConfig {
                     (!containment.processors_per_episode).then(|| no_share(containment.niceness_counts));
                 memory.into_iter().chain(processors).collect()
             }
-            SandboxKind::Docker => vec![self.workspace_of_the_machine(), tests_by_the_clock()],
+            SandboxKind::Docker => vec![self.workspace_of_the_machine(), TESTS_BY_THE_CLOCK.to_owned()],
             SandboxKind::None => Vec::new(),
         }
     }
@@ -216,11 +216,8 @@ fn no_share(niceness_counts: bool) -> String {
     )
 }
 
-fn tests_by_the_clock() -> String {
-    "hidden tests are timed by the clock, not by the processor time they use: on a busy machine a slow solution may \
-     run out of time"
-        .to_owned()
-}
+const TESTS_BY_THE_CLOCK: &str = "hidden tests are timed by the clock, not by the processor time they use: on a busy \
+                                  machine a slow solution may run out of time";
 
 #[cfg(test)]
 mod tests {
