@@ -14,9 +14,10 @@ use std::time::Duration;
 use tokio::process::Command;
 use tokio::time::timeout;
 
+use super::Error;
 use super::repo::{CONFIG, Form, HubModel, NoForm, beside, form, is_gguf};
 use crate::hf::{HubError, HuggingFace, Progress, Repo, sha256};
-use backsight_engine::{ConfigError, LoadError, check_config, weight_files};
+use backsight_engine::{ConfigError, check_config, weight_files};
 
 /// The model from the hub.
 pub const HUB_DEFAULT: &str = "smollm2-135m-instruct";
@@ -112,7 +113,7 @@ pub enum WeightsError {
     Unrunnable { name: String, source: ConfigError },
     /// The files that came do not make a model.
     #[error(transparent)]
-    Unusable(#[from] LoadError),
+    Unusable(#[from] Error),
     /// The hub did not give it.
     #[error(transparent)]
     Hub(#[from] HubError),
@@ -137,7 +138,7 @@ impl WeightsError {
             Self::NotPulled { name } => format!("run `backsight model pull {name}`"),
             Self::NoForm(error) => error.help(),
             Self::Unrunnable { source, .. } => source.help().to_owned(),
-            Self::Unusable(error) => error.help().to_owned(),
+            Self::Unusable(error) => error.help().unwrap_or_default().to_owned(),
             Self::Hub(error) => error.help().to_owned(),
             Self::Pip { .. } => {
                 "check that `python3 -m pip` works, or name a local model directory".to_owned()

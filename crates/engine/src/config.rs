@@ -16,20 +16,9 @@ pub enum ConfigError {
     /// Another kind of model.
     #[error("the architecture {0} is not supported")]
     Architecture(String),
-    /// A variant that would compute something else.
-    #[error("{key} = {value} is not supported")]
-    Variant {
-        /// Which setting.
-        key: String,
-        /// What it says.
-        value: String,
-    },
-    /// A number that is needed is not there.
-    #[error("the configuration has no {0}")]
-    Missing(String),
-    /// Numbers that do not fit together.
+    /// A variant that would compute something else, or numbers that are missing or do not fit together.
     #[error("{0}")]
-    Impossible(String),
+    Unfit(String),
 }
 
 impl ConfigError {
@@ -39,10 +28,18 @@ impl ConfigError {
     }
 }
 
+fn variant(key: &str, value: &str) -> ConfigError {
+    ConfigError::Unfit(format!("{key} = {value} is not supported"))
+}
+
+fn missing(key: &str) -> ConfigError {
+    ConfigError::Unfit(format!("the configuration has no {key}"))
+}
+
 /// Whether the model that this `config.json` describes can be run, told before its weights are there.
 pub fn check_config(json: &[u8]) -> Result<(), ConfigError> {
     let hf: HfConfig = serde_json::from_slice(json)
-        .map_err(|why| ConfigError::Impossible(format!("config.json cannot be read: {why}")))?;
+        .map_err(|why| ConfigError::Unfit(format!("config.json cannot be read: {why}")))?;
     Config::from_hf(&hf).map(drop)
 }
 
@@ -56,6 +53,26 @@ pub enum Family {
     /// Queries and keys are normalised by head.
     Qwen3,
 }
+
+/// Which architecture a GGUF file holds, and below whose name its other keys stand.
+const ARCHITECTURE: &str = "general.architecture";
+
+/// What GGUF calls the classes of Hugging Face that we know.
+const GGUF_CLASSES: [(&str, &str); 3] =
+    [("llama", "LlamaForCausalLM"), ("qwen2", "Qwen2ForCausalLM"), ("qwen3", "Qwen3ForCausalLM")];
+
+/// Keys of `config.json`, and what GGUF calls them below the architecture's name.
+const GGUF_KEYS: [(&str, &str); 9] = [
+    ("num_hidden_layers", "block_count"),
+    ("hidden_size", "embedding_length"),
+    ("intermediate_size", "feed_forward_length"),
+    ("num_attention_heads", "attention.head_count"),
+    ("num_key_value_heads", "attention.head_count_kv"),
+    ("head_dim", "attention.key_length"),
+    ("max_position_embeddings", "context_length"),
+    ("rms_norm_eps", "attention.layer_norm_rms_epsilon"),
+    ("rope_theta", "rope.freq_base"),
+];
 
 /// The shape of a decoder.
 #[derive(Clone, Debug, PartialEq)]
@@ -135,68 +152,73 @@ impl Config {
 
     /// From `config.json`.
     pub fn from_hf(hf: &HfConfig) -> Result<Self, ConfigError> {
+        Self::read(hf, str::to_owned)
+    }
+
+    /// From GGUF metadata. `has` says whether the file has a tensor.
+    pub fn from_gguf(
+        metadata: &HashMap<String, Value>,
+        vocab: usize,
+        has: impl Fn(&str) -> bool,
+    ) -> Result<Self, ConfigError> {
+        let architecture = metadata.get(ARCHITECTURE).and_then(Value::as_str);
+        let architecture = architecture.ok_or_else(|| missing(ARCHITECTURE))?;
+        let key = |key: &str| format!("{architecture}.{key}");
+        let scaling = metadata.get(&key("rope.scaling.type")).and_then(Value::as_str);
+        if let Some(other) = scaling.filter(|it| *it != "none") {
+            return Err(variant("rope.scaling.type", other));
+        }
+        let number = |(hf, gguf): &(&str, &str)| {
+            let number = metadata.get(&key(gguf)).filter(|it| it.is_number());
+            number.map(|it| ((*hf).to_owned(), it.clone()))
+        };
+        let numbers = Value::Object(GGUF_KEYS.iter().filter_map(number).collect());
+        let numbers: HfConfig = serde_json::from_value(numbers)
+            .map_err(|why| ConfigError::Unfit(format!("the metadata cannot be read: {why}")))?;
+        let class = GGUF_CLASSES.iter().find(|it| it.0 == architecture).map_or(architecture, |it| it.1);
+        let hf = HfConfig { architectures: vec![class.to_owned()], vocab_size: Some(vocab), ..numbers };
+        let spelled = |hf: &str| GGUF_KEYS.iter().find(|it| it.0 == hf).map_or(hf.to_owned(), |it| key(it.1));
+        Ok(Self {
+            qkv_bias: has("blk.0.attn_q.bias"),
+            out_bias: has("blk.0.attn_output.bias"),
+            mlp_bias: has("blk.0.ffn_down.bias"),
+            tied: !has("output.weight"),
+            ..Self::read(&hf, spelled)?
+        })
+    }
+
+    /// From the keys of `config.json`, which may be `spelled` in another way where they were found.
+    fn read(hf: &HfConfig, spelled: impl Fn(&str) -> String) -> Result<Self, ConfigError> {
         let family = hf_family(hf)?;
         refuse_variants(hf)?;
-        let need =
-            |value: Option<usize>, key: &str| value.ok_or_else(|| ConfigError::Missing(key.to_owned()));
+        let need = |value: Option<usize>, key: &str| value.ok_or_else(|| missing(&spelled(key)));
         let (hidden, heads) =
             (need(hf.hidden_size, "hidden_size")?, need(hf.num_attention_heads, "num_attention_heads")?);
-        let head_dim = hf.head_dim.unwrap_or(hidden / heads.max(1));
         let attention_bias = hf.attention_bias.unwrap_or(false);
-        Self {
+        let config = Self {
             family,
             layers: need(hf.num_hidden_layers, "num_hidden_layers")?,
             hidden,
             inner: need(hf.intermediate_size, "intermediate_size")?,
             heads,
             kv_heads: hf.num_key_value_heads.unwrap_or(heads),
-            head_dim,
+            head_dim: hf.head_dim.unwrap_or(hidden / heads.max(1)),
             vocab: need(hf.vocab_size, "vocab_size")?,
             context: need(hf.max_position_embeddings, "max_position_embeddings")?,
-            epsilon: hf.rms_norm_eps.ok_or_else(|| ConfigError::Missing("rms_norm_eps".to_owned()))? as f32,
+            epsilon: hf.rms_norm_eps.ok_or_else(|| missing(&spelled("rms_norm_eps")))? as f32,
             qkv_bias: family == Family::Qwen2 || attention_bias,
             out_bias: family != Family::Qwen2 && attention_bias,
             mlp_bias: family == Family::Llama && hf.mlp_bias.unwrap_or(false),
             tied: hf.tie_word_embeddings.unwrap_or(false),
-            frequencies: hf_frequencies(&hf.rope(), head_dim)?,
-        }
-        .checked()
+            frequencies: Vec::new(),
+        };
+        config.check()?;
+        Ok(Self { frequencies: hf_frequencies(&hf.rope(), config.head_dim)?, ..config })
     }
 
-    /// From GGUF metadata. `has` says whether the file has a tensor, `divisors` are its `rope_freqs`, if any.
-    pub fn from_gguf(
-        metadata: &HashMap<String, Value>,
-        vocab: usize,
-        has: impl Fn(&str) -> bool,
-        divisors: Option<&[f32]>,
-    ) -> Result<Self, ConfigError> {
-        let keys = Keys::new(metadata)?;
-        let (hidden, heads) = (keys.usize("embedding_length")?, keys.usize("attention.head_count")?);
-        let head_dim = keys.optional("attention.key_length").unwrap_or(hidden / heads.max(1));
-        let theta = keys.get("rope.freq_base").and_then(Value::as_f64).unwrap_or(10_000.0);
-        let epsilon = keys.get("attention.layer_norm_rms_epsilon").and_then(Value::as_f64);
-        Self {
-            family: keys.family,
-            layers: keys.usize("block_count")?,
-            hidden,
-            inner: keys.usize("feed_forward_length")?,
-            heads,
-            kv_heads: keys.optional("attention.head_count_kv").unwrap_or(heads),
-            head_dim,
-            vocab,
-            context: keys.usize("context_length")?,
-            epsilon: epsilon.ok_or_else(|| keys.missing("attention.layer_norm_rms_epsilon"))? as f32,
-            qkv_bias: has("blk.0.attn_q.bias"),
-            out_bias: has("blk.0.attn_output.bias"),
-            mlp_bias: has("blk.0.ffn_down.bias"),
-            tied: !has("output.weight"),
-            frequencies: divide(frequencies(theta, head_dim), divisors)?,
-        }
-        .checked()
-    }
-
-    fn checked(self) -> Result<Self, ConfigError> {
-        let impossible = |what: String| Err(ConfigError::Impossible(what));
+    /// Refuses numbers that do not fit together.
+    fn check(&self) -> Result<(), ConfigError> {
+        let unfit = |what: String| Err(ConfigError::Unfit(what));
         let sizes = [
             self.layers,
             self.hidden,
@@ -208,18 +230,16 @@ impl Config {
             self.context,
         ];
         if sizes.contains(&0) || sizes.iter().any(|&size| size > 1 << 24) {
-            return impossible("the configuration has a size that is zero or absurd".to_owned());
+            return unfit("the configuration has a size that is zero or absurd".to_owned());
         }
         if !self.heads.is_multiple_of(self.kv_heads) {
-            return impossible(format!(
-                "{} query heads cannot share {} key-value heads",
-                self.heads, self.kv_heads
-            ));
+            let (heads, kv_heads) = (self.heads, self.kv_heads);
+            return unfit(format!("{heads} query heads cannot share {kv_heads} key-value heads"));
         }
         if !self.head_dim.is_multiple_of(2) {
-            return impossible(format!("a head of {} numbers cannot be rotated in pairs", self.head_dim));
+            return unfit(format!("a head of {} numbers cannot be rotated in pairs", self.head_dim));
         }
-        Ok(self)
+        Ok(())
     }
 }
 
@@ -229,27 +249,25 @@ fn hf_family(hf: &HfConfig) -> Result<Family, ConfigError> {
         Some("Qwen2ForCausalLM") => Ok(Family::Qwen2),
         Some("Qwen3ForCausalLM") => Ok(Family::Qwen3),
         Some(other) => Err(ConfigError::Architecture(other.to_owned())),
-        None => Err(ConfigError::Missing("architectures".to_owned())),
+        None => Err(missing("architectures")),
     }
 }
 
 /// Settings that change what is computed.
 fn refuse_variants(hf: &HfConfig) -> Result<(), ConfigError> {
-    let variant =
-        |key: &str, value: &str| Err(ConfigError::Variant { key: key.to_owned(), value: value.to_owned() });
     match hf.hidden_act.as_deref() {
         None | Some("silu" | "swish") => {}
-        Some(other) => return variant("hidden_act", other),
+        Some(other) => return Err(variant("hidden_act", other)),
     }
     if hf.use_sliding_window == Some(true) {
-        return variant("use_sliding_window", "true");
+        return Err(variant("use_sliding_window", "true"));
     }
     if let Some(quantised) = &hf.quantization_config {
         let method = quantised.get("quant_method").and_then(|it| it.as_str()).unwrap_or("given");
-        return variant("quantization_config", method);
+        return Err(variant("quantization_config", method));
     }
     match hf.rope().partial_rotary_factor {
-        Some(part) if part != 1.0 => variant("partial_rotary_factor", &part.to_string()),
+        Some(part) if part != 1.0 => Err(variant("partial_rotary_factor", &part.to_string())),
         _ => Ok(()),
     }
 }
@@ -262,99 +280,35 @@ fn frequencies(theta: f64, head_dim: usize) -> Vec<f32> {
 
 fn hf_frequencies(rope: &HfRope, head_dim: usize) -> Result<Vec<f32>, ConfigError> {
     let plain = frequencies(rope.rope_theta.unwrap_or(10_000.0), head_dim);
-    let need = |value: Option<f64>, key: &str| value.ok_or_else(|| ConfigError::Missing(key.to_owned()));
+    let need = |value: Option<f64>, key: &str| value.map(|it| it as f32).ok_or_else(|| missing(key));
     match rope.rope_type.as_deref() {
         None | Some("default") => Ok(plain),
         Some("linear") => {
-            let factor = need(rope.factor, "rope factor")? as f32;
+            let factor = need(rope.factor, "rope factor")?;
             Ok(plain.iter().map(|it| it / factor).collect())
         }
         Some("llama3") => {
-            let scaling = Llama3 {
-                factor: need(rope.factor, "rope factor")? as f32,
-                low: need(rope.low_freq_factor, "rope low_freq_factor")? as f32,
-                high: need(rope.high_freq_factor, "rope high_freq_factor")? as f32,
-                context: need(rope.original_max_position_embeddings, "rope original_max_position_embeddings")?
-                    as f32,
-            };
-            Ok(plain.iter().map(|&it| scaling.apply(it)).collect())
+            let factor = need(rope.factor, "rope factor")?;
+            let low = need(rope.low_freq_factor, "rope low_freq_factor")?;
+            let high = need(rope.high_freq_factor, "rope high_freq_factor")?;
+            let context = rope.original_max_position_embeddings;
+            let context = need(context, "rope original_max_position_embeddings")?;
+            Ok(plain.iter().map(|&it| stretched(it, factor, [low, high], context)).collect())
         }
-        Some(other) => Err(ConfigError::Variant { key: "rope_type".to_owned(), value: other.to_owned() }),
+        Some(other) => Err(variant("rope_type", other)),
     }
 }
 
 /// Llama 3's stretching of the context: slow rotations are slowed down more, fast ones are left, those between are blended.
-struct Llama3 {
-    factor: f32,
-    low: f32,
-    high: f32,
-    context: f32,
-}
-
-impl Llama3 {
-    fn apply(&self, frequency: f32) -> f32 {
-        let turns = self.context * frequency / std::f32::consts::TAU;
-        if turns > self.high {
-            frequency
-        } else if turns < self.low {
-            frequency / self.factor
-        } else {
-            let blend = (turns - self.low) / (self.high - self.low);
-            (1.0 - blend) * frequency / self.factor + blend * frequency
-        }
-    }
-}
-
-/// GGUF files store stretched rotations as divisors.
-fn divide(frequencies: Vec<f32>, divisors: Option<&[f32]>) -> Result<Vec<f32>, ConfigError> {
-    let Some(divisors) = divisors else { return Ok(frequencies) };
-    if divisors.len() != frequencies.len() {
-        let what = format!("rope_freqs has {} numbers for {} rotations", divisors.len(), frequencies.len());
-        return Err(ConfigError::Impossible(what));
-    }
-    Ok(frequencies.iter().zip(divisors).map(|(frequency, divisor)| frequency / divisor).collect())
-}
-
-/// Metadata keys below the architecture's name.
-struct Keys<'a> {
-    metadata: &'a HashMap<String, Value>,
-    family: Family,
-    name: &'a str,
-}
-
-impl<'a> Keys<'a> {
-    fn new(metadata: &'a HashMap<String, Value>) -> Result<Self, ConfigError> {
-        let name = metadata.get("general.architecture").and_then(Value::as_str);
-        let name = name.ok_or_else(|| ConfigError::Missing("general.architecture".to_owned()))?;
-        let family = match name {
-            "llama" => Family::Llama,
-            "qwen2" => Family::Qwen2,
-            "qwen3" => Family::Qwen3,
-            other => return Err(ConfigError::Architecture(other.to_owned())),
-        };
-        let keys = Self { metadata, family, name };
-        match keys.get("rope.scaling.type").and_then(Value::as_str) {
-            None | Some("none") => Ok(keys),
-            Some(other) => {
-                Err(ConfigError::Variant { key: "rope.scaling.type".to_owned(), value: other.to_owned() })
-            }
-        }
-    }
-
-    fn get(&self, key: &str) -> Option<&'a Value> {
-        self.metadata.get(&format!("{}.{key}", self.name))
-    }
-
-    fn optional(&self, key: &str) -> Option<usize> {
-        self.get(key).and_then(Value::as_u64).and_then(|it| usize::try_from(it).ok())
-    }
-
-    fn usize(&self, key: &str) -> Result<usize, ConfigError> {
-        self.optional(key).ok_or_else(|| self.missing(key))
-    }
-
-    fn missing(&self, key: &str) -> ConfigError {
-        ConfigError::Missing(format!("{}.{key}", self.name))
+fn stretched(frequency: f32, factor: f32, [low, high]: [f32; 2], context: f32) -> f32 {
+    let turns = context * frequency / std::f32::consts::TAU;
+    if turns > high {
+        frequency
+    } else if turns < low {
+        frequency / factor
+    } else {
+        let blend = (turns - low) / (high - low);
+        (1.0 - blend) * frequency / factor + blend * frequency
     }
 }
 
@@ -420,16 +374,15 @@ mod tests {
             number("attention.head_count_kv", 2),
             number("context_length", 64),
         ]);
-        let read =
-            |metadata: &_, divisors| Config::from_gguf(metadata, 10, |it| it == "output.weight", divisors);
-        assert_eq!(read(&metadata, None), config(""));
-        assert_eq!(read(&metadata, Some(&[8.0])).unwrap().frequencies, [0.125]);
+        let read = |metadata: &_| Config::from_gguf(metadata, 10, |it| it == "output.weight");
+        assert_eq!(read(&metadata), config(""));
         metadata.insert("llama.rope.scaling.type".to_owned(), Value::from("yarn"));
-        assert_eq!(
-            read(&metadata, None).unwrap_err().to_string(),
-            "rope.scaling.type = yarn is not supported"
-        );
+        assert_eq!(read(&metadata).unwrap_err().to_string(), "rope.scaling.type = yarn is not supported");
+        let epsilon = metadata.remove("llama.attention.layer_norm_rms_epsilon");
+        metadata.remove("llama.rope.scaling.type");
+        let missing = "the configuration has no llama.attention.layer_norm_rms_epsilon";
+        assert_eq!((epsilon.is_some(), read(&metadata).unwrap_err().to_string().as_str()), (true, missing));
         metadata.insert("general.architecture".to_owned(), Value::from("gemma3"));
-        assert_eq!(read(&metadata, None), Err(ConfigError::Architecture("gemma3".to_owned())));
+        assert_eq!(read(&metadata), Err(ConfigError::Architecture("gemma3".to_owned())));
     }
 }

@@ -40,10 +40,7 @@ impl Grammars {
         if vocabulary.tokens.len() > vocab || vocabulary.end as usize >= vocab {
             let what =
                 format!("the tokenizer's {} tokens do not fit the model's {vocab}", vocabulary.tokens.len());
-            return Err(Error::Invalid {
-                what,
-                help: "use the tokenizer that came with the model".to_owned(),
-            });
+            return Err(Error::invalid(what, "use the tokenizer that came with the model"));
         }
         let words: Vec<Vec<u8>> = (0..vocab).map(|id| word(vocabulary, id)).collect();
         let trie = TokTrie::from(&TokRxInfo::new(vocab as u32, vocabulary.end), &words);
@@ -89,10 +86,8 @@ fn spaced(schema: &Value) -> Value {
 }
 
 fn unusable(why: impl std::fmt::Display) -> Error {
-    Error::Invalid {
-        what: format!("the constraint cannot be followed: {why}"),
-        help: "simplify the JSON schema or regular expression".to_owned(),
-    }
+    let what = format!("the constraint cannot be followed: {why}");
+    Error::invalid(what, "simplify the JSON schema or regular expression")
 }
 
 /// Follows one text through a shape.

@@ -4,29 +4,29 @@
 //! number is computed the same way whatever it is computed with, scores with and without reuse are
 //! equal to the bit. Sampling is in `generate`. Deliberately absent: text, and waiting.
 
-use std::collections::BTreeSet;
 use std::path::Path;
 
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use super::config::Config;
 use super::constrain::Grammars;
-use super::forward::{Machine, Stretch};
-use super::head::{Answer, Ask};
+use super::forward::{Machine, Reading};
+use super::head::Ask;
 use super::kv::{Cache, KvTree, PAGE, common_prefix};
-use super::load::{LoadError, WeightSource, available_memory};
+use super::load::{WeightSource, check_memory};
 use super::simd::Isa;
 use super::weights::Weights;
-use backsight_core::model::check_top_k;
-use backsight_core::model::{Error, Limits, Scored, Usage};
-use backsight_core::score::{Absence, ScoreJob, SpanScore, TokenScore};
-use backsight_core::tokens::check_ids;
-use backsight_core::tokens::{Logprob, TokenId, TokenSpan, TopK};
+use backsight_core::model::{Error, Limits, Scored, Usage, check_top_k};
+use backsight_core::needed::{Needed, absent};
+use backsight_core::score::{Absence, ScoreJob};
+use backsight_core::tokens::{TokenId, check_ids};
 
 /// Rows read in one pass at most: bounds the memory of a long prompt.
 const PASS_ROWS: usize = 4096;
 /// Jobs with few new tokens are read together up to this many rows, so that each weight is used more often.
 const BATCH_ROWS: usize = 512;
+
+const TOKENIZER_HELP: &str = "use the tokenizer that came with the model";
 
 /// What every engine can do. So many positions are scored at a time that progress can be told.
 pub const LIMITS: Limits = Limits {
@@ -80,28 +80,20 @@ pub struct Engine {
     pub(super) grammars: Option<Grammars>,
 }
 
-/// Tokens to be read after what is remembered of them.
-pub(super) struct Reading<'a> {
-    /// All tokens of the sequence, up to the last one to be read.
-    pub tokens: &'a [TokenId],
-    /// Remembers the first of them, and all of them afterwards.
-    pub cache: Cache,
-    /// From which position on the hidden states are wanted.
-    pub wanted_from: usize,
-}
-
 impl Engine {
     /// Loads the model at `path`: a Hugging Face directory or a GGUF file.
-    pub fn load(path: &Path) -> Result<Self, LoadError> {
+    pub fn load(path: &Path) -> Result<Self, Error> {
         Self::load_with(path, &EngineOptions::default())
     }
 
     /// Loads the model at `path` with settings of one's own.
-    pub fn load_with(path: &Path, options: &EngineOptions) -> Result<Self, LoadError> {
+    pub fn load_with(path: &Path, options: &EngineOptions) -> Result<Self, Error> {
         let pool = ThreadPoolBuilder::new().num_threads(options.threads.max(1));
-        let pool = pool.build().map_err(|why| LoadError::Threads(why.to_string()))?;
+        let pool = pool.build();
+        let pool =
+            pool.map_err(|why| no_threads(format!("the engine's threads cannot be started: {why}")))?;
         let (source, config) = WeightSource::open(path)?;
-        let weights = pool.install(|| Weights::load(&source, &config, 0))?;
+        let weights = pool.install(|| Weights::load(&source, &config))?;
         let tree = KvTree::new(config.kv_shape(), options.cache_bytes);
         Ok(Self {
             config,
@@ -131,14 +123,20 @@ impl Engine {
     }
 
     /// Refuses a tokenizer with ids the model does not know. Fewer ids are common: embeddings are padded.
-    pub fn check_vocabulary(&self, tokenizer: usize) -> Result<(), LoadError> {
+    pub fn check_vocabulary(&self, tokenizer: usize) -> Result<(), Error> {
         let model = self.config.vocab;
-        if tokenizer > model { Err(LoadError::Vocabulary { tokenizer, model }) } else { Ok(()) }
+        if tokenizer <= model {
+            return Ok(());
+        }
+        let what = format!("the tokenizer has {tokenizer} tokens, the model only {model}");
+        Err(Error::invalid(what, TOKENIZER_HELP))
     }
 
     /// Scores the spans of one job.
     pub fn score(&mut self, job: &ScoreJob) -> Result<Scored, Error> {
-        self.score_many(std::slice::from_ref(job)).pop().unwrap_or_else(|| Err(nothing_came_back()))
+        self.score_many(std::slice::from_ref(job))
+            .pop()
+            .unwrap_or_else(|| Err(garbled("a job has no result")))
     }
 
     /// Scores jobs in their order. Jobs that share a prefix should stand beside each other, the longest trunk first.
@@ -150,7 +148,7 @@ impl Engine {
                 Err(error) => results.push(Err(error)),
                 Ok(()) => {
                     let n = self.joint(rest);
-                    results.extend(self.score_together(&rest[..n]).into_iter().map(Ok));
+                    results.extend(self.score_together(&rest[..n]));
                 }
             }
         }
@@ -164,42 +162,20 @@ impl Engine {
 
     /// Refuses what cannot be read: unknown ids, more tokens than the context has, more than the memory holds.
     pub(super) fn check_tokens(&self, tokens: &[TokenId], limit: usize) -> Result<(), Error> {
-        if tokens.len() > limit {
-            let what = format!(
-                "{} tokens do not fit into the model's context of {}",
-                tokens.len(),
-                self.config.context
-            );
-            return Err(Error::Invalid {
-                what,
-                help: "shorten the context, or use a model with a longer one".to_owned(),
-            });
+        let (n_tokens, context) = (tokens.len(), self.config.context);
+        if n_tokens > limit {
+            let what = format!("{n_tokens} tokens do not fit into the model's context of {context}");
+            return Err(Error::invalid(what, "shorten the context, or use a model with a longer one"));
         }
-        check_ids(tokens, self.config.vocab).map_err(|why| Error::Invalid {
-            what: why.to_string(),
-            help: "use the tokenizer that came with the model".to_owned(),
-        })?;
-        self.check_memory(tokens.len())
-    }
-
-    fn check_memory(&self, n_tokens: usize) -> Result<(), Error> {
+        check_ids(tokens, self.config.vocab).map_err(|why| Error::invalid(why, TOKENIZER_HELP))?;
         let needed = (n_tokens.div_ceil(PAGE) * self.config.kv_shape().page_bytes()) as u64;
-        match available_memory() {
-            Some(available) if needed > available => Err(Error::Invalid {
-                what: format!(
-                    "{n_tokens} tokens need {} MiB of memory, {} MiB are available",
-                    needed >> 20,
-                    available >> 20
-                ),
-                help: "close other programs, or shorten the context".to_owned(),
-            }),
-            _ => Ok(()),
-        }
+        let help = "close other programs, or shorten the context";
+        check_memory(format_args!("{n_tokens} tokens need"), needed, help)
     }
 
     /// How many of the first jobs can be read together: few new tokens, and none waits for what another one computes.
     fn joint(&self, jobs: &[ScoreJob]) -> usize {
-        let new = |job: &ScoreJob| last_read(job).saturating_sub(self.reusable(job));
+        let new = |job: &ScoreJob| read_for(job).len().saturating_sub(self.reusable(job));
         let mut rows = new(&jobs[0]);
         let mut n = 1;
         while let Some(job) = jobs.get(n) {
@@ -220,14 +196,16 @@ impl Engine {
         self.tree.matched(&job.tokens()[..reuse_limit(job)])
     }
 
-    fn score_together(&mut self, jobs: &[ScoreJob]) -> Vec<Scored> {
-        let mut readings: Vec<Reading<'_>> = jobs.iter().map(|job| self.reading(job)).collect();
-        let reused: Vec<usize> = readings.iter().map(|reading| reading.cache.len()).collect();
-        let hidden = self.read(&mut readings);
+    fn score_together(&mut self, jobs: &[ScoreJob]) -> Vec<Result<Scored, Error>> {
+        let mut caches: Vec<Cache> =
+            jobs.iter().map(|job| self.remembered(&job.tokens()[..reuse_limit(job)])).collect();
+        let reused: Vec<usize> = caches.iter().map(Cache::len).collect();
+        let reading = |(job, cache)| Reading { tokens: read_for(job), cache, wanted_from: reuse_limit(job) };
+        let hidden = self.read(&mut jobs.iter().zip(&mut caches).map(reading).collect::<Vec<_>>());
         let width = self.config.hidden_padded();
         let (mut rows, mut asks) = (Vec::new(), Vec::new());
         for (job, hidden) in jobs.iter().zip(&hidden) {
-            for position in needed(job) {
+            for position in Needed::new(job).positions().filter(|&it| it > 0) {
                 let row = position - job.first_needed().unwrap_or(position);
                 rows.extend_from_slice(&hidden[row * width..(row + 1) * width]);
                 asks.push(Ask { token: job.tokens()[position], top_k: job.top_k() });
@@ -235,21 +213,18 @@ impl Engine {
         }
         self.counters.predicted += asks.len() as u64;
         let mut answers = self.with_machine(|machine| machine.answer(&rows, &asks)).into_iter();
-        for reading in &readings {
-            self.tree.insert(reading.tokens, &reading.cache);
-        }
+        jobs.iter().zip(&caches).for_each(|(job, cache)| self.tree.insert(read_for(job), cache));
         let scored = jobs.iter().zip(reused).map(|(job, reused)| {
-            let positions: Vec<usize> = needed(job).collect();
-            let answers: Vec<Answer> = answers.by_ref().take(positions.len()).collect();
-            Scored { spans: spans(job, &positions, &answers), version: None, usage: usage(job, reused) }
+            let needed = Needed::new(job);
+            let no_context = || absent(Absence::NoContext);
+            let score = |position: usize| if position == 0 { Some(no_context()) } else { answers.next() };
+            let scores = needed.positions().map_while(score).collect();
+            let spans = needed.into_spans(job, scores).map_err(|why| garbled(&why))?;
+            let (prompt_tokens, cached_tokens) = (read_for(job).len() as u64, Some(reused as u64));
+            let usage = Usage { prompt_tokens, cached_tokens, completion_tokens: 0 };
+            Ok(Scored { spans, version: None, usage })
         });
         scored.collect()
-    }
-
-    /// What has to be read for a job: all that precedes the last needed token.
-    fn reading<'a>(&mut self, job: &'a ScoreJob) -> Reading<'a> {
-        let cache = self.remembered(&job.tokens()[..reuse_limit(job)]);
-        Reading { tokens: &job.tokens()[..last_read(job)], cache, wanted_from: reuse_limit(job) }
     }
 
     /// The cache of the longest prefix of `tokens` that is remembered.
@@ -265,32 +240,10 @@ impl Engine {
         self.counters.computed += new.sum::<u64>();
         let mut hidden = vec![Vec::new(); readings.len()];
         while readings.iter().any(|reading| reading.cache.len() < reading.tokens.len()) {
-            self.read_pass(readings, &mut hidden);
+            let read = self.with_machine(|machine| machine.forward(readings, PASS_ROWS));
+            hidden.iter_mut().zip(read).for_each(|(hidden, rows)| hidden.extend(rows));
         }
         hidden
-    }
-
-    /// One pass over at most [`PASS_ROWS`] tokens.
-    fn read_pass(&self, readings: &mut [Reading<'_>], hidden: &mut [Vec<f32>]) {
-        let (mut room, mut stretches, mut counts) = (PASS_ROWS, Vec::new(), Vec::new());
-        for (i, reading) in readings.iter_mut().enumerate() {
-            let start = reading.cache.len();
-            let n = (reading.tokens.len() - start).min(room);
-            if n > 0 {
-                room -= n;
-                let wanted_from = reading.wanted_from.saturating_sub(start).min(n);
-                counts.push((i, n - wanted_from));
-                let tokens = &reading.tokens[start..start + n];
-                stretches.push(Stretch { tokens, cache: &mut reading.cache, wanted_from });
-            }
-        }
-        let rows = self.with_machine(|machine| machine.forward(&mut stretches));
-        let mut rest = rows.as_slice();
-        for (i, n) in counts {
-            let (own, others) = rest.split_at(n * self.config.hidden_padded());
-            hidden[i].extend_from_slice(own);
-            rest = others;
-        }
     }
 
     pub(super) fn with_machine<T: Send>(&self, work: impl FnOnce(Machine<'_>) -> T + Send) -> T {
@@ -303,8 +256,12 @@ impl Engine {
     }
 }
 
-fn nothing_came_back() -> Error {
-    Error::Garbled { server: "the embedded model".to_owned(), why: "a job has no result".to_owned() }
+pub(super) fn no_threads(what: String) -> Error {
+    Error::invalid(what, "check the limit on processes (ulimit -u)")
+}
+
+pub(super) fn garbled(why: &str) -> Error {
+    Error::Garbled { server: "the embedded model".to_owned(), why: why.to_owned() }
 }
 
 /// The tokens before the one whose hidden state predicts the first needed token; only these can be reused.
@@ -312,41 +269,7 @@ fn reuse_limit(job: &ScoreJob) -> usize {
     job.first_needed().map_or(0, |first| first - 1)
 }
 
-/// How many tokens are read: the last needed token is predicted, not read.
-fn last_read(job: &ScoreJob) -> usize {
-    job.first_needed().map_or(0, |_| job.end_needed() - 1)
-}
-
-/// The positions of a job whose logprobs are needed, each once, in order.
-fn needed(job: &ScoreJob) -> impl Iterator<Item = usize> + use<> {
-    let positions: BTreeSet<usize> =
-        job.spans().iter().flat_map(|span| span.range()).filter(|&it| it > 0).collect();
-    positions.into_iter()
-}
-
-fn spans(job: &ScoreJob, positions: &[usize], answers: &[Answer]) -> Vec<SpanScore> {
-    let score = |position: usize| match positions.binary_search(&position) {
-        Ok(i) => token_score(&answers[i], job.tokens()[position], job.top_k()),
-        Err(_) => TokenScore { logprob: Err(Absence::NoContext), top: TopK::default() },
-    };
-    let span_score = |&span: &TokenSpan| SpanScore::new(span, span.range().map(score).collect()).ok();
-    job.spans().iter().filter_map(span_score).collect()
-}
-
-fn token_score(answer: &Answer, token: TokenId, top_k: usize) -> TokenScore {
-    match Logprob::new(answer.logprob) {
-        Err(why) => TokenScore { logprob: Err(Absence::NotALogprob(why.to_string())), top: TopK::default() },
-        Ok(logprob) if top_k == 0 => TokenScore { logprob: Ok(logprob), top: TopK::default() },
-        Ok(logprob) => TokenScore { logprob: Ok(logprob), top: top_row(answer, token, logprob) },
-    }
-}
-
-/// The likeliest tokens and the given one.
-pub(super) fn top_row(answer: &Answer, token: TokenId, logprob: Logprob) -> TopK {
-    let top = answer.top.iter().filter_map(|&(id, value)| Some((id, Logprob::new(value).ok()?)));
-    TopK::new(top.chain([(token, logprob)]).collect())
-}
-
-fn usage(job: &ScoreJob, reused: usize) -> Usage {
-    Usage { prompt_tokens: last_read(job) as u64, cached_tokens: Some(reused as u64), completion_tokens: 0 }
+/// What has to be read for a job: all that precedes the last needed token, which is predicted.
+fn read_for(job: &ScoreJob) -> &[TokenId] {
+    &job.tokens()[..job.first_needed().map_or(0, |_| job.end_needed() - 1)]
 }

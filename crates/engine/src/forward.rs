@@ -26,13 +26,13 @@ const WIDE_ROWS: usize = 24;
 /// Panels of gate and up that are multiplied before they are gated.
 const GATED_PANELS: usize = 32;
 
-/// Tokens to be read after those a cache remembers.
-pub struct Stretch<'a> {
-    /// The tokens, at least one.
+/// Tokens to be read after what is remembered of them.
+pub struct Reading<'a> {
+    /// All tokens of the sequence, up to the last one to be read.
     pub tokens: &'a [TokenId],
-    /// What came before; grown by the tokens.
+    /// Remembers the first of them, and all of them afterwards.
     pub cache: &'a mut Cache,
-    /// From which of the tokens on the hidden states are wanted.
+    /// From which position on the hidden states are wanted.
     pub wanted_from: usize,
 }
 
@@ -49,9 +49,8 @@ pub struct Machine<'a> {
 
 /// Rows of one sequence that lie in one group. Apart from a sequence's ends they fill whole pages.
 struct Piece {
-    stretch: usize,
-    /// The first row's place among the stretch's tokens.
-    first: usize,
+    /// Which of the readings.
+    reading: usize,
     /// The first row's position in the sequence.
     position: usize,
     /// The first row's place in the group.
@@ -82,43 +81,47 @@ struct Scratch {
     attention: attention::Scratch,
 }
 
-/// One pass over some stretches.
+/// One pass over the next tokens of some readings.
 struct Pass<'a> {
     machine: Machine<'a>,
+    /// Where each reading begins in it.
+    starts: Vec<usize>,
     /// Whether products are cut by columns.
     wide: bool,
     scratch: Mutex<Vec<Scratch>>,
 }
 
 impl Machine<'_> {
-    /// Reads the tokens of `stretches` and gives back the wanted hidden states, normalised, one by one, in rows of [`Config::hidden_padded`].
-    pub fn forward(self, stretches: &mut [Stretch<'_>]) -> Vec<f32> {
-        let starts: Vec<usize> = stretches.iter().map(|it| it.cache.len()).collect();
-        stretches.iter_mut().for_each(|it| it.cache.grow(it.tokens.len()));
-        let total: usize = stretches.iter().map(|it| it.tokens.len()).sum();
+    /// Reads the next tokens, at most `max_rows`, and gives back the wanted hidden states of each reading, normalised, in rows of [`Config::hidden_padded`].
+    pub fn forward(self, readings: &mut [Reading<'_>], max_rows: usize) -> Vec<Vec<f32>> {
+        let (mut total, mut starts) = (0, Vec::new());
+        for reading in readings.iter_mut() {
+            let start = reading.cache.len();
+            let n = (reading.tokens.len() - start).min(max_rows - total);
+            reading.cache.grow(n);
+            starts.push(start);
+            total += n;
+        }
         let threads = rayon::current_num_threads();
         let wide = total <= WIDE_ROWS * threads;
         let n_groups = if wide { 1 } else { total.div_ceil(GROUP_ROWS).next_multiple_of(threads) };
-        let pieces = cut(stretches, &starts, n_groups);
-        let mut groups: Vec<Group> = pieces.into_iter().map(|pieces| self.embed(stretches, pieces)).collect();
-        let pass = Pass { machine: self, wide, scratch: Mutex::default() };
+        let pieces = cut(readings, &starts, total, n_groups);
+        let mut groups: Vec<Group> = pieces.into_iter().map(|pieces| self.embed(readings, pieces)).collect();
+        let pass = Pass { machine: self, starts, wide, scratch: Mutex::default() };
         for layer in 0..=self.config.layers {
-            pass.step(&mut groups, stretches, layer);
+            pass.step(&mut groups, readings, layer);
         }
-        self.wanted(stretches, &groups)
+        self.wanted(readings, &groups)
     }
 
-    fn embed(self, stretches: &[Stretch<'_>], pieces: Vec<Piece>) -> Group {
+    fn embed(self, readings: &[Reading<'_>], pieces: Vec<Piece>) -> Group {
         let (config, n_rows) = (self.config, pieces.iter().map(|piece| piece.n).sum());
         let width = config.hidden_padded();
         let mut hidden = vec![0.0; n_rows * width];
         for piece in &pieces {
             let rows = hidden[piece.at * width..].chunks_exact_mut(width);
-            for (row, &token) in
-                rows.zip(&stretches[piece.stretch].tokens[piece.first..piece.first + piece.n])
-            {
-                self.weights.embed(token as usize, row);
-            }
+            let tokens = &readings[piece.reading].tokens[piece.position..][..piece.n];
+            rows.zip(tokens).for_each(|(row, &token)| self.weights.embed(token as usize, row));
         }
         let positions = pieces.iter().flat_map(|piece| piece.position..piece.position + piece.n);
         let angles = Angles::new(&config.frequencies, positions);
@@ -126,43 +129,38 @@ impl Machine<'_> {
         Group { pieces, n_rows, hidden, qkv, angles }
     }
 
-    /// The wanted rows, normalised for the head.
-    fn wanted(self, stretches: &[Stretch<'_>], groups: &[Group]) -> Vec<f32> {
+    /// The wanted rows of each reading, normalised for the head.
+    fn wanted(self, readings: &[Reading<'_>], groups: &[Group]) -> Vec<Vec<f32>> {
         let width = self.config.hidden_padded();
-        let mut rows = Vec::new();
-        for group in groups {
-            for piece in &group.pieces {
-                let skip = stretches[piece.stretch].wanted_from.saturating_sub(piece.first).min(piece.n);
-                rows.extend_from_slice(
-                    &group.hidden[(piece.at + skip) * width..(piece.at + piece.n) * width],
-                );
-            }
+        let mut wanted = vec![Vec::new(); readings.len()];
+        for (group, piece) in groups.iter().flat_map(|group| group.pieces.iter().map(move |it| (group, it))) {
+            let skip = readings[piece.reading].wanted_from.saturating_sub(piece.position).min(piece.n);
+            let rows = &group.hidden[(piece.at + skip) * width..(piece.at + piece.n) * width];
+            wanted[piece.reading].extend_from_slice(rows);
         }
         let (weight, dim, epsilon) = (&self.weights.norm, self.config.hidden, self.config.epsilon);
-        self.isa.run(Norm { rows: &mut rows, weight, dim, epsilon });
-        rows
+        wanted.iter_mut().for_each(|rows| self.isa.run(Norm { rows, weight, dim, epsilon }));
+        wanted
     }
 }
 
-/// Cuts the rows of all stretches into `n_groups` of about the same size, at page borders.
-fn cut(stretches: &[Stretch<'_>], starts: &[usize], n_groups: usize) -> Vec<Vec<Piece>> {
-    let total: usize = stretches.iter().map(|it| it.tokens.len()).sum();
+/// Cuts the rows of all readings into `n_groups` of about the same size, at page borders.
+fn cut(readings: &[Reading<'_>], starts: &[usize], total: usize, n_groups: usize) -> Vec<Vec<Piece>> {
     let mut groups: Vec<Vec<Piece>> = Vec::new();
     let (mut row, mut group_of_last) = (0, usize::MAX);
-    for (stretch, (it, &start)) in stretches.iter().zip(starts).enumerate() {
-        let mut first = 0;
-        while first < it.tokens.len() {
-            let position = start + first;
-            let n = (PAGE - position % PAGE).min(it.tokens.len() - first);
+    for (reading, (it, &start)) in readings.iter().zip(starts).enumerate() {
+        let mut position = start;
+        while position < it.cache.len() {
+            let n = (PAGE - position % PAGE).min(it.cache.len() - position);
             let group = row * n_groups / total;
             if group != group_of_last {
                 groups.push(Vec::new());
                 group_of_last = group;
             }
             if let Some(pieces) = groups.last_mut() {
-                append(pieces, Piece { stretch, first, position, at: 0, n });
+                append(pieces, Piece { reading, position, at: 0, n });
             }
-            (first, row) = (first + n, row + n);
+            (position, row) = (position + n, row + n);
         }
     }
     groups
@@ -171,7 +169,7 @@ fn cut(stretches: &[Stretch<'_>], starts: &[usize], n_groups: usize) -> Vec<Vec<
 /// Joins a page of rows to the last piece where it continues it.
 fn append(pieces: &mut Vec<Piece>, mut page: Piece) {
     match pieces.last_mut() {
-        Some(last) if last.stretch == page.stretch => last.n += page.n,
+        Some(last) if last.reading == page.reading => last.n += page.n,
         last => {
             page.at = last.map_or(0, |last| last.at + last.n);
             pieces.push(page);
@@ -184,22 +182,21 @@ impl Pass<'_> {
     ///
     /// Between the two a group needs nobody, so all groups meet once per layer: when all keys and
     /// values of a layer are written.
-    fn step(&self, groups: &mut [Group], stretches: &mut [Stretch<'_>], layer: usize) {
+    fn step(&self, groups: &mut [Group], readings: &mut [Reading<'_>], layer: usize) {
         let (mut before, mut writable) = (Vec::new(), Vec::new());
-        for stretch in stretches.iter_mut() {
-            let first_page = (stretch.cache.len() - stretch.tokens.len()) / PAGE;
-            let (done, next) = stretch.cache.layers_mut().split_at_mut(layer);
+        for (reading, start) in readings.iter_mut().zip(&self.starts) {
+            let (done, next) = reading.cache.layers_mut().split_at_mut(layer);
             before.push(done.last().map_or(&[][..], Vec::as_slice));
-            writable.push(next.first_mut().map_or(&mut [][..], |pages| &mut pages[first_page..]));
+            writable.push(next.first_mut().map_or(&mut [][..], |pages| &mut pages[start / PAGE..]));
         }
         let tasks = groups.iter_mut().map(|group| {
-            let pages = group.pieces.iter().map(|piece| take_pages(&mut writable[piece.stretch], piece));
+            let pages = group.pieces.iter().map(|piece| take_pages(&mut writable[piece.reading], piece));
             let pages: Vec<&mut [Block]> = pages.collect();
             (group, pages)
         });
         // The last rows see the most keys, so they are begun first.
         let tasks: Vec<_> = tasks.collect::<Vec<_>>().into_iter().rev().collect();
-        for_each(tasks, |(group, pages)| {
+        let work = |(group, pages): (&mut Group, Vec<&mut [Block]>)| {
             let mut scratch =
                 self.scratch.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default();
             if let Some(it) = layer.checked_sub(1) {
@@ -209,7 +206,12 @@ impl Pass<'_> {
                 self.begin(it, group, pages, &mut scratch);
             }
             self.scratch.lock().unwrap_or_else(PoisonError::into_inner).push(scratch);
-        });
+        };
+        match tasks.len() {
+            0 | 1 => tasks.into_iter().for_each(work),
+            // In their order, as many at a time as there are threads.
+            _ => tasks.into_iter().par_bridge().for_each(work),
+        }
     }
 
     /// The first half of a layer: norm, queries, keys and values, rotation; keys and values are written to their pages.
@@ -337,7 +339,7 @@ impl Pass<'_> {
             let heads: Vec<_> = heads.collect();
             let results = heads.into_par_iter().map(|(piece, head)| {
                 let (mut out, mut scratch) = (Vec::new(), attention::Scratch::default());
-                self.attend_head(group, piece, head, pages[piece.stretch], &mut scratch, &mut out);
+                self.attend_head(group, piece, head, pages[piece.reading], &mut scratch, &mut out);
                 (piece, head, out)
             });
             let results: Vec<_> = results.collect();
@@ -348,7 +350,7 @@ impl Pass<'_> {
                     group,
                     piece,
                     head,
-                    pages[piece.stretch],
+                    pages[piece.reading],
                     &mut scratch.attention,
                     &mut scratch.head,
                 );
@@ -396,7 +398,7 @@ fn write_token(shape: KvShape, block: &mut [super::simd::Lane], slot: usize, key
     }
 }
 
-/// The pages of a piece, taken off the front of its stretch's.
+/// The pages of a piece, taken off the front of its reading's.
 fn take_pages<'a>(rest: &mut &'a mut [Block], piece: &Piece) -> &'a mut [Block] {
     let n_pages = (piece.position + piece.n).div_ceil(PAGE) - piece.position / PAGE;
     let n_pages = n_pages.min(rest.len());
@@ -425,23 +427,4 @@ fn by_columns<T: Send>(panels: usize, step: usize, part: impl Fn(usize, usize) -
     let size = panels.div_ceil(rayon::current_num_threads()).next_multiple_of(4 * step);
     let parts = (0..panels).into_par_iter().step_by(size);
     parts.map(|first| part(first, size.min(panels - first))).collect()
-}
-
-/// Works off `tasks` in their order, as many at a time as there are threads.
-fn for_each<T: Send>(tasks: Vec<T>, work: impl Fn(T) + Sync) {
-    if tasks.len() <= 1 {
-        return tasks.into_iter().for_each(work);
-    }
-    let threads = rayon::current_num_threads().min(tasks.len());
-    let queue = Mutex::new(tasks.into_iter());
-    let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();
-    rayon::scope(|scope| {
-        for _ in 0..threads {
-            scope.spawn(|_| {
-                while let Some(task) = next() {
-                    work(task);
-                }
-            });
-        }
-    });
 }

@@ -6,13 +6,15 @@
 //! constraint. Deliberately absent: text, and waiting for requests.
 
 use super::constrain::{Follower, Grammars, TokenBytes};
-use super::engine::{Engine, Reading, top_row};
+use super::engine::{Engine, garbled};
+use super::forward::Reading;
 use super::head::{Ask, answer_from_logits};
 use super::kv::Cache;
 use super::sample::{Dice, draw};
-use backsight_core::model::check_top_k;
-use backsight_core::model::{Error, Finish, GenerateRequest, Generated, SampledToken, Sampling, Usage};
-use backsight_core::tokens::{Logprob, TokenId, TopK};
+use backsight_core::model::{
+    Error, Finish, GenerateRequest, Generated, SampledToken, Sampling, Usage, check_top_k,
+};
+use backsight_core::tokens::TokenId;
 
 /// A continuation under way.
 #[derive(Debug)]
@@ -52,12 +54,9 @@ impl Sequence {
     /// Draws the next token from its logits.
     fn advance(&mut self, engine: &Engine, logits: &[f32]) -> Result<(), Error> {
         let token = self.choose(logits)?;
-        let answer = answer_from_logits(engine.isa(), logits, Ask { token, top_k: self.top_k });
-        let logprob = Logprob::new(answer.logprob).ok();
-        let top =
-            logprob.filter(|_| self.top_k > 0).map_or_else(TopK::default, |it| top_row(&answer, token, it));
+        let score = answer_from_logits(engine.isa(), logits, Ask { token, top_k: self.top_k });
         self.tokens.push(token);
-        self.sampled.push(SampledToken { id: token, logprob, top });
+        self.sampled.push(SampledToken { id: token, logprob: score.logprob.ok(), top: score.top });
         let ended =
             self.stop_ids.contains(&token) || self.follower.as_ref().is_some_and(|it| it.end() == token);
         let complete = self.follower.as_ref().is_some_and(Follower::is_done);
@@ -86,7 +85,7 @@ impl Sequence {
 }
 
 fn no_token() -> Error {
-    Error::Garbled { server: "the embedded model".to_owned(), why: "no token is possible".to_owned() }
+    garbled("no token is possible")
 }
 
 impl Engine {
@@ -114,16 +113,17 @@ impl Engine {
     pub fn admit(&mut self, request: &GenerateRequest) -> Result<Sequence, Error> {
         check_sampling(&request.sampling)?;
         if request.prompt.is_empty() {
-            return Err(invalid("the prompt has no tokens", "send at least one token"));
+            return Err(Error::invalid("the prompt has no tokens", "send at least one token"));
         }
         self.check_tokens(&request.prompt, self.config.context - 1)?;
         check_top_k(request.top_k, Some(self.config.vocab))?;
         let constraint = request.sampling.constraint.as_ref();
         let follower = constraint.map(|constraint| match &self.grammars {
             Some(grammars) => grammars.follow(constraint),
-            None => {
-                Err(invalid("a constraint needs the model's tokenizer", "name the tokenizer by --tokenizer"))
-            }
+            None => Err(Error::invalid(
+                "a constraint needs the model's tokenizer",
+                "name the tokenizer by --tokenizer",
+            )),
         });
         Ok(Sequence {
             tokens: request.prompt.clone(),
@@ -160,55 +160,35 @@ impl Engine {
     /// Reads a prompt but for its last token, which is read with the other sequences'.
     fn read_prompt(&mut self, sequence: &mut Sequence) {
         let tokens = &sequence.tokens[..sequence.n_prompt - 1];
-        let cache = self.remembered(tokens);
+        let mut cache = self.remembered(tokens);
         sequence.reused = cache.len();
-        let mut reading = [Reading { tokens, cache, wanted_from: tokens.len() }];
-        self.read(&mut reading);
-        let [reading] = reading;
-        self.tree.insert(tokens, &reading.cache);
-        sequence.cache = reading.cache;
+        self.read(&mut [Reading { tokens, cache: &mut cache, wanted_from: tokens.len() }]);
+        self.tree.insert(tokens, &cache);
+        sequence.cache = cache;
     }
 
     /// Reads the last token of each sequence; gives back the logits of the one to follow.
-    fn next_logits(&mut self, sequences: &mut [&mut Sequence]) -> Vec<Vec<f32>> {
-        let shape = self.config.kv_shape();
-        let reading = |sequence: &mut &mut Sequence| {
-            let cache = std::mem::replace(&mut sequence.cache, Cache::new(shape));
-            (sequence.tokens.clone(), cache)
+    fn next_logits<'a>(&mut self, sequences: &'a mut [&mut Sequence]) -> Vec<Vec<f32>> {
+        let reading = |sequence: &'a mut &mut Sequence| {
+            let Sequence { tokens, cache, .. } = &mut **sequence;
+            Reading { tokens, cache, wanted_from: tokens.len() - 1 }
         };
-        let taken: Vec<(Vec<TokenId>, Cache)> = sequences.iter_mut().map(reading).collect();
-        let (tokens, caches): (Vec<_>, Vec<_>) = taken.into_iter().unzip();
-        let readings = tokens.iter().zip(caches);
-        let mut readings: Vec<Reading<'_>> = readings
-            .map(|(tokens, cache)| Reading { tokens, cache, wanted_from: tokens.len() - 1 })
-            .collect();
-        let hidden = self.read(&mut readings).concat();
-        for (sequence, reading) in sequences.iter_mut().zip(readings) {
-            sequence.cache = reading.cache;
-        }
+        let hidden = self.read(&mut sequences.iter_mut().map(reading).collect::<Vec<_>>()).concat();
         self.with_machine(|machine| machine.logits(&hidden))
     }
 }
 
 fn check_sampling(sampling: &Sampling) -> Result<(), Error> {
     if !(sampling.temperature.is_finite() && sampling.temperature >= 0.0) {
-        return Err(invalid(
-            &format!("temperature {} is no temperature", sampling.temperature),
-            "use 0 or more",
-        ));
+        let what = format!("temperature {} is no temperature", sampling.temperature);
+        return Err(Error::invalid(what, "use 0 or more"));
     }
     if !(0.0..=1.0).contains(&sampling.top_p) {
-        return Err(invalid(
-            &format!("top_p {} is no probability", sampling.top_p),
-            "use a number from 0 to 1",
-        ));
+        let what = format!("top_p {} is no probability", sampling.top_p);
+        return Err(Error::invalid(what, "use a number from 0 to 1"));
     }
     if sampling.top_k == Some(0) {
-        return Err(invalid("top_k 0 keeps no token", "use 1 or more, or leave it out"));
+        return Err(Error::invalid("top_k 0 keeps no token", "use 1 or more, or leave it out"));
     }
     Ok(())
-}
-
-fn invalid(what: &str, help: &str) -> Error {
-    Error::Invalid { what: what.to_owned(), help: help.to_owned() }
 }

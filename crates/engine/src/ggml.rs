@@ -31,39 +31,35 @@ pub enum Format {
     Q6K,
 }
 
+/// Each format with its number in GGUF files, the numbers in a block, and its bytes.
+const FORMATS: [(Format, u32, (usize, usize)); 11] = [
+    (Format::F32, 0, (1, 4)),
+    (Format::F16, 1, (1, 2)),
+    (Format::Q4_0, 2, (32, 18)),
+    (Format::Q4_1, 3, (32, 20)),
+    (Format::Q5_0, 6, (32, 22)),
+    (Format::Q5_1, 7, (32, 24)),
+    (Format::Q8_0, 8, (32, 34)),
+    (Format::Q4K, 12, (256, 144)),
+    (Format::Q5K, 13, (256, 176)),
+    (Format::Q6K, 14, (256, 210)),
+    (Format::BF16, 30, (1, 2)),
+];
+
 impl Format {
     /// The format with this number in GGUF files; `None` when it is not one we read.
     pub fn from_gguf(kind: u32) -> Option<Self> {
-        Some(match kind {
-            0 => Self::F32,
-            1 => Self::F16,
-            2 => Self::Q4_0,
-            3 => Self::Q4_1,
-            6 => Self::Q5_0,
-            7 => Self::Q5_1,
-            8 => Self::Q8_0,
-            12 => Self::Q4K,
-            13 => Self::Q5K,
-            14 => Self::Q6K,
-            30 => Self::BF16,
-            _ => return None,
-        })
+        FORMATS.iter().find(|it| it.1 == kind).map(|it| it.0)
+    }
+
+    /// The format that safetensors files call so; `None` when it is not one we read.
+    pub fn from_safetensors(dtype: &str) -> Option<Self> {
+        [Self::F32, Self::F16, Self::BF16].into_iter().find(|it| format!("{it:?}") == dtype)
     }
 
     /// Numbers in a block, and its bytes.
-    pub fn block(self) -> (usize, usize) {
-        match self {
-            Self::F32 => (1, 4),
-            Self::F16 | Self::BF16 => (1, 2),
-            Self::Q4_0 => (32, 18),
-            Self::Q4_1 => (32, 20),
-            Self::Q5_0 => (32, 22),
-            Self::Q5_1 => (32, 24),
-            Self::Q8_0 => (32, 34),
-            Self::Q4K => (256, 144),
-            Self::Q5K => (256, 176),
-            Self::Q6K => (256, 210),
-        }
+    fn block(self) -> (usize, usize) {
+        FORMATS.iter().find(|it| it.0 == self).map_or((1, 1), |it| it.2)
     }
 
     /// The bytes of `n` numbers; `None` when they do not fill whole blocks.
@@ -86,7 +82,7 @@ impl Format {
         match self {
             Self::F32 => out[0] = f32::from_le_bytes([block[0], block[1], block[2], block[3]]),
             Self::F16 => out[0] = f16(block, 0),
-            Self::BF16 => out[0] = f32::from_bits(u32::from(u16_at(block, 0)) << 16),
+            Self::BF16 => out[0] = half::bf16::from_le_bytes([block[0], block[1]]).to_f32(),
             Self::Q4_0 => {
                 let scale = f16(block, 0);
                 nibbles(&block[2..], out, |q, _| f32::from(q as i8 - 8) * scale);
@@ -117,26 +113,9 @@ impl Format {
     }
 }
 
-fn u16_at(block: &[u8], at: usize) -> u16 {
-    u16::from_le_bytes([block[at], block[at + 1]])
-}
-
-/// The 16-bit float at byte `at`.
+/// The exact value of the 16-bit float at byte `at`.
 fn f16(block: &[u8], at: usize) -> f32 {
-    f16_to_f32(u16_at(block, at))
-}
-
-/// The exact value of a 16-bit float.
-pub fn f16_to_f32(bits: u16) -> f32 {
-    let sign = u32::from(bits >> 15) << 31;
-    let (exponent, fraction) = (u32::from(bits >> 10 & 31), u32::from(bits & 1023));
-    let magnitude = match exponent {
-        // Subnormal: the fraction counts units of 2^-24.
-        0 => (fraction as f32 * 2f32.powi(-24)).to_bits(),
-        31 => 0x7f80_0000 | fraction << 13,
-        _ => (exponent + 112) << 23 | fraction << 13,
-    };
-    f32::from_bits(sign | magnitude)
+    half::f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
 }
 
 /// Sixteen bytes: the low halves are numbers 0 to 15, the high halves 16 to 31.
@@ -227,8 +206,9 @@ mod tests {
 
     #[test]
     fn sixteen_bit_floats_are_exact() {
-        let check =
-            |bits: u16, value: f32| assert_eq!(f16_to_f32(bits).to_bits(), value.to_bits(), "{bits:#x}");
+        let check = |bits: u16, value: f32| {
+            assert_eq!(f16(&bits.to_le_bytes(), 0).to_bits(), value.to_bits(), "{bits:#x}");
+        };
         check(0x0000, 0.0);
         check(0x8000, -0.0);
         check(0x3c00, 1.0);
@@ -237,6 +217,6 @@ mod tests {
         check(0x0001, 2f32.powi(-24));
         check(0x83ff, -1023.0 * 2f32.powi(-24));
         check(0x7c00, f32::INFINITY);
-        assert!(f16_to_f32(0x7e00).is_nan());
+        assert!(f16(&0x7e00u16.to_le_bytes(), 0).is_nan());
     }
 }

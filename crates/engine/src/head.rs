@@ -11,6 +11,8 @@ use rayon::prelude::*;
 use super::forward::Machine;
 use super::gemm::{Product, Rows};
 use super::simd::{Isa, Kernel, LANES, Simd};
+use backsight_core::needed::{Candidate, token_score};
+use backsight_core::score::TokenScore;
 use backsight_core::tokens::TokenId;
 
 /// Tokens whose logits are computed by one task.
@@ -29,15 +31,6 @@ pub struct Ask {
     pub top_k: usize,
 }
 
-/// What a row answers.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Answer {
-    /// The logprob of the token.
-    pub logprob: f64,
-    /// The likeliest tokens, most likely first.
-    pub top: Vec<(TokenId, f64)>,
-}
-
 /// What is known of a row after some of the vocabulary.
 #[derive(Clone, Debug)]
 struct Seen {
@@ -50,7 +43,7 @@ struct Seen {
 
 impl Machine<'_> {
     /// Answers one question per row of `hidden`.
-    pub fn answer(self, hidden: &[f32], asks: &[Ask]) -> Vec<Answer> {
+    pub fn answer(self, hidden: &[f32], asks: &[Ask]) -> Vec<TokenScore> {
         let parts: Vec<usize> = (0..self.config.vocab).step_by(PART).collect();
         let blocks: Vec<usize> = (0..asks.len()).step_by(ROWS).collect();
         let tasks: Vec<(usize, usize)> =
@@ -61,10 +54,11 @@ impl Machine<'_> {
             self.look(&hidden[block * width..], asks, part)
         });
         let seen: Vec<Vec<Seen>> = seen.collect();
-        let blocks = seen.chunks(parts.len());
-        blocks
-            .flat_map(|parts| (0..parts[0].len()).map(|row| join(parts.iter().map(|part| &part[row]))))
-            .collect()
+        let join_row = |(i, ask): (usize, &Ask)| {
+            let parts = &seen[i / ROWS * parts.len()..][..parts.len()];
+            join(*ask, parts.iter().map(|part| &part[i % ROWS]))
+        };
+        asks.iter().enumerate().map(join_row).collect()
     }
 
     /// What `PART` tokens from `first` on say about some rows.
@@ -162,20 +156,19 @@ impl Kernel for Accumulate<'_> {
 }
 
 /// Joins what the parts of the vocabulary say about one row.
-fn join<'a>(parts: impl Iterator<Item = &'a Seen> + Clone) -> Answer {
+fn join<'a>(ask: Ask, parts: impl Iterator<Item = &'a Seen> + Clone) -> TokenScore {
     let largest = parts.clone().map(|it| it.largest).fold(f32::NEG_INFINITY, f32::max);
     let total: f64 = parts.clone().map(|it| it.total * f64::from(it.largest - largest).exp()).sum();
     let normaliser = f64::from(largest) + total.ln();
-    let logit = parts.clone().find_map(|it| it.logit).unwrap_or(f32::NAN);
-    let top_k = parts.clone().map(|it| it.top.k).max().unwrap_or(0);
-    let candidates = parts.flat_map(|it| it.top.found.iter().copied()).collect();
-    let top =
-        best(candidates, top_k).into_iter().map(|(logit, id)| (id, f64::from(logit) - normaliser)).collect();
-    Answer { logprob: f64::from(logit) - normaliser, top }
+    let logprob = |logit: f32| Some(f64::from(logit) - normaliser);
+    let given = logprob(parts.clone().find_map(|it| it.logit).unwrap_or(f32::NAN));
+    let likeliest = best(parts.flat_map(|it| it.top.found.iter().copied()).collect(), ask.top_k);
+    let candidates: Vec<Candidate> = likeliest.into_iter().map(|(logit, id)| (id, logprob(logit))).collect();
+    token_score(ask.token, given, &candidates, ask.top_k, None)
 }
 
 /// Answers a question about a row of logits, to the very bits of [`Machine::answer`].
-pub fn answer_from_logits(isa: Isa, logits: &[f32], ask: Ask) -> Answer {
+pub fn answer_from_logits(isa: Isa, logits: &[f32], ask: Ask) -> TokenScore {
     let part = |(i, part): (usize, &[f32])| {
         let mut seen = Seen::new(ask.top_k);
         for (j, tile) in part.chunks(TILE * LANES).enumerate() {
@@ -186,7 +179,7 @@ pub fn answer_from_logits(isa: Isa, logits: &[f32], ask: Ask) -> Answer {
         seen
     };
     let parts: Vec<Seen> = logits.chunks(PART).enumerate().map(part).collect();
-    join(parts.iter())
+    join(ask, parts.iter())
 }
 
 /// The `k` largest logits so far, roughly: at least those, and not many more.
@@ -235,6 +228,7 @@ pub fn best(mut candidates: Vec<(f32, TokenId)>, k: usize) -> Vec<(f32, TokenId)
 }
 
 #[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 mod tests {
     use super::*;
 
@@ -255,10 +249,13 @@ mod tests {
         ranked.sort_by(|&a, &b| logits[b as usize].total_cmp(&logits[a as usize]).then(a.cmp(&b)));
         for isa in Isa::available() {
             let answer = answer_from_logits(isa, &logits, Ask { token, top_k });
-            assert!((answer.logprob - expected[token as usize]).abs() < 1e-6, "{isa:?}, {n} tokens");
-            let ids: Vec<TokenId> = answer.top.iter().map(|it| it.0).collect();
+            let logprob = answer.logprob.unwrap().get();
+            assert!((logprob - expected[token as usize]).abs() < 1e-6, "{isa:?}, {n} tokens");
+            let top = answer.top.entries();
+            let ids: Vec<TokenId> = top.iter().map(|it| it.0).take(top_k).collect();
             assert_eq!(ids, ranked[..top_k.min(n)], "{isa:?}, {n} tokens");
-            assert!(answer.top.iter().all(|(id, lp)| (lp - expected[*id as usize]).abs() < 1e-6));
+            assert!(top_k == 0 || top.iter().any(|it| it.0 == token));
+            assert!(top.iter().all(|(id, lp)| (lp.get() - expected[*id as usize]).abs() < 1e-6));
         }
     }
 
@@ -276,7 +273,7 @@ mod tests {
     #[test]
     fn among_equals_the_lower_id_comes_first() {
         let answer = answer_from_logits(Isa::best(), &[1.0; 500], Ask { token: 7, top_k: 3 });
-        assert_eq!(answer.top.iter().map(|it| it.0).collect::<Vec<_>>(), [0, 1, 2]);
-        assert!((answer.logprob + 500f64.ln()).abs() < 1e-6);
+        assert_eq!(answer.top.entries().iter().map(|it| it.0).collect::<Vec<_>>(), [0, 1, 2, 7]);
+        assert!((answer.logprob.unwrap().get() + 500f64.ln()).abs() < 1e-6);
     }
 }

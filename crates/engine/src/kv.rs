@@ -7,6 +7,8 @@
 
 use std::sync::Arc;
 
+use slab::Slab;
+
 use super::simd::{LANES, Lane};
 use backsight_core::tokens::TokenId;
 
@@ -131,9 +133,7 @@ struct Node {
 #[derive(Debug)]
 pub struct KvTree {
     shape: KvShape,
-    /// A node that was removed stays as an empty place in `free`.
-    nodes: Vec<Node>,
-    free: Vec<usize>,
+    nodes: Slab<Node>,
     max_pages: usize,
     clock: u64,
 }
@@ -142,11 +142,11 @@ impl KvTree {
     /// A tree that keeps at most `max_bytes`, the least recently used pages being dropped first.
     pub fn new(shape: KvShape, max_bytes: usize) -> Self {
         let max_pages = max_bytes / shape.page_bytes().max(1);
-        Self { shape, nodes: vec![Node::default()], free: Vec::new(), max_pages, clock: 0 }
+        Self { shape, nodes: Slab::from_iter([(ROOT, Node::default())]), max_pages, clock: 0 }
     }
 
     fn n_pages(&self) -> usize {
-        self.nodes.len() - 1 - self.free.len()
+        self.nodes.len() - 1
     }
 
     /// How many leading tokens of `tokens` are remembered.
@@ -210,26 +210,17 @@ impl KvTree {
 
     fn add(&mut self, parent: usize, tokens: &[TokenId], page: Vec<Block>) -> usize {
         let node = Node { tokens: tokens.to_vec(), page, parent, children: Vec::new(), used: self.clock };
-        let at = self.free.pop().unwrap_or_else(|| {
-            self.nodes.push(Node::default());
-            self.nodes.len() - 1
-        });
-        self.nodes[at] = node;
+        let at = self.nodes.insert(node);
         self.nodes[parent].children.push(at);
         at
     }
 
     /// Forgets the leaf that was used longest ago; `false` when there is none.
     fn drop_oldest(&mut self) -> bool {
-        let leaves = self.nodes.iter().enumerate().skip(1);
-        let leaves = leaves.filter(|(_, node)| node.children.is_empty() && !node.tokens.is_empty());
-        let Some((at, parent)) = leaves.min_by_key(|(_, node)| node.used).map(|(at, node)| (at, node.parent))
-        else {
-            return false;
-        };
-        self.nodes[at] = Node::default();
+        let leaves = self.nodes.iter().filter(|(at, node)| *at != ROOT && node.children.is_empty());
+        let Some((at, _)) = leaves.min_by_key(|(_, node)| node.used) else { return false };
+        let parent = self.nodes.remove(at).parent;
         self.nodes[parent].children.retain(|&child| child != at);
-        self.free.push(at);
         true
     }
 }

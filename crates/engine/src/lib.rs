@@ -29,4 +29,4 @@ mod weights;
 mod worker;
 
 pub use config::{ConfigError, check_config};
-pub use load::{LoadError, weight_files};
+pub use load::weight_files;

@@ -12,8 +12,7 @@ use async_trait::async_trait;
 use serde_json::{Map, Value};
 
 use super::constrain::TokenBytes;
-use super::engine::{Engine, EngineOptions};
-use super::load::LoadError;
+use super::engine::Engine;
 use super::worker::Worker;
 use backsight_chat::drops::drops;
 use backsight_chat::messages;
@@ -90,14 +89,9 @@ impl Default for Manner {
 impl Embedded {
     /// Loads the model at `path`, a Hugging Face directory or a GGUF file, with the tokenizer beside or inside it or another one.
     pub fn load(path: &Path, tokenizer: Option<&Path>) -> Result<Self, Error> {
-        Self::load_with(path, tokenizer, &EngineOptions::default())
-    }
-
-    /// Loads with settings of one's own.
-    pub fn load_with(path: &Path, tokenizer: Option<&Path>, options: &EngineOptions) -> Result<Self, Error> {
         let text_path = tokenizer.unwrap_or(path);
         let tokenizer = open_tokenizer(text_path, tokenizer.is_some())?;
-        let mut engine = Engine::load_with(path, options).map_err(load_error)?;
+        let mut engine = Engine::load(path)?;
         if let Ok(tokenizer) = &tokenizer {
             set_vocabulary(&mut engine, tokenizer)?;
         }
@@ -155,7 +149,7 @@ impl Embedded {
     ) -> Result<Vec<TokenId>, Error> {
         let templates = self.templates()?;
         let has_tools = !tools.is_empty();
-        let template = templates.select(has_tools).map_err(|error| invalid(&error, error.help()))?;
+        let template = templates.select(has_tools).map_err(|error| Error::invalid(&error, error.help()))?;
         let has_calls = messages.iter().any(|message| !message.tool_calls.is_empty());
         let tool_text = self.tool_text.filter(|_| has_tools || has_calls);
         let messages: Vec<Value> = messages.iter().map(messages::to_json).collect();
@@ -168,9 +162,9 @@ impl Embedded {
             now: Some(self.now),
         };
         let rendering = render_conversation(&template, &input, tool_text);
-        let text = rendering.map_err(|error| invalid(&error, error.help()))?.rendered.text;
+        let text = rendering.map_err(|error| Error::invalid(&error, error.help()))?.rendered.text;
         let encoded = self.tokenizer()?.encode(&text);
-        encoded.map(|it| it.ids).map_err(|error| invalid(&error, error.help().to_owned()))
+        encoded.map(|it| it.ids).map_err(|error| Error::invalid(&error, error.help()))
     }
 }
 
@@ -199,14 +193,14 @@ fn open_tokenizer(path: &Path, is_named: bool) -> Result<Result<Tokenizer, Strin
     match Tokenizer::open(path) {
         Ok(tokenizer) => Ok(Ok(tokenizer)),
         Err(error) if is_optional => Ok(Err(error.to_string())),
-        Err(error) => Err(invalid(&error, error.help().to_owned())),
+        Err(error) => Err(Error::invalid(&error, error.help())),
     }
 }
 
 /// Refuses a tokenizer of another model; tells the engine what its tokens stand for.
 fn set_vocabulary(engine: &mut Engine, tokenizer: &Tokenizer) -> Result<(), Error> {
     let tokens = tokenizer.token_bytes();
-    engine.check_vocabulary(tokens.len()).map_err(load_error)?;
+    engine.check_vocabulary(tokens.len())?;
     match tokenizer.end_ids().first() {
         Some(&end) => engine.set_vocabulary(&TokenBytes { tokens, end }),
         // Without a token that ends a text there is nothing to end a constrained one with.
@@ -224,7 +218,7 @@ fn answer_text(
     let mut ids: Vec<TokenId> = generated.tokens.iter().map(|token| token.id).collect();
     ids.pop_if(|id| stop_ids.contains(id));
     ids.retain(|&id| !(manner.skips_special && tokenizer.is_special(id)));
-    tokenizer.decode(&ids).map_err(|error| invalid(&error, error.help().to_owned()))
+    tokenizer.decode(&ids).map_err(|error| Error::invalid(&error, error.help()))
 }
 
 /// The answer that a text is, its tool calls read if the model was given tools.
@@ -255,15 +249,6 @@ fn tool_text(templates: &ChatTemplates, now: Now) -> Option<ToolText> {
 fn now() -> Now {
     let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |it| it.as_secs());
     Now::utc(i64::try_from(seconds).unwrap_or(i64::MAX))
-}
-
-fn load_error(error: LoadError) -> Error {
-    let help = error.help().to_owned();
-    invalid(&error, help)
-}
-
-fn invalid(what: &impl ToString, help: String) -> Error {
-    Error::Invalid { what: what.to_string(), help }
 }
 
 fn no_text(why: &str) -> Error {

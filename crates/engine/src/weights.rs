@@ -9,8 +9,9 @@ use rayon::prelude::*;
 
 use super::config::Config;
 use super::gemm::Packed;
-use super::load::{LoadError, WeightSource, check_memory};
+use super::load::{WeightSource, check_memory};
 use super::simd::LANES;
+use backsight_core::model::Error;
 
 /// A matrix and what is added to its product.
 #[derive(Debug, Default)]
@@ -57,20 +58,23 @@ pub struct Weights {
 
 impl Weights {
     /// Checks every tensor and the memory, then reads and packs.
-    pub fn load(source: &WeightSource, config: &Config, extra_memory: u64) -> Result<Self, LoadError> {
+    pub fn load(source: &WeightSource, config: &Config) -> Result<Self, Error> {
         let tensors = tensors(config);
         tensors.iter().try_for_each(|(name, shape)| source.check(name, shape))?;
         let numbers: u64 = tensors.iter().map(|(_, shape)| shape.iter().product::<usize>() as u64).sum();
-        check_memory(numbers * 4 + numbers / 4 + extra_memory)?;
+        let help = "close other programs, or use a smaller model";
+        check_memory("the model needs", numbers * 4 + numbers / 4, help)?;
         let reader = WeightReader { source, config };
         let layers = (0..config.layers).into_par_iter().map(|i| reader.layer(i));
         let layers = layers.collect::<Result<Vec<_>, _>>()?;
         let embedding = source.read("model.embed_tokens.weight")?;
         let norm = reader.vector("model.norm.weight", config.hidden_padded())?;
         let (embedding, head) = match config.tied {
-            true => (Vec::new(), reader.pack_all(&embedding)),
-            false => (embedding, reader.pack_all(&source.read("lm_head.weight")?)),
+            true => (Vec::new(), embedding),
+            false => (embedding, source.read("lm_head.weight")?),
         };
+        let columns: Vec<_> = head.chunks_exact(config.hidden).map(Some).collect();
+        let head = Packed::new(config.hidden, &columns);
         Ok(Self { embedding, layers, norm, head })
     }
 
@@ -144,42 +148,42 @@ struct WeightReader<'a> {
 }
 
 impl WeightReader<'_> {
-    fn layer(&self, i: usize) -> Result<Layer, LoadError> {
+    fn layer(&self, i: usize) -> Result<Layer, Error> {
         let config = self.config;
         let vector = |name: &str, len: usize| self.vector(&tensor_name(i, name), len);
-        let (q_norm, k_norm) = match config.qk_norm() {
-            true => (
-                vector("self_attn.q_norm.weight", config.head_padded())?,
-                vector("self_attn.k_norm.weight", config.head_padded())?,
-            ),
-            false => (Vec::new(), Vec::new()),
+        let head_norm = |name: &str| match config.qk_norm() {
+            true => vector(name, config.head_padded()),
+            false => Ok(Vec::new()),
         };
         Ok(Layer {
             attention_norm: vector("input_layernorm.weight", config.hidden_padded())?,
             qkv: self.qkv(i)?,
-            q_norm,
-            k_norm,
+            q_norm: head_norm("self_attn.q_norm.weight")?,
+            k_norm: head_norm("self_attn.k_norm.weight")?,
             out: self.out(i)?,
             mlp_norm: vector("post_attention_layernorm.weight", config.hidden_padded())?,
             gate_up: self.gate_up(i)?,
-            down: self.down(i)?,
+            down: pack(
+                &[self.stored(i, "mlp.down_proj", config.inner, config.mlp_bias)?],
+                (0..config.hidden).map(|row| Some((0, row))),
+            ),
         })
     }
 
     /// A vector, filled with zeros.
-    fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>, LoadError> {
+    fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>, Error> {
         let mut vector = self.source.read(name)?;
         vector.resize(len, 0.0);
         Ok(vector)
     }
 
-    fn stored(&self, layer: usize, name: &str, inner: usize, bias: bool) -> Result<Stored, LoadError> {
+    fn stored(&self, layer: usize, name: &str, inner: usize, bias: bool) -> Result<Stored, Error> {
         let read = |part: &str| self.source.read(&tensor_name(layer, &format!("{name}.{part}")));
         let bias = if bias { read("bias")? } else { Vec::new() };
         Ok(Stored { weights: read("weight")?, bias, inner })
     }
 
-    fn qkv(&self, layer: usize) -> Result<Linear, LoadError> {
+    fn qkv(&self, layer: usize) -> Result<Linear, Error> {
         let config = self.config;
         let read = |name: &str| self.stored(layer, name, config.hidden, config.qkv_bias);
         let stored = [read("self_attn.q_proj")?, read("self_attn.k_proj")?, read("self_attn.v_proj")?];
@@ -188,7 +192,7 @@ impl WeightReader<'_> {
             let rows = (0..n_heads).flat_map(move |head| self.head_rows(head, rotated));
             rows.map(move |row| row.map(|row| (which, row)))
         });
-        Ok(pack(&stored, &columns.collect::<Vec<Column>>()))
+        Ok(pack(&stored, columns))
     }
 
     /// The stored row of each number of a head, then the filling.
@@ -200,7 +204,7 @@ impl WeightReader<'_> {
     }
 
     /// Attention's output takes heads that are filled up, so its matrix has zeros there.
-    fn out(&self, layer: usize) -> Result<Linear, LoadError> {
+    fn out(&self, layer: usize) -> Result<Linear, Error> {
         let config = self.config;
         let (dim, padded) = (config.head_dim, config.head_padded());
         let stored = self.stored(layer, "self_attn.o_proj", config.heads * dim, config.out_bias)?;
@@ -209,10 +213,10 @@ impl WeightReader<'_> {
             to[..dim].copy_from_slice(from);
         }
         let stored = Stored { weights, inner: config.q_width(), bias: stored.bias };
-        Ok(pack(&[stored], &plain_columns(config.hidden)))
+        Ok(pack(&[stored], (0..config.hidden).map(|row| Some((0, row)))))
     }
 
-    fn gate_up(&self, layer: usize) -> Result<Linear, LoadError> {
+    fn gate_up(&self, layer: usize) -> Result<Linear, Error> {
         let config = self.config;
         let read = |name: &str| self.stored(layer, name, config.hidden, config.mlp_bias);
         let stored = [read("mlp.gate_proj")?, read("mlp.up_proj")?];
@@ -220,26 +224,12 @@ impl WeightReader<'_> {
         let columns = panels.flat_map(|(which, first)| {
             (first..first + LANES).map(move |row| (row < config.inner).then_some((which, row)))
         });
-        Ok(pack(&stored, &columns.collect::<Vec<Column>>()))
-    }
-
-    fn down(&self, layer: usize) -> Result<Linear, LoadError> {
-        let config = self.config;
-        let stored = self.stored(layer, "mlp.down_proj", config.inner, config.mlp_bias)?;
-        Ok(pack(&[stored], &plain_columns(config.hidden)))
-    }
-
-    /// The embedding as head: one column per token.
-    fn pack_all(&self, rows: &[f32]) -> Packed {
-        Packed::new(self.config.hidden, &rows.chunks_exact(self.config.hidden).map(Some).collect::<Vec<_>>())
+        Ok(pack(&stored, columns))
     }
 }
 
-fn plain_columns(n: usize) -> Vec<Column> {
-    (0..n).map(|row| Some((0, row))).collect()
-}
-
-fn pack(stored: &[Stored], columns: &[Column]) -> Linear {
+fn pack(stored: &[Stored], columns: impl Iterator<Item = Column>) -> Linear {
+    let columns: Vec<Column> = columns.collect();
     let inner = stored.first().map_or(0, |it| it.inner);
     let rows: Vec<_> =
         columns.iter().map(|column| column.map(|(which, row)| stored[which].row(row))).collect();

@@ -9,7 +9,7 @@ use std::thread;
 
 use tokio::sync::oneshot;
 
-use super::engine::Engine;
+use super::engine::{Engine, no_threads};
 use super::generate::Sequence;
 use backsight_core::model::{Error, GenerateRequest, Generated, Scored};
 use backsight_core::score::ScoreJob;
@@ -38,31 +38,23 @@ impl Worker {
         let (requests, waiting) = channel();
         let thread = thread::Builder::new().name("embedded-model".to_owned());
         let started = thread.spawn(move || work(engine, &waiting));
-        started.map_err(|error| Error::Invalid {
-            what: format!("the embedded model gets no thread: {error}"),
-            help: "check the limit on processes (ulimit -u)".to_owned(),
-        })?;
+        started.map_err(|why| no_threads(format!("the embedded model gets no thread: {why}")))?;
         Ok(Self { requests })
     }
 
     /// Scores a job.
     pub(super) async fn score(&self, job: &ScoreJob) -> Result<Scored, Error> {
-        let (reply, answer) = oneshot::channel();
-        self.ask(Request::Score(job.clone(), reply), answer).await
+        self.ask(|reply| Request::Score(job.clone(), reply)).await
     }
 
     /// Samples a continuation.
     pub(super) async fn generate(&self, request: &GenerateRequest) -> Result<Generated, Error> {
-        let (reply, answer) = oneshot::channel();
-        self.ask(Request::Generate(Box::new(request.clone()), reply), answer).await
+        self.ask(|reply| Request::Generate(Box::new(request.clone()), reply)).await
     }
 
-    async fn ask<T>(
-        &self,
-        request: Request,
-        answer: oneshot::Receiver<Result<T, Error>>,
-    ) -> Result<T, Error> {
-        self.requests.send(request).map_err(|_| gone())?;
+    async fn ask<T>(&self, request: impl FnOnce(Reply<T>) -> Request) -> Result<T, Error> {
+        let (reply, answer) = oneshot::channel();
+        self.requests.send(request(reply)).map_err(|_| gone())?;
         answer.await.map_err(|_| gone())?
     }
 }
@@ -81,7 +73,11 @@ fn work(mut engine: Engine, requests: &Receiver<Request>) {
         for request in arrived {
             match request {
                 Request::Score(job, reply) => jobs.push((job, reply)),
-                Request::Generate(request, reply) => admit(&mut engine, &request, reply, &mut under_way),
+                Request::Generate(request, reply) => match engine.admit(&request) {
+                    Ok(sequence) => under_way.push(UnderWay { sequence, reply }),
+                    // Whoever asked may have gone, which is no concern of ours.
+                    Err(error) => drop(reply.send(Err(error))),
+                },
             }
         }
         score(&mut engine, jobs);
@@ -93,19 +89,6 @@ fn work(mut engine: Engine, requests: &Receiver<Request>) {
 fn next(requests: &Receiver<Request>, is_idle: bool) -> Option<Vec<Request>> {
     let first = if is_idle { Some(requests.recv().ok()?) } else { None };
     Some(first.into_iter().chain(requests.try_iter()).collect())
-}
-
-fn admit(
-    engine: &mut Engine,
-    request: &GenerateRequest,
-    reply: Reply<Generated>,
-    under_way: &mut Vec<UnderWay>,
-) {
-    match engine.admit(request) {
-        Ok(sequence) => under_way.push(UnderWay { sequence, reply }),
-        // Whoever asked may have gone, which is no concern of ours.
-        Err(error) => drop(reply.send(Err(error))),
-    }
 }
 
 fn score(engine: &mut Engine, waiting: Vec<(ScoreJob, Reply<Scored>)>) {

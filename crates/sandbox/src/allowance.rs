@@ -4,8 +4,8 @@
 //! gone through, which no busy machine distorts. Whoever loops asks at every turn of the loop.
 
 use std::cell::Cell;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+
+use tokio::sync::oneshot;
 
 /// Why work ended before it was done. Worded for the student, who can act on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -23,23 +23,25 @@ pub enum Stopped {
 pub struct Allowance {
     max: u64,
     left: Cell<u64>,
-    is_unwanted: Arc<AtomicBool>,
+    /// Closed when nobody waits any more; absent where the work is always wanted.
+    waiting: Option<oneshot::Sender<()>>,
 }
 
 impl Allowance {
     /// Allows going through `max` bytes.
     pub fn new(max: u64) -> Self {
-        Self { max, left: Cell::new(max), is_unwanted: Arc::default() }
+        Self { max, left: Cell::new(max), waiting: None }
     }
 
-    /// What ends the work when it is dropped.
-    pub(super) fn wanted(&self) -> Wanted {
-        Wanted(Arc::clone(&self.is_unwanted))
+    /// Allows it for as long as whoever waits for the work holds what is returned beside.
+    pub(super) fn while_wanted(max: u64) -> (Self, oneshot::Receiver<()>) {
+        let (waiting, wanted) = oneshot::channel();
+        (Self { waiting: Some(waiting), ..Self::new(max) }, wanted)
     }
 
     /// Goes through `n_bytes` more, unless that is too much or nobody waits.
     pub fn spend(&self, n_bytes: usize) -> Result<(), Stopped> {
-        if self.is_unwanted.load(Ordering::Relaxed) {
+        if self.waiting.as_ref().is_some_and(oneshot::Sender::is_closed) {
             return Err(Stopped::Unwanted);
         }
         let left = self.left.get().checked_sub(n_bytes as u64).ok_or(Stopped::TooMuch(self.max))?;
@@ -53,27 +55,16 @@ impl Allowance {
     }
 }
 
-/// Held by whoever waits for the work.
-#[derive(Debug)]
-pub(super) struct Wanted(Arc<AtomicBool>);
-
-impl Drop for Wanted {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn work_ends_when_it_is_too_much_or_unwanted() {
-        let allowance = Allowance::new(3 << 20);
+        let (allowance, wanted) = Allowance::while_wanted(3 << 20);
         assert_eq!((allowance.spend(1 << 20), allowance.spent()), (Ok(()), 1 << 20));
         let stopped = allowance.spend(3 << 20);
         assert_eq!(stopped, Err(Stopped::TooMuch(3 << 20)));
-        let wanted = allowance.wanted();
         assert_eq!(allowance.spend(1), Ok(()));
         drop(wanted);
         assert_eq!(allowance.spend(1), Err(Stopped::Unwanted));

@@ -64,14 +64,12 @@ impl Cgroup {
         let name = name(std::process::id(), start_time(std::process::id()).unwrap_or(0));
         let mut group = Self::default();
         let memory_per_episode = memory.is_some_and(|it| group.limit_memory(&it, &name, limits.memory));
-        let n_processes = limits.processes.to_string();
-        let processes_by_cgroup =
-            pids.is_some_and(|it| group.set(&it, &name, "pids.max", &n_processes).is_some());
+        // Where this does not hold, the kernel's own count of the user's processes does.
+        pids.and_then(|it| group.set(&it, &name, "pids.max", &limits.processes.to_string()));
         let processors_per_episode = cpu.is_some_and(|it| group.share_processors(&it, &name, priority));
         group.usage = cpuacct.and_then(|it| group.find_usage(&it, &name));
         group.containment = Containment {
             memory_per_episode,
-            processes_by_cgroup,
             processors_per_episode,
             niceness_counts: read(AUTOGROUP).trim() != "1",
         };

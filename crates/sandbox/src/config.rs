@@ -125,13 +125,11 @@ impl Default for DockerConfig {
     }
 }
 
-/// Where the limits on an episode's memory, processes and processors are enforced.
+/// Where the limits on an episode's memory and processors are enforced.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Containment {
     /// Memory is bounded for the whole episode by a cgroup, not only per process.
     pub memory_per_episode: bool,
-    /// Processes are counted by a cgroup, beside the per-namespace count of the kernel.
-    pub processes_by_cgroup: bool,
     /// Processors are shared among episodes by a cgroup, not only among processes by their niceness.
     pub processors_per_episode: bool,
     /// Niceness counts among all processes, not only among those of one session.
@@ -140,12 +138,8 @@ pub struct Containment {
 
 impl Containment {
     /// Everything is limited for the episode as a whole.
-    pub(super) const WHOLE: Self = Self {
-        memory_per_episode: true,
-        processes_by_cgroup: true,
-        processors_per_episode: true,
-        niceness_counts: true,
-    };
+    pub(super) const WHOLE: Self =
+        Self { memory_per_episode: true, processors_per_episode: true, niceness_counts: true };
 }
 
 /// Everything a sandbox is made from.
@@ -181,7 +175,7 @@ impl SandboxConfig {
                     (!containment.processors_per_episode).then(|| no_share(containment.niceness_counts));
                 memory.into_iter().chain(processors).collect()
             }
-            SandboxKind::Docker => vec![self.workspace_of_the_machine(), tests_by_the_clock()],
+            SandboxKind::Docker => vec![self.workspace_of_the_machine(), TESTS_BY_THE_CLOCK.to_owned()],
             SandboxKind::None => Vec::new(),
         }
     }
@@ -222,11 +216,8 @@ fn no_share(niceness_counts: bool) -> String {
     )
 }
 
-fn tests_by_the_clock() -> String {
-    "hidden tests are timed by the clock, not by the processor time they use: on a busy machine a slow solution may \
-     run out of time"
-        .to_owned()
-}
+const TESTS_BY_THE_CLOCK: &str = "hidden tests are timed by the clock, not by the processor time they use: on a busy \
+                                  machine a slow solution may run out of time";
 
 #[cfg(test)]
 mod tests {
@@ -245,13 +236,7 @@ mod tests {
     fn limits_that_do_not_hold_for_an_episode_are_said() {
         let said = |kind, memory_per_episode, processors_per_episode| {
             let config = SandboxConfig { kind, ..SandboxConfig::default() };
-            let niceness_counts = true;
-            let held = Containment {
-                memory_per_episode,
-                processors_per_episode,
-                niceness_counts,
-                ..Containment::default()
-            };
+            let held = Containment { memory_per_episode, processors_per_episode, niceness_counts: true };
             config.caveats(held)
         };
         let namespaces = SandboxKind::Namespaces;

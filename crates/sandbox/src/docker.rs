@@ -9,11 +9,10 @@ use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::process::Stdio;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 use tokio::process::{Child, ChildStdin, Command};
 use tokio::sync::{Mutex as AsyncMutex, oneshot};
@@ -22,6 +21,7 @@ use super::backend::Backend;
 use super::config::{Limits, Priority, SandboxConfig, WORKSPACE};
 use super::error::SandboxError;
 use super::protocol::{Ended, Exit, Run};
+use super::sys::lock;
 
 /// The image may have to be fetched first.
 const START_TIMEOUT: Duration = Duration::from_secs(600);
@@ -95,16 +95,11 @@ pub struct Docker {
     clients: Mutex<HashMap<u64, oneshot::Sender<()>>>,
     /// The client that holds the container, and the input whose end ends it.
     holder: AsyncMutex<Option<(Child, ChildStdin)>>,
-    _directory: TempDir,
 }
 
 impl Docker {
     /// Starts a container and waits until it answers.
-    pub async fn start(
-        config: &SandboxConfig,
-        container: Container,
-        directory: TempDir,
-    ) -> Result<Self, SandboxError> {
+    pub async fn start(config: &SandboxConfig, container: Container) -> Result<Self, SandboxError> {
         let program = &config.docker.program;
         let failed = |error: std::io::Error| SandboxError::Docker(format!("{}: {error}", program.display()));
         let mut holder = Command::new(program)
@@ -123,12 +118,7 @@ impl Docker {
             name: container.name,
             clients: Mutex::default(),
             holder: AsyncMutex::new(stdin.map(|stdin| (holder, stdin))),
-            _directory: directory,
         })
-    }
-
-    fn clients(&self) -> MutexGuard<'_, HashMap<u64, oneshot::Sender<()>>> {
-        self.clients.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     async fn call(&self, arguments: Vec<String>) {
@@ -182,7 +172,7 @@ impl Backend for Docker {
         match client.process_group(0).spawn() {
             Ok(client) => {
                 let (wanted, unwanted) = oneshot::channel();
-                self.clients().insert(run.job, wanted);
+                lock(&self.clients).insert(run.job, wanted);
                 tokio::spawn(wait_for(client, unwanted, sender));
             }
             // Nobody has gone away yet.
@@ -193,7 +183,7 @@ impl Backend for Docker {
 
     async fn kill(&self, job: u64) {
         self.call(kill_arguments(&self.name, job)).await;
-        self.clients().remove(&job);
+        lock(&self.clients).remove(&job);
     }
 
     /// The engine can be asked only from inside, where it could be made to lie.
@@ -204,7 +194,7 @@ impl Backend for Docker {
     async fn stop(&self) {
         let holder = self.holder.lock().await.take();
         self.call(words(&format!("rm --force {}", self.name))).await;
-        self.clients().clear();
+        lock(&self.clients).clear();
         if let Some((mut child, stdin)) = holder {
             drop(stdin);
             let _ = child.wait().await;

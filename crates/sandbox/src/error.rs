@@ -4,7 +4,6 @@ use std::io;
 use std::path::PathBuf;
 
 use super::protocol::{End, Refusal};
-use super::python::PythonError;
 use super::refusal::{facility, help};
 
 /// Why a sandbox cannot be made or used.
@@ -23,9 +22,14 @@ pub enum SandboxError {
         /// Why not.
         error: io::Error,
     },
-    /// Python cannot be shown.
-    #[error(transparent)]
-    Python(#[from] PythonError),
+    /// Python cannot be shown, or does not run inside.
+    #[error("{what}\nhelp: {help}")]
+    Python {
+        /// What is wrong.
+        what: String,
+        /// The next action.
+        help: &'static str,
+    },
     /// A program could not be started inside.
     #[error("{program} cannot be started in the sandbox: {error}")]
     NotStarted {

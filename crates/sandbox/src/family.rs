@@ -17,17 +17,9 @@ pub struct Member {
     pub ticks: u64,
 }
 
-/// All descendants of this process.
-pub fn descendants() -> Vec<Member> {
-    below(getpid(), &everybody())
-}
-
-/// This process itself, and all its descendants.
-pub fn with_descendants() -> Vec<Member> {
-    let own = getpid();
-    let everybody = everybody();
-    let ourselves = everybody.iter().copied().find(|it| it.pid == own);
-    below(own, &everybody).into_iter().chain(ourselves).collect()
+/// This process itself first, then all its descendants.
+pub fn members() -> Vec<Member> {
+    from(getpid(), &everybody())
 }
 
 fn everybody() -> Vec<Member> {
@@ -48,18 +40,14 @@ fn read(pid: Pid, stat: &str) -> Option<Member> {
     Some(Member { pid, parent, ticks: times.sum() })
 }
 
-fn below(of: Pid, everybody: &[Member]) -> Vec<Member> {
-    let mut children: HashMap<Pid, Vec<Member>> = HashMap::new();
-    for member in everybody {
-        if let Some(parent) = member.parent {
-            children.entry(parent).or_default().push(*member);
-        }
-    }
-    let (mut found, mut next) = (Vec::new(), vec![of]);
-    while let Some(pid) = next.pop() {
-        let members = children.remove(&pid).unwrap_or_default();
-        next.extend(members.iter().map(|it| it.pid));
-        found.extend(members);
+fn from(first: Pid, everybody: &[Member]) -> Vec<Member> {
+    let mut children: HashMap<Option<Pid>, Vec<Member>> = HashMap::new();
+    everybody.iter().for_each(|it| children.entry(it.parent).or_default().push(*it));
+    let mut found: Vec<Member> = everybody.iter().copied().filter(|it| it.pid == first).collect();
+    let mut at = 0;
+    while let Some(member) = found.get(at) {
+        found.extend(children.remove(&Some(member.pid)).unwrap_or_default());
+        at += 1;
     }
     found
 }
@@ -79,9 +67,9 @@ mod tests {
         let members =
             members.map(|(it, parent)| Member { pid: pid(it), parent: Some(pid(parent)), ticks: 0 });
         let mut found: Vec<i32> =
-            below(pid(2), &members).iter().map(|it| it.pid.as_raw_nonzero().get()).collect();
+            from(pid(2), &members).iter().map(|it| it.pid.as_raw_nonzero().get()).collect();
         found.sort_unstable();
-        assert_eq!(found, [3, 4, 6]);
+        assert_eq!(found, [2, 3, 4, 6]);
     }
 
     #[test]

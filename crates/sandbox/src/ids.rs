@@ -92,13 +92,8 @@ fn host_id(own: u32, pid: u32, map: &str) -> Option<u32> {
 /// Whether an id is among the ranges `inside outside length`.
 fn exists(id: u32, map: &str) -> bool {
     map.lines().any(|line| {
-        let mut numbers = line.split_whitespace().map(str::parse::<u64>);
-        let (Some(Ok(first)), Some(Ok(_)), Some(Ok(length))) =
-            (numbers.next(), numbers.next(), numbers.next())
-        else {
-            return false;
-        };
-        (first..first + length).contains(&u64::from(id))
+        let numbers: Vec<u64> = line.split_whitespace().filter_map(|it| it.parse().ok()).collect();
+        matches!(numbers[..], [first, _, length] if (first..first + length).contains(&id.into()))
     })
 }
 

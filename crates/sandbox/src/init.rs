@@ -21,7 +21,6 @@ use super::cgroup::Cgroup;
 use super::channel;
 use super::config::{Containment, Limits};
 use super::ids::Ids;
-use super::loopback;
 use super::meter::Meter;
 use super::oom::Preference;
 use super::protocol::{Refusal, Reply, Request, Run, Spec};
@@ -70,7 +69,7 @@ fn build(spec: &Spec, trees: Option<Vec<Tree>>) -> Result<OwnedFd, Refusal> {
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
     root::build(&spec.root, trees)?;
     if !spec.network {
-        loopback::up().doing("bring up the private loopback")?;
+        sys::bring_up_loopback().doing("bring up the private loopback")?;
     }
     rustix::system::sethostname(b"sandbox").doing("name the sandbox")?;
     open_directory(&spec.workspace).doing("open the workspace")

@@ -5,7 +5,7 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use tokio::io::AsyncReadExt;
@@ -14,6 +14,7 @@ use tokio::sync::{oneshot, watch};
 
 use super::capture::Capture;
 use super::protocol::{Ended, Exit};
+use super::sys::lock;
 
 /// After a program ended, this much of what its children still print is read.
 const MAX_AFTER_EXIT: usize = 1 << 20;
@@ -33,7 +34,7 @@ impl Input {
 
     /// Writes as many of `bytes` as the program has room for; how many. A closed input is a broken pipe.
     pub fn write(&self, bytes: &[u8]) -> io::Result<usize> {
-        let held = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let held = lock(&self.0);
         let writer = held.as_ref().ok_or(io::ErrorKind::BrokenPipe)?;
         let mut n_written = 0;
         while n_written < bytes.len() {
@@ -48,7 +49,7 @@ impl Input {
 
     /// Ends it: the program reads the end when it has read the rest.
     pub fn close(&self) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        lock(&self.0).take();
     }
 }
 
@@ -67,6 +68,7 @@ impl Job {
     /// Watches a program that was started with the other end of `output` as its standard error or output.
     pub fn watch(
         command: String,
+        input: Input,
         output: OwnedFd,
         cap: usize,
         ended: oneshot::Receiver<Ended>,
@@ -76,16 +78,14 @@ impl Job {
         let (sender, end) = watch::channel(None);
         let started = Instant::now();
         tokio::spawn(pump(receiver, Arc::clone(&capture), ended, sender, started));
-        Ok(Self { command, started, input: Input::default(), output: capture, end })
+        Ok(Self { command, started, input, output: capture, end })
     }
 
     /// Waits for the end.
     pub async fn wait(&self) -> (Ended, Duration) {
         let mut end = self.end.clone();
-        match end.wait_for(Option::is_some).await {
-            Ok(value) => (*value).unwrap_or((Ok(Exit::Lost), self.started.elapsed())),
-            Err(_) => (Ok(Exit::Lost), self.started.elapsed()),
-        }
+        let end = end.wait_for(Option::is_some).await.ok().and_then(|it| *it);
+        end.unwrap_or_else(|| (Ok(Exit::Lost), self.started.elapsed()))
     }
 
     /// How it ended, if it did.
@@ -135,10 +135,6 @@ fn take_rest(receiver: &Receiver, capture: &Mutex<Capture>, buffer: &mut [u8]) {
     }
 }
 
-fn lock(capture: &Mutex<Capture>) -> std::sync::MutexGuard<'_, Capture> {
-    capture.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 #[cfg(test)]
 #[expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 mod tests {
@@ -155,7 +151,7 @@ mod tests {
             writer.write_all(&vec![b'x'; n_bytes]).unwrap();
             drop(writer);
             sender.send(Ok(Exit::Code(0))).unwrap();
-            let job = Job::watch("x".to_owned(), reader.into(), 1 << 20, ended).unwrap();
+            let job = Job::watch("x".to_owned(), Input::default(), reader.into(), 1 << 20, ended).unwrap();
             assert_eq!(job.wait().await.0, Ok(Exit::Code(0)));
             assert_eq!(job.output().text().len(), n_bytes);
         }

@@ -12,9 +12,6 @@ use std::os::fd::OwnedFd;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rustix::event::{PollFd, PollFlags, poll};
-use rustix::process::{Pid, PidfdFlags, WaitOptions, pidfd_open, waitpid};
-
 use super::channel;
 use super::protocol::Fork;
 use super::refusal::Doing;
@@ -44,44 +41,22 @@ fn serve() -> io::Result<()> {
     sys::close_inherited()?;
     // Signals typed at a terminal are for our owner, who then closes the socket.
     let _ = rustix::process::setsid();
-    let mut supervisors: Vec<(Pid, OwnedFd)> = Vec::new();
-    loop {
-        let has_request = wait(&supervisors)?;
-        supervisors.retain(|(pid, _)| !is_over(*pid));
-        if !has_request {
-            continue;
-        }
-        let Some((Fork::Supervisor, mut descriptors)) = channel::receive(io::stdin())? else { return Ok(()) };
-        if let Some(control) = descriptors.pop() {
-            launch(&mut supervisors, control)?;
-        }
+    // Nobody asks how a supervisor ended.
+    sys::forget_children(true);
+    while let Some((Fork::Supervisor, mut descriptors)) = channel::receive(io::stdin())? {
+        descriptors.pop().into_iter().for_each(launch);
     }
-}
-
-/// Waits until there is a request or a supervisor has ended; whether there is a request.
-fn wait(supervisors: &[(Pid, OwnedFd)]) -> io::Result<bool> {
-    let stdin = io::stdin();
-    let mut descriptors = vec![PollFd::new(&stdin, PollFlags::IN)];
-    descriptors.extend(supervisors.iter().map(|(_, pidfd)| PollFd::new(pidfd, PollFlags::IN)));
-    match poll(&mut descriptors, None) {
-        Err(rustix::io::Errno::INTR) => Ok(false),
-        result => result.map(|_| !descriptors[0].revents().is_empty()).map_err(Into::into),
-    }
-}
-
-fn is_over(pid: Pid) -> bool {
-    matches!(waitpid(Some(pid), WaitOptions::NOHANG), Ok(Some(_)) | Err(rustix::io::Errno::CHILD))
+    Ok(())
 }
 
 /// Forks one supervisor. A fork that fails is told to whoever waits for the sandbox.
-fn launch(supervisors: &mut Vec<(Pid, OwnedFd)>, control: OwnedFd) -> io::Result<()> {
+fn launch(control: OwnedFd) {
     match sys::fork_into(0).doing("fork a supervisor") {
         Ok(Forked::Child) => {
-            supervisors.clear();
+            sys::forget_children(false);
             std::process::exit(supervisor::main(control));
         }
-        Ok(Forked::Parent(pid)) => supervisors.push((pid, pidfd_open(pid, PidfdFlags::empty())?)),
+        Ok(Forked::Parent(_)) => {}
         Err(refusal) => drop(refusal.tell(control)),
     }
-    Ok(())
 }

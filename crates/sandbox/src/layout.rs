@@ -35,14 +35,14 @@ const HOSTS: &str = "127.0.0.1 localhost sandbox\n::1 localhost\n";
 const NSSWITCH: &str = "passwd: files\ngroup: files\nhosts: files dns\n";
 
 /// What was looked up on the machine, once.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Machine {
     /// The system's paths that exist.
     pub paths: Vec<RootEntry>,
     /// Those that only the network needs.
     pub network_paths: Vec<RootEntry>,
-    /// The interpreter, if there is one.
-    pub python: Option<Python>,
+    /// The interpreter.
+    pub python: Python,
     /// The shell that runs commands.
     pub shell: String,
     /// Names of the interpreter under which its own directory has none or another one.
@@ -53,15 +53,14 @@ pub struct Machine {
 
 impl Machine {
     /// Looks at the machine; `own_programs` hold what nobody inside may read.
-    pub fn look(python: Option<Python>, own_programs: Vec<PathBuf>) -> Self {
+    pub fn look(python: Python, own_programs: Vec<PathBuf>) -> Self {
         let bash = ["/bin/bash", "/usr/bin/bash"].into_iter().find(|it| Path::new(it).exists());
-        let missing_names = python.as_ref().map_or(Vec::new(), missing_names);
         Self {
             paths: [SYSTEM, ETC, DEVICES].concat().into_iter().filter_map(find).collect(),
             network_paths: ETC_NETWORK.iter().copied().filter_map(find).collect(),
+            missing_names: missing_names(&python),
             python,
             shell: bash.unwrap_or("/bin/sh").to_owned(),
-            missing_names,
             own_programs: own_programs.iter().filter_map(|it| it.canonicalize().ok()).collect(),
         }
     }
@@ -70,20 +69,19 @@ impl Machine {
     pub fn search_path(&self) -> String {
         let python = self.python_directory();
         let usual = ["/usr/local/bin", "/usr/bin", "/bin", "/usr/local/sbin", "/usr/sbin", "/sbin"];
-        let usual = usual.into_iter().map(str::to_owned).filter(|it| Some(it) != python.as_ref());
-        let first = [ALIASES.to_owned()].into_iter().chain(python.clone());
-        first.chain(usual).collect::<Vec<_>>().join(":")
+        let usual = usual.into_iter().filter(|it| *it != python);
+        [ALIASES, &python].into_iter().chain(usual).collect::<Vec<_>>().join(":")
     }
 
     /// Where the interpreter is.
-    pub fn python_directory(&self) -> Option<String> {
-        self.python.as_ref().and_then(|it| it.executable.parent()).map(text)
+    pub fn python_directory(&self) -> String {
+        text(self.python.executable.parent().unwrap_or(Path::new("/")))
     }
 
     /// Whether a path of the machine can be seen inside.
     fn is_shown(&self, path: &Path) -> bool {
         let system = self.paths.iter().filter(|it| it.thing == Thing::Shown).map(|it| Path::new(&it.path));
-        let python = self.python.iter().flat_map(|it| &it.prefixes).map(PathBuf::as_path);
+        let python = self.python.prefixes.iter().map(PathBuf::as_path);
         system.chain(python).any(|shown| path.starts_with(shown))
     }
 }
@@ -131,7 +129,7 @@ pub fn plan(machine: &Machine, limits: &Limits, network: bool) -> Vec<RootEntry>
     let writable = [(WORKSPACE, limits.workspace), ("/tmp", limits.scratch), ("/dev/shm", limits.scratch)];
     plan.extend(writable.map(|(path, size)| entry(path, Thing::Tmpfs(size))));
     // An interpreter may lie below /tmp, so it comes after that.
-    plan.extend(machine.python.iter().flat_map(|python| show_python(python, &machine.missing_names)));
+    plan.extend(show_python(&machine.python, &machine.missing_names));
     let own = machine.own_programs.iter().filter(|it| machine.is_shown(it));
     plan.extend(own.map(|path| entry(text(path), Thing::Mask)));
     plan
@@ -169,7 +167,7 @@ mod tests {
         Machine {
             paths,
             network_paths,
-            python: Some(python),
+            python,
             shell: "/bin/sh".into(),
             missing_names: vec!["python"],
             own_programs: vec!["/usr/bin/backsight".into(), "/home/ann/bin/backsight".into()],
@@ -186,9 +184,7 @@ mod tests {
     #[test]
     fn an_interpreter_below_tmp_is_put_into_the_private_one() {
         let mut machine = machine();
-        if let Some(python) = &mut machine.python {
-            python.prefixes = vec!["/tmp/venv".into()];
-        }
+        machine.python.prefixes = vec!["/tmp/venv".into()];
         let plan = plan(&machine, &Limits::default(), false);
         let place = |wanted: &str| plan.iter().position(|entry| entry.path == wanted);
         assert!(place("/tmp").is_some() && place("/tmp") < place("/tmp/venv"));

@@ -31,7 +31,6 @@ mod init;
 mod job;
 mod launcher;
 mod layout;
-mod loopback;
 mod meter;
 mod namespaces;
 mod oom;
@@ -53,7 +52,6 @@ pub use config::{Containment, DockerConfig, Limits, Priority, SandboxConfig, San
 pub use error::SandboxError;
 pub use launcher::{HIDDEN_ARGUMENT, become_launcher_if_asked};
 pub use protocol::{End, Exit, Refusal};
-pub use python::{Python, PythonError};
 pub use sandbox::{BackgroundStatus, Command, Output, Program, Sandbox, Streams};
 pub use start::Sandboxes;
 pub use workspace::{Entry, FileError, FileRead, Selection, Workspace};

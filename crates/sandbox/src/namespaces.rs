@@ -5,11 +5,10 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use tempfile::TempDir;
 use tokio::process::Child;
 use tokio::sync::{Mutex as AsyncMutex, oneshot, watch};
 
@@ -20,6 +19,7 @@ use super::config::Containment;
 use super::error::SandboxError;
 use super::launcher::{HIDDEN_ARGUMENT, this_program_answers};
 use super::protocol::{End, Ended, Exit, Fork, Reply, Request, Run, Spec};
+use super::sys::lock;
 
 const OURSELVES: &str = "/proc/self/exe";
 /// A launcher, or the supervisor that waits in store, may die while it is asked.
@@ -119,39 +119,29 @@ pub struct Namespaces {
     /// Why it is no more, when it is.
     end: watch::Receiver<Option<End>>,
     reader: tokio::task::JoinHandle<()>,
-    /// What of the machine belongs to the episode.
-    _directory: Option<TempDir>,
 }
 
 /// A sandbox that runs, its workspace's directory, and which limits hold for the whole episode.
 pub type Started = (Namespaces, OwnedFd, Containment);
 
 impl Namespaces {
-    /// Starts a sandbox, with which `directory` is removed. A launcher that dies over it is replaced and asked again.
-    pub async fn start(
-        launcher: &Launcher,
-        spec: &Spec,
-        directory: Option<TempDir>,
-    ) -> Result<Started, SandboxError> {
-        let mut n_tries = 1;
-        let (channel, workspace, containment) = loop {
+    /// Starts a sandbox. A launcher that dies over it is replaced and asked again.
+    pub async fn start(launcher: &Launcher, spec: &Spec) -> Result<Started, SandboxError> {
+        for _ in 1..MAX_TRIES {
             match Self::start_once(launcher, spec).await {
-                Err(SandboxError::Launcher { .. }) if n_tries < MAX_TRIES => n_tries += 1,
-                started => break started?,
+                Err(SandboxError::Launcher { .. }) => {}
+                started => return started,
             }
-        };
-        Ok((Self::listen(channel, directory), workspace, containment))
+        }
+        Self::start_once(launcher, spec).await
     }
 
-    async fn start_once(
-        launcher: &Launcher,
-        spec: &Spec,
-    ) -> Result<(Channel, OwnedFd, Containment), SandboxError> {
+    async fn start_once(launcher: &Launcher, spec: &Spec) -> Result<Started, SandboxError> {
         let channel = launcher.launch(spec).await?;
         match channel.receive().await {
             Ok(Some((Reply::Ready(containment), mut descriptors))) => {
                 let workspace = descriptors.pop().ok_or(SandboxError::Ended(End::Unknown))?;
-                Ok((channel, workspace, containment))
+                Ok((Self::listen(channel), workspace, containment))
             }
             Ok(Some((Reply::Refused(refusal), _))) => Err(SandboxError::Refused(refusal)),
             Ok(Some((Reply::Over(end), _))) => Err(SandboxError::Ended(end)),
@@ -166,12 +156,12 @@ impl Namespaces {
         end.wait_for(Option::is_some).await.ok().and_then(|it| *it).unwrap_or(End::Unknown)
     }
 
-    fn listen(channel: Channel, directory: Option<TempDir>) -> Self {
+    fn listen(channel: Channel) -> Self {
         let (channel, pending) = (Arc::new(channel), Pending::default());
         let (used_sender, used) = watch::channel(Duration::ZERO);
         let (end_sender, end) = watch::channel(None);
         let reading = read_replies(Arc::clone(&channel), Arc::clone(&pending), used_sender, end_sender);
-        Self { channel, pending, used, end, reader: tokio::spawn(reading), _directory: directory }
+        Self { channel, pending, used, end, reader: tokio::spawn(reading) }
     }
 }
 
@@ -214,26 +204,20 @@ fn tell(pending: &Pending, job: u64, ended: Ended) {
     }
 }
 
-fn lock(pending: &Pending) -> std::sync::MutexGuard<'_, HashMap<u64, oneshot::Sender<Ended>>> {
-    pending.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 #[async_trait]
 impl Backend for Namespaces {
     async fn start(&self, run: Run, streams: [OwnedFd; 3]) -> Result<oneshot::Receiver<Ended>, SandboxError> {
         let (job, (sender, receiver)) = (run.job, oneshot::channel());
         lock(&self.pending).insert(job, sender);
-        match self.channel.send(&Request::Run(run), &streams.each_ref().map(AsFd::as_fd)).await {
-            Ok(()) if self.end.borrow().is_none() => Ok(receiver),
+        let error = match self.channel.send(&Request::Run(run), &streams.each_ref().map(AsFd::as_fd)).await {
+            Ok(()) if self.end.borrow().is_none() => return Ok(receiver),
             Err(error) if error.kind() == io::ErrorKind::ArgumentListTooLong => {
-                lock(&self.pending).remove(&job);
-                Err(SandboxError::BadCommand("it is longer than 200 KiB"))
+                SandboxError::BadCommand("it is longer than 200 KiB")
             }
-            _ => {
-                lock(&self.pending).remove(&job);
-                Err(SandboxError::Ended(self.ended().await))
-            }
-        }
+            _ => SandboxError::Ended(self.ended().await),
+        };
+        lock(&self.pending).remove(&job);
+        Err(error)
     }
 
     async fn kill(&self, job: u64) {

@@ -205,7 +205,6 @@ mod tests {
         fn replies_survive_the_wire(job: u64, doing in ".*", errno: i32, flag: bool) {
             let contained = Containment {
                 memory_per_episode: flag,
-                processes_by_cgroup: !flag,
                 processors_per_episode: flag,
                 niceness_counts: !flag,
             };

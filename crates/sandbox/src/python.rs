@@ -3,9 +3,11 @@
 //! Owns asking an interpreter where its parts are and deciding which directories must be shown:
 //! the interpreter's own prefixes, never a home as a whole.
 
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
 use super::config::WORKSPACE;
+use super::error::SandboxError;
 
 /// Prints, as JSON, which interpreter this is, and where it and its libraries live.
 pub const QUESTION: &str = "import json, sys; print(json.dumps([sys.version, sys.executable, sys.prefix, \
@@ -13,6 +15,10 @@ pub const QUESTION: &str = "import json, sys; print(json.dumps([sys.version, sys
 
 /// The names under which interpreters are looked for.
 const USUAL: [&str; 3] = ["python3", "python", "/usr/bin/python3"];
+
+const ANOTHER: &str = "name another interpreter with --sandbox-python";
+const ANOTHER_OR_IMAGE: &str = "name another interpreter with --sandbox-python (for sandbox docker, an image that holds \
+                                one with --docker-image)";
 
 /// An interpreter of the machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,90 +42,56 @@ pub struct Identity {
     pub version: String,
 }
 
-impl std::fmt::Display for Identity {
+impl Display for Identity {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let version = self.version.split_whitespace().next().unwrap_or("?");
         write!(f, "{version} in {}", self.prefix.display())
     }
 }
 
-/// Why an interpreter cannot be shown.
-#[derive(Debug, thiserror::Error)]
-pub enum PythonError {
-    /// It does not run.
-    #[error(
-        "python cannot be asked where it lives: {program} did not answer ({reason})\nhelp: install python3, or name one with --sandbox-python"
-    )]
-    Silent {
-        /// What was run.
-        program: PathBuf,
-        /// What happened.
-        reason: String,
-    },
-    /// Showing it would show a home.
-    #[error(
-        "python's prefix {prefix} holds a home directory and must not be shown to the sandbox\nhelp: name another interpreter with --sandbox-python"
-    )]
-    HoldsHome {
-        /// The directory.
-        prefix: PathBuf,
-    },
-    /// It lies where the episode's own files are.
-    #[error(
-        "python's prefix {prefix} lies in {WORKSPACE}, which is the episode's own directory inside the sandbox\nhelp: name an interpreter elsewhere with --sandbox-python"
-    )]
-    InWorkspace {
-        /// The directory.
-        prefix: PathBuf,
-    },
-    /// Another one runs inside.
-    #[error(
-        "python3 inside the sandbox is {found}, and should be {wanted}\nhelp: name another interpreter with --sandbox-python"
-    )]
-    Another {
-        /// Which one runs.
-        found: Identity,
-        /// Which one should.
-        wanted: Identity,
-    },
-    /// None runs inside.
-    #[error(
-        "python3 does not run inside the sandbox: {said}\nhelp: name another interpreter with --sandbox-python (for sandbox docker, an image that holds one with --docker-image)"
-    )]
-    Dead {
-        /// What was said instead.
-        said: String,
-    },
+fn unfit(what: String, help: &'static str) -> SandboxError {
+    SandboxError::Python { what, help }
+}
+
+/// An interpreter that does not run on the machine.
+fn silent(program: &Path, reason: impl Display) -> SandboxError {
+    let what =
+        format!("python cannot be asked where it lives: {} did not answer ({reason})", program.display());
+    unfit(what, "install python3, or name one with --sandbox-python")
 }
 
 /// Checks what an interpreter inside a sandbox answered to `QUESTION`; any will do where none was chosen.
-pub fn check_answer(answer: &str, wanted: Option<&Identity>) -> Result<(), PythonError> {
-    let dead = || PythonError::Dead { said: answer.trim().chars().take(300).collect() };
+pub fn check_answer(answer: &str, wanted: Option<&Identity>) -> Result<(), SandboxError> {
+    let dead = || {
+        let said: String = answer.trim().chars().take(300).collect();
+        unfit(format!("python3 does not run inside the sandbox: {said}"), ANOTHER_OR_IMAGE)
+    };
     let (version, paths) = read_answer(answer.trim().as_bytes()).ok_or_else(dead)?;
     let found = Identity { prefix: paths.get(1).cloned().unwrap_or_default(), version };
-    match wanted {
-        Some(wanted) if *wanted != found => Err(PythonError::Another { found, wanted: wanted.clone() }),
-        _ => Ok(()),
+    match wanted.filter(|it| **it != found) {
+        Some(wanted) => {
+            Err(unfit(format!("python3 inside the sandbox is {found}, and should be {wanted}"), ANOTHER))
+        }
+        None => Ok(()),
     }
 }
 
 /// Asks `program`, or the first of the usual names that answers.
-pub async fn find(program: Option<&Path>) -> Result<Python, PythonError> {
-    let mut last = None;
+pub async fn find(program: Option<&Path>) -> Result<Python, SandboxError> {
+    let mut found = Err(silent(Path::new(USUAL[0]), "not found"));
     for name in program.map_or(USUAL.map(Path::new).to_vec(), |it| vec![it]) {
-        match ask(name).await {
-            Ok(python) => return Ok(python),
-            Err(error) => last = Some(error),
+        found = ask(name).await;
+        if found.is_ok() {
+            break;
         }
     }
-    Err(last.unwrap_or(PythonError::Silent { program: USUAL[0].into(), reason: "not found".to_owned() }))
+    found
 }
 
-async fn ask(program: &Path) -> Result<Python, PythonError> {
-    let silent = |reason: String| PythonError::Silent { program: program.to_owned(), reason };
+async fn ask(program: &Path) -> Result<Python, SandboxError> {
     let asked = tokio::process::Command::new(program).args(["-I", "-c", QUESTION]).output().await;
-    let output = asked.map_err(|error| silent(error.to_string()))?;
-    let (version, paths) = read_answer(&output.stdout).ok_or_else(|| silent(output.status.to_string()))?;
+    let output = asked.map_err(|error| silent(program, error))?;
+    let (version, paths) = read_answer(&output.stdout).ok_or_else(|| silent(program, output.status))?;
     understand(version, &paths, &homes())
 }
 
@@ -135,19 +107,22 @@ fn homes() -> Vec<PathBuf> {
     own.into_iter().chain(["/root", "/home"].map(PathBuf::from)).collect()
 }
 
-fn understand(version: String, paths: &[PathBuf], homes: &[PathBuf]) -> Result<Python, PythonError> {
-    let Some((executable, prefixes)) = paths.split_first() else {
-        return Err(PythonError::Silent { program: "python3".into(), reason: "empty answer".to_owned() });
+fn understand(version: String, paths: &[PathBuf], homes: &[PathBuf]) -> Result<Python, SandboxError> {
+    let (executable, prefixes) =
+        paths.split_first().ok_or_else(|| silent(Path::new(USUAL[0]), "empty answer"))?;
+    let wrong = |prefix: &Path, why: &str, help| {
+        Err(unfit(format!("python's prefix {} {why}", prefix.display()), help))
     };
     let mut shown: Vec<PathBuf> = Vec::new();
     for prefix in
         prefixes.iter().flat_map(|prefix| [Some(prefix.clone()), prefix.canonicalize().ok()]).flatten()
     {
         if homes.iter().any(|home| home.starts_with(&prefix)) {
-            return Err(PythonError::HoldsHome { prefix });
+            return wrong(&prefix, "holds a home directory and must not be shown to the sandbox", ANOTHER);
         }
         if prefix.starts_with(WORKSPACE) {
-            return Err(PythonError::InWorkspace { prefix });
+            let why = format!("lies in {WORKSPACE}, which is the episode's own directory inside the sandbox");
+            return wrong(&prefix, &why, "name an interpreter elsewhere with --sandbox-python");
         }
         if !is_covered(&prefix, &shown) {
             shown.push(prefix);

@@ -6,9 +6,11 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
+
+use tempfile::TempDir;
 
 use super::backend::Backend;
 use super::budget::Budget;
@@ -17,6 +19,7 @@ use super::config::Containment;
 use super::error::SandboxError;
 use super::job::{Input, Job};
 use super::protocol::{Ended, Exit, Run};
+use super::sys::lock;
 use super::workspace::Workspace;
 
 /// How long a killed program may take to be gone before it is given up.
@@ -130,6 +133,8 @@ pub struct Sandbox {
     containment: Containment,
     next_job: AtomicU64,
     background: Mutex<BTreeMap<u64, Job>>,
+    /// What of the machine belongs to the episode; removed when all in it is dead.
+    _directory: Option<TempDir>,
 }
 
 impl Sandbox {
@@ -139,9 +144,10 @@ impl Sandbox {
         shell: &str,
         env: Vec<(String, String)>,
         containment: Containment,
+        directory: Option<TempDir>,
     ) -> Self {
         let (shell, next_job, background) = (shell.to_owned(), AtomicU64::new(1), Mutex::default());
-        Self { backend, workspace, shell, env, containment, next_job, background }
+        Self { backend, workspace, shell, env, containment, next_job, background, _directory: directory }
     }
 
     /// The episode's files.
@@ -197,23 +203,23 @@ impl Sandbox {
     /// Starts a program and leaves it running; its name. Its timeout does not count.
     pub async fn start_background(&self, command: Command) -> Result<u64, SandboxError> {
         let (id, job) = self.start(command).await?;
-        self.jobs().insert(id, job);
+        lock(&self.background).insert(id, job);
         Ok(id)
     }
 
     /// The names of all programs in the background, in the order they were started.
     pub fn background(&self) -> Vec<u64> {
-        self.jobs().keys().copied().collect()
+        lock(&self.background).keys().copied().collect()
     }
 
     /// One program in the background.
     pub fn poll_background(&self, id: u64) -> Option<BackgroundStatus> {
-        self.jobs().get(&id).map(|job| status(id, job))
+        lock(&self.background).get(&id).map(|job| status(id, job))
     }
 
     /// Waits for the end of a program in the background, no longer than `timeout`; what became of it so far.
     pub async fn wait_background(&self, id: u64, timeout: Duration) -> Option<BackgroundStatus> {
-        let job = self.jobs().get(&id).cloned()?;
+        let job = lock(&self.background).get(&id).cloned()?;
         // Whether it ended in time is in its status.
         let _ = tokio::time::timeout(timeout, job.wait()).await;
         Some(status(id, &job))
@@ -221,22 +227,22 @@ impl Sandbox {
 
     /// Sends bytes to a program in the background that is fed, as many as it has room for; how many.
     pub fn write_background(&self, id: u64, bytes: &[u8]) -> Option<io::Result<usize>> {
-        self.jobs().get(&id).map(|job| job.input.write(bytes))
+        lock(&self.background).get(&id).map(|job| job.input.write(bytes))
     }
 
     /// Ends what a program in the background reads; false where there is no such program.
     pub fn close_background(&self, id: u64) -> bool {
-        self.jobs().get(&id).map(|job| job.input.close()).is_some()
+        lock(&self.background).get(&id).map(|job| job.input.close()).is_some()
     }
 
     /// Forgets a program in the background and what it wrote. It runs on if it runs.
     pub fn forget_background(&self, id: u64) {
-        self.jobs().remove(&id);
+        lock(&self.background).remove(&id);
     }
 
     /// Kills a program in the background and returns what became of it.
     pub async fn kill_background(&self, id: u64) -> Option<BackgroundStatus> {
-        let job = self.jobs().get(&id).cloned()?;
+        let job = lock(&self.background).get(&id).cloned()?;
         if job.ended().is_none() {
             let _ = self.kill_and_wait(id, &job).await;
         }
@@ -254,18 +260,12 @@ impl Sandbox {
         let text = describe(&program);
         let argv = self.argv(program)?;
         let (output, writer) = io::pipe()?;
-        let (stdin, stdout, feeding) = connect(streams, &writer)?;
+        let (stdin, stdout, input) = connect(streams, &writer)?;
         let env = self.env.iter().cloned().chain(env).collect();
         let cwd = cwd.unwrap_or_else(|| self.workspace.inside().to_owned());
         let run = Run { job, argv, cwd, env };
         let ended = self.backend.start(run, [stdin, stdout, writer.into()]).await?;
-        let mut watched = Job::watch(text, output.into(), output_cap, ended)?;
-        match feeding {
-            None => {}
-            Some((writer, Some(bytes))) => feed(writer, bytes)?,
-            Some((writer, None)) => watched.input = Input::open(writer)?,
-        }
-        Ok((job, watched))
+        Ok((job, Job::watch(text, input, output.into(), output_cap, ended)?))
     }
 
     fn argv(&self, program: Program) -> Result<Vec<String>, SandboxError> {
@@ -284,36 +284,29 @@ impl Sandbox {
         }
         Ok(argv)
     }
-
-    fn jobs(&self) -> std::sync::MutexGuard<'_, BTreeMap<u64, Job>> {
-        self.background.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
-/// Where a program's input is written to, and what is written there at once; without that, it comes later.
-type Feeding = (OwnedFd, Option<Vec<u8>>);
-
-/// Standard input and output of a program, and what we must still write into the former.
-fn connect(streams: Streams, output: &io::PipeWriter) -> io::Result<(OwnedFd, OwnedFd, Option<Feeding>)> {
-    let bytes = match streams {
-        Streams::Connected { stdin, stdout } => return Ok((stdin, stdout, None)),
-        Streams::Captured(bytes) => Some(bytes),
-        Streams::Fed => None,
+/// Standard input and output of a program, and what can be written into the former while it runs.
+fn connect(streams: Streams, output: &io::PipeWriter) -> io::Result<(OwnedFd, OwnedFd, Input)> {
+    let (stdin, input) = match streams {
+        Streams::Connected { stdin, stdout } => return Ok((stdin, stdout, Input::default())),
+        Streams::Captured(bytes) if bytes.is_empty() => (File::open("/dev/null")?.into(), Input::default()),
+        Streams::Captured(bytes) => (feed(bytes)?, Input::default()),
+        Streams::Fed => {
+            let (reader, writer) = io::pipe()?;
+            (reader.into(), Input::open(writer.into())?)
+        }
     };
-    let stdout = output.try_clone()?.into();
-    if bytes.as_ref().is_some_and(Vec::is_empty) {
-        return Ok((File::open("/dev/null")?.into(), stdout, None));
-    }
-    let (reader, writer) = io::pipe()?;
-    Ok((reader.into(), stdout, Some((writer.into(), bytes))))
+    Ok((stdin, output.try_clone()?.into(), input))
 }
 
-/// Writes a program's input without waiting for it to be read.
-fn feed(writer: OwnedFd, bytes: Vec<u8>) -> io::Result<()> {
-    let mut writer = tokio::net::unix::pipe::Sender::from_owned_fd(writer)?;
+/// An input that holds these bytes, which are written without waiting for them to be read.
+fn feed(bytes: Vec<u8>) -> io::Result<OwnedFd> {
+    let (reader, writer) = io::pipe()?;
+    let mut writer = tokio::net::unix::pipe::Sender::from_owned_fd(writer.into())?;
     // A program that does not read to the end is its own business.
     tokio::spawn(async move { drop(tokio::io::AsyncWriteExt::write_all(&mut writer, &bytes).await) });
-    Ok(())
+    Ok(reader.into())
 }
 
 fn describe(program: &Program) -> String {

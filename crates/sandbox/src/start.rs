@@ -57,7 +57,7 @@ impl Sandboxes {
     async fn machine(&self) -> Result<&Machine, SandboxError> {
         let look = async || {
             let own = self.config.init.clone().into_iter().chain(std::env::current_exe().ok());
-            Ok(Machine::look(Some(python::find(self.config.python.as_deref()).await?), own.collect()))
+            Ok(Machine::look(python::find(self.config.python.as_deref()).await?, own.collect()))
         };
         self.machine.get_or_try_init(look).await
     }
@@ -72,7 +72,7 @@ impl Sandboxes {
             Err(SandboxError::NotStarted { error, .. }) => error.to_string(),
             Err(error) => return Err(error),
         };
-        let wanted = self.machine.get().and_then(|it| it.python.as_ref()).map(|it| &it.identity);
+        let wanted = self.machine.get().map(|it| &it.python.identity);
         python::check_answer(&answer, wanted)?;
         Ok(sandbox.containment())
     }
@@ -81,13 +81,13 @@ impl Sandboxes {
         let machine = self.machine().await?;
         let root = layout::plan(machine, &self.config.limits, self.config.network);
         let spec = Spec { root, priority, ..self.spec(WORKSPACE) };
-        let (backend, directory, containment) = Namespaces::start(&self.launcher, &spec, None).await?;
+        let (backend, directory, containment) = Namespaces::start(&self.launcher, &spec).await?;
         let stat = fstat(&directory).map_err(io::Error::from)?;
         let is_ours = stat.st_uid == rustix::process::geteuid().as_raw();
         let owner = (!is_ours).then_some((stat.st_uid, stat.st_gid));
         let workspace = Workspace::new(directory, owner, WORKSPACE);
         let env = environment(&machine.search_path(), "/tmp");
-        Ok(Sandbox::new(Box::new(backend), workspace, &machine.shell, env, containment))
+        Ok(Sandbox::new(Box::new(backend), workspace, &machine.shell, env, containment, None))
     }
 
     async fn start_unprotected(&self) -> Result<Sandbox, SandboxError> {
@@ -95,13 +95,11 @@ impl Sandboxes {
         let directory = directory_of_episode()?;
         let inside = directory.path().display().to_string();
         let path = std::env::var("PATH").unwrap_or_else(|_| machine.search_path());
-        let path = machine.python_directory().map_or(path.clone(), |first| format!("{first}:{path}"));
-        let env = environment(&path, &inside);
+        let env = environment(&format!("{}:{path}", machine.python_directory()), &inside);
         let spec = Spec { unprotected: true, ..self.spec(&inside) };
-        let (backend, opened, containment) =
-            Namespaces::start(&self.launcher, &spec, Some(directory)).await?;
+        let (backend, opened, containment) = Namespaces::start(&self.launcher, &spec).await?;
         let workspace = Workspace::new(opened, None, inside);
-        Ok(Sandbox::new(Box::new(backend), workspace, &machine.shell, env, containment))
+        Ok(Sandbox::new(Box::new(backend), workspace, &machine.shell, env, containment, Some(directory)))
     }
 
     /// What every supervisor is told.
@@ -127,9 +125,9 @@ impl Sandboxes {
         let name = directory.path().file_name().unwrap_or_default().display().to_string();
         let path = directory.path().display().to_string();
         let container = Container { name, workspace: path, user, priority };
-        let backend = Docker::start(&self.config, container, directory).await?;
+        let backend = Docker::start(&self.config, container).await?;
         let env = environment("", "/tmp");
-        Ok(Sandbox::new(Box::new(backend), workspace, "sh", env, Containment::WHOLE))
+        Ok(Sandbox::new(Box::new(backend), workspace, "sh", env, Containment::WHOLE, Some(directory)))
     }
 }
 

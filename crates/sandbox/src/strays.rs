@@ -17,13 +17,14 @@ const PAUSE: Duration = Duration::from_millis(2);
 pub fn kill_all() {
     let deadline = Instant::now() + PATIENCE;
     loop {
-        let tree = family::descendants();
-        if tree.is_empty() || Instant::now() > deadline {
+        let family = family::members();
+        let [_, descendants @ ..] = &family[..] else { return };
+        if descendants.is_empty() || Instant::now() > deadline {
             return;
         }
         // Stopped first, so that none of them can fork while the others are killed.
         for signal in [Signal::STOP, Signal::KILL] {
-            for member in &tree {
+            for member in descendants {
                 // It may have ended a moment ago.
                 let _ = kill_process(member.pid, signal);
             }

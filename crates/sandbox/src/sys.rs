@@ -1,10 +1,10 @@
-//! The few system calls of the sandbox that have no safe wrapper.
+//! The few system calls of the sandbox that have no safe wrapper, and the one way to take a lock.
 //!
 //! Everything here is a thin, total function: no policy, no state. The callers (`launcher`, `init`,
 //! `workspace`) decide what is done with them.
 #![allow(
     unsafe_code,
-    reason = "clone, signalfd, setfsuid, mount_setattr, pre-exec hooks and the runtime's registration have no safe wrapper in std or rustix; \
+    reason = "clone, signal, signalfd, setfsuid, mount_setattr, requests to sockets, pre-exec hooks and the runtime's registration have no safe wrapper in std or rustix; \
               each block states why it is sound"
 )]
 
@@ -14,10 +14,22 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustix::mount::MountAttrFlags;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use rustix::process::Pid;
 use tokio::io::unix::AsyncFd;
+
+/// Takes a lock; what it guards is whole also where somebody panicked.
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Nothing, or the error that the call left behind which returned this.
+fn done(result: impl Into<i64>) -> io::Result<()> {
+    if result.into() == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
 
 /// Which side of a fork one is on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,10 +61,25 @@ pub fn fork_into(namespaces: i32) -> io::Result<Forked> {
 pub fn close_inherited() -> io::Result<()> {
     // SAFETY: takes three numbers; in a program that has opened nothing yet, nobody owns these
     // descriptors.
-    match unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
+    done(unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0) })
+}
+
+/// Has the kernel collect children as they end, or leave them to us, as is usual.
+pub fn forget_children(forget: bool) {
+    let action = if forget { libc::SIG_IGN } else { libc::SIG_DFL };
+    // SAFETY: neither action runs code of ours.
+    unsafe { libc::signal(libc::SIGCHLD, action) };
+}
+
+/// Brings up the loopback of a fresh network namespace, so that programs can talk to themselves.
+pub fn bring_up_loopback() -> io::Result<()> {
+    let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
+    // SAFETY: zeros are a valid `ifreq`, which consists of numbers and null pointers.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    request.ifr_name[..2].copy_from_slice(&[b'l', b'o'].map(|it| it as libc::c_char));
+    request.ifr_ifru.ifru_flags = libc::IFF_UP as libc::c_short;
+    // SAFETY: the kernel reads one `ifreq` for this request, and keeps nothing of it.
+    done(unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS, &raw const request) })
 }
 
 /// A descriptor that becomes readable when a child ends. The signal is blocked from here on;
@@ -64,9 +91,7 @@ pub fn child_signal() -> io::Result<OwnedFd> {
     unsafe {
         libc::sigemptyset(set.as_mut_ptr());
         libc::sigaddset(set.as_mut_ptr(), libc::SIGCHLD);
-        if libc::sigprocmask(libc::SIG_BLOCK, set.as_ptr(), std::ptr::null_mut()) != 0 {
-            return Err(io::Error::last_os_error());
-        }
+        done(libc::sigprocmask(libc::SIG_BLOCK, set.as_ptr(), std::ptr::null_mut()))?;
         match libc::signalfd(-1, set.as_ptr(), libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) {
             -1 => Err(io::Error::last_os_error()),
             descriptor => Ok(OwnedFd::from_raw_fd(descriptor)),
@@ -96,11 +121,10 @@ pub fn write_before_exec(command: &mut Command, file: OwnedFd, text: String) {
 fn unblock_signals() -> io::Result<()> {
     let mut set = MaybeUninit::<libc::sigset_t>::uninit();
     // SAFETY: the set is initialised by `sigemptyset` before it is read.
-    let result = unsafe {
+    done(unsafe {
         libc::sigemptyset(set.as_mut_ptr());
         libc::sigprocmask(libc::SIG_SETMASK, set.as_ptr(), std::ptr::null_mut())
-    };
-    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    })
 }
 
 /// Registers a descriptor with the async runtime.
@@ -125,7 +149,7 @@ pub fn restrict_mount(mount: impl AsFd, attributes: MountAttrFlags, reach: Reach
     let recursive = if reach == Reach::Tree { libc::AT_RECURSIVE } else { 0 };
     let flags = libc::AT_EMPTY_PATH | recursive;
     // SAFETY: the path is a static C string, and `attr` is read for exactly its own size.
-    let result = unsafe {
+    done(unsafe {
         libc::syscall(
             libc::SYS_mount_setattr,
             mount.as_fd().as_raw_fd(),
@@ -134,8 +158,7 @@ pub fn restrict_mount(mount: impl AsFd, attributes: MountAttrFlags, reach: Reach
             &raw const attr,
             size_of_val(&attr),
         )
-    };
-    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    })
 }
 
 /// While it lives, this thread opens and creates files as another user.

@@ -6,7 +6,7 @@
 //! `Workspace::blocking` from async code.
 
 use std::collections::VecDeque;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
@@ -128,8 +128,7 @@ impl Workspace {
         max: u64,
         work: impl FnOnce(&Self, &Allowance) -> Result<T, E> + Send + 'static,
     ) -> Result<T, E> {
-        let (workspace, allowance) = (self.clone(), Allowance::new(max));
-        let _wanted = allowance.wanted();
+        let (workspace, (allowance, _wanted)) = (self.clone(), Allowance::while_wanted(max));
         let joined = tokio::task::spawn_blocking(move || work(&workspace, &allowance)).await;
         joined.unwrap_or_else(|error| {
             Err(FileError::Other("the workspace".to_owned(), error.to_string()).into())
@@ -157,7 +156,7 @@ impl Workspace {
         while (bytes.len() as u64) < max {
             let chunk = CHUNK.min(max - bytes.len() as u64);
             let n_read =
-                (&mut file).take(chunk).read_to_end(&mut bytes).map_err(|error| other(path, &error))?;
+                (&mut file).take(chunk).read_to_end(&mut bytes).map_err(|error| explain(path, error))?;
             if n_read == 0 {
                 break;
             }
@@ -174,15 +173,15 @@ impl Workspace {
         regular_len(&file).ok_or_else(|| FileError::NotAFile(path.to_owned()))?;
         let mut file = File::from(file);
         let written = file.set_len(0).and_then(|()| file.write_all(bytes));
-        written.map_err(|error| other(path, &error))
+        written.map_err(|error| explain(path, error))
     }
 
     /// Removes a file, or a link itself; a directory stays.
     pub fn remove(&self, path: &str) -> Result<(), FileError> {
         let place = relative(path, &self.inside)?;
         let _identity = self.identity()?;
-        let name = place.file_name().ok_or_else(|| FileError::NotAFile(path.to_owned()))?;
-        let removed = self.directory_of(&place).and_then(|above| unlinkat(above, name, AtFlags::empty()));
+        place.file_name().ok_or_else(|| FileError::NotAFile(path.to_owned()))?;
+        let removed = self.above(&place).and_then(|(above, name)| unlinkat(above, name, AtFlags::empty()));
         removed.map_err(|error| explain(path, error))
     }
 
@@ -305,23 +304,26 @@ impl Workspace {
     }
 
     fn link_target(&self, place: &Path) -> rustix::io::Result<PathBuf> {
-        let above = self.directory_of(place)?;
-        let target = readlinkat(above, place.file_name().unwrap_or_default(), Vec::new())?;
+        let (above, name) = self.above(place)?;
+        let target = readlinkat(above, name, Vec::new())?;
         Ok(PathBuf::from(OsString::from_vec(target.into_bytes())))
     }
 
     fn make_link(&self, place: &Path, target: &Path) -> rustix::io::Result<()> {
         self.make_parents(place)?;
-        symlinkat(target, self.directory_of(place)?, place.file_name().unwrap_or_default())
+        let (above, name) = self.above(place)?;
+        symlinkat(target, above, name)
     }
 
-    fn directory_of(&self, place: &Path) -> rustix::io::Result<OwnedFd> {
-        self.resolve(place.parent().unwrap_or(Path::new("")), OFlags::PATH | OFlags::CLOEXEC)
+    /// The directory that a path lies in, and its name there.
+    fn above<'a>(&self, place: &'a Path) -> rustix::io::Result<(OwnedFd, &'a OsStr)> {
+        let above = self.resolve(place.parent().unwrap_or(Path::new("")), OFlags::PATH | OFlags::CLOEXEC)?;
+        Ok((above, place.file_name().unwrap_or_default()))
     }
 
     fn identity(&self) -> Result<Option<FileIdentity>, FileError> {
         let assume = |(uid, gid)| FileIdentity::assume(uid, gid);
-        self.owner.map(assume).transpose().map_err(|error| other("the workspace", &error))
+        self.owner.map(assume).transpose().map_err(|error| explain("the workspace", error))
     }
 
     fn open(&self, place: &Path, flags: OFlags) -> rustix::io::Result<OwnedFd> {
@@ -360,11 +362,8 @@ impl Workspace {
         let is_there = |it: &&Path| self.resolve(it, OFlags::PATH | OFlags::CLOEXEC).is_ok();
         let n_missing = parents.iter().position(is_there).unwrap_or(parents.len());
         for directory in parents[..n_missing].iter().rev() {
-            match mkdirat(
-                self.directory_of(directory)?,
-                directory.file_name().unwrap_or_default(),
-                Mode::from_raw_mode(0o755),
-            ) {
+            let (above, name) = self.above(directory)?;
+            match mkdirat(above, name, Mode::from_raw_mode(0o755)) {
                 Ok(()) | Err(Errno::EXIST) => {}
                 Err(error) => return Err(error),
             }
@@ -410,22 +409,15 @@ fn regular_len(file: &OwnedFd) -> Option<u64> {
     is_regular.then(|| u64::try_from(stat.st_size).unwrap_or(0))
 }
 
-fn explain(path: &str, error: Errno) -> FileError {
-    let path = path.to_owned();
-    match error {
-        Errno::XDEV | Errno::LOOP => FileError::Outside(path),
-        Errno::NOENT | Errno::NOTDIR => FileError::Missing(path),
-        Errno::ISDIR | Errno::NXIO | Errno::OPNOTSUPP => FileError::NotAFile(path),
-        Errno::ACCESS | Errno::PERM => FileError::Denied(path),
-        Errno::NOSPC | Errno::DQUOT | Errno::FBIG => FileError::Full(path),
-        error => FileError::Other(path, io::Error::from(error).to_string()),
-    }
-}
-
-fn other(path: &str, error: &io::Error) -> FileError {
-    match error.raw_os_error() {
-        Some(errno) => explain(path, Errno::from_raw_os_error(errno)),
-        None => FileError::Other(path.to_owned(), error.to_string()),
+fn explain(path: &str, error: impl Into<io::Error>) -> FileError {
+    let (path, error) = (path.to_owned(), error.into());
+    match Errno::from_io_error(&error) {
+        Some(Errno::XDEV | Errno::LOOP) => FileError::Outside(path),
+        Some(Errno::NOENT | Errno::NOTDIR) => FileError::Missing(path),
+        Some(Errno::ISDIR | Errno::NXIO | Errno::OPNOTSUPP) => FileError::NotAFile(path),
+        Some(Errno::ACCESS | Errno::PERM) => FileError::Denied(path),
+        Some(Errno::NOSPC | Errno::DQUOT | Errno::FBIG) => FileError::Full(path),
+        _ => FileError::Other(path, error.to_string()),
     }
 }
 
@@ -643,8 +635,8 @@ mod tests {
         let some = select(&workspace, 99, &allowance);
         assert_eq!((some.entries.len(), some.n_left, some.is_cut), (1, 0, true));
         assert_eq!(some.entries[0].path, "solution.py");
-        let unwanted = Allowance::new(u64::MAX);
-        drop(unwanted.wanted());
+        let (unwanted, wanted) = Allowance::while_wanted(u64::MAX);
+        drop(wanted);
         let stopped = workspace.select(99, |_| true, |_| true, &unwanted);
         assert_eq!(stopped, Err(FileError::Stopped(Stopped::Unwanted)));
         assert_eq!(

@@ -3,6 +3,8 @@
 //! Owns [`Error`]. A message never contains an API key: requests are described by their route, never
 //! by their headers.
 
+use std::fmt::Display;
+
 /// Why a call gave no answer.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum Error {
@@ -89,6 +91,11 @@ pub enum Error {
 }
 
 impl Error {
+    /// An error of the request itself, and what to do about it.
+    pub fn invalid(what: impl Display, help: impl Into<String>) -> Self {
+        Self::Invalid { what: what.to_string(), help: help.into() }
+    }
+
     /// Whether it leaves the request open: nobody has said that it cannot be answered.
     pub fn leaves_open(&self) -> bool {
         self.may_pass() || self.stops_the_run()

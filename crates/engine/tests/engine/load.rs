@@ -41,7 +41,7 @@ fn check(path: &Path, message: &str) {
     let told = error.to_string();
     let told = told.split_once(": ").map_or(told.as_str(), |(_, told)| told);
     assert_eq!(told, message);
-    assert!(!error.help().is_empty());
+    assert!(error.help().is_some_and(|help| !help.is_empty()));
 }
 
 #[test]
