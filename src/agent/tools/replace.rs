@@ -43,10 +43,10 @@ pub struct Replacement<'a> {
 pub fn replace(text: &str, wish: Replacement<'_>, allowance: &Allowance) -> Result<Replaced, ToolError> {
     if wish.old.is_empty() {
         let why = "old_string is empty; give the text to replace, or use write_file for a whole file";
-        return Err(ToolError::Call(why.to_owned()));
+        return Err(why.to_owned().into());
     }
     if wish.old == wish.new {
-        return Err(ToolError::Call("old_string and new_string are the same".to_owned()));
+        return Err("old_string and new_string are the same".to_owned().into());
     }
     allowance.spend(text.len())?;
     let exact = text.match_indices(wish.old).map(|(at, old)| at..at + old.len());
@@ -66,7 +66,7 @@ pub fn replace(text: &str, wish: Replacement<'_>, allowance: &Allowance) -> Resu
         }
         n_places => return Ok(Replaced { text: put(text, &places, wish, by)?, n_places, by }),
     };
-    Err(ToolError::Call(why))
+    Err(why.into())
 }
 
 /// The places where whole lines are like those of `old`, by the first way that finds any.
