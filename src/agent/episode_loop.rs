@@ -168,7 +168,7 @@ async fn settle(
         Ok(report) => report,
         Err(error) => return failed(episode, error.into()),
     };
-    episode.verification = report.as_ref().map(TestReport::verification);
+    episode.verification = report.as_ref().map(|it| it.found.clone());
     let correctness = report.as_ref().and_then(TestReport::correctness);
     episode.outcome = Ok(reward::reward(correctness, efficiency, tool_usage, &setting.reward.weights));
     match (ask_custom(&setting.reward, &episode).await, correctness) {

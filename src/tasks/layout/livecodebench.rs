@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::{Problem, question};
 use crate::tasks::calls::{Arrangement, Target, script};
-use crate::tasks::check::{Case, Cases, Check, Stdio};
+use crate::tasks::check::{Case, Check, Stdio};
 use crate::tasks::packed::unpack;
 use crate::tasks::prompt::{Quoted, Wanted};
 use crate::tasks::row::{Row, json as json_of, json_text, text};
@@ -58,11 +58,9 @@ fn programs(row: &Row, public: &[Case], private: Vec<Case>) -> Result<(Check, Wa
     if public.is_empty() && private.is_empty() {
         return Err("it has no test cases".to_owned());
     }
-    let cases = match packed(row) {
-        Some(rest) => Cases::Packed { first: public.to_owned(), rest: rest.to_owned() },
-        None => Cases::Plain([public, &private].concat()),
-    };
-    Ok((Check::Stdio(Stdio { cases, time: None }), Wanted::Program))
+    let packed = packed(row).map(str::to_owned);
+    let cases = if packed.is_some() { public.to_owned() } else { [public, &private].concat() };
+    Ok((Check::Stdio(Stdio { cases, packed, time: None }), Wanted::Program))
 }
 
 fn calls(row: &Row, cases: &[Case]) -> Result<(Check, Wanted), String> {

@@ -245,7 +245,7 @@ mod tests {
             include_str!("../../../tests/fixtures/datasets/livecodebench.jsonl").lines().next().unwrap();
         let found = found(&serde_json::from_str(packed).unwrap()).unwrap();
         let Some(Check::Stdio(stdio)) = &found.check else { panic!("{found:?}") };
-        let outputs: Vec<String> = stdio.cases.all().unwrap().iter().map(|it| it.output.clone()).collect();
+        let outputs: Vec<String> = stdio.all().unwrap().iter().map(|it| it.output.clone()).collect();
         assert_eq!(outputs, ["3\n", "0\n", "1000000000001\n"]);
         assert!(texts(&found).starts_with("stdio|1 2\n|3\n|eJ"), "{}", texts(&found));
     }

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::{Problem, apps, question, source};
 use crate::tasks::calls::is_identifier;
-use crate::tasks::check::{Case, Cases, Check, Stdio};
+use crate::tasks::check::{Case, Check, Stdio};
 use crate::tasks::prompt::{Quoted, Wanted};
 use crate::tasks::row::{Row, json, text, text_of};
 
@@ -47,8 +47,7 @@ fn scripted(row: &Row, tests: &str) -> Result<Problem, String> {
 }
 
 fn listed(tests: &Value) -> Result<Problem, String> {
-    let cases = Cases::Plain(Case::list(tests)?);
-    let check = Some(Check::Stdio(Stdio { cases, time: None }));
+    let check = Some(Check::Stdio(Stdio { cases: Case::list(tests)?, ..Stdio::default() }));
     Ok(Problem { wanted: Wanted::Program, check, ..Problem::default() })
 }
 
