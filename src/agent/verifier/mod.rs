@@ -189,7 +189,7 @@ impl<'a> Verifier<'a> {
         let hand_over = async {
             // The job goes first through the pipe that then belongs to the candidate. The solution itself
             // runs only when the examiner asks for it, having read its job: nothing is left to steal.
-            let answers_in = write_first(answers_in, job).await?;
+            let answers_in = write_first(answers_in, &job).await?;
             candidate.start_background(python(CANDIDATE, questions, answers_in)).await
         };
         let others = [candidate];
@@ -214,7 +214,7 @@ impl<'a> Verifier<'a> {
         let (jobs, jobs_in) = io::pipe()?;
         let (_nobody, nowhere) = io::pipe()?;
         let exam = self.exam(jobs, nowhere);
-        let (exam, written) = tokio::join!(sandbox.run(exam), write_first(jobs_in, job));
+        let (exam, written) = tokio::join!(sandbox.run(exam), write_first(jobs_in, &job));
         written?;
         sandbox.stop().await;
         exam
@@ -230,7 +230,7 @@ fn python(program: &str, stdin: impl Into<OwnedFd>, stdout: impl Into<OwnedFd>) 
 }
 
 /// Writes to a pipe without blocking us; the pipe as it was, for a program that blocks.
-async fn write_first(writer: impl Into<OwnedFd>, text: String) -> io::Result<OwnedFd> {
+async fn write_first(writer: impl Into<OwnedFd>, text: &str) -> io::Result<OwnedFd> {
     let mut writer = pipe::Sender::from_owned_fd(writer.into())?;
     match writer.write_all(text.as_bytes()).await {
         // An examiner that died before it read its job is seen by its missing report.

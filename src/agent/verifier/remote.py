@@ -121,6 +121,11 @@ def fact(name):
 class Described(Remote):
     """What has a name, a documentation and a signature."""
 
+    def __getattr__(self, name):
+        if name.startswith("__") and name not in FACTS:
+            raise AttributeError(name)
+        return self.remote_get(name)
+
     @property
     def __signature__(self):
         *parts, end = ask({"op": "signature", "target": self.remote_reference()}, "")
@@ -153,11 +158,6 @@ class RemoteFunction(Described):
     __class__ = property(lambda _: types.FunctionType)
     __code__ = property(lambda self: types.SimpleNamespace(co_flags=FLAGS.get(self.remote_kind, 0)))
 
-    def __getattr__(self, name):
-        if name.startswith("__") and name not in FACTS:
-            raise AttributeError(name)
-        return self.remote_get(name)
-
     def __get__(self, owner, kind=None):
         return self if owner is None or self.remote_kind == "builtin" else types.MethodType(self, owner)
 
@@ -173,11 +173,6 @@ class RemoteClass(Described):
 
     __class__ = property(lambda _: type)
     remote_bases, remote_fields, remote_names = (), None, ()
-
-    def __getattr__(self, name):
-        if name.startswith("__") and name not in FACTS:
-            raise AttributeError(name)
-        return self.remote_get(name)
 
     def __setattr__(self, name, value):
         ask({"op": "set", "target": self.remote_reference(), "name": name, "args": pack([value])}, "")
@@ -370,12 +365,11 @@ def forward(name, kind=None):
 
 
 ARITHMETIC = "add sub mul matmul truediv floordiv mod divmod pow lshift rshift and or xor".split()
-for operation in (
-    *("getitem setitem delitem lt le gt ge neg pos abs invert round reversed trunc floor ceil".split()),
-    *(prefix + name for name in ARITHMETIC for prefix in ("", "r", "i") if name != "divmod" or not prefix),
-):
-    setattr(Abilities, f"__{operation}__", forward(f"__{operation}__"))
-KINDS = {"len": int, "contains": bool, "float": float, "int": int, "index": int, "bytes": bytes, "complex": complex, "format": str}
+KINDS = {
+    **dict.fromkeys("getitem setitem delitem lt le gt ge neg pos abs invert round reversed trunc floor ceil".split()),
+    **{prefix + name: None for name in ARITHMETIC for prefix in ("", "r", "i") if name != "divmod" or not prefix},
+    **{"len": int, "contains": bool, "float": float, "int": int, "index": int, "bytes": bytes, "complex": complex, "format": str},
+}
 for operation, kind in KINDS.items():
     setattr(Abilities, f"__{operation}__", forward(f"__{operation}__", kind))
 for operation, kind in {"bool": bool, "str": str, "repr": str}.items():

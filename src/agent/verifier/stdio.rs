@@ -13,11 +13,11 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use futures_util::future::try_join_all;
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::io::AsyncReadExt as _;
 use tokio::net::unix::pipe;
 
 use super::compare::{Difference, difference};
-use super::{PROCESSORS, Solution, TestReport, Time, Verifier, Worth, left_out, n_processors};
+use super::{PROCESSORS, Solution, TestReport, Time, Verifier, Worth, left_out, n_processors, write_first};
 use crate::tasks::{Case, Stdio};
 use backsight_core::episode::{Assertion, Verification};
 use backsight_sandbox::{Capture, Command, Exit, Output, Priority, Sandbox, SandboxError, Streams};
@@ -105,7 +105,9 @@ impl Verifier<'_> {
             output
         };
         let read = read(&sandbox, printed.into(), case.output.len() * 2 + MORE_BYTES);
-        let (output, printed, ()) = tokio::join!(run, read, feed(input.into(), case.input.as_bytes()));
+        // Closed when it is written; a program that does not read it to the end is its own business.
+        let feed = async { drop(write_first(input, &case.input).await) };
+        let (output, printed, ()) = tokio::join!(run, read, feed);
         let (printed, is_long) = printed?;
         Ok(Ran { output: Ok(output?), printed, is_long })
     }
@@ -164,13 +166,6 @@ async fn read(sandbox: &Sandbox, printed: OwnedFd, most: usize) -> io::Result<(V
     Ok((bytes, is_long))
 }
 
-/// Writes a program's input. One that does not read to the end is its own business.
-async fn feed(input: OwnedFd, bytes: &[u8]) {
-    if let Ok(mut input) = pipe::Sender::from_owned_fd(input) {
-        let _ = input.write_all(bytes).await;
-    }
-}
-
 /// What became of a program in one case.
 struct Ran {
     /// How it ended, or why it could not be begun.
@@ -211,9 +206,7 @@ impl Ran {
 
 /// The last line of what a program printed as errors.
 fn complaint(errors: &Capture) -> String {
-    let text = errors.text();
-    let last = text.lines().rev().find(|line| !line.trim().is_empty());
-    last.map_or(String::new(), |line| format!(": {}", short(line)))
+    errors.text().trim_end().lines().last().map_or(String::new(), |line| format!(": {}", short(line)))
 }
 
 fn told(Difference { line, printed, expected }: Difference<'_>) -> String {
