@@ -26,6 +26,12 @@ pub fn cut_middle(text: &str, max: usize, note: &str) -> Option<String> {
     Some(format!("{head}\n\n... [{n_omitted} of {n_chars} characters omitted{note}] ...\n\n{tail}"))
 }
 
+/// The beginning of a line, with `mark` behind it where it has more than `max` characters.
+pub fn cut_line(line: &str, max: usize, mark: &str) -> String {
+    let end = char_offset(line, max);
+    format!("{}{}", &line[..end], if end < line.len() { mark } else { "" })
+}
+
 /// The longest that texts of these lengths may stay so that all of them together are at most `max`:
 /// the longest ones give way first.
 pub fn shared_limit(lengths: &[usize], max: usize) -> usize {
@@ -72,6 +78,12 @@ mod tests {
         check_cut("0123456789", 10, None);
         check_cut("0123456789a", 10, Some("0123\n\n... [1 of 11 characters omitted] ...\n\n56789a"));
         check_cut("éàüöñçßøåæœ", 5, Some("éà\n\n... [6 of 11 characters omitted] ...\n\nåæœ"));
+    }
+
+    #[test]
+    fn long_lines_are_cut() {
+        assert_eq!(cut_line(&"é".repeat(600), 500, "..."), "é".repeat(500) + "...");
+        assert_eq!(cut_line("é", 1, "..."), "é");
     }
 
     #[test]

@@ -5,6 +5,7 @@ use serde_json::{Map, Value, json};
 
 use backsight_sandbox::{Allowance, FileError, Stopped, Workspace};
 
+use super::cut::cut_line;
 use super::glob::Glob;
 use super::saved::DIRECTORY;
 use super::schema::Arguments;
@@ -18,6 +19,8 @@ const MAX_SEARCHED: u64 = 1 << 20;
 const DEFAULT_LINES: u64 = 500;
 const MAX_LINES: u64 = 2000;
 const MAX_LINE_CHARS: usize = 2000;
+/// Of lines that were found so many characters are shown.
+const MAX_HIT_CHARS: usize = 500;
 const DEFAULT_RESULTS: u64 = 50;
 
 /// What a call of a file tool works on.
@@ -60,7 +63,7 @@ fn numbered(text: &str, offset: usize, limit: usize, max_chars: usize) -> Value 
     let n_lines = text.lines().count();
     let (mut content, mut n_shown, mut room) = (String::new(), 0, max_chars);
     for (idx, line) in text.lines().enumerate().skip(offset - 1).take(limit) {
-        let line = format!("{}|{}", idx + 1, short(line));
+        let line = format!("{}|{}", idx + 1, cut_line(line, MAX_LINE_CHARS, "... [line cut]"));
         let Some(left) = room.checked_sub(line.chars().count() + 1).or((n_shown == 0).then_some(0)) else {
             break;
         };
@@ -76,11 +79,6 @@ fn numbered(text: &str, offset: usize, limit: usize, max_chars: usize) -> Value 
         json["hint"] = Value::String(format!("the file has only {n_lines} lines"));
     }
     json
-}
-
-fn short(line: &str) -> String {
-    let cut: String = line.chars().take(MAX_LINE_CHARS).collect();
-    if cut.len() < line.len() { cut + "... [line cut]" } else { cut }
 }
 
 pub(super) fn write_file(files: &Files<'_>, arguments: Arguments<'_>) -> Result<Value, ToolError> {
@@ -239,7 +237,8 @@ impl Search<'_> {
         }
         let sign = if hit.is_match { ':' } else { '-' };
         let end = if matches.shown.is_empty() { "" } else { "\n" };
-        matches.shown.push_str(&format!("{end}{path}{sign}{}{sign}{}", hit.line, hit.text()));
+        let text = cut_line(hit.text, MAX_HIT_CHARS, "...");
+        matches.shown.push_str(&format!("{end}{path}{sign}{}{sign}{text}", hit.line));
         matches.is_full = matches.shown.len() > self.files.max_chars();
     }
 

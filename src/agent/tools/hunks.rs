@@ -101,7 +101,9 @@ impl Draft<'_> {
     fn write(&mut self, hunk: &Hunk, old: &[&str], run: &Run, way: Way) {
         self.new.push_str(&self.text[self.done.byte..run.bytes.start]);
         let there = &self.text[run.bytes.clone()];
-        let indents = way.forgives_indentation().then(|| (indentation_of(old), indentation(there)));
+        let indents = way
+            .forgives_indentation()
+            .then(|| (indentation(old.iter().copied()), indentation(there.lines())));
         let new = new_lines(hunk, there, indents);
         self.new.push_str(&new.join("\n"));
         let end = self.text[run.bytes.end..].split_inclusive('\n').next().unwrap_or("");
@@ -180,10 +182,6 @@ fn old_lines(hunk: &Hunk) -> Vec<&str> {
         Line::New(_) => None,
     };
     hunk.lines.iter().filter_map(old).collect()
-}
-
-fn indentation_of<'a>(lines: &[&'a str]) -> &'a str {
-    lines.iter().find(|line| !line.trim().is_empty()).map_or("", |line| indentation(line))
 }
 
 /// The lines that replace those `there`: what both files have stays as it is, what is new is indented alike.

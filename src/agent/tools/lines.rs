@@ -165,8 +165,8 @@ pub fn content(line: &str) -> &str {
 }
 
 /// The white space before the first line that is not blank.
-pub fn indentation(text: &str) -> &str {
-    let line = text.lines().find(|line| !line.trim().is_empty()).unwrap_or("");
+pub fn indentation<'a>(mut lines: impl Iterator<Item = &'a str>) -> &'a str {
+    let line = lines.find(|line| !line.trim().is_empty()).unwrap_or("");
     &line[..line.len() - line.trim_start().len()]
 }
 

@@ -92,7 +92,7 @@ fn similar(text: &str, old: &str, allowance: &Allowance) -> Result<(Vec<Range<us
 fn put(text: &str, places: &[Range<usize>], wish: Replacement<'_>, by: Way) -> Result<String, String> {
     let mut result = String::new();
     let mut end = 0;
-    let given = indentation(wish.old.trim_matches('\n'));
+    let given = indentation(wish.old.lines());
     for place in places {
         result.push_str(&text[end..place.start]);
         match by {
@@ -111,7 +111,7 @@ fn put(text: &str, places: &[Range<usize>], wish: Replacement<'_>, by: Way) -> R
 
 /// `new` for a place that holds whole lines: without surrounding line ends, and indented as the place is.
 fn fit(found: &str, given: &str, new: &str) -> String {
-    let there = indentation(found);
+    let there = indentation(found.lines());
     let lines = new.trim_matches('\n').lines().map(|line| reindent(line, given, there));
     lines.collect::<Vec<_>>().join("\n")
 }

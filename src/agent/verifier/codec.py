@@ -9,6 +9,7 @@ import collections
 import datetime
 import decimal
 import fractions
+import itertools
 import json
 import os
 import pathlib
@@ -164,7 +165,7 @@ def send(stream, message):
 
 # Containers that both sides have: what one side changes in its copy is changed in the other's.
 
-MAX_SHARED, MAX_ITEMS = 32, 1000
+MAX_SHARED, MAX_ITEMS, loan_numbers = 32, 1000, itertools.count(1)
 # The last ones that were given to the other side, by number; the last ones that it gave, with their number and what was in them.
 lent, borrowed = {}, []
 
@@ -177,9 +178,12 @@ def lend(value):
     """The number under which the other side tells of changes in a container; the same for the same one."""
     if not is_shared(value):
         return None
-    number = next((it for it, known in lent.items() if known is value), max(lent, default=0) + 1)
+    number = next((it for it, known in lent.items() if known is value), None) or next(loan_numbers)
+    # What was lent last comes last.
+    lent.pop(number, None)
     lent[number] = value
-    lent.pop(number - MAX_SHARED, None)
+    if len(lent) > MAX_SHARED:
+        lent.pop(next(iter(lent)))
     return number
 
 

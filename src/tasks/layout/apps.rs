@@ -57,5 +57,5 @@ fn calls(row: &Row, name: &str, tests: &str, inputs: &[Value]) -> Result<(Check,
     let shown = starter.clone().or_else(|| json_text(row, "solutions")).unwrap_or_default();
     let target = Target::new(name, &shown)?;
     let check = Check::Script(script(&target, Arrangement::Lists, tests, inputs.len()));
-    Ok((check, starter.map_or_else(|| Wanted::Names(vec![target.defined().to_owned()]), Wanted::Code)))
+    Ok((check, starter.map_or_else(|| Wanted::Names(vec![target.defined]), Wanted::Code)))
 }

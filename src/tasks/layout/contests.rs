@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use super::{Problem, holds, question};
 use crate::tasks::check::{Case, Check, Stdio};
-use crate::tasks::prompt::{Quoted, Wanted};
+use crate::tasks::prompt::Wanted;
 use crate::tasks::row::{Row, json, text, text_of};
 
 /// What code_contests calls Python 3.
@@ -61,7 +61,7 @@ fn problem(
         question,
         wanted: Wanted::Program,
         check: Some(Check::Stdio(Stdio { cases, packed: None, time: time_limit(row) })),
-        shown: (!public.is_empty()).then_some(Quoted::Cases(public)),
+        shown: Check::examples(public),
         references,
     })
 }

@@ -10,8 +10,8 @@ use super::{Problem, question};
 use crate::tasks::calls::{Arrangement, Target, script};
 use crate::tasks::check::{Case, Check, Stdio};
 use crate::tasks::packed::unpack;
-use crate::tasks::prompt::{Quoted, Wanted};
-use crate::tasks::row::{Row, json as json_of, json_text, text};
+use crate::tasks::prompt::Wanted;
+use crate::tasks::row::{Row, json as json_of, text};
 
 const PRIVATE: &str = "private_test_cases";
 
@@ -28,19 +28,15 @@ pub(super) fn read(row: &Row) -> Result<Problem, String> {
         question: question(row, &["question_content"])?,
         wanted,
         check: Some(check),
-        shown: (!public.is_empty()).then_some(Quoted::Cases(public)),
+        shown: Check::examples(public),
         references: Vec::new(),
     })
 }
 
 /// The private tests, whether they are packed or not.
 fn private(row: &Row) -> Result<Value, String> {
-    let unpacked = match packed(row) {
-        Some(packed) => unpack(packed).map_err(|why| format!("its `{PRIVATE}` cannot be read: {why}"))?,
-        None => {
-            json_text(row, PRIVATE).filter(|text| !text.trim().is_empty()).unwrap_or_else(|| "[]".to_owned())
-        }
-    };
+    let Some(packed) = packed(row) else { return Ok(json_of(row, PRIVATE)?.unwrap_or_else(|| json!([]))) };
+    let unpacked = unpack(packed).map_err(|why| format!("its `{PRIVATE}` cannot be read: {why}"))?;
     serde_json::from_str(&unpacked).map_err(|error| format!("its `{PRIVATE}` are no JSON: {error}"))
 }
 
@@ -71,5 +67,5 @@ fn calls(row: &Row, cases: &[Case]) -> Result<(Check, Wanted), String> {
     let tests: Vec<Value> = cases.iter().map(|case| json!([case.input, case.output])).collect();
     let check =
         Check::Script(script(&target, Arrangement::Lines, &Value::from(tests).to_string(), cases.len()));
-    Ok((check, starter.map_or_else(|| Wanted::Names(vec![target.defined().to_owned()]), Wanted::Code)))
+    Ok((check, starter.map_or_else(|| Wanted::Names(vec![target.defined]), Wanted::Code)))
 }

@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::{Problem, apps, question, source};
 use crate::tasks::calls::is_identifier;
 use crate::tasks::check::{Case, Check, Stdio};
-use crate::tasks::prompt::{Quoted, Wanted};
+use crate::tasks::prompt::Wanted;
 use crate::tasks::row::{Row, json, text, text_of};
 
 /// Where a question may stand.
@@ -42,8 +42,8 @@ fn scripted(row: &Row, tests: &str) -> Result<Problem, String> {
         Some(name) => format!("from solution import {name}\n\n{}", source::checking(tests, &name)),
         None => tests.to_owned(),
     };
-    let check = Some(Check::Script(script.clone()));
-    Ok(Problem { check, shown: Some(Quoted::Script(script)), ..Problem::default() })
+    let check = Some(Check::Script(script));
+    Ok(Problem { shown: check.clone(), check, ..Problem::default() })
 }
 
 fn listed(tests: &Value) -> Result<Problem, String> {
