@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use backsight::agent::Verifier;
 use backsight::sandbox::{Command, SandboxConfig, Sandboxes};
-use backsight::tasks::{Case, Cases, Check, Stdio};
+use backsight::tasks::{Case, Check, Stdio};
 
 const ROUNDS: usize = 200;
 const N_CASES: usize = 300;
@@ -79,7 +79,7 @@ async fn measure_starts(sandboxes: &Sandboxes) -> f64 {
 /// Measures a program that is judged by what it prints for hundreds of inputs.
 async fn measure_cases(sandboxes: &Sandboxes) {
     let case = |n: usize| Case { input: n.to_string(), output: (2 * n).to_string() };
-    let check = Check::Stdio(Stdio { cases: Cases::Plain((0..N_CASES).map(case).collect()), time: None });
+    let check = Check::Stdio(Stdio { cases: (0..N_CASES).map(case).collect(), ..Stdio::default() });
     let [mut plain, mut judged] = std::array::from_fn(|_| Times::default());
     // The one of the search path may be a script that looks for it, which sandboxes do once.
     let python =

@@ -23,7 +23,7 @@ use backsight::episode::Stop;
 use backsight::model::{ChatAnswer, ChatRequest, Error, GenerateRequest, Generated, Limits, Model, Scored};
 use backsight::sandbox::{Command, Exit, Limits as SandboxLimits, Sandbox, SandboxConfig, Sandboxes};
 use backsight::score::ScoreJob;
-use backsight::tasks::{Case, Cases, Check, CodingTask, Stdio};
+use backsight::tasks::{Case, Check, CodingTask, Stdio};
 use tokio::sync::Barrier;
 
 const N_SANDBOXES: usize = 200;
@@ -188,7 +188,7 @@ fn task(episode: usize) -> CodingTask {
         return task;
     }
     let case = Case { input: String::new(), output: "3\n".to_owned() };
-    let check = Check::Stdio(Stdio { cases: Cases::Plain(vec![case]), time: None });
+    let check = Check::Stdio(Stdio { cases: vec![case], ..Stdio::default() });
     CodingTask { check: Some(check), ..task }
 }
 

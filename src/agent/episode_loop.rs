@@ -15,7 +15,7 @@ use super::reward::{self, RewardRule};
 use super::setting::{AgentSetting, EpisodePlace, Speech};
 use super::tools::{ToolResult, Toolbox, cut, schema};
 use super::transcript::{EPISODE_OUTPUT, Transcript};
-use super::turn::{Asking, Failure, Said};
+use super::turn::{Attempt, Failure, Said};
 use super::verifier::{Level, TestReport, Verifier};
 use backsight_sandbox::{Sandbox, SandboxError};
 
@@ -40,11 +40,11 @@ pub async fn run_episode(setting: &AgentSetting, task: &CodingTask, place: Episo
         Err(error) => return failed(talk.into_episode(), error.into()),
     };
     let deadline = Instant::now() + setting.options.episode_time;
-    let asking = Asking { setting, task: &task.task.id, place: &place, deadline };
-    let stop = converse(&asking, &mut talk, &sandbox).await;
+    let attempt = Attempt { setting, task, place: &place, deadline };
+    let stop = converse(&attempt, &mut talk, &sandbox).await;
     sandbox.stop().await;
     match stop {
-        Ok(stop) => settle(setting, task, talk, &sandbox, stop).await,
+        Ok(stop) => settle(&attempt, talk, &sandbox, stop).await,
         Err(failure) => failed(talk.into_episode(), failure),
     }
 }
@@ -56,16 +56,16 @@ fn failed(mut episode: Episode, Failure { stop, why }: Failure) -> Episode {
 }
 
 /// Lets the student work until it answers without a call, or a limit is reached.
-async fn converse(asking: &Asking<'_>, talk: &mut Transcript, sandbox: &Sandbox) -> Result<Stop, Failure> {
-    let setting = asking.setting;
+async fn converse(attempt: &Attempt<'_>, talk: &mut Transcript, sandbox: &Sandbox) -> Result<Stop, Failure> {
+    let setting = attempt.setting;
     let tools = Toolbox::new(sandbox, setting.tool_limits.clone());
     for turn in 0..setting.options.max_agent_turns {
-        if Instant::now() >= asking.deadline {
+        if Instant::now() >= attempt.deadline {
             return Ok(Stop::WallClock);
         }
         let said = match &setting.speech {
-            Speech::Exact(format) => asking.exact(format, talk, turn).await,
-            Speech::Chat(parser) => asking.chat(*parser, talk, turn).await,
+            Speech::Exact(format) => attempt.exact(format, talk).await,
+            Speech::Chat(parser) => attempt.chat(*parser, talk).await,
         };
         let Some(Said { message, malformed, cut }) = said.map_err(|failure| at_turn(turn, failure))? else {
             return Ok(Stop::ContextFull);
@@ -79,7 +79,7 @@ async fn converse(asking: &Asking<'_>, talk: &mut Transcript, sandbox: &Sandbox)
                 None
             }
             (false, ..) => {
-                let answered = answer(asking, talk, &tools, &calls, &malformed).await;
+                let answered = answer(attempt, talk, &tools, &calls, &malformed).await;
                 answered.map_err(|why| at_turn(turn, Failure::new(why)))?;
                 None
             }
@@ -98,7 +98,7 @@ fn at_turn(turn: usize, Failure { stop, why }: Failure) -> Failure {
 
 /// Runs the calls of a turn in order, since later ones may need what earlier ones did; an error if the sandbox is gone.
 async fn answer(
-    asking: &Asking<'_>,
+    attempt: &Attempt<'_>,
     talk: &mut Transcript,
     tools: &Toolbox<'_>,
     calls: &[ToolCall],
@@ -107,14 +107,14 @@ async fn answer(
     let mut results = Vec::with_capacity(calls.len());
     for (idx, call) in calls.iter().enumerate() {
         let result = match idx < MAX_CALLS {
-            true => tokio::time::timeout_at(asking.deadline, tools.call(&call.name, &call.arguments)).await,
+            true => tokio::time::timeout_at(attempt.deadline, tools.call(&call.name, &call.arguments)).await,
             false => Ok(ToolResult::error(&format!("Only the first {MAX_CALLS} calls of a turn are run."))),
         };
         let mut result = result.unwrap_or_else(|_| ToolResult::error("The time for this task is over."));
         talk.afford(&mut result);
         results.push(result);
     }
-    fit(&mut results, tools, talk, asking.setting.options.turn_output_chars).await;
+    fit(&mut results, tools, talk, attempt.setting.options.turn_output_chars).await;
     if let Some(last) = results.last_mut().filter(|_| !malformed.is_empty()) {
         last.content = format!("{}\n{}", last.content, ToolResult::error(&unreadable(malformed)).content);
     }
@@ -151,14 +151,9 @@ fn unreadable(malformed: &[String]) -> String {
 }
 
 /// Verifies and rewards what an episode left behind.
-async fn settle(
-    setting: &AgentSetting,
-    task: &CodingTask,
-    talk: Transcript,
-    sandbox: &Sandbox,
-    stop: Stop,
-) -> Episode {
-    let report = verify(setting, task, sandbox).await;
+async fn settle(attempt: &Attempt<'_>, talk: Transcript, sandbox: &Sandbox, stop: Stop) -> Episode {
+    let setting = attempt.setting;
+    let report = verify(attempt, sandbox).await;
     let n_turns = talk.n_turns();
     let tool_usage = reward::tool_usage(talk.tools_called());
     let efficiency = reward::efficiency(n_turns, setting.options.max_agent_turns);
@@ -168,7 +163,7 @@ async fn settle(
         Ok(report) => report,
         Err(error) => return failed(episode, error.into()),
     };
-    episode.verification = report.as_ref().map(TestReport::verification);
+    episode.verification = report.as_ref().map(|it| it.found.clone());
     let correctness = report.as_ref().and_then(TestReport::correctness);
     episode.outcome = Ok(reward::reward(correctness, efficiency, tool_usage, &setting.reward.weights));
     match (ask_custom(&setting.reward, &episode).await, correctness) {
@@ -180,11 +175,8 @@ async fn settle(
 }
 
 /// What the hidden tests say; nothing where there are none.
-async fn verify(
-    setting: &AgentSetting,
-    task: &CodingTask,
-    sandbox: &Sandbox,
-) -> Result<Option<TestReport>, SandboxError> {
+async fn verify(attempt: &Attempt<'_>, sandbox: &Sandbox) -> Result<Option<TestReport>, SandboxError> {
+    let Attempt { setting, task, .. } = attempt;
     let Some(check) = &task.check else { return Ok(None) };
     let verifier = Verifier::new(&setting.sandboxes, setting.options.verifier_time).of_task(&task.asked);
     verifier.judge(sandbox, check).await.map(Some)

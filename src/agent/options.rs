@@ -1,7 +1,7 @@
-//! What the agent's loop is allowed: turns, tokens, time, and how it samples. Validated once.
+//! What the agent's loop is allowed: turns, tokens, time, and how it samples.
 //!
-//! Owns [`LoopOptions`] and its checks. What a tool may take and say is in `tools`, what a sandbox may
-//! use in `sandbox`.
+//! Owns [`LoopOptions`], and what only the agent can tell of forced calls; numbers are checked where they are typed.
+//! What a tool may take and say is in `tools`, what a sandbox may use in `sandbox`.
 
 use std::time::Duration;
 
@@ -24,6 +24,19 @@ pub struct ForcedCalls {
 }
 
 impl ForcedCalls {
+    /// Refuses tools that there are not, and patterns that are none.
+    pub fn check(&self) -> Result<(), BadOption> {
+        let bad = |name, value: &String, must| Err(BadOption { name, value: value.clone(), must });
+        if let Some(name) = self.tools.iter().find(|name| !NAMES.contains(&name.as_str())) {
+            let must = "terminal, process, read_file, write_file, patch or search_files";
+            return bad("forced_tools", name, must);
+        }
+        match self.arguments.iter().find(|pattern| regex::Regex::new(pattern).is_err()) {
+            Some(pattern) => bad("forced_arguments", pattern, "a regular expression for each turn"),
+            None => Ok(()),
+        }
+    }
+
     /// The one tool that may be called in a turn; none where any may.
     pub fn tool(&self, turn: usize) -> Option<&str> {
         self.tools.iter().cycle().nth(turn).map(String::as_str)
@@ -96,51 +109,9 @@ pub struct BadOption {
     pub must: &'static str,
 }
 
-impl LoopOptions {
-    /// The options, if they make sense.
-    pub fn checked(self) -> Result<Self, BadOption> {
-        let temperature = self.agent_temperature;
-        let is_temperature = temperature.is_finite() && temperature >= 0.0;
-        let count = |name, value: usize| (value > 0, name, value.to_string(), "1 or more");
-        let time = |name, value: Duration| (!value.is_zero(), name, "0".to_owned(), "more than 0");
-        let forced = self.forced_calls.as_ref();
-        let rules = [
-            (is_temperature, "agent_temperature", temperature.to_string(), "a finite number, 0 or more"),
-            count("max_agent_turns", self.max_agent_turns),
-            count("max_turn_tokens", self.max_turn_tokens),
-            count("context_budget", self.context_budget.unwrap_or(1)),
-            count("turn_output_chars", self.turn_output_chars),
-            count("episode_output_chars", self.episode_output_chars),
-            count("forced_calls", forced.map_or(1, |it| it.turns)),
-            count("forced_text", forced.map_or(1, |it| it.max_text)),
-            time("episode_seconds", self.episode_time),
-            time("verifier_seconds", self.verifier_time),
-        ];
-        let tools = forced.into_iter().flat_map(|it| &it.tools).map(|name| {
-            let must = "terminal, process, read_file, write_file, patch or search_files";
-            (NAMES.contains(&name.as_str()), "forced_tools", name.clone(), must)
-        });
-        let patterns = forced.into_iter().flat_map(|it| &it.arguments).map(|pattern| {
-            let must = "a regular expression for each turn";
-            (regex::Regex::new(pattern).is_ok(), "forced_arguments", pattern.clone(), must)
-        });
-        match rules.into_iter().chain(tools).chain(patterns).find(|(holds, ..)| !holds) {
-            Some((_, name, value, must)) => Err(BadOption { name, value, must }),
-            None => Ok(self),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn check(change: impl Fn(&mut LoopOptions), expected: Option<&str>) {
-        let mut options = LoopOptions::default();
-        change(&mut options);
-        let found = options.checked().err().map(|error| error.to_string());
-        assert_eq!(found.as_deref().map(|it| it.lines().next().unwrap_or_default()), expected);
-    }
 
     #[test]
     fn the_system_prompt_names_tools_that_exist() {
@@ -165,27 +136,17 @@ mod tests {
     }
 
     #[test]
-    fn options_without_sense_are_refused() {
-        check(|_| {}, None);
-        check(|it| it.agent_temperature = 0.0, None);
-        let temperature = "agent_temperature is NaN, but must be a finite number, 0 or more";
-        check(|it| it.agent_temperature = f64::NAN, Some(temperature));
-        check(|it| it.max_agent_turns = 0, Some("max_agent_turns is 0, but must be 1 or more"));
-        check(|it| it.context_budget = Some(0), Some("context_budget is 0, but must be 1 or more"));
-        check(|it| it.episode_time = Duration::ZERO, Some("episode_seconds is 0, but must be more than 0"));
-        let forced = |max_text: usize, tool: &str| {
-            Some(ForcedCalls { turns: 1, max_text, tools: vec![tool.to_owned()], arguments: Vec::new() })
+    fn forced_calls_without_sense_are_refused() {
+        let check = |tool: &str, pattern: &str, expected: Option<&str>| {
+            let (tools, arguments) = (vec![tool.to_owned()], vec![pattern.to_owned()]);
+            let forced = ForcedCalls { turns: 1, max_text: 9, tools, arguments };
+            let found = forced.check().err().map(|error| error.to_string());
+            assert_eq!(found.as_deref().map(|it| it.lines().next().unwrap_or_default()), expected);
         };
-        let text = "forced_text is 0, but must be 1 or more";
-        check(|it| it.forced_calls = forced(0, "terminal"), Some(text));
         let tools = "forced_tools is web, but must be terminal, process, read_file, write_file, patch or search_files";
-        check(|it| it.forced_calls = forced(9, "web"), Some(tools));
-        check(|it| it.forced_calls = forced(9, "patch"), None);
-        let pattern = |pattern: &str| {
-            forced(9, "patch").map(|it| ForcedCalls { arguments: vec![pattern.to_owned()], ..it })
-        };
-        check(|it| it.forced_calls = pattern("a+"), None);
+        check("web", "a+", Some(tools));
+        check("patch", "a+", None);
         let arguments = "forced_arguments is (, but must be a regular expression for each turn";
-        check(|it| it.forced_calls = pattern("("), Some(arguments));
+        check("patch", "(", Some(arguments));
     }
 }

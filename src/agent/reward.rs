@@ -108,20 +108,16 @@ impl Drop for Group {
 /// It is the user's own program and runs as the user, outside any sandbox; whatever it leaves running in its
 /// process group ends with it, also when its time is over.
 pub async fn custom_reward(command: &str, episode: &Value, timeout: Duration) -> Result<f64, String> {
-    let output = match tokio::time::timeout(timeout, run(command, episode)).await {
-        Ok(Ok(output)) => output,
-        Ok(Err(error)) => {
-            return Err(format!(
-                "the reward command `{command}` cannot be run: {error}\nhelp: check --reward-command"
-            ));
-        }
-        Err(_) => {
-            let seconds = timeout.as_secs();
-            return Err(format!(
-                "the reward command `{command}` did not answer within {seconds} seconds\nhelp: make it faster"
-            ));
-        }
+    let late = |_| {
+        let seconds = timeout.as_secs();
+        format!(
+            "the reward command `{command}` did not answer within {seconds} seconds\nhelp: make it faster"
+        )
     };
+    let broken = |error| {
+        format!("the reward command `{command}` cannot be run: {error}\nhelp: check --reward-command")
+    };
+    let output = tokio::time::timeout(timeout, run(command, episode)).await.map_err(late)?.map_err(broken)?;
     read_answer(command, &output)
 }
 

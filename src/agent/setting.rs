@@ -44,15 +44,16 @@ pub type OnStep = Arc<dyn Fn(&Episode, usize) + Send + Sync>;
 
 impl AgentSetting {
     /// The setting, if its parts make sense together.
-    pub fn checked(mut self) -> Result<Self, BadOption> {
-        self.options = self.options.checked()?;
-        match (&self.speech, &self.options.forced_calls) {
-            (Speech::Chat(_), Some(forced)) => Err(BadOption {
+    pub fn checked(self) -> Result<Self, BadOption> {
+        let Some(forced) = &self.options.forced_calls else { return Ok(self) };
+        forced.check()?;
+        match self.speech {
+            Speech::Exact(_) => Ok(self),
+            Speech::Chat(_) => Err(BadOption {
                 name: "forced_calls",
                 value: forced.turns.to_string(),
                 must: "absent for a server that takes no token ids",
             }),
-            _ => Ok(self),
         }
     }
 }

@@ -10,6 +10,7 @@ use tokio::time::Instant;
 use crate::agent::force::call_pattern;
 use crate::model::key::seed_for;
 use crate::model::{self, ChatRequest, Constraint, Finish, GenerateRequest, Place, Sampling};
+use crate::tasks::CodingTask;
 use backsight_chat::format::{ChatFormat, FormatError, ReadAction};
 use backsight_chat::parse::Parser;
 use backsight_chat::template::Now;
@@ -63,33 +64,28 @@ pub(super) struct Said {
     pub cut: Option<Stop>,
 }
 
-/// One episode's way of asking its student.
-pub(super) struct Asking<'a> {
+/// One attempt at a task, and its way of asking its student.
+pub(super) struct Attempt<'a> {
     pub setting: &'a AgentSetting,
-    pub task: &'a str,
+    pub task: &'a CodingTask,
     pub place: &'a EpisodePlace,
     pub deadline: Instant,
 }
 
-impl Asking<'_> {
+impl Attempt<'_> {
     /// Asks in the student's own tokens; nothing if the context has no room.
-    pub async fn exact(
-        &self,
-        format: &ChatFormat,
-        talk: &mut Transcript,
-        turn: usize,
-    ) -> Result<Option<Said>, Failure> {
-        if !self.grow(format, talk, turn)? {
+    pub async fn exact(&self, format: &ChatFormat, talk: &mut Transcript) -> Result<Option<Said>, Failure> {
+        if !self.grow(format, talk)? {
             return Ok(None);
         }
         let room = self.budget() - talk.ids().len();
         let max_tokens = room.min(self.setting.options.max_turn_tokens);
         let request = GenerateRequest {
             prompt: talk.ids().to_vec(),
-            sampling: self.sampling(turn, max_tokens, self.constraint(format, talk, turn)?),
+            sampling: self.sampling(talk, max_tokens, self.constraint(format, talk)?),
             stop_ids: format.tokenizer().end_ids().to_vec(),
             top_k: self.setting.options.student_topk,
-            place: self.draw(turn),
+            place: self.draw(talk),
         };
         let generated = self.in_time(self.setting.student.generate(&request)).await??;
         check_finish(&generated.finish)?;
@@ -108,10 +104,10 @@ impl Asking<'_> {
     }
 
     /// Puts what comes before the turn behind the ids so far; false if there is no room for it and one token more.
-    fn grow(&self, format: &ChatFormat, talk: &mut Transcript, turn: usize) -> Result<bool, Failure> {
+    fn grow(&self, format: &ChatFormat, talk: &mut Transcript) -> Result<bool, Failure> {
         let now = Now::utc(self.place.started_at);
         let (messages, tools) = (&talk.episode.messages, &talk.episode.tools);
-        let Some(action_idx) = talk.last_action().filter(|_| turn > 0) else {
+        let Some(action_idx) = talk.last_action() else {
             let opening = format.opening(messages, tools, now)?;
             self.check_opening(opening.ids.len())?;
             talk.open(opening);
@@ -142,20 +138,15 @@ impl Asking<'_> {
     }
 
     /// Asks over a chat route; nothing if the server says that the context is full.
-    pub async fn chat(
-        &self,
-        parser: Option<Parser>,
-        talk: &Transcript,
-        turn: usize,
-    ) -> Result<Option<Said>, Failure> {
+    pub async fn chat(&self, parser: Option<Parser>, talk: &Transcript) -> Result<Option<Said>, Failure> {
         let request = ChatRequest {
             messages: talk.episode.messages.clone(),
             tools: talk.episode.tools.clone(),
-            sampling: self.sampling(turn, self.setting.options.max_turn_tokens, None),
-            place: self.draw(turn),
+            sampling: self.sampling(talk, self.setting.options.max_turn_tokens, None),
+            place: self.draw(talk),
         };
         let answer = match self.in_time(self.setting.student.chat(&request)).await? {
-            Err(error) if turn > 0 && is_context_full(&error) => return Ok(None),
+            Err(error) if talk.n_turns() > 0 && is_context_full(&error) => return Ok(None),
             answer => answer?,
         };
         check_finish(&answer.finish)?;
@@ -170,27 +161,24 @@ impl Asking<'_> {
         own.min(self.setting.student.limits().context_length.unwrap_or(usize::MAX))
     }
 
-    fn draw(&self, turn: usize) -> Place {
-        Place { task: self.task.to_owned(), episode: self.place.episode, step: turn, vote: 0 }
+    fn draw(&self, talk: &Transcript) -> Place {
+        let (task, episode) = (self.task.task.id.clone(), self.place.episode);
+        Place { task, episode, step: talk.n_turns(), vote: 0 }
     }
 
-    fn sampling(&self, turn: usize, max_tokens: usize, constraint: Option<Constraint>) -> Sampling {
+    fn sampling(&self, talk: &Transcript, max_tokens: usize, constraint: Option<Constraint>) -> Sampling {
         Sampling {
             temperature: self.setting.options.agent_temperature,
             top_p: 1.0,
             top_k: None,
-            seed: Some(seed_for(self.setting.options.seed, &self.draw(turn))),
+            seed: Some(seed_for(self.setting.options.seed, &self.draw(talk))),
             max_tokens,
             constraint,
         }
     }
 
-    fn constraint(
-        &self,
-        format: &ChatFormat,
-        talk: &Transcript,
-        turn: usize,
-    ) -> Result<Option<Constraint>, Failure> {
+    fn constraint(&self, format: &ChatFormat, talk: &Transcript) -> Result<Option<Constraint>, Failure> {
+        let turn = talk.n_turns();
         let forced = self.setting.options.forced_calls.as_ref().filter(|it| turn < it.turns);
         let Some(forced) = forced else { return Ok(None) };
         let may_be_called = |it: &&Value| forced.tool(turn).is_none_or(|name| it["function"]["name"] == name);

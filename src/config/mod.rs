@@ -399,6 +399,13 @@ mod tests {
             &[("agent_temperature", &["-1"])],
             "--agent-temperature is -1.0, which is not a number from 0 to 10",
         );
+        for key in ["max_agent_turns", "max_turn_tokens", "context_budget", "episode_seconds", "forced_text"]
+        {
+            let expected = format!("--{} is 0, which is not a whole number from 1 up", key.replace('_', "-"));
+            check("", &[(key, &["0"])], &expected);
+        }
+        let nan = "agent_temperature in c.toml is nan, which is not a number from 0 to 10";
+        check("agent_temperature = nan", &[], nan);
         check("show_tests = 'maybe'", &[], "show_tests in c.toml is \"maybe\", which is not true or false");
         check(
             "",

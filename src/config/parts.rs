@@ -121,7 +121,7 @@ impl TaskPart {
             (Some(name), _) => {
                 vec![TaskSource::Hub { name: name.clone(), split: self.dataset_split.clone() }]
             }
-            (None, []) => vec![TaskSource::Builtin],
+            (None, []) => vec![TaskSource::Builtin(None)],
             (None, names) => names.iter().map(|name| TaskSource::parse(name)).collect(),
         }
     }
@@ -362,8 +362,8 @@ mod tests {
     #[test]
     fn tasks_come_from_one_place() {
         let sources = |flags: &[(&'static str, &str)]| read::<TaskPart>("collect", flags).sources();
-        assert_eq!(sources(&[]), vec![TaskSource::Builtin]);
-        assert_eq!(sources(&[("tasks", "flatten")]), vec![TaskSource::BuiltinNamed("flatten".into())]);
+        assert_eq!(sources(&[]), vec![TaskSource::Builtin(None)]);
+        assert_eq!(sources(&[("tasks", "flatten")]), vec![TaskSource::Builtin(Some("flatten".into()))]);
         let hub = TaskSource::Hub { name: "a/b".into(), split: "train".into() };
         assert_eq!(sources(&[("dataset_name", "a/b")]), vec![hub]);
         let typed =

@@ -4,38 +4,23 @@
 //! stay what they are, and has one assertion for each. As the suites do it takes a tuple for a list; and a
 //! number that should be a float may differ by one part in a million.
 
-/// What is called.
+/// What is called: a function of the module, or a method of an object of its class `Solution`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Target {
-    /// A function of the module.
-    Function(String),
-    /// A method of an object of its class `Solution`.
-    Method(String),
+pub struct Target {
+    /// What the solution must define for it.
+    pub defined: String,
+    /// How it is called.
+    called: String,
 }
 
 impl Target {
     /// The target of that name in code that shows how it is to be called.
     pub fn new(name: &str, code: &str) -> Result<Self, String> {
-        match (is_identifier(name), code.contains("class Solution")) {
-            (false, _) => Err(format!("{name:?} is no name of a function")),
-            (true, true) => Ok(Self::Method(name.to_owned())),
-            (true, false) => Ok(Self::Function(name.to_owned())),
-        }
-    }
-
-    /// What the solution must define for it.
-    pub fn defined(&self) -> &str {
-        match self {
-            Self::Function(name) => name,
-            Self::Method(_) => "Solution",
-        }
-    }
-
-    fn called(&self) -> String {
-        match self {
-            Self::Function(name) => name.clone(),
-            Self::Method(name) => format!("Solution().{name}"),
-        }
+        let is_method = code.contains("class Solution");
+        let called = if is_method { format!("Solution().{name}") } else { name.to_owned() };
+        let defined = if is_method { "Solution" } else { name }.to_owned();
+        let none = || format!("{name:?} is no name of a function");
+        is_identifier(name).then_some(Self { defined, called }).ok_or_else(none)
     }
 }
 
@@ -50,7 +35,7 @@ pub enum Arrangement {
 
 /// The script that makes `n_calls` calls, as `tests` says in JSON.
 pub fn script(target: &Target, layout: Arrangement, tests: &str, n_calls: usize) -> String {
-    let (defined, called) = (target.defined(), target.called());
+    let Target { defined, called } = target;
     // JSON writes a string as Python does.
     let tests = serde_json::Value::from(tests).to_string();
     let access = match layout {
@@ -133,9 +118,10 @@ mod tests {
 
     #[test]
     fn the_code_shows_what_is_called() {
-        let target = |name: &str, code: &str| Target::new(name, code);
-        assert_eq!(target("f", "def f(x):"), Ok(Target::Function("f".into())));
-        assert_eq!(target("f", "class Solution:\n    def f(self, x):"), Ok(Target::Method("f".into())));
+        let target = |name: &str, code: &str| Target::new(name, code).map(|it| (it.defined, it.called));
+        let (function, method) = (("f".into(), "f".into()), ("Solution".into(), "Solution().f".into()));
+        assert_eq!(target("f", "def f(x):"), Ok(function));
+        assert_eq!(target("f", "class Solution:\n    def f(self, x):"), Ok(method));
         assert!(target("f(); import os", "").is_err_and(|why| why.ends_with("is no name of a function")));
     }
 

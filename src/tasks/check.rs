@@ -22,26 +22,23 @@ pub enum Check {
 }
 
 /// Inputs of a program, with what it should print for each.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stdio {
-    /// The cases, in the order they are run; never empty.
-    pub cases: Cases,
+    /// The cases, in the order they are run.
+    pub cases: Vec<Case>,
+    /// Others behind them, packed as they were published: all of a dataset unpacked would fill a machine.
+    pub packed: Option<String>,
     /// How long one case may take, as the dataset says it.
     pub time: Option<Duration>,
 }
 
-/// Cases as they are kept.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Cases {
-    /// As they are.
-    Plain(Vec<Case>),
-    /// Some as they are, and behind them others that stay packed, for all of a dataset unpacked would fill a machine.
-    Packed {
-        /// Those before.
-        first: Vec<Case>,
-        /// The others, as they were published.
-        rest: String,
-    },
+impl Stdio {
+    /// All cases, or why they cannot be unpacked.
+    pub fn all(&self) -> Result<Cow<'_, [Case]>, String> {
+        let Some(packed) = &self.packed else { return Ok(Cow::Borrowed(&self.cases)) };
+        let rest = serde_json::from_str(&unpack(packed)?).map_err(|error| error.to_string())?;
+        Ok(Cow::Owned([self.cases.as_slice(), &Case::list(&rest)?].concat()))
+    }
 }
 
 /// One input of a program.
@@ -78,31 +75,19 @@ pub fn same_length(inputs: &[Value], outputs: &[Value]) -> Result<(), String> {
     }
 }
 
-impl Cases {
-    /// All of them, or why they cannot be unpacked.
-    pub fn all(&self) -> Result<Cow<'_, [Case]>, String> {
-        match self {
-            Self::Plain(cases) => Ok(Cow::Borrowed(cases)),
-            Self::Packed { first, rest } => {
-                let rest = serde_json::from_str(&unpack(rest)?).map_err(|error| error.to_string())?;
-                Ok(Cow::Owned([first.as_slice(), &Case::list(&rest)?].concat()))
-            }
-        }
-    }
-}
-
 impl Check {
+    /// What a student is shown of cases that are published, if there are any.
+    pub fn examples(cases: Vec<Case>) -> Option<Self> {
+        (!cases.is_empty()).then_some(Self::Stdio(Stdio { cases, ..Stdio::default() }))
+    }
+
     /// Everything in it as texts, in a fixed order, for a sum over it.
     pub fn texts(&self) -> Vec<&str> {
         match self {
             Self::Script(code) => vec!["script", code],
-            Self::Stdio(stdio) => {
-                let (first, rest) = match &stdio.cases {
-                    Cases::Plain(cases) => (cases, None),
-                    Cases::Packed { first, rest } => (first, Some(rest.as_str())),
-                };
-                let first = first.iter().flat_map(|case| [case.input.as_str(), &case.output]);
-                std::iter::once("stdio").chain(first).chain(rest).collect()
+            Self::Stdio(Stdio { cases, packed, .. }) => {
+                let cases = cases.iter().flat_map(|case| [case.input.as_str(), &case.output]);
+                std::iter::once("stdio").chain(cases).chain(packed.as_deref()).collect()
             }
         }
     }

@@ -19,7 +19,7 @@ pub(crate) mod split;
 
 pub use self::builtin::builtin;
 pub(crate) use self::calls::is_identifier;
-pub use self::check::{Case, Cases, Check, Stdio};
+pub use self::check::{Case, Check, Stdio};
 pub use self::dataset::{Dataset, DatasetOptions, Skipped, read_jsonl};
 
 use std::path::PathBuf;

@@ -1,6 +1,6 @@
 //! The text around a task: what is asked, the tests if they are shown, how to go about it.
 
-use super::check::Case;
+use super::check::{Case, Check, Stdio};
 
 /// What a student is to write.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -16,17 +16,8 @@ pub enum Wanted {
     Program,
 }
 
-/// Tests as a student may see them.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Quoted {
-    /// A script.
-    Script(String),
-    /// Examples of what is given and what is expected.
-    Cases(Vec<Case>),
-}
-
 /// The whole prompt for a task.
-pub fn task_prompt(task: &str, wanted: &Wanted, tests: Option<&Quoted>) -> String {
+pub fn task_prompt(task: &str, wanted: &Wanted, tests: Option<&Check>) -> String {
     let task = described(task.trim(), wanted);
     let tests = tests.map(quoted).unwrap_or_default();
     let solution = solution(wanted);
@@ -71,15 +62,15 @@ fn solution(wanted: &Wanted) -> String {
     }
 }
 
-fn quoted(tests: &Quoted) -> String {
+fn quoted(tests: &Check) -> String {
     match tests {
-        Quoted::Script(code) => {
+        Check::Script(code) => {
             format!(
                 "## Tests\nYour solution will be checked with these tests:\n\n{}\n\n",
                 fenced("python", code.trim())
             )
         }
-        Quoted::Cases(cases) => {
+        Check::Stdio(Stdio { cases, .. }) => {
             let case = |case: &Case| {
                 let (input, output) = (fenced("", &case.input), fenced("", &case.output));
                 format!("Input:\n\n{input}\n\nOutput:\n\n{output}\n\n")
@@ -105,7 +96,7 @@ fn fence(code: &str) -> String {
 mod tests {
     use super::*;
 
-    fn prompt(wanted: Wanted, tests: Option<&Quoted>) -> String {
+    fn prompt(wanted: Wanted, tests: Option<&Check>) -> String {
         task_prompt("Add.", &wanted, tests)
     }
 
@@ -116,11 +107,11 @@ mod tests {
             hidden.starts_with("Solve this programming task.\n\n## Task\nAdd.\n\n## How to work\n1. Write "),
             "{hidden}"
         );
-        let script = Quoted::Script("assert add(1, 1) == 2\n".to_owned());
+        let script = Check::Script("assert add(1, 1) == 2\n".to_owned());
         let shown = prompt(Wanted::Module, Some(&script));
         assert!(shown.contains("```python\nassert add(1, 1) == 2\n```\n\n## How to work"), "{shown}");
-        let cases = Quoted::Cases(vec![Case { input: "1 1\n".to_owned(), output: "2\n".to_owned() }]);
-        let shown = prompt(Wanted::Program, Some(&cases));
+        let cases = vec![Case { input: "1 1\n".to_owned(), output: "2\n".to_owned() }];
+        let shown = prompt(Wanted::Program, Check::examples(cases).as_ref());
         assert!(
             shown.contains("Input:\n\n```\n1 1\n```\n\nOutput:\n\n```\n2\n```\n\n## How to work"),
             "{shown}"

@@ -14,10 +14,8 @@ use crate::hf::HuggingFace;
 /// Where tasks come from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TaskSource {
-    /// Those we bring.
-    Builtin,
-    /// One of those we bring.
-    BuiltinNamed(String),
+    /// Those we bring, or the one of that name.
+    Builtin(Option<String>),
     /// A file: Parquet by its ending, JSON lines otherwise.
     File(PathBuf),
     /// A split of a dataset of the hub.
@@ -34,8 +32,8 @@ impl TaskSource {
     pub fn parse(text: &str) -> Self {
         let is_builtin = builtin().is_ok_and(|tasks| tasks.iter().any(|it| it.task.id == text));
         match text {
-            "builtin" => Self::Builtin,
-            name if is_builtin => Self::BuiltinNamed(name.to_owned()),
+            "builtin" => Self::Builtin(None),
+            name if is_builtin => Self::Builtin(Some(name.to_owned())),
             path => Self::File(path.into()),
         }
     }
@@ -43,8 +41,11 @@ impl TaskSource {
     /// Loads all its tasks, with the rows that are none.
     pub async fn load(&self, options: &DatasetOptions, hub: &HuggingFace) -> Result<Dataset, TaskError> {
         match self {
-            Self::Builtin => Ok(Dataset { tasks: builtin()?, ..Dataset::default() }),
-            Self::BuiltinNamed(name) => Ok(Dataset { tasks: named(name)?, ..Dataset::default() }),
+            Self::Builtin(name) => {
+                let is_wanted = |it: &CodingTask| name.as_ref().is_none_or(|name| it.task.id == *name);
+                let tasks = builtin()?.into_iter().filter(is_wanted).collect();
+                Dataset { tasks, skipped: Vec::new() }.or_empty(name.as_deref().unwrap_or("builtin"))
+            }
             Self::File(path) if path.extension().is_some_and(|it| it == "parquet") => {
                 let name = path.file_stem().map_or_else(|| "dataset".into(), |it| it.to_string_lossy());
                 read_parquet(&[path], &name, options)
@@ -93,14 +94,14 @@ pub fn split_all(
         return Ok(Split { train: tasks, eval: Vec::new() });
     }
     match sources {
-        [TaskSource::Builtin] => split_builtin(tasks, options),
+        [TaskSource::Builtin(None)] => split_builtin(tasks, options),
         _ => split_dataset(tasks, options),
     }
 }
 
 /// Whether every task was named by itself.
 pub fn are_named(sources: &[TaskSource]) -> bool {
-    sources.iter().all(|source| matches!(source, TaskSource::BuiltinNamed(_)))
+    sources.iter().all(|source| matches!(source, TaskSource::Builtin(Some(_))))
 }
 
 /// Episodes are known by their task's id, so of equal ones the later get a number.
@@ -120,17 +121,11 @@ fn make_ids_unique(tasks: &mut [CodingTask]) {
 impl std::fmt::Display for TaskSource {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Builtin => f.write_str("builtin"),
-            Self::BuiltinNamed(name) | Self::Hub { name, .. } => f.write_str(name),
+            Self::Builtin(None) => f.write_str("builtin"),
+            Self::Builtin(Some(name)) | Self::Hub { name, .. } => f.write_str(name),
             Self::File(path) => path.display().fmt(f),
         }
     }
-}
-
-fn named(name: &str) -> Result<Vec<CodingTask>, TaskError> {
-    let tasks: Vec<CodingTask> = builtin()?.into_iter().filter(|it| it.task.id == name).collect();
-    let none = || TaskError::Empty { name: name.to_owned(), reason: None };
-    if tasks.is_empty() { Err(none()) } else { Ok(tasks) }
 }
 
 #[cfg(test)]

@@ -242,7 +242,7 @@ pub struct Assertion {
 }
 
 /// What a task's tests found in what an episode left behind.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Verification {
     /// How many assertions held.
     pub n_passed: u64,

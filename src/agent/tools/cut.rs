@@ -2,6 +2,10 @@
 //!
 //! Pure. Owns cutting text in the middle and taking away what terminals draw with.
 
+use std::sync::LazyLock;
+
+use regex::Regex;
+
 /// Whether a text has more than `max` characters.
 pub fn is_longer(text: &str, max: usize) -> bool {
     text.len() > max && text.chars().nth(max).is_some()
@@ -20,6 +24,12 @@ pub fn cut_middle(text: &str, max: usize, note: &str) -> Option<String> {
     let n_omitted = n_chars - max;
     let (head, tail) = (&text[..head_end], &text[tail_start..]);
     Some(format!("{head}\n\n... [{n_omitted} of {n_chars} characters omitted{note}] ...\n\n{tail}"))
+}
+
+/// The beginning of a line, with `mark` behind it where it has more than `max` characters.
+pub fn cut_line(line: &str, max: usize, mark: &str) -> String {
+    let end = char_offset(line, max);
+    format!("{}{}", &line[..end], if end < line.len() { mark } else { "" })
 }
 
 /// The longest that texts of these lengths may stay so that all of them together are at most `max`:
@@ -42,36 +52,15 @@ fn char_offset(text: &str, n_chars: usize) -> usize {
     text.char_indices().nth(n_chars).map_or(text.len(), |(offset, _)| offset)
 }
 
+/// What terminals draw with, as far as it is there: a control sequence up to a letter or one of a few signs, a command
+/// of the operating system up to a bell or another escape, a choice of characters, or anything of one character.
+static ESCAPES: LazyLock<Option<Regex>> =
+    LazyLock::new(|| Regex::new(r"(?s)\x1b(\[[^@-~]*[@-~]?|\][^\x07\x1b]*[\x07\x1b]?\\*|[()#].?|.|)").ok());
+
 /// Takes away terminal escape sequences: colours, cursor movements, titles.
 pub fn strip_ansi(text: &str) -> String {
-    let mut plain = String::with_capacity(text.len());
-    let mut rest = text;
-    while let Some(at) = rest.find('\u{1b}') {
-        plain.push_str(&rest[..at]);
-        rest = after_escape(&rest[at + 1..]);
-    }
-    plain.push_str(rest);
-    plain
-}
-
-/// What follows an escape sequence whose first character is gone already.
-fn after_escape(rest: &str) -> &str {
-    let mut chars = rest.chars();
-    match chars.next() {
-        // A control sequence ends with a letter or one of a few signs.
-        Some('[') => after(rest, |c| ('@'..='~').contains(&c), 1),
-        // An operating-system command ends with a bell or with another escape.
-        Some(']') => after(rest, |c| c == '\u{7}' || c == '\u{1b}', 1).trim_start_matches('\\'),
-        Some('(' | ')' | '#') => rest.get(2..).unwrap_or(""),
-        Some(_) => chars.as_str(),
-        None => "",
-    }
-}
-
-/// What follows the first character after `skip` that `is_end` accepts.
-fn after(rest: &str, is_end: impl Fn(char) -> bool, skip: usize) -> &str {
-    let body = &rest[skip..];
-    body.char_indices().find(|(_, c)| is_end(*c)).map_or("", |(at, c)| &body[at + c.len_utf8()..])
+    // That it can be read is a test's to say.
+    ESCAPES.as_ref().map_or(text.into(), |escapes| escapes.replace_all(text, "")).into_owned()
 }
 
 #[cfg(test)]
@@ -89,6 +78,12 @@ mod tests {
         check_cut("0123456789", 10, None);
         check_cut("0123456789a", 10, Some("0123\n\n... [1 of 11 characters omitted] ...\n\n56789a"));
         check_cut("éàüöñçßøåæœ", 5, Some("éà\n\n... [6 of 11 characters omitted] ...\n\nåæœ"));
+    }
+
+    #[test]
+    fn long_lines_are_cut() {
+        assert_eq!(cut_line(&"é".repeat(600), 500, "..."), "é".repeat(500) + "...");
+        assert_eq!(cut_line("é", 1, "..."), "é");
     }
 
     #[test]

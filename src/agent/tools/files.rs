@@ -5,6 +5,7 @@ use serde_json::{Map, Value, json};
 
 use backsight_sandbox::{Allowance, FileError, Stopped, Workspace};
 
+use super::cut::cut_line;
 use super::glob::Glob;
 use super::saved::DIRECTORY;
 use super::schema::Arguments;
@@ -18,48 +19,51 @@ const MAX_SEARCHED: u64 = 1 << 20;
 const DEFAULT_LINES: u64 = 500;
 const MAX_LINES: u64 = 2000;
 const MAX_LINE_CHARS: usize = 2000;
+/// Of lines that were found so many characters are shown.
+const MAX_HIT_CHARS: usize = 500;
 const DEFAULT_RESULTS: u64 = 50;
 
-pub(super) async fn read_file(
-    workspace: &Workspace,
-    limits: &ToolLimits,
-    arguments: Arguments<'_>,
-) -> Result<ToolResult, ToolError> {
-    let path = arguments.text("path")?.to_owned();
-    let offset = arguments.number("offset")?.unwrap_or(1).max(1) as usize;
-    let limit = arguments.number("limit")?.unwrap_or(DEFAULT_LINES).clamp(1, MAX_LINES) as usize;
-    // What JSON makes longer must fit too.
-    let max_chars = limits.result_chars / 2;
-    let work = move |workspace: &Workspace, allowance: &Allowance| {
-        let text = read_text(workspace, &path, allowance)?;
-        Ok(numbered(&text, offset, limit, max_chars).into())
-    };
-    workspace.within(limits.work_bytes, work).await
+/// What a call of a file tool works on.
+pub(super) struct Files<'a> {
+    pub workspace: &'a Workspace,
+    pub allowance: &'a Allowance,
+    pub limits: &'a ToolLimits,
 }
 
-/// A text file's whole content.
-pub(super) fn read_text(
-    workspace: &Workspace,
-    path: &str,
-    allowance: &Allowance,
-) -> Result<String, FileError> {
-    let file = workspace.read_within(path, MAX_FILE + 1, allowance)?;
-    if file.n_bytes > MAX_FILE || file.bytes.len() as u64 > MAX_FILE {
-        let reason = format!("it has {} bytes; read parts of it with the terminal", file.n_bytes);
-        return Err(FileError::Other(path.to_owned(), reason));
+impl Files<'_> {
+    /// How many characters an answer may have, so that what JSON makes longer fits too.
+    fn max_chars(&self) -> usize {
+        self.limits.result_chars / 2
     }
-    if search::is_binary(&file.bytes) {
-        return Err(FileError::Other(path.to_owned(), "it is no text file".to_owned()));
+
+    /// A text file's whole content.
+    pub fn read(&self, path: &str) -> Result<String, FileError> {
+        let file = self.workspace.read_within(path, MAX_FILE + 1, self.allowance)?;
+        if file.n_bytes > MAX_FILE || file.bytes.len() as u64 > MAX_FILE {
+            let reason = format!("it has {} bytes; read parts of it with the terminal", file.n_bytes);
+            return Err(FileError::Other(path.to_owned(), reason));
+        }
+        if search::is_binary(&file.bytes) {
+            return Err(FileError::Other(path.to_owned(), "it is no text file".to_owned()));
+        }
+        // What is text already is not copied.
+        let text = String::from_utf8(file.bytes);
+        Ok(text.unwrap_or_else(|it| String::from_utf8_lossy(it.as_bytes()).into_owned()))
     }
-    // What is text already is not copied.
-    Ok(String::from_utf8(file.bytes).unwrap_or_else(|it| String::from_utf8_lossy(it.as_bytes()).into_owned()))
+}
+
+pub(super) fn read_file(files: &Files<'_>, arguments: Arguments<'_>) -> Result<Value, ToolError> {
+    let path = arguments.text("path")?;
+    let offset = arguments.number("offset")?.unwrap_or(1).max(1) as usize;
+    let limit = arguments.number("limit")?.unwrap_or(DEFAULT_LINES).clamp(1, MAX_LINES) as usize;
+    Ok(numbered(&files.read(path)?, offset, limit, files.max_chars()))
 }
 
 fn numbered(text: &str, offset: usize, limit: usize, max_chars: usize) -> Value {
     let n_lines = text.lines().count();
     let (mut content, mut n_shown, mut room) = (String::new(), 0, max_chars);
     for (idx, line) in text.lines().enumerate().skip(offset - 1).take(limit) {
-        let line = format!("{}|{}", idx + 1, short(line));
+        let line = format!("{}|{}", idx + 1, cut_line(line, MAX_LINE_CHARS, "... [line cut]"));
         let Some(left) = room.checked_sub(line.chars().count() + 1).or((n_shown == 0).then_some(0)) else {
             break;
         };
@@ -77,22 +81,10 @@ fn numbered(text: &str, offset: usize, limit: usize, max_chars: usize) -> Value 
     json
 }
 
-fn short(line: &str) -> String {
-    let cut: String = line.chars().take(MAX_LINE_CHARS).collect();
-    if cut.len() < line.len() { cut + "... [line cut]" } else { cut }
-}
-
-pub(super) async fn write_file(
-    workspace: &Workspace,
-    limits: &ToolLimits,
-    arguments: Arguments<'_>,
-) -> Result<ToolResult, ToolError> {
-    let path = arguments.text("path")?.to_owned();
-    let content = arguments.text("content")?.to_owned();
-    let answer = json!({ "path": path, "bytes_written": content.len() });
-    let work = move |workspace: &Workspace, _: &Allowance| workspace.write(&path, content.as_bytes());
-    workspace.within(limits.work_bytes, work).await?;
-    Ok(answer.into())
+pub(super) fn write_file(files: &Files<'_>, arguments: Arguments<'_>) -> Result<Value, ToolError> {
+    let (path, content) = (arguments.text("path")?, arguments.text("content")?);
+    files.workspace.write(path, content.as_bytes())?;
+    Ok(json!({ "path": path, "bytes_written": content.len() }))
 }
 
 /// What to search for.
@@ -104,7 +96,6 @@ struct Query {
     offset: usize,
     n_context: usize,
     output: OutputMode,
-    max_chars: usize,
 }
 
 /// What a pattern is compared with.
@@ -122,20 +113,12 @@ enum OutputMode {
 }
 
 /// Searches names or contents.
-pub(super) async fn search_files(
-    workspace: &Workspace,
-    limits: &ToolLimits,
-    arguments: Arguments<'_>,
-) -> Result<ToolResult, ToolError> {
-    let query = read_query(limits, &arguments)?;
-    let work = move |workspace: &Workspace, allowance: &Allowance| {
-        let mut search = Search { workspace, allowance, query: &query, found: Found::default() };
-        Ok(search.run()?)
-    };
-    workspace.within(limits.work_bytes, work).await
+pub(super) fn search_files(files: &Files<'_>, arguments: Arguments<'_>) -> Result<ToolResult, ToolError> {
+    let query = read_query(&arguments)?;
+    Ok(Search { files, query: &query, matches: Matches::default() }.run()?)
 }
 
-fn read_query(limits: &ToolLimits, arguments: &Arguments<'_>) -> Result<Query, String> {
+fn read_query(arguments: &Arguments<'_>) -> Result<Query, String> {
     let pattern = arguments.text("pattern")?;
     let unusable = |error: String| format!("pattern cannot be used: {error}");
     let target = match arguments.optional_text("target")?.unwrap_or("content") {
@@ -158,23 +141,21 @@ fn read_query(limits: &ToolLimits, arguments: &Arguments<'_>) -> Result<Query, S
         offset: arguments.number("offset")?.unwrap_or(0).min(u32::MAX.into()) as usize,
         n_context: arguments.number("context")?.unwrap_or(0).min(20) as usize,
         output,
-        max_chars: limits.result_chars / 2,
     })
 }
 
 /// A search that goes on.
 struct Search<'a> {
-    workspace: &'a Workspace,
-    allowance: &'a Allowance,
+    files: &'a Files<'a>,
     query: &'a Query,
-    found: Found,
+    matches: Matches,
 }
 
 /// What a search of lines found so far.
 #[derive(Default)]
-struct Found {
-    n_matches: usize,
-    lines: String,
+struct Matches {
+    n_lines: usize,
+    shown: String,
     is_full: bool,
     /// How many lines match, by file.
     counts: Vec<(String, usize)>,
@@ -213,8 +194,8 @@ impl Search<'_> {
     /// The files to search, in order of their paths. A path that is a file is searched alone; what we saved ourselves
     /// is searched only where it is asked for.
     fn paths(&self) -> Result<Vec<String>, FileError> {
-        let Self { workspace, query, .. } = self;
-        let paths = match workspace.walk(&query.path, self.allowance) {
+        let Self { files: Files { workspace, allowance, .. }, query, .. } = self;
+        let paths = match workspace.walk(&query.path, allowance) {
             Err(FileError::Missing(_)) if workspace.read(&query.path, 0).is_ok() => vec![query.path.clone()],
             walked => walked?.into_iter().filter(|entry| !entry.is_dir).map(|entry| entry.path).collect(),
         };
@@ -227,36 +208,38 @@ impl Search<'_> {
     }
 
     fn look_into(&mut self, path: &str, pattern: &Regex) -> Result<(), FileError> {
-        let file = self.workspace.read_within(path, MAX_SEARCHED, self.allowance)?;
+        let Files { workspace, allowance, .. } = self.files;
+        let file = workspace.read_within(path, MAX_SEARCHED, allowance)?;
         if search::is_binary(&file.bytes) {
             return Ok(());
         }
-        self.found.n_partly += usize::from(file.n_bytes > file.bytes.len() as u64);
+        self.matches.n_partly += usize::from(file.n_bytes > file.bytes.len() as u64);
         let text = String::from_utf8_lossy(&file.bytes);
-        let n_before = self.found.n_matches;
-        for hit in search::hits(&text, pattern, self.query.n_context, self.allowance)? {
+        let n_before = self.matches.n_lines;
+        for hit in search::hits(&text, pattern, self.query.n_context, allowance)? {
             self.take(path, hit);
         }
-        if self.found.n_matches > n_before {
-            self.found.counts.push((path.to_owned(), self.found.n_matches - n_before));
+        if self.matches.n_lines > n_before {
+            self.matches.counts.push((path.to_owned(), self.matches.n_lines - n_before));
         }
         Ok(())
     }
 
     fn take(&mut self, path: &str, hit: Hit<'_>) {
-        let (found, query) = (&mut self.found, self.query);
-        found.n_matches += usize::from(hit.is_match);
+        let (matches, query) = (&mut self.matches, self.query);
+        matches.n_lines += usize::from(hit.is_match);
         let page = query.offset + 1..=query.offset + query.limit;
         // A line that is only near a match may be before it.
         let is_shown =
-            page.contains(&found.n_matches) || !hit.is_match && page.contains(&(found.n_matches + 1));
-        if query.output != OutputMode::Content || found.is_full || !is_shown {
+            page.contains(&matches.n_lines) || !hit.is_match && page.contains(&(matches.n_lines + 1));
+        if query.output != OutputMode::Content || matches.is_full || !is_shown {
             return;
         }
         let sign = if hit.is_match { ':' } else { '-' };
-        let end = if found.lines.is_empty() { "" } else { "\n" };
-        found.lines.push_str(&format!("{end}{path}{sign}{}{sign}{}", hit.line, hit.text()));
-        found.is_full = found.lines.len() > query.max_chars;
+        let end = if matches.shown.is_empty() { "" } else { "\n" };
+        let text = cut_line(hit.text, MAX_HIT_CHARS, "...");
+        matches.shown.push_str(&format!("{end}{path}{sign}{}{sign}{text}", hit.line));
+        matches.is_full = matches.shown.len() > self.files.max_chars();
     }
 
     fn page_of(&self, files: impl Iterator<Item = String>, n_found: usize) -> Value {
@@ -266,19 +249,19 @@ impl Search<'_> {
     }
 
     fn answer(&mut self) -> Value {
-        let Found { n_matches, lines, is_full, counts, n_partly } = std::mem::take(&mut self.found);
+        let Matches { n_lines, shown, is_full, counts, n_partly } = std::mem::take(&mut self.matches);
         let page_end = self.query.offset + self.query.limit;
         let n_files = counts.len();
         let mut json = match self.query.output {
             OutputMode::Content => {
-                let truncated = is_full || n_matches > page_end;
-                json!({ "matches": lines, "total_count": n_matches, "truncated": truncated })
+                let truncated = is_full || n_lines > page_end;
+                json!({ "matches": shown, "total_count": n_lines, "truncated": truncated })
             }
             OutputMode::FilesOnly => self.page_of(counts.into_iter().map(|it| it.0), n_files),
             OutputMode::Count => {
                 let counts = counts.into_iter().skip(self.query.offset).take(self.query.limit);
                 let counts: Map<String, Value> = counts.map(|(path, count)| (path, json!(count))).collect();
-                json!({ "counts": counts, "total_count": n_matches, "truncated": n_files > page_end })
+                json!({ "counts": counts, "total_count": n_lines, "truncated": n_files > page_end })
             }
         };
         if n_partly > 0 {

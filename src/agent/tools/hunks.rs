@@ -58,7 +58,7 @@ impl Draft<'_> {
     }
 
     fn misfit(&self, why: &str) -> ToolError {
-        ToolError::Call(format!("hunk {} does not fit {}: {why}", self.nth, self.path))
+        format!("hunk {} does not fit {}: {why}", self.nth, self.path).into()
     }
 
     /// Whether the old lines were found, and the new ones put in their place.
@@ -84,10 +84,10 @@ impl Draft<'_> {
                 Ok(found)
             }
             Where::Behind(hints) => match (runs.next().transpose()?, runs.next().transpose()?) {
-                (Some(_), Some(_)) if hints.is_empty() => Err(ToolError::Call(format!(
+                (Some(_), Some(_)) if hints.is_empty() => Err(format!(
                     "hunk {} fits {} in several places; add lines around it, or name the line above it behind `@@`",
                     self.nth, self.path
-                ))),
+                ).into()),
                 (Some(_), Some(_)) => {
                     let from = self.behind(hints)?.0;
                     Ok(Runs::new(self.text, from, old, way, self.allowance).next().transpose()?)
@@ -101,7 +101,9 @@ impl Draft<'_> {
     fn write(&mut self, hunk: &Hunk, old: &[&str], run: &Run, way: Way) {
         self.new.push_str(&self.text[self.done.byte..run.bytes.start]);
         let there = &self.text[run.bytes.clone()];
-        let indents = way.forgives_indentation().then(|| (indentation_of(old), indentation(there)));
+        let indents = way
+            .forgives_indentation()
+            .then(|| (indentation(old.iter().copied()), indentation(there.lines())));
         let new = new_lines(hunk, there, indents);
         self.new.push_str(&new.join("\n"));
         let end = self.text[run.bytes.end..].split_inclusive('\n').next().unwrap_or("");
@@ -180,10 +182,6 @@ fn old_lines(hunk: &Hunk) -> Vec<&str> {
         Line::New(_) => None,
     };
     hunk.lines.iter().filter_map(old).collect()
-}
-
-fn indentation_of<'a>(lines: &[&'a str]) -> &'a str {
-    lines.iter().find(|line| !line.trim().is_empty()).map_or("", |line| indentation(line))
 }
 
 /// The lines that replace those `there`: what both files have stays as it is, what is new is indented alike.
@@ -305,7 +303,7 @@ mod tests {
         let wrong: String = "@@ -1 +1 @@\n-4999\n+4999\n-x\n".repeat(100);
         let files = diff::parse(&format!("--- f\n+++ f\n{wrong}")).unwrap();
         let stopped = apply("f", &text, &files[0].hunks, &allowance);
-        assert!(matches!(stopped, Err(ToolError::Limit { .. })), "{stopped:?}");
+        assert!(stopped.as_ref().is_err_and(|it| it.reached.is_some()), "{stopped:?}");
     }
 
     proptest! {

@@ -3,6 +3,7 @@
 //! Pure. Every line of the text is looked at once for each way of comparing, whatever text and wanted lines are: a
 //! line becomes a number, the run is found among numbers (Knuth, Morris, Pratt). Nothing is kept of the text.
 
+use std::borrow::Cow;
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 
@@ -27,15 +28,14 @@ pub enum Way {
 pub const WAYS: [Way; 5] = [Way::Exact, Way::LineEnds, Way::Indentation, Way::WhiteSpace, Way::Typography];
 
 impl Way {
-    /// Writes a line in the form in which it is compared.
-    fn normalise(self, line: &str, to: &mut String) {
-        to.clear();
+    /// A line in the form in which it is compared.
+    fn normalised(self, line: &str) -> Cow<'_, str> {
         match self {
-            Self::Exact => to.push_str(line),
-            Self::LineEnds => to.push_str(line.trim_end()),
-            Self::Indentation => to.push_str(line.trim()),
-            Self::WhiteSpace => collapse(line.chars(), to),
-            Self::Typography => collapse(line.chars().map(plain), to),
+            Self::Exact => line.into(),
+            Self::LineEnds => line.trim_end().into(),
+            Self::Indentation => line.trim().into(),
+            Self::WhiteSpace => collapsed(line).into(),
+            Self::Typography => collapsed(line).chars().map(plain).collect(),
         }
     }
 
@@ -45,19 +45,8 @@ impl Way {
     }
 }
 
-fn collapse(chars: impl Iterator<Item = char>, to: &mut String) {
-    let mut is_gap = false;
-    for c in chars {
-        if c.is_whitespace() {
-            is_gap = true;
-            continue;
-        }
-        if is_gap && !to.is_empty() {
-            to.push(' ');
-        }
-        is_gap = false;
-        to.push(c);
-    }
+fn collapsed(line: &str) -> String {
+    line.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 fn plain(c: char) -> char {
@@ -65,7 +54,6 @@ fn plain(c: char) -> char {
         '\u{2018}' | '\u{2019}' | '\u{201b}' => '\'',
         '\u{201c}' | '\u{201d}' | '\u{201f}' => '"',
         '\u{2010}'..='\u{2015}' | '\u{2212}' => '-',
-        '\u{a0}' | '\u{202f}' => ' ',
         c => c,
     }
 }
@@ -99,31 +87,28 @@ pub struct Runs<'a> {
     shorter: Vec<usize>,
     n_fit: usize,
     starts: VecDeque<usize>,
-    buffer: String,
     allowance: &'a Allowance,
 }
 
 impl<'a> Runs<'a> {
     /// Looks for `wanted`, of which there must be some, in `text` from a place on.
     pub fn new(text: &'a str, from: Position, wanted: &[&str], way: Way, allowance: &'a Allowance) -> Self {
-        let (mut numbers, mut buffer) = (HashMap::new(), String::new());
+        let mut numbers = HashMap::new();
         let mut number = |line: &&str| {
-            way.normalise(line.strip_suffix('\r').unwrap_or(line), &mut buffer);
             let next = numbers.len();
-            *numbers.entry(buffer.clone()).or_insert(next)
+            *numbers.entry(way.normalised(content(line)).into_owned()).or_insert(next)
         };
         let wanted: Vec<usize> = wanted.iter().map(&mut number).collect();
         let shorter = shorter(&wanted);
         let starts = VecDeque::new();
-        Self { text, next: from, way, numbers, wanted, shorter, n_fit: 0, starts, buffer, allowance }
+        Self { text, next: from, way, numbers, wanted, shorter, n_fit: 0, starts, allowance }
     }
 
     /// Takes one line; the run that ends with it, if one does.
     fn take(&mut self, line: &str) -> Option<Run> {
         let start = self.next.byte;
         let end = start + content(line).len();
-        self.way.normalise(content(line), &mut self.buffer);
-        let number = self.numbers.get(&self.buffer).copied();
+        let number = self.numbers.get(&*self.way.normalised(content(line))).copied();
         let fits = |n_fit: usize| number.is_some() && self.wanted.get(n_fit).copied() == number;
         let mut n_fit = self.n_fit;
         while n_fit > 0 && !fits(n_fit) {
@@ -180,8 +165,8 @@ pub fn content(line: &str) -> &str {
 }
 
 /// The white space before the first line that is not blank.
-pub fn indentation(text: &str) -> &str {
-    let line = text.lines().find(|line| !line.trim().is_empty()).unwrap_or("");
+pub fn indentation<'a>(mut lines: impl Iterator<Item = &'a str>) -> &'a str {
+    let line = lines.find(|line| !line.trim().is_empty()).unwrap_or("");
     &line[..line.len() - line.trim_start().len()]
 }
 

@@ -29,8 +29,9 @@ use std::time::Duration;
 use serde_json::{Map, Value, json};
 
 use backsight_core::episode;
-use backsight_sandbox::{FileError, Sandbox, SandboxError, Stopped};
+use backsight_sandbox::{Allowance, FileError, Sandbox, SandboxError, Stopped, Workspace};
 
+use files::Files;
 use saved::Saved;
 use schema::Arguments;
 
@@ -118,65 +119,59 @@ impl ToolResult {
 }
 
 /// Why a call failed; said to the student.
-#[derive(Debug, thiserror::Error)]
-pub enum ToolError {
-    /// The call is wrong.
-    #[error("{0}")]
-    Call(String),
-    /// A limit was reached.
-    #[error("{reason}")]
-    Limit {
-        /// Its key.
-        key: &'static str,
-        /// What the student is told.
-        reason: String,
-    },
-    /// The sandbox does not work.
-    #[error("Tool execution failed: {0}")]
-    Sandbox(SandboxError),
+#[derive(Debug, Default, thiserror::Error)]
+#[error("{reason}")]
+pub struct ToolError {
+    reason: String,
+    /// The limit that was reached, if it was one, by its key.
+    reached: Option<&'static str>,
+    /// Why no further call can succeed, if the sandbox is gone.
+    broken: Option<String>,
+}
+
+impl ToolError {
+    fn limit(key: &'static str, reason: String) -> Self {
+        Self { reached: Some(key), ..reason.into() }
+    }
 }
 
 impl From<String> for ToolError {
     fn from(reason: String) -> Self {
-        Self::Call(reason)
+        Self { reason, ..Self::default() }
     }
 }
 
 impl From<FileError> for ToolError {
     fn from(error: FileError) -> Self {
         match error {
-            FileError::Stopped(stopped) => Self::from(stopped),
-            error => Self::Call(error.to_string()),
+            FileError::Stopped(stopped) => stopped.into(),
+            error => error.to_string().into(),
         }
     }
 }
 
 impl From<Stopped> for ToolError {
     fn from(stopped: Stopped) -> Self {
-        Self::Limit { key: TOOL_WORK, reason: stopped.to_string() }
+        Self::limit(TOOL_WORK, stopped.to_string())
     }
 }
 
 impl From<SandboxError> for ToolError {
     fn from(error: SandboxError) -> Self {
+        let why = error.to_string();
         match error {
-            SandboxError::NoDirectory { .. } => Self::Call(error.to_string()),
-            error => Self::Sandbox(error),
+            SandboxError::NoDirectory { .. } => why.into(),
+            SandboxError::Ended(_) | SandboxError::Io(_) => {
+                Self { broken: Some(why.clone()), ..format!("Tool execution failed: {why}").into() }
+            }
+            _ => format!("Tool execution failed: {why}").into(),
         }
     }
 }
 
 impl From<ToolError> for ToolResult {
-    fn from(error: ToolError) -> Self {
-        let told = Self::error(&error.to_string());
-        match error {
-            ToolError::Call(_) => told,
-            ToolError::Limit { key, .. } => Self { reached: vec![key], ..told },
-            ToolError::Sandbox(error) => {
-                let is_gone = matches!(error, SandboxError::Ended(_) | SandboxError::Io(_));
-                Self { broken: is_gone.then(|| error.to_string()), ..told }
-            }
-        }
+    fn from(ToolError { reason, reached, broken }: ToolError) -> Self {
+        Self { reached: reached.into_iter().collect(), broken, ..Self::error(&reason) }
     }
 }
 
@@ -211,29 +206,36 @@ impl<'a> Toolbox<'a> {
 
     async fn dispatch(&self, name: &str, arguments: &episode::Arguments) -> Result<ToolResult, ToolError> {
         let arguments = read_arguments(name, arguments)?;
-        let arguments = Arguments(&arguments);
-        let (workspace, limits) = (self.sandbox.workspace(), &self.limits);
         match name {
-            "terminal" => terminal::terminal(self, arguments).await,
-            "process" => terminal::process(self, arguments).await,
-            "read_file" => self.in_time(files::read_file(workspace, limits, arguments)).await,
-            "write_file" => self.in_time(files::write_file(workspace, limits, arguments)).await,
+            "terminal" => terminal::terminal(self, Arguments(&arguments)).await,
+            "process" => terminal::process(self, Arguments(&arguments)).await,
+            "read_file" => Ok(self.with_files(files::read_file, arguments).await?.into()),
+            "write_file" => Ok(self.with_files(files::write_file, arguments).await?.into()),
             "patch" => {
-                let mut json = self.in_time(patch::patch(workspace, limits.work_bytes, arguments)).await?;
+                let mut json = self.with_files(patch::patch, arguments).await?;
                 syntax::tell(self.sandbox, &mut json).await;
                 Ok(json.into())
             }
-            _ => self.in_time(files::search_files(workspace, limits, arguments)).await,
+            _ => self.with_files(files::search_files, arguments).await,
         }
     }
 
-    /// Waits for a file tool no longer than it may take; one that is not waited for ends.
-    async fn in_time<T>(&self, work: impl Future<Output = Result<T, ToolError>>) -> Result<T, ToolError> {
+    /// Calls a file tool and waits no longer than it may take; one that is not waited for ends.
+    async fn with_files<T: Send + 'static>(
+        &self,
+        tool: fn(&Files<'_>, Arguments<'_>) -> Result<T, ToolError>,
+        arguments: Map<String, Value>,
+    ) -> Result<T, ToolError> {
+        let limits = self.limits.clone();
+        let work = move |workspace: &Workspace, allowance: &Allowance| {
+            tool(&Files { workspace, allowance, limits: &limits }, Arguments(&arguments))
+        };
         let late = |_| {
             let reason = format!("this took longer than {} seconds", self.limits.terminal_timeout.as_secs());
-            Err(ToolError::Limit { key: FILE_TOOL_TIME, reason })
+            Err(ToolError::limit(FILE_TOOL_TIME, reason))
         };
-        tokio::time::timeout(self.limits.terminal_timeout, work).await.unwrap_or_else(late)
+        let answer = self.sandbox.workspace().within(self.limits.work_bytes, work);
+        tokio::time::timeout(self.limits.terminal_timeout, answer).await.unwrap_or_else(late)
     }
 
     /// Keeps at most `max` characters of a result, from the beginning and the end. The whole text stays beside them,

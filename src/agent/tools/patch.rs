@@ -5,10 +5,10 @@ use std::path::PathBuf;
 
 use serde_json::{Value, json};
 
-use backsight_sandbox::{Allowance, FileError, Workspace};
+use backsight_sandbox::FileError;
 
 use super::diff::{self, Change, FileDiff};
-use super::files::{MAX_FILE, read_text};
+use super::files::{Files, MAX_FILE};
 use super::lines::Way;
 use super::replace::{Replacement, replace};
 use super::schema::Arguments;
@@ -17,54 +17,38 @@ use super::{ToolError, hunks, v4a};
 /// No further file's change is shown behind so many bytes.
 const MAX_DIFF: usize = 50_000;
 
-pub(super) async fn patch(
-    workspace: &Workspace,
-    max_work: u64,
-    arguments: Arguments<'_>,
-) -> Result<Value, ToolError> {
+pub(super) fn patch(files: &Files<'_>, arguments: Arguments<'_>) -> Result<Value, ToolError> {
     let default = if arguments.0.contains_key("patch") { "patch" } else { "replace" };
     match arguments.optional_text("mode")?.unwrap_or(default) {
-        "replace" => replace_in_file(workspace, max_work, arguments).await,
-        "patch" => {
-            let patch = arguments.text("patch")?.to_owned();
-            workspace.within(max_work, move |workspace, allowance| apply(workspace, allowance, &patch)).await
-        }
-        other => Err(ToolError::Call(format!("mode must be replace or patch, not {other:?}"))),
+        "replace" => replace_in_file(files, arguments),
+        "patch" => apply(files, arguments.text("patch")?),
+        other => Err(format!("mode must be replace or patch, not {other:?}").into()),
     }
 }
 
-async fn replace_in_file(
-    workspace: &Workspace,
-    max_work: u64,
-    arguments: Arguments<'_>,
-) -> Result<Value, ToolError> {
-    let owned = |name| arguments.text(name).map(str::to_owned);
-    let (path, old, new) = (owned("path")?, owned("old_string")?, owned("new_string")?);
-    let all = arguments.flag("replace_all")?;
-    let work = move |workspace: &Workspace, allowance: &Allowance| {
-        let text = read_text(workspace, &path, allowance)?;
-        let wish = Replacement { old: &old, new: &new, all, max_len: MAX_FILE as usize };
-        let replaced = replace(&text, wish, allowance)?;
-        let shown = diff::show(&path, &text, &replaced.text);
-        workspace.write(&path, replaced.text.as_bytes())?;
-        let mut json =
-            json!({ "success": true, "diff": shown, "files_modified": [path], "places": replaced.n_places });
-        if replaced.by != Way::Exact {
-            json["note"] =
-                json!("old_string was not there exactly; lines alike were replaced, check the diff");
-        }
-        Ok(json)
-    };
-    workspace.within(max_work, work).await
+fn replace_in_file(files: &Files<'_>, arguments: Arguments<'_>) -> Result<Value, ToolError> {
+    let (path, old) = (arguments.text("path")?, arguments.text("old_string")?);
+    let (new, all) = (arguments.text("new_string")?, arguments.flag("replace_all")?);
+    let text = files.read(path)?;
+    let replaced =
+        replace(&text, Replacement { old, new, all, max_len: MAX_FILE as usize }, files.allowance)?;
+    let shown = diff::show(path, &text, &replaced.text);
+    files.workspace.write(path, replaced.text.as_bytes())?;
+    let mut json =
+        json!({ "success": true, "diff": shown, "files_modified": [path], "places": replaced.n_places });
+    if replaced.by != Way::Exact {
+        json["note"] = json!("old_string was not there exactly; lines alike were replaced, check the diff");
+    }
+    Ok(json)
 }
 
 /// Applies a patch of either kind. Nothing is written before everything fits.
-fn apply(workspace: &Workspace, allowance: &Allowance, patch: &str) -> Result<Value, ToolError> {
+fn apply(files: &Files<'_>, patch: &str) -> Result<Value, ToolError> {
     let parse = if v4a::is_v4a(patch) { v4a::parse } else { diff::parse };
-    let files = parse(patch)?;
+    let diffs = parse(patch)?;
     let room = MAX_FILE as usize;
-    let mut changes = Changes { workspace, allowance, texts: BTreeMap::new(), room, told: Told::default() };
-    files.into_iter().try_for_each(|file| changes.change(file))?;
+    let mut changes = Changes { files, texts: BTreeMap::new(), room, told: Told::default() };
+    diffs.into_iter().try_for_each(|diff| changes.change(diff))?;
     let Told { diff, created, modified, deleted } = std::mem::take(&mut changes.told);
     changes.write()?;
     Ok(json!({
@@ -95,8 +79,7 @@ impl Told {
 
 /// The files of a patch as it leaves them, before anything is written; nothing where one is removed.
 struct Changes<'a> {
-    workspace: &'a Workspace,
-    allowance: &'a Allowance,
+    files: &'a Files<'a>,
     texts: BTreeMap<PathBuf, (String, Option<String>)>,
     /// How many bytes of text may still be held.
     room: usize,
@@ -109,7 +92,7 @@ impl Changes<'_> {
         let old = if change == Change::Add { String::new() } else { self.take(&path)? };
         let new = match change {
             Change::Add => diff::added(&hunks),
-            Change::Update => hunks::apply(&path, &old, &hunks, self.allowance)?,
+            Change::Update => hunks::apply(&path, &old, &hunks, self.files.allowance)?,
             Change::Delete => String::new(),
         };
         self.told.show(&path, &old, &new);
@@ -133,9 +116,9 @@ impl Changes<'_> {
 
     /// A file's text as the patch has left it so far; the file is gone until it is put again.
     fn take(&mut self, path: &str) -> Result<String, ToolError> {
-        let text = match self.texts.get_mut(&self.workspace.place(path)?) {
+        let text = match self.texts.get_mut(&self.files.workspace.place(path)?) {
             Some((_, text)) => text.take().ok_or_else(|| FileError::Missing(path.to_owned()))?,
-            None => read_text(self.workspace, path, self.allowance)?,
+            None => self.files.read(path)?,
         };
         self.put(path, None)?;
         Ok(text)
@@ -145,15 +128,15 @@ impl Changes<'_> {
         let too_much = || format!("the files of this patch have more than {} MiB together", MAX_FILE >> 20);
         let n_bytes = text.as_ref().map_or(0, String::len);
         self.room = self.room.checked_sub(n_bytes).ok_or_else(too_much)?;
-        self.texts.insert(self.workspace.place(path)?, (path.to_owned(), text));
+        self.texts.insert(self.files.workspace.place(path)?, (path.to_owned(), text));
         Ok(())
     }
 
     /// Puts a file where none may be.
     fn add(&mut self, path: &str, text: String) -> Result<(), ToolError> {
-        let is_free = match self.texts.get(&self.workspace.place(path)?) {
+        let is_free = match self.texts.get(&self.files.workspace.place(path)?) {
             Some((_, text)) => text.is_none(),
-            None => match self.workspace.read_within(path, 0, self.allowance) {
+            None => match self.files.workspace.read_within(path, 0, self.files.allowance) {
                 Err(FileError::Missing(_)) => true,
                 Err(error) => return Err(error.into()),
                 Ok(_) => false,
@@ -161,7 +144,7 @@ impl Changes<'_> {
         };
         match is_free {
             true => self.put(path, Some(text)),
-            false => Err(ToolError::Call(format!("{path} exists already"))),
+            false => Err(format!("{path} exists already").into()),
         }
     }
 
@@ -170,8 +153,8 @@ impl Changes<'_> {
         let (written, removed): (Vec<_>, Vec<_>) =
             self.texts.into_values().partition(|(_, text)| text.is_some());
         for (path, text) in written {
-            self.workspace.write(&path, text.unwrap_or_default().as_bytes())?;
+            self.files.workspace.write(&path, text.unwrap_or_default().as_bytes())?;
         }
-        removed.into_iter().try_for_each(|(path, _)| self.workspace.remove(&path))
+        removed.into_iter().try_for_each(|(path, _)| self.files.workspace.remove(&path))
     }
 }

@@ -43,10 +43,10 @@ pub struct Replacement<'a> {
 pub fn replace(text: &str, wish: Replacement<'_>, allowance: &Allowance) -> Result<Replaced, ToolError> {
     if wish.old.is_empty() {
         let why = "old_string is empty; give the text to replace, or use write_file for a whole file";
-        return Err(ToolError::Call(why.to_owned()));
+        return Err(why.to_owned().into());
     }
     if wish.old == wish.new {
-        return Err(ToolError::Call("old_string and new_string are the same".to_owned()));
+        return Err("old_string and new_string are the same".to_owned().into());
     }
     allowance.spend(text.len())?;
     let exact = text.match_indices(wish.old).map(|(at, old)| at..at + old.len());
@@ -66,7 +66,7 @@ pub fn replace(text: &str, wish: Replacement<'_>, allowance: &Allowance) -> Resu
         }
         n_places => return Ok(Replaced { text: put(text, &places, wish, by)?, n_places, by }),
     };
-    Err(ToolError::Call(why))
+    Err(why.into())
 }
 
 /// The places where whole lines are like those of `old`, by the first way that finds any.
@@ -92,7 +92,7 @@ fn similar(text: &str, old: &str, allowance: &Allowance) -> Result<(Vec<Range<us
 fn put(text: &str, places: &[Range<usize>], wish: Replacement<'_>, by: Way) -> Result<String, String> {
     let mut result = String::new();
     let mut end = 0;
-    let given = indentation(wish.old.trim_matches('\n'));
+    let given = indentation(wish.old.lines());
     for place in places {
         result.push_str(&text[end..place.start]);
         match by {
@@ -111,7 +111,7 @@ fn put(text: &str, places: &[Range<usize>], wish: Replacement<'_>, by: Way) -> R
 
 /// `new` for a place that holds whole lines: without surrounding line ends, and indented as the place is.
 fn fit(found: &str, given: &str, new: &str) -> String {
-    let there = indentation(found);
+    let there = indentation(found.lines());
     let lines = new.trim_matches('\n').lines().map(|line| reindent(line, given, there));
     lines.collect::<Vec<_>>().join("\n")
 }

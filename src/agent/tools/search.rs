@@ -7,8 +7,6 @@ use regex::{Regex, RegexBuilder};
 
 use backsight_sandbox::{Allowance, Stopped};
 
-/// Of longer lines so many characters are shown.
-const MAX_LINE: usize = 500;
 /// Of longer lines so many bytes are searched: nobody can interrupt the search of one.
 const MAX_SEARCHED: usize = 64 << 10;
 /// A compiled pattern may take this much memory, and search takes time in proportion.
@@ -21,17 +19,10 @@ const MAX_PATTERN: usize = 2000;
 pub struct Hit<'a> {
     /// Its number, from 1.
     pub line: usize,
-    /// The whole of it.
-    whole: &'a str,
+    /// What it says.
+    pub text: &'a str,
     /// Whether the pattern is in it; otherwise it is only near one.
     pub is_match: bool,
-}
-
-impl Hit<'_> {
-    /// What it says, cut where it is long.
-    pub fn text(&self) -> String {
-        cut(self.whole)
-    }
 }
 
 /// Reads a pattern; one that is no regular expression is taken literally.
@@ -69,14 +60,9 @@ pub fn hits<'a>(
         matches[around].contains(&true)
     };
     let hit = move |at: usize| {
-        is_near(at, &matches).then(|| Hit { line: at + 1, whole: lines[at], is_match: matches[at] })
+        is_near(at, &matches).then(|| Hit { line: at + 1, text: lines[at], is_match: matches[at] })
     };
     Ok((0..text.lines().count()).filter_map(hit))
-}
-
-fn cut(line: &str) -> String {
-    let cut: String = line.chars().take(MAX_LINE).collect();
-    if cut.len() < line.len() { cut + "..." } else { cut }
 }
 
 /// Whether a file's beginning looks like something else than text.
@@ -120,13 +106,5 @@ mod tests {
             pattern(&"(".repeat(MAX_PATTERN + 1)).err(),
             Some("it has more than 2000 bytes".to_owned())
         );
-    }
-
-    #[test]
-    fn long_lines_are_cut() {
-        let line = "é".repeat(600);
-        let allowance = Allowance::new(9999);
-        let hit = hits(&line, &pattern("é").unwrap(), 0, &allowance).unwrap().next().unwrap();
-        assert_eq!(hit.text().chars().count(), MAX_LINE + 3);
     }
 }

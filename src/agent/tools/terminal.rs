@@ -82,9 +82,9 @@ async fn start(tools: &Toolbox<'_>, mut command: Command) -> Result<ToolResult, 
     let known = sandbox.background();
     if known.len() >= MAX_BACKGROUND {
         let has_ended = |id: &u64| sandbox.poll_background(*id).is_none_or(|it| it.exit.is_some());
-        let ended = known.into_iter().find(has_ended).ok_or_else(|| ToolError::Limit {
-            key: TOOL_MEMORY,
-            reason: format!("{MAX_BACKGROUND} background processes are running; kill one first"),
+        let ended = known.into_iter().find(has_ended).ok_or_else(|| {
+            let reason = format!("{MAX_BACKGROUND} background processes are running; kill one first");
+            ToolError::limit(TOOL_MEMORY, reason)
         })?;
         sandbox.forget_background(ended);
     }

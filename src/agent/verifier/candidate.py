@@ -15,7 +15,6 @@ import functools
 import importlib.util
 import inspect
 import io
-import itertools
 import operator
 
 questions, answers = take_over()
@@ -60,35 +59,8 @@ def remember(value):
     return numbers[id(value)]
 
 
-# The last containers that the tests were given, by number: they may change them.
-containers, N_CONTAINERS, container_numbers = {}, 32, itertools.count()
-
-
-def number_of_container(value):
-    if type(value) not in (list, dict, set):
-        return None
-    number = next(container_numbers)
-    containers[number] = value
-    containers.pop(number - N_CONTAINERS, None)
-    return number
-
-
-# Containers that the tests have given, by their number, with what was in them: the solution may keep and change them.
-held = []
-
-
-def changes():
-    """What the solution has changed since in containers that it was given, and keeps."""
-    last, found, held[:] = held[-N_CONTAINERS:], [], []
-    for number, value, before in last:
-        now = encode(value, refer)
-        if before not in (None, now):
-            found.append([number, now])
-        # Whoever holds it beside the list and the variables here may change it again.
-        if before is None or sys.getrefcount(value) > 3:
-            held.append((number, value, now))
-    return found
-
+# The objects themselves are here.
+identity = id
 
 SIMPLE = (type(None), bool, int, float, str, bytes, tuple, list, dict, set, frozenset)
 
@@ -319,7 +291,7 @@ def signature_of(function):
 
 def fill(number, content):
     """Leaves in a container what the tests have left in it."""
-    target = containers.get(number, type(content)())
+    target = lent.get(number, type(content)())
     target.clear()
     (target.update if isinstance(target, (dict, set)) else target.extend)(content)
 
@@ -338,17 +310,10 @@ def loop():
     return asyncio.new_event_loop()
 
 
+OF_BUILTINS = "iter len bool str repr float int round divmod hash format bytes complex reversed".split()
 OPERATIONS = {
-    "__iter__": iter,
-    "__len__": len,
-    "__contains__": operator.contains,
-    "__bool__": bool,
-    "__str__": str,
-    "__repr__": repr,
-    "__float__": float,
-    "__int__": int,
-    "__round__": round,
-    "__divmod__": divmod,
+    **{f"__{name}__": getattr(builtins, name) for name in OF_BUILTINS},
+    "next": next,
     "__copy__": copy.copy,
     "__deepcopy__": copy.deepcopy,
     "await": lambda it: loop().run_until_complete(it),
@@ -356,12 +321,6 @@ OPERATIONS = {
     "get": take,
     "set": setattr,
     "delete": delattr,
-    "__hash__": hash,
-    "__format__": format,
-    "__bytes__": bytes,
-    "__complex__": complex,
-    "__reversed__": reversed,
-    "next": next,
     "state": lambda it: decode(state_of(it), None),
     "signature": signature_of,
     "dir": names_in,
@@ -451,9 +410,11 @@ def serve(message):
         result = [do(message, args, kwargs)]
         held_by_others = (result if type(result[0]) in SIMPLE else (), args, kwargs.values())
         facts = {"value": encode(result[0], refer), "free": all(map(is_free, held_by_others))}
-        held.extend((number, arg, None) for number, arg in zip(message.get("given", []), args) if number is not None)
-        facts.update(args=encode(args, refer), kwargs=encode(kwargs, refer), container=number_of_container(result[0]))
-        send(answers, {**facts, "later": changes(), **all_heard(), "unread": unread()})
+        facts.update(args=encode(args, refer), kwargs=encode(kwargs, refer), container=lend(result[0]))
+        facts["later"] = [[number, encode(value, refer)] for number, value in changes()]
+        for number, arg in zip(message.get("given", []), args):
+            borrow(number, arg)
+        send(answers, {**facts, **all_heard(), "unread": unread()})
     except BaseException as error:
         facts = {"error": names_of(type(error)), **all_heard(), "unread": unread()}
         send(answers, {**facts, **details_of(error)})

@@ -1,13 +1,15 @@
 """Values as JSON between the examiner and the candidate: plain builtin data, and references.
 
 Both programs begin with this text. What is no plain data is handed to `refer`, what is no plain
-JSON to `resolve`; each side decides what it lets through, and by `is_object` what it keeps.
+JSON to `resolve`; each side decides what it lets through, by `is_object` what it keeps, and by `identity`
+what is the same object.
 """
 
 import collections
 import datetime
 import decimal
 import fractions
+import itertools
 import json
 import os
 import pathlib
@@ -23,21 +25,27 @@ class NotPlain(BaseException):
     """A value that cannot cross. Nothing that tests catch, or they could take it for an exception of the solution."""
 
 
-# A view of a dictionary as its items, and how one is made of them again.
-VIEWS = {
+# What is written as its items, and how it is made of them again.
+SEQUENCES = {
+    **{tag: (kind, kind) for tag, kind in {"t": tuple, "s": set, "fs": frozenset, "q": collections.deque}.items()},
     "dk": (type({}.keys()), lambda items: dict.fromkeys(items).keys()),
     "dv": (type({}.values()), lambda items: dict(enumerate(items)).values()),
     "di": (type({}.items()), lambda items: dict(items).items()),
 }
-SEQUENCES = {"t": tuple, "s": set, "fs": frozenset, "q": collections.deque}
 MAPPINGS = {"C": collections.Counter, "od": collections.OrderedDict, "d": dict}
 FACTORIES = {kind.__name__: kind for kind in (int, float, str, list, dict, set, tuple, bool)}
-# Written as text; a datetime is a date too, so it comes first.
-TEXTS = {
+# How it is written, and read again; a datetime is a date too, so it comes first.
+ATOMS = {
+    "b": (bytes, bytes.hex, bytes.fromhex),
+    "ba": (bytearray, bytearray.hex, bytearray.fromhex),
+    "c": (complex, lambda it: [it.real, it.imag], lambda parts: complex(*map(float, parts))),
+    "r": (range, lambda it: [it.start, it.stop, it.step], lambda parts: range(*map(int, parts))),
+    "F": (fractions.Fraction, lambda it: [it.numerator, it.denominator], lambda parts: fractions.Fraction(*map(int, parts))),
     "D": (decimal.Decimal, str, decimal.Decimal),
     "dt": (datetime.datetime, datetime.datetime.isoformat, datetime.datetime.fromisoformat),
     "da": (datetime.date, datetime.date.isoformat, datetime.date.fromisoformat),
     "ti": (datetime.time, datetime.time.isoformat, datetime.time.fromisoformat),
+    "td": (datetime.timedelta, lambda it: [it.days, it.seconds, it.microseconds], lambda parts: datetime.timedelta(*map(int, parts))),
     "u": (uuid.UUID, str, uuid.UUID),
     "p": (pathlib.PurePosixPath, str, pathlib.PurePosixPath),
 }
@@ -57,7 +65,7 @@ def encode(value, refer):
         return [encode(item, refer) for item in value]
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return {"nt": [type(value).__name__, list(value._fields), [encode(item, refer) for item in value]]}
-    for tag, kind in SEQUENCES.items():
+    for tag, (kind, _) in SEQUENCES.items():
         if isinstance(value, kind):
             return {tag: [encode(item, refer) for item in value]}
     if isinstance(value, collections.defaultdict) and value.default_factory in FACTORIES.values():
@@ -69,24 +77,11 @@ def encode(value, refer):
 
 
 def encode_rare(value, refer):
-    if isinstance(value, (bytes, bytearray)):
-        return {"ba" if isinstance(value, bytearray) else "b": value.hex()}
-    if isinstance(value, complex):
-        return {"c": [value.real, value.imag]}
-    if isinstance(value, range):
-        return {"r": [value.start, value.stop, value.step]}
-    if isinstance(value, slice):
-        return {"sl": [encode(it, refer) for it in (value.start, value.stop, value.step)]}
-    for tag, (kind, _) in VIEWS.items():
-        if isinstance(value, kind):
-            return {tag: [encode(item, refer) for item in value]}
-    for tag, (kind, write, _) in TEXTS.items():
+    for tag, (kind, write, _) in ATOMS.items():
         if isinstance(value, kind):
             return {tag: write(value)}
-    if isinstance(value, datetime.timedelta):
-        return {"td": [value.days, value.seconds, value.microseconds]}
-    if isinstance(value, fractions.Fraction):
-        return {"F": [value.numerator, value.denominator]}
+    if isinstance(value, slice):
+        return {"sl": [encode(it, refer) for it in (value.start, value.stop, value.step)]}
     if type(value).__module__ == "numpy" and hasattr(value, "dtype"):
         return encode_numpy(value, refer)
     return refer(value)
@@ -109,33 +104,19 @@ def decode(data, resolve):
         raise NotPlain("the solution sent something unreadable")
     (tag, body), = data.items()
     if tag in SEQUENCES:
-        return SEQUENCES[tag](decode(item, resolve) for item in body)
+        return SEQUENCES[tag][1](decode(item, resolve) for item in body)
     if tag in MAPPINGS:
         return MAPPINGS[tag]({decode(k, resolve): decode(v, resolve) for k, v in body})
     return decode_rare(tag, body, resolve)
 
 
 def decode_rare(tag, body, resolve):
-    if tag == "b":
-        return bytes.fromhex(body)
-    if tag == "ba":
-        return bytearray.fromhex(body)
-    if tag == "c":
-        return complex(float(body[0]), float(body[1]))
-    if tag == "r":
-        return range(*(int(number) for number in body))
+    if tag in ATOMS:
+        return ATOMS[tag][2](body)
     if tag == "dd":
         return collections.defaultdict(FACTORIES[body[0]], decode(body[1], resolve))
     if tag == "sl":
         return slice(*(decode(it, resolve) for it in body))
-    if tag in VIEWS:
-        return VIEWS[tag][1](decode(item, resolve) for item in body)
-    if tag in TEXTS:
-        return TEXTS[tag][2](body)
-    if tag == "td":
-        return datetime.timedelta(*(int(number) for number in body))
-    if tag == "F":
-        return fractions.Fraction(int(body[0]), int(body[1]))
     if tag == "nt":
         return make_record(*body[:2], decode(body[2], resolve))
     if tag == "np":
@@ -180,3 +161,50 @@ def take_over():
 def send(stream, message):
     stream.write(json.dumps(message).encode() + b"\n")
     stream.flush()
+
+
+# Containers that both sides have: what one side changes in its copy is changed in the other's.
+
+MAX_SHARED, MAX_ITEMS, loan_numbers = 32, 1000, itertools.count(1)
+# The last ones that were given to the other side, by number; the last ones that it gave, with their number and what was in them.
+lent, borrowed = {}, []
+
+
+def is_shared(value):
+    return type(value) in (list, dict, set) and len(value) <= MAX_ITEMS
+
+
+def lend(value):
+    """The number under which the other side tells of changes in a container; the same for the same one."""
+    if not is_shared(value):
+        return None
+    number = next((it for it, known in lent.items() if known is value), None) or next(loan_numbers)
+    # What was lent last comes last.
+    lent.pop(number, None)
+    lent[number] = value
+    if len(lent) > MAX_SHARED:
+        lent.pop(next(iter(lent)))
+    return number
+
+
+def borrow(number, value):
+    if type(number) is int and is_shared(value):
+        borrowed.append((number, value, text_of(value)))
+
+
+def changes():
+    """The borrowed containers that were changed since, with their numbers."""
+    last, found, borrowed[:] = borrowed[-MAX_SHARED:], [], []
+    for number, value, text in last:
+        now = text_of(value)
+        # Whoever holds it beside the list and the variables here may change it again.
+        if sys.getrefcount(value) > 3:
+            borrowed.append((number, value, now))
+        if now != text:
+            found.append([number, value])
+    return found
+
+
+def text_of(value):
+    """What is in a container; what is no plain data is told by its `identity`."""
+    return json.dumps(encode(value, lambda it: {"ref": identity(it)}))

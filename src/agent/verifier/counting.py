@@ -127,12 +127,12 @@ class Counted(ast.NodeTransformer):
 
     def visit_Assert(self, node):
         text = ast.unparse(node.test)
-        name, values = "__check__", [node.test]
-        if isinstance(node.test, ast.Compare) and [type(op) for op in node.test.ops] == [ast.Eq]:
-            name, values = "__check_equal__", [node.test.left, node.test.comparators[0]]
+        is_equality = isinstance(node.test, ast.Compare) and [type(op) for op in node.test.ops] == [ast.Eq]
         place = [ast.Constant(node.lineno), ast.Constant(text)]
         self.generic_visit(node)
-        values = [node.test] if name == "__check__" else [node.test.left, node.test.comparators[0]]
+        name, values = "__check__", [node.test]
+        if is_equality:
+            name, values = "__check_equal__", [node.test.left, *node.test.comparators]
         count = ast.Assign([ast.Name("__holds__", ast.Store())], called(name, *place, *values))
         caught = ast.ExceptHandler(None, None, [ast.Expr(called("__check_raised__", *place)), ast.Raise()])
         body, last = [count], []

@@ -62,7 +62,6 @@ class StandIn(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         module.__all__ = [it for it in names if self.reading.may_give(it)]
         self.functions[module.__name__] = functions
 
-
     def functions_of(self, name):
         importlib.import_module(name)
         return self.functions.get(name, [])
@@ -73,8 +72,6 @@ class Together:
 
     def __init__(self, reading):
         self.reading = reading
-        for name in reading.hiding:
-            sys.modules.pop(name, None)
         sys.path.insert(0, os.getcwd())
 
     def limit_stars(self):
@@ -90,8 +87,6 @@ class Together:
 
 def provide_modules(reading):
     """Makes the solution's modules importable: after all others, unless the tests can only mean the solution's."""
-    for name in reading.hiding:
-        sys.modules.pop(name, None)
     finder = StandIn({*reading.modules, reading.main}, reading)
     sys.meta_path.append(finder)
     sys.meta_path.insert(0, StandIn(reading.hiding, reading, True))
@@ -177,6 +172,8 @@ def run(job):
     reading = read(job)
     if reading is None:
         return
+    for name in reading.hiding:
+        sys.modules.pop(name, None)
     tests = types.ModuleType("__main__")
     is_together = job["together"]
     finder = Together(reading) if is_together else provide_modules(reading)

@@ -56,8 +56,8 @@ use tokio::sync::Semaphore;
 use crate::tasks::{Check, is_identifier};
 use backsight_core::hash::hex;
 use backsight_sandbox::{
-    Command, Entry, FileError, Output, Priority, Sandbox, SandboxError, Sandboxes, Selection, Streams,
-    Workspace,
+    Allowance, Command, Entry, FileError, Output, Priority, Sandbox, SandboxError, Sandboxes, Selection,
+    Streams, Workspace,
 };
 
 pub use report::{Level, TestReport, Worth};
@@ -147,8 +147,13 @@ impl<'a> Verifier<'a> {
         let started = Instant::now();
         let start = || self.sandboxes.start_for(Priority::Verifier);
         let (candidate, examiner) = tokio::try_join!(start(), start())?;
-        let copied = match take_solution(episode.workspace(), candidate.workspace()).await {
-            Ok(copied) => copied,
+        let taken = async {
+            let solution = Solution::of(episode.workspace()).await?;
+            let copied = solution.copy_to(candidate.workspace()).await?;
+            Ok::<_, FileError>((solution, copied))
+        };
+        let (solution, copied) = match taken.await {
+            Ok(taken) => taken,
             Err(error) => return Ok(TestReport::failed(error.to_string(), started.elapsed())),
         };
         let secret = secret()?;
@@ -156,19 +161,19 @@ impl<'a> Verifier<'a> {
         let mut job = json!({
             "secret": secret, "test_code": test_code, "modules": modules, "named": named, "together": false,
         });
-        let (exam, solution) = self.examine(&examiner, &candidate, format!("{job}\n")).await?;
+        let (exam, printed) = self.examine(&examiner, &candidate, format!("{job}\n")).await?;
         let output = exam.capture.text();
-        let mut report = TestReport::read(&output, &secret, exam.timed_out, started.elapsed());
-        report.output.push_str(&solution);
+        let read = |exam: &Output, output: &str| {
+            TestReport::read(output, &secret, exam.timed_out, started.elapsed())
+        };
+        let mut report = read(&exam, &output).saying(&printed);
         if output.contains(&secret) && report.worth != Worth::Unusable {
             job["together"] = true.into();
-            let exam = self.examine_together(episode, format!("{job}\n")).await?;
-            let output = exam.capture.text();
-            report = report.with(TestReport::read(&output, &secret, exam.timed_out, started.elapsed()));
+            let exam = self.examine_together(&solution, format!("{job}\n")).await?;
+            report = report.with(read(&exam, &exam.capture.text()));
         }
-        report.output.push_str(&left_out(&copied));
         tokio::join!(candidate.stop(), examiner.stop());
-        Ok(report)
+        Ok(report.saying(&left_out(&copied)))
     }
 
     /// Runs both sides; what the examiner did, and what the candidate printed.
@@ -184,7 +189,7 @@ impl<'a> Verifier<'a> {
         let hand_over = async {
             // The job goes first through the pipe that then belongs to the candidate. The solution itself
             // runs only when the examiner asks for it, having read its job: nothing is left to steal.
-            let answers_in = write_first(answers_in, job).await?;
+            let answers_in = write_first(answers_in, &job).await?;
             candidate.start_background(python(CANDIDATE, questions, answers_in)).await
         };
         let others = [candidate];
@@ -202,14 +207,14 @@ impl<'a> Verifier<'a> {
     }
 
     /// Runs the tests once more, with the solution in their process.
-    async fn examine_together(&self, episode: &Sandbox, job: String) -> Result<Output, SandboxError> {
+    async fn examine_together(&self, solution: &Solution<'_>, job: String) -> Result<Output, SandboxError> {
         let sandbox = self.sandboxes.start_for(Priority::Verifier).await?;
         // What could be copied before can be copied again.
-        take_solution(episode.workspace(), sandbox.workspace()).await.map_err(io::Error::other)?;
+        solution.copy_to(sandbox.workspace()).await.map_err(io::Error::other)?;
         let (jobs, jobs_in) = io::pipe()?;
         let (_nobody, nowhere) = io::pipe()?;
         let exam = self.exam(jobs, nowhere);
-        let (exam, written) = tokio::join!(sandbox.run(exam), write_first(jobs_in, job));
+        let (exam, written) = tokio::join!(sandbox.run(exam), write_first(jobs_in, &job));
         written?;
         sandbox.stop().await;
         exam
@@ -225,7 +230,7 @@ fn python(program: &str, stdin: impl Into<OwnedFd>, stdout: impl Into<OwnedFd>) 
 }
 
 /// Writes to a pipe without blocking us; the pipe as it was, for a program that blocks.
-async fn write_first(writer: impl Into<OwnedFd>, text: String) -> io::Result<OwnedFd> {
+async fn write_first(writer: impl Into<OwnedFd>, text: &str) -> io::Result<OwnedFd> {
     let mut writer = pipe::Sender::from_owned_fd(writer.into())?;
     match writer.write_all(text.as_bytes()).await {
         // An examiner that died before it read its job is seen by its missing report.
@@ -235,27 +240,28 @@ async fn write_first(writer: impl Into<OwnedFd>, text: String) -> io::Result<Own
     writer.into_blocking_fd()
 }
 
-/// Chooses what may be part of the solution.
-async fn select_solution(from: &Workspace) -> Result<Selection, FileError> {
-    let is_first = |path: &str| path.ends_with(".py");
-    from.within(MAX_LOOK, move |from, allowance| from.select(MAX_COPY, is_kept, is_first, allowance)).await
-}
-
-/// Copies what was chosen; what came of it.
-async fn copy_solution(
-    from: &Workspace,
-    to: &Workspace,
+/// The files of an episode that may be part of its solution.
+struct Solution<'a> {
+    workspace: &'a Workspace,
     selection: Arc<Selection>,
-) -> Result<Selection, FileError> {
-    let to = to.clone();
-    // How much that is was decided before.
-    from.within(u64::MAX, move |from, allowance| from.copy_into(&to, &selection, allowance)).await
 }
 
-/// Copies what may be part of the solution.
-async fn take_solution(from: &Workspace, to: &Workspace) -> Result<Selection, FileError> {
-    let selection = select_solution(from).await?;
-    copy_solution(from, to, Arc::new(selection)).await
+impl<'a> Solution<'a> {
+    async fn of(workspace: &'a Workspace) -> Result<Self, FileError> {
+        let is_first = |path: &str| path.ends_with(".py");
+        let select = move |from: &Workspace, allowance: &Allowance| {
+            from.select(MAX_COPY, is_kept, is_first, allowance)
+        };
+        Ok(Self { workspace, selection: Arc::new(workspace.within(MAX_LOOK, select).await?) })
+    }
+
+    /// Copies them; what came of it.
+    async fn copy_to(&self, to: &Workspace) -> Result<Selection, FileError> {
+        let (to, selection) = (to.clone(), Arc::clone(&self.selection));
+        // How much that is was decided before.
+        let copy = move |from: &Workspace, allowance: &Allowance| from.copy_into(&to, &selection, allowance);
+        self.workspace.within(u64::MAX, copy).await
+    }
 }
 
 /// What is told about files that the tests do not see.

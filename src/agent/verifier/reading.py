@@ -199,13 +199,18 @@ def divide(reading):
 
 def touched_names(reading):
     """The solution's names, and all that are made with them."""
-    touched, n_before = {*reading.given, *reading.modules}, -1
+    return spread(reading, reading.tree.body)[0]
+
+
+def spread(reading, parts):
+    """The solution's names with all that parts of the tests make with them, and those parts."""
+    touched, n_before, found = {*reading.given, *reading.modules}, -1, []
     while len(touched) > n_before:
         n_before = len(touched)
-        for it in reading.tree.body:
-            if touched & used_names(it):
-                touched |= {it.name} if isinstance(it, DEFINITIONS) else set(bound_names(it))
-    return touched
+        found = [it for it in parts if touched & used_names(it)]
+        for it in found:
+            touched |= {it.name} if isinstance(it, DEFINITIONS) else set(bound_names(it))
+    return touched, found
 
 
 def needs_solution(statement, reading, touched):
@@ -222,15 +227,10 @@ def needs_solution(statement, reading, touched):
 
 def touching_lines(reading):
     """The lines that may go wrong by the solution: they use its names, or names that are made with them."""
-    touched, n_before, lines = {*reading.given, *reading.modules}, -1, set()
     parts = [it for it in ast.walk(reading.tree) if isinstance(it, (ast.withitem, ast.comprehension, ast.NamedExpr, *SIMPLE))]
     parts += [ast.Tuple([it.iter, it.target]) for it in ast.walk(reading.tree) if isinstance(it, (ast.For, ast.AsyncFor))]
-    while len(touched) > n_before:
-        n_before = len(touched)
-        for part in (it for it in parts if touched & used_names(it)):
-            touched |= set(bound_names(part))
-            lines |= set(range(part.lineno, part.end_lineno + 1)) if isinstance(part, SIMPLE) else set()
-    return lines
+    simple = [it for it in spread(reading, parts)[1] if isinstance(it, SIMPLE)]
+    return {line for it in simple for line in range(it.lineno, it.end_lineno + 1)}
 
 
 # Whether the tests can be judged.

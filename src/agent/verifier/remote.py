@@ -47,7 +47,7 @@ def give_up(reason):
 
 PLAIN_KINDS = (
     *(type(None), bool, int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset, range),
-    *(*SEQUENCES.values(), *MAPPINGS.values(), decimal.Decimal, fractions.Fraction),
+    *(collections.deque, *MAPPINGS.values(), decimal.Decimal, fractions.Fraction),
     *(types.FunctionType, types.GeneratorType),
 )
 ARRAY_NAMES = "T all any argmax argmin astype dtype flatten item max mean min ndim ravel reshape shape size std sum tolist"
@@ -95,8 +95,13 @@ class Remote:
     """Something of the solution."""
 
     def __init__(self, number, origin):
-        object.__setattr__(self, "remote_number", number)
-        object.__setattr__(self, "remote_origin", origin)
+        self.remote_know(remote_number=number, remote_origin=origin)
+
+    def remote_know(self, **facts):
+        """Sets attributes of the stand-in, not of what it stands for."""
+        for name, value in facts.items():
+            object.__setattr__(self, name, value)
+        return self
 
     def remote_get(self, name):
         owner = getattr(self.remote_class, "remote_origin", "") if isinstance(self, RemoteObject) else ""
@@ -116,6 +121,11 @@ def fact(name):
 class Described(Remote):
     """What has a name, a documentation and a signature."""
 
+    def __getattr__(self, name):
+        if name.startswith("__") and name not in FACTS:
+            raise AttributeError(name)
+        return self.remote_get(name)
+
     @property
     def __signature__(self):
         *parts, end = ask({"op": "signature", "target": self.remote_reference()}, "")
@@ -133,21 +143,12 @@ class Described(Remote):
         return type(other) is type(self) and other.remote_number == self.remote_number
 
 
-async def coroutine():
-    """What an asynchronous function looks like."""
-
-
-async def asynchronous_generator():
-    """What an asynchronous generator looks like."""
-    yield
-
-
-def generator():
-    """What a generator looks like."""
-    yield
-
-
-EXAMPLES = {"coroutine": coroutine, "generator": generator, "asynchronous generator": asynchronous_generator}
+# What an asynchronous function and the like look like to `inspect`.
+FLAGS = {
+    "coroutine": inspect.CO_COROUTINE,
+    "generator": inspect.CO_GENERATOR,
+    "asynchronous generator": inspect.CO_ASYNC_GENERATOR,
+}
 
 
 class RemoteFunction(Described):
@@ -155,12 +156,7 @@ class RemoteFunction(Described):
     remote_owner, remote_kind = None, ""
     # For `inspect` it is a function.
     __class__ = property(lambda _: types.FunctionType)
-    __code__ = property(lambda self: EXAMPLES.get(self.remote_kind, fact).__code__)
-
-    def __getattr__(self, name):
-        if name.startswith("__") and name not in FACTS:
-            raise AttributeError(name)
-        return self.remote_get(name)
+    __code__ = property(lambda self: types.SimpleNamespace(co_flags=FLAGS.get(self.remote_kind, 0)))
 
     def __get__(self, owner, kind=None):
         return self if owner is None or self.remote_kind == "builtin" else types.MethodType(self, owner)
@@ -178,11 +174,6 @@ class RemoteClass(Described):
     __class__ = property(lambda _: type)
     remote_bases, remote_fields, remote_names = (), None, ()
 
-    def __getattr__(self, name):
-        if name.startswith("__") and name not in FACTS:
-            raise AttributeError(name)
-        return self.remote_get(name)
-
     def __setattr__(self, name, value):
         ask({"op": "set", "target": self.remote_reference(), "name": name, "args": pack([value])}, "")
 
@@ -190,9 +181,8 @@ class RemoteClass(Described):
         arguments = copy_of_plain([*args, *kwargs.values()])
         value = call(self, args, kwargs, self.remote_origin)
         if isinstance(value, RemoteObject):
-            object.__setattr__(value, "remote_arguments", arguments)
-            object.__setattr__(value, "remote_is_made", self.remote_origin[:1].isupper())
-            made_objects.append(value)
+            is_made = self.remote_origin[:1].isupper()
+            made_objects.append(value.remote_know(remote_arguments=arguments, remote_is_made=is_made))
         return value
 
     def __getitem__(self, _):
@@ -241,7 +231,7 @@ class RemoteObject(Remote):
     def remote_alike(self, value):
         """An object that is expected to be one if this is."""
         if isinstance(value, RemoteObject):
-            object.__setattr__(value, "remote_is_made", self.remote_is_made)
+            value.remote_know(remote_is_made=self.remote_is_made)
         return value
 
     def remote_told(self):
@@ -280,7 +270,7 @@ class RemoteObject(Remote):
         value = self.remote_get(name)
         if isinstance(value, RemoteFunction):
             handed.add(self.remote_number)
-            object.__setattr__(value, "remote_owner", None if name in telling else self)
+            value.remote_know(remote_owner=None if name in telling else self)
         return value if name in METHOD_NAMES else doubt(self, value, name)
 
     def __setattr__(self, name, value):
@@ -358,7 +348,7 @@ class RemoteIterator(RemoteObject):
         try:
             return ask({"op": "next", "target": self.remote_reference()}, self.remote_origin)
         except StopIteration:
-            object.__setattr__(self, "remote_ended", True)
+            self.remote_know(remote_ended=True)
             raise
 
 
@@ -375,12 +365,11 @@ def forward(name, kind=None):
 
 
 ARITHMETIC = "add sub mul matmul truediv floordiv mod divmod pow lshift rshift and or xor".split()
-for operation in (
-    *("getitem setitem delitem lt le gt ge neg pos abs invert round reversed trunc floor ceil".split()),
-    *(prefix + name for name in ARITHMETIC for prefix in ("", "r", "i") if name != "divmod" or not prefix),
-):
-    setattr(Abilities, f"__{operation}__", forward(f"__{operation}__"))
-KINDS = {"len": int, "contains": bool, "float": float, "int": int, "index": int, "bytes": bytes, "complex": complex, "format": str}
+KINDS = {
+    **dict.fromkeys("getitem setitem delitem lt le gt ge neg pos abs invert round reversed trunc floor ceil".split()),
+    **{prefix + name: None for name in ARITHMETIC for prefix in ("", "r", "i") if name != "divmod" or not prefix},
+    **{"len": int, "contains": bool, "float": float, "int": int, "index": int, "bytes": bytes, "complex": complex, "format": str},
+}
 for operation, kind in KINDS.items():
     setattr(Abilities, f"__{operation}__", forward(f"__{operation}__", kind))
 for operation, kind in {"bool": bool, "str": str, "repr": str}.items():
@@ -449,10 +438,7 @@ KINDS_OF_ENUMS = {
 def resolve_enum(number, name, kind, members):
     if numbered(number) not in enums:
         members = [(str(key), decode(value, resolve_nothing)) for key, value in members]
-        base = RemoteEnumMeta.__new__(
-            *(RemoteEnumMeta, "RemoteEnum", KINDS_OF_ENUMS[kind]),
-            RemoteEnumMeta.__prepare__("RemoteEnum", KINDS_OF_ENUMS[kind]),
-        )
+        base = types.new_class("RemoteEnum", KINDS_OF_ENUMS[kind], {"metaclass": RemoteEnumMeta})
         base.__getattr__ = attribute_of_member
         made = base(str(name), members)
         if len(list(made)) != len(members) and "Flag" not in kind:
@@ -516,9 +502,7 @@ def resolve(tag, body):
     is_known = (tag == "f" and Last.origin.isidentifier()) or (tag == "o" and stands_for_data(body[1]))
     Ending.is_plain = Ending.is_plain and is_known
     if tag == "f":
-        function = RemoteFunction(numbered(body[0]), Last.origin)
-        object.__setattr__(function, "remote_kind", body[1])
-        return function
+        return RemoteFunction(numbered(body[0]), Last.origin).remote_know(remote_kind=body[1])
     if tag == "co":
         return awaited(numbered(body), Last.origin)
     if tag == "cb" and 0 <= numbered(body):
@@ -544,27 +528,23 @@ def resolve_object(stand_in, number, kind, state):
     own = resolve_class(*kind["k"]) if "k" in kind else None
     is_generator = stand_in is RemoteIterator and "k" in kind and kind["k"][1] == "generator"
     kind_here = able(RemoteGenerator if is_generator else stand_in, own.remote_names if own else ("__hash__",))
+    state = None if state is None else decode(state, resolve_nothing)
     value = kind_here(numbered(number), Last.origin)
-    object.__setattr__(value, "remote_class", own)
-    object.__setattr__(value, "remote_state", None if state is None else decode(state, resolve_nothing))
-    object.__setattr__(value, "remote_born", Last.n_asked)
-    return value
+    return value.remote_know(remote_class=own, remote_state=state, remote_born=Last.n_asked)
 
 
 def resolve_class(number, name, bases, fields, names):
     """A class of the solution: the same for the same number, as it was told at first."""
     if numbered(number) not in classes:
-        classes[number] = RemoteClass(number, "")
-        object.__setattr__(classes[number], "remote_bases", [numbered(it) for it in bases])
-        object.__setattr__(classes[number], "remote_fields", fields)
-        object.__setattr__(classes[number], "remote_names", tuple(str(it) for it in names))
+        bases, names = [numbered(it) for it in bases], tuple(str(it) for it in names)
+        classes[number] = RemoteClass(number, "").remote_know(remote_bases=bases, remote_fields=fields, remote_names=names)
     return classes[number]
 
 
 def named(kind):
     """A class as the tests know it: by the name that they took it by, a function's before a class's."""
     if Last.origin.isidentifier() and not kind.remote_origin[:1].islower():
-        object.__setattr__(kind, "remote_origin", Last.origin)
+        kind.remote_know(remote_origin=Last.origin)
     return kind
 
 
@@ -656,43 +636,8 @@ def pack(value):
     return encode(value, refer)
 
 
-# Containers of the solution that the tests hold: what they change in them is changed there.
-
-shown, MAX_SHOWN, MAX_ITEMS = [], 32, 1000
-
-
-def show(value, answer):
-    if type(value) in (list, dict, set) and len(value) <= MAX_ITEMS and type(answer.get("container")) is int:
-        shown.append((value, text_of(value), answer["container"]))
-
-
-# The last containers of the tests that the solution was given, by number: it may keep and change them.
-given = {}
-
-
-def number_given(value):
-    if type(value) not in (list, dict, set) or len(value) > MAX_ITEMS:
-        return None
-    number = next((it for it, known in given.items() if known is value), max(given, default=0) + 1)
-    given[number] = value
-    given.pop(number - MAX_SHOWN, None)
-    return number
-
-
-def text_of(value):
-    """What is in a container, with its objects by number."""
-    return json.dumps(encode(value, lambda it: {"ref": getattr(it, "remote_number", None) or id(it)}))
-
-
-def give_changes():
-    last, shown[:] = shown[-MAX_SHOWN:], []
-    for value, text, number in last:
-        now = text_of(value)
-        if now != text:
-            exchange({"op": "fill", "args": pack([number, value])})
-        # Whoever holds it beside the list and the variables here may change it again.
-        if sys.getrefcount(value) > 3:
-            shown.append((value, now, number))
+def identity(value):
+    return getattr(value, "remote_number", None) or id(value)
 
 
 # Asking the solution.
@@ -770,7 +715,8 @@ def ask(question, origin, after=lambda answer: None):
         if Ending.failure is not None:
             raise SolutionError(Ending.failure)
         try:
-            give_changes()
+            for change_made in changes():
+                exchange({"op": "fill", "args": pack(change_made)})
             answer = exchange(question)
             Last.origin = origin
             problem = raised(answer, question["op"]) if "error" in answer else None
@@ -780,8 +726,8 @@ def ask(question, origin, after=lambda answer: None):
             value = decode(answer["value"], resolve) if problem is None else None
             if problem is None:
                 after(answer)
-                show(value, answer)
-                later = [(given.get(number), decode(content, resolve)) for number, content in answer.get("later", [])]
+                borrow(answer.get("container"), value)
+                later = [(lent.get(number), decode(content, resolve)) for number, content in answer.get("later", [])]
                 change([pair for pair in later if only_adds(*pair)])
         except NotPlain as error:
             raise give_up(str(error)) from None
@@ -841,7 +787,7 @@ def call(target, args, kwargs, origin):
         change(pairs)
 
     question = {"op": "call", "target": target.remote_reference(), "args": pack(args), "kwargs": pack(kwargs)}
-    return ask({**question, "given": [number_given(it) for it in args]}, origin, after)
+    return ask({**question, "given": [lend(it) for it in args]}, origin, after)
 
 
 def only_adds(old, new):

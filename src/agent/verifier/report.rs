@@ -1,5 +1,6 @@
 //! What the hidden tests found, and the level of correctness that follows.
 
+use std::ops::Deref;
 use std::time::Duration;
 
 use serde_json::Value;
@@ -34,66 +35,59 @@ pub enum Worth {
     Unusable,
 }
 
-/// What the hidden tests found.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// What the hidden tests found, as an episode keeps it, and what it is worth.
+#[derive(Clone, Debug, PartialEq)]
 pub struct TestReport {
-    /// How many assertions held.
-    pub n_passed: u64,
-    /// How many did not.
-    pub n_failed: u64,
-    /// Why the tests did not come to their end; absent when they did.
-    pub error: Option<String>,
+    /// What they found.
+    pub found: Verification,
     /// What its numbers are worth.
     pub worth: Worth,
-    /// The first assertions one by one.
-    pub assertions: Vec<Assertion>,
-    /// What both sides printed.
-    pub output: String,
-    /// How long it took.
-    pub duration: Duration,
+}
+
+impl Deref for TestReport {
+    type Target = Verification;
+
+    fn deref(&self) -> &Verification {
+        &self.found
+    }
 }
 
 impl TestReport {
     /// A report on a solution that cannot even be run.
     pub fn failed(error: String, duration: Duration) -> Self {
-        Self {
-            n_passed: 0,
-            n_failed: 0,
-            error: Some(error),
-            worth: Worth::Counted,
-            assertions: Vec::new(),
-            output: String::new(),
-            duration,
-        }
+        let seconds = duration.as_secs_f64();
+        let found = Verification { error: Some(error), seconds, ..Verification::default() };
+        Self { found, worth: Worth::Counted }
     }
 
     /// Reads the examiner's output: its report is what follows the secret.
     pub fn read(output: &str, secret: &str, timed_out: bool, duration: Duration) -> Self {
-        let without = |reason: &str| {
-            let output = output.to_owned();
-            Self { output, ..Self::failed(reason.to_owned(), duration) }
-        };
+        let failed = |reason: &str| Self::failed(reason.to_owned(), duration).saying(output);
         let Some((before, report)) = output.rsplit_once(secret) else {
-            return without(if timed_out {
-                "the tests ran out of time"
-            } else {
-                "the tests did not come to their end"
-            });
+            let why = if timed_out { "ran out of time" } else { "did not come to their end" };
+            return failed(&format!("the tests {why}"));
         };
         let Ok(report) = serde_json::from_str::<Value>(report) else {
-            return without("the report cannot be read");
+            return failed("the report cannot be read");
         };
         let count = |key: &str| report[key].as_u64().unwrap_or(0);
         let assertions = report["assertions"].as_array().into_iter().flatten().map(read_assertion);
-        Self {
+        let found = Verification {
             n_passed: count("passed"),
             n_failed: count("failed"),
             error: report["error"].as_str().map(str::to_owned),
-            worth: read_worth(&report),
             assertions: assertions.collect(),
             output: before.trim_end_matches('\n').to_owned(),
-            duration,
-        }
+            seconds: duration.as_secs_f64(),
+        };
+        Self { found, worth: read_worth(&report) }
+    }
+
+    /// The same with more output.
+    #[must_use]
+    pub(super) fn saying(mut self, output: &str) -> Self {
+        self.found.output.push_str(output);
+        self
     }
 
     /// What this report, of tests that saw stand-ins, and that of the same tests in one process with the solution say
@@ -102,20 +96,17 @@ impl TestReport {
     pub fn with(self, together: Self) -> Self {
         match (self.is_solved(), together.is_solved()) {
             (true, false) => {
-                let note = "the tests hold with stand-ins for the solution, and fail in one process with it";
-                Self { worth: Worth::Counted, ..together }.noting(note)
+                let note =
+                    "\nthe tests hold with stand-ins for the solution, and fail in one process with it\n";
+                Self { worth: Worth::Counted, ..together }.saying(note)
             }
             (false, true) if self.worth != Worth::Refuted => {
-                let note = "the tests fail with stand-ins for the solution, and hold in one process with it";
-                Self { worth: Worth::Undecided, ..self }.noting(note)
+                let note =
+                    "\nthe tests fail with stand-ins for the solution, and hold in one process with it\n";
+                Self { worth: Worth::Undecided, ..self }.saying(note)
             }
             _ => self,
         }
-    }
-
-    fn noting(mut self, note: &str) -> Self {
-        self.output.push_str(&format!("\n{note}\n"));
-        self
     }
 
     /// What went wrong first; nothing where nothing did.
@@ -123,18 +114,6 @@ impl TestReport {
         let failed = self.assertions.iter().find(|it| !it.passed);
         let told = failed.map(|it| format!("{} ({})", it.text, it.detail));
         self.error.clone().or(told).unwrap_or_default()
-    }
-
-    /// As an episode keeps it.
-    pub fn verification(&self) -> Verification {
-        Verification {
-            n_passed: self.n_passed,
-            n_failed: self.n_failed,
-            error: self.error.clone(),
-            assertions: self.assertions.clone(),
-            output: self.output.clone(),
-            seconds: self.duration.as_secs_f64(),
-        }
     }
 
     /// What it comes to.

@@ -10,22 +10,17 @@
 use std::borrow::Cow;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::future::try_join_all;
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::io::AsyncReadExt as _;
 use tokio::net::unix::pipe;
 
 use super::compare::{Difference, difference};
-use super::{
-    PROCESSORS, TestReport, Time, Verifier, Worth, copy_solution, left_out, n_processors, select_solution,
-};
-use crate::tasks::{Case, Cases, Stdio};
-use backsight_core::episode::Assertion;
-use backsight_sandbox::{
-    Capture, Command, Exit, Output, Priority, Sandbox, SandboxError, Selection, Streams, Workspace,
-};
+use super::{PROCESSORS, Solution, TestReport, Time, Verifier, Worth, left_out, n_processors, write_first};
+use crate::tasks::{Case, Stdio};
+use backsight_core::episode::{Assertion, Verification};
+use backsight_sandbox::{Capture, Command, Exit, Output, Priority, Sandbox, SandboxError, Streams};
 
 /// The program.
 const PROGRAM: &str = "solution.py";
@@ -58,15 +53,15 @@ impl Verifier<'_> {
         if workspace.blocking(|it| it.read(PROGRAM, 0)).await.is_err() {
             return Ok(failed(format!("there is no {PROGRAM}")));
         }
-        let solution = match select_solution(workspace).await {
-            Ok(selection) => Solution { workspace, selection: Arc::new(selection) },
+        let solution = match Solution::of(workspace).await {
+            Ok(solution) => solution,
             Err(error) => return Ok(failed(error.to_string())),
         };
         let each = stdio.time.unwrap_or_default().max(CASE_TIME);
-        let mut tally = self.run_all(&solution, &cases, each).await?;
-        tally.tell_rest(cases.len());
-        tally.output.push_str(&left_out(&solution.selection));
-        Ok(tally.report(started.elapsed()))
+        let found = self.run_all(&solution, &cases, each).await?;
+        let left = left_over(&found, cases.len()) + &left_out(&solution.selection);
+        let seconds = started.elapsed().as_secs_f64();
+        Ok(TestReport { found: Verification { seconds, ..found }, worth: Worth::Counted }.saying(&left))
     }
 
     /// Runs cases, some at once, until one decides.
@@ -75,21 +70,22 @@ impl Verifier<'_> {
         solution: &Solution<'_>,
         cases: &[Case],
         each: Duration,
-    ) -> Result<Tally, SandboxError> {
-        let (mut tally, mut left) = (Tally::default(), self.time);
+    ) -> Result<Verification, SandboxError> {
+        let (mut found, mut left) = (Verification::default(), self.time);
         for some in cases.chunks(n_processors()) {
             let time = left.at_most(each);
             let rans = try_join_all(some.iter().map(|case| self.run_case(solution, case, time))).await?;
             for (case, ran) in some.iter().zip(rans) {
                 let ran = ran.within(left);
                 left = left.without(&ran);
-                tally.count(case, &ran);
-                if tally.is_decided() {
-                    return Ok(tally);
+                count(&mut found, case, &ran);
+                // No further case could change the level.
+                if found.error.is_some() || found.n_failed > 0 {
+                    return Ok(found);
                 }
             }
         }
-        Ok(tally)
+        Ok(found)
     }
 
     /// Runs the program on one input, in a sandbox of its own.
@@ -97,8 +93,7 @@ impl Verifier<'_> {
         // It is never closed.
         let _processor = PROCESSORS.acquire().await.ok();
         let sandbox = self.sandboxes.start_for(Priority::Verifier).await?;
-        let Solution { workspace, selection } = solution;
-        if let Err(error) = copy_solution(workspace, sandbox.workspace(), Arc::clone(selection)).await {
+        if let Err(error) = solution.copy_to(sandbox.workspace()).await {
             return Ok(Ran { output: Err(error.to_string()), printed: Vec::new(), is_long: false });
         }
         let (stdin, input) = io::pipe()?;
@@ -110,7 +105,9 @@ impl Verifier<'_> {
             output
         };
         let read = read(&sandbox, printed.into(), case.output.len() * 2 + MORE_BYTES);
-        let (output, printed, ()) = tokio::join!(run, read, feed(input.into(), case.input.as_bytes()));
+        // Closed when it is written; a program that does not read it to the end is its own business.
+        let feed = async { drop(write_first(input, &case.input).await) };
+        let (output, printed, ()) = tokio::join!(run, read, feed);
         let (printed, is_long) = printed?;
         Ok(Ran { output: Ok(output?), printed, is_long })
     }
@@ -118,18 +115,12 @@ impl Verifier<'_> {
 
 /// The cases as they are, unpacked where nothing else has to wait for it.
 async fn unpacked(stdio: &Stdio) -> Result<Cow<'_, [Case]>, String> {
-    if let Cases::Plain(cases) = &stdio.cases {
-        return Ok(Cow::Borrowed(cases));
+    if stdio.packed.is_none() {
+        return stdio.all();
     }
-    let packed = stdio.cases.clone();
+    let packed = stdio.clone();
     let unpacked = tokio::task::spawn_blocking(move || packed.all().map(Cow::into_owned)).await;
     unpacked.map_err(|error| error.to_string())?.map(Cow::Owned)
-}
-
-/// What is run: the files of an episode that may be part of its program.
-struct Solution<'a> {
-    workspace: &'a Workspace,
-    selection: Arc<Selection>,
 }
 
 impl Time {
@@ -175,13 +166,6 @@ async fn read(sandbox: &Sandbox, printed: OwnedFd, most: usize) -> io::Result<(V
     Ok((bytes, is_long))
 }
 
-/// Writes a program's input. One that does not read to the end is its own business.
-async fn feed(input: OwnedFd, bytes: &[u8]) {
-    if let Ok(mut input) = pipe::Sender::from_owned_fd(input) {
-        let _ = input.write_all(bytes).await;
-    }
-}
-
 /// What became of a program in one case.
 struct Ran {
     /// How it ended, or why it could not be begun.
@@ -222,9 +206,7 @@ impl Ran {
 
 /// The last line of what a program printed as errors.
 fn complaint(errors: &Capture) -> String {
-    let text = errors.text();
-    let last = text.lines().rev().find(|line| !line.trim().is_empty());
-    last.map_or(String::new(), |line| format!(": {}", short(line)))
+    errors.text().trim_end().lines().last().map_or(String::new(), |line| format!(": {}", short(line)))
 }
 
 fn told(Difference { line, printed, expected }: Difference<'_>) -> String {
@@ -237,57 +219,37 @@ fn short(text: &str) -> String {
     text.chars().take(MAX_CHARS).collect()
 }
 
-/// What the cases have shown so far.
-#[derive(Default)]
-struct Tally {
-    n_run: usize,
-    n_passed: u64,
-    n_failed: u64,
-    error: Option<String>,
-    assertions: Vec<Assertion>,
-    /// What the first case that went wrong printed as errors.
-    output: String,
+/// Counts a case in what the cases have shown so far.
+fn count(found: &mut Verification, case: &Case, ran: &Ran) {
+    let text = format!("case {}", n_run(found) + 1);
+    let mistake = ran.mistake(&case.output);
+    if !matches!(mistake, Ok(None)) {
+        found.output = ran.output.as_ref().map(|it| it.capture.text()).unwrap_or_default();
+    }
+    let detail = match mistake {
+        Ok(mistake) => mistake,
+        Err(why) => {
+            found.error = Some(format!("{text}: {why}"));
+            return;
+        }
+    };
+    let passed = detail.is_none();
+    found.n_passed += u64::from(passed);
+    found.n_failed += u64::from(!passed);
+    if found.assertions.len() < MAX_LISTED {
+        found.assertions.push(Assertion { line: 0, text, passed, detail: detail.unwrap_or_default() });
+    }
 }
 
-impl Tally {
-    fn count(&mut self, case: &Case, ran: &Ran) {
-        self.n_run += 1;
-        let text = format!("case {}", self.n_run);
-        let mistake = ran.mistake(&case.output);
-        if !matches!(mistake, Ok(None)) && self.output.is_empty() {
-            self.output = ran.output.as_ref().map(|it| it.capture.text()).unwrap_or_default();
-        }
-        let detail = match mistake {
-            Ok(mistake) => mistake,
-            Err(why) => {
-                self.error = Some(format!("{text}: {why}"));
-                return;
-            }
-        };
-        let passed = detail.is_none();
-        self.n_passed += u64::from(passed);
-        self.n_failed += u64::from(!passed);
-        if self.assertions.len() < MAX_LISTED {
-            self.assertions.push(Assertion { line: 0, text, passed, detail: detail.unwrap_or_default() });
-        }
-    }
+/// How many cases were run.
+fn n_run(found: &Verification) -> usize {
+    (found.n_passed + found.n_failed) as usize + usize::from(found.error.is_some())
+}
 
-    /// Whether no further case could change the level.
-    fn is_decided(&self) -> bool {
-        self.error.is_some() || self.n_failed > 0
-    }
-
-    /// Says how many cases were not run.
-    fn tell_rest(&mut self, n_cases: usize) {
-        if self.n_run < n_cases {
-            let n_left = n_cases - self.n_run;
-            self.output
-                .push_str(&format!("\n{n_left} of {n_cases} cases were not run: the last one decided\n"));
-        }
-    }
-
-    fn report(self, duration: Duration) -> TestReport {
-        let Self { n_passed, n_failed, error, assertions, output, .. } = self;
-        TestReport { n_passed, n_failed, error, worth: Worth::Counted, assertions, output, duration }
+/// Says how many cases were not run.
+fn left_over(found: &Verification, n_cases: usize) -> String {
+    match n_cases - n_run(found) {
+        0 => String::new(),
+        n_left => format!("\n{n_left} of {n_cases} cases were not run: the last one decided\n"),
     }
 }

@@ -7,8 +7,6 @@ import math
 import re
 import unittest
 
-MISSING = object()
-
 
 class Skipped(Exception):
     """A test that does not want to run."""

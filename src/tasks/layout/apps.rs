@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::{Problem, contests, question};
 use crate::tasks::calls::{Arrangement, Target, script};
-use crate::tasks::check::{Case, Cases, Check, Stdio, same_length};
+use crate::tasks::check::{Case, Check, Stdio, same_length};
 use crate::tasks::prompt::Wanted;
 use crate::tasks::row::{Row, json, json_text, text};
 
@@ -42,8 +42,8 @@ pub(super) fn tests(row: &Row, text: &str) -> Result<Problem, String> {
     let (check, wanted) = match tests["fn_name"].as_str() {
         Some(name) => calls(row, name, text, inputs)?,
         None => {
-            let cases = Cases::Plain(Case::pairs(inputs, outputs)?);
-            (Check::Stdio(Stdio { cases, time: contests::time_limit(row) }), Wanted::Program)
+            let (cases, time) = (Case::pairs(inputs, outputs)?, contests::time_limit(row));
+            (Check::Stdio(Stdio { cases, packed: None, time }), Wanted::Program)
         }
     };
     Ok(Problem { wanted, check: Some(check), ..Problem::default() })
@@ -57,5 +57,5 @@ fn calls(row: &Row, name: &str, tests: &str, inputs: &[Value]) -> Result<(Check,
     let shown = starter.clone().or_else(|| json_text(row, "solutions")).unwrap_or_default();
     let target = Target::new(name, &shown)?;
     let check = Check::Script(script(&target, Arrangement::Lists, tests, inputs.len()));
-    Ok((check, starter.map_or_else(|| Wanted::Names(vec![target.defined().to_owned()]), Wanted::Code)))
+    Ok((check, starter.map_or_else(|| Wanted::Names(vec![target.defined]), Wanted::Code)))
 }

@@ -10,8 +10,8 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::{Problem, holds, question};
-use crate::tasks::check::{Case, Cases, Check, Stdio};
-use crate::tasks::prompt::{Quoted, Wanted};
+use crate::tasks::check::{Case, Check, Stdio};
+use crate::tasks::prompt::Wanted;
 use crate::tasks::row::{Row, json, text, text_of};
 
 /// What code_contests calls Python 3.
@@ -60,8 +60,8 @@ fn problem(
     Ok(Problem {
         question,
         wanted: Wanted::Program,
-        check: Some(Check::Stdio(Stdio { cases: Cases::Plain(cases), time: time_limit(row) })),
-        shown: (!public.is_empty()).then_some(Quoted::Cases(public)),
+        check: Some(Check::Stdio(Stdio { cases, packed: None, time: time_limit(row) })),
+        shown: Check::examples(public),
         references,
     })
 }

@@ -7,7 +7,7 @@
 use super::{Problem, question, source};
 use crate::tasks::calls::is_identifier;
 use crate::tasks::check::Check;
-use crate::tasks::prompt::{Quoted, Wanted};
+use crate::tasks::prompt::Wanted;
 use crate::tasks::row::{Row, text};
 
 pub(super) fn read(row: &Row) -> Result<Problem, String> {
@@ -23,7 +23,7 @@ pub(super) fn read(row: &Row) -> Result<Problem, String> {
         wanted: Wanted::Code(prompt.clone()),
         question: prompt,
         check: Some(Check::Script(script)),
-        shown: Some(Quoted::Script(tests)),
+        shown: Some(Check::Script(tests)),
         references: reference.into_iter().collect(),
     })
 }

@@ -8,10 +8,10 @@ use serde_json::{Value, json};
 
 use super::{Problem, question};
 use crate::tasks::calls::{Arrangement, Target, script};
-use crate::tasks::check::{Case, Cases, Check, Stdio};
+use crate::tasks::check::{Case, Check, Stdio};
 use crate::tasks::packed::unpack;
-use crate::tasks::prompt::{Quoted, Wanted};
-use crate::tasks::row::{Row, json as json_of, json_text, text};
+use crate::tasks::prompt::Wanted;
+use crate::tasks::row::{Row, json as json_of, text};
 
 const PRIVATE: &str = "private_test_cases";
 
@@ -28,19 +28,15 @@ pub(super) fn read(row: &Row) -> Result<Problem, String> {
         question: question(row, &["question_content"])?,
         wanted,
         check: Some(check),
-        shown: (!public.is_empty()).then_some(Quoted::Cases(public)),
+        shown: Check::examples(public),
         references: Vec::new(),
     })
 }
 
 /// The private tests, whether they are packed or not.
 fn private(row: &Row) -> Result<Value, String> {
-    let unpacked = match packed(row) {
-        Some(packed) => unpack(packed).map_err(|why| format!("its `{PRIVATE}` cannot be read: {why}"))?,
-        None => {
-            json_text(row, PRIVATE).filter(|text| !text.trim().is_empty()).unwrap_or_else(|| "[]".to_owned())
-        }
-    };
+    let Some(packed) = packed(row) else { return Ok(json_of(row, PRIVATE)?.unwrap_or_else(|| json!([]))) };
+    let unpacked = unpack(packed).map_err(|why| format!("its `{PRIVATE}` cannot be read: {why}"))?;
     serde_json::from_str(&unpacked).map_err(|error| format!("its `{PRIVATE}` are no JSON: {error}"))
 }
 
@@ -58,11 +54,9 @@ fn programs(row: &Row, public: &[Case], private: Vec<Case>) -> Result<(Check, Wa
     if public.is_empty() && private.is_empty() {
         return Err("it has no test cases".to_owned());
     }
-    let cases = match packed(row) {
-        Some(rest) => Cases::Packed { first: public.to_owned(), rest: rest.to_owned() },
-        None => Cases::Plain([public, &private].concat()),
-    };
-    Ok((Check::Stdio(Stdio { cases, time: None }), Wanted::Program))
+    let packed = packed(row).map(str::to_owned);
+    let cases = if packed.is_some() { public.to_owned() } else { [public, &private].concat() };
+    Ok((Check::Stdio(Stdio { cases, packed, time: None }), Wanted::Program))
 }
 
 fn calls(row: &Row, cases: &[Case]) -> Result<(Check, Wanted), String> {
@@ -73,5 +67,5 @@ fn calls(row: &Row, cases: &[Case]) -> Result<(Check, Wanted), String> {
     let tests: Vec<Value> = cases.iter().map(|case| json!([case.input, case.output])).collect();
     let check =
         Check::Script(script(&target, Arrangement::Lines, &Value::from(tests).to_string(), cases.len()));
-    Ok((check, starter.map_or_else(|| Wanted::Names(vec![target.defined().to_owned()]), Wanted::Code)))
+    Ok((check, starter.map_or_else(|| Wanted::Names(vec![target.defined]), Wanted::Code)))
 }

@@ -5,7 +5,7 @@
 
 use super::{Problem, question, source};
 use crate::tasks::check::Check;
-use crate::tasks::prompt::{Quoted, Wanted};
+use crate::tasks::prompt::Wanted;
 use crate::tasks::row::{Row, text};
 
 pub(super) fn read(row: &Row) -> Result<Problem, String> {
@@ -22,7 +22,7 @@ pub(super) fn read(row: &Row) -> Result<Problem, String> {
         question: question(row, &["text", "prompt"])?,
         wanted,
         check: Some(Check::Script(format!("{}\n\n{deciding}\n", import.trim_start()))),
-        shown: Some(Quoted::Script(shown)),
+        shown: Some(Check::Script(shown)),
         references: code.into_iter().collect(),
     })
 }

@@ -16,7 +16,7 @@ use std::borrow::Cow;
 use serde_json::Value;
 
 use super::check::Check;
-use super::prompt::{Quoted, Wanted};
+use super::prompt::Wanted;
 use super::row::{Row, text};
 
 /// A row that could be read: what is asked, and how a solution is judged.
@@ -29,7 +29,7 @@ pub struct Problem {
     /// How it is judged, if the row says it.
     pub check: Option<Check>,
     /// The tests that are published for whoever solves it.
-    pub shown: Option<Quoted>,
+    pub shown: Option<Check>,
     /// Solutions that are known, never shown.
     pub references: Vec<String>,
 }
@@ -170,6 +170,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::tasks::Stdio;
 
     fn found(row: &Value) -> Result<Problem, String> {
         read(row.as_object().unwrap(), &Named::default(), true)
@@ -183,8 +184,10 @@ mod tests {
     fn check(row: Value, judges: &str, shows: Option<&str>, n_references: usize) {
         let found = found(&row).unwrap();
         let shown = found.shown.as_ref().map(|it| match it {
-            Quoted::Script(code) => code.clone(),
-            Quoted::Cases(cases) => cases.iter().map(|it| format!("{}>{}", it.input, it.output)).collect(),
+            Check::Script(code) => code.clone(),
+            Check::Stdio(Stdio { cases, .. }) => {
+                cases.iter().map(|it| format!("{}>{}", it.input, it.output)).collect()
+            }
         });
         assert_eq!((texts(&found).as_str(), shown.as_deref()), (judges, shows), "{row}");
         assert_eq!(found.references.len(), n_references, "{row}");
@@ -245,7 +248,7 @@ mod tests {
             include_str!("../../../tests/fixtures/datasets/livecodebench.jsonl").lines().next().unwrap();
         let found = found(&serde_json::from_str(packed).unwrap()).unwrap();
         let Some(Check::Stdio(stdio)) = &found.check else { panic!("{found:?}") };
-        let outputs: Vec<String> = stdio.cases.all().unwrap().iter().map(|it| it.output.clone()).collect();
+        let outputs: Vec<String> = stdio.all().unwrap().iter().map(|it| it.output.clone()).collect();
         assert_eq!(outputs, ["3\n", "0\n", "1000000000001\n"]);
         assert!(texts(&found).starts_with("stdio|1 2\n|3\n|eJ"), "{}", texts(&found));
     }

@@ -8,8 +8,8 @@ use serde_json::Value;
 
 use super::{Problem, apps, question, source};
 use crate::tasks::calls::is_identifier;
-use crate::tasks::check::{Case, Cases, Check, Stdio};
-use crate::tasks::prompt::{Quoted, Wanted};
+use crate::tasks::check::{Case, Check, Stdio};
+use crate::tasks::prompt::Wanted;
 use crate::tasks::row::{Row, json, text, text_of};
 
 /// Where a question may stand.
@@ -42,13 +42,12 @@ fn scripted(row: &Row, tests: &str) -> Result<Problem, String> {
         Some(name) => format!("from solution import {name}\n\n{}", source::checking(tests, &name)),
         None => tests.to_owned(),
     };
-    let check = Some(Check::Script(script.clone()));
-    Ok(Problem { check, shown: Some(Quoted::Script(script)), ..Problem::default() })
+    let check = Some(Check::Script(script));
+    Ok(Problem { shown: check.clone(), check, ..Problem::default() })
 }
 
 fn listed(tests: &Value) -> Result<Problem, String> {
-    let cases = Cases::Plain(Case::list(tests)?);
-    let check = Some(Check::Stdio(Stdio { cases, time: None }));
+    let check = Some(Check::Stdio(Stdio { cases: Case::list(tests)?, ..Stdio::default() }));
     Ok(Problem { wanted: Wanted::Program, check, ..Problem::default() })
 }
 

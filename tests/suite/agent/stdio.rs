@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use backsight::agent::{TestReport, Verifier};
 use backsight::sandbox::{Limits, SandboxKind};
-use backsight::tasks::{Case, Cases, Check, Stdio};
+use backsight::tasks::{Case, Check, Stdio};
 
 use super::sandboxes;
 
@@ -19,7 +19,7 @@ async fn judge(files: &[(&str, &str)], cases: &[(&str, &str)], time: Duration) -
     }
     let case =
         |(input, output): &(&str, &str)| Case { input: (*input).to_owned(), output: (*output).to_owned() };
-    let stdio = Stdio { cases: Cases::Plain(cases.iter().map(case).collect()), time: None };
+    let stdio = Stdio { cases: cases.iter().map(case).collect(), ..Stdio::default() };
     Verifier::new(&sandboxes, time).judge(&episode, &Check::Stdio(stdio)).await.unwrap()
 }
 
@@ -113,7 +113,7 @@ async fn files_that_are_too_many_are_told_of() {
     episode.workspace().write("solution.py", b"print(2 * int(input()))").unwrap();
     super::python(&episode, many).await;
     let cases = TWICE.map(|(input, output)| Case { input: input.to_owned(), output: output.to_owned() });
-    let check = Check::Stdio(Stdio { cases: Cases::Plain(cases.into()), time: None });
+    let check = Check::Stdio(Stdio { cases: cases.into(), ..Stdio::default() });
     let report = Verifier::new(&sandboxes, LONG).judge(&episode, &check).await.unwrap();
     assert_eq!(report.correctness(), Some(1.0), "{report:#?}");
     assert_eq!(report.output, "\n2 large or many files were not copied for the tests\n");
