@@ -9,8 +9,7 @@
 use tokio::sync::OnceCell;
 
 use super::kind::Remote;
-use super::{Error, GenerateRequest, Place, Sampling};
-use crate::wire::Drawn;
+use super::{Error, GenerateRequest, Generated, Place, Sampling};
 use backsight_core::tokens::{TokenId, TopK};
 
 /// What the reported logprobs are.
@@ -32,7 +31,7 @@ pub struct Sampled(OnceCell<Reported>);
 impl Sampled {
     /// Whether the logprobs of what `request` samples are the model's own; found out once, by `draw`. `help` says how to
     /// start a server so that they are.
-    pub async fn are_own<F: Future<Output = Result<Drawn, Error>>>(
+    pub async fn are_own<F: Future<Output = Result<Generated, Error>>>(
         &self,
         request: &GenerateRequest,
         remote: &Remote,
@@ -53,7 +52,7 @@ impl Sampled {
         let id = request.prompt.first().copied().unwrap_or_default();
         let first_row = async |temperature| {
             let drawn = draw(probe_request(id, temperature)).await?;
-            Ok(drawn.top.into_iter().next().unwrap_or_default())
+            Ok(drawn.tokens.into_iter().next().map(|token| token.top).unwrap_or_default())
         };
         let compare = || async { Ok(judge(&first_row(0.5).await?, &first_row(1.0).await?)) };
         let is_own = *self.0.get_or_try_init(compare).await? == Reported::Own;
@@ -65,6 +64,14 @@ impl Sampled {
         }
         Ok(is_own)
     }
+}
+
+/// A continuation whose logprobs are left out unless they are the model's own.
+pub fn with_own(mut drawn: Generated, own: bool) -> Generated {
+    for token in drawn.tokens.iter_mut().filter(|_| !own) {
+        (token.logprob, token.top) = (None, TopK::default());
+    }
+    drawn
 }
 
 /// A request for one token after `id`, with the two likeliest candidates.

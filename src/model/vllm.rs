@@ -13,13 +13,12 @@ use super::endpoint::hashed;
 use super::kind::{Client, Kind, Remote, ServerInfo};
 use super::openai::{self, Dialect};
 use super::remote;
-use super::sampled::Sampled;
+use super::sampled::{Sampled, with_own};
 use super::transport::{Answer, Body, Call, LOOK_UP, Transport};
 use super::{
     ChatAnswer, ChatRequest, Error, GenerateRequest, Generated, Limits, Model, Scored, check_ids,
     check_length, check_prompt,
 };
-use crate::wire::Drawn;
 use crate::wire::vllm::{self as wire, CompletionRequest, LogprobLimit};
 use backsight_core::score::ScoreJob;
 
@@ -48,7 +47,7 @@ async fn ask(transport: &Transport, model: Option<&str>) -> Result<(ServerInfo, 
     let model = remote::choose(&transport.server(), &listed, model)?;
     let (max_top_k, vocab_size) = ask_limit(transport, &model.id).await?;
     let limits =
-        Limits { context_length: model.context_length, vocab_size, max_top_k, ..VLLM.limits.clone() };
+        Limits { context_length: model.context_length(), vocab_size, max_top_k, ..VLLM.limits.clone() };
     let tokenizer_path = model.root.clone();
     Ok((ServerInfo { version, tokenizer_path, ..ServerInfo::listed(&VLLM, &model, listed) }, limits))
 }
@@ -120,16 +119,11 @@ impl Vllm {
             max_answer: remote::max_answer(n_sent, top_k),
             ..Call::post(ROUTE, Body::Named(&write))
         };
-        let decode = |answer: &Answer<'_>| {
-            let scores = wire::scores(answer.body, job, n_sent, top_k)?;
-            answer.attempt.check(scores.id.as_deref()).map(|()| scores)
-        };
-        let scores = self.remote.transport.call(&call, &decode).await?;
-        let usage = remote::usage(scores.counts, n_sent);
-        Ok(Scored { spans: scores.spans, version: scores.version, usage })
+        let decode = |answer: &Answer<'_>| answer.attempt.own(wire::scores(answer.body, job, n_sent, top_k)?);
+        self.remote.transport.call(&call, &decode).await
     }
 
-    async fn draw(&self, request: &GenerateRequest, top_k: usize) -> Result<Drawn, Error> {
+    async fn draw(&self, request: &GenerateRequest, top_k: usize) -> Result<Generated, Error> {
         let (n_sent, max_tokens) = (request.prompt.len(), request.sampling.max_tokens);
         let body = completion(&self.remote.info.model, request, top_k);
         let write = |id: &str| named(&body, id);
@@ -139,10 +133,8 @@ impl Vllm {
             max_answer: remote::max_answer(n_sent + max_tokens, top_k),
             ..Call::post(ROUTE, Body::Named(&write))
         };
-        let decode = |answer: &Answer<'_>| {
-            let drawn = wire::drawn(answer.body, &request.prompt, top_k)?;
-            answer.attempt.check(drawn.id.as_deref()).map(|()| drawn)
-        };
+        let decode =
+            |answer: &Answer<'_>| answer.attempt.own(wire::drawn(answer.body, &request.prompt, top_k)?);
         self.remote.transport.call(&call, &decode).await
     }
 }
@@ -159,7 +151,7 @@ impl Model for Vllm {
         };
         let own = self.sampled.are_own(request, &self.remote, help, probe).await?;
         let drawn = self.within_limit(request.top_k, |top_k| self.draw(request, top_k)).await?;
-        Ok(remote::generated(drawn, request.prompt.len(), own))
+        Ok(with_own(drawn, own))
     }
 
     async fn score(&self, job: &ScoreJob) -> Result<Scored, Error> {
