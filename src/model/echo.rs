@@ -7,7 +7,8 @@
 //! answer is the business of `wire`.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Mutex, PoisonError};
 
 use crate::wire::Signed;
 
@@ -35,23 +36,17 @@ impl Ids {
 
 /// Whether an endpoint repeats the ids it is sent.
 #[derive(Debug, Default)]
-pub struct Echo(AtomicU8);
-
-const NEVER: u8 = 1;
-const ONCE: u8 = 2;
+pub struct Echo(Mutex<Option<bool>>);
 
 impl Echo {
     /// Whether it did, once there was an answer to tell by.
     pub fn is_heard(&self) -> Option<bool> {
-        match self.0.load(Relaxed) {
-            NEVER => Some(false),
-            ONCE => Some(true),
-            _ => None,
-        }
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn hear(&self, repeated: bool) {
-        self.0.fetch_max(if repeated { ONCE } else { NEVER }, Relaxed);
+        let mut heard = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        *heard = (*heard).max(Some(repeated));
     }
 }
 

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use super::kind::{Client, Kind, Remote, ServerInfo};
 use super::remote;
-use super::transport::{Answer, Body, Call, Transport};
+use super::transport::{Answer, Call, Transport};
 use super::{ChatAnswer, ChatRequest, Constraint, Error, GenerateRequest, Generated, Limits, Model, Scored};
 use crate::wire::openai as wire;
 use backsight_chat::messages;
@@ -156,15 +156,16 @@ pub(super) async fn chat(
 pub(super) async fn post_chat(
     transport: &Transport,
     path: &str,
-    body: &impl Serialize,
+    body: &(impl Serialize + Sync),
     request: &ChatRequest,
     decode: fn(&[u8]) -> Result<ChatAnswer, String>,
 ) -> Result<ChatAnswer, Error> {
+    let write = |_: &str| remote::body(body);
     let call = Call {
         tokens: chat_tokens(request),
         sticky: remote::sticky_step(&request.place),
         max_answer: remote::max_answer(request.sampling.max_tokens, 0),
-        ..Call::post(path, Body::Same(remote::body(body)?))
+        ..Call::post(path, &write)
     };
     transport.call(&call, &|answer: &Answer<'_>| decode(answer.body)).await
 }

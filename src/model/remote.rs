@@ -5,7 +5,7 @@
 use serde::Serialize;
 
 use super::endpoint::hashed;
-use super::transport::{Answer, Call, LOOK_UP, Transport};
+use super::transport::{Answer, Call, LOOK_UP, Transport, Write};
 use super::{Error, Place, Scored, Usage};
 use crate::wire::openai::{self, Listed};
 use backsight_core::needed::{Needed, absent};
@@ -112,6 +112,25 @@ pub fn sticky_episode(place: &Place) -> u64 {
 /// The endpoint key of a judge's votes: all votes on one step go to one endpoint.
 pub fn sticky_step(place: &Place) -> u64 {
     hashed(&(&place.task, place.episode, place.step))
+}
+
+/// How big a request and its answer are, and where it goes.
+#[derive(Clone, Copy)]
+pub struct Size {
+    /// Tokens sent and sampled.
+    pub tokens: usize,
+    /// How many candidates for each of them.
+    pub top_k: usize,
+    /// The same value goes to the same endpoint.
+    pub sticky: u64,
+}
+
+impl Size {
+    /// A call of this size.
+    pub fn call<'a>(self, path: &'a str, write: &'a Write<'a>) -> Call<'a> {
+        let max_answer = max_answer(self.tokens, self.top_k);
+        Call { tokens: self.tokens as u64, sticky: self.sticky, max_answer, ..Call::post(path, write) }
+    }
 }
 
 /// How long an answer with so many candidates for each of so many tokens may be.

@@ -15,17 +15,16 @@ use futures_util::future::join_all;
 use super::echo;
 use super::kind::{Client, Kind, Remote, ServerInfo};
 use super::openai::{self, Dialect};
-use super::remote;
+use super::remote::{self, Size};
 use super::sampled::{Sampled, with_own};
-use super::transport::{Answer, Body, Call, Transport};
+use super::transport::{Answer, Decode, Transport};
 use super::{
     ChatAnswer, ChatRequest, Constraint, Error, GenerateRequest, Generated, Limits, Model, Scored, check_ids,
-    check_length, check_prompt, check_top_k,
+    check_prompt, check_top_k,
 };
 use crate::wire::OneOrMany;
 use crate::wire::sglang::{self as wire, SamplingParams, Window};
 use backsight_core::score::ScoreJob;
-use backsight_core::tokens::TokenId;
 
 /// An SGLang server. It accepts any name, so a name is checked against what it lists.
 pub static SGLANG: Kind = Kind {
@@ -84,25 +83,10 @@ impl Sglang {
         Self { remote, sampled: Sampled::default() }
     }
 
-    /// Refuses what must not be sent.
-    fn check(&self, ids: &[TokenId]) -> Result<(), Error> {
-        if self.remote.limits.vocab_size.is_none() {
-            return Err(Error::Unsupported {
-                server: self.remote.transport.server(),
-                what: "be sent token ids while the size of its vocabulary is unknown: \
-                       one id too large ends an SGLang server"
-                    .to_owned(),
-                help: "name the model's tokenizer with --tokenizer".to_owned(),
-            });
-        }
-        check_ids(ids, self.remote.limits.vocab_size)?;
-        check_length(ids.len(), self.remote.limits.context_length)
-    }
-
     /// What is to be sent for a job; nothing when none of its positions has a context.
     fn window(&self, job: &ScoreJob) -> Result<Option<Window>, Error> {
         let Some(window) = Window::of(job) else { return Ok(None) };
-        self.check(&job.tokens()[..window.end])?;
+        self.remote.check(&job.tokens()[..window.end])?;
         check_top_k(job.top_k(), self.remote.limits.vocab_size)?;
         Ok(Some(window))
     }
@@ -112,13 +96,10 @@ impl Sglang {
         transport: &Transport,
         request: &wire::GenerateRequest<'_>,
         size: Size,
-        decode: &(dyn Fn(&Answer<'_>) -> Result<T, String> + Send + Sync),
+        decode: &Decode<'_, T>,
     ) -> Result<T, Error> {
         let write = |id: &str| named(request, id);
-        let (tokens, sticky, max_answer) =
-            (size.tokens as u64, size.sticky, remote::max_answer(size.tokens, size.top_k));
-        let call = Call { tokens, sticky, max_answer, ..Call::post("/generate", Body::Named(&write)) };
-        transport.call(&call, decode).await
+        transport.call(&size.call("/generate", &write), decode).await
     }
 
     async fn score_window(&self, job: &ScoreJob, window: Window) -> Result<Scored, Error> {
@@ -185,7 +166,7 @@ impl Sglang {
 impl Model for Sglang {
     async fn generate(&self, request: &GenerateRequest) -> Result<Generated, Error> {
         check_prompt(&request.prompt)?;
-        self.check(&request.prompt)?;
+        self.remote.check(&request.prompt)?;
         check_ids(&request.stop_ids, self.remote.limits.vocab_size)?;
         let help = "start it with SGLANG_RETURN_ORIGINAL_LOGPROB=1";
         let probe = async |probe| self.draw(&probe).await;
@@ -237,8 +218,10 @@ impl Model for Sglang {
 /// The request, each of its prompts under an id of its own.
 fn named(request: &wire::GenerateRequest<'_>, id: &str) -> Result<Vec<u8>, Error> {
     let rid = match &request.input_ids {
-        OneOrMany::One(_) => OneOrMany::One(id.to_owned()),
-        OneOrMany::Many(all) => OneOrMany::Many((0..all.len()).map(|idx| echo::of_prompt(id, idx)).collect()),
+        Some(OneOrMany::Many(all)) => {
+            OneOrMany::Many((0..all.len()).map(|idx| echo::of_prompt(id, idx)).collect())
+        }
+        _ => OneOrMany::One(id.to_owned()),
     };
     remote::body(&wire::GenerateRequest { rid: Some(rid), ..request.clone() })
 }
@@ -248,26 +231,18 @@ fn read_scores(answer: &Answer<'_>, job: &ScoreJob, window: Window) -> Result<Sc
     answer.attempt.own(wire::scores(answer.body, job, window)?)
 }
 
-/// How big a request and its answer are.
-#[derive(Clone, Copy)]
-struct Size {
-    tokens: usize,
-    top_k: usize,
-    sticky: u64,
-}
-
 fn size(sent: &[(&ScoreJob, Window)], top_k: usize) -> Size {
     let tokens = sent.iter().map(|(_, window)| window.end).sum();
     let sticky = sent.first().map_or(0, |(job, _)| remote::sticky_prompt(job.tokens()));
     Size { tokens, top_k, sticky }
 }
 
-fn sampling_params(request: &GenerateRequest, max_new_tokens: usize) -> SamplingParams<'_> {
+fn sampling_params(request: &GenerateRequest, max_new_tokens: usize) -> SamplingParams {
     let sampling = &request.sampling;
     let (json_schema, regex) = match &sampling.constraint {
         None => (None, None),
         Some(Constraint::JsonSchema(schema)) => (Some(schema.to_string()), None),
-        Some(Constraint::Regex(regex)) => (None, Some(regex.as_str())),
+        Some(Constraint::Regex(regex)) => (None, Some(regex.clone())),
     };
     SamplingParams {
         max_new_tokens,
@@ -275,7 +250,7 @@ fn sampling_params(request: &GenerateRequest, max_new_tokens: usize) -> Sampling
         top_p: sampling.top_p,
         top_k: sampling.top_k.map_or(-1, |top_k| top_k as i64),
         sampling_seed: sampling.seed.map(remote::signed),
-        stop_token_ids: &request.stop_ids,
+        stop_token_ids: request.stop_ids.clone(),
         json_schema,
         regex,
         ..SamplingParams::none()

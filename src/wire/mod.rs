@@ -36,7 +36,10 @@ use backsight_core::tokens::TokenId;
 
 /// One value for all prompts, or one for each.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(untagged)]
+#[serde(
+    untagged,
+    expecting = "rid, input_ids, logprob_start_len and top_logprobs_num must be one value, or a list with one for each prompt"
+)]
 pub enum OneOrMany<T> {
     /// For all.
     One(T),

@@ -11,6 +11,8 @@
 //! after temperature unless the server was told otherwise; and an id outside the vocabulary kills
 //! the server, which is why nothing here may be sent unchecked. Deliberately absent: the OpenAI routes, which are in `openai`.
 
+use std::borrow::Cow;
+
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde::{Deserialize, Serialize};
@@ -29,36 +31,43 @@ use backsight_core::tokens::{TokenId, TopK};
 /// What SGLang writes for minus infinity: the lowest single-precision number.
 pub const FLOOR: f64 = f32::MIN as f64;
 
-/// The body of `POST /generate`.
+/// The body of `POST /generate`, as we write it and as our own server reads it.
 #[skip_serializing_none]
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GenerateRequest<'a> {
-    /// Our own name for each prompt, which comes back with its answer.
+    /// A name for each prompt, which comes back with its answer.
     pub rid: Option<OneOrMany<String>>,
-    /// The context, as ids.
-    pub input_ids: OneOrMany<&'a [TokenId]>,
+    /// The context as ids, or several.
+    pub input_ids: Option<OneOrMany<Cow<'a, [TokenId]>>>,
+    /// A context as text.
+    pub text: Option<String>,
     /// How to draw.
-    pub sampling_params: SamplingParams<'a>,
+    #[serde(default)]
+    pub sampling_params: SamplingParams,
     /// Whether logprobs are wanted at all.
+    #[serde(default)]
     pub return_logprob: bool,
     /// The token before the first whose logprob is wanted; -1 wants none of the prompt's.
-    pub logprob_start_len: OneOrMany<i64>,
+    pub logprob_start_len: Option<OneOrMany<i64>>,
     /// How many candidates per position.
-    pub top_logprobs_num: OneOrMany<usize>,
+    pub top_logprobs_num: Option<OneOrMany<usize>>,
     /// Always false: texts are of no use and cost most of the answer.
+    #[serde(default)]
     pub return_text_in_logprobs: bool,
     /// Asks for the prompt's rows as flat arrays; servers that do not know it answer nested.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub return_flat_raw_top_logprobs: bool,
     /// Asks for those arrays as base64.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub return_flat_raw_top_logprobs_b64: bool,
 }
 
-/// `sampling_params` of a [`GenerateRequest`]. All are sent, because a model's own defaults decide those left out.
+/// `sampling_params` of a [`GenerateRequest`], with SGLang's defaults. All are sent, because a model's own defaults
+/// decide those left out.
 #[skip_serializing_none]
-#[derive(Clone, Debug, Default, Serialize)]
-pub struct SamplingParams<'a> {
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct SamplingParams {
     /// At most this many tokens; 0 only scores.
     pub max_new_tokens: usize,
     /// 0 takes the likeliest token.
@@ -68,26 +77,44 @@ pub struct SamplingParams<'a> {
     /// -1 keeps all.
     pub top_k: i64,
     /// Always 0: nothing is cut off.
-    pub min_p: f64,
+    pub min_p: Option<f64>,
     /// Always 1: nothing is penalised.
-    pub repetition_penalty: f64,
+    pub repetition_penalty: Option<f64>,
     /// Makes a draw repeatable on servers started with deterministic inference.
     pub sampling_seed: Option<i64>,
     /// Ids after which to stop.
-    #[serde(skip_serializing_if = "<[_]>::is_empty")]
-    pub stop_token_ids: &'a [TokenId],
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub stop_token_ids: Vec<TokenId>,
     /// Whether special tokens are left out of the text.
     pub skip_special_tokens: bool,
     /// A JSON schema, as a string.
     pub json_schema: Option<String>,
     /// A regular expression for the whole text.
-    pub regex: Option<&'a str>,
+    pub regex: Option<String>,
 }
 
-impl SamplingParams<'_> {
+impl Default for SamplingParams {
+    fn default() -> Self {
+        Self {
+            max_new_tokens: 128,
+            temperature: 1.0,
+            top_p: 1.0,
+            top_k: -1,
+            min_p: Some(0.0),
+            repetition_penalty: Some(1.0),
+            sampling_seed: None,
+            stop_token_ids: Vec::new(),
+            skip_special_tokens: true,
+            json_schema: None,
+            regex: None,
+        }
+    }
+}
+
+impl SamplingParams {
     /// Draws nothing.
     pub fn none() -> Self {
-        Self { top_p: 1.0, top_k: -1, repetition_penalty: 1.0, ..Self::default() }
+        Self { max_new_tokens: 0, temperature: 0.0, skip_special_tokens: false, ..Self::default() }
     }
 }
 
@@ -119,7 +146,7 @@ impl Window {
 /// The request that scores one job.
 pub fn score_request(job: &ScoreJob, window: Window) -> GenerateRequest<'_> {
     GenerateRequest {
-        logprob_start_len: OneOrMany::One(window.start_len() as i64),
+        logprob_start_len: Some(OneOrMany::One(window.start_len() as i64)),
         ..GenerateRequest::new(&job.tokens()[..window.end], SamplingParams::none(), job.top_k())
     }
     .with_flat_rows(job.top_k() > 0)
@@ -127,12 +154,12 @@ pub fn score_request(job: &ScoreJob, window: Window) -> GenerateRequest<'_> {
 
 /// The request that scores several jobs at once; each needs a window.
 pub fn batch_request<'a>(jobs: &[(&'a ScoreJob, Window)]) -> GenerateRequest<'a> {
+    let ids = |&(job, window): &(&'a ScoreJob, Window)| job.tokens()[..window.end].into();
+    let starts = jobs.iter().map(|(_, window)| window.start_len() as i64);
     GenerateRequest {
-        input_ids: OneOrMany::Many(jobs.iter().map(|(job, window)| &job.tokens()[..window.end]).collect()),
-        logprob_start_len: OneOrMany::Many(
-            jobs.iter().map(|(_, window)| window.start_len() as i64).collect(),
-        ),
-        top_logprobs_num: OneOrMany::Many(jobs.iter().map(|(job, _)| job.top_k()).collect()),
+        input_ids: Some(OneOrMany::Many(jobs.iter().map(ids).collect())),
+        logprob_start_len: Some(OneOrMany::Many(starts.collect())),
+        top_logprobs_num: Some(OneOrMany::Many(jobs.iter().map(|(job, _)| job.top_k()).collect())),
         ..GenerateRequest::new(&[], SamplingParams::none(), 0)
     }
     .with_flat_rows(jobs.iter().any(|(job, _)| job.top_k() > 0))
@@ -140,14 +167,15 @@ pub fn batch_request<'a>(jobs: &[(&'a ScoreJob, Window)]) -> GenerateRequest<'a>
 
 impl<'a> GenerateRequest<'a> {
     /// A request for one prompt that asks for none of its logprobs.
-    pub fn new(input_ids: &'a [TokenId], sampling_params: SamplingParams<'a>, top_k: usize) -> Self {
+    pub fn new(input_ids: &'a [TokenId], sampling_params: SamplingParams, top_k: usize) -> Self {
         Self {
             rid: None,
-            input_ids: OneOrMany::One(input_ids),
+            input_ids: Some(OneOrMany::One(input_ids.into())),
+            text: None,
             sampling_params,
             return_logprob: true,
-            logprob_start_len: OneOrMany::One(-1),
-            top_logprobs_num: OneOrMany::One(top_k),
+            logprob_start_len: Some(OneOrMany::One(-1)),
+            top_logprobs_num: Some(OneOrMany::One(top_k)),
             return_text_in_logprobs: false,
             return_flat_raw_top_logprobs: false,
             return_flat_raw_top_logprobs_b64: false,
