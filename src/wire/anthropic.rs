@@ -232,14 +232,9 @@ fn call(id: String, name: String, input: Value) -> ToolCall {
     ToolCall { id: Some(id), name, arguments }
 }
 
-#[derive(Deserialize)]
-struct ModelEntry {
-    id: String,
-}
-
 /// Reads `GET /v1/models/NAME`: the model that a name or an alias stands for.
 pub fn model_id(body: &[u8]) -> Result<String, String> {
-    strict::read(body).map(|it: ModelEntry| it.id)
+    strict::field(body, "id")
 }
 
 #[cfg(test)]

@@ -49,12 +49,7 @@ pub struct ChatRequest<'a> {
 
 /// Reads the answer of `POST /tokenize`, which vLLM and SGLang share.
 pub fn tokenized(body: &[u8]) -> Result<Vec<TokenId>, String> {
-    #[derive(Deserialize)]
-    struct Tokenized {
-        tokens: Vec<TokenId>,
-    }
-    let answer: Tokenized = strict::read(body).map_err(|why| format!("{why}: {}", server_message(body)))?;
-    Ok(answer.tokens)
+    strict::field(body, "tokens").map_err(|why| format!("{why}: {}", server_message(body)))
 }
 
 /// The `response_format` that asks for a JSON schema.
@@ -167,14 +162,9 @@ impl Listed {
     }
 }
 
-#[derive(Deserialize)]
-struct ModelList {
-    data: Vec<Listed>,
-}
-
 /// Reads `GET /v1/models`.
 pub fn models(body: &[u8]) -> Result<Vec<Listed>, String> {
-    strict::read(body).map(|it: ModelList| it.data)
+    strict::field(body, "data")
 }
 
 #[cfg(test)]
@@ -216,7 +206,7 @@ mod tests {
             chat(json!({"role": "assistant", "content": null, "tool_calls": [
                 {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{\"a\":1}"}}]})),
             expect![[
-                r#"{"role":"assistant","content":null,"tool_calls":[{"id":"call_1","type":"function","function":{"name":"f","arguments":"{\"a\":1}"}}]} Stop Usage { prompt_tokens: 19, cached_tokens: Some(7), completion_tokens: 10 }"#
+                r#"{"role":"assistant","content":null,"tool_calls":[{"id":"call_1","type":"function","function":{"name":"f","arguments":"{\"a\":1}"}}]} ToolCalls Usage { prompt_tokens: 19, cached_tokens: Some(7), completion_tokens: 10 }"#
             ]],
         );
     }

@@ -421,14 +421,9 @@ fn number_after(message: &str, words: &str) -> Option<usize> {
     rest[..digits].parse().ok()
 }
 
-#[derive(Deserialize)]
-struct Version {
-    version: String,
-}
-
 /// Reads `GET /version`.
 pub fn version(body: &[u8]) -> Result<String, String> {
-    strict::read(body).map(|it: Version| it.version)
+    strict::field(body, "version")
 }
 
 #[cfg(test)]

@@ -183,8 +183,10 @@ fn check_chat(it: &Exchange) -> &'static str {
     let written = backsight::chat::messages::to_json(&answered.message);
     assert_eq!(written["content"], choice["message"]["content"], "{}", it.name);
     let calls = choice["message"]["tool_calls"].as_array().cloned().unwrap_or_default();
+    // A server may say `stop` beside a call.
+    let ended = if calls.is_empty() { choice["finish_reason"].as_str() } else { Some("tool_calls") };
     assert_eq!(written.get("tool_calls").cloned().unwrap_or(Value::Array(vec![])), Value::Array(calls));
-    assert_eq!(Some(word(&answered.finish)), choice["finish_reason"].as_str());
+    assert_eq!(Some(word(&answered.finish)), ended);
     assert_eq!(answered.usage, openai_counts(&it.response));
     "chat"
 }

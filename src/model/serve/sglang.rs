@@ -153,14 +153,10 @@ fn rids(asked: Option<&OneOrMany<String>>, n: usize) -> Result<Vec<String>, Refu
         Some(OneOrMany::Many(all)) if all.len() != n => {
             Err(Refusal::bad("rid has another length than input_ids"))
         }
-        Some(OneOrMany::Many(all)) => {
-            let distinct: BTreeSet<&String> = all.iter().collect();
-            if distinct.len() == n {
-                Ok(all.clone())
-            } else {
-                Err(Refusal::bad("Duplicate request IDs detected"))
-            }
+        Some(OneOrMany::Many(all)) if all.iter().collect::<BTreeSet<_>>().len() < n => {
+            Err(Refusal::bad("Duplicate request IDs detected"))
         }
+        Some(OneOrMany::Many(all)) => Ok(all.clone()),
     }
 }
 
