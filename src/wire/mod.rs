@@ -5,6 +5,7 @@
 //! business of `model`.
 
 pub mod anthropic;
+mod aside;
 pub mod atropos;
 pub mod episode_record;
 pub mod error;
@@ -24,7 +25,6 @@ pub mod served;
 pub mod sglang;
 mod skim;
 mod strict;
-mod told;
 pub mod vllm;
 
 use serde::{Deserialize, Serialize};

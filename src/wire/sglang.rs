@@ -19,9 +19,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use serde_with::skip_serializing_none;
 
+use super::aside::Aside;
 use super::error::server_message;
 use super::scan::Scanner;
-use super::told::Told;
 use super::{OneOrMany, Signed, finish, paid, rows, sampled, strict};
 use backsight_core::model::{Generated, SampledToken, Scored};
 use backsight_core::needed::{self, Candidate, Needed};
@@ -228,7 +228,7 @@ struct PromptReader<'job> {
     nested: Option<Vec<Vec<Candidate>>>,
     flat: Flat,
     finish: Option<Value>,
-    told: Told,
+    told: Aside,
 }
 
 impl<'job> PromptReader<'job> {
@@ -241,7 +241,7 @@ impl<'job> PromptReader<'job> {
             nested: None,
             flat: Flat::default(),
             finish: None,
-            told: Told::default(),
+            told: Aside::default(),
         };
         let mut found = false;
         scanner.object(|scanner, key| {
@@ -511,7 +511,7 @@ struct DrawnReader {
     own: Option<Vec<Candidate>>,
     tops: Vec<Vec<Candidate>>,
     finish: Option<Value>,
-    told: Told,
+    told: Aside,
 }
 
 impl DrawnReader {

@@ -15,12 +15,12 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use serde_with::skip_serializing_none;
 
+use super::aside::{Aside, Versions};
 use super::error::server_message;
 use super::openai::Counted;
 use super::rows::{self, Ranked};
 use super::scan::{Scanner, whole};
 use super::strict::{self, Name};
-use super::told::{Told, Versions};
 use super::{Signed, finish, paid, sampled};
 use backsight_core::model::{Generated, SampledToken, Scored, Usage};
 use backsight_core::needed::{self, Candidate, Needed};
@@ -93,7 +93,8 @@ impl<'a> CompletionRequest<'a> {
 pub fn scores(body: &[u8], job: &ScoreJob, n_sent: usize, top_k: usize) -> Result<Signed<Scored>, String> {
     let needed = Needed::new(job);
     let prompt = &job.tokens()[..n_sent];
-    let mut reader = PromptReader { prompt, needed: &needed, top_k, rows: Vec::new(), told: Told::default() };
+    let mut reader =
+        PromptReader { prompt, needed: &needed, top_k, rows: Vec::new(), told: Aside::default() };
     reader.answer(body)?;
     let (rows, told) = (reader.rows, reader.told);
     let usage = paid(told.counted, n_sent)?;
@@ -107,7 +108,7 @@ struct PromptReader<'a> {
     needed: &'a Needed,
     top_k: usize,
     rows: Vec<TokenScore>,
-    told: Told,
+    told: Aside,
 }
 
 impl PromptReader<'_> {

@@ -16,7 +16,7 @@ use backsight_core::tokens::TokenSpan;
 
 /// What is told, as it is found.
 #[derive(Debug, Default)]
-pub(super) struct Told {
+pub(super) struct Aside {
     /// The id of the request.
     pub(super) id: Option<String>,
     /// What the server counted: SGLang beside the id, vLLM under `usage`.
@@ -25,7 +25,7 @@ pub(super) struct Told {
     pub(super) versions: Versions,
 }
 
-impl Told {
+impl Aside {
     /// Takes the value of `key` if it tells something, else steps over it.
     pub(super) fn field(&mut self, key: &[u8], scanner: &mut Scanner<'_>) -> Result<(), String> {
         match key {
@@ -101,7 +101,7 @@ mod tests {
 
     fn versions(json: &Value) -> Versions {
         let text = json.to_string();
-        let mut told = Told::default();
+        let mut told = Aside::default();
         Scanner::new(text.as_bytes()).object(|scanner, key| told.field(key, scanner)).unwrap();
         told.versions
     }
