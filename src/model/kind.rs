@@ -19,6 +19,9 @@ use backsight_core::tokens::TokenId;
 /// A route that only servers of one kind have, and what refuses an answer that is not theirs.
 pub type Sign = (&'static str, fn(&[u8]) -> Result<(), String>);
 
+/// What a server says about the model it is asked for, or about its only one.
+pub type Told<'a> = BoxFuture<'a, Result<(ServerInfo, Limits), Error>>;
+
 /// A kind of server.
 pub struct Kind {
     /// The name used on the command line, in files and in messages.
@@ -43,8 +46,8 @@ pub struct Kind {
 
 /// How a server is spoken to.
 pub struct Client {
-    /// Asks what it says about the model of a name, or about its only one.
-    pub ask: for<'a> fn(&'a Transport, Option<&'a str>) -> BoxFuture<'a, Result<(ServerInfo, Limits), Error>>,
+    /// Asks what it is.
+    pub ask: for<'a> fn(&'a Transport, Option<&'a str>) -> Told<'a>,
     /// Makes a model of it, without asking anything.
     pub make: fn(Remote) -> Arc<dyn Model>,
 }
