@@ -105,8 +105,8 @@ fn ours(body: &[u8], job: &ScoreJob) -> (Vec<Duration>, usize) {
         let scores = vllm_scores(body, job, N_POSITIONS, TOP_K).unwrap();
         times.push(thread_time() - start);
         peak = peak.max(PEAK.load(Relaxed) - before);
-        assert_eq!(scores.spans[0].scores().len(), SPAN.1);
-        assert!(scores.spans[0].scores().iter().all(|it| it.top.entries().len() >= TOP_K));
+        assert_eq!(scores.1.spans[0].scores().len(), SPAN.1);
+        assert!(scores.1.spans[0].scores().iter().all(|it| it.top.entries().len() >= TOP_K));
     }
     times.sort();
     (times, peak)

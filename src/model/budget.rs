@@ -100,8 +100,8 @@ impl Meter {
     async fn reserve(self: &Arc<Self>, tokens: u64) -> Result<Reservation, Error> {
         loop {
             let settled = self.settled.notified();
-            if self.try_reserve(tokens)? {
-                return Ok(Reservation { meter: Arc::clone(self), tokens, usage: None });
+            if let Some(room) = self.try_reserve(tokens)? {
+                return Ok(room);
             }
             settled.await;
         }
@@ -111,16 +111,12 @@ impl Meter {
     async fn reserve_some(self: &Arc<Self>, jobs: &[ScoreJob]) -> Result<Vec<Reservation>, Error> {
         let (Some(first), rest) = (jobs.first(), jobs.iter().skip(1)) else { return Ok(Vec::new()) };
         let mut rooms = vec![self.reserve(first.tokens().len() as u64).await?];
-        for tokens in rest.map(|job| job.tokens().len() as u64) {
-            match self.try_reserve(tokens) {
-                Ok(true) => rooms.push(Reservation { meter: Arc::clone(self), tokens, usage: None }),
-                Ok(false) | Err(_) => break,
-            }
-        }
+        rooms.extend(rest.map_while(|job| self.try_reserve(job.tokens().len() as u64).ok().flatten()));
         Ok(rooms)
     }
 
-    fn try_reserve(&self, tokens: u64) -> Result<bool, Error> {
+    /// Sets it aside if there is room now.
+    fn try_reserve(self: &Arc<Self>, tokens: u64) -> Result<Option<Reservation>, Error> {
         let mut account = self.lock();
         let requests =
             (account.spent.requests, 1, account.under_way, self.allowance.max_requests, "requests");
@@ -131,12 +127,12 @@ impl Meter {
                 return Err(Error::Budget { role: self.role.name().to_owned(), what, limit });
             }
             if settled.saturating_add(under_way) > limit {
-                return Ok(false);
+                return Ok(None);
             }
         }
         account.under_way += 1;
         account.reserved += tokens;
-        Ok(true)
+        Ok(Some(Reservation { meter: Arc::clone(self), tokens, usage: None }))
     }
 
     fn lock(&self) -> MutexGuard<'_, Account> {

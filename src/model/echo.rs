@@ -7,7 +7,10 @@
 //! answer is the business of `wire`.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Mutex, PoisonError};
+
+use crate::wire::Signed;
 
 /// What every id of ours begins with. An id that holds it and is not the one that was sent is another request's.
 const MARK: &str = "backsight-";
@@ -33,23 +36,17 @@ impl Ids {
 
 /// Whether an endpoint repeats the ids it is sent.
 #[derive(Debug, Default)]
-pub struct Echo(AtomicU8);
-
-const NEVER: u8 = 1;
-const ONCE: u8 = 2;
+pub struct Echo(Mutex<Option<bool>>);
 
 impl Echo {
     /// Whether it did, once there was an answer to tell by.
     pub fn is_heard(&self) -> Option<bool> {
-        match self.0.load(Relaxed) {
-            NEVER => Some(false),
-            ONCE => Some(true),
-            _ => None,
-        }
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn hear(&self, repeated: bool) {
-        self.0.fetch_max(if repeated { ONCE } else { NEVER }, Relaxed);
+        let mut heard = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        *heard = (*heard).max(Some(repeated));
     }
 }
 
@@ -68,18 +65,18 @@ pub fn of_prompt(id: &str, index: usize) -> String {
 }
 
 impl Attempt<'_> {
-    /// Refuses an answer that says the id of another request.
-    pub fn check(&self, told: Option<&str>) -> Result<(), String> {
-        self.compare(self.id, told)
+    /// The answer, unless it says the id of another request.
+    pub fn own<T>(&self, (told, answer): Signed<T>) -> Result<T, String> {
+        self.check(self.id, told.as_deref()).map(|()| answer)
     }
 
     /// The same for one prompt of a request that has several.
-    pub fn check_prompt(&self, index: usize, told: Option<&str>) -> Result<(), String> {
-        self.compare(&of_prompt(self.id, index), told)
+    pub fn own_prompt<T>(&self, index: usize, (told, answer): Signed<T>) -> Result<T, String> {
+        self.check(&of_prompt(self.id, index), told.as_deref()).map(|()| answer)
     }
 
     /// Servers and proxies may write more around an id.
-    fn compare(&self, sent: &str, told: Option<&str>) -> Result<(), String> {
+    fn check(&self, sent: &str, told: Option<&str>) -> Result<(), String> {
         let is_repeated = told.is_some_and(|told| told.contains(sent));
         let is_anothers = told.is_some_and(|told| told.contains(MARK)) || self.echo.is_heard() == Some(true);
         if !is_repeated && is_anothers {
@@ -112,19 +109,21 @@ mod tests {
         let (ids, echo) = (Ids::new(), Echo::default());
         let (id, other) = (ids.next(), ids.next());
         let attempt = Attempt { id: &id, echo: &echo };
+        let check = |told: Option<&str>| attempt.own((told.map(str::to_owned), ()));
+        let check_prompt = |index, told: &str| attempt.own_prompt(index, (Some(told.to_owned()), ()));
         assert_eq!(echo.is_heard(), None);
-        let why = attempt.check(Some(&other)).unwrap_err();
+        let why = check(Some(&other)).unwrap_err();
         assert_eq!(why, format!("it is the answer to another request: its id is `{other}`, not `{id}`"));
         assert_eq!(echo.is_heard(), None, "that was no answer");
-        assert_eq!(attempt.check(Some("cmpl-1")), Ok(()));
-        assert_eq!((attempt.check(None), echo.is_heard()), (Ok(()), Some(false)));
-        assert_eq!(attempt.check(Some(&format!("cmpl-{id}-0"))), Ok(()));
+        assert_eq!(check(Some("cmpl-1")), Ok(()));
+        assert_eq!((check(None), echo.is_heard()), (Ok(()), Some(false)));
+        assert_eq!(check(Some(&format!("cmpl-{id}-0"))), Ok(()));
         assert_eq!(echo.is_heard(), Some(true));
         for told in [None, Some("cmpl-1"), Some(other.as_str())] {
-            assert!(attempt.check(told).is_err(), "{told:?}");
+            assert!(check(told).is_err(), "{told:?}");
         }
-        assert_eq!(attempt.check_prompt(3, Some(&of_prompt(&id, 3))), Ok(()));
-        assert!(attempt.check_prompt(3, Some(&of_prompt(&id, 30))).is_err());
-        assert!(attempt.check_prompt(0, Some(&id)).is_err());
+        assert_eq!(check_prompt(3, &of_prompt(&id, 3)), Ok(()));
+        assert!(check_prompt(3, &of_prompt(&id, 30)).is_err());
+        assert!(check_prompt(0, &id).is_err());
     }
 }

@@ -5,11 +5,11 @@
 //! sample is determined by its content and its place, because each place is a separate draw although prompts may be
 //! equal. Pure.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
 use super::{ChatRequest, Constraint, GenerateRequest, Place, Sampling};
-use backsight_core::episode::{Arguments, Content, Message};
+use backsight_chat::messages::{ArgumentForm, to_json_with};
 use backsight_core::score::ScoreJob;
 use backsight_core::tokens::TokenId;
 
@@ -67,10 +67,8 @@ impl Key {
         let mut text = Text::new("chat", model);
         text.place(stage, &request.place);
         text.sampling(&request.sampling);
-        text.number(request.messages.len());
-        request.messages.iter().for_each(|message| text.message(message));
-        text.number(request.tools.len());
-        request.tools.iter().for_each(|tool| text.json(tool));
+        text.json(&request.messages.iter().map(|it| to_json_with(it, ArgumentForm::Object)).collect());
+        text.json(&json!(request.tools));
         text.finish()
     }
 
@@ -130,11 +128,6 @@ impl Text {
         }
     }
 
-    fn optional(&mut self, bytes: Option<&[u8]>) {
-        self.number(usize::from(bytes.is_some()));
-        self.bytes(bytes.unwrap_or_default());
-    }
-
     fn json(&mut self, value: &Value) {
         self.bytes(value.to_string().as_bytes());
     }
@@ -146,60 +139,12 @@ impl Text {
     }
 
     fn sampling(&mut self, sampling: &Sampling) {
-        self.0.update(sampling.temperature.to_bits().to_le_bytes());
-        self.0.update(sampling.top_p.to_bits().to_le_bytes());
-        self.optional(sampling.top_k.map(|k| k.to_string()).as_deref().map(str::as_bytes));
-        self.optional(sampling.seed.map(u64::to_le_bytes).as_ref().map(<[u8; 8]>::as_slice));
-        self.number(sampling.max_tokens);
-        match &sampling.constraint {
-            None => self.bytes(b""),
-            Some(Constraint::JsonSchema(schema)) => {
-                self.bytes(b"schema");
-                self.json(schema);
-            }
-            Some(Constraint::Regex(regex)) => {
-                self.bytes(b"regex");
-                self.bytes(regex.as_bytes());
-            }
-        }
-    }
-
-    fn message(&mut self, message: &Message) {
-        self.bytes(message.role.name().as_bytes());
-        match &message.content {
-            None => self.bytes(b"none"),
-            Some(Content::Text(text)) => {
-                self.bytes(b"text");
-                self.bytes(text.as_bytes());
-            }
-            Some(Content::Parts(parts)) => {
-                self.bytes(b"parts");
-                self.number(parts.len());
-                parts.iter().for_each(|part| self.bytes(part.as_bytes()));
-            }
-        }
-        for text in [&message.reasoning, &message.tool_call_id, &message.name] {
-            self.optional(text.as_deref().map(str::as_bytes));
-        }
-        self.number(message.tool_calls.len());
-        for call in &message.tool_calls {
-            self.optional(call.id.as_deref().map(str::as_bytes));
-            self.bytes(call.name.as_bytes());
-            self.arguments(&call.arguments);
-        }
-    }
-
-    fn arguments(&mut self, arguments: &Arguments) {
-        match arguments {
-            Arguments::Object(object) => {
-                self.bytes(b"object");
-                self.json(&Value::Object(object.clone()));
-            }
-            Arguments::Text(text) => {
-                self.bytes(b"text");
-                self.bytes(text.as_bytes());
-            }
-        }
+        let Sampling { temperature, top_p, top_k, seed, max_tokens, constraint } = sampling;
+        let shape = constraint.as_ref().map(|constraint| match constraint {
+            Constraint::JsonSchema(schema) => json!({"schema": schema}),
+            Constraint::Regex(regex) => json!({"regex": regex}),
+        });
+        self.json(&json!([temperature, top_p, top_k, seed, max_tokens, shape]));
     }
 }
 
@@ -207,7 +152,7 @@ impl Text {
 #[expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 mod tests {
     use super::*;
-    use backsight_core::episode::Role;
+    use backsight_core::episode::{Content, Message, Role};
     use backsight_core::tokens::TokenSpan;
     use proptest::prelude::*;
     use std::collections::HashSet;

@@ -12,8 +12,9 @@ use futures_util::future::BoxFuture;
 use super::notice::Notices;
 use super::secret::Secret;
 use super::transport::{Auth, Settings, Transport};
-use super::{Error, Limits, Model};
+use super::{Error, Limits, Model, check_ids, check_length};
 use crate::wire::openai::Listed;
+use backsight_core::tokens::TokenId;
 
 /// A route that only servers of one kind have, and what refuses an answer that is not theirs.
 pub type Sign = (&'static str, fn(&[u8]) -> Result<(), String>);
@@ -167,6 +168,23 @@ impl Remote {
         let (info, limits) = (client.ask)(&transport.briefly(), wanted.model.as_deref()).await?;
         let remote = Self { transport, info, limits, notices: wanted.notices.clone() };
         Ok(remote.knowing_vocab(wanted.vocab_size))
+    }
+
+    /// Refuses ids that it must not be sent.
+    pub fn check(&self, ids: &[TokenId]) -> Result<(), Error> {
+        let Limits { vocab_size, context_length, .. } = self.limits;
+        if self.info.kind.needs_vocab && vocab_size.is_none() {
+            return Err(Error::Unsupported {
+                server: self.transport.server(),
+                what: format!(
+                    "be sent token ids while the size of its vocabulary is unknown: one id too large ends an {} server",
+                    self.info.kind.about
+                ),
+                help: "name the model's tokenizer with --tokenizer".to_owned(),
+            });
+        }
+        check_ids(ids, vocab_size)?;
+        check_length(ids.len(), context_length)
     }
 
     /// The same with a vocabulary of that size, if there is one; what the server told stands otherwise.

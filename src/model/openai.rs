@@ -13,11 +13,9 @@ use serde_json::{Value, json};
 
 use super::kind::{Client, Kind, Remote, ServerInfo};
 use super::remote;
-use super::transport::{Answer, Body, Call, Transport};
-use super::{
-    ChatAnswer, ChatRequest, Constraint, Error, Finish, GenerateRequest, Generated, Limits, Model, Scored,
-};
-use crate::wire::openai::{self as wire, Answered};
+use super::transport::{Answer, Call, Transport};
+use super::{ChatAnswer, ChatRequest, Constraint, Error, GenerateRequest, Generated, Limits, Model, Scored};
+use crate::wire::openai as wire;
 use backsight_chat::messages;
 use backsight_core::episode::Content;
 use backsight_core::score::ScoreJob;
@@ -37,7 +35,7 @@ pub static OPENAI: Kind = Kind {
 async fn ask(transport: &Transport, model: Option<&str>) -> Result<(ServerInfo, Limits), Error> {
     let listed = remote::listed(transport).await?;
     let model = remote::choose(&transport.server(), &listed, model)?;
-    let (context_length, vocab_size) = (model.context_length, model.vocab_size);
+    let (context_length, vocab_size) = (model.context_length(), model.vocab_size());
     let limits = Limits { context_length, vocab_size, ..OPENAI.limits.clone() };
     Ok((ServerInfo::listed(&OPENAI, &model, listed), limits))
 }
@@ -158,17 +156,18 @@ pub(super) async fn chat(
 pub(super) async fn post_chat(
     transport: &Transport,
     path: &str,
-    body: &impl Serialize,
+    body: &(impl Serialize + Sync),
     request: &ChatRequest,
-    decode: fn(&[u8]) -> Result<Answered, String>,
+    decode: fn(&[u8]) -> Result<ChatAnswer, String>,
 ) -> Result<ChatAnswer, Error> {
+    let write = |_: &str| remote::body(body);
     let call = Call {
         tokens: chat_tokens(request),
         sticky: remote::sticky_step(&request.place),
         max_answer: remote::max_answer(request.sampling.max_tokens, 0),
-        ..Call::post(path, Body::Same(remote::body(body)?))
+        ..Call::post(path, &write)
     };
-    Ok(chat_answer(transport.call(&call, &|answer: &Answer<'_>| decode(answer.body)).await?))
+    transport.call(&call, &|answer: &Answer<'_>| decode(answer.body)).await
 }
 
 fn chat_request<'a>(model: &'a str, dialect: Dialect, request: &'a ChatRequest) -> wire::ChatRequest<'a> {
@@ -200,16 +199,6 @@ fn chat_tokens(request: &ChatRequest) -> u64 {
     let text = |content: &Option<Content>| content.as_ref().map_or(0, |it| it.text().len());
     let bytes: usize = request.messages.iter().map(|message| text(&message.content)).sum();
     (bytes / 4 + request.sampling.max_tokens) as u64
-}
-
-/// The answer in our words. A server may say `stop` beside a tool call.
-fn chat_answer(answered: Answered) -> ChatAnswer {
-    let Answered { message, finish, counts } = answered;
-    let finish = match remote::finish(finish.as_deref()) {
-        Finish::Stop if !message.tool_calls.is_empty() => Finish::ToolCalls,
-        finish => finish,
-    };
-    ChatAnswer { message, finish, usage: remote::usage(counts, 0) }
 }
 
 /// A constraint as vLLM writes it, on both of its routes.

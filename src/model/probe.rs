@@ -12,7 +12,7 @@ use super::kind::ServerInfo;
 use super::kinds::names_of;
 use super::noise::{Noisy, noise_of, tolerance};
 use super::opened::Opened;
-use super::transport::{Answer, Body, Call, Transport};
+use super::transport::{Answer, Call, Transport};
 use super::{ChatRequest, Error, GenerateRequest, Generated, Limits, Model, Place, Sampling, Scored};
 use crate::wire::openai;
 use backsight_chat::drops::drops;
@@ -332,7 +332,8 @@ pub async fn tokenizer_agrees(opened: &Opened, notes: &mut Vec<String>) -> Optio
     // A server may add what its tokenizer adds to plain text, whatever it is asked.
     let ours = [tokenizer.encode(PROBE_TEXT).ok()?.ids, tokenizer.encode_plain(PROBE_TEXT).ok()?.ids];
     let body = json!({"model": opened.info.model, "prompt": PROBE_TEXT, "add_special_tokens": false});
-    let call = Call::post("/tokenize", Body::Same(body.to_string().into_bytes()));
+    let write = |_: &str| Ok(body.to_string().into_bytes());
+    let call = Call::post("/tokenize", &write);
     match transport.call(&call, &|answer: &Answer<'_>| openai::tokenized(answer.body)).await {
         Ok(theirs) => Some(ours.contains(&theirs)),
         // SGLang behind a proxy and older servers have no such route.

@@ -5,10 +5,9 @@
 use serde::Serialize;
 
 use super::endpoint::hashed;
-use super::transport::{Answer, Call, LOOK_UP, Transport};
-use super::{Error, Finish, Generated, Place, SampledToken, Scored, Usage};
+use super::transport::{Answer, Call, LOOK_UP, Transport, Write};
+use super::{Error, Place, Scored, Usage};
 use crate::wire::openai::{self, Listed};
-use crate::wire::{Counts, Drawn};
 use backsight_core::needed::{Needed, absent};
 use backsight_core::score::{Absence, ScoreJob};
 use backsight_core::tokens::TokenId;
@@ -115,20 +114,28 @@ pub fn sticky_step(place: &Place) -> u64 {
     hashed(&(&place.task, place.episode, place.step))
 }
 
+/// How big a request and its answer are, and where it goes.
+#[derive(Clone, Copy)]
+pub struct Size {
+    /// Tokens sent and sampled.
+    pub tokens: usize,
+    /// How many candidates for each of them.
+    pub top_k: usize,
+    /// The same value goes to the same endpoint.
+    pub sticky: u64,
+}
+
+impl Size {
+    /// A call of this size.
+    pub fn call<'a>(self, path: &'a str, write: &'a Write<'a>) -> Call<'a> {
+        let max_answer = max_answer(self.tokens, self.top_k);
+        Call { tokens: self.tokens as u64, sticky: self.sticky, max_answer, ..Call::post(path, write) }
+    }
+}
+
 /// How long an answer with so many candidates for each of so many tokens may be.
 pub fn max_answer(n_tokens: usize, top_k: usize) -> usize {
     MAX_ANSWER.0.saturating_add(MAX_ANSWER.1.saturating_mul(top_k + 2).saturating_mul(n_tokens))
-}
-
-/// Why sampling ended, from a server's word for it.
-pub fn finish(word: Option<&str>) -> Finish {
-    match word {
-        Some("stop" | "end_turn" | "stop_sequence") => Finish::Stop,
-        Some("length" | "max_tokens" | "model_context_window_exceeded") => Finish::Length,
-        Some("tool_calls" | "function_call" | "tool_use") => Finish::ToolCalls,
-        Some(other) => Finish::Other(other.to_owned()),
-        None => Finish::Other("not told".to_owned()),
-    }
 }
 
 /// The scores of a job none of whose positions has a context: nothing needs to be asked.
@@ -138,24 +145,6 @@ pub fn nothing_to_score(job: &ScoreJob) -> Result<Scored, Error> {
     let invalid = |what| Error::Invalid { what, help: "check the spans".to_owned() };
     let spans = needed.into_spans(job, scores).map_err(invalid)?;
     Ok(Scored { spans, version: None, usage: Usage::default() })
-}
-
-/// What a call cost; a server that does not count is charged for what was sent.
-pub fn usage(counts: Counts, n_sent: usize) -> Usage {
-    let prompt_tokens = if counts.prompt_tokens == 0 { n_sent as u64 } else { counts.prompt_tokens };
-    Usage { prompt_tokens, cached_tokens: counts.cached_tokens, completion_tokens: counts.completion_tokens }
-}
-
-/// A continuation; `own` says whether the logprobs are those of the model itself.
-pub fn generated(drawn: Drawn, n_sent: usize, own: bool) -> Generated {
-    let values = drawn.logprobs.into_iter().zip(drawn.top);
-    let token = |(id, (logprob, top))| match own {
-        true => SampledToken { id, logprob, top },
-        false => SampledToken { id, logprob: None, top: Default::default() },
-    };
-    let tokens = drawn.ids.into_iter().zip(values).map(token).collect();
-    let usage = usage(drawn.counts, n_sent);
-    Generated { tokens, finish: finish(drawn.finish.as_deref()), versions: drawn.versions, usage }
 }
 
 #[cfg(test)]

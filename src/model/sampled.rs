@@ -9,30 +9,20 @@
 use tokio::sync::OnceCell;
 
 use super::kind::Remote;
-use super::{Error, GenerateRequest, Place, Sampling};
-use crate::wire::Drawn;
+use super::{Error, GenerateRequest, Generated, Place, Sampling};
 use backsight_core::tokens::{TokenId, TopK};
-
-/// What the reported logprobs are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Reported {
-    /// Those of the model at temperature 1, whatever was sampled with.
-    Own,
-    /// Those of the distribution that was sampled from, or something that cannot be told.
-    Other,
-}
 
 /// Differences between two runs of one server stay far below this.
 const NOISE: f64 = 1e-2;
 
-/// What is known of the logprobs a server reports.
+/// Whether a server reports the model's own logprobs, whatever it samples with; known once it was asked.
 #[derive(Default)]
-pub struct Sampled(OnceCell<Reported>);
+pub struct Sampled(OnceCell<bool>);
 
 impl Sampled {
     /// Whether the logprobs of what `request` samples are the model's own; found out once, by `draw`. `help` says how to
     /// start a server so that they are.
-    pub async fn are_own<F: Future<Output = Result<Drawn, Error>>>(
+    pub async fn are_own<F: Future<Output = Result<Generated, Error>>>(
         &self,
         request: &GenerateRequest,
         remote: &Remote,
@@ -53,10 +43,10 @@ impl Sampled {
         let id = request.prompt.first().copied().unwrap_or_default();
         let first_row = async |temperature| {
             let drawn = draw(probe_request(id, temperature)).await?;
-            Ok(drawn.top.into_iter().next().unwrap_or_default())
+            Ok(drawn.tokens.into_iter().next().map(|token| token.top).unwrap_or_default())
         };
-        let compare = || async { Ok(judge(&first_row(0.5).await?, &first_row(1.0).await?)) };
-        let is_own = *self.0.get_or_try_init(compare).await? == Reported::Own;
+        let compare = || async { Ok(are_same(&first_row(0.5).await?, &first_row(1.0).await?)) };
+        let is_own = *self.0.get_or_try_init(compare).await?;
         if !is_own {
             remote.notices.add(format!(
                 "{server} reports logprobs after the temperature rather than the model's own; they are left out; \
@@ -67,6 +57,14 @@ impl Sampled {
     }
 }
 
+/// A continuation whose logprobs are left out unless they are the model's own.
+pub fn with_own(mut drawn: Generated, own: bool) -> Generated {
+    for token in drawn.tokens.iter_mut().filter(|_| !own) {
+        (token.logprob, token.top) = (None, TopK::default());
+    }
+    drawn
+}
+
 /// A request for one token after `id`, with the two likeliest candidates.
 fn probe_request(id: TokenId, temperature: f64) -> GenerateRequest {
     let sampling =
@@ -74,14 +72,10 @@ fn probe_request(id: TokenId, temperature: f64) -> GenerateRequest {
     GenerateRequest { prompt: vec![id], sampling, stop_ids: Vec::new(), top_k: 2, place: Place::default() }
 }
 
-/// Compares the candidates at temperatures 0.5 and 1.
-fn judge(half: &TopK, one: &TopK) -> Reported {
-    match (gap(half), gap(one)) {
-        (Some(half), Some(one)) if one > 2.0 * NOISE && (half - one).abs() < NOISE + one / 4.0 => {
-            Reported::Own
-        }
-        _ => Reported::Other,
-    }
+/// Whether the candidates at temperatures 0.5 and 1 are those of one distribution; not where that cannot be told.
+fn are_same(half: &TopK, one: &TopK) -> bool {
+    let near = |half: f64, one: f64| one > 2.0 * NOISE && (half - one).abs() < NOISE + one / 4.0;
+    gap(half).zip(gap(one)).is_some_and(|(half, one)| near(half, one))
 }
 
 /// How far the second candidate lies behind the first.
@@ -98,20 +92,20 @@ mod tests {
     use super::*;
     use backsight_core::tokens::Logprob;
 
-    fn check(half: &[f64], one: &[f64], expected: Reported) {
+    fn check(half: &[f64], one: &[f64], expected: bool) {
         let row = |values: &[f64]| {
             TopK::new((0..).zip(values).map(|(id, &it)| (id, Logprob::new(it).unwrap())).collect())
         };
-        assert_eq!(judge(&row(half), &row(one)), expected);
+        assert_eq!(are_same(&row(half), &row(one)), expected);
     }
 
     #[test]
     fn applied_temperatures_are_told_from_others() {
-        check(&[-1.9, -2.7], &[-1.9, -2.7], Reported::Own);
-        check(&[-1.2, -2.8], &[-1.9, -2.7], Reported::Other);
-        check(&[-1.900_01, -2.700_02], &[-1.9, -2.7], Reported::Own);
-        check(&[-1.9, -1.9], &[-1.9, -1.9], Reported::Other);
-        check(&[-1.9], &[-1.9], Reported::Other);
-        check(&[], &[], Reported::Other);
+        check(&[-1.9, -2.7], &[-1.9, -2.7], true);
+        check(&[-1.2, -2.8], &[-1.9, -2.7], false);
+        check(&[-1.900_01, -2.700_02], &[-1.9, -2.7], true);
+        check(&[-1.9, -1.9], &[-1.9, -1.9], false);
+        check(&[-1.9], &[-1.9], false);
+        check(&[], &[], false);
     }
 }

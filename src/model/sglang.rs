@@ -15,17 +15,16 @@ use futures_util::future::join_all;
 use super::echo;
 use super::kind::{Client, Kind, Remote, ServerInfo};
 use super::openai::{self, Dialect};
-use super::remote;
-use super::sampled::Sampled;
-use super::transport::{Answer, Body, Call, Transport};
+use super::remote::{self, Size};
+use super::sampled::{Sampled, with_own};
+use super::transport::{Answer, Decode, Transport};
 use super::{
     ChatAnswer, ChatRequest, Constraint, Error, GenerateRequest, Generated, Limits, Model, Scored, check_ids,
-    check_length, check_prompt, check_top_k,
+    check_prompt, check_top_k,
 };
+use crate::wire::OneOrMany;
 use crate::wire::sglang::{self as wire, SamplingParams, Window};
-use crate::wire::{Drawn, OneOrMany, Scores};
 use backsight_core::score::ScoreJob;
-use backsight_core::tokens::{TokenId, TopK};
 
 /// An SGLang server. It accepts any name, so a name is checked against what it lists.
 pub static SGLANG: Kind = Kind {
@@ -57,7 +56,7 @@ async fn ask(transport: &Transport, model: Option<&str>) -> Result<(ServerInfo, 
     let listed = remote::listed(transport).await?;
     let model = remote::choose(&transport.server(), &listed, model)?;
     let limits = Limits {
-        context_length: model.context_length.or(told.context_length),
+        context_length: model.context_length().or(told.context_length),
         cached_scores: told.disable_radix_cache != Some(true),
         ..SGLANG.limits.clone()
     };
@@ -84,25 +83,10 @@ impl Sglang {
         Self { remote, sampled: Sampled::default() }
     }
 
-    /// Refuses what must not be sent.
-    fn check(&self, ids: &[TokenId]) -> Result<(), Error> {
-        if self.remote.limits.vocab_size.is_none() {
-            return Err(Error::Unsupported {
-                server: self.remote.transport.server(),
-                what: "be sent token ids while the size of its vocabulary is unknown: \
-                       one id too large ends an SGLang server"
-                    .to_owned(),
-                help: "name the model's tokenizer with --tokenizer".to_owned(),
-            });
-        }
-        check_ids(ids, self.remote.limits.vocab_size)?;
-        check_length(ids.len(), self.remote.limits.context_length)
-    }
-
     /// What is to be sent for a job; nothing when none of its positions has a context.
     fn window(&self, job: &ScoreJob) -> Result<Option<Window>, Error> {
         let Some(window) = Window::of(job) else { return Ok(None) };
-        self.check(&job.tokens()[..window.end])?;
+        self.remote.check(&job.tokens()[..window.end])?;
         check_top_k(job.top_k(), self.remote.limits.vocab_size)?;
         Ok(Some(window))
     }
@@ -112,16 +96,13 @@ impl Sglang {
         transport: &Transport,
         request: &wire::GenerateRequest<'_>,
         size: Size,
-        decode: &(dyn Fn(&Answer<'_>) -> Result<T, String> + Send + Sync),
+        decode: &Decode<'_, T>,
     ) -> Result<T, Error> {
         let write = |id: &str| named(request, id);
-        let (tokens, sticky, max_answer) =
-            (size.tokens as u64, size.sticky, remote::max_answer(size.tokens, size.top_k));
-        let call = Call { tokens, sticky, max_answer, ..Call::post("/generate", Body::Named(&write)) };
-        transport.call(&call, decode).await
+        transport.call(&size.call("/generate", &write), decode).await
     }
 
-    async fn score_window(&self, job: &ScoreJob, window: Window) -> Result<Scores, Error> {
+    async fn score_window(&self, job: &ScoreJob, window: Window) -> Result<Scored, Error> {
         let request = wire::score_request(job, window);
         let decode = |answer: &Answer<'_>| read_scores(answer, job, window);
         self.post(&self.remote.transport, &request, size(&[(job, window)], job.top_k()), &decode).await
@@ -135,8 +116,8 @@ impl Sglang {
             let found = together.get(idx).cloned().flatten();
             async move {
                 match found {
-                    Some(scores) => Ok(scored(scores, window)),
-                    None => Ok(scored(self.score_window(job, window).await?, window)),
+                    Some(scored) => Ok(scored),
+                    None => self.score_window(job, window).await,
                 }
             }
         });
@@ -144,58 +125,29 @@ impl Sglang {
     }
 
     /// One request for several jobs: the scores of those whose part of the answer is usable as it stands.
-    async fn score_batch(&self, sent: &[(&ScoreJob, Window)]) -> Vec<Option<Scores>> {
+    async fn score_batch(&self, sent: &[(&ScoreJob, Window)]) -> Vec<Option<Scored>> {
         let top_k = sent.iter().map(|(job, _)| job.top_k()).max().unwrap_or(0);
         let decode = |answer: &Answer<'_>| {
             let all = wire::batch_scores(answer.body, sent)?.into_iter().enumerate();
-            Ok(all.map(|(idx, scores)| own_scores(answer, idx, scores?)).collect::<Vec<_>>())
+            Ok(all.map(|(idx, scores)| answer.attempt.own_prompt(idx, scores?)).collect::<Vec<_>>())
         };
         let transport = self.remote.transport.only_when_busy();
         let all = self.post(&transport, &wire::batch_request(sent), size(sent, top_k), &decode).await;
         all.map_or_else(|_| Vec::new(), |all| all.into_iter().map(Result::ok).collect())
     }
 
-    /// The logprobs of chosen ids at every needed position of a job, in the order of the positions;
-    /// a position without a context has none.
-    pub async fn score_chosen(&self, job: &ScoreJob, ids: &[TokenId]) -> Result<Vec<TopK>, Error> {
-        check_ids(ids, self.remote.limits.vocab_size)?;
-        let Some(window) = self.window(job)? else { return Ok(Vec::new()) };
-        let request =
-            wire::GenerateRequest { token_ids_logprob: Some(ids), ..wire::score_request(job, window) };
-        let decode = |answer: &Answer<'_>| read_scores(answer, job, window);
-        let scores = self
-            .post(&self.remote.transport, &request, size(&[(job, window)], job.top_k() + ids.len()), &decode)
-            .await?;
-        if scores.chosen.iter().any(|row| row.entries().len() < ids.len()) || scores.chosen.is_empty() {
-            return Err(self.garbled("not every chosen id has a logprob".to_owned()));
-        }
-        Ok(scores.chosen)
-    }
-
-    async fn draw(&self, request: &GenerateRequest) -> Result<Drawn, Error> {
+    async fn draw(&self, request: &GenerateRequest) -> Result<Generated, Error> {
         let (n_sent, max_tokens) = (request.prompt.len(), self.room(request));
-        let body = wire::GenerateRequest {
-            rid: None,
-            input_ids: OneOrMany::One(&request.prompt),
-            sampling_params: sampling_params(request, max_tokens),
-            return_logprob: true,
-            logprob_start_len: OneOrMany::One(-1),
-            top_logprobs_num: OneOrMany::One(request.top_k),
-            token_ids_logprob: None,
-            return_text_in_logprobs: false,
-            return_flat_raw_top_logprobs: false,
-            return_flat_raw_top_logprobs_b64: false,
-        };
+        let params = sampling_params(request, max_tokens);
+        let body = wire::GenerateRequest::new(&request.prompt, params, request.top_k);
         let size = Size {
             tokens: n_sent + max_tokens,
             top_k: request.top_k,
             sticky: remote::sticky_episode(&request.place),
         };
-        self.post(&self.remote.transport, &body, size, &|answer: &Answer<'_>| {
-            let drawn = wire::drawn(answer.body, n_sent, request.top_k)?;
-            answer.attempt.check(drawn.id.as_deref()).map(|()| drawn)
-        })
-        .await
+        let decode =
+            |answer: &Answer<'_>| answer.attempt.own(wire::drawn(answer.body, n_sent, request.top_k)?);
+        self.post(&self.remote.transport, &body, size, &decode).await
     }
 
     /// How many tokens may be sampled: SGLang refuses a limit beyond the context instead of clipping it.
@@ -214,18 +166,18 @@ impl Sglang {
 impl Model for Sglang {
     async fn generate(&self, request: &GenerateRequest) -> Result<Generated, Error> {
         check_prompt(&request.prompt)?;
-        self.check(&request.prompt)?;
+        self.remote.check(&request.prompt)?;
         check_ids(&request.stop_ids, self.remote.limits.vocab_size)?;
         let help = "start it with SGLANG_RETURN_ORIGINAL_LOGPROB=1";
         let probe = async |probe| self.draw(&probe).await;
         let own = self.sampled.are_own(request, &self.remote, help, probe).await?;
         let drawn = self.draw(request).await?;
-        Ok(remote::generated(drawn, request.prompt.len(), own))
+        Ok(with_own(drawn, own))
     }
 
     async fn score(&self, job: &ScoreJob) -> Result<Scored, Error> {
         let Some(window) = self.window(job)? else { return remote::nothing_to_score(job) };
-        Ok(scored(self.score_window(job, window).await?, window))
+        self.score_window(job, window).await
     }
 
     /// One request for each endpoint that knows the beginnings of some of the jobs.
@@ -266,34 +218,17 @@ impl Model for Sglang {
 /// The request, each of its prompts under an id of its own.
 fn named(request: &wire::GenerateRequest<'_>, id: &str) -> Result<Vec<u8>, Error> {
     let rid = match &request.input_ids {
-        OneOrMany::One(_) => OneOrMany::One(id.to_owned()),
-        OneOrMany::Many(all) => OneOrMany::Many((0..all.len()).map(|idx| echo::of_prompt(id, idx)).collect()),
+        Some(OneOrMany::Many(all)) => {
+            OneOrMany::Many((0..all.len()).map(|idx| echo::of_prompt(id, idx)).collect())
+        }
+        _ => OneOrMany::One(id.to_owned()),
     };
     remote::body(&wire::GenerateRequest { rid: Some(rid), ..request.clone() })
 }
 
 /// The scores in an answer, if it is the answer to this attempt.
-fn read_scores(answer: &Answer<'_>, job: &ScoreJob, window: Window) -> Result<Scores, String> {
-    let scores = wire::scores(answer.body, job, window)?;
-    answer.attempt.check(scores.id.as_deref()).map(|()| scores)
-}
-
-/// The scores of one prompt of several, if they are its own.
-fn own_scores(answer: &Answer<'_>, idx: usize, scores: Scores) -> Result<Scores, String> {
-    answer.attempt.check_prompt(idx, scores.id.as_deref()).map(|()| scores)
-}
-
-fn scored(scores: Scores, window: Window) -> Scored {
-    let usage = remote::usage(scores.counts, window.end);
-    Scored { spans: scores.spans, version: scores.version, usage }
-}
-
-/// How big a request and its answer are.
-#[derive(Clone, Copy)]
-struct Size {
-    tokens: usize,
-    top_k: usize,
-    sticky: u64,
+fn read_scores(answer: &Answer<'_>, job: &ScoreJob, window: Window) -> Result<Scored, String> {
+    answer.attempt.own(wire::scores(answer.body, job, window)?)
 }
 
 fn size(sent: &[(&ScoreJob, Window)], top_k: usize) -> Size {
@@ -302,12 +237,12 @@ fn size(sent: &[(&ScoreJob, Window)], top_k: usize) -> Size {
     Size { tokens, top_k, sticky }
 }
 
-fn sampling_params(request: &GenerateRequest, max_new_tokens: usize) -> SamplingParams<'_> {
+fn sampling_params(request: &GenerateRequest, max_new_tokens: usize) -> SamplingParams {
     let sampling = &request.sampling;
     let (json_schema, regex) = match &sampling.constraint {
         None => (None, None),
         Some(Constraint::JsonSchema(schema)) => (Some(schema.to_string()), None),
-        Some(Constraint::Regex(regex)) => (None, Some(regex.as_str())),
+        Some(Constraint::Regex(regex)) => (None, Some(regex.clone())),
     };
     SamplingParams {
         max_new_tokens,
@@ -315,7 +250,7 @@ fn sampling_params(request: &GenerateRequest, max_new_tokens: usize) -> Sampling
         top_p: sampling.top_p,
         top_k: sampling.top_k.map_or(-1, |top_k| top_k as i64),
         sampling_seed: sampling.seed.map(remote::signed),
-        stop_token_ids: &request.stop_ids,
+        stop_token_ids: request.stop_ids.clone(),
         json_schema,
         regex,
         ..SamplingParams::none()

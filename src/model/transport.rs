@@ -30,17 +30,6 @@ use super::{Error, resting, route};
 /// Writes the body of one attempt, given its id.
 pub type Write<'a> = dyn Fn(&str) -> Result<Vec<u8>, Error> + Send + Sync + 'a;
 
-/// What is sent with a request; JSON.
-#[derive(Clone)]
-pub enum Body<'a> {
-    /// Nothing.
-    None,
-    /// The same in every attempt.
-    Same(Vec<u8>),
-    /// Something that says the attempt's id.
-    Named(&'a Write<'a>),
-}
-
 /// One request, described apart from where it is sent.
 #[derive(Clone)]
 pub struct Call<'a> {
@@ -48,8 +37,8 @@ pub struct Call<'a> {
     pub method: Method,
     /// The route, `/v1/completions`.
     pub path: &'a str,
-    /// What is sent.
-    pub body: Body<'a>,
+    /// Writes what is sent, which is JSON; none sends nothing.
+    pub body: Option<&'a Write<'a>>,
     /// What it costs the server while in flight.
     pub tokens: u64,
     /// A hash of the prompt's beginning: the same value goes to the same endpoint, whose cache knows it.
@@ -63,25 +52,13 @@ pub struct Call<'a> {
 impl<'a> Call<'a> {
     /// A question about the server.
     pub fn get(path: &'a str) -> Self {
-        let (method, body) = (Method::GET, Body::None);
+        let (method, body) = (Method::GET, None);
         Self { method, path, body, tokens: 0, sticky: 0, max_answer: 16 << 20, timeout: None }
     }
 
     /// Something to be computed.
-    pub fn post(path: &'a str, body: Body<'a>) -> Self {
-        Self { method: Method::POST, body, ..Self::get(path) }
-    }
-}
-
-impl Body<'_> {
-    /// The bytes of one attempt. What cannot be written once is never sent.
-    fn write(&self, id: &str) -> Result<Option<Vec<u8>>, Failure> {
-        let refused = |error| Failure::new(Fault::Refused, error);
-        match self {
-            Self::None => Ok(None),
-            Self::Same(bytes) => Ok(Some(bytes.clone())),
-            Self::Named(write) => write(id).map(Some).map_err(refused),
-        }
+    pub fn post(path: &'a str, write: &'a Write<'a>) -> Self {
+        Self { method: Method::POST, body: Some(write), ..Self::get(path) }
     }
 }
 
@@ -93,6 +70,9 @@ pub struct Answer<'a> {
     /// The attempt it answers.
     pub attempt: Attempt<'a>,
 }
+
+/// Reads an answer. Its `Err` says why a body is none to this call.
+pub type Decode<'a, T> = dyn Fn(&Answer<'_>) -> Result<T, String> + Send + Sync + 'a;
 
 /// How an API key is presented.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -303,11 +283,7 @@ impl Transport {
     ///
     /// `decode` is given a body with a status of 2xx. Its `Err` says why the body is no answer to this
     /// call; the call is then tried again like one whose answer was cut.
-    pub async fn call<T>(
-        &self,
-        call: &Call<'_>,
-        decode: &(dyn Fn(&Answer<'_>) -> Result<T, String> + Send + Sync),
-    ) -> Result<T, Error> {
+    pub async fn call<T>(&self, call: &Call<'_>, decode: &Decode<'_, T>) -> Result<T, Error> {
         let mut tries = Tries::default();
         loop {
             let sticky = route::sticky(call.sticky);
@@ -379,7 +355,7 @@ impl Shared {
         mut lease: Lease,
         call: &Call<'_>,
         limit: Duration,
-        decode: &(dyn Fn(&Answer<'_>) -> Result<T, String> + Send + Sync),
+        decode: &Decode<'_, T>,
     ) -> Result<T, Failure> {
         let (endpoint, id) = (&self.pool.endpoints[lease.idx], self.ids.next());
         let server = endpoint.name().to_owned();
@@ -422,7 +398,8 @@ impl Shared {
         let endpoint = &self.pool.endpoints[lease.idx];
         let mut request = self.http.request(call.method.clone(), endpoint.url(call.path));
         request = request.headers(self.headers[lease.idx].clone());
-        if let Some(body) = call.body.write(id)? {
+        if let Some(write) = call.body {
+            let body = write(id).map_err(|error| Failure::new(Fault::Refused, error))?;
             request = request.header(CONTENT_TYPE, "application/json").body(body);
         }
         let response = request.send().await.map_err(|why| self.not_sent(endpoint, why))?;
@@ -433,12 +410,7 @@ impl Shared {
         body.map_err(|why| garbled(endpoint.name(), self.scrub(&why)))
     }
 
-    fn decode<T>(
-        &self,
-        server: &str,
-        answer: &Answer<'_>,
-        decode: &(dyn Fn(&Answer<'_>) -> Result<T, String> + Send + Sync),
-    ) -> Result<T, Failure> {
+    fn decode<T>(&self, server: &str, answer: &Answer<'_>, decode: &Decode<'_, T>) -> Result<T, Failure> {
         // No JSON text contains a NUL byte, however lenient its reader.
         let decoded = if answer.body.contains(&0) { Err("not JSON".to_owned()) } else { decode(answer) };
         decoded

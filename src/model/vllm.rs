@@ -12,14 +12,12 @@ use async_trait::async_trait;
 use super::endpoint::hashed;
 use super::kind::{Client, Kind, Remote, ServerInfo};
 use super::openai::{self, Dialect};
-use super::remote;
-use super::sampled::Sampled;
-use super::transport::{Answer, Body, Call, LOOK_UP, Transport};
+use super::remote::{self, Size};
+use super::sampled::{Sampled, with_own};
+use super::transport::{Answer, Call, LOOK_UP, Transport};
 use super::{
-    ChatAnswer, ChatRequest, Error, GenerateRequest, Generated, Limits, Model, Scored, check_ids,
-    check_length, check_prompt,
+    ChatAnswer, ChatRequest, Error, GenerateRequest, Generated, Limits, Model, Scored, check_prompt,
 };
-use crate::wire::Drawn;
 use crate::wire::vllm::{self as wire, CompletionRequest, LogprobLimit};
 use backsight_core::score::ScoreJob;
 
@@ -48,7 +46,7 @@ async fn ask(transport: &Transport, model: Option<&str>) -> Result<(ServerInfo, 
     let model = remote::choose(&transport.server(), &listed, model)?;
     let (max_top_k, vocab_size) = ask_limit(transport, &model.id).await?;
     let limits =
-        Limits { context_length: model.context_length, vocab_size, max_top_k, ..VLLM.limits.clone() };
+        Limits { context_length: model.context_length(), vocab_size, max_top_k, ..VLLM.limits.clone() };
     let tokenizer_path = model.root.clone();
     Ok((ServerInfo { version, tokenizer_path, ..ServerInfo::listed(&VLLM, &model, listed) }, limits))
 }
@@ -113,37 +111,20 @@ impl Vllm {
         let prompt = &job.tokens()[..n_sent];
         let request = CompletionRequest::score(&self.remote.info.model, prompt, top_k as i64);
         let write = |id: &str| named(&request, id);
-        let call = Call {
-            tokens: n_sent as u64 + 1,
-            // Scoring reads no cache, so the work is spread over all endpoints.
-            sticky: hashed(prompt),
-            max_answer: remote::max_answer(n_sent, top_k),
-            ..Call::post(ROUTE, Body::Named(&write))
-        };
-        let decode = |answer: &Answer<'_>| {
-            let scores = wire::scores(answer.body, job, n_sent, top_k)?;
-            answer.attempt.check(scores.id.as_deref()).map(|()| scores)
-        };
-        let scores = self.remote.transport.call(&call, &decode).await?;
-        let usage = remote::usage(scores.counts, n_sent);
-        Ok(Scored { spans: scores.spans, version: scores.version, usage })
+        // Scoring reads no cache, so the work is spread over all endpoints.
+        let size = Size { tokens: n_sent + 1, top_k, sticky: hashed(prompt) };
+        let decode = |answer: &Answer<'_>| answer.attempt.own(wire::scores(answer.body, job, n_sent, top_k)?);
+        self.remote.transport.call(&size.call(ROUTE, &write), &decode).await
     }
 
-    async fn draw(&self, request: &GenerateRequest, top_k: usize) -> Result<Drawn, Error> {
-        let (n_sent, max_tokens) = (request.prompt.len(), request.sampling.max_tokens);
+    async fn draw(&self, request: &GenerateRequest, top_k: usize) -> Result<Generated, Error> {
         let body = completion(&self.remote.info.model, request, top_k);
         let write = |id: &str| named(&body, id);
-        let call = Call {
-            tokens: (n_sent + max_tokens) as u64,
-            sticky: remote::sticky_episode(&request.place),
-            max_answer: remote::max_answer(n_sent + max_tokens, top_k),
-            ..Call::post(ROUTE, Body::Named(&write))
-        };
-        let decode = |answer: &Answer<'_>| {
-            let drawn = wire::drawn(answer.body, &request.prompt, top_k)?;
-            answer.attempt.check(drawn.id.as_deref()).map(|()| drawn)
-        };
-        self.remote.transport.call(&call, &decode).await
+        let tokens = request.prompt.len() + request.sampling.max_tokens;
+        let size = Size { tokens, top_k, sticky: remote::sticky_episode(&request.place) };
+        let decode =
+            |answer: &Answer<'_>| answer.attempt.own(wire::drawn(answer.body, &request.prompt, top_k)?);
+        self.remote.transport.call(&size.call(ROUTE, &write), &decode).await
     }
 }
 
@@ -151,24 +132,21 @@ impl Vllm {
 impl Model for Vllm {
     async fn generate(&self, request: &GenerateRequest) -> Result<Generated, Error> {
         check_prompt(&request.prompt)?;
-        check_ids(&request.prompt, self.remote.limits.vocab_size)?;
-        check_length(request.prompt.len(), self.remote.limits.context_length)?;
+        self.remote.check(&request.prompt)?;
         let help = "start it with --logprobs-mode raw_logprobs";
         let probe = async |probe: GenerateRequest| {
             self.within_limit(probe.top_k, |top_k| self.draw(&probe, top_k)).await
         };
         let own = self.sampled.are_own(request, &self.remote, help, probe).await?;
         let drawn = self.within_limit(request.top_k, |top_k| self.draw(request, top_k)).await?;
-        Ok(remote::generated(drawn, request.prompt.len(), own))
+        Ok(with_own(drawn, own))
     }
 
     async fn score(&self, job: &ScoreJob) -> Result<Scored, Error> {
         if job.first_needed().is_none() {
             return remote::nothing_to_score(job);
         }
-        let sent = &job.tokens()[..job.end_needed()];
-        check_ids(sent, self.remote.limits.vocab_size)?;
-        check_length(sent.len(), self.remote.limits.context_length)?;
+        self.remote.check(&job.tokens()[..job.end_needed()])?;
         self.within_limit(job.top_k(), |top_k| self.score_with(job, top_k)).await
     }
 
@@ -221,8 +199,9 @@ async fn ask_limit(transport: &Transport, model: &str) -> Result<(Option<usize>,
 
 /// The limit that a refusal of so many candidates names; none where they are not refused.
 async fn too_much(transport: &Transport, model: &str, top_k: i64) -> Result<Option<LogprobLimit>, Error> {
-    let body = remote::body(&CompletionRequest::score(model, &[0], top_k))?;
-    let call = Call { tokens: 2, timeout: Some(LOOK_UP), ..Call::post(ROUTE, Body::Same(body)) };
+    let request = CompletionRequest::score(model, &[0], top_k);
+    let write = |_: &str| remote::body(&request);
+    let call = Call { tokens: 2, timeout: Some(LOOK_UP), ..Call::post(ROUTE, &write) };
     match transport.call(&call, &|_: &Answer<'_>| Ok(())).await {
         Err(Error::Refused { server, status, message }) => match wire::logprob_limit(&message) {
             None => Err(Error::Refused { server, status, message }),

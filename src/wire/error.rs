@@ -45,15 +45,10 @@ pub fn shorten(text: &str) -> String {
         Some(inner) => (inner, "\""),
         None => (text, ""),
     };
-    let short: String = inner.chars().take(SHOWN).flat_map(printable).collect();
+    let printable = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.to_string() };
+    let short: String = inner.chars().take(SHOWN).map(printable).collect();
     let more = if inner.chars().nth(SHOWN).is_some() { "…" } else { "" };
     format!("{quote}{short}{more}{quote}")
-}
-
-fn printable(c: char) -> impl Iterator<Item = char> {
-    let escaped = c.is_control().then(|| c.escape_default());
-    let kept = escaped.is_none().then_some(c);
-    escaped.into_iter().flatten().chain(kept)
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@
 //! business of `model`.
 
 pub mod anthropic;
+mod aside;
 pub mod atropos;
 pub mod episode_record;
 pub mod error;
@@ -24,18 +25,21 @@ pub mod served;
 pub mod sglang;
 mod skim;
 mod strict;
-mod versions;
 pub mod vllm;
 
 use serde::{Deserialize, Serialize};
 
-use backsight_core::model::ToldVersion;
-use backsight_core::score::SpanScore;
-use backsight_core::tokens::{Logprob, TokenId, TopK};
+use backsight_core::episode::Message;
+use backsight_core::model::{ChatAnswer, Finish, SampledToken, Usage};
+use backsight_core::score::TokenScore;
+use backsight_core::tokens::TokenId;
 
 /// One value for all prompts, or one for each.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(untagged)]
+#[serde(
+    untagged,
+    expecting = "rid, input_ids, logprob_start_len and top_logprobs_num must be one value, or a list with one for each prompt"
+)]
 pub enum OneOrMany<T> {
     /// For all.
     One(T),
@@ -53,62 +57,40 @@ impl<T: Copy> OneOrMany<T> {
     }
 }
 
-/// Tokens of one call as a server counts them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(default)]
-pub struct Counts {
-    /// Tokens sent.
-    pub prompt_tokens: u64,
-    /// Of those, found in the server's cache, where it says so.
-    pub cached_tokens: Option<u64>,
-    /// Tokens sampled.
-    pub completion_tokens: u64,
-}
+/// What a server answered, behind the id of the request where the server tells it.
+pub type Signed<T> = (Option<String>, T);
 
-impl Counts {
-    /// Refuses an answer to a prompt of another length, where the server counts.
-    fn check_sent(self, n_sent: usize) -> Result<(), String> {
-        match self.prompt_tokens {
-            0 => Ok(()),
-            n if n == n_sent as u64 => Ok(()),
-            n => Err(format!("the server read {n} tokens, {n_sent} were sent")),
-        }
+/// What an answer to `n_sent` tokens cost. One to a prompt of another length is refused; a server that does not count
+/// is charged for what was sent.
+fn paid(counted: Usage, n_sent: usize) -> Result<Usage, String> {
+    match counted.prompt_tokens {
+        0 => Ok(Usage { prompt_tokens: n_sent as u64, ..counted }),
+        n if n == n_sent as u64 => Ok(counted),
+        n => Err(format!("the server read {n} tokens, {n_sent} were sent")),
     }
 }
 
-/// A sampled continuation as a server told it: one logprob and one row per id.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Drawn {
-    /// The id of the request, where the server tells it.
-    pub id: Option<String>,
-    /// The sampled ids, the stop token included.
-    pub ids: Vec<TokenId>,
-    /// The logprob of each, where there is one.
-    pub logprobs: Vec<Option<Logprob>>,
-    /// The alternatives at each; empty rows when none were asked for.
-    pub top: Vec<TopK>,
-    /// Why it ended, in the server's word.
-    pub finish: Option<String>,
-    /// The weights behind the ids, where the server tells.
-    pub versions: Vec<ToldVersion>,
-    /// What it cost.
-    pub counts: Counts,
+/// The answer of a model that said this. A server may say `stop` beside a tool call.
+fn chat_answer(message: Message, word: Option<&str>, usage: Usage) -> ChatAnswer {
+    let finish = match finish(word) {
+        Finish::Stop if !message.tool_calls.is_empty() => Finish::ToolCalls,
+        finish => finish,
+    };
+    ChatAnswer { message, finish, usage }
 }
 
-/// The scores of a job, and what they cost.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Scores {
-    /// The id of the request, where the server tells it.
-    pub id: Option<String>,
-    /// One per span.
-    pub spans: Vec<SpanScore>,
-    /// The weights that read the prompt, where the server tells.
-    pub version: Option<String>,
-    /// What the server counted.
-    pub counts: Counts,
-    /// The logprobs of chosen ids at each needed position, where they were asked for.
-    pub chosen: Vec<TopK>,
+/// A sampled token. What is no logprob is absent.
+fn sampled(id: TokenId, score: TokenScore) -> SampledToken {
+    SampledToken { id, logprob: score.logprob.ok(), top: score.top }
 }
 
-/// The logprob and the alternatives of each sampled token.
-type Values = (Vec<Option<Logprob>>, Vec<TopK>);
+/// Why sampling ended, from a server's word for it.
+fn finish(word: Option<&str>) -> Finish {
+    match word {
+        Some("stop" | "end_turn" | "stop_sequence") => Finish::Stop,
+        Some("length" | "max_tokens" | "model_context_window_exceeded") => Finish::Length,
+        Some("tool_calls" | "function_call" | "tool_use") => Finish::ToolCalls,
+        Some(other) => Finish::Other(other.to_owned()),
+        None => Finish::Other("not told".to_owned()),
+    }
+}

@@ -11,11 +11,11 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use serde_with::skip_serializing_none;
 
-use super::Counts;
 use super::error::server_message;
-use super::strict;
+use super::{chat_answer, strict};
 use backsight_chat::messages;
 use backsight_core::episode::{Content, Message, Role};
+use backsight_core::model::{ChatAnswer, Usage};
 use backsight_core::tokens::TokenId;
 
 /// The body of `POST /v1/chat/completions`.
@@ -49,12 +49,7 @@ pub struct ChatRequest<'a> {
 
 /// Reads the answer of `POST /tokenize`, which vLLM and SGLang share.
 pub fn tokenized(body: &[u8]) -> Result<Vec<TokenId>, String> {
-    #[derive(Deserialize)]
-    struct Tokenized {
-        tokens: Vec<TokenId>,
-    }
-    let answer: Tokenized = strict::read(body).map_err(|why| format!("{why}: {}", server_message(body)))?;
-    Ok(answer.tokens)
+    strict::field(body, "tokens").map_err(|why| format!("{why}: {}", server_message(body)))
 }
 
 /// The `response_format` that asks for a JSON schema.
@@ -62,22 +57,11 @@ pub fn json_schema_format(schema: &Value) -> Value {
     json!({"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}})
 }
 
-/// An answered conversation.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Answered {
-    /// What the model said.
-    pub message: Message,
-    /// Why it ended, in the server's word.
-    pub finish: Option<String>,
-    /// What it cost.
-    pub counts: Counts,
-}
-
 #[derive(Deserialize)]
 struct Chat {
     #[serde(default)]
     choices: Vec<Choice>,
-    usage: Option<Usage>,
+    usage: Option<Counted>,
 }
 
 #[derive(Deserialize)]
@@ -87,13 +71,13 @@ struct Choice {
 }
 
 /// Reads the answer to a [`ChatRequest`].
-pub fn answered(body: &[u8]) -> Result<Answered, String> {
+pub fn answered(body: &[u8]) -> Result<ChatAnswer, String> {
     let answer: Chat = strict::read(body)?;
-    let counts = answer.usage.map(Counts::from).unwrap_or_default();
     let Some(choice) = answer.choices.into_iter().next() else {
         return Err(format!("no choices in the answer: {}", server_message(body)));
     };
-    Ok(Answered { message: said(choice.message)?, finish: choice.finish_reason, counts })
+    let usage = answer.usage.map(Usage::from).unwrap_or_default();
+    Ok(chat_answer(said(choice.message)?, choice.finish_reason.as_deref(), usage))
 }
 
 /// Reads what the model said. Unlike a message of a conversation it may be empty, and a refusal is its text.
@@ -115,39 +99,37 @@ fn said(mut json: Value) -> Result<Message, String> {
 }
 
 /// `usage` as OpenAI-compatible servers write it.
-#[derive(Clone, Copy, Debug, Default, Deserialize)]
-pub struct Usage {
+#[derive(Deserialize)]
+pub(super) struct Counted {
     #[serde(default)]
     prompt_tokens: u64,
     completion_tokens: Option<u64>,
     prompt_tokens_details: Option<PromptDetails>,
 }
 
-#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[derive(Deserialize)]
 struct PromptDetails {
     cached_tokens: Option<u64>,
 }
 
-impl Usage {
-    /// Reads the bytes of one `usage` value, which may be null.
-    pub fn read(bytes: &[u8]) -> Result<Counts, String> {
-        let usage: Option<Self> = strict::read(bytes).map_err(|why| format!("usage: {why}"))?;
-        Ok(usage.map(Counts::from).unwrap_or_default())
-    }
+/// Reads the bytes of one `usage` value, which may be null.
+pub(super) fn usage(bytes: &[u8]) -> Result<Usage, String> {
+    let counted: Option<Counted> = strict::read(bytes).map_err(|why| format!("usage: {why}"))?;
+    Ok(counted.map(Usage::from).unwrap_or_default())
 }
 
-impl From<Usage> for Counts {
-    fn from(usage: Usage) -> Self {
+impl From<Counted> for Usage {
+    fn from(counted: Counted) -> Self {
         Self {
-            prompt_tokens: usage.prompt_tokens,
-            cached_tokens: usage.prompt_tokens_details.and_then(|details| details.cached_tokens),
-            completion_tokens: usage.completion_tokens.unwrap_or(0),
+            prompt_tokens: counted.prompt_tokens,
+            cached_tokens: counted.prompt_tokens_details.and_then(|details| details.cached_tokens),
+            completion_tokens: counted.completion_tokens.unwrap_or(0),
         }
     }
 }
 
 /// One entry of `GET /v1/models`.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 pub struct Listed {
     /// The name to ask for.
     pub id: String,
@@ -155,50 +137,34 @@ pub struct Listed {
     pub owned_by: Option<String>,
     /// The directory or hub name the weights came from, where told.
     pub root: Option<String>,
-    /// Tokens a sequence may have, where told.
-    pub context_length: Option<usize>,
-    /// Ids at or above this do not exist, where told.
-    pub vocab_size: Option<usize>,
-}
-
-#[derive(Deserialize)]
-struct ModelList {
-    data: Vec<ModelEntry>,
-}
-
-#[derive(Deserialize)]
-struct ModelEntry {
-    id: String,
-    owned_by: Option<String>,
-    root: Option<String>,
-    max_model_len: Option<usize>,
-    meta: Option<ModelMeta>,
+    /// Tokens a sequence may have, as vLLM and SGLang tell it.
+    pub max_model_len: Option<usize>,
+    /// What llama.cpp tells instead.
+    pub meta: Option<ModelMeta>,
 }
 
 /// llama.cpp's account of a model.
-#[derive(Deserialize)]
-struct ModelMeta {
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+pub struct ModelMeta {
     n_ctx: Option<usize>,
     n_vocab: Option<usize>,
 }
 
-impl From<ModelEntry> for Listed {
-    fn from(entry: ModelEntry) -> Self {
-        let (n_ctx, n_vocab) = entry.meta.map_or((None, None), |meta| (meta.n_ctx, meta.n_vocab));
-        Self {
-            context_length: entry.max_model_len.or(n_ctx),
-            vocab_size: n_vocab,
-            id: entry.id,
-            owned_by: entry.owned_by,
-            root: entry.root,
-        }
+impl Listed {
+    /// Tokens a sequence may have, where told.
+    pub fn context_length(&self) -> Option<usize> {
+        self.max_model_len.or_else(|| self.meta?.n_ctx)
+    }
+
+    /// Ids at or above this do not exist, where told.
+    pub fn vocab_size(&self) -> Option<usize> {
+        self.meta?.n_vocab
     }
 }
 
 /// Reads `GET /v1/models`.
 pub fn models(body: &[u8]) -> Result<Vec<Listed>, String> {
-    let list: ModelList = strict::read(body)?;
-    Ok(list.data.into_iter().map(Listed::from).collect())
+    strict::field(body, "data")
 }
 
 #[cfg(test)]
@@ -209,7 +175,7 @@ mod tests {
 
     fn check(body: Value, expected: Expect) {
         let found = match answered(body.to_string().as_bytes()) {
-            Ok(it) => format!("{} {:?} {:?}", messages::to_json(&it.message), it.finish, it.counts),
+            Ok(it) => format!("{} {:?} {:?}", messages::to_json(&it.message), it.finish, it.usage),
             Err(why) => format!("error: {why}"),
         };
         expected.assert_eq(&found);
@@ -233,14 +199,14 @@ mod tests {
         check(
             chat(json!({"role": "assistant", "content": "Hello", "refusal": null, "annotations": []})),
             expect![[
-                r#"{"role":"assistant","content":"Hello"} Some("stop") Counts { prompt_tokens: 19, cached_tokens: Some(7), completion_tokens: 10 }"#
+                r#"{"role":"assistant","content":"Hello"} Stop Usage { prompt_tokens: 19, cached_tokens: Some(7), completion_tokens: 10 }"#
             ]],
         );
         check(
             chat(json!({"role": "assistant", "content": null, "tool_calls": [
                 {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{\"a\":1}"}}]})),
             expect![[
-                r#"{"role":"assistant","content":null,"tool_calls":[{"id":"call_1","type":"function","function":{"name":"f","arguments":"{\"a\":1}"}}]} Some("stop") Counts { prompt_tokens: 19, cached_tokens: Some(7), completion_tokens: 10 }"#
+                r#"{"role":"assistant","content":null,"tool_calls":[{"id":"call_1","type":"function","function":{"name":"f","arguments":"{\"a\":1}"}}]} ToolCalls Usage { prompt_tokens: 19, cached_tokens: Some(7), completion_tokens: 10 }"#
             ]],
         );
     }

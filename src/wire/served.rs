@@ -1,6 +1,7 @@
 //! What our own server is asked, in the words of vLLM, SGLang and OpenAI.
 //!
-//! Owns the requests that `model serve` reads, with the defaults those servers have. Fields that nobody knows
+//! Owns the requests that `model serve` reads, with the defaults those servers have, but for SGLang's own, which
+//! our client writes too. Fields that nobody knows
 //! are ignored, as those servers ignore them; fields that those servers follow and we do not are refused, unless they
 //! change nothing. Deliberately absent: the answers, which are written where the numbers are.
 
@@ -8,7 +9,6 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
-use super::OneOrMany;
 use backsight_core::tokens::TokenId;
 
 /// A context, or several: text, or ids.
@@ -137,77 +137,6 @@ pub struct Tokenize {
     pub add_special_tokens: bool,
 }
 
-/// The body of SGLang's `POST /generate`.
-#[derive(Clone, Debug, Deserialize, PartialEq)]
-pub struct Generate {
-    /// What each context is called; its answer is called the same.
-    pub rid: Option<OneOrMany<String>>,
-    /// One context, or several.
-    pub input_ids: Option<InputIds>,
-    /// A context as text.
-    pub text: Option<String>,
-    /// How to draw.
-    #[serde(default)]
-    pub sampling_params: SamplingParams,
-    /// Whether logprobs are wanted at all.
-    #[serde(default)]
-    pub return_logprob: bool,
-    /// The token before the first whose logprob is wanted; -1 wants none of the prompt's.
-    pub logprob_start_len: Option<OneOrMany<i64>>,
-    /// How many candidates per position.
-    pub top_logprobs_num: Option<OneOrMany<usize>>,
-}
-
-/// One context, or several.
-#[derive(Clone, Debug, Deserialize, PartialEq)]
-#[serde(untagged, expecting = "input_ids must be a list of token ids, or a list of such lists")]
-pub enum InputIds {
-    /// One.
-    One(Vec<TokenId>),
-    /// Several.
-    Many(Vec<Vec<TokenId>>),
-}
-
-/// SGLang's way to say how to draw.
-#[derive(Clone, Debug, Deserialize, PartialEq)]
-#[serde(default)]
-pub struct SamplingParams {
-    /// At most this many tokens; 0 only scores.
-    pub max_new_tokens: usize,
-    /// 0 takes the likeliest token.
-    pub temperature: f64,
-    /// Keep the smallest set of tokens with this much probability.
-    pub top_p: f64,
-    /// -1 keeps all.
-    pub top_k: i64,
-    /// Makes a draw repeatable.
-    pub sampling_seed: Option<i64>,
-    /// Ids after which to stop.
-    pub stop_token_ids: Vec<TokenId>,
-    /// A JSON schema, as a string.
-    pub json_schema: Option<String>,
-    /// A regular expression for the whole text.
-    pub regex: Option<String>,
-    /// Whether special tokens are left out of the text.
-    pub skip_special_tokens: bool,
-}
-
-impl Default for SamplingParams {
-    fn default() -> Self {
-        Self {
-            max_new_tokens: 128,
-            temperature: 1.0,
-            top_p: 1.0,
-            top_k: -1,
-            sampling_seed: None,
-            stop_token_ids: Vec::new(),
-            json_schema: None,
-            regex: None,
-            skip_special_tokens: true,
-        }
-    }
-}
-
 /// What the played servers follow and we do not, each with the value that changes nothing; 1 is also yes, 0 no.
 const NOT_FOLLOWED: &[(&str, f64)] = &[
     ("stream", 0.0),
@@ -306,14 +235,17 @@ fn yes() -> bool {
 #[expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 mod tests {
     use super::*;
+    use crate::wire::OneOrMany;
+    use crate::wire::sglang::GenerateRequest;
 
     #[test]
     fn what_is_left_out_has_the_servers_defaults() {
         let asked: Completion = read(br#"{"prompt": [1, 2], "top_k": -1, "min_p": 0}"#).unwrap();
         assert_eq!(asked.prompt, Prompt::Ids(vec![1, 2]));
         assert_eq!((asked.drawing.temperature, asked.drawing.top_k, asked.logprobs), (1.0, -1, None));
-        let asked: Generate = read(br#"{"input_ids": [[1], [2, 3]], "logprob_start_len": [0, 1]}"#).unwrap();
-        assert_eq!(asked.input_ids, Some(InputIds::Many(vec![vec![1], vec![2, 3]])));
+        let asked: GenerateRequest<'_> =
+            read(br#"{"input_ids": [[1], [2, 3]], "logprob_start_len": [0, 1]}"#).unwrap();
+        assert_eq!(asked.input_ids, Some(OneOrMany::Many(vec![vec![1].into(), vec![2, 3].into()])));
         assert_eq!(asked.logprob_start_len.unwrap().get(1), Some(1));
         assert_eq!(asked.sampling_params.max_new_tokens, 128);
         let many: Completion = read(br#"{"prompt": [[1], [2, 3]]}"#).unwrap();
@@ -341,6 +273,9 @@ mod tests {
                           "parallel_tool_calls": true, "ignore_eos": false, "chat_template": null}"#;
         assert!(read::<Completion>(neutral.as_bytes()).is_ok());
         let nested = br#"{"input_ids": [1], "sampling_params": {"n": 3}}"#;
-        assert_eq!(read::<Generate>(nested).map(|_| ()), Err("n is not supported by this server".to_owned()));
+        assert_eq!(
+            read::<GenerateRequest<'_>>(nested).map(|_| ()),
+            Err("n is not supported by this server".to_owned())
+        );
     }
 }

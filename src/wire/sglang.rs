@@ -11,17 +11,19 @@
 //! after temperature unless the server was told otherwise; and an id outside the vocabulary kills
 //! the server, which is why nothing here may be sent unchecked. Deliberately absent: the OpenAI routes, which are in `openai`.
 
+use std::borrow::Cow;
+
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use serde_with::skip_serializing_none;
 
+use super::aside::Aside;
 use super::error::server_message;
 use super::scan::Scanner;
-use super::strict::{self, Name};
-use super::versions::Versions;
-use super::{Counts, Drawn, OneOrMany, Scores, Values, rows};
+use super::{OneOrMany, Signed, finish, paid, rows, sampled, strict};
+use backsight_core::model::{Generated, SampledToken, Scored};
 use backsight_core::needed::{self, Candidate, Needed};
 use backsight_core::score::{Absence, ScoreJob, TokenScore};
 use backsight_core::tokens::{TokenId, TopK};
@@ -29,38 +31,43 @@ use backsight_core::tokens::{TokenId, TopK};
 /// What SGLang writes for minus infinity: the lowest single-precision number.
 pub const FLOOR: f64 = f32::MIN as f64;
 
-/// The body of `POST /generate`.
+/// The body of `POST /generate`, as we write it and as our own server reads it.
 #[skip_serializing_none]
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GenerateRequest<'a> {
-    /// Our own name for each prompt, which comes back with its answer.
+    /// A name for each prompt, which comes back with its answer.
     pub rid: Option<OneOrMany<String>>,
-    /// The context, as ids.
-    pub input_ids: OneOrMany<&'a [TokenId]>,
+    /// The context as ids, or several.
+    pub input_ids: Option<OneOrMany<Cow<'a, [TokenId]>>>,
+    /// A context as text.
+    pub text: Option<String>,
     /// How to draw.
-    pub sampling_params: SamplingParams<'a>,
+    #[serde(default)]
+    pub sampling_params: SamplingParams,
     /// Whether logprobs are wanted at all.
+    #[serde(default)]
     pub return_logprob: bool,
     /// The token before the first whose logprob is wanted; -1 wants none of the prompt's.
-    pub logprob_start_len: OneOrMany<i64>,
+    pub logprob_start_len: Option<OneOrMany<i64>>,
     /// How many candidates per position.
-    pub top_logprobs_num: OneOrMany<usize>,
-    /// Ids whose logprobs are wanted at every position.
-    pub token_ids_logprob: Option<&'a [TokenId]>,
+    pub top_logprobs_num: Option<OneOrMany<usize>>,
     /// Always false: texts are of no use and cost most of the answer.
+    #[serde(default)]
     pub return_text_in_logprobs: bool,
     /// Asks for the prompt's rows as flat arrays; servers that do not know it answer nested.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub return_flat_raw_top_logprobs: bool,
     /// Asks for those arrays as base64.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub return_flat_raw_top_logprobs_b64: bool,
 }
 
-/// `sampling_params` of a [`GenerateRequest`]. All are sent, because a model's own defaults decide those left out.
+/// `sampling_params` of a [`GenerateRequest`], with SGLang's defaults. All are sent, because a model's own defaults
+/// decide those left out.
 #[skip_serializing_none]
-#[derive(Clone, Debug, Default, Serialize)]
-pub struct SamplingParams<'a> {
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct SamplingParams {
     /// At most this many tokens; 0 only scores.
     pub max_new_tokens: usize,
     /// 0 takes the likeliest token.
@@ -70,26 +77,44 @@ pub struct SamplingParams<'a> {
     /// -1 keeps all.
     pub top_k: i64,
     /// Always 0: nothing is cut off.
-    pub min_p: f64,
+    pub min_p: Option<f64>,
     /// Always 1: nothing is penalised.
-    pub repetition_penalty: f64,
+    pub repetition_penalty: Option<f64>,
     /// Makes a draw repeatable on servers started with deterministic inference.
     pub sampling_seed: Option<i64>,
     /// Ids after which to stop.
-    #[serde(skip_serializing_if = "<[_]>::is_empty")]
-    pub stop_token_ids: &'a [TokenId],
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub stop_token_ids: Vec<TokenId>,
     /// Whether special tokens are left out of the text.
     pub skip_special_tokens: bool,
     /// A JSON schema, as a string.
     pub json_schema: Option<String>,
     /// A regular expression for the whole text.
-    pub regex: Option<&'a str>,
+    pub regex: Option<String>,
 }
 
-impl SamplingParams<'_> {
+impl Default for SamplingParams {
+    fn default() -> Self {
+        Self {
+            max_new_tokens: 128,
+            temperature: 1.0,
+            top_p: 1.0,
+            top_k: -1,
+            min_p: Some(0.0),
+            repetition_penalty: Some(1.0),
+            sampling_seed: None,
+            stop_token_ids: Vec::new(),
+            skip_special_tokens: true,
+            json_schema: None,
+            regex: None,
+        }
+    }
+}
+
+impl SamplingParams {
     /// Draws nothing.
     pub fn none() -> Self {
-        Self { top_p: 1.0, top_k: -1, repetition_penalty: 1.0, ..Self::default() }
+        Self { max_new_tokens: 0, temperature: 0.0, skip_special_tokens: false, ..Self::default() }
     }
 }
 
@@ -120,46 +145,50 @@ impl Window {
 
 /// The request that scores one job.
 pub fn score_request(job: &ScoreJob, window: Window) -> GenerateRequest<'_> {
-    scoring(
-        OneOrMany::One(&job.tokens()[..window.end]),
-        OneOrMany::One(window.start_len() as i64),
-        OneOrMany::One(job.top_k()),
-        job.top_k() > 0,
-    )
+    GenerateRequest {
+        logprob_start_len: Some(OneOrMany::One(window.start_len() as i64)),
+        ..GenerateRequest::new(&job.tokens()[..window.end], SamplingParams::none(), job.top_k())
+    }
+    .with_flat_rows(job.top_k() > 0)
 }
 
 /// The request that scores several jobs at once; each needs a window.
 pub fn batch_request<'a>(jobs: &[(&'a ScoreJob, Window)]) -> GenerateRequest<'a> {
-    scoring(
-        OneOrMany::Many(jobs.iter().map(|(job, window)| &job.tokens()[..window.end]).collect()),
-        OneOrMany::Many(jobs.iter().map(|(_, window)| window.start_len() as i64).collect()),
-        OneOrMany::Many(jobs.iter().map(|(job, _)| job.top_k()).collect()),
-        jobs.iter().any(|(job, _)| job.top_k() > 0),
-    )
+    let ids = |&(job, window): &(&'a ScoreJob, Window)| job.tokens()[..window.end].into();
+    let starts = jobs.iter().map(|(_, window)| window.start_len() as i64);
+    GenerateRequest {
+        input_ids: Some(OneOrMany::Many(jobs.iter().map(ids).collect())),
+        logprob_start_len: Some(OneOrMany::Many(starts.collect())),
+        top_logprobs_num: Some(OneOrMany::Many(jobs.iter().map(|(job, _)| job.top_k()).collect())),
+        ..GenerateRequest::new(&[], SamplingParams::none(), 0)
+    }
+    .with_flat_rows(jobs.iter().any(|(job, _)| job.top_k() > 0))
 }
 
-fn scoring<'a>(
-    input_ids: OneOrMany<&'a [TokenId]>,
-    logprob_start_len: OneOrMany<i64>,
-    top_logprobs_num: OneOrMany<usize>,
-    rows: bool,
-) -> GenerateRequest<'a> {
-    GenerateRequest {
-        rid: None,
-        input_ids,
-        sampling_params: SamplingParams::none(),
-        return_logprob: true,
-        logprob_start_len,
-        top_logprobs_num,
-        token_ids_logprob: None,
-        return_text_in_logprobs: false,
-        return_flat_raw_top_logprobs: rows,
-        return_flat_raw_top_logprobs_b64: rows,
+impl<'a> GenerateRequest<'a> {
+    /// A request for one prompt that asks for none of its logprobs.
+    pub fn new(input_ids: &'a [TokenId], sampling_params: SamplingParams, top_k: usize) -> Self {
+        Self {
+            rid: None,
+            input_ids: Some(OneOrMany::One(input_ids.into())),
+            text: None,
+            sampling_params,
+            return_logprob: true,
+            logprob_start_len: Some(OneOrMany::One(-1)),
+            top_logprobs_num: Some(OneOrMany::One(top_k)),
+            return_text_in_logprobs: false,
+            return_flat_raw_top_logprobs: false,
+            return_flat_raw_top_logprobs_b64: false,
+        }
+    }
+
+    fn with_flat_rows(self, wanted: bool) -> Self {
+        Self { return_flat_raw_top_logprobs: wanted, return_flat_raw_top_logprobs_b64: wanted, ..self }
     }
 }
 
 /// Reads the answer to [`score_request`].
-pub fn scores(body: &[u8], job: &ScoreJob, window: Window) -> Result<Scores, String> {
+pub fn scores(body: &[u8], job: &ScoreJob, window: Window) -> Result<Signed<Scored>, String> {
     let mut scanner = Scanner::new(body);
     let reader = PromptReader::read(&mut scanner, job, window).map_err(|why| with_message(why, body))?;
     scanner.end()?;
@@ -170,7 +199,7 @@ pub fn scores(body: &[u8], job: &ScoreJob, window: Window) -> Result<Scores, Str
 pub fn batch_scores(
     body: &[u8],
     jobs: &[(&ScoreJob, Window)],
-) -> Result<Vec<Result<Scores, String>>, String> {
+) -> Result<Vec<Result<Signed<Scored>, String>>, String> {
     let mut scanner = Scanner::new(body);
     let mut all = Vec::with_capacity(jobs.len());
     let n_found = scanner.list(|scanner, index| {
@@ -190,35 +219,29 @@ fn with_message(why: String, body: &[u8]) -> String {
 const NO_META: &str = "the answer has no meta_info";
 
 /// What is kept of one prompt's answer while walking it.
-struct PromptReader<'a, 'job> {
+struct PromptReader<'job> {
     job: &'job ScoreJob,
     window: Window,
     needed: Needed,
-    id: Option<String>,
     /// The logprobs of the given tokens at the needed positions behind 0.
     own: Option<Vec<Option<f64>>>,
     nested: Option<Vec<Vec<Candidate>>>,
-    chosen: Option<Vec<Vec<Candidate>>>,
-    flat: Flat<'a>,
-    counts: Counts,
-    versions: Versions,
+    flat: Flat,
     finish: Option<Value>,
+    told: Aside,
 }
 
-impl<'a, 'job> PromptReader<'a, 'job> {
-    fn read(scanner: &mut Scanner<'a>, job: &'job ScoreJob, window: Window) -> Result<Self, String> {
+impl<'job> PromptReader<'job> {
+    fn read(scanner: &mut Scanner<'_>, job: &'job ScoreJob, window: Window) -> Result<Self, String> {
         let mut reader = Self {
             job,
             window,
             needed: Needed::new(job),
-            id: None,
             own: None,
             nested: None,
-            chosen: None,
             flat: Flat::default(),
-            counts: Counts::default(),
-            versions: Versions::default(),
             finish: None,
+            told: Aside::default(),
         };
         let mut found = false;
         scanner.object(|scanner, key| {
@@ -231,30 +254,22 @@ impl<'a, 'job> PromptReader<'a, 'job> {
         if found { Ok(reader) } else { Err(NO_META.to_owned()) }
     }
 
-    fn field(&mut self, scanner: &mut Scanner<'a>, key: &'a [u8]) -> Result<(), String> {
+    fn field(&mut self, scanner: &mut Scanner<'_>, key: &[u8]) -> Result<(), String> {
         match key {
             b"input_token_logprobs" => self.own = Some(self.own_list(scanner)?),
             // Whatever stands there when no rows were asked for, nobody needs it.
             b"input_top_logprobs" if self.job.top_k() == 0 => scanner.skip()?,
-            b"input_top_logprobs" => self.nested = Some(self.rows(scanner, "input_top_logprobs")?),
-            b"input_token_ids_logprobs" => {
-                self.chosen = Some(self.rows(scanner, "input_token_ids_logprobs")?);
-            }
-            b"id" => self.id = Name::read(scanner)?,
-            b"prompt_tokens" => self.counts.prompt_tokens = scanner.count()?,
-            b"completion_tokens" => self.counts.completion_tokens = scanner.count()?,
-            b"cached_tokens" => self.counts.cached_tokens = Some(scanner.count()?),
+            b"input_top_logprobs" => self.nested = Some(self.rows(scanner)?),
             b"finish_reason" => self.finish = strict::read(scanner.raw()?)?,
             _ if key.starts_with(FLAT_PREFIX) => self.flat.field(&key[FLAT_PREFIX.len()..], scanner)?,
-            _ if self.versions.field(key, scanner)? => {}
-            _ => scanner.skip()?,
+            _ => self.told.field(key, scanner)?,
         }
         Ok(())
     }
 
     /// Walks a list that has an entry for each position from the window's start on. `entry` is told which one it is, and
     /// whether it is needed; the first never is.
-    fn walk(
+    fn walk<'a>(
         &self,
         scanner: &mut Scanner<'a>,
         what: &str,
@@ -273,7 +288,7 @@ impl<'a, 'job> PromptReader<'a, 'job> {
     }
 
     /// `[[logprob, id, text], …]`: every id must be the one that was sent.
-    fn own_list(&self, scanner: &mut Scanner<'a>) -> Result<Vec<Option<f64>>, String> {
+    fn own_list(&self, scanner: &mut Scanner<'_>) -> Result<Vec<Option<f64>>, String> {
         let (sent, mut values) =
             (&self.job.tokens()[..self.window.end], Vec::with_capacity(self.needed.len()));
         self.walk(scanner, "input_token_logprobs", |scanner, position, is_needed| {
@@ -290,23 +305,21 @@ impl<'a, 'job> PromptReader<'a, 'job> {
     }
 
     /// `[null, [[logprob, id, text], …], …]`
-    fn rows(&self, scanner: &mut Scanner<'a>, what: &str) -> Result<Vec<Vec<Candidate>>, String> {
+    fn rows(&self, scanner: &mut Scanner<'_>) -> Result<Vec<Vec<Candidate>>, String> {
         let mut rows = Vec::with_capacity(self.needed.len());
-        self.walk(scanner, what, |scanner, _, is_needed| {
+        self.walk(scanner, "input_top_logprobs", |scanner, _, is_needed| {
             if !is_needed {
                 return Ok(scanner.skip()?);
             }
-            rows.push(if scanner.null()? { Vec::new() } else { scanner.items(triple)? });
+            rows.push(row(scanner)?);
             Ok(())
         })?;
         Ok(rows)
     }
 
-    fn scores(self) -> Result<Scores, String> {
-        if let Some(message) = self.finish.as_ref().and_then(aborted) {
-            return Err(format!("the server gave up: {message}"));
-        }
-        self.counts.check_sent(self.window.end)?;
+    fn scores(self) -> Result<Signed<Scored>, String> {
+        check_finished(self.finish.as_ref())?;
+        let usage = paid(self.told.counted, self.window.end)?;
         let own = self.own.as_ref().ok_or("the answer has no input_token_logprobs")?;
         let tops = self.tops(own.len())?;
         let (mut values, mut rows) = (own.iter().copied(), tops.into_iter());
@@ -315,10 +328,8 @@ impl<'a, 'job> PromptReader<'a, 'job> {
             _ => self.score(position, values.next().flatten(), &rows.next().unwrap_or_default()),
         });
         let scores = scores.collect::<Result<_, String>>()?;
-        let chosen = self.chosen.unwrap_or_default();
-        let chosen = chosen.into_iter().map(|row| chosen_row(&row)).collect();
-        let (spans, version) = (self.needed.into_spans(self.job, scores)?, self.versions.of_prompt()?);
-        Ok(Scores { id: self.id, spans, version, counts: self.counts, chosen })
+        let (spans, version) = (self.needed.into_spans(self.job, scores)?, self.told.versions.of_prompt()?);
+        Ok((self.told.id, Scored { spans, version, usage }))
     }
 
     /// The rows of the needed positions behind 0, from whichever form the server used.
@@ -328,8 +339,8 @@ impl<'a, 'job> PromptReader<'a, 'job> {
         }
         let positions = self.needed.positions().filter(|&position| position > 0);
         let indices = positions.map(|position| position - self.window.start_len());
-        match (self.flat.arrays()?, &self.nested) {
-            (Some(arrays), _) => arrays.rows(indices, self.window.len()),
+        match (self.flat.rows(indices, self.window.len())?, &self.nested) {
+            (Some(rows), _) => Ok(rows),
             (None, Some(rows)) if rows.len() == n_rows => Ok(rows.clone()),
             (None, _) => Err("the answer has no input_top_logprobs".to_owned()),
         }
@@ -359,11 +370,6 @@ fn check_row(given: TokenId, own: Option<f64>, row: &[Candidate], top: &TopK) ->
     if is_listed { Ok(()) } else { rows::check_outsider(own, row) }
 }
 
-fn chosen_row(row: &[Candidate]) -> TopK {
-    let logprob = |&(id, value): &Candidate| Some((id, needed::logprob(value, Some(FLOOR)).ok()?));
-    TopK::new(row.iter().filter_map(logprob).collect())
-}
-
 /// `[logprob, id, text]`
 fn triple(scanner: &mut Scanner<'_>) -> Result<Candidate, String> {
     let (mut id, mut value) = (None, None);
@@ -381,37 +387,47 @@ fn triple(scanner: &mut Scanner<'_>) -> Result<Candidate, String> {
     }
 }
 
-/// What the server says when it gave a request up.
-fn aborted(finish: &Value) -> Option<String> {
-    let kind = finish.get("type").and_then(Value::as_str).or(finish.as_str())?;
-    let message = finish.get("message").and_then(Value::as_str).unwrap_or("no reason given");
-    (kind == "abort").then(|| message.to_owned())
+/// The candidates of a position, which may be null.
+fn row(scanner: &mut Scanner<'_>) -> Result<Vec<Candidate>, String> {
+    if scanner.null()? { Ok(Vec::new()) } else { scanner.items(triple) }
+}
+
+/// The word for why it ended: `{"type": "stop", …}`, or the bare word of older servers.
+fn word(finish: Option<&Value>) -> Option<&str> {
+    finish?.get("type").and_then(Value::as_str).or(finish?.as_str())
+}
+
+/// Refuses the answer to a request that the server gave up.
+fn check_finished(finish: Option<&Value>) -> Result<(), String> {
+    if word(finish) != Some("abort") {
+        return Ok(());
+    }
+    let message = finish.and_then(|it| it.get("message")?.as_str()).unwrap_or("no reason given");
+    Err(format!("the server gave up: {message}"))
 }
 
 const FLAT_PREFIX: &[u8] = b"input_top_logprobs_";
 
-/// The fields of the flat forms, as they are found.
+/// The rows in a flat form: the fields, as they are found.
 #[derive(Default)]
-struct Flat<'a> {
-    values_b64: Option<&'a [u8]>,
-    ids_b64: Option<&'a [u8]>,
-    values: Option<&'a [u8]>,
-    ids: Option<&'a [u8]>,
+struct Flat {
+    values: Option<Vec<f64>>,
+    ids: Option<Vec<TokenId>>,
     shape: Option<(usize, usize)>,
     null_prefix: usize,
 }
 
-impl<'a> Flat<'a> {
-    fn field(&mut self, key: &[u8], scanner: &mut Scanner<'a>) -> Result<(), String> {
+impl Flat {
+    fn field(&mut self, key: &[u8], scanner: &mut Scanner<'_>) -> Result<(), String> {
         // A form the server did not use may be there as null.
         if scanner.null()? {
             return Ok(());
         }
         match key {
-            b"val_flat_b64" => self.values_b64 = Some(scanner.string()?),
-            b"idx_flat_b64" => self.ids_b64 = Some(scanner.string()?),
-            b"val_flat" => self.values = Some(scanner.raw()?),
-            b"idx_flat" => self.ids = Some(scanner.raw()?),
+            b"val_flat_b64" => self.values = Some(floats(scanner.string()?)?),
+            b"idx_flat_b64" => self.ids = Some(ints(scanner.string()?)?),
+            b"val_flat" => self.values = Some(scanner.items(|it| Ok(it.number()?.unwrap_or(f64::NAN)))?),
+            b"idx_flat" => self.ids = Some(scanner.items(id)?),
             b"val_flat_b64_dtype" => expect_type(scanner.string()?, "float32")?,
             b"idx_flat_b64_dtype" => expect_type(scanner.string()?, "int32")?,
             b"shape" => self.shape = Some(shape(scanner)?),
@@ -421,55 +437,36 @@ impl<'a> Flat<'a> {
         Ok(())
     }
 
-    /// The decoded arrays, if the answer has any.
-    fn arrays(&self) -> Result<Option<Arrays>, String> {
-        let (values, ids) = match (self.values_b64, self.ids_b64, self.values, self.ids) {
-            (Some(values), Some(ids), ..) => (floats(values)?, ints(ids)?),
-            (None, None, Some(values), Some(ids)) => (numbers(values)?, whole_numbers(ids)?),
-            (None, None, None, None) => return Ok(None),
-            _ => return Err("the flat top logprobs have values or ids but not both".to_owned()),
-        };
-        let (n_rows, k) = self.shape.ok_or("the flat top logprobs have no shape")?;
-        let fits = n_rows.checked_mul(k).is_some_and(|n| values.len() == n && ids.len() == n);
-        if !fits {
-            let (n_values, n_ids) = (values.len(), ids.len());
-            return Err(format!(
-                "the flat top logprobs are {n_values} values and {n_ids} ids, not {n_rows} x {k}"
-            ));
-        }
-        Ok(Some(Arrays { values, ids, n_rows, k, null_prefix: self.null_prefix }))
-    }
-}
-
-struct Arrays {
-    values: Vec<f64>,
-    ids: Vec<TokenId>,
-    n_rows: usize,
-    k: usize,
-    null_prefix: usize,
-}
-
-impl Arrays {
-    /// The rows of the list entries `indices`; the whole list has `length` entries.
+    /// The rows of the list entries `indices`, if the answer has them in this form; the whole list has `length` entries.
     fn rows(
         &self,
         indices: impl Iterator<Item = usize>,
         length: usize,
-    ) -> Result<Vec<Vec<Candidate>>, String> {
-        if self.null_prefix + self.n_rows != length {
-            let n_found = self.null_prefix + self.n_rows;
+    ) -> Result<Option<Vec<Vec<Candidate>>>, String> {
+        let (values, ids) = match (&self.values, &self.ids) {
+            (Some(values), Some(ids)) => (values, ids),
+            (None, None) => return Ok(None),
+            _ => return Err("the flat top logprobs have values or ids but not both".to_owned()),
+        };
+        let (n_rows, k) = self.shape.ok_or("the flat top logprobs have no shape")?;
+        let (n_values, n_ids) = (values.len(), ids.len());
+        if n_rows.checked_mul(k).is_none_or(|n| n_values != n || n_ids != n) {
+            return Err(format!(
+                "the flat top logprobs are {n_values} values and {n_ids} ids, not {n_rows} x {k}"
+            ));
+        }
+        if self.null_prefix.checked_add(n_rows) != Some(length) {
+            let n_found = self.null_prefix.saturating_add(n_rows);
             return Err(format!("the flat top logprobs have {n_found} positions, {length} were asked for"));
         }
         let row = |index: usize| match index.checked_sub(self.null_prefix) {
             None => Vec::new(),
-            Some(row) => self.row(row * self.k..(row + 1) * self.k),
+            Some(row) => {
+                let range = row * k..(row + 1) * k;
+                ids[range.clone()].iter().copied().zip(values[range].iter().copied().map(Some)).collect()
+            }
         };
-        Ok(indices.map(row).collect())
-    }
-
-    fn row(&self, range: std::ops::Range<usize>) -> Vec<Candidate> {
-        let ids = self.ids[range.clone()].iter().copied();
-        ids.zip(self.values[range].iter().copied().map(Some)).collect()
+        Ok(Some(indices.map(row).collect()))
     }
 }
 
@@ -485,6 +482,10 @@ fn shape(scanner: &mut Scanner<'_>) -> Result<(usize, usize), String> {
         [n_rows, k] => Ok((n_rows, k)),
         _ => Err("the shape of the flat top logprobs is not [rows, k]".to_owned()),
     }
+}
+
+fn id(scanner: &mut Scanner<'_>) -> Result<TokenId, String> {
+    TokenId::try_from(scanner.count()?).map_err(|why| why.to_string())
 }
 
 fn floats(text: &[u8]) -> Result<Vec<f64>, String> {
@@ -503,78 +504,80 @@ fn words(text: &[u8]) -> Result<Vec<[u8; 4]>, String> {
     if rest.is_empty() { Ok(words.to_vec()) } else { Err("flat top logprobs end within a number".to_owned()) }
 }
 
-fn numbers(list: &[u8]) -> Result<Vec<f64>, String> {
-    Scanner::new(list).items(|scanner| Ok(scanner.number()?.unwrap_or(f64::NAN)))
+/// What is kept of a continuation while walking its answer.
+#[derive(Default)]
+struct DrawnReader {
+    ids: Option<Vec<TokenId>>,
+    own: Option<Vec<Candidate>>,
+    tops: Vec<Vec<Candidate>>,
+    finish: Option<Value>,
+    told: Aside,
 }
 
-fn whole_numbers(list: &[u8]) -> Result<Vec<TokenId>, String> {
-    Scanner::new(list).items(|scanner| TokenId::try_from(scanner.count()?).map_err(|why| why.to_string()))
-}
-
-#[derive(Deserialize)]
-struct Generated {
-    output_ids: Option<Vec<TokenId>>,
-    meta_info: GeneratedMeta,
-}
-
-#[derive(Deserialize)]
-struct GeneratedMeta {
-    id: Option<Name>,
-    finish_reason: Option<Value>,
-    output_token_logprobs: Option<Vec<Triple>>,
-    output_top_logprobs: Option<Vec<Option<Vec<Triple>>>>,
-    #[serde(flatten)]
-    counts: Counts,
-    #[serde(flatten)]
-    versions: Versions,
-}
-
-type Triple = (Option<f64>, TokenId, Option<String>);
-
-/// Reads a sampled continuation of `n_sent` tokens.
-pub fn drawn(body: &[u8], n_sent: usize, top_k: usize) -> Result<Drawn, String> {
-    let answer: Generated = strict::read(body).map_err(|why| format!("{why}: {}", server_message(body)))?;
-    let meta = answer.meta_info;
-    if let Some(message) = meta.finish_reason.as_ref().and_then(aborted) {
-        return Err(format!("the server gave up: {message}"));
+impl DrawnReader {
+    fn read(&mut self, body: &[u8]) -> Result<(), String> {
+        let mut scanner = Scanner::new(body);
+        let mut found = false;
+        scanner.object(|scanner, key| {
+            match key {
+                b"output_ids" => self.ids = strict::read(scanner.raw()?)?,
+                b"meta_info" => {
+                    found = true;
+                    scanner.object(|scanner, key| self.field(scanner, key))?;
+                }
+                _ => scanner.skip()?,
+            }
+            Ok(())
+        })?;
+        scanner.end()?;
+        if found { Ok(()) } else { Err(NO_META.to_owned()) }
     }
-    let triples = meta.output_token_logprobs.ok_or("the answer has no output_token_logprobs")?;
-    let ids: Vec<TokenId> = triples.iter().map(|triple| triple.1).collect();
-    if answer.output_ids.is_some_and(|told| told != ids) {
+
+    fn field(&mut self, scanner: &mut Scanner<'_>, key: &[u8]) -> Result<(), String> {
+        match key {
+            b"output_token_logprobs" | b"output_top_logprobs" if scanner.null()? => {}
+            b"output_token_logprobs" => self.own = Some(scanner.items(triple)?),
+            b"output_top_logprobs" => self.tops = scanner.items(row)?,
+            b"finish_reason" => self.finish = strict::read(scanner.raw()?)?,
+            _ => self.told.field(key, scanner)?,
+        }
+        Ok(())
+    }
+}
+/// Reads a sampled continuation of `n_sent` tokens.
+pub fn drawn(body: &[u8], n_sent: usize, top_k: usize) -> Result<Signed<Generated>, String> {
+    let mut reader = DrawnReader::default();
+    reader.read(body).map_err(|why| with_message(why, body))?;
+    let DrawnReader { ids, own, tops, finish: ended, told } = reader;
+    check_finished(ended.as_ref())?;
+    let own = own.ok_or("the answer has no output_token_logprobs")?;
+    let n = own.len();
+    if ids.is_some_and(|ids| !ids.iter().eq(own.iter().map(|candidate| &candidate.0))) {
         return Err("the logprobs are those of other tokens than the sampled ones".to_owned());
     }
-    let tops = meta.output_top_logprobs.unwrap_or_default();
-    if top_k > 0 && tops.len() != ids.len() {
-        return Err(format!("{} sampled tokens have {} rows of alternatives", ids.len(), tops.len()));
+    if top_k > 0 && tops.len() != n {
+        return Err(format!("{n} sampled tokens have {} rows of alternatives", tops.len()));
     }
-    let (logprobs, top) = values(&triples, &tops, top_k)?;
-    let counts = meta.counts;
-    counts.check_sent(n_sent)?;
-    let versions = meta.versions.of_sampled(ids.len())?;
-    let (id, finish) = (meta.id.map(String::from), finish_word(meta.finish_reason.as_ref()));
-    Ok(Drawn { id, ids, logprobs, top, finish, versions, counts })
-}
-
-fn values(triples: &[Triple], tops: &[Option<Vec<Triple>>], top_k: usize) -> Result<Values, String> {
-    let score = |(index, triple): (usize, &Triple)| {
-        let row = tops.get(index).and_then(Option::as_ref).map_or(&[][..], Vec::as_slice);
-        let row: Vec<Candidate> = row.iter().map(|triple| (triple.1, triple.0)).collect();
-        let score = needed::token_score(triple.1, triple.0, &row, top_k, Some(FLOOR));
-        if score.logprob.is_ok() && top_k > 0 {
-            let checked = check_row(triple.1, triple.0, &row, &score.top);
-            checked.map_err(|why| format!("sampled token {index} {why}"))?;
-        }
-        Ok((score.logprob.ok(), score.top))
+    let token = |index: usize| {
+        sampled_token(own[index], tops.get(index), top_k)
+            .map_err(|why| format!("sampled token {index} {why}"))
     };
-    let scores: Vec<_> = triples.iter().enumerate().map(score).collect::<Result<_, String>>()?;
-    Ok(scores.into_iter().unzip())
+    let tokens = (0..n).map(token).collect::<Result<_, _>>()?;
+    let (usage, versions) = (paid(told.counted, n_sent)?, told.versions.of_sampled(n)?);
+    Ok((told.id, Generated { tokens, finish: finish(word(ended.as_ref())), versions, usage }))
 }
 
-/// `{"type": "stop", …}`, or the bare word of older servers.
-fn finish_word(finish: Option<&Value>) -> Option<String> {
-    let finish = finish?;
-    let word = finish.get("type").and_then(Value::as_str).or(finish.as_str());
-    word.map(str::to_owned)
+fn sampled_token(
+    (id, value): Candidate,
+    row: Option<&Vec<Candidate>>,
+    top_k: usize,
+) -> Result<SampledToken, &'static str> {
+    let row = row.map_or(&[][..], Vec::as_slice);
+    let score = needed::token_score(id, value, row, top_k, Some(FLOOR));
+    if score.logprob.is_ok() && top_k > 0 {
+        check_row(id, value, row, &score.top)?;
+    }
+    Ok(sampled(id, score))
 }
 
 /// What `/get_model_info` and `/get_server_info` tell that we use.
@@ -658,7 +661,7 @@ mod tests {
         assert_eq!((window.start_len(), window.end), (1, 4));
         let body = json!({"text": "", "meta_info": meta}).to_string();
         let found = scores(body.as_bytes(), &job, window);
-        expected.assert_eq(&found.map_or_else(|why| format!("error: {why}"), |it| show(&it.spans)));
+        expected.assert_eq(&found.map_or_else(|why| format!("error: {why}"), |it| show(&it.1.spans)));
     }
 
     /// The fields of an answer, with some of them replaced; null takes one away.
@@ -701,7 +704,7 @@ mod tests {
             let body =
                 json!({"text": "", "meta_info": meta(json!({"input_top_logprobs": rows}))}).to_string();
             let found = scores(body.as_bytes(), &job, window).unwrap();
-            assert_eq!(show(&found.spans), "-2.5 []; -0.5 []");
+            assert_eq!(show(&found.1.spans), "-2.5 []; -0.5 []");
         }
     }
 
@@ -773,7 +776,7 @@ mod tests {
         let body = r#"{"meta_info":{"input_token_logprobs":[[null,11,null],[NaN,12,null],[null,13,null]]}}"#;
         let found = scores(body.as_bytes(), &job, Window::of(&job).unwrap()).unwrap();
         assert_eq!(
-            show(&found.spans),
+            show(&found.1.spans),
             "the server returned no logprob: NaN is not a finite number; the server returned no value"
         );
     }
@@ -787,7 +790,7 @@ mod tests {
         let job = job(&[(2, 4)], 1);
         let found = |meta: Value| {
             let body = json!({"meta_info": meta}).to_string();
-            show(&scores(body.as_bytes(), &job, Window::of(&job).unwrap()).unwrap().spans)
+            show(&scores(body.as_bytes(), &job, Window::of(&job).unwrap()).unwrap().1.spans)
         };
         assert_eq!(found(with_nulls), found(meta(json!({}))));
     }
@@ -839,7 +842,7 @@ mod tests {
             let meta = meta(json!({"input_token_logprobs": own, "input_top_logprobs": rows}));
             let body = json!({"meta_info": meta}).to_string();
             let found = scores(body.as_bytes(), &job, Window::of(&job).unwrap());
-            found.map_or_else(|why| why, |it| show(&it.spans))
+            found.map_or_else(|why| why, |it| show(&it.1.spans))
         };
         let row = |best: f64, second: f64| json!([[best, 5, null], [second, 6, null]]);
         assert_eq!(
@@ -867,8 +870,8 @@ mod tests {
             drawn(body.to_string().as_bytes(), n_sent, 0)
         };
         assert_eq!(drawn(5).unwrap_err(), "the server read 4 tokens, 5 were sent");
-        let own = drawn(4).unwrap();
-        assert_eq!((own.id.as_deref(), own.versions[0].version.as_str()), (Some("mine"), "a"));
+        let (id, own) = drawn(4).unwrap();
+        assert_eq!((id.as_deref(), own.versions[0].version.as_str()), (Some("mine"), "a"));
     }
 
     #[test]
@@ -896,7 +899,7 @@ mod tests {
         let body = json!([{"meta_info": meta(json!({}))}, {"meta_info": bad}]).to_string();
         let all = batch_scores(body.as_bytes(), &[(&job, window), (&job, window)]).unwrap();
         assert_eq!(
-            show(&all[0].as_ref().unwrap().spans),
+            show(&all[0].as_ref().unwrap().1.spans),
             "the first token has no context | -2.5 [(5, -0.25), (12, -2.5)]; -0.5 [(13, -0.5)]"
         );
         assert_eq!(all[1].as_ref().unwrap_err(), "input_token_logprobs has 1 positions, 3 were asked for");

@@ -1,12 +1,12 @@
 //! JSON as answers are read that serde takes apart: each key once, names as text or number.
 //!
-//! Owns [`read`]. The surprise: where a key is there twice, serde refuses it in a struct and silently keeps the second
+//! Owns [`read`] and [`field`]. The surprise: where a key is there twice, serde refuses it in a struct and silently keeps the second
 //! value in a map; in an answer that is numbers by token either may be the wrong one, so both are refused. Deliberately
 //! absent: answers too large to be taken apart, which are walked with a [`Scanner`] that refuses the same.
 
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
-use serde_json::Number;
+use serde_json::{Map, Number, Value};
 
 use super::scan::Scanner;
 
@@ -18,6 +18,13 @@ pub(super) fn read<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, String> {
     let value = serde_json::from_slice(bytes).map_err(|why| why.to_string())?;
     check(&mut Scanner::new(bytes), 0)?;
     Ok(value)
+}
+
+/// Reads what stands under a key of a JSON object that may say more.
+pub(super) fn field<T: DeserializeOwned>(bytes: &[u8], key: &str) -> Result<T, String> {
+    let mut object: Map<String, Value> = read(bytes)?;
+    let value = object.shift_remove(key).ok_or_else(|| format!("missing field `{key}`"))?;
+    serde_json::from_value(value).map_err(|why| why.to_string())
 }
 
 /// Steps over a value, looking at every object in it.
@@ -60,7 +67,6 @@ impl From<Name> for String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::Value;
 
     fn check(text: &str, expected: &str) {
         let found = read::<Value>(text.as_bytes()).map_or_else(|why| why, |_| "read".to_owned());

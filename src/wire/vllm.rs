@@ -15,16 +15,17 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use serde_with::skip_serializing_none;
 
+use super::aside::{Aside, Versions};
 use super::error::server_message;
-use super::openai::Usage;
+use super::openai::Counted;
 use super::rows::{self, Ranked};
 use super::scan::{Scanner, whole};
 use super::strict::{self, Name};
-use super::versions::Versions;
-use super::{Counts, Drawn, Scores};
+use super::{Signed, finish, paid, sampled};
+use backsight_core::model::{Generated, SampledToken, Scored, Usage};
 use backsight_core::needed::{self, Candidate, Needed};
 use backsight_core::score::{Absence, ScoreJob, TokenScore};
-use backsight_core::tokens::{TokenId, TopK};
+use backsight_core::tokens::TokenId;
 
 /// What vLLM writes for minus infinity, since JSON has none.
 pub const FLOOR: f64 = -9999.0;
@@ -89,15 +90,16 @@ impl<'a> CompletionRequest<'a> {
 
 /// Reads the scores of `job` from an answer to `CompletionRequest::score` that was sent the first
 /// `n_sent` tokens and asked for `top_k` candidates.
-pub fn scores(body: &[u8], job: &ScoreJob, n_sent: usize, top_k: usize) -> Result<Scores, String> {
+pub fn scores(body: &[u8], job: &ScoreJob, n_sent: usize, top_k: usize) -> Result<Signed<Scored>, String> {
     let needed = Needed::new(job);
     let prompt = &job.tokens()[..n_sent];
-    let mut reader = PromptReader { prompt, needed: &needed, top_k, rows: Vec::new(), told: Told::default() };
+    let mut reader =
+        PromptReader { prompt, needed: &needed, top_k, rows: Vec::new(), told: Aside::default() };
     reader.answer(body)?;
     let (rows, told) = (reader.rows, reader.told);
-    told.counts.check_sent(n_sent)?;
+    let usage = paid(told.counted, n_sent)?;
     let (spans, version) = (needed.into_spans(job, rows)?, told.versions.of_prompt()?);
-    Ok(Scores { id: told.id, spans, version, counts: told.counts, chosen: Vec::new() })
+    Ok((told.id, Scored { spans, version, usage }))
 }
 
 /// Walks an answer and keeps the rows of the needed positions.
@@ -106,15 +108,7 @@ struct PromptReader<'a> {
     needed: &'a Needed,
     top_k: usize,
     rows: Vec<TokenScore>,
-    told: Told,
-}
-
-/// What an answer tells beside its numbers.
-#[derive(Default)]
-struct Told {
-    id: Option<String>,
-    versions: Versions,
-    counts: Counts,
+    told: Aside,
 }
 
 impl PromptReader<'_> {
@@ -124,10 +118,7 @@ impl PromptReader<'_> {
         scanner.object(|scanner, key| {
             match key {
                 b"choices" => n_choices = scanner.list(|scanner, _| self.choice(scanner))?,
-                b"usage" => self.told.counts = Usage::read(scanner.raw()?)?,
-                b"id" => self.told.id = Name::read(scanner)?,
-                _ if self.told.versions.field(key, scanner)? => {}
-                _ => scanner.skip()?,
+                _ => self.told.field(key, scanner)?,
             }
             Ok(())
         })?;
@@ -152,8 +143,7 @@ impl PromptReader<'_> {
                     tells_ids = true;
                     self.check_prompt(scanner)?;
                 }
-                _ if self.told.versions.field(key, scanner)? => {}
-                _ => scanner.skip()?,
+                _ => self.told.field(key, scanner)?,
             }
             Ok(())
         })?;
@@ -319,7 +309,7 @@ struct Completion {
     id: Option<Name>,
     #[serde(default)]
     choices: Vec<CompletionChoice>,
-    usage: Option<Usage>,
+    usage: Option<Counted>,
     #[serde(flatten)]
     versions: Versions,
 }
@@ -346,29 +336,26 @@ struct CompletionLogprobs {
 type Alternatives = HashMap<String, Option<f64>>;
 
 /// Reads a sampled continuation of `prompt`.
-pub fn drawn(body: &[u8], prompt: &[TokenId], top_k: usize) -> Result<Drawn, String> {
+pub fn drawn(body: &[u8], prompt: &[TokenId], top_k: usize) -> Result<Signed<Generated>, String> {
     let answer: Completion = strict::read(body)?;
-    let [choice] = answer.choices.as_slice() else {
-        let n = answer.choices.len();
-        return Err(format!("{n} choices for one prompt: {}", server_message(body)));
-    };
-    let ids = choice.token_ids.clone().ok_or("the answer has no token_ids")?;
-    if choice.prompt_token_ids.as_ref().is_some_and(|ids| ids != prompt) {
+    let [choice] = <[CompletionChoice; 1]>::try_from(answer.choices)
+        .map_err(|all| format!("{} choices for one prompt: {}", all.len(), server_message(body)))?;
+    let ids = choice.token_ids.ok_or("the answer has no token_ids")?;
+    if choice.prompt_token_ids.is_some_and(|ids| ids != prompt) {
         return Err(OTHER_PROMPT.to_owned());
     }
-    let (logprobs, top) = match &choice.logprobs {
+    let tokens = match &choice.logprobs {
         Some(logprobs) => logprobs.read(&ids, top_k)?,
-        None => (vec![None; ids.len()], vec![TopK::default(); ids.len()]),
+        None => ids.iter().map(|&id| sampled(id, needed::absent(Absence::NotReturned))).collect(),
     };
-    let versions = choice.versions.clone().or(answer.versions).of_sampled(ids.len())?;
-    let counts = answer.usage.map(Counts::from).unwrap_or_default();
-    counts.check_sent(prompt.len())?;
-    let (id, finish) = (answer.id.map(String::from), choice.finish_reason.clone());
-    Ok(Drawn { id, ids, logprobs, top, finish, versions, counts })
+    let versions = choice.versions.or(answer.versions).of_sampled(ids.len())?;
+    let usage = paid(answer.usage.map(Usage::from).unwrap_or_default(), prompt.len())?;
+    let finish = finish(choice.finish_reason.as_deref());
+    Ok((answer.id.map(String::from), Generated { tokens, finish, versions, usage }))
 }
 
 impl CompletionLogprobs {
-    fn read(&self, ids: &[TokenId], top_k: usize) -> Result<super::Values, String> {
+    fn read(&self, ids: &[TokenId], top_k: usize) -> Result<Vec<SampledToken>, String> {
         let n = ids.len();
         if self.token_logprobs.len() != n {
             return Err(format!("{n} sampled tokens have {} logprobs", self.token_logprobs.len()));
@@ -381,19 +368,19 @@ impl CompletionLogprobs {
         if top_k > 0 && tops.len() != n {
             return Err(format!("{n} sampled tokens have {} rows of alternatives", tops.len()));
         }
-        let mut values = (Vec::with_capacity(n), Vec::with_capacity(n));
-        for (index, (&id, &value)) in ids.iter().zip(&self.token_logprobs).enumerate() {
-            let row = tops.get(index).and_then(Option::as_ref);
-            let row = row.map(|row| alternatives(index, row)).transpose()?.unwrap_or_default();
-            let score = needed::token_score(id, value, &row, top_k, Some(FLOOR));
-            // With one more than K the sampled token is the one from outside the best.
-            if score.logprob.is_ok() && row.len() > top_k {
-                rows::check_outsider(value, &row).map_err(|why| format!("sampled token {index} {why}"))?;
-            }
-            values.0.push(score.logprob.ok());
-            values.1.push(score.top);
+        (0..n).map(|index| self.token(index, ids[index], top_k)).collect()
+    }
+
+    fn token(&self, index: usize, id: TokenId, top_k: usize) -> Result<SampledToken, String> {
+        let row = self.top_logprobs.as_deref().and_then(|rows| rows.get(index)?.as_ref());
+        let row = row.map(|row| alternatives(index, row)).transpose()?.unwrap_or_default();
+        let value = self.token_logprobs[index];
+        let score = needed::token_score(id, value, &row, top_k, Some(FLOOR));
+        // With one more than K the sampled token is the one from outside the best.
+        if score.logprob.is_ok() && row.len() > top_k {
+            rows::check_outsider(value, &row).map_err(|why| format!("sampled token {index} {why}"))?;
         }
-        Ok(values)
+        Ok(sampled(id, score))
     }
 }
 
@@ -435,14 +422,9 @@ fn number_after(message: &str, words: &str) -> Option<usize> {
     rest[..digits].parse().ok()
 }
 
-#[derive(Deserialize)]
-struct Version {
-    version: String,
-}
-
 /// Reads `GET /version`.
 pub fn version(body: &[u8]) -> Result<String, String> {
-    strict::read(body).map(|it: Version| it.version)
+    strict::field(body, "version")
 }
 
 #[cfg(test)]
@@ -473,7 +455,7 @@ mod tests {
         match scores(body.as_bytes(), &job(1, 3), 4, 1) {
             Err(why) => found = format!("error: {why}"),
             Ok(scores) => {
-                for score in scores.spans[0].scores() {
+                for score in scores.1.spans[0].scores() {
                     let row: Vec<_> = score.top.entries().iter().map(|it| (it.0, it.1.get())).collect();
                     match &score.logprob {
                         Ok(logprob) => write!(found, "{logprob} {row:?}; ").unwrap(),
@@ -514,7 +496,7 @@ mod tests {
         };
         let check_first = |value: &str, expected: &str| {
             let scores = scores(with(value).as_bytes(), &job(1, 2), 4, 1).unwrap();
-            let why = scores.spans[0].scores()[0].logprob.clone().unwrap_err();
+            let why = scores.1.spans[0].scores()[0].logprob.clone().unwrap_err();
             assert_eq!(why.to_string(), expected);
         };
         check_first("NaN", "the server returned no logprob: NaN is not a finite number");
@@ -635,7 +617,7 @@ mod tests {
         let body = answer(&format!("[null,{ROW_1},{ROW_2},{ROW_3}]"));
         let found = |body: &str| {
             let scores = scores(body.as_bytes(), &job(1, 3), 4, 1).unwrap();
-            (scores.id, scores.version)
+            (scores.0, scores.1.version)
         };
         let told = |text: &str| Some(text.to_owned());
         assert_eq!(found(&body), (told("x"), None));
@@ -671,7 +653,8 @@ mod tests {
             );
             let found = match drawn(body.as_bytes(), &[1], 1) {
                 Ok(drawn) => {
-                    format!("{:?}", drawn.logprobs.iter().map(|it| it.map(|it| it.get())).collect::<Vec<_>>())
+                    let logprobs = drawn.1.tokens.iter().map(|it| it.logprob.map(|it| it.get()));
+                    format!("{:?}", logprobs.collect::<Vec<_>>())
                 }
                 Err(why) => why,
             };
@@ -718,7 +701,7 @@ mod tests {
         let check = |answer: &str, expected: &str| {
             let body = format!(r#"{{"id":"cmpl-9",{answer}}}"#);
             let found = drawn(body.as_bytes(), &[1, 2], 0);
-            let shown = found.map_or_else(|why| why, |it| format!("{:?} {:?}", it.id, it.versions.len()));
+            let shown = found.map_or_else(|why| why, |(id, it)| format!("{id:?} {:?}", it.versions.len()));
             assert_eq!(shown, expected);
         };
         let choice = |more: &str| format!(r#""choices":[{{"token_ids":[7,8]{more}}}]"#);

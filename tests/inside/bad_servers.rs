@@ -11,7 +11,7 @@ use backsight::model::endpoint::{BreakerRules, PoolRules};
 use backsight::model::planned::{JobScores, Pace, Planned, backend, score_at, score_planned};
 use backsight::model::retry::Policy;
 use backsight::model::secret::Secret;
-use backsight::model::transport::{Auth, Body, Call, Method, Notice, Settings, Transport};
+use backsight::model::transport::{Auth, Call, Method, Notice, Settings, Transport};
 use backsight::model::{Error, Model, Scored};
 use backsight::score::{ScoreJob, SpanScore};
 use backsight::tokens::{Logprob, TokenSpan};
@@ -603,7 +603,7 @@ async fn routes_are_reached_with_every_way_to_write_the_address() {
         let call = Call {
             method: Method::GET,
             path: "/v1/models",
-            body: Body::None,
+            body: None,
             tokens: 1,
             sticky: 0,
             max_answer: 10_000,

@@ -258,11 +258,8 @@ fn sglang_scores(ids: &Value, start: &Value) -> Value {
     let ids = &ids.as_array().unwrap()[start..];
     let value = |index: usize| if index == 0 { Value::Null } else { json!(-(index as f64)) };
     let own: Vec<_> = ids.iter().enumerate().map(|(index, id)| json!([value(index), id, null])).collect();
-    let chosen: Vec<_> = (0..ids.len())
-        .map(|index| if index == 0 { Value::Null } else { json!([[-2.0, 5, null], [-3.0, 6, null]]) })
-        .collect();
     json!({"meta_info": {
-        "input_token_logprobs": own, "input_token_ids_logprobs": chosen, "prompt_tokens": start + ids.len(),
+        "input_token_logprobs": own, "prompt_tokens": start + ids.len(),
         "weight_version": "7",
         "cached_tokens": start, "completion_tokens": 0, "finish_reason": {"type": "length", "length": 0},
     }})
@@ -311,7 +308,6 @@ async fn sglang_is_never_sent_an_id_it_may_not_know() {
     let outside = job(&[1, 10], (1, 2), 0);
     assert!(matches!(model.score(&outside).await, Err(Error::Invalid { .. })));
     assert!(matches!(model.score_many(&[outside]).await[0], Err(Error::Invalid { .. })));
-    assert!(matches!(model.score_chosen(&job(&[1, 2], (1, 2), 0), &[10]).await, Err(Error::Invalid { .. })));
     let stop = GenerateRequest { stop_ids: vec![10], ..generate(1.0, 0) };
     assert!(matches!(model.generate(&stop).await, Err(Error::Invalid { .. })));
     assert_eq!(stub.take(), []);
@@ -327,10 +323,6 @@ async fn sglang_scores_from_one_token_before_the_span() {
     assert_eq!((scored.usage.cached_tokens, scored.version.as_deref()), (Some(2), Some("7")));
     let body = &stub.take()[0].body;
     assert_eq!((&body["input_ids"], &body["logprob_start_len"]), (&json!([1, 2, 3, 4, 5]), &json!(2)));
-    let chosen = model.score_chosen(&job(&[1, 2, 3], (0, 3), 0), &[5, 6]).await.unwrap();
-    assert_eq!(chosen.len(), 2);
-    assert_eq!(chosen[0].get(6).map(Logprob::get), Some(-3.0));
-    assert_eq!(stub.take()[0].body["token_ids_logprob"], json!([5, 6]));
 }
 
 #[tokio::test]

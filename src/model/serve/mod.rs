@@ -89,29 +89,32 @@ impl Served {
     }
 
     async fn answer(&self, method: &Method, path: &str, body: &[u8]) -> Reply {
-        let is_sglang = self.personality == Personality::Sglang;
-        let asked = match (path, is_sglang) {
-            ("/health", _) => (Method::GET, Ok(Value::Null)),
-            ("/v1/models", _) => (Method::GET, Ok(self.models())),
-            ("/version", false) => (Method::GET, Ok(json!({"version": version()}))),
-            ("/get_model_info" | "/model_info", true) => (Method::GET, Ok(self.sglang_info())),
-            ("/get_server_info" | "/server_info", true) => (Method::GET, Ok(self.sglang_info())),
-            ("/v1/completions", false) if method == Method::POST => {
-                (Method::POST, self.completion(body).await)
-            }
-            ("/generate", true) if method == Method::POST => (Method::POST, self.generate(body).await),
-            ("/v1/chat/completions", _) if method == Method::POST => (Method::POST, self.chat(body).await),
-            ("/tokenize", _) if method == Method::POST => (Method::POST, self.tokenize(body)),
-            ("/v1/completions", false) | ("/generate", true) | ("/v1/chat/completions" | "/tokenize", _) => {
-                (Method::POST, Ok(Value::Null))
-            }
+        let wanted = match (path, self.personality) {
+            ("/health" | "/v1/models", _)
+            | ("/version", Personality::Vllm)
+            | (
+                "/get_model_info" | "/model_info" | "/get_server_info" | "/server_info",
+                Personality::Sglang,
+            ) => Method::GET,
+            ("/v1/chat/completions" | "/tokenize", _)
+            | ("/v1/completions", Personality::Vllm)
+            | ("/generate", Personality::Sglang) => Method::POST,
             _ => return (404, json!({"detail": "Not Found"})),
         };
-        match asked {
-            (wanted, _) if wanted != *method => (405, json!({"detail": "Method Not Allowed"})),
-            (_, Ok(body)) => (200, body),
-            (_, Err(refusal)) => self.refuse(&refusal, path),
+        if *method != wanted {
+            return (405, json!({"detail": "Method Not Allowed"}));
         }
+        let answer = match path {
+            "/health" => Ok(Value::Null),
+            "/v1/models" => Ok(self.models()),
+            "/version" => Ok(json!({"version": version()})),
+            "/tokenize" => self.tokenize(body),
+            "/v1/completions" => self.completion(body).await,
+            "/v1/chat/completions" => self.chat(body).await,
+            "/generate" => self.generate(body).await,
+            _ => Ok(self.sglang_info()),
+        };
+        answer.map_or_else(|refusal| self.refuse(&refusal, path), |body| (200, body))
     }
 
     /// A refusal in the shape of the server that is played.

@@ -9,7 +9,8 @@ use serde_json::{Value, json};
 use super::{Refusal, Served, matched};
 use crate::model::{Constraint, Finish, GenerateRequest, Generated, Model as _, Sampling, Scored, Usage};
 use crate::wire::OneOrMany;
-use crate::wire::served::{self, Generate, InputIds, SamplingParams};
+use crate::wire::served;
+use crate::wire::sglang::{GenerateRequest as Generate, SamplingParams};
 use backsight_core::score::{ScoreJob, TokenScore};
 use backsight_core::tokens::{Logprob, TokenId, TokenSpan, TopK};
 
@@ -24,7 +25,7 @@ struct One {
 
 impl Served {
     pub(super) async fn generate(&self, body: &[u8]) -> Result<Value, Refusal> {
-        let asked: Generate = served::read(body).map_err(Refusal::bad)?;
+        let asked: Generate<'_> = served::read(body).map_err(Refusal::bad)?;
         let (prompts, is_batch) = self.prompts(&asked)?;
         let named = rids(asked.rid.as_ref(), prompts.len())?.into_iter().zip(prompts).enumerate();
         let all = named.map(|(idx, (rid, prompt))| self.one(&asked, idx, rid, prompt));
@@ -37,10 +38,10 @@ impl Served {
         Ok(if is_batch { Value::Array(answers) } else { answers.pop().unwrap_or_default() })
     }
 
-    fn prompts(&self, asked: &Generate) -> Result<(Vec<Vec<TokenId>>, bool), Refusal> {
+    fn prompts(&self, asked: &Generate<'_>) -> Result<(Vec<Vec<TokenId>>, bool), Refusal> {
         let (prompts, is_batch) = match (&asked.input_ids, &asked.text) {
-            (Some(InputIds::One(ids)), _) => (vec![ids.clone()], false),
-            (Some(InputIds::Many(all)), _) => (all.clone(), true),
+            (Some(OneOrMany::One(ids)), _) => (vec![ids.to_vec()], false),
+            (Some(OneOrMany::Many(all)), _) => (all.iter().map(|ids| ids.to_vec()).collect(), true),
             (None, Some(text)) => (vec![self.encode(text, true)?], false),
             (None, None) => {
                 return Err(Refusal::bad("Either text, input_ids or input_embeds should be provided."));
@@ -52,7 +53,13 @@ impl Served {
         Ok((prompts, is_batch))
     }
 
-    fn one(&self, asked: &Generate, idx: usize, rid: String, prompt: Vec<TokenId>) -> Result<One, Refusal> {
+    fn one(
+        &self,
+        asked: &Generate<'_>,
+        idx: usize,
+        rid: String,
+        prompt: Vec<TokenId>,
+    ) -> Result<One, Refusal> {
         let missing = || Refusal::bad("a list of the request has another length than input_ids");
         let start =
             asked.logprob_start_len.as_ref().map_or(Some(-1), |it| it.get(idx)).ok_or_else(missing)?;
@@ -67,7 +74,12 @@ impl Served {
         Ok(One { rid, prompt, start, top_k })
     }
 
-    async fn generate_one(&self, asked: &Generate, one: &One, sampling: &Sampling) -> Result<Value, Refusal> {
+    async fn generate_one(
+        &self,
+        asked: &Generate<'_>,
+        one: &One,
+        sampling: &Sampling,
+    ) -> Result<Value, Refusal> {
         let scored = match one.start {
             Some(start) => Some((start, self.score_from(one, start).await?)),
             None => None,
@@ -99,7 +111,7 @@ impl Served {
 
     fn generated(
         &self,
-        asked: &Generate,
+        asked: &Generate<'_>,
         one: &One,
         scored: Option<(usize, Scored)>,
         generated: &Generated,
@@ -141,14 +153,10 @@ fn rids(asked: Option<&OneOrMany<String>>, n: usize) -> Result<Vec<String>, Refu
         Some(OneOrMany::Many(all)) if all.len() != n => {
             Err(Refusal::bad("rid has another length than input_ids"))
         }
-        Some(OneOrMany::Many(all)) => {
-            let distinct: BTreeSet<&String> = all.iter().collect();
-            if distinct.len() == n {
-                Ok(all.clone())
-            } else {
-                Err(Refusal::bad("Duplicate request IDs detected"))
-            }
+        Some(OneOrMany::Many(all)) if all.iter().collect::<BTreeSet<_>>().len() < n => {
+            Err(Refusal::bad("Duplicate request IDs detected"))
         }
+        Some(OneOrMany::Many(all)) => Ok(all.clone()),
     }
 }
 

@@ -88,26 +88,21 @@ impl Served {
         asked: Option<i64>,
         param: &'static str,
     ) -> Result<Option<usize>, Refusal> {
-        let vocab = self.model.limits().vocab_size.unwrap_or(usize::MAX);
         let Some(asked) = asked else { return Ok(None) };
-        let top_k = if asked == -1 { Some(vocab) } else { usize::try_from(asked).ok() };
+        let bad = |message: String| Refusal { param: Some(param), ..Refusal::bad(message) };
+        let vocab = self.model.limits().vocab_size.unwrap_or(usize::MAX);
         // SGLang has no limit of its own.
         let limit = if self.personality == Personality::Vllm { self.max_logprobs.min(vocab) } else { vocab };
-        match top_k {
-            Some(top_k) if top_k <= limit => Ok(Some(top_k)),
-            Some(top_k) => {
-                let what = param.replace('_', " ");
-                let message = format!(
-                    "Requested {what} of {top_k}, which is greater than max allowed: {limit} \
-                     (parameter={param}, value={top_k})"
-                );
-                Err(Refusal { status: 400, message, param: Some(param) })
-            }
-            None => {
-                let message = format!("{param} must be a non-negative value or -1");
-                Err(Refusal { status: 400, message, param: Some(param) })
-            }
+        let top_k = if asked == -1 { Ok(vocab) } else { usize::try_from(asked) };
+        let top_k = top_k.map_err(|_| bad(format!("{param} must be a non-negative value or -1")))?;
+        if top_k <= limit {
+            return Ok(Some(top_k));
         }
+        let what = param.replace('_', " ");
+        Err(bad(format!(
+            "Requested {what} of {top_k}, which is greater than max allowed: {limit} \
+             (parameter={param}, value={top_k})"
+        )))
     }
 
     /// One object per position of the prompt, the first null, and how many tokens were found in the cache.

@@ -1,4 +1,4 @@
-//! Which weights computed an answer, as SGLang and vLLM tell it.
+//! What SGLang and vLLM tell of an answer beside its numbers: whose it is, what it cost, which weights computed it.
 //!
 //! Produced by SGLang 0.5.23 in every `meta_info`, and by vLLM 0.32.0 on its token route. Two keys: `weight_versions`
 //! is a list of `{version, start, end}`, half-open and counted from the first sampled token, with one empty span where
@@ -8,10 +8,39 @@
 
 use serde::Deserialize;
 
+use super::openai;
 use super::scan::Scanner;
 use super::strict::{self, Name};
-use backsight_core::model::ToldVersion;
+use backsight_core::model::{ToldVersion, Usage};
 use backsight_core::tokens::TokenSpan;
+
+/// What is told, as it is found.
+#[derive(Debug, Default)]
+pub(super) struct Aside {
+    /// The id of the request.
+    pub(super) id: Option<String>,
+    /// What the server counted: SGLang beside the id, vLLM under `usage`.
+    pub(super) counted: Usage,
+    /// Which weights.
+    pub(super) versions: Versions,
+}
+
+impl Aside {
+    /// Takes the value of `key` if it tells something, else steps over it.
+    pub(super) fn field(&mut self, key: &[u8], scanner: &mut Scanner<'_>) -> Result<(), String> {
+        match key {
+            b"id" => self.id = Name::read(scanner)?,
+            b"usage" => self.counted = openai::usage(scanner.raw()?)?,
+            b"prompt_tokens" => self.counted.prompt_tokens = scanner.count()?,
+            b"completion_tokens" => self.counted.completion_tokens = scanner.count()?,
+            b"cached_tokens" => self.counted.cached_tokens = Some(scanner.count()?),
+            b"weight_version" => self.versions.one = strict::read(scanner.raw()?)?,
+            b"weight_versions" => self.versions.runs = strict::read(scanner.raw()?)?,
+            _ => scanner.skip()?,
+        }
+        Ok(())
+    }
+}
 
 /// One entry of `weight_versions`.
 #[derive(Clone, Debug, Deserialize)]
@@ -31,16 +60,6 @@ pub(super) struct Versions {
 }
 
 impl Versions {
-    /// Takes the value of `key`, if it is one of the two; says whether it is.
-    pub(super) fn field(&mut self, key: &[u8], scanner: &mut Scanner<'_>) -> Result<bool, String> {
-        match key {
-            b"weight_version" => self.one = strict::read(scanner.raw()?)?,
-            b"weight_versions" => self.runs = strict::read(scanner.raw()?)?,
-            _ => return Ok(false),
-        }
-        Ok(true)
-    }
-
     /// What is told here, and where it is not, what `other` tells.
     pub(super) fn or(self, other: Self) -> Self {
         Self { one: self.one.or(other.one), runs: self.runs.or(other.runs) }
@@ -82,13 +101,9 @@ mod tests {
 
     fn versions(json: &Value) -> Versions {
         let text = json.to_string();
-        let mut versions = Versions::default();
-        let read = |scanner: &mut Scanner<'_>, key: &[u8]| match versions.field(key, scanner)? {
-            true => Ok(()),
-            false => Ok(scanner.skip()?),
-        };
-        Scanner::new(text.as_bytes()).object(read).unwrap();
-        versions
+        let mut told = Aside::default();
+        Scanner::new(text.as_bytes()).object(|scanner, key| told.field(key, scanner)).unwrap();
+        told.versions
     }
 
     /// What `n` sampled tokens were computed by, and what read the prompt.
