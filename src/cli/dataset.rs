@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 
 use super::call::Call;
-use super::episodes::run_failure;
 use super::failure::Failure;
 use super::output::{self, one_line};
 use super::sources::sources;
@@ -40,8 +39,8 @@ pub(super) fn run(call: &Call) -> Result<(), Failure> {
     let (options, out): (_, PathBuf) = (options(call)?, call.get("out")?);
     let (dir, lens, form) = (call.run_dir()?, call.result()?, call.choice("message_form")?);
     let sources = sources(&call.inputs()?)?;
-    let run = RunDir::open(&dir, "dataset").map_err(run_failure)?;
-    run.note_config(call.config.to_table()).map_err(run_failure)?;
+    let run = RunDir::open(&dir, "dataset")?;
+    run.note_config(call.config.to_table())?;
     let input = read(sources, &Scores { run_dir: &dir, lens: &lens, form });
     let (lost, notes, best_reward) = (input.lost, input.notes, input.best_reward);
     let dataset = build(input.episodes, &options);
@@ -159,7 +158,7 @@ impl Account<'_> {
                 run.add_metrics(&json!({"time": now(), "dataset/rows": rows, "dataset/lost": lost}))
             })
             .and_then(|()| run.keep_summary(&summary))
-            .map_err(run_failure)
+            .map_err(Failure::from)
     }
 
     fn tell(&self) -> Result<(), Failure> {

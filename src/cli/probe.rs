@@ -5,7 +5,7 @@ use serde_json::Value;
 use super::block_on;
 use super::call::Call;
 use super::failure::Failure;
-use super::server::{ServerArgs, model_failure, teller};
+use super::server::{ServerArgs, teller};
 use super::stdout;
 use crate::model::notice::Notices;
 use crate::model::open;
@@ -17,8 +17,8 @@ pub(super) fn run(call: &Call) -> Result<(), Failure> {
     let findings = block_on(async {
         let mut wanted = server.wanted(&notices, tell.clone())?;
         wanted.settings = wanted.settings.briefly();
-        let opened = open(&wanted).await.map_err(model_failure)?;
-        Ok(probe(&opened).await)
+        let opened = open(&wanted).await?;
+        Ok::<_, Failure>(probe(&opened).await)
     })??;
     notices.take().iter().chain(&findings.notes).for_each(|note| tell(note));
     let text = if call.is_json() { format!("{}\n", findings.to_json()) } else { table(&findings) };

@@ -10,7 +10,7 @@ mod paths;
 pub mod yaml;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde::de::DeserializeOwned;
 use serde_json::Value as Json;
@@ -175,11 +175,6 @@ impl Config {
     /// What stands in the file and means nothing to us: settings of a trainer, in files that are shared with one.
     pub fn left_out(&self) -> &[String] {
         &self.left_out
-    }
-
-    /// The same with every path replaced.
-    pub fn with_paths(&self, replace: impl Fn(&Path) -> PathBuf) -> Self {
-        Self { values: paths::replaced(self.values.clone(), replace), ..self.clone() }
     }
 
     /// The part of the configuration that `T` names.

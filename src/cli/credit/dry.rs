@@ -28,7 +28,7 @@ pub(super) fn run(
     texts.iter().for_each(|(texts, _)| shown.settle(args, texts));
     let placement = shown.lens.placement().map(|it| format!(", placement {}", it.name())).unwrap_or_default();
     let forecaster = forecaster(args, shown, texts, settings)?;
-    absences(args, &sources).into_iter().for_each(|text| output::tell(args.json, "note", &text));
+    absences(args, &sources).into_iter().for_each(|text| output::tell(args.call.is_json(), "note", &text));
     let (mut forecasts, mut losses) = (Vec::new(), Vec::new());
     for loaded in load(sources) {
         match forecaster.forecast(loaded) {
@@ -36,13 +36,13 @@ pub(super) fn run(
             Err(why) => losses.push(why),
         }
     }
-    if args.json {
+    if args.call.is_json() {
         let all: Vec<Value> = forecasts.iter().map(as_json).collect();
         stdout::data(format!("{}\n", json!({"episodes": all, "lost": losses})).as_bytes())?;
     } else {
         stdout::data(table(&forecasts, &placement).as_bytes())?;
     }
-    losses.iter().for_each(|why| output::tell(args.json, "lost", why));
+    losses.iter().for_each(|why| output::tell(args.call.is_json(), "lost", why));
     if losses.is_empty() {
         return Ok(());
     }

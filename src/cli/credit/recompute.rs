@@ -38,9 +38,9 @@ pub(super) fn run(args: &CreditArgs<'_>) -> Result<(), Failure> {
             Err(why) => losses.push(format!("{}: {why}", directory.display())),
         }
     }
-    losses.iter().for_each(|why| output::tell(args.json, "lost", why));
+    losses.iter().for_each(|why| output::tell(args.call.is_json(), "lost", why));
     let all = directories.len();
-    match args.json {
+    match args.call.is_json() {
         true => output::event("ended", json!({"made": n_made, "lost": losses.len()})),
         false => output::talk(&format!("computed again: {n_made} of {all} files; nothing was asked")),
     }
@@ -67,7 +67,7 @@ fn show(args: &CreditArgs<'_>, directory: &Path, scores: &HindsightScores) -> Re
     let name = directory
         .file_name()
         .map_or_else(|| super::shown_path(directory), |it| it.to_string_lossy().into_owned());
-    let line = match args.json {
+    let line = match args.call.is_json() {
         true => json!({"episode": name, "steps": n_steps, "credited": n_credited}).to_string(),
         false => format!("{}: {n_credited} of {n_steps} steps", clipped(&name)),
     };

@@ -9,11 +9,10 @@ use serde_json::{Map, Value};
 use super::args::CreditArgs;
 use crate::cli::block_on;
 use crate::cli::call::read_text;
-use crate::cli::chat::{source_failure, time, tokenizer_failure, tools, variables};
+use crate::cli::chat::{time, tools, variables};
 use crate::cli::failure::Failure;
-use crate::cli::server::{model_failure, teller};
+use crate::cli::voice::Voice;
 use crate::model::Opened;
-use crate::model::notice::Notices;
 use crate::model::open::tokenizer_path;
 use crate::model::probe::require_scores;
 use crate::pipeline::outline::Framing;
@@ -176,9 +175,9 @@ pub(super) struct Ready {
 }
 
 /// Opens the model and refuses one that cannot score, that has no text, or whose tokenizer is another than ours.
-pub(super) async fn open(args: &CreditArgs<'_>, shown: &Shown, notices: &Notices) -> Result<Ready, Failure> {
-    let opened = args.server.open(notices, teller(args.json)).await?;
-    require_scores(&opened).await.map_err(model_failure)?;
+pub(super) async fn open(args: &CreditArgs<'_>, shown: &Shown, voice: &Arc<Voice>) -> Result<Ready, Failure> {
+    let opened = args.server.open(&voice.notices, voice.teller()).await?;
+    require_scores(&opened).await?;
     let Some((path, tokenizer)) = opened.tokenizer.clone() else {
         let help = "name the model's directory with --tokenizer, or the model as on the hub with --model";
         return Err(Failure::input(
@@ -189,7 +188,7 @@ pub(super) async fn open(args: &CreditArgs<'_>, shown: &Shown, notices: &Notices
     // Needed until the end, so it is not worth taking apart word by word then.
     std::mem::forget(Arc::clone(&tokenizer));
     let texts = texts(args, &path, tokenizer, shown)?;
-    let tokenizer_sha256 = Tokenizer::sha256(&path).map_err(tokenizer_failure)?;
+    let tokenizer_sha256 = Tokenizer::sha256(&path)?;
     Ok(Ready { opened, texts, tokenizer_sha256 })
 }
 
@@ -201,15 +200,15 @@ pub(super) fn texts(
     shown: &Shown,
 ) -> Result<Texts, Failure> {
     let template: Option<PathBuf> = args.call.get("template")?;
-    Texts::open(path, tokenizer, template.as_deref(), &shown.framing.vars).map_err(source_failure)
+    Texts::open(path, tokenizer, template.as_deref(), &shown.framing.vars).map_err(Failure::from)
 }
 
 /// The tokenizer that was named, for those who ask no server, and its hash.
 pub(super) fn named_texts(args: &CreditArgs<'_>, shown: &Shown) -> Result<Option<(Texts, String)>, Failure> {
     let Some(path) = args.text_path() else { return Ok(None) };
-    let path = block_on(tokenizer_path(&path))?.map_err(model_failure)?;
-    let tokenizer = Tokenizer::open(&path).map_err(tokenizer_failure)?;
-    let sha256 = Tokenizer::sha256(&path).map_err(tokenizer_failure)?;
+    let path = block_on(tokenizer_path(&path))??;
+    let tokenizer = Tokenizer::open(&path)?;
+    let sha256 = Tokenizer::sha256(&path)?;
     Ok(Some((texts(args, &path, Arc::new(tokenizer), shown)?, sha256)))
 }
 

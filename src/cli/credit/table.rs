@@ -1,7 +1,7 @@
 //! Tables for people: what became of each episode, and what it all cost.
 
 use crate::cli::output::{one_line, weights};
-use crate::pipeline::credit::{Fate, Report};
+use crate::pipeline::report::{Fate, Report};
 use crate::store::summary::{Summary, computed};
 use backsight_core::plan::Figures;
 
@@ -33,14 +33,10 @@ pub(super) fn episodes(reports: &[Report]) -> String {
 
 fn result(report: &Report) -> String {
     match &report.fate {
-        Fate::Made => "made".to_owned(),
-        Fate::Partial => "partial".to_owned(),
         Fate::Spared(n_before) => format!("spared: {n_before} before"),
-        Fate::Kept(_) => "kept".to_owned(),
-        Fate::Recomputed => "recomputed".to_owned(),
-        Fate::Skipped => "skipped".to_owned(),
         Fate::Lost(loss) => format!("lost: {}", loss.reason.name()),
         Fate::Unfinished => "not finished".to_owned(),
+        other => other.name().to_owned(),
     }
 }
 
@@ -104,15 +100,6 @@ pub(super) fn gain(naive: u64, computed: u64) -> String {
         0 => String::new(),
         computed => format!(", {:.1} times as many", naive as f64 / computed as f64),
     }
-}
-
-/// What all plans together cost.
-pub(super) fn planned(reports: &[Report]) -> Figures {
-    let mut all = Figures::default();
-    for report in reports {
-        all += report.figures;
-    }
-    all
 }
 
 /// A name on one line, not too long.
