@@ -123,6 +123,8 @@ pub enum Event {
         /// What else there is to tell; may be empty.
         text: String,
     },
+    /// Something that cannot be used, and why.
+    Lost(String),
     /// Something a person should know that is no failure.
     Note(String),
     /// Something a person must know before trusting what is made; its last line may say `help:`.
@@ -190,6 +192,7 @@ impl Event {
             Self::Progress { done, of, text, .. } => {
                 ("progress", json!({"done": done, "of": of, "text": text}))
             }
+            Self::Lost(text) => ("lost", json!({"text": text})),
             Self::Note(text) => ("note", json!({"text": text})),
             Self::Warning(text) => match text.split_once("\nhelp: ") {
                 Some((text, help)) => ("warning", json!({"text": text, "help": help})),
@@ -262,6 +265,7 @@ impl Event {
                 format!("{done} of {} so far", counted(*of, unit))
             }
             Self::Progress { unit, done, of, text } => format!("{done} of {}, {text}", counted(*of, unit)),
+            Self::Lost(text) => format!("lost: {text}"),
             Self::Note(text) => format!("note: {text}"),
             Self::Warning(text) => format!("warning: {text}"),
             Self::Stopped(why) => format!("stopped: {why}"),

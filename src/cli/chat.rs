@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value, json};
 
-use super::call::Call;
+use super::call::{Call, read_text};
 use super::failure::Failure;
 use super::now;
 use super::output;
@@ -284,7 +284,7 @@ fn parse_var(typed: &str) -> Result<(String, Value), Failure> {
 }
 
 fn read_json(path: &Path) -> Result<Value, Failure> {
-    let text = if path.as_os_str() == "-" { read_stdin()? } else { read_file(path)? };
+    let text = if path.as_os_str() == "-" { read_stdin()? } else { read_text(path)? };
     json::read(&text).map_err(|error| {
         let help = match error {
             BadJson::Syntax(_) => "check the file",
@@ -292,11 +292,6 @@ fn read_json(path: &Path) -> Result<Value, Failure> {
         };
         Failure::input(named(path, error), help)
     })
-}
-
-fn read_file(path: &Path) -> Result<String, Failure> {
-    let bytes = std::fs::read(path).map_err(|error| Failure::input(named(path, error), "check the path"))?;
-    String::from_utf8(bytes).map_err(|error| Failure::input(named(path, error), "save the file as UTF-8"))
 }
 
 fn read_stdin() -> Result<String, Failure> {

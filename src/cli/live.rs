@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::episodes::{self, Ask, Finished};
 use super::failure::Failure;
-use super::output::one_line;
+use super::output::{clipped, one_line};
 use super::talk::{Loudness, Talk};
 use super::{collect, program};
 use crate::config::{Config, Typed};
@@ -117,10 +117,17 @@ fn told(episode: &Episode) -> String {
     let n_steps = episode.steps().len();
     let mut lines = vec![format!("\n{}  {ended}, {n_steps} steps, {n_tokens} sampled tokens", episode.id)];
     for step in episode.steps() {
-        lines
-            .extend(acted(&episode.messages[step.message_idx]).iter().map(|it| format!("  {}", clipped(it))));
+        lines.extend(
+            acted(&episode.messages[step.message_idx])
+                .iter()
+                .map(|it| format!("  {}", clipped(it.trim_end(), CALL_WIDTH))),
+        );
         for answer in &episode.messages[step.next_state.clone()] {
-            lines.extend(answered(&content(answer)).iter().map(|it| format!("    -> {}", clipped(it))));
+            lines.extend(
+                answered(&content(answer))
+                    .iter()
+                    .map(|it| format!("    -> {}", clipped(it.trim_end(), CALL_WIDTH))),
+            );
         }
     }
     lines.join("\n") + "\n"
@@ -166,14 +173,6 @@ fn answered(text: &str) -> Vec<String> {
 
 fn content(message: &Message) -> String {
     message.content.as_ref().map(Content::text).unwrap_or_default()
-}
-
-fn clipped(text: &str) -> String {
-    let line = one_line(text.trim_end());
-    match line.char_indices().nth(CALL_WIDTH) {
-        Some(_) => line.chars().take(CALL_WIDTH - 1).chain(['…']).collect(),
-        None => line,
-    }
 }
 
 #[cfg(test)]

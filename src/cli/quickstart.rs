@@ -8,7 +8,7 @@ use super::call::Call;
 use super::credit::args::CreditArgs;
 use super::credit::scored;
 use super::failure::Failure;
-use super::output::{self, one_line};
+use super::output::{self, clipped};
 use super::{live, model, program, stdout, voice};
 use crate::pipeline::report::{Fate, Report};
 use crate::quickstart::{EPISODE, Step, bundled, conversation, steps};
@@ -74,7 +74,7 @@ fn credit(out: &Path, name: &str, path: &Path, began: Instant) -> Result<String,
     };
     let hindsight = made(&report)?;
     let tool_text = hindsight.scores.provenance.iter().find_map(|it| it.other.get("tool_text")?.as_str());
-    let report = Shown {
+    let page = Page {
         name,
         path,
         episode: &episode,
@@ -83,7 +83,7 @@ fn credit(out: &Path, name: &str, path: &Path, began: Instant) -> Result<String,
         files: files(out, &report),
         seconds: began.elapsed().as_secs_f64(),
     };
-    Ok(report.text(out))
+    Ok(page.text(out))
 }
 
 /// The episode as `credit` and as `chat render` read it.
@@ -130,7 +130,7 @@ fn files(out: &Path, report: &Report) -> Vec<(PathBuf, &'static str)> {
 }
 
 /// What a newcomer is shown.
-struct Shown<'a> {
+struct Page<'a> {
     name: &'a str,
     path: &'a Path,
     episode: &'a Episode,
@@ -140,7 +140,7 @@ struct Shown<'a> {
     seconds: f64,
 }
 
-impl Shown<'_> {
+impl Page<'_> {
     fn text(&self, out: &Path) -> String {
         let line =
             |(path, about): &(PathBuf, &str)| format!("  {:<36} {about}\n", path.display().to_string());
@@ -250,12 +250,4 @@ fn shown(value: Option<f64>) -> String {
 
 fn signed(value: Option<f64>) -> String {
     value.map_or_else(|| "-".to_owned(), |it| format!("{it:+.3}"))
-}
-
-fn clipped(text: &str, width: usize) -> String {
-    let line = one_line(text);
-    match line.char_indices().nth(width) {
-        Some(_) => line.chars().take(width - 1).chain(['…']).collect(),
-        None => line,
-    }
 }

@@ -1,6 +1,5 @@
 //! `score`: the scoring primitive over a file of jobs.
 
-use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader};
 use std::ops::ControlFlow;
@@ -108,20 +107,20 @@ pub(super) fn run(call: &Call) -> Result<(), Failure> {
     refuse_overwriting(&args.jobs, &args.out)?;
     let run = RunDir::open(&run_dir(&args.out), "score").map_err(locked)?;
     let voice = Voice::new(run, call.talk("job"));
-    let (summary, done) = block_on(work(args, lines, &voice))??;
+    let (summary, stopped) = block_on(work(args, lines, &voice))??;
     if call.is_json() {
         stdout::data(format!("{}\n", summary.to_json()).as_bytes())?;
     } else {
         told(&args.out, &summary);
     }
-    verdict(&done)
+    verdict(&summary, stopped)
 }
 
 async fn work(
     args: &ScoreArgs<'_>,
     lines: Vec<Line>,
     voice: &Arc<Voice>,
-) -> Result<(Summary, Done), Failure> {
+) -> Result<(Summary, Option<Stopped>), Failure> {
     let (run, notices) = (&voice.run, &voice.notices);
     let opened = args.server.open(notices, voice.teller()).await?;
     require_scores(&opened).await?;
@@ -132,55 +131,31 @@ async fn work(
     let paid = Paid::open(&opened, run, terms).await?;
     paid.note(notices, &args.out, args.out.exists()).await?;
     let (mut orderly, n) = (Orderly::begin(), lines.len());
-    let done = tokio::select! {
+    let (made, stopped) = tokio::select! {
         done = score(args, lines, &opened.info.model, &paid.model, voice) => done?,
-        signal = orderly.signal() => Done::interrupted(n, signal),
+        // Nothing is made before the end; what was answered is in the ledger.
+        signal = orderly.signal() => (Summary { left: n as u64, ..Summary::default() }, Some(Stopped::Signal(signal))),
     };
-    let mut summary = done.summary(&args.out);
+    let mut summary = completed(made, n, &args.out);
+    summary.stopped_by = stopped.as_ref().map(Stopped::to_string);
     voice.end(&mut summary, &paid).await?;
     let (made, lost) = (summary.made("jobs"), summary.lost("jobs"));
     let row = json!({"time": now(), "score/jobs": made, "score/lost": lost, "score/requests": summary.spent.requests});
     run.add_metrics(&row)?;
     run.keep_summary(&summary)?;
-    Ok((summary, done))
+    Ok((summary, stopped))
 }
 
-/// What became of all jobs.
-struct Done {
-    n: usize,
-    lost: BTreeMap<String, u64>,
-    n_left: u64,
-    figures: Figures,
-    stopped: Option<Stopped>,
-}
-
-impl Done {
-    /// Nothing is made before the end; what was answered is in the ledger.
-    fn interrupted(n: usize, signal: u8) -> Self {
-        let (lost, figures, stopped) = (BTreeMap::new(), Figures::default(), Some(Stopped::Signal(signal)));
-        Self { n, lost, n_left: n as u64, figures, stopped }
-    }
-
-    fn n_failed(&self) -> u64 {
-        self.lost.values().sum::<u64>() + self.n_left
-    }
-
-    /// What was made and what was lost; what it cost is for others to tell.
-    fn summary(&self, out: &Path) -> Summary {
-        let (n, n_failed) = (self.n as u64, self.n_failed());
-        let more = json!({"jobs": n, "scored": n - n_failed, "failed": n_failed, "out": out});
-        let lost = if self.lost.is_empty() { BTreeMap::new() } else { [("jobs", self.lost.clone())].into() };
-        let (tokens, requests) = (self.figures.naive_tokens, self.figures.naive_requests);
-        Summary {
-            stage: "score",
-            made: [("jobs", n - n_failed)].into(),
-            lost,
-            left: self.n_left,
-            stopped_by: self.stopped.as_ref().map(Stopped::to_string),
-            naive: Some(Naive { tokens, requests }),
-            more: more.as_object().cloned().unwrap_or_default(),
-            ..Summary::default()
-        }
+/// What is told of so many jobs, of which some were lost or left; what it cost is for others to tell.
+fn completed(summary: Summary, n: usize, out: &Path) -> Summary {
+    let (n, n_failed) = (n as u64, summary.lost("jobs") + summary.left);
+    let more = json!({"jobs": n, "scored": n - n_failed, "failed": n_failed, "out": out});
+    Summary {
+        stage: "score",
+        made: [("jobs", n - n_failed)].into(),
+        naive: summary.naive.or(Some(Naive::default())),
+        more: more.as_object().cloned().unwrap_or_default(),
+        ..summary
     }
 }
 
@@ -192,7 +167,7 @@ async fn score(
     name: &str,
     model: &Arc<Ledgered>,
     voice: &Voice,
-) -> Result<Done, Failure> {
+) -> Result<(Summary, Option<Stopped>), Failure> {
     let failed = |error: io::Error| unwritable(&args.out, &error);
     let n = lines.len();
     let (mut rows, jobs) = Rows::begin(&args.out, lines).map_err(failed)?;
@@ -216,9 +191,11 @@ async fn score(
         }
     }
     rows.withdraw(&wanted, planned.stopped_by.is_some()).map_err(failed)?;
-    let (lost, n_left) = rows.losses(planned.stopped_by.is_some());
+    let mut summary = rows.losses(planned.stopped_by.is_some());
     rows.finish(&args.out).map_err(failed)?;
-    Ok(Done { n, lost, n_left, figures: planned.figures, stopped: planned.stopped_by.map(Stopped::Model) })
+    let Figures { naive_tokens: tokens, naive_requests: requests, .. } = planned.figures;
+    summary.naive = Some(Naive { tokens, requests });
+    Ok((summary, planned.stopped_by.map(Stopped::Model)))
 }
 
 fn unwritable(path: &Path, error: &io::Error) -> Failure {
@@ -343,24 +320,19 @@ impl Rows {
     }
 
     /// How many jobs were lost, by reason, and how many were not come to.
-    fn losses(&self, is_stopped: bool) -> (BTreeMap<String, u64>, u64) {
-        let (mut lost, mut n_left) = (BTreeMap::new(), 0);
-        if self.n_no_jobs > 0 {
-            lost.insert("no job".to_owned(), self.n_no_jobs);
-        }
+    fn losses(&self, is_stopped: bool) -> Summary {
+        let mut summary = Summary::default();
+        (0..self.n_no_jobs).for_each(|_| summary.lose("jobs", "no job"));
         for row in &self.asked {
-            let why = match &row.fate {
-                RowFate::Scored(numbers) => (!numbers.is_whole).then_some("numbers are absent"),
-                RowFate::Open(why) if !is_stopped => Some(*why),
-                RowFate::Lost(why) => Some(*why),
-                RowFate::Left | RowFate::Open(_) => {
-                    n_left += 1;
-                    None
-                }
-            };
-            why.into_iter().for_each(|why| *lost.entry(why.to_owned()).or_default() += 1);
+            match &row.fate {
+                RowFate::Scored(Numbers { is_whole: true, .. }) => {}
+                RowFate::Scored(_) => summary.lose("jobs", "numbers are absent"),
+                RowFate::Open(why) if !is_stopped => summary.lose("jobs", why),
+                RowFate::Lost(why) => summary.lose("jobs", why),
+                RowFate::Left | RowFate::Open(_) => summary.left += 1,
+            }
         }
-        (lost, n_left)
+        summary
     }
 
     fn finish(self, out: &Path) -> io::Result<()> {
@@ -455,12 +427,16 @@ fn told(out: &Path, summary: &Summary) {
     output::weights(summary).into_iter().for_each(|line| output::talk(&line));
 }
 
-fn verdict(done: &Done) -> Result<(), Failure> {
-    match (&done.stopped, done.n_failed()) {
-        (Some(stopped), _) => Err(voice::failure(stopped)),
+fn verdict(summary: &Summary, stopped: Option<Stopped>) -> Result<(), Failure> {
+    let n_failed = summary.lost("jobs") + summary.left;
+    match (stopped, n_failed) {
+        (Some(stopped), _) => Err(voice::failure(&stopped)),
         (None, 0) => Ok(()),
         (None, n_failed) => Err(Failure::losses(
-            format!("{n_failed} of {} failed; their rows say why", counted(done.n as u64, "job")),
+            format!(
+                "{n_failed} of {} failed; their rows say why",
+                counted(summary.made("jobs") + n_failed, "job")
+            ),
             "mend the cause; the same command asks only for what is missing",
         )),
     }

@@ -5,7 +5,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use super::failure::Failure;
-use super::output;
 use crate::config::Config;
 use crate::config::parts::ModelPart;
 use crate::model::budget::{Allowance, ModelRole};
@@ -84,11 +83,6 @@ impl ServerArgs {
 
 /// Is told what a person should know while a command goes on.
 pub(super) type Tell = Arc<dyn Fn(&str) + Send + Sync>;
-
-/// Tells by a line, or by an event for machines.
-pub(super) fn teller(as_json: bool) -> Tell {
-    Arc::new(move |text| output::tell(as_json, "note", text))
-}
 
 /// Tells what happens between us and servers. The same failure is told the first time, and then only when it has
 /// come up ten times as often.

@@ -131,7 +131,9 @@ impl Talk {
 
 fn least_loudness(event: &Event) -> Loudness {
     match event {
-        Event::Warning(_) | Event::Stopped(_) | Event::Episode { reward: Err(_), .. } => Loudness::Quiet,
+        Event::Warning(_) | Event::Stopped(_) | Event::Lost(_) | Event::Episode { reward: Err(_), .. } => {
+            Loudness::Quiet
+        }
         Event::Began { .. }
         | Event::Tasks { .. }
         | Event::Retry { .. }

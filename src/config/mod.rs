@@ -18,6 +18,7 @@ use toml::{Table, Value};
 
 use self::keys::{EITHER, Effect, Key, Shape};
 use crate::model::budget::ModelRole;
+use backsight_core::lens::{self, Placement, key_of};
 
 /// What is wrong with a configuration.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -124,7 +125,7 @@ impl Config {
     /// Puts defaults, file and flags together for `command`.
     pub fn resolve(command: &str, file: Option<File<'_>>, typed: &Typed) -> Result<Self, ConfigError> {
         let (from_file, left_out) =
-            file.map(|file| read_file(file, command)).transpose()?.unwrap_or_default();
+            file.map(|file| read_file(file, command, typed)).transpose()?.unwrap_or_default();
         let (mut values, mut given) = (Table::new(), BTreeSet::new());
         for key in keys::of(command) {
             let said = match typed.get(key.name) {
@@ -245,7 +246,7 @@ impl Config {
 /// The known keys of a file, checked; keys of other commands are checked too, so that a file can serve several.
 /// Beside them what means nothing to us. In a file with a table for each stage, as run directories have it, the table of
 /// this one counts.
-fn read_file(file: File<'_>, stage: &str) -> Result<(Table, Vec<String>), ConfigError> {
+fn read_file(file: File<'_>, stage: &str, typed: &Typed) -> Result<(Table, Vec<String>), ConfigError> {
     let is_yaml = Path::new(file.name).extension().is_some_and(|it| it == "yaml" || it == "yml");
     let (table, left_out) = if is_yaml { yaml::read(file)? } else { (parse_toml(file)?, Vec::new()) };
     let (sections, mut table): (Table, Table) = table.into_iter().partition(|(_, it)| it.is_table());
@@ -253,7 +254,8 @@ fn read_file(file: File<'_>, stage: &str) -> Result<(Table, Vec<String>), Config
     if let Some(name) = sections.keys().find(|name| !keys::STAGES.contains(&of(name).as_str())) {
         return Err(ConfigError::Unknown { file: file.name.to_owned(), name: name.clone() });
     }
-    let own = sections.get(stage).and_then(Value::as_table).cloned().into_iter().flatten();
+    let own =
+        own_section(file, &sections, stage, typed)?.and_then(Value::as_table).cloned().into_iter().flatten();
     table.extend(own.filter(|(name, _)| name != FOUND));
     let mut checked = Table::new();
     for (name, value) in table {
@@ -263,6 +265,27 @@ fn read_file(file: File<'_>, stage: &str) -> Result<(Table, Vec<String>), Config
     }
     let base = Path::new(file.name).parent().unwrap_or(Path::new(""));
     Ok((paths::replaced(checked, |path| base.join(path)), left_out))
+}
+
+/// The table of a stage. Where the stage has several results, that of the lens that was typed counts.
+fn own_section<'t>(
+    file: File<'_>,
+    sections: &'t Table,
+    stage: &str,
+    typed: &Typed,
+) -> Result<Option<&'t Value>, ConfigError> {
+    let last = |key: &str| typed.get(key).and_then(|words| words.last()).map(String::as_str);
+    let placement = last("placement").and_then(Placement::from_name);
+    let result = key_of(last("lens").unwrap_or(lens::NAMES[0]), placement);
+    let own = sections.get(&format!("{stage}.{result}")).or_else(|| sections.get(stage));
+    let others: Vec<&str> = sections.keys().filter_map(|it| it.strip_prefix(&format!("{stage}."))).collect();
+    match (own, others.is_empty()) {
+        (None, false) => Err(ConfigError::Conflict {
+            what: format!("{}: its {stage} is of {}", file.name, others.join(", ")),
+            help: "name the one that is meant with --lens and --placement".to_owned(),
+        }),
+        (own, _) => Ok(own),
+    }
 }
 
 /// Reads TOML; what is wrong with it is named by its line.
@@ -372,6 +395,20 @@ mod tests {
                     [credit]\nlens = \"hint\"\n";
         assert_eq!(value(file, &[], "group_size"), Ok(Some("8".into())));
         assert_eq!(value(file, &[], "seed"), Ok(Some("1".into())));
+    }
+
+    #[test]
+    fn of_several_results_that_of_the_lens_counts() {
+        let hint = "[\"credit.hint-last_user\"]\nlens = \"hint\"\ngamma = 0.5\n";
+        let gamma = |text: &str, flags: &[(&'static str, &[&str])]| {
+            let config = Config::resolve("credit", Some(File { name: "c.toml", text }), &typed(flags));
+            config.map(|it| it.shown("gamma")).map_err(|error| error.to_string())
+        };
+        let both = format!("[credit]\ngamma = 0.25\n{hint}");
+        assert_eq!(gamma(&both, &[]), Ok(vec!["0.25".to_owned()]));
+        assert_eq!(gamma(&both, &[("lens", &["hint"])]), Ok(vec!["0.5".to_owned()]));
+        assert_eq!(gamma(&both, &[("placement", &["last"])]), Ok(vec!["0.25".to_owned()]));
+        assert_eq!(gamma(hint, &[]), Err("c.toml: its credit is of hint-last_user".to_owned()));
     }
 
     #[test]

@@ -64,10 +64,9 @@ impl Paid {
         Ok(())
     }
 
-    /// Completes a summary by what it all cost and what came up.
+    /// Completes a summary by what it all cost.
     pub async fn settle(&self, summary: &mut Summary, notices: &Notices) -> Result<(), Error> {
         self.ledger.notice().into_iter().for_each(|notice| notices.add(notice));
-        summary.notices = notices.all();
         summary.spent = self.meter.spent();
         summary.weights = self.model.checks();
         summary.paid = self.ledger.paid().await?;

@@ -132,30 +132,23 @@ async fn watched(
     pace: Pace,
     voice: &Arc<Voice>,
 ) -> Done {
-    let pace = Arc::new(Mutex::new(pace));
-    let show = {
-        let (voice, pace) = (Arc::clone(voice), Arc::clone(&pace));
-        move |event: Option<&Event>| {
-            let mut pace = pace.lock().unwrap_or_else(PoisonError::into_inner);
-            event.into_iter().for_each(|event| pace.heed(event));
-            voice.talk.show(pace.message());
+    let (pace, told) = (Mutex::new(pace), Arc::clone(voice));
+    let heed = Arc::new(move |event: Option<&Event>| {
+        let mut pace = pace.lock().unwrap_or_else(PoisonError::into_inner);
+        event.into_iter().for_each(|event| pace.heed(event));
+        told.talk.show(pace.message());
+        drop(pace);
+        match event {
+            Some(Event::Settled { .. }) => {}
+            Some(event) => told.say(event),
+            None => told.pulse(),
         }
-    };
-    let tell = {
-        let (voice, show) = (Arc::clone(voice), show.clone());
-        move |event: &Event| {
-            show(Some(event));
-            voice.say(event);
-            voice.news();
-        }
-    };
-    let (mut orderly, run) = (Orderly::begin(), Arc::clone(&voice.run));
-    let work = score(sources, teacher, options, run, Arc::new(tell), orderly.signal());
-    let say = || {
-        show(None);
-        voice.pulse();
-    };
-    with_pulse(work, say).await
+        told.news();
+    });
+    let (mut orderly, run, heeding) = (Orderly::begin(), Arc::clone(&voice.run), Arc::clone(&heed));
+    let tell = Arc::new(move |event: &Event| heeding(Some(event)));
+    let work = score(sources, teacher, options, run, tell, orderly.signal());
+    with_pulse(work, || heed(None)).await
 }
 
 /// How many episodes a source probably has.

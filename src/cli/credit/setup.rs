@@ -16,13 +16,14 @@ use crate::model::Opened;
 use crate::model::open::tokenizer_path;
 use crate::model::probe::require_scores;
 use crate::pipeline::outline::Framing;
-use crate::pipeline::reader::{Texts, hash};
+use crate::pipeline::reader::Texts;
 use crate::pipeline::resume::VARS;
 use crate::store::episodes::{SESSION, Source};
 use crate::wire::hindsight::Provenance;
 use crate::wire::hints::read as read_hints;
 use backsight_chat::tokenizer::Tokenizer;
 use backsight_core::episode::ToolText;
+use backsight_core::hash::sha256;
 use backsight_core::lens::{
     self, Given, Ingredients, Lens, OUTCOME_TEMPLATE, OutcomeFacts, Placement, Wording,
 };
@@ -66,13 +67,13 @@ impl Shown {
         let mut other = Map::new();
         other.extend(tool_text_entry(tool_text));
         other.extend(call.get::<Option<String>>("now")?.map(|now| ("now".to_owned(), now.into())));
-        other.extend((!vars.is_empty()).then(|| (VARS.to_owned(), hash(&sorted(&vars)).into())));
+        other.extend((!vars.is_empty()).then(|| (VARS.to_owned(), sha256(&sorted(&vars)).into())));
         let provenance = Provenance {
             backsight: env!("CARGO_PKG_VERSION").to_owned(),
-            system_sha256: system.as_deref().map(hash),
-            tools_sha256: tools.as_ref().map(|tools| hash(&Value::Array(tools.clone()).to_string())),
+            system_sha256: system.as_deref().map(sha256),
+            tools_sha256: tools.as_ref().map(|tools| sha256(&Value::Array(tools.clone()).to_string())),
             lens: Some(lens.name().to_owned()),
-            lens_sha256: Some(hash(&format!("{}{}", hints.as_deref().unwrap_or(&words), seed_of(args)?))),
+            lens_sha256: Some(sha256(&format!("{}{}", hints.as_deref().unwrap_or(&words), seed_of(args)?))),
             placement: lens.placement().map(|it| it.name().to_owned()),
             tool_result_chars,
             other,
