@@ -2,16 +2,19 @@
 //!
 //! Owns the bundled episode, and its steps as they are shown. Deliberately absent: printing, files, and how it is scored.
 
+use std::sync::Arc;
+
 use serde_json::{Map, Value, json};
 
 use crate::model::Error;
+use crate::pipeline::{Framing, Reader, Texts, outline};
 use crate::store::hindsight::Hindsight;
 use crate::wire::hindsight::{ScoredStep, StepTokens};
 use crate::wire::openai_episodes;
 use backsight_chat::messages;
 use backsight_chat::tokenizer::Tokenizer;
 use backsight_core::episode::{Content, Episode, Message};
-use backsight_core::lens::{Lens, PlainLens};
+use backsight_core::lens::{Lens, Lenses, OUTCOME_TEMPLATE, OutcomeLens, Placement, PlainLens, Wording};
 use backsight_core::tokens::TokenId;
 
 /// An agent that mends a failing test, with mistakes and recoveries.
@@ -27,6 +30,18 @@ pub fn bundled() -> Result<Episode, Error> {
 pub fn conversation(episode: &Episode) -> Value {
     let messages: Vec<Value> = episode.messages.iter().map(messages::to_json).collect();
     json!({"messages": messages, "tools": episode.tools})
+}
+
+/// The tokens of the longest sequence in which the episode is read knowing its outcome.
+pub fn longest(episode: &Episode, texts: &Texts) -> Result<usize, Error> {
+    let template = Wording::parse(OUTCOME_TEMPLATE).map_err(|why| broken(&why))?;
+    let lenses = Lenses::default().and(Arc::new(OutcomeLens { template, placement: Placement::First }), 0);
+    let framing = Framing { tool_text: texts.needed_tool_text(false), ..Framing::default() };
+    let reader = Reader { texts, framing: &framing, limit: None };
+    let outline = outline(episode, &framing, &lenses, &|text| texts.n_tokens(text));
+    let read = reader.read(episode, &outline.map_err(|why| broken(&why))?);
+    let views = read.steps.iter().flatten().flat_map(|step| &step.views);
+    Ok(views.filter_map(|view| view.seen.as_ref().ok()).map(|seen| seen.tip.len()).max().unwrap_or(0))
 }
 
 /// One action under both lenses, and what it was worth.

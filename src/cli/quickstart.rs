@@ -4,14 +4,18 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use serde_json::Map;
+
 use super::call::Call;
 use super::credit::args::CreditArgs;
 use super::credit::scored;
 use super::failure::Failure;
 use super::output::{self, clipped};
 use super::{live, model, program, stdout, voice};
+use crate::model::{Opened, embedded};
+use crate::pipeline::Texts;
 use crate::pipeline::report::{Fate, Report};
-use crate::quickstart::{EPISODE, Step, bundled, conversation, steps};
+use crate::quickstart::{EPISODE, Step, bundled, conversation, longest, steps};
 use crate::store::hindsight::{Hindsight, PUBLISHED_LENS, read, scores_file, tokens_file};
 use backsight_chat::tokenizer::Tokenizer;
 use backsight_core::episode::Episode;
@@ -33,6 +37,8 @@ pub(super) fn run(call: &Call) -> Result<(), Failure> {
     let began = Instant::now();
     let (name, path) = model::find_or_pull(model.as_deref())?;
     output::talk(&format!("loading {name}"));
+    // One that cannot be used is refused before anything is made.
+    let opened = embedded::load(&name, &path, None)?;
     let live_dir = out.join("live");
     let live = match live::run(&path, &live_dir) {
         Err(failure) if failure.is_signal() => return Err(failure),
@@ -41,7 +47,7 @@ pub(super) fn run(call: &Call) -> Result<(), Failure> {
     if let Ok(live) = &live {
         stdout::data(format!("{}\n", live::text(live)).as_bytes())?;
     }
-    let shown = credit(&out, &name, &path, began)?;
+    let shown = credit(&out, &name, &path, &opened, began)?;
     stdout::data(shown.as_bytes())?;
     let again = live::command(&live_dir);
     // What the machine does not allow is said last, so that it is not overlooked.
@@ -50,8 +56,9 @@ pub(super) fn run(call: &Call) -> Result<(), Failure> {
 
 /// The recorded part: an episode's steps are re-read knowing its outcome, and get their credit. It is `credit` with a
 /// configuration of its own.
-fn credit(out: &Path, name: &str, path: &Path, began: Instant) -> Result<String, Failure> {
+fn credit(out: &Path, name: &str, path: &Path, opened: &Opened, began: Instant) -> Result<String, Failure> {
     let episode = bundled()?;
+    check_fits(&episode, opened)?;
     write(out, &episode)?;
     let (file, dir) = (out.join(EPISODE_FILE).display().to_string(), out.display().to_string());
     let typed = [
@@ -84,6 +91,22 @@ fn credit(out: &Path, name: &str, path: &Path, began: Instant) -> Result<String,
         seconds: began.elapsed().as_secs_f64(),
     };
     Ok(page.text(out))
+}
+
+/// Refuses an episode that the model cannot read whole, before the first token of it is computed.
+fn check_fits(episode: &Episode, opened: &Opened) -> Result<(), Failure> {
+    let Some((path, tokenizer)) = opened.tokenizer.clone() else {
+        let help = "use a model directory with tokenizer.json";
+        return Err(Failure::input(format!("{} has no tokenizer", opened.info.model), help));
+    };
+    let longest = longest(episode, &Texts::open(&path, tokenizer, None, &Map::new())?)?;
+    match opened.model.limits().context_length.filter(|&limit| longest >= limit) {
+        None => Ok(()),
+        Some(limit) => Err(Failure::input(
+            format!("the episode's {longest} tokens do not fit into the model's context of {limit}"),
+            "choose a model with a longer context with --model",
+        )),
+    }
 }
 
 /// The episode as `credit` and as `chat render` read it.

@@ -6,7 +6,7 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use serde_json::{Value, json};
+use serde_json::json;
 use toml::Table;
 
 use super::block_on;
@@ -449,9 +449,9 @@ fn plan_line(summary: &Summary) -> String {
         0 => String::new(),
         cached => format!(", {cached} of them found in the cache"),
     };
-    let found = match summary.more.get("found_in_ledger").and_then(Value::as_u64) {
-        None | Some(0) => String::new(),
-        Some(found) => format!("; {} found in the ledger", counted(found, "answer")),
+    let found = match summary.number("found_in_ledger") {
+        0 => String::new(),
+        found => format!("; {} found in the ledger", counted(found, "answer")),
     };
     format!(
         "job by job: {}, {}; as planned: {}, {}{cached}{found}",

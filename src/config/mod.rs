@@ -236,7 +236,8 @@ impl Config {
             may_grow && number(before).is_none_or(|before| number(&after).is_some_and(|now| now >= before))
         };
         let of = |name: &str| {
-            let (before, now) = (before.get(name).map(shown), after.get(name).map(shown));
+            let (before, now) =
+                (before.get(name).map(Value::to_string), after.get(name).map(Value::to_string));
             (before != now).then(|| Difference { key: name.to_owned(), before, now })
         };
         names.into_iter().filter(|name| !has_grown(name)).filter_map(|name| of(name)).collect()
@@ -313,10 +314,6 @@ pub fn not_both(one: &str, other: &str) -> ConfigError {
     }
 }
 
-fn shown(value: &Value) -> String {
-    value.to_string()
-}
-
 /// Addresses may carry a user and a password, which are nobody else's business.
 fn without_logins(value: &Value) -> Value {
     match value {
@@ -370,7 +367,7 @@ mod tests {
     }
 
     fn value(file: &str, flags: &[(&'static str, &[&str])], key: &str) -> Result<Option<String>, String> {
-        resolve(file, flags).map(|config| config.values.get(key).map(shown))
+        resolve(file, flags).map(|config| config.values.get(key).map(Value::to_string))
     }
 
     #[test]
@@ -447,7 +444,7 @@ mod tests {
             Config::resolve("collect", Some(File { name, text }), &typed(flags)).unwrap()
         };
         let there = resolved("conf/c.toml", &[]);
-        let get = |config: &Config, key: &str| config.values.get(key).map(shown).unwrap();
+        let get = |config: &Config, key: &str| config.values.get(key).map(Value::to_string).unwrap();
         assert_eq!(get(&there, "tasks"), "[\"builtin\", \"flatten\", \"conf/a.jsonl\", \"/b.jsonl\"]");
         let expected = [
             ("tokenizer", "\"conf/m\""),

@@ -58,7 +58,7 @@ impl Texts {
     pub fn template_sha256(&self) -> String {
         let sources = [self.plain.source(), self.with_tools.source()];
         let distinct = if sources[0] == sources[1] { &sources[..1] } else { &sources };
-        sha256(&distinct.concat())
+        sha256(distinct.concat())
     }
 
     /// How tools are written as text, if the template leaves them or their calls out.

@@ -67,13 +67,13 @@ impl Shown {
         let mut other = Map::new();
         other.extend(tool_text_entry(tool_text));
         other.extend(call.get::<Option<String>>("now")?.map(|now| ("now".to_owned(), now.into())));
-        other.extend((!vars.is_empty()).then(|| (VARS.to_owned(), sha256(&sorted(&vars)).into())));
+        other.extend((!vars.is_empty()).then(|| (VARS.to_owned(), sha256(sorted(&vars)).into())));
         let provenance = Provenance {
             backsight: env!("CARGO_PKG_VERSION").to_owned(),
             system_sha256: system.as_deref().map(sha256),
-            tools_sha256: tools.as_ref().map(|tools| sha256(&Value::Array(tools.clone()).to_string())),
+            tools_sha256: tools.as_ref().map(|tools| sha256(Value::Array(tools.clone()).to_string())),
             lens: Some(lens.name().to_owned()),
-            lens_sha256: Some(sha256(&format!("{}{}", hints.as_deref().unwrap_or(&words), seed_of(args)?))),
+            lens_sha256: Some(sha256(format!("{}{}", hints.as_deref().unwrap_or(&words), seed_of(args)?))),
             placement: lens.placement().map(|it| it.name().to_owned()),
             tool_result_chars,
             other,

@@ -5,8 +5,6 @@ use crate::pipeline::report::{Fate, Report};
 use crate::store::summary::{Summary, computed};
 use backsight_core::plan::Figures;
 
-use serde_json::Value;
-
 /// The widest name that is shown whole.
 const WIDTH: usize = 40;
 
@@ -70,12 +68,11 @@ pub(super) fn totals(summary: &Summary) -> String {
         spent.cached_tokens,
         computed(spent)
     ));
-    if let Some(found) =
-        summary.more.get("found_in_ledger").and_then(Value::as_u64).filter(|found| *found > 0)
-    {
-        text.push_str(&format!("; {found} answers were in the ledger"));
+    match summary.number("found_in_ledger") {
+        0 => {}
+        found => text.push_str(&format!("; {found} answers were in the ledger")),
     }
-    let planned = summary.more.get("planned_tokens").and_then(Value::as_u64).unwrap_or(0);
+    let planned = summary.number("planned_tokens");
     let (n, tokens) = (naive.requests, naive.tokens);
     // What was sent depends on failures and on the ledger; the plan does not.
     match planned {
