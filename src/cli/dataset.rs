@@ -12,6 +12,7 @@ use super::output::one_line;
 use super::sources::sources;
 use super::stdout;
 use super::voice::Voice;
+use crate::event::Event;
 use crate::pipeline::batch::now;
 use crate::ship::actions::MessageForm;
 use crate::ship::dataset::{
@@ -136,7 +137,10 @@ impl Account<'_> {
         summary.more.insert("dataset".to_owned(), self.dataset.summary.clone());
         summary.more.insert("files".to_owned(), json!(self.files()));
         let (rows, lost) = (summary.made("rows"), summary.lost("episodes"));
-        voice.ended(&mut summary);
+        summary.notices = voice.notices.all();
+        voice.news();
+        let ended = Event::Ended { made: rows, lost, left: 0, seconds: summary.seconds };
+        voice.run.add_event(&ended.to_json(now()))?;
         voice.run.add_metrics(&json!({"time": now(), "dataset/rows": rows, "dataset/lost": lost}))?;
         Ok(voice.run.keep_summary(&summary)?)
     }

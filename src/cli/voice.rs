@@ -83,12 +83,6 @@ impl Voice {
     /// Completes the summary, and tells how the work ended.
     pub(super) async fn end(&self, summary: &mut Summary, paid: &Paid) -> Result<(), Failure> {
         paid.settle(summary, &self.notices).await?;
-        self.ended(summary);
-        Ok(())
-    }
-
-    /// The same where nothing is paid.
-    pub(super) fn ended(&self, summary: &mut Summary) {
         summary.notices = self.notices.all();
         summary.seconds = (self.began.elapsed().as_secs_f64() * 1000.0).round() / 1000.0;
         self.news();
@@ -97,6 +91,7 @@ impl Voice {
         }
         let (made, lost) = self.talk.made_and_lost(summary);
         self.say(&Event::Ended { made, lost, left: summary.left, seconds: summary.seconds });
+        Ok(())
     }
 }
 
