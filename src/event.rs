@@ -80,6 +80,51 @@ pub enum Event {
         /// How long it took.
         seconds: f64,
     },
+    /// An episode is about to be read.
+    Reading {
+        /// The episode.
+        id: String,
+        /// Its steps.
+        steps: usize,
+    },
+    /// An episode is about to be asked for.
+    Begun {
+        /// The episode.
+        id: String,
+        /// Scores to ask for.
+        scores: u64,
+        /// Tokens they are expected to make the model compute.
+        tokens: u64,
+    },
+    /// A score is there, or will never be. Only for those who look on.
+    Settled {
+        /// The episode.
+        id: String,
+        /// Its share of the tokens.
+        tokens: u64,
+    },
+    /// Nothing more will be done for an episode that was to be scored.
+    Scored {
+        /// The episode.
+        id: String,
+        /// What became of it, in words.
+        text: String,
+        /// The same by name.
+        keys: Value,
+    },
+    /// How far the work is.
+    Progress {
+        /// What is made, in the singular.
+        unit: &'static str,
+        /// How many of them have ended.
+        done: u64,
+        /// Of how many.
+        of: u64,
+        /// What else there is to tell; may be empty.
+        text: String,
+    },
+    /// Something that cannot be used, and why.
+    Lost(String),
     /// Something a person should know that is no failure.
     Note(String),
     /// Something a person must know before trusting what is made; its last line may say `help:`.
@@ -138,6 +183,16 @@ impl Event {
                        "sampled": tokens.as_ref().ok().map(|it| it.1), "error": tokens.as_ref().err(),
                        "seconds": rounded(*seconds)}),
             ),
+            Self::Reading { id, steps } => ("reading", json!({"episode": id, "steps": steps})),
+            Self::Begun { id, scores, tokens } => {
+                ("begun", json!({"episode": id, "scores": scores, "tokens": tokens}))
+            }
+            Self::Settled { id, tokens } => ("settled", json!({"episode": id, "tokens": tokens})),
+            Self::Scored { keys, .. } => ("episode", keys.clone()),
+            Self::Progress { done, of, text, .. } => {
+                ("progress", json!({"done": done, "of": of, "text": text}))
+            }
+            Self::Lost(text) => ("lost", json!({"text": text})),
             Self::Note(text) => ("note", json!({"text": text})),
             Self::Warning(text) => match text.split_once("\nhelp: ") {
                 Some((text, help)) => ("warning", json!({"text": text, "help": help})),
@@ -202,6 +257,15 @@ impl Event {
             Self::Turn { id, turn, tokens: Err(why), seconds } => {
                 format!("{id}  turn {turn}: {}, {seconds:.2} s", why.lines().next().unwrap_or_default())
             }
+            Self::Reading { id, steps } => format!("{id}: reading {}", counted(*steps as u64, "step")),
+            Self::Begun { id, scores, .. } => format!("{id}: {} to come", counted(*scores, "score")),
+            Self::Settled { id, .. } => format!("{id}: a score is settled"),
+            Self::Scored { id, text, .. } => format!("{id}: {text}"),
+            Self::Progress { unit, done, of, text } if text.is_empty() => {
+                format!("{done} of {} so far", counted(*of, unit))
+            }
+            Self::Progress { unit, done, of, text } => format!("{done} of {}, {text}", counted(*of, unit)),
+            Self::Lost(text) => format!("lost: {text}"),
             Self::Note(text) => format!("note: {text}"),
             Self::Warning(text) => format!("warning: {text}"),
             Self::Stopped(why) => format!("stopped: {why}"),

@@ -1,27 +1,18 @@
 //! The main job in small: a recorded episode, scored as the student saw it and again with its outcome known.
 //!
-//! Owns the bundled episode, what is asked of the pipeline for it, and its steps as they are shown. Deliberately absent:
-//! printing, files, and where the model comes from; the work itself is the pipeline's.
+//! Owns the bundled episode, and its steps as they are shown. Deliberately absent: printing, files, and how it is scored.
 
-use std::path::Path;
 use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 
 use crate::model::Error;
-use crate::model::Opened;
-use crate::pipeline::credit::Options;
-use crate::pipeline::outline::{Framing, outline};
-use crate::pipeline::reader::{Reader, Texts, hash};
-use crate::pipeline::resume::Asked;
-use crate::store::hindsight::{Hindsight, Settings};
-use crate::wire::hindsight::{Provenance, ScoredStep, StepTokens};
+use crate::pipeline::{Framing, Reader, Texts, outline};
+use crate::store::hindsight::Hindsight;
+use crate::wire::hindsight::{ScoredStep, StepTokens};
 use crate::wire::openai_episodes;
 use backsight_chat::messages;
-use backsight_chat::render::needed_tool_text;
-use backsight_chat::template::{Now, RenderInput};
 use backsight_chat::tokenizer::Tokenizer;
-use backsight_core::credit::hcapo::Params;
 use backsight_core::episode::{Content, Episode, Message};
 use backsight_core::lens::{Lens, Lenses, OUTCOME_TEMPLATE, OutcomeLens, Placement, PlainLens, Wording};
 use backsight_core::tokens::TokenId;
@@ -41,52 +32,16 @@ pub fn conversation(episode: &Episode) -> Value {
     json!({"messages": messages, "tools": episode.tools})
 }
 
-/// What is asked of the pipeline: both lenses, everything else as it is by default; tools as text where the template needs it.
-pub fn options(episode: &Episode, opened: &Opened, texts: &Texts, run_dir: &Path) -> Result<Options, Error> {
+/// The tokens of the longest sequence in which the episode is read knowing its outcome.
+pub fn longest(episode: &Episode, texts: &Texts) -> Result<usize, Error> {
     let template = Wording::parse(OUTCOME_TEMPLATE).map_err(|why| broken(&why))?;
-    let lens = OutcomeLens { template, placement: Placement::First };
-    let now = Some(Now::utc(0));
-    let messages: Vec<Value> = episode.messages.iter().map(messages::to_json).collect();
-    let input = RenderInput {
-        messages: &messages,
-        tools: Some(&episode.tools),
-        add_generation_prompt: false,
-        vars: texts.vars(),
-        now,
-    };
-    let tool_text = needed_tool_text(texts.template(true), &input);
-    let provenance = Provenance {
-        backsight: env!("CARGO_PKG_VERSION").to_owned(),
-        model: Some(opened.info.model.clone()),
-        server: Some(opened.info.kind.name.to_owned()),
-        template_sha256: Some(texts.template_sha256()),
-        lens_sha256: Some(hash(OUTCOME_TEMPLATE)),
-        lens: Some(lens.name().to_owned()),
-        placement: Some(lens.placement.name().to_owned()),
-        ..Provenance::default()
-    };
-    let settings = Settings { params: Params::default(), max_logprob_tokens: 0 };
-    Ok(Options {
-        framing: Framing { tool_text, now, ..Framing::default() },
-        lenses: Lenses::default().and(Arc::new(lens), 0).and(Arc::new(PlainLens), 0),
-        asked: Asked { settings, provenance },
-        min_reward: f64::NEG_INFINITY,
-        overwrite: true,
-        limit: opened.model.limits().context_length.map(|length| length.saturating_sub(1)),
-        requests_at_once: 1,
-        episodes_at_once: 1,
-        run_dir: run_dir.to_owned(),
-    })
-}
-
-/// The tokens of the longest sequence that is to be read.
-pub fn longest(episode: &Episode, texts: &Texts, options: &Options) -> usize {
-    let Options { framing, lenses, .. } = options;
-    let reader = Reader { texts, framing, limit: None };
-    let outlined = outline(episode, framing, lenses, &|text| texts.n_tokens(text));
-    let read = outlined.map(|outline| reader.read(episode, &outline));
-    let views = read.iter().flat_map(|read| read.steps.iter().flatten()).flat_map(|step| &step.views);
-    views.filter_map(|view| view.seen.as_ref().ok()).map(|seen| seen.tip.len()).max().unwrap_or(0)
+    let lenses = Lenses::default().and(Arc::new(OutcomeLens { template, placement: Placement::First }), 0);
+    let framing = Framing { tool_text: texts.needed_tool_text(false), ..Framing::default() };
+    let reader = Reader { texts, framing: &framing, limit: None };
+    let outline = outline(episode, &framing, &lenses, &|text| texts.n_tokens(text));
+    let read = reader.read(episode, &outline.map_err(|why| broken(&why))?);
+    let views = read.steps.iter().flatten().flat_map(|step| &step.views);
+    Ok(views.filter_map(|view| view.seen.as_ref().ok()).map(|seen| seen.tip.len()).max().unwrap_or(0))
 }
 
 /// One action under both lenses, and what it was worth.

@@ -6,8 +6,7 @@ use clap::ArgMatches;
 use serde::de::DeserializeOwned;
 
 use super::failure::Failure;
-use super::keys::{config_failure, typed};
-use super::server::model_failure;
+use super::keys::typed;
 use super::talk::{Loudness, Talk};
 use super::{block_on, program};
 use crate::config::keys::OF_SERVERS;
@@ -40,25 +39,18 @@ impl Call {
         let text = file.as_deref().map(read_text).transpose()?;
         let name = file.as_deref().map(|path| path.display().to_string()).unwrap_or_default();
         let said = text.as_deref().map(|text| File { name: &name, text });
-        let config =
-            Config::resolve(command, said, &typed(command, bare, matches)).map_err(config_failure)?;
+        let config = Config::resolve(command, said, &typed(command, bare, matches))?;
         Ok(Self { next, file, config })
     }
 
-    /// The command as if nothing was typed.
-    pub(super) fn of_defaults(command: &str, next: &'static str) -> Option<Self> {
-        let config = Config::resolve(command, None, &Typed::new()).ok()?;
-        Some(Self { next, file: None, config })
-    }
-
-    /// What one part of the command needs.
-    pub(super) fn read<T: DeserializeOwned>(&self) -> Result<T, Failure> {
-        self.config.read().map_err(config_failure)
+    /// The command as if this was typed.
+    pub(super) fn of(command: &str, next: &'static str, typed: &Typed) -> Result<Self, Failure> {
+        Ok(Self { next, file: None, config: Config::resolve(command, None, typed)? })
     }
 
     /// The value of one key.
     pub(super) fn get<T: DeserializeOwned>(&self, name: &str) -> Result<T, Failure> {
-        self.config.get(name).map_err(config_failure)
+        self.config.get(name).map_err(Failure::from)
     }
 
     /// One of the choices that a key has.
@@ -95,7 +87,7 @@ impl Call {
     /// The place of a tokenizer that is named by its directory or as on the hub.
     pub(super) fn tokenizer(&self) -> Result<Option<PathBuf>, Failure> {
         let named: Option<PathBuf> = self.get("tokenizer")?;
-        named.map(|named| block_on(tokenizer_path(&named))?.map_err(model_failure)).transpose()
+        named.map(|named| block_on(tokenizer_path(&named))?.map_err(Failure::from)).transpose()
     }
 
     /// The file that a key names, as text.

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value, json};
 
-use super::call::Call;
+use super::call::{Call, read_text};
 use super::failure::Failure;
 use super::now;
 use super::output;
@@ -40,13 +40,13 @@ pub(super) fn render(call: &Call) -> Result<(), Failure> {
     let model = call.tokenizer()?;
     let (job, generation) = (Job::read(call, model.as_deref())?, call.get("add_generation_prompt")?);
     let input = job.input(generation);
-    let rendering = render_conversation(&job.template, &input, job.tool_text).map_err(template_failure)?;
+    let rendering = render_conversation(&job.template, &input, job.tool_text)?;
     job.tell(&rendering);
     let tokenizer = || tokenizer(model.as_deref());
     match call.get::<String>("format")?.as_str() {
         "text" => stdout::data(rendering.rendered.text.as_bytes()),
         "ids" => {
-            let ids = tokenizer()?.encode(&rendering.rendered.text).map_err(tokenizer_failure)?.ids;
+            let ids = tokenizer()?.encode(&rendering.rendered.text)?.ids;
             print_json(&json!(ids))
         }
         _ => print_json(&job.spans(&rendering, &tokenizer()?, generation)?),
@@ -123,7 +123,7 @@ impl Job {
         let mut answers = (0..roles.len()).filter(|idx| roles[*idx] == Role::Assistant);
         let lost =
             answers.find_map(|idx| lost_answer(&self.template, &rendering.messages, &rendering.losses, idx));
-        lost.map_or(Ok(()), |error| Err(template_failure(error)))
+        lost.map_or(Ok(()), |error| Err(error.into()))
     }
 
     /// The spans of everything, as JSON.
@@ -138,13 +138,11 @@ impl Job {
         self.refuse_lost_answers(rendering, &roles)?;
         let tools = self.tools.as_deref().filter(|_| self.tool_text.is_none());
         let input = RenderInput { messages: &rendering.messages, tools, ..self.input(generation) };
-        let growing = self.template.growing(&input).map_err(template_failure)?;
+        let growing = self.template.growing(&input)?;
         let (mut talk, likeness) = (&growing, Likeness::of(self.template.source(), &rendering.messages));
-        let ids = tokenizer.encode(&rendering.rendered.text).map_err(tokenizer_failure)?.ids;
-        let (turns, sequences) =
-            spans::turns_beside(&ids, &roles, &likeness, &mut talk, tokenizer).map_err(span_failure)?;
-        let borders =
-            spans::borders(&roles, &ids, &likeness, &mut talk, tokenizer).map_err(tokenizer_failure)?;
+        let ids = tokenizer.encode(&rendering.rendered.text)?.ids;
+        let (turns, sequences) = spans::turns_beside(&ids, &roles, &likeness, &mut talk, tokenizer)?;
+        let borders = spans::borders(&roles, &ids, &likeness, &mut talk, tokenizer)?;
         let rows = roles.iter().zip(borders.windows(2)).enumerate();
         let rows: Vec<Value> =
             rows.map(|(idx, (role, place))| message_row(idx, *role, place, &turns, &sequences)).collect();
@@ -261,14 +259,14 @@ fn read_template(
             return Err(Failure::input("no template is named", help));
         }
     };
-    let templates = templates.map_err(source_failure)?;
-    Ok((templates.select(has_tools).map_err(source_failure)?, templates.special_tokens().clone()))
+    let templates = templates?;
+    Ok((templates.select(has_tools)?, templates.special_tokens().clone()))
 }
 
 fn tokenizer(model: Option<&Path>) -> Result<Tokenizer, Failure> {
     let help = "give --tokenizer DIR, the model directory with tokenizer.json";
     let dir = model.ok_or_else(|| Failure::input("ids and spans need a tokenizer", help))?;
-    Tokenizer::open(dir).map_err(tokenizer_failure)
+    Tokenizer::open(dir).map_err(Failure::from)
 }
 
 fn parse_var(typed: &str) -> Result<(String, Value), Failure> {
@@ -286,7 +284,7 @@ fn parse_var(typed: &str) -> Result<(String, Value), Failure> {
 }
 
 fn read_json(path: &Path) -> Result<Value, Failure> {
-    let text = if path.as_os_str() == "-" { read_stdin()? } else { read_file(path)? };
+    let text = if path.as_os_str() == "-" { read_stdin()? } else { read_text(path)? };
     json::read(&text).map_err(|error| {
         let help = match error {
             BadJson::Syntax(_) => "check the file",
@@ -294,11 +292,6 @@ fn read_json(path: &Path) -> Result<Value, Failure> {
         };
         Failure::input(named(path, error), help)
     })
-}
-
-fn read_file(path: &Path) -> Result<String, Failure> {
-    let bytes = std::fs::read(path).map_err(|error| Failure::input(named(path, error), "check the path"))?;
-    String::from_utf8(bytes).map_err(|error| Failure::input(named(path, error), "save the file as UTF-8"))
 }
 
 fn read_stdin() -> Result<String, Failure> {
@@ -317,25 +310,33 @@ fn print_json(value: &Value) -> Result<(), Failure> {
     stdout::data(format!("{value}\n").as_bytes())
 }
 
-pub(super) fn source_failure(error: SourceError) -> Failure {
-    Failure::input(&error, error.help())
+impl From<SourceError> for Failure {
+    fn from(error: SourceError) -> Self {
+        Self::input(&error, error.help())
+    }
 }
 
-fn template_failure(error: TemplateError) -> Failure {
-    Failure::input(&error, error.help())
+impl From<TemplateError> for Failure {
+    fn from(error: TemplateError) -> Self {
+        Self::input(&error, error.help())
+    }
 }
 
-pub(super) fn tokenizer_failure(error: TokenizerError) -> Failure {
-    Failure::input(&error, error.help())
+impl From<TokenizerError> for Failure {
+    fn from(error: TokenizerError) -> Self {
+        Self::input(&error, error.help())
+    }
 }
 
-fn span_failure(error: SpanError<TemplateError>) -> Failure {
-    let help = match &error {
-        SpanError::Template { why, .. } => why.help(),
-        SpanError::Tokenizer(error) => error.help().to_owned(),
-        SpanError::EmptyAction { .. } | SpanError::Lost { .. } => {
-            "look at the text with --format text, or choose --tool-text".to_owned()
-        }
-    };
-    Failure::input(error, help)
+impl From<SpanError<TemplateError>> for Failure {
+    fn from(error: SpanError<TemplateError>) -> Self {
+        let help = match &error {
+            SpanError::Template { why, .. } => why.help(),
+            SpanError::Tokenizer(error) => error.help().to_owned(),
+            SpanError::EmptyAction { .. } | SpanError::Lost { .. } => {
+                "look at the text with --format text, or choose --tool-text".to_owned()
+            }
+        };
+        Self::input(error, help)
+    }
 }

@@ -1,5 +1,6 @@
 //! `collect`: groups of episodes, an agent on a task each.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use serde_json::Value;
@@ -9,46 +10,35 @@ use super::call::Call;
 use super::episodes::{self, Ask, Finished};
 use super::failure::Failure;
 use super::stdout;
-use crate::config::parts::{CollectPart, RunPart, TaskPart};
 use crate::metrics;
 use crate::pipeline::slots::Chosen;
 use crate::tasks::CodingTask;
 use crate::tasks::source::{TaskSource, split_all};
+use crate::tasks::split::SplitOptions;
 
 pub(super) fn run(call: &Call) -> Result<(), Failure> {
-    let (collect, run): (CollectPart, RunPart) = (call.read()?, call.read()?);
-    let (config, talk) = (call.config.clone(), Arc::new(call.talk("episode")));
-    let ask = Ask { stage: "collect", config, dir: &run.run, talk, temperature: collect.agent_temperature };
-    let mut finished = block_on(episodes::run(ask, &choosing(&collect)))??;
-    keep(&mut finished)?;
+    let dir: PathBuf = call.get("run")?;
+    let finished =
+        made(Ask { stage: "collect", config: call.config.clone(), dir: &dir, talk: call.talk("episode") })?;
     let text = if call.is_json() { episodes::as_json(&finished) } else { table(&finished) };
     stdout::data(text.as_bytes())?;
     episodes::verdict(&finished)
 }
 
-/// Adds the metrics to the summary, and writes it.
-pub(super) fn keep(finished: &mut Finished) -> Result<(), Failure> {
+/// Runs the episodes, adds their metrics to the summary, and writes it.
+pub(super) fn made(ask: Ask<'_>) -> Result<Finished, Failure> {
+    let (groups, group_size): (Option<usize>, usize) =
+        (ask.config.get("groups")?, ask.config.get("group_size")?);
+    // One group for each training task, or as many as were asked for.
+    let choose = |split: &SplitOptions, sources: &[TaskSource], tasks: Vec<CodingTask>| {
+        let train = split_all(sources, tasks, split)?.train;
+        let n_groups = groups.unwrap_or(train.len());
+        Ok(Chosen { tasks: train.into_iter().map(Arc::new).collect(), n_groups, group_size })
+    };
+    let mut finished = block_on(episodes::run(ask, &choose))??;
     finished.summary.more.extend(metrics::train(finished.digests.iter().flatten()));
-    finished.run.keep_summary(&finished.summary).map_err(episodes::run_failure)
-}
-
-/// How episodes are chosen.
-pub(super) fn choosing(
-    collect: &CollectPart,
-) -> impl Fn(&TaskPart, &[TaskSource], Vec<CodingTask>) -> Result<Chosen, Failure> {
-    move |part, sources, tasks| choose(collect, part, sources, tasks)
-}
-
-/// One group for each training task, or as many as were asked for.
-fn choose(
-    collect: &CollectPart,
-    part: &TaskPart,
-    sources: &[TaskSource],
-    tasks: Vec<CodingTask>,
-) -> Result<Chosen, Failure> {
-    let train = split_all(sources, tasks, &part.split()).map_err(episodes::task_failure)?.train;
-    let n_groups = collect.groups.unwrap_or(train.len());
-    Ok(Chosen { tasks: train.into_iter().map(Arc::new).collect(), n_groups, group_size: collect.group_size })
+    finished.run.keep_summary(&finished.summary)?;
+    Ok(finished)
 }
 
 fn table(finished: &Finished) -> String {

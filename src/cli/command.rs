@@ -5,6 +5,7 @@ use clap::Command;
 use super::call::Call;
 use super::failure::Failure;
 use super::{chat, collect, config, credit, dataset, evaluate, keys, model, probe, quickstart, score, serve};
+use crate::config::Typed;
 
 const EXIT_CODES: &str = "\
 New here? Run: backsight quickstart
@@ -290,7 +291,7 @@ fn below(program: Command, above: &'static str) -> Command {
 
 impl Entry {
     fn parsed(&'static self, name: &'static str) -> Command {
-        let next = Call::of_defaults(self.name, self.next).and_then(|call| call.next());
+        let next = Call::of(self.name, self.next, &Typed::new()).ok().and_then(|call| call.next());
         let next = next.map(|it| format!("\n\nNext: {it}")).unwrap_or_default();
         let more = format!("{}{next}", self.more);
         Command::new(name).about(self.about).after_help(more).args(keys::flags(self.name, self.bare))

@@ -6,32 +6,29 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 
 use super::call::Call;
-use super::episodes::run_failure;
 use super::failure::Failure;
-use super::output::{self, one_line};
+use super::interrupt::Orderly;
+use super::output::one_line;
 use super::sources::sources;
 use super::stdout;
+use super::voice::Voice;
+use crate::event::Event;
 use crate::pipeline::batch::now;
 use crate::ship::actions::MessageForm;
 use crate::ship::dataset::{
-    self, Dataset, LeftOut, Options, SUMMARY, ScoredEpisode, TRAIN, TRAIN_PARQUET, build, scored_episode,
+    self, Dataset, LeftOut, RowOptions, SUMMARY, ScoredEpisode, TRAIN, TRAIN_PARQUET, build, scored_episode,
 };
 use crate::store::episodes::{LoadError, Loaded, Source, load};
 use crate::store::hindsight;
 use crate::store::run::RunDir;
 use crate::store::summary::Summary;
 
-/// An episode that could not be used.
-struct Lost {
-    episode: String,
-    why: String,
-}
-
 /// The episodes of an input, usable or not.
 #[derive(Default)]
 struct Input {
     episodes: Vec<ScoredEpisode>,
-    lost: Vec<Lost>,
+    /// Those that could not be used, by name, with the reason.
+    lost: Vec<(String, String)>,
     notes: Vec<String>,
     best_reward: Option<f64>,
 }
@@ -40,29 +37,20 @@ pub(super) fn run(call: &Call) -> Result<(), Failure> {
     let (options, out): (_, PathBuf) = (options(call)?, call.get("out")?);
     let (dir, lens, form) = (call.run_dir()?, call.result()?, call.choice("message_form")?);
     let sources = sources(&call.inputs()?)?;
-    let run = RunDir::open(&dir, "dataset").map_err(run_failure)?;
-    run.note_config(call.config.to_table()).map_err(run_failure)?;
-    let input = read(sources, &Scores { run_dir: &dir, lens: &lens, form });
-    let (lost, notes, best_reward) = (input.lost, input.notes, input.best_reward);
-    let dataset = build(input.episodes, &options);
-    let account = Account {
-        min_reward: options.min_reward,
-        out: &out,
-        as_json: call.is_json(),
-        dataset: &dataset,
-        lost: &lost,
-        notes: &notes,
-        best_reward,
-    };
-    if !dataset.rows.is_empty() {
-        dataset::write(&out, &dataset).map_err(|error| unwritable(&out, &error))?;
-    }
-    account.keep(&run)?;
-    account.tell()
+    let voice = Voice::new(RunDir::open(&dir, "dataset")?, call.talk("row"));
+    voice.run.note_config(call.config.to_table())?;
+    let mut input = read(sources, &Scores { run_dir: &dir, lens: &lens, form });
+    input.notes.iter().for_each(|note| voice.notices.add(note));
+    let dataset = build(std::mem::take(&mut input.episodes), &options);
+    let account = Account { min_reward: options.min_reward, out: &out, dataset, input };
+    account.keep(&voice)?;
+    let shown = if call.is_json() { format!("{}\n", account.json()) } else { account.text() };
+    stdout::data(shown.as_bytes())?;
+    account.verdict()
 }
 
-fn options(call: &Call) -> Result<Options, Failure> {
-    Ok(Options {
+fn options(call: &Call) -> Result<RowOptions, Failure> {
+    Ok(RowOptions {
         min_reward: call.get("min_reward")?,
         omega: call.get("omega")?,
         smoothed: call.get("smoothed")?,
@@ -77,11 +65,6 @@ struct Scores<'a> {
     form: MessageForm,
 }
 
-fn unwritable(directory: &Path, error: &dataset::DatasetError) -> Failure {
-    let help = "free some space, or name another directory with --out; nothing there was changed";
-    Failure::stopped(format!("{}: {error}", directory.display()), help)
-}
-
 /// Reads every episode with its scores; what is wrong with one is its own loss.
 fn read(sources: Vec<Source>, scores: &Scores<'_>) -> Input {
     let mut input = Input::default();
@@ -93,7 +76,7 @@ impl Input {
     fn take(&mut self, loaded: Result<Loaded, LoadError>, scores: &Scores<'_>) {
         let loaded = match loaded {
             Ok(loaded) => loaded,
-            Err(error) => return self.lose(error.episode(), error.to_string()),
+            Err(error) => return self.lost.push((error.episode(), error.to_string())),
         };
         match with_scores(&loaded, scores) {
             Ok((episode, notes)) => {
@@ -103,12 +86,8 @@ impl Input {
                 self.best_reward = [self.best_reward, reward].into_iter().flatten().reduce(f64::max);
                 self.episodes.push(episode);
             }
-            Err(why) => self.lose(loaded.episode.id, why),
+            Err(why) => self.lost.push((loaded.episode.id, why)),
         }
-    }
-
-    fn lose(&mut self, episode: String, why: String) {
-        self.lost.push(Lost { episode, why });
     }
 }
 
@@ -136,37 +115,38 @@ fn stale(loaded: &Loaded, episode: &ScoredEpisode) -> Option<String> {
 struct Account<'a> {
     min_reward: f64,
     out: &'a Path,
-    as_json: bool,
-    dataset: &'a Dataset,
-    lost: &'a [Lost],
-    notes: &'a [String],
-    best_reward: Option<f64>,
+    dataset: Dataset,
+    input: Input,
 }
 
 impl Account<'_> {
-    /// Writes down what became of it.
-    fn keep(&self, run: &RunDir) -> Result<(), Failure> {
-        let mut summary = Summary { stage: "dataset", notices: self.notes.to_vec(), ..Summary::default() };
+    /// Writes the dataset and what became of it; a signal waits for the end of that.
+    fn keep(&self, voice: &Voice) -> Result<(), Failure> {
+        let _whole = Orderly::begin();
+        if !self.dataset.rows.is_empty() {
+            dataset::write(self.out, &self.dataset).map_err(|error| {
+                let help = "free some space, or name another directory with --out; nothing there was changed";
+                Failure::stopped(format!("{}: {error}", self.out.display()), help)
+            })?;
+        }
+        let mut summary = Summary { stage: "dataset", ..Summary::default() };
         summary.made.insert("rows", self.dataset.rows.len() as u64);
-        self.lost.iter().for_each(|lost| summary.lose("episodes", &lost.why));
+        self.input.lost.iter().for_each(|(_, why)| summary.lose("episodes", why));
         let left_out = self.dataset.left_out.iter();
         left_out.for_each(|(_, why)| summary.lose("rows", &self.reason(*why)));
         summary.more.insert("dataset".to_owned(), self.dataset.summary.clone());
+        summary.more.insert("files".to_owned(), json!(self.files()));
         let (rows, lost) = (summary.made("rows"), summary.lost("episodes"));
-        let ended = json!({"made": rows, "lost": lost, "files": self.files()});
-        run.add_event(&output::event_of("ended", ended))
-            .and_then(|()| {
-                run.add_metrics(&json!({"time": now(), "dataset/rows": rows, "dataset/lost": lost}))
-            })
-            .and_then(|()| run.keep_summary(&summary))
-            .map_err(run_failure)
+        summary.notices = voice.notices.all();
+        voice.news();
+        let ended = Event::Ended { made: rows, lost, left: 0, seconds: summary.seconds };
+        voice.run.add_event(&ended.to_json(now()))?;
+        voice.run.add_metrics(&json!({"time": now(), "dataset/rows": rows, "dataset/lost": lost}))?;
+        Ok(voice.run.keep_summary(&summary)?)
     }
 
-    fn tell(&self) -> Result<(), Failure> {
-        self.notes.iter().for_each(|note| output::tell(self.as_json, "note", note));
-        let shown = if self.as_json { format!("{}\n", self.json()) } else { self.text() };
-        stdout::data(shown.as_bytes())?;
-        match (self.dataset.rows.is_empty(), self.lost.len()) {
+    fn verdict(&self) -> Result<(), Failure> {
+        match (self.dataset.rows.is_empty(), self.input.lost.len()) {
             (true, _) => Err(self.nothing()),
             (false, 0) => Ok(()),
             (false, n) => Err(Failure::losses(
@@ -177,7 +157,7 @@ impl Account<'_> {
     }
 
     fn n_episodes(&self) -> usize {
-        self.dataset.rows.len() + self.dataset.left_out.len() + self.lost.len()
+        self.dataset.rows.len() + self.dataset.left_out.len() + self.input.lost.len()
     }
 
     fn n_left_out(&self, why: LeftOut) -> usize {
@@ -186,7 +166,7 @@ impl Account<'_> {
 
     /// Why there is no dataset at all.
     fn nothing(&self) -> Failure {
-        let (min, best) = (self.min_reward, self.best_reward);
+        let (min, best) = (self.min_reward, self.input.best_reward);
         let help = match best.filter(|best| *best < min) {
             Some(best) => format!("lower --min-reward: the best reward is {best}"),
             None if best.is_none() => "score the episodes with backsight credit first".to_owned(),
@@ -201,7 +181,7 @@ impl Account<'_> {
     }
 
     fn json(&self) -> Value {
-        let lost = self.lost.iter().map(|it| json!({"episode": it.episode, "why": it.why}));
+        let lost = self.input.lost.iter().map(|(episode, why)| json!({"episode": episode, "why": why}));
         let left_out = self.dataset.left_out.iter();
         let left_out = left_out.map(|(id, why)| json!({"episode": id, "why": self.reason(*why)}));
         json!({
@@ -209,7 +189,7 @@ impl Account<'_> {
             "summary": self.dataset.summary,
             "left_out": left_out.collect::<Vec<_>>(),
             "lost": lost.collect::<Vec<_>>(),
-            "notes": self.notes,
+            "notes": self.input.notes,
         })
     }
 
@@ -242,7 +222,7 @@ impl Account<'_> {
     /// The lost episodes by reason.
     fn losses(&self) -> BTreeMap<&str, Vec<&str>> {
         let mut losses: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
-        for Lost { episode, why } in self.lost {
+        for (episode, why) in &self.input.lost {
             losses.entry(why).or_default().push(episode);
         }
         losses

@@ -1,5 +1,6 @@
 //! `evaluate`: how well a model does on tasks that were held out.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use serde_json::Value;
@@ -9,51 +10,47 @@ use super::call::Call;
 use super::episodes::{self, Ask, Finished};
 use super::failure::Failure;
 use super::stdout;
-use crate::config::parts::{AgentPart, EvaluatePart, RunPart, TaskPart};
 use crate::pipeline::evaluation::{self, Setting};
 use crate::pipeline::slots::Chosen;
 use crate::tasks::source::{TaskSource, are_named, split_all};
+use crate::tasks::split::SplitOptions;
 use crate::tasks::{CodingTask, TaskError};
 
 pub(super) fn run(call: &Call) -> Result<(), Failure> {
-    let (evaluate, agent): (EvaluatePart, AgentPart) = (call.read()?, call.read()?);
-    let (run, talk): (RunPart, _) = (call.read()?, Arc::new(call.talk("episode")));
-    let temperature = evaluate.eval_temperature;
-    if evaluate.attempts > 1 && temperature == 0.0 {
+    let (dir, talk): (PathBuf, _) = (call.get("run")?, call.talk("episode"));
+    let (attempts, temperature) = (call.get("attempts")?, call.get("eval_temperature")?);
+    if attempts > 1 && temperature == 0.0 {
         talk.note("at temperature 0 all attempts at a task are the same; give --eval-temperature");
     }
-    let ask = Ask { stage: "evaluate", config: call.config.clone(), dir: &run.run, talk, temperature };
-    let choose = |part: &TaskPart, sources: &[TaskSource], tasks: Vec<CodingTask>| {
-        choose(&evaluate, part, sources, tasks)
+    let all = call.get::<String>("eval_tasks")? == "all";
+    let choose = |split: &SplitOptions, sources: &[TaskSource], tasks: Vec<CodingTask>| {
+        let tasks = if all || are_named(sources) { tasks } else { held_out(split, sources, tasks)? };
+        if tasks.is_empty() {
+            let help =
+                "raise --eval-size or --eval-split-ratio, or evaluate every task with --eval-tasks all";
+            return Err(Failure::input("no task is held out", help));
+        }
+        let (n_groups, group_size) = (tasks.len(), attempts);
+        Ok(Chosen { tasks: tasks.into_iter().map(Arc::new).collect(), n_groups, group_size })
     };
+    let ask = Ask { stage: "evaluate", config: call.config.clone(), dir: &dir, talk };
     let mut finished = block_on(episodes::run(ask, &choose))??;
     let seconds = evaluation::seconds_worked(&finished.run.events());
-    let max_new_tokens = agent.max_turn_tokens;
+    let max_new_tokens = call.get("max_turn_tokens")?;
     keep(&mut finished, |model| Setting { model, max_new_tokens, temperature, seconds })?;
     let text = if call.is_json() { episodes::as_json(&finished) } else { table(&finished) };
     stdout::data(text.as_bytes())?;
     episodes::verdict(&finished)
 }
 
-/// The tasks held out, as many as are to be evaluated; every task where that was asked for, or where each was named.
-fn choose(
-    evaluate: &EvaluatePart,
-    part: &TaskPart,
+/// The tasks held out, as many as are to be evaluated.
+fn held_out(
+    split: &SplitOptions,
     sources: &[TaskSource],
     tasks: Vec<CodingTask>,
-) -> Result<Chosen, Failure> {
-    let tasks = if evaluate.eval_tasks == "all" || are_named(sources) {
-        tasks
-    } else {
-        let held_out = split_all(sources, tasks, &part.split()).map_err(none_held_out)?.eval;
-        held_out.into_iter().take(part.eval_size).collect()
-    };
-    if tasks.is_empty() {
-        let help = "raise --eval-size or --eval-split-ratio, or evaluate every task with --eval-tasks all";
-        return Err(Failure::input("no task is held out", help));
-    }
-    let (n_groups, group_size) = (tasks.len(), evaluate.attempts);
-    Ok(Chosen { tasks: tasks.into_iter().map(Arc::new).collect(), n_groups, group_size })
+) -> Result<Vec<CodingTask>, Failure> {
+    let held_out = split_all(sources, tasks, split).map_err(none_held_out)?.eval;
+    Ok(held_out.into_iter().take(split.eval_size).collect())
 }
 
 /// Too few tasks to hold some out may still be evaluated, all of them.
@@ -63,7 +60,7 @@ fn none_held_out(error: TaskError) -> Failure {
             format!("{n_tasks} tasks with {n_eval} held out leave none to train on"),
             "lower --eval-size, or evaluate every task with --eval-tasks all",
         ),
-        other => episodes::task_failure(other),
+        other => other.into(),
     }
 }
 
@@ -74,11 +71,9 @@ fn keep(finished: &mut Finished, setting: impl Fn(String) -> Setting) -> Result<
     finished.summary.more.extend(metrics);
     let samples = evaluation::samples_file(&finished.slots, &finished.digests);
     let run = &finished.run;
-    let written = run
-        .write("metrics.json", format!("{file:#}\n").as_bytes())
-        .and_then(|()| run.write("samples.jsonl", samples.as_bytes()))
-        .and_then(|()| run.keep_summary(&finished.summary));
-    written.map_err(episodes::run_failure)
+    run.write("metrics.json", format!("{file:#}\n").as_bytes())?;
+    run.write("samples.jsonl", samples.as_bytes())?;
+    Ok(run.keep_summary(&finished.summary)?)
 }
 
 fn table(finished: &Finished) -> String {

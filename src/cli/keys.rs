@@ -11,9 +11,11 @@ use crate::config::{ConfigError, Typed};
 const BARE: &str = "bare";
 
 /// What is wrong with a configuration is the user's to mend.
-pub(super) fn config_failure(error: ConfigError) -> Failure {
-    let help = error.help();
-    Failure::input(error, help)
+impl From<ConfigError> for Failure {
+    fn from(error: ConfigError) -> Self {
+        let help = error.help();
+        Self::input(error, help)
+    }
 }
 
 /// Everything that can be typed behind a command, what is typed most first.

@@ -4,17 +4,14 @@
 //! well formed and in a sensible order because nothing else can be sampled. What happened is then told step by step.
 
 use std::path::Path;
-use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::episodes::{self, Ask, Finished, part};
+use super::episodes::{self, Ask, Finished};
 use super::failure::Failure;
-use super::keys::config_failure;
-use super::output::one_line;
+use super::output::{clipped, one_line};
 use super::talk::{Loudness, Talk};
-use super::{block_on, collect, program};
-use crate::config::parts::CollectPart;
+use super::{collect, program};
 use crate::config::{Config, Typed};
 use crate::store::RunLock;
 use crate::store::layout::{CONFIG_FILE, is_run};
@@ -60,7 +57,7 @@ reward: 0.7 x correctness (1 all hidden tests pass, 0.2 one fails, 0.1 the solut
 
 /// Runs the episodes into `dir`, or those of them that an earlier quickstart did not come to.
 pub(super) fn run(model: &Path, dir: &Path) -> Result<Finished, Failure> {
-    let mut finished = match begin(model, dir) {
+    let finished = match begin(model, dir) {
         // What was made otherwise, with another model or by another version, cannot be gone on with.
         Err(failure) if failure.is_usage() && is_run(dir) => {
             forget(dir)?;
@@ -68,7 +65,6 @@ pub(super) fn run(model: &Path, dir: &Path) -> Result<Finished, Failure> {
         }
         begun => begun?,
     };
-    collect::keep(&mut finished)?;
     match episodes::verdict(&finished) {
         // Lost episodes are shown with the others.
         Err(failure) if finished.stopped.is_some() => Err(failure),
@@ -80,11 +76,8 @@ fn begin(model: &Path, dir: &Path) -> Result<Finished, Failure> {
     let mut typed: Typed =
         KEYS.iter().map(|(key, words)| (*key, words.iter().map(|it| (*it).to_owned()).collect())).collect();
     typed.insert("model", vec![model.display().to_string()]);
-    let config = Config::resolve("collect", None, &typed).map_err(config_failure)?;
-    let chosen: CollectPart = part(&config)?;
-    let talk = Arc::new(Talk::new(false, Loudness::Usual, "episode"));
-    let ask = Ask { stage: "collect", config, dir, talk, temperature: chosen.agent_temperature };
-    block_on(episodes::run(ask, &collect::choosing(&chosen)))?
+    let config = Config::resolve("collect", None, &typed)?;
+    collect::made(Ask { stage: "collect", config, dir, talk: Talk::new(false, Loudness::Usual, "episode") })
 }
 
 /// Takes away what an earlier quickstart left.
@@ -124,10 +117,17 @@ fn told(episode: &Episode) -> String {
     let n_steps = episode.steps().len();
     let mut lines = vec![format!("\n{}  {ended}, {n_steps} steps, {n_tokens} sampled tokens", episode.id)];
     for step in episode.steps() {
-        lines
-            .extend(acted(&episode.messages[step.message_idx]).iter().map(|it| format!("  {}", clipped(it))));
+        lines.extend(
+            acted(&episode.messages[step.message_idx])
+                .iter()
+                .map(|it| format!("  {}", clipped(it.trim_end(), CALL_WIDTH))),
+        );
         for answer in &episode.messages[step.next_state.clone()] {
-            lines.extend(answered(&content(answer)).iter().map(|it| format!("    -> {}", clipped(it))));
+            lines.extend(
+                answered(&content(answer))
+                    .iter()
+                    .map(|it| format!("    -> {}", clipped(it.trim_end(), CALL_WIDTH))),
+            );
         }
     }
     lines.join("\n") + "\n"
@@ -173,14 +173,6 @@ fn answered(text: &str) -> Vec<String> {
 
 fn content(message: &Message) -> String {
     message.content.as_ref().map(Content::text).unwrap_or_default()
-}
-
-fn clipped(text: &str) -> String {
-    let line = one_line(text.trim_end());
-    match line.char_indices().nth(CALL_WIDTH) {
-        Some(_) => line.chars().take(CALL_WIDTH - 1).chain(['…']).collect(),
-        None => line,
-    }
 }
 
 #[cfg(test)]

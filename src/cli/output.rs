@@ -2,10 +2,7 @@
 
 use std::io::{self, IsTerminal, Write};
 
-use serde_json::{Value, json};
-
 use crate::event::counted;
-use crate::pipeline::batch::now;
 use crate::store::summary::Summary;
 
 /// How the weights were watched, where they can change.
@@ -33,29 +30,16 @@ pub(super) fn talk(line: &str) {
     let _ = writeln!(io::stderr().lock(), "{line}");
 }
 
-/// Writes one line of talk for machines.
-pub(super) fn event(name: &str, fields: Value) {
-    talk(&event_of(name, fields).to_string());
-}
-
-/// Tells one thing: the event `name` with its text for machines, or the text after that name.
-pub(super) fn tell(as_json: bool, name: &str, text: &str) {
-    match as_json {
-        true => event(name, json!({"text": text})),
-        false => talk(&format!("{name}: {}", one_line(text))),
-    }
-}
-
-/// Something that happened now, as an object.
-pub(super) fn event_of(name: &str, fields: Value) -> Value {
-    let mut event = json!({"time": now(), "event": name});
-    if let (Some(event), Value::Object(fields)) = (event.as_object_mut(), fields) {
-        event.extend(fields);
-    }
-    event
-}
-
 /// Hostile text must not draw on the terminal or fake further lines.
 pub(super) fn one_line(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+}
+
+/// The beginning of a text on one line, so many characters wide at most.
+pub(super) fn clipped(text: &str, width: usize) -> String {
+    let line = one_line(text);
+    match line.char_indices().nth(width) {
+        Some(_) => line.chars().take(width - 1).chain(['…']).collect(),
+        None => line,
+    }
 }

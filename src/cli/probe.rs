@@ -1,11 +1,13 @@
 //! `probe`: a server looked at before anything is paid for.
 
+use std::sync::Arc;
+
 use serde_json::Value;
 
 use super::block_on;
 use super::call::Call;
 use super::failure::Failure;
-use super::server::{ServerArgs, model_failure, teller};
+use super::server::ServerArgs;
 use super::stdout;
 use crate::model::notice::Notices;
 use crate::model::open;
@@ -13,14 +15,15 @@ use crate::model::probe::{Findings, probe};
 
 pub(super) fn run(call: &Call) -> Result<(), Failure> {
     let server = ServerArgs::read(&call.config)?;
-    let (notices, tell) = (Notices::default(), teller(call.is_json()));
+    let (notices, talk) = (Notices::default(), Arc::new(call.talk("server")));
+    let told = Arc::clone(&talk);
     let findings = block_on(async {
-        let mut wanted = server.wanted(&notices, tell.clone())?;
+        let mut wanted = server.wanted(&notices, Arc::new(move |text| told.note(text)))?;
         wanted.settings = wanted.settings.briefly();
-        let opened = open(&wanted).await.map_err(model_failure)?;
-        Ok(probe(&opened).await)
+        let opened = open(&wanted).await?;
+        Ok::<_, Failure>(probe(&opened).await)
     })??;
-    notices.take().iter().chain(&findings.notes).for_each(|note| tell(note));
+    notices.take().iter().chain(&findings.notes).for_each(|note| talk.note(note));
     let text = if call.is_json() { format!("{}\n", findings.to_json()) } else { table(&findings) };
     stdout::data(text.as_bytes())?;
     match findings.self_test_ok() {

@@ -2,36 +2,23 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Instant;
 
-use indicatif::{ProgressBar, ProgressStyle};
-use serde_json::{Map, json};
-use toml::Table;
+use serde_json::Map;
 
 use super::call::Call;
-use super::chat::source_failure;
-use super::credit::{as_json, metrics, summarise};
-use super::episodes::run_failure;
+use super::credit::args::CreditArgs;
+use super::credit::scored;
 use super::failure::Failure;
-use super::output::{self, one_line};
-use super::pulse::with_pulse;
-use super::server::model_failure;
-use super::{block_on, live, model, program, stdout};
-use crate::config::FOUND;
-use crate::model::budget::{Allowance, Meter, ModelRole};
-use crate::model::embedded;
-use crate::model::notice::Notices;
-use crate::model::opened::Opened;
+use super::output::{self, clipped};
+use super::{live, model, program, stdout, voice};
+use crate::model::{Opened, embedded};
 use crate::pipeline::Texts;
-use crate::pipeline::credit::{Event, Fate, Options, Report as Ended, Stop, Teacher, run as score};
-use crate::pipeline::paid::Paid;
-use crate::quickstart::{EPISODE, Step, bundled, conversation, longest, options, steps};
-use crate::store::episodes::find;
+use crate::pipeline::report::{Fate, Report};
+use crate::quickstart::{EPISODE, Step, bundled, conversation, longest, steps};
 use crate::store::hindsight::{Hindsight, PUBLISHED_LENS, read, scores_file, tokens_file};
-use crate::store::run::RunDir;
-use crate::store::{Ledger, RunPlace, WeightRules};
-use backsight_core::episode::{Episode, ToolText};
+use backsight_chat::tokenizer::Tokenizer;
+use backsight_core::episode::Episode;
 
 /// How many of the most changed steps are named.
 const N_CHANGED: usize = 5;
@@ -50,7 +37,8 @@ pub(super) fn run(call: &Call) -> Result<(), Failure> {
     let began = Instant::now();
     let (name, path) = model::find_or_pull(model.as_deref())?;
     output::talk(&format!("loading {name}"));
-    let opened = embedded::load(&name, &path, None).map_err(model_failure)?;
+    // One that cannot be used is refused before anything is made.
+    let opened = embedded::load(&name, &path, None)?;
     let live_dir = out.join("live");
     let live = match live::run(&path, &live_dir) {
         Err(failure) if failure.is_signal() => return Err(failure),
@@ -59,54 +47,59 @@ pub(super) fn run(call: &Call) -> Result<(), Failure> {
     if let Ok(live) = &live {
         stdout::data(format!("{}\n", live::text(live)).as_bytes())?;
     }
-    credit(&out, &name, &path, &opened, began)?;
+    let shown = credit(&out, &name, &path, &opened, began)?;
+    stdout::data(shown.as_bytes())?;
     let again = live::command(&live_dir);
     // What the machine does not allow is said last, so that it is not overlooked.
     live.and_then(|_| stdout::data(format!("  {again}\n").as_bytes()))
 }
 
-/// The recorded part: an episode's steps are re-read knowing its outcome, and get their credit.
-fn credit(out: &Path, name: &str, path: &Path, opened: &Opened, began: Instant) -> Result<(), Failure> {
-    let episode = bundled().map_err(model_failure)?;
-    let texts = texts(opened)?;
-    let options = options(&episode, opened, &texts, out).map_err(model_failure)?;
-    check_fits(longest(&episode, &texts, &options), opened)?;
-    let tool_text = options.framing.tool_text.map_or("the template's own way", ToolText::name);
-    let run = RunDir::open(out, "credit").map_err(run_failure)?;
+/// The recorded part: an episode's steps are re-read knowing its outcome, and get their credit. It is `credit` with a
+/// configuration of its own.
+fn credit(out: &Path, name: &str, path: &Path, opened: &Opened, began: Instant) -> Result<String, Failure> {
+    let episode = bundled()?;
+    check_fits(&episode, opened)?;
     write(out, &episode)?;
-    let tokenizer = Arc::clone(&texts.tokenizer);
-    let config = json!({FOUND: {"model": name, "lens": PUBLISHED_LENS}});
-    run.note_config(Table::try_from(config).unwrap_or_default()).map_err(run_failure)?;
-    let ended = scored(&run, opened, texts, options)?;
-    run.add_event(&output::event_of("episode", as_json(&ended)))
-        .and_then(|()| run.add_metrics(&metrics(&ended)))
-        .and_then(|()| run.keep_summary(&summarise(std::slice::from_ref(&ended), &Notices::default())))
-        .map_err(run_failure)?;
-    let hindsight = made(&ended)?;
-    let steps = steps(&episode, &hindsight, &tokenizer).map_err(model_failure)?;
-    let report = Report {
+    let (file, dir) = (out.join(EPISODE_FILE).display().to_string(), out.display().to_string());
+    let typed = [
+        ("episodes", file.as_str()),
+        ("run", &dir),
+        ("kind", "embedded"),
+        ("model", name),
+        ("tool_text", "auto"),
+        ("overwrite", "true"),
+    ];
+    let typed = typed.map(|(key, word)| (key, vec![word.to_owned()])).into();
+    let call = Call::of("credit", "", &typed)?;
+    let mut args = CreditArgs::read(&call, |_| None)?;
+    args.with_plain = true;
+    let (_, done) = scored(&args)?;
+    let report = match (done.stopped, done.reports.into_iter().next()) {
+        (Some(stopped), _) => return Err(voice::failure(&stopped)),
+        (None, None) => return Err(Failure::stopped("the episode was not scored", "try again")),
+        (None, Some(report)) => report,
+    };
+    let hindsight = made(&report)?;
+    let tool_text = hindsight.scores.provenance.iter().find_map(|it| it.other.get("tool_text")?.as_str());
+    let page = Page {
         name,
         path,
         episode: &episode,
-        tool_text,
-        steps: &steps,
-        files: files(out, &ended),
+        tool_text: tool_text.unwrap_or("the template's own way"),
+        steps: &steps(&episode, &hindsight, &Tokenizer::open(path)?)?,
+        files: files(out, &report),
         seconds: began.elapsed().as_secs_f64(),
     };
-    stdout::data(report.text(out).as_bytes())
+    Ok(page.text(out))
 }
 
-/// The model's tokenizer and template; without them there is nothing to show.
-fn texts(opened: &Opened) -> Result<Texts, Failure> {
+/// Refuses an episode that the model cannot read whole, before the first token of it is computed.
+fn check_fits(episode: &Episode, opened: &Opened) -> Result<(), Failure> {
     let Some((path, tokenizer)) = opened.tokenizer.clone() else {
         let help = "use a model directory with tokenizer.json";
         return Err(Failure::input(format!("{} has no tokenizer", opened.info.model), help));
     };
-    Texts::open(&path, tokenizer, None, &Map::new()).map_err(source_failure)
-}
-
-/// Refuses an episode that the model cannot read, before the first token of it is computed.
-fn check_fits(longest: usize, opened: &Opened) -> Result<(), Failure> {
+    let longest = longest(episode, &Texts::open(&path, tokenizer, None, &Map::new())?)?;
     match opened.model.limits().context_length.filter(|&limit| longest >= limit) {
         None => Ok(()),
         Some(limit) => Err(Failure::input(
@@ -119,65 +112,35 @@ fn check_fits(longest: usize, opened: &Opened) -> Result<(), Failure> {
 /// The episode as `credit` and as `chat render` read it.
 fn write(out: &Path, episode: &Episode) -> Result<(), Failure> {
     let talk = format!("{}\n", conversation(episode));
+    let failed = |path: &Path, error| {
+        let help = "free some space, or name another directory with --out";
+        Failure::stopped(format!("{}: {error}", path.display()), help)
+    };
+    fs::create_dir_all(out).map_err(|error| failed(out, error))?;
     for (name, text) in [(EPISODE_FILE, EPISODE), (CONVERSATION_FILE, &talk)] {
         let path = out.join(name);
-        fs::write(&path, text).map_err(|error| {
-            let help = "free some space, or name another directory with --out";
-            Failure::stopped(format!("{}: {error}", path.display()), help)
-        })?;
+        fs::write(&path, text).map_err(|error| failed(&path, error))?;
     }
     Ok(())
 }
 
-/// Scores the episode through the same pipeline as every other.
-fn scored(run: &RunDir, opened: &Opened, texts: Texts, options: Options) -> Result<Ended, Failure> {
-    let help = "free some space, or name another directory with --out";
-    let sources = find(&run.dir().join(EPISODE_FILE)).map_err(|error| Failure::stopped(error, help))?;
-    let meter = Meter::new(ModelRole::Teacher, Allowance::default());
-    let bar = ProgressBar::new(0).with_style(style());
-    let (shown, (told, ended)) = (bar.clone(), std::sync::mpsc::channel());
-    let watch = move |event: Event| match event {
-        Event::Reading { .. } => {}
-        Event::Begun { tokens, .. } => shown.set_length(tokens),
-        Event::Settled { tokens, .. } => shown.inc(tokens),
-        // Nobody listens any more when the command has failed otherwise.
-        Event::Finished(report) => drop(told.send(*report)),
-    };
-    let work = async {
-        let (ledger, place) = (Ledger::open(run.lock())?, RunPlace { stage: "credit", seed: 0 });
-        let paid = Paid::open(opened, &ledger, meter, place, WeightRules::default()).await?;
-        let teacher = Teacher { model: paid.model, texts };
-        Ok(score(sources, teacher, options, Arc::new(watch)).await)
-    };
-    let say = || output::talk(&format!("{} of {} tokens so far", bar.position(), bar.length().unwrap_or(0)));
-    let stop = block_on(with_pulse(work, say))?;
-    bar.finish_and_clear();
-    match stop.map_err(model_failure)? {
-        Some(Stop::Model(error)) => Err(model_failure(error)),
-        Some(Stop::Disk(why)) => Err(Failure::stopped(why, help)),
-        None => ended.try_recv().map_err(|_| Failure::stopped("the episode was not scored", "try again")),
-    }
-}
-
 /// What was written, if every step has credit.
-fn made(ended: &Ended) -> Result<Hindsight, Failure> {
+fn made(report: &Report) -> Result<Hindsight, Failure> {
     let help = "try another model with --model";
-    if let Fate::Lost(loss) = &ended.fate {
+    if let Fate::Lost(loss) = &report.fate {
         return Err(Failure::input(loss, help));
     }
-    if let Some(loss) = ended.lost_steps.first() {
-        return Err(Failure::losses(
-            format!("{} steps have no credit: {loss}", ended.lost_steps.len()),
-            help,
-        ));
+    if let Some(loss) = report.lost_steps.first() {
+        let n = report.lost_steps.len();
+        return Err(Failure::losses(format!("{n} steps have no credit: {loss}"), help));
     }
-    let directory = ended.directory.clone().unwrap_or_default();
+    let directory = report.directory.clone().unwrap_or_default();
     let found = read(&directory, PUBLISHED_LENS).map_err(|error| Failure::stopped(error, help))?;
     found.ok_or_else(|| Failure::stopped(format!("{}: nothing was written", directory.display()), help))
 }
 
-fn files(out: &Path, ended: &Ended) -> Vec<(PathBuf, &'static str)> {
-    let scores = ended.directory.clone().unwrap_or_default();
+fn files(out: &Path, report: &Report) -> Vec<(PathBuf, &'static str)> {
+    let scores = report.directory.clone().unwrap_or_default();
     vec![
         (scores.join(scores_file(PUBLISHED_LENS)), "every step's credit"),
         (
@@ -190,17 +153,17 @@ fn files(out: &Path, ended: &Ended) -> Vec<(PathBuf, &'static str)> {
 }
 
 /// What a newcomer is shown.
-struct Report<'a> {
+struct Page<'a> {
     name: &'a str,
     path: &'a Path,
     episode: &'a Episode,
-    tool_text: &'static str,
+    tool_text: &'a str,
     steps: &'a [Step],
     files: Vec<(PathBuf, &'static str)>,
     seconds: f64,
 }
 
-impl Report<'_> {
+impl Page<'_> {
     fn text(&self, out: &Path) -> String {
         let line =
             |(path, about): &(PathBuf, &str)| format!("  {:<36} {about}\n", path.display().to_string());
@@ -235,37 +198,17 @@ impl Report<'_> {
         let text = |path: &Path| path.display().to_string();
         let (model, path, dir) = (self.name, text(self.path), text(out));
         let (episode, talk) = (text(&out.join(EPISODE_FILE)), text(&out.join(CONVERSATION_FILE)));
-        let commands: [&[&str]; 5] = [
-            &[
-                "credit",
-                "--episodes",
-                &episode,
-                "--run",
-                &dir,
-                "--recompute",
-                "--gamma",
-                "0.9",
-                "--smoothing",
-                "paper",
-            ],
-            &[
-                "credit",
-                "--episodes",
-                &episode,
-                "--kind",
-                "embedded",
-                "--model",
-                model,
-                "--tool-text",
-                "hermes",
-                "--placement",
-                "last",
-            ],
-            &["chat", "render", "--tokenizer", &path, "--messages", &talk, "--tool-text", "hermes"],
-            &["probe", "--kind", "embedded", "--model", model],
-            &["model", "serve", "--model", model],
+        let recompute = ["--recompute", "--gamma", "0.9", "--smoothing", "paper"];
+        let embedded = ["--kind", "embedded", "--model", model];
+        let hermes = ["--tool-text", "hermes"];
+        let commands = [
+            [&["credit", "--episodes", &episode, "--run", &dir], &recompute[..]].concat(),
+            [&["credit", "--episodes", &episode], &embedded[..], &hermes, &["--placement", "last"]].concat(),
+            [&["chat", "render", "--tokenizer", &path, "--messages", &talk], &hermes[..]].concat(),
+            [&["probe"], &embedded[..]].concat(),
+            vec!["model", "serve", "--model", model],
         ];
-        let line = |words: &&[&str]| format!("  {}\n", program::command(words.iter().copied()));
+        let line = |words: &Vec<&str>| format!("  {}\n", program::command(words.iter().copied()));
         format!("What to try next:\n{}", commands.iter().map(line).collect::<String>())
     }
 }
@@ -330,17 +273,4 @@ fn shown(value: Option<f64>) -> String {
 
 fn signed(value: Option<f64>) -> String {
     value.map_or_else(|| "-".to_owned(), |it| format!("{it:+.3}"))
-}
-
-fn clipped(text: &str, width: usize) -> String {
-    let line = one_line(text);
-    match line.char_indices().nth(width) {
-        Some(_) => line.chars().take(width - 1).chain(['…']).collect(),
-        None => line,
-    }
-}
-
-fn style() -> ProgressStyle {
-    let style = ProgressStyle::with_template("{bar:30} {pos} of {len} tokens  {eta} left");
-    style.unwrap_or_else(|_| ProgressStyle::default_bar())
 }

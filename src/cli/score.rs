@@ -1,44 +1,43 @@
 //! `score`: the scoring primitive over a file of jobs.
 
-use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Instant;
 
-use serde_json::{Value, json};
+use serde_json::json;
 use toml::Table;
 
 use super::block_on;
 use super::call::Call;
-use super::episodes::{run_failure, seen_from};
 use super::failure::Failure;
 use super::interrupt::Orderly;
 use super::output;
 use super::pulse::with_pulse;
-use super::server::{ServerArgs, model_failure};
+use super::server::ServerArgs;
 use super::stdout;
-use super::voice::Voice;
+use super::voice::{self, Voice};
 use crate::config::Config;
 use crate::event::{Event, counted};
 use crate::model::JobScores;
 use crate::model::Opened;
-use crate::model::budget::{Meter, ModelRole, Spent};
+use crate::model::budget::{ModelRole, Spent};
 use crate::model::notice::Notices;
 use crate::model::planned::{Planned, score_planned};
 use crate::model::probe::require_scores;
 use crate::model::transport::Transport;
 use crate::model::{Error, Limits, Model};
+use crate::pipeline::Stopped;
 use crate::pipeline::batch::now;
 use crate::pipeline::paid::Paid;
 use crate::store::episodes::BOM;
 use crate::store::run::{RunDir, RunError};
 use crate::store::spool::Spool;
 use crate::store::summary::{Naive, Summary};
-use crate::store::{Ledger, Ledgered, LockError, RunPlace};
+use crate::store::{Ledgered, LockError};
 use crate::wire::score_jobs;
+use backsight_core::plan::Figures;
 use backsight_core::score::{Absence, ScoreJob, SpanScore};
 
 /// One line of the jobs file.
@@ -92,117 +91,83 @@ struct Numbers {
 const ASKED_AT_MOST: usize = 3;
 
 /// What was asked for.
-struct ScoreArgs {
-    config: Config,
+struct ScoreArgs<'a> {
+    config: &'a Config,
     jobs: PathBuf,
     out: PathBuf,
-    top_k: usize,
     server: ServerArgs,
-    json: bool,
 }
 
 /// Reads and checks everything before anybody is asked.
 pub(super) fn run(call: &Call) -> Result<(), Failure> {
-    let (jobs, out, top_k) = (call.get("jobs")?, call.get("out")?, call.get("top_k")?);
-    let (config, server) = (call.config.clone(), ServerArgs::read(&call.config)?);
-    let args = &ScoreArgs { config, jobs, out, top_k, server, json: call.is_json() };
+    let (jobs, out, server) = (call.get("jobs")?, call.get("out")?, ServerArgs::read(&call.config)?);
+    let args = &ScoreArgs { config: &call.config, jobs, out, server };
     args.server.check()?;
-    let lines = read_jobs(&args.jobs, args.top_k)?;
+    let lines = read_jobs(&args.jobs, call.get("top_k")?)?;
     refuse_overwriting(&args.jobs, &args.out)?;
     let run = RunDir::open(&run_dir(&args.out), "score").map_err(locked)?;
-    let talk = Arc::new(call.talk("job"));
-    let voice = Arc::new(Voice { run: Arc::new(run), talk, notices: Notices::default() });
-    block_on(work(args, lines, &voice))?
+    let voice = Voice::new(run, call.talk("job"));
+    let (summary, stopped) = block_on(work(args, lines, &voice))??;
+    if call.is_json() {
+        stdout::data(format!("{}\n", summary.to_json()).as_bytes())?;
+    } else {
+        told(&args.out, &summary);
+    }
+    verdict(&summary, stopped)
 }
 
-async fn work(args: &ScoreArgs, lines: Vec<Line>, voice: &Arc<Voice>) -> Result<(), Failure> {
-    let (began, notices) = (Instant::now(), &voice.notices);
-    let told = Arc::clone(voice);
-    let opened =
-        args.server.open(notices, Arc::new(move |text| told.say(&Event::Note(text.to_owned())))).await?;
-    require_scores(&opened).await.map_err(model_failure)?;
-    let asked = seen_from(voice.run.dir(), &args.config)?;
-    voice.run.keep_found(&asked, found(args, &opened), &[]).map_err(run_failure)?;
+async fn work(
+    args: &ScoreArgs<'_>,
+    lines: Vec<Line>,
+    voice: &Arc<Voice>,
+) -> Result<(Summary, Option<Stopped>), Failure> {
+    let (run, notices) = (&voice.run, &voice.notices);
+    let opened = args.server.open(notices, voice.teller()).await?;
+    require_scores(&opened).await?;
+    run.keep_found(&args.config.seen_from(run.dir()), found(args, &opened), &[])?;
     let lines: Vec<Line> =
         lines.into_iter().map(|line| line.capped(opened.model.limits(), notices)).collect();
-    let meter = Meter::new(ModelRole::Teacher, args.server.allowance());
-    let (rules, place) = (args.server.weight_rules(), RunPlace { stage: "score", seed: 0 });
-    let ledger = Ledger::open(voice.run.lock()).map_err(model_failure)?;
-    let paid = Paid::open(&opened, &ledger, meter.clone(), place, rules).await.map_err(model_failure)?;
-    paid.notice().into_iter().for_each(|notice| notices.add(notice));
-    let unknown = paid.forgotten(&args.out, args.out.exists()).await.map_err(model_failure)?;
-    unknown.into_iter().for_each(|notice| notices.add(notice));
+    let terms = args.server.terms(ModelRole::Teacher, "score", 0);
+    let paid = Paid::open(&opened, run, terms).await?;
+    paid.note(notices, &args.out, args.out.exists()).await?;
     let (mut orderly, n) = (Orderly::begin(), lines.len());
-    let done = tokio::select! {
+    let (made, stopped) = tokio::select! {
         done = score(args, lines, &opened.info.model, &paid.model, voice) => done?,
-        signal = orderly.signal() => Done::interrupted(n, signal),
+        // Nothing is made before the end; what was answered is in the ledger.
+        signal = orderly.signal() => (Summary { left: n as u64, ..Summary::default() }, Some(Stopped::Signal(signal))),
     };
-    paid.ledger.notice().into_iter().for_each(|notice| notices.add(notice));
-    let mut summary = done.summary(args, notices);
-    summary.spent = meter.spent();
-    summary.weights = paid.model.checks();
-    summary.seconds = began.elapsed().as_secs_f64();
-    summary.paid = paid.ledger.paid().await.map_err(model_failure)?;
-    summary.more.insert("found_in_ledger".to_owned(), paid.model.lookups().found.into());
-    report(args, &summary, voice)?;
-    verdict(&done)
+    let mut summary = completed(made, n, &args.out);
+    summary.stopped_by = stopped.as_ref().map(Stopped::to_string);
+    voice.end(&mut summary, &paid).await?;
+    let (made, lost) = (summary.made("jobs"), summary.lost("jobs"));
+    let row = json!({"time": now(), "score/jobs": made, "score/lost": lost, "score/requests": summary.spent.requests});
+    run.add_metrics(&row)?;
+    run.keep_summary(&summary)?;
+    Ok((summary, stopped))
 }
 
-/// What became of all jobs.
-struct Done {
-    n: usize,
-    lost: BTreeMap<String, u64>,
-    n_left: u64,
-    planned: Planned,
-    /// The number of the signal that ended it.
-    signal: Option<u8>,
-}
-
-impl Done {
-    /// Nothing is made before the end; what was answered is in the ledger.
-    fn interrupted(n: usize, signal: u8) -> Self {
-        let (lost, planned) = (BTreeMap::new(), Planned::default());
-        Self { n, lost, n_left: n as u64, planned, signal: Some(signal) }
-    }
-
-    fn n_failed(&self) -> u64 {
-        self.lost.values().sum::<u64>() + self.n_left
-    }
-
-    fn stopped_by(&self) -> Option<String> {
-        let by_signal = self.signal.map(|number| format!("signal {number}"));
-        self.planned.stopped_by.as_ref().map(ToString::to_string).or(by_signal)
-    }
-
-    /// What was made and what was lost; what it cost is for others to tell.
-    fn summary(&self, args: &ScoreArgs, notices: &Notices) -> Summary {
-        let (n, figures) = (self.n as u64, self.planned.figures);
-        let n_scored = n - self.n_failed();
-        let more = json!({"jobs": n, "scored": n_scored, "failed": self.n_failed(), "out": args.out});
-        let lost = if self.lost.is_empty() { BTreeMap::new() } else { [("jobs", self.lost.clone())].into() };
-        Summary {
-            stage: "score",
-            made: [("jobs", n_scored)].into(),
-            lost,
-            left: self.n_left,
-            stopped_by: self.stopped_by(),
-            naive: Some(Naive { tokens: figures.naive_tokens, requests: figures.naive_requests }),
-            notices: notices.all(),
-            more: more.as_object().cloned().unwrap_or_default(),
-            ..Summary::default()
-        }
+/// What is told of so many jobs, of which some were lost or left; what it cost is for others to tell.
+fn completed(summary: Summary, n: usize, out: &Path) -> Summary {
+    let (n, n_failed) = (n as u64, summary.lost("jobs") + summary.left);
+    let more = json!({"jobs": n, "scored": n - n_failed, "failed": n_failed, "out": out});
+    Summary {
+        stage: "score",
+        made: [("jobs", n - n_failed)].into(),
+        naive: summary.naive.or(Some(Naive::default())),
+        more: more.as_object().cloned().unwrap_or_default(),
+        ..summary
     }
 }
 
 /// Scores every job that can be and writes all rows; a failure is its own job's. A row is written when it is known
 /// whose its numbers are; one that the weights changed around is asked for again.
 async fn score(
-    args: &ScoreArgs,
+    args: &ScoreArgs<'_>,
     lines: Vec<Line>,
     name: &str,
     model: &Arc<Ledgered>,
     voice: &Voice,
-) -> Result<Done, Failure> {
+) -> Result<(Summary, Option<Stopped>), Failure> {
     let failed = |error: io::Error| unwritable(&args.out, &error);
     let n = lines.len();
     let (mut rows, jobs) = Rows::begin(&args.out, lines).map_err(failed)?;
@@ -219,16 +184,18 @@ async fn score(
             rows.take(wanted[idx], &jobs[wanted[idx]], scored, model.n_measured())
         };
         let asked = score_planned(&as_model, &chosen, &mut settle);
-        planned = planned.and(with_pulse(asked, || voice.talk.pulse()).await);
+        planned = planned.and(with_pulse(asked, || voice.pulse()).await);
         wanted = rows.doubtful(&wanted, model, &mut planned).await;
         if wanted.is_empty() || planned.stopped_by.is_some() || rows.unwritable.is_some() {
             break;
         }
     }
     rows.withdraw(&wanted, planned.stopped_by.is_some()).map_err(failed)?;
-    let (lost, n_left) = rows.losses(planned.stopped_by.is_some());
+    let mut summary = rows.losses(planned.stopped_by.is_some());
     rows.finish(&args.out).map_err(failed)?;
-    Ok(Done { n, lost, n_left, planned, signal: None })
+    let Figures { naive_tokens: tokens, naive_requests: requests, .. } = planned.figures;
+    summary.naive = Some(Naive { tokens, requests });
+    Ok((summary, planned.stopped_by.map(Stopped::Model)))
 }
 
 fn unwritable(path: &Path, error: &io::Error) -> Failure {
@@ -236,7 +203,7 @@ fn unwritable(path: &Path, error: &io::Error) -> Failure {
 }
 
 /// What was asked for this time, and of whom.
-fn found(args: &ScoreArgs, opened: &Opened) -> Table {
+fn found(args: &ScoreArgs<'_>, opened: &Opened) -> Table {
     let server = opened.transport.as_ref().map(Transport::server).unwrap_or_default();
     let found = json!({
         "jobs": args.jobs, "out": args.out, "kind": opened.info.kind.name, "model": opened.info.model,
@@ -353,24 +320,19 @@ impl Rows {
     }
 
     /// How many jobs were lost, by reason, and how many were not come to.
-    fn losses(&self, is_stopped: bool) -> (BTreeMap<String, u64>, u64) {
-        let (mut lost, mut n_left) = (BTreeMap::new(), 0);
-        if self.n_no_jobs > 0 {
-            lost.insert("no job".to_owned(), self.n_no_jobs);
-        }
+    fn losses(&self, is_stopped: bool) -> Summary {
+        let mut summary = Summary::default();
+        (0..self.n_no_jobs).for_each(|_| summary.lose("jobs", "no job"));
         for row in &self.asked {
-            let why = match &row.fate {
-                RowFate::Scored(numbers) => (!numbers.is_whole).then_some("numbers are absent"),
-                RowFate::Open(why) if !is_stopped => Some(*why),
-                RowFate::Lost(why) => Some(*why),
-                RowFate::Left | RowFate::Open(_) => {
-                    n_left += 1;
-                    None
-                }
-            };
-            why.into_iter().for_each(|why| *lost.entry(why.to_owned()).or_default() += 1);
+            match &row.fate {
+                RowFate::Scored(Numbers { is_whole: true, .. }) => {}
+                RowFate::Scored(_) => summary.lose("jobs", "numbers are absent"),
+                RowFate::Open(why) if !is_stopped => summary.lose("jobs", why),
+                RowFate::Lost(why) => summary.lose("jobs", why),
+                RowFate::Left | RowFate::Open(_) => summary.left += 1,
+            }
         }
-        (lost, n_left)
+        summary
     }
 
     fn finish(self, out: &Path) -> io::Result<()> {
@@ -456,35 +418,25 @@ fn run_dir(out: &Path) -> PathBuf {
     out.with_file_name(name)
 }
 
-/// Keeps the summary, and shows it.
-fn report(args: &ScoreArgs, summary: &Summary, voice: &Voice) -> Result<(), Failure> {
-    let json = summary.to_json();
-    voice.run.keep_summary(summary).map_err(run_failure)?;
+fn told(out: &Path, summary: &Summary) {
     let (made, lost) = (summary.made("jobs"), summary.lost("jobs"));
-    let row = json!({"time": now(), "score/jobs": made, "score/lost": lost, "score/requests": summary.spent.requests});
-    voice.run.add_metrics(&row).map_err(run_failure)?;
-    voice.ended(summary);
-    if args.json {
-        return stdout::data(format!("{json}\n").as_bytes());
-    }
     let jobs = counted(made + lost + summary.left, "job");
-    output::talk(&format!("{made} of {jobs} scored, in {}", args.out.display()));
+    output::talk(&format!("{made} of {jobs} scored, in {}", out.display()));
     output::talk(&plan_line(summary));
     output::talk(&paid_line(summary));
     output::weights(summary).into_iter().for_each(|line| output::talk(&line));
-    Ok(())
 }
 
-fn verdict(done: &Done) -> Result<(), Failure> {
-    if let Some(number) = done.signal {
-        let help = "answers so far are kept; the same command continues where this one stopped";
-        return Err(Failure::signal(number, "interrupted", help));
-    }
-    match (&done.planned.stopped_by, done.n_failed()) {
-        (Some(error), _) => Err(model_failure(error.clone())),
+fn verdict(summary: &Summary, stopped: Option<Stopped>) -> Result<(), Failure> {
+    let n_failed = summary.lost("jobs") + summary.left;
+    match (stopped, n_failed) {
+        (Some(stopped), _) => Err(voice::failure(&stopped)),
         (None, 0) => Ok(()),
         (None, n_failed) => Err(Failure::losses(
-            format!("{n_failed} of {} failed; their rows say why", counted(done.n as u64, "job")),
+            format!(
+                "{n_failed} of {} failed; their rows say why",
+                counted(summary.made("jobs") + n_failed, "job")
+            ),
             "mend the cause; the same command asks only for what is missing",
         )),
     }
@@ -497,9 +449,9 @@ fn plan_line(summary: &Summary) -> String {
         0 => String::new(),
         cached => format!(", {cached} of them found in the cache"),
     };
-    let found = match summary.more.get("found_in_ledger").and_then(Value::as_u64) {
-        None | Some(0) => String::new(),
-        Some(found) => format!("; {} found in the ledger", counted(found, "answer")),
+    let found = match summary.number("found_in_ledger") {
+        0 => String::new(),
+        found => format!("; {} found in the ledger", counted(found, "answer")),
     };
     format!(
         "job by job: {}, {}; as planned: {}, {}{cached}{found}",

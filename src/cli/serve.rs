@@ -9,7 +9,6 @@ use super::call::Call;
 use super::failure::Failure;
 use super::interrupt::Orderly;
 use super::output;
-use super::server::model_failure;
 use super::stdout;
 use super::{block_on, model};
 use crate::model::serve::{self, Served};
@@ -17,7 +16,7 @@ use backsight_engine::model::Embedded;
 
 pub(super) fn run(call: &Call) -> Result<(), Failure> {
     let (name, path) = model::find(call.get::<Option<String>>("model")?.as_deref())?;
-    let embedded = Embedded::load(&path, call.tokenizer()?.as_deref()).map_err(model_failure)?;
+    let embedded = Embedded::load(&path, call.tokenizer()?.as_deref())?;
     if let Some(choice) = embedded.tool_text() {
         output::talk(&format!(
             "note: the chat template of {name} ignores tools; they are written as text ({})",

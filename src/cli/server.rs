@@ -5,8 +5,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use super::failure::Failure;
-use super::keys::config_failure;
-use super::output;
 use crate::config::Config;
 use crate::config::parts::ModelPart;
 use crate::model::budget::{Allowance, ModelRole};
@@ -16,7 +14,8 @@ use crate::model::open::open;
 use crate::model::secret::Secret;
 use crate::model::transport::{Notice, Watch};
 use crate::model::{Error, Kind, Opened, Wanted};
-use crate::store::WeightRules;
+use crate::pipeline::paid::Terms;
+use crate::store::{RunPlace, WeightRules};
 
 /// The model a call asks.
 #[derive(Clone)]
@@ -32,7 +31,7 @@ pub(super) struct ServerArgs {
 impl ServerArgs {
     /// As the configuration has it.
     pub(super) fn read(config: &Config) -> Result<Self, Failure> {
-        let part = config.read_of(ModelRole::Student).map_err(config_failure)?;
+        let part = config.read_of(ModelRole::Student)?;
         Ok(Self { part, api_key: None, needs_text: false })
     }
 
@@ -46,29 +45,31 @@ impl ServerArgs {
         self.kind().is_some_and(Kind::is_here)
     }
 
-    /// What it may cost.
-    pub(super) fn allowance(&self) -> Allowance {
-        Allowance { max_requests: self.part.max_requests, max_tokens: self.part.max_tokens }
-    }
-
-    /// When weights are measured again, and what a change means.
-    pub(super) fn weight_rules(&self) -> WeightRules {
-        WeightRules {
-            answers: self.part.weights_check_answers,
-            time: Duration::from_secs(self.part.weights_check_seconds),
-            new_weights: self.part.new_weights,
+    /// On which terms a stage asks it.
+    pub(super) fn terms(&self, role: ModelRole, stage: &'static str, seed: u64) -> Terms {
+        let ModelPart { max_requests, max_tokens, weights_check_answers, weights_check_seconds, .. } =
+            self.part;
+        Terms {
+            role,
+            allowance: Allowance { max_requests, max_tokens },
+            place: RunPlace { stage, seed },
+            rules: WeightRules {
+                answers: weights_check_answers,
+                time: Duration::from_secs(weights_check_seconds),
+                new_weights: self.part.new_weights,
+            },
         }
     }
 
     /// Checks that there are servers to ask, or that none are needed.
     pub(super) fn check(&self) -> Result<(), Failure> {
         let wanted = Wanted { urls: self.part.url.clone(), kind: self.kind(), ..Wanted::default() };
-        wanted.check().map_err(model_failure)
+        wanted.check().map_err(Failure::from)
     }
 
     /// The model that the keys name; `tell` is told of retries and of endpoints that come and go.
     pub(super) fn wanted(&self, notices: &Notices, tell: Tell) -> Result<Wanted, Failure> {
-        let mut wanted = self.part.clone().wanted().map_err(model_failure)?;
+        let mut wanted = self.part.clone().wanted()?;
         wanted.settings.watch = Some(watch(tell));
         wanted.key = wanted.key.or_else(|| self.api_key.clone());
         Ok(Wanted { needs_text: self.needs_text, notices: notices.clone(), ..wanted })
@@ -76,17 +77,12 @@ impl ServerArgs {
 
     /// Opens it.
     pub(super) async fn open(&self, notices: &Notices, tell: Tell) -> Result<Opened, Failure> {
-        open(&self.wanted(notices, tell)?).await.map_err(model_failure)
+        open(&self.wanted(notices, tell)?).await.map_err(Failure::from)
     }
 }
 
 /// Is told what a person should know while a command goes on.
 pub(super) type Tell = Arc<dyn Fn(&str) + Send + Sync>;
-
-/// Tells by a line, or by an event for machines.
-pub(super) fn teller(as_json: bool) -> Tell {
-    Arc::new(move |text| output::tell(as_json, "note", text))
-}
 
 /// Tells what happens between us and servers. The same failure is told the first time, and then only when it has
 /// come up ten times as often.
@@ -118,11 +114,13 @@ fn notice_text(notice: &Notice) -> String {
 }
 
 /// What the user must mend ends with 2, a server that is gone or cannot do it with 3.
-pub(super) fn model_failure(error: Error) -> Failure {
-    let help = error.help().unwrap_or("look at the server's log").to_owned();
-    match error {
-        Error::Invalid { .. } => Failure::input(error, help),
-        _ if error.is_denied() => Failure::input(error, help),
-        _ => Failure::stopped(error, help),
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        let help = error.help().unwrap_or("look at the server's log");
+        match error {
+            Error::Invalid { .. } => Self::input(&error, help),
+            _ if error.is_denied() => Self::input(&error, help),
+            _ => Self::stopped(&error, help),
+        }
     }
 }

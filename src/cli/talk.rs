@@ -3,10 +3,9 @@
 use std::io::IsTerminal;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use serde_json::json;
 
 use super::output::{self, one_line};
-use crate::event::{Event, counted};
+use crate::event::Event;
 use crate::pipeline::batch::now;
 use crate::store::summary::Summary;
 
@@ -50,7 +49,7 @@ impl Talk {
             false => Form::Lines,
         };
         let bar = if form == Form::Bar {
-            ProgressBar::no_length().with_style(style(unit))
+            ProgressBar::no_length().with_style(style(unit, "{elapsed}  {eta} left"))
         } else {
             ProgressBar::hidden()
         };
@@ -73,6 +72,8 @@ impl Talk {
             // The table at the end says the same, better.
             (_, Event::Ended { .. } | Event::Stopped(_)) => self.bar.finish_and_clear(),
             (Form::Bar, Event::Episode { reward: Ok(_), .. }) if !self.is_verbose() => {}
+            // The bar and the words beside it say so.
+            (_, Event::Reading { .. } | Event::Begun { .. }) => {}
             (Form::Bar | Form::Lines, event) => self.line(event),
         }
     }
@@ -84,7 +85,7 @@ impl Talk {
                 self.bar.set_length(*asked as u64);
                 self.bar.set_position(*found as u64);
             }
-            Event::Episode { .. } => self.bar.inc(1),
+            Event::Episode { .. } | Event::Scored { .. } => self.bar.inc(1),
             _ => {}
         }
     }
@@ -100,14 +101,16 @@ impl Talk {
         (summary.made(&units), summary.lost(&units))
     }
 
-    /// Says how far it is.
-    pub(super) fn pulse(&self) {
-        let (done, all) = (self.bar.position(), self.bar.length().unwrap_or(0));
-        match self.form {
-            _ if self.loudness == Loudness::Quiet => {}
-            Form::Json => output::event("progress", json!({"done": done, "of": all})),
-            Form::Bar | Form::Lines => output::talk(&format!("{done} of {} so far", counted(all, self.unit))),
-        }
+    /// How far it is, with what is shown beside.
+    pub(super) fn progress(&self) -> Event {
+        let (done, of) = (self.bar.position(), self.bar.length().unwrap_or(0));
+        Event::Progress { unit: self.unit, done, of, text: self.bar.message() }
+    }
+
+    /// Shows something beside the bar, instead of when it will be over.
+    pub(super) fn show(&self, message: String) {
+        self.bar.set_style(style(self.unit, "{msg}"));
+        self.bar.set_message(message);
     }
 
     /// Tells of something that is no failure.
@@ -128,18 +131,24 @@ impl Talk {
 
 fn least_loudness(event: &Event) -> Loudness {
     match event {
-        Event::Warning(_) | Event::Stopped(_) | Event::Episode { reward: Err(_), .. } => Loudness::Quiet,
+        Event::Warning(_) | Event::Stopped(_) | Event::Lost(_) | Event::Episode { reward: Err(_), .. } => {
+            Loudness::Quiet
+        }
         Event::Began { .. }
         | Event::Tasks { .. }
         | Event::Retry { .. }
         | Event::Note(_)
         | Event::Episode { .. }
+        | Event::Reading { .. }
+        | Event::Begun { .. }
+        | Event::Scored { .. }
+        | Event::Progress { .. }
         | Event::Ended { .. } => Loudness::Usual,
-        Event::Turn { .. } | Event::Step { .. } => Loudness::Verbose,
+        Event::Turn { .. } | Event::Step { .. } | Event::Settled { .. } => Loudness::Verbose,
     }
 }
 
-fn style(unit: &str) -> ProgressStyle {
-    let shown = format!("{{bar:30}} {{pos}} of {{len}} {unit}s  {{elapsed}}  {{eta}} left");
+fn style(unit: &str, more: &str) -> ProgressStyle {
+    let shown = format!("{{bar:30}} {{pos}} of {{len}} {unit}s  {more}");
     ProgressStyle::with_template(&shown).unwrap_or_else(|_| ProgressStyle::default_bar())
 }

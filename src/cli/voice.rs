@@ -1,12 +1,20 @@
 //! One voice for every stage: what happens is told to people or machines, and to the run directory.
+//!
+//! Owns the frame of a stage's work around that: where it is kept, who is told, and how it ended.
 
 use std::sync::Arc;
+use std::time::Instant;
 
+use super::failure::Failure;
+use super::interrupt;
+use super::server::Tell;
 use super::talk::Talk;
 use crate::event::Event;
 use crate::model::notice::Notices;
+use crate::pipeline::Stopped;
 use crate::pipeline::batch::now;
 use crate::pipeline::census::Census;
+use crate::pipeline::paid::Paid;
 use crate::store::run::RunDir;
 use crate::store::summary::Summary;
 
@@ -15,9 +23,16 @@ pub(super) struct Voice {
     pub(super) run: Arc<RunDir>,
     pub(super) talk: Arc<Talk>,
     pub(super) notices: Notices,
+    began: Instant,
 }
 
 impl Voice {
+    /// Of a stage that begins to work.
+    pub(super) fn new(run: RunDir, talk: Talk) -> Arc<Self> {
+        let (run, talk, began) = (Arc::new(run), Arc::new(talk), Instant::now());
+        Arc::new(Self { run, talk, notices: Notices::default(), began })
+    }
+
     /// Tells of an event.
     pub(super) fn say(&self, event: &Event) {
         // What is made is what matters; a journal that cannot be written harms none of it.
@@ -25,12 +40,15 @@ impl Voice {
         self.talk.tell(event);
     }
 
+    /// Tells of something that is no failure.
+    pub(super) fn teller(self: &Arc<Self>) -> Tell {
+        let voice = Arc::clone(self);
+        Arc::new(move |text| voice.say(&Event::Note(text.to_owned())))
+    }
+
     /// Tells what must be known, and keeps it with the notices.
     pub(super) fn warn(&self, warning: &str) {
-        self.news();
-        self.notices.add(format!("warning: {}", warning.replace('\n', "; ")));
-        // It is told once, as a warning.
-        self.notices.take();
+        self.keep(format!("warning: {}", warning.replace('\n', "; ")));
         self.say(&Event::Warning(warning.to_owned()));
     }
 
@@ -38,14 +56,18 @@ impl Voice {
     pub(super) fn count(&self, census: &Census) {
         let event = census.event();
         if census.has_refused() {
-            self.news();
-            self.notices.add(event.line().replace("\n ", ";"));
-            // It is told once, as a table.
-            self.notices.take();
+            self.keep(event.line().replace("\n ", ";"));
         }
         if census.is_telling() {
             self.say(&event);
         }
+    }
+
+    /// Keeps a notice of what is told otherwise.
+    fn keep(&self, notice: String) {
+        self.news();
+        self.notices.add(notice);
+        self.notices.take();
     }
 
     /// Tells what came up since the last time.
@@ -53,13 +75,34 @@ impl Voice {
         self.notices.take().into_iter().for_each(|notice| self.say(&Event::Note(notice)));
     }
 
-    /// Tells how the work ended.
-    pub(super) fn ended(&self, summary: &Summary) {
+    /// Says how far the work is.
+    pub(super) fn pulse(&self) {
+        self.say(&self.talk.progress());
+    }
+
+    /// Completes the summary, and tells how the work ended.
+    pub(super) async fn end(&self, summary: &mut Summary, paid: &Paid) -> Result<(), Failure> {
+        paid.settle(summary, &self.notices).await?;
+        summary.notices = self.notices.all();
+        summary.seconds = (self.began.elapsed().as_secs_f64() * 1000.0).round() / 1000.0;
         self.news();
         if let Some(why) = &summary.stopped_by {
             self.say(&Event::Stopped(why.clone()));
         }
         let (made, lost) = self.talk.made_and_lost(summary);
         self.say(&Event::Ended { made, lost, left: summary.left, seconds: summary.seconds });
+        Ok(())
+    }
+}
+
+/// What a stage that was stopped ends with.
+pub(super) fn failure(stopped: &Stopped) -> Failure {
+    let continues = "the same command continues";
+    match stopped {
+        Stopped::Signal(number) => interrupt::failure(*number),
+        Stopped::Disk(why) => {
+            Failure::stopped(why, format!("free some space or mend the directory; {continues}"))
+        }
+        Stopped::Model(error) => Failure::stopped(error, error.help().unwrap_or(continues)),
     }
 }

@@ -10,7 +10,7 @@ mod paths;
 pub mod yaml;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde::de::DeserializeOwned;
 use serde_json::Value as Json;
@@ -18,6 +18,7 @@ use toml::{Table, Value};
 
 use self::keys::{EITHER, Effect, Key, Shape};
 use crate::model::budget::ModelRole;
+use backsight_core::lens::{self, Placement, key_of};
 
 /// What is wrong with a configuration.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -124,7 +125,7 @@ impl Config {
     /// Puts defaults, file and flags together for `command`.
     pub fn resolve(command: &str, file: Option<File<'_>>, typed: &Typed) -> Result<Self, ConfigError> {
         let (from_file, left_out) =
-            file.map(|file| read_file(file, command)).transpose()?.unwrap_or_default();
+            file.map(|file| read_file(file, command, typed)).transpose()?.unwrap_or_default();
         let (mut values, mut given) = (Table::new(), BTreeSet::new());
         for key in keys::of(command) {
             let said = match typed.get(key.name) {
@@ -175,11 +176,6 @@ impl Config {
     /// What stands in the file and means nothing to us: settings of a trainer, in files that are shared with one.
     pub fn left_out(&self) -> &[String] {
         &self.left_out
-    }
-
-    /// The same with every path replaced.
-    pub fn with_paths(&self, replace: impl Fn(&Path) -> PathBuf) -> Self {
-        Self { values: paths::replaced(self.values.clone(), replace), ..self.clone() }
     }
 
     /// The part of the configuration that `T` names.
@@ -240,7 +236,8 @@ impl Config {
             may_grow && number(before).is_none_or(|before| number(&after).is_some_and(|now| now >= before))
         };
         let of = |name: &str| {
-            let (before, now) = (before.get(name).map(shown), after.get(name).map(shown));
+            let (before, now) =
+                (before.get(name).map(Value::to_string), after.get(name).map(Value::to_string));
             (before != now).then(|| Difference { key: name.to_owned(), before, now })
         };
         names.into_iter().filter(|name| !has_grown(name)).filter_map(|name| of(name)).collect()
@@ -250,7 +247,7 @@ impl Config {
 /// The known keys of a file, checked; keys of other commands are checked too, so that a file can serve several.
 /// Beside them what means nothing to us. In a file with a table for each stage, as run directories have it, the table of
 /// this one counts.
-fn read_file(file: File<'_>, stage: &str) -> Result<(Table, Vec<String>), ConfigError> {
+fn read_file(file: File<'_>, stage: &str, typed: &Typed) -> Result<(Table, Vec<String>), ConfigError> {
     let is_yaml = Path::new(file.name).extension().is_some_and(|it| it == "yaml" || it == "yml");
     let (table, left_out) = if is_yaml { yaml::read(file)? } else { (parse_toml(file)?, Vec::new()) };
     let (sections, mut table): (Table, Table) = table.into_iter().partition(|(_, it)| it.is_table());
@@ -258,7 +255,8 @@ fn read_file(file: File<'_>, stage: &str) -> Result<(Table, Vec<String>), Config
     if let Some(name) = sections.keys().find(|name| !keys::STAGES.contains(&of(name).as_str())) {
         return Err(ConfigError::Unknown { file: file.name.to_owned(), name: name.clone() });
     }
-    let own = sections.get(stage).and_then(Value::as_table).cloned().into_iter().flatten();
+    let own =
+        own_section(file, &sections, stage, typed)?.and_then(Value::as_table).cloned().into_iter().flatten();
     table.extend(own.filter(|(name, _)| name != FOUND));
     let mut checked = Table::new();
     for (name, value) in table {
@@ -268,6 +266,27 @@ fn read_file(file: File<'_>, stage: &str) -> Result<(Table, Vec<String>), Config
     }
     let base = Path::new(file.name).parent().unwrap_or(Path::new(""));
     Ok((paths::replaced(checked, |path| base.join(path)), left_out))
+}
+
+/// The table of a stage. Where the stage has several results, that of the lens that was typed counts.
+fn own_section<'t>(
+    file: File<'_>,
+    sections: &'t Table,
+    stage: &str,
+    typed: &Typed,
+) -> Result<Option<&'t Value>, ConfigError> {
+    let last = |key: &str| typed.get(key).and_then(|words| words.last()).map(String::as_str);
+    let placement = last("placement").and_then(Placement::from_name);
+    let result = key_of(last("lens").unwrap_or(lens::NAMES[0]), placement);
+    let own = sections.get(&format!("{stage}.{result}")).or_else(|| sections.get(stage));
+    let others: Vec<&str> = sections.keys().filter_map(|it| it.strip_prefix(&format!("{stage}."))).collect();
+    match (own, others.is_empty()) {
+        (None, false) => Err(ConfigError::Conflict {
+            what: format!("{}: its {stage} is of {}", file.name, others.join(", ")),
+            help: "name the one that is meant with --lens and --placement".to_owned(),
+        }),
+        (own, _) => Ok(own),
+    }
 }
 
 /// Reads TOML; what is wrong with it is named by its line.
@@ -293,10 +312,6 @@ pub fn not_both(one: &str, other: &str) -> ConfigError {
         what: format!("{one} cannot be used with {other}"),
         help: format!("give {one} or {other}, not both"),
     }
-}
-
-fn shown(value: &Value) -> String {
-    value.to_string()
 }
 
 /// Addresses may carry a user and a password, which are nobody else's business.
@@ -352,7 +367,7 @@ mod tests {
     }
 
     fn value(file: &str, flags: &[(&'static str, &[&str])], key: &str) -> Result<Option<String>, String> {
-        resolve(file, flags).map(|config| config.values.get(key).map(shown))
+        resolve(file, flags).map(|config| config.values.get(key).map(Value::to_string))
     }
 
     #[test]
@@ -377,6 +392,20 @@ mod tests {
                     [credit]\nlens = \"hint\"\n";
         assert_eq!(value(file, &[], "group_size"), Ok(Some("8".into())));
         assert_eq!(value(file, &[], "seed"), Ok(Some("1".into())));
+    }
+
+    #[test]
+    fn of_several_results_that_of_the_lens_counts() {
+        let hint = "[\"credit.hint-last_user\"]\nlens = \"hint\"\ngamma = 0.5\n";
+        let gamma = |text: &str, flags: &[(&'static str, &[&str])]| {
+            let config = Config::resolve("credit", Some(File { name: "c.toml", text }), &typed(flags));
+            config.map(|it| it.shown("gamma")).map_err(|error| error.to_string())
+        };
+        let both = format!("[credit]\ngamma = 0.25\n{hint}");
+        assert_eq!(gamma(&both, &[]), Ok(vec!["0.25".to_owned()]));
+        assert_eq!(gamma(&both, &[("lens", &["hint"])]), Ok(vec!["0.5".to_owned()]));
+        assert_eq!(gamma(&both, &[("placement", &["last"])]), Ok(vec!["0.25".to_owned()]));
+        assert_eq!(gamma(hint, &[]), Err("c.toml: its credit is of hint-last_user".to_owned()));
     }
 
     #[test]
@@ -422,7 +451,7 @@ mod tests {
             Config::resolve("collect", Some(File { name, text }), &typed(flags)).unwrap()
         };
         let there = resolved("conf/c.toml", &[]);
-        let get = |config: &Config, key: &str| config.values.get(key).map(shown).unwrap();
+        let get = |config: &Config, key: &str| config.values.get(key).map(Value::to_string).unwrap();
         assert_eq!(get(&there, "tasks"), "[\"builtin\", \"flatten\", \"conf/a.jsonl\", \"/b.jsonl\"]");
         let expected = [
             ("tokenizer", "\"conf/m\""),

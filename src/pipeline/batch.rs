@@ -15,14 +15,16 @@ use futures_util::{Stream, StreamExt as _};
 use serde_json::{Value, json};
 use tokio::task::{JoinError, JoinSet};
 
+use super::Stopped;
 use super::slots::Slot;
 use super::watch::Watched;
 use crate::agent::{AgentSetting, EpisodePlace, OnStep, run_episode};
 use crate::event::Event;
 use crate::metrics::{self, Digest};
-use crate::model::{Error, Model};
+use crate::model::Model;
 use crate::store::Ledgered;
 use crate::store::run::{RunDir, RunError};
+use crate::store::summary::Summary;
 use backsight_core::episode::{Episode, TokenVersion};
 
 /// What a batch of episodes is run with.
@@ -47,27 +49,6 @@ pub struct Batch {
     pub started_at: i64,
 }
 
-/// What stopped a batch.
-#[derive(Debug)]
-pub enum Stopped {
-    /// The model cannot be asked any more.
-    Model(Error),
-    /// The run directory cannot be written to.
-    Run(RunError),
-    /// A signal of this number.
-    Signal(u8),
-}
-
-impl std::fmt::Display for Stopped {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Model(error) => error.fmt(f),
-            Self::Run(error) => error.fmt(f),
-            Self::Signal(number) => write!(f, "signal {number}"),
-        }
-    }
-}
-
 /// What became of the slots.
 #[derive(Debug)]
 pub struct Done {
@@ -77,6 +58,25 @@ pub struct Done {
     pub digests: Vec<Option<Digest>>,
     /// What stopped the work before its end.
     pub stopped: Option<Stopped>,
+}
+
+impl Done {
+    /// What was made and what was lost.
+    pub fn summary(&self, stage: &'static str) -> Summary {
+        let ended = || self.digests.iter().flatten();
+        let made: Vec<&Digest> = ended().filter(|it| it.outcome.is_ok()).collect();
+        let count = |is: &dyn Fn(&Digest) -> bool| made.iter().filter(|it| is(it)).count() as u64;
+        let counts = [
+            ("episodes", made.len() as u64),
+            ("solved_episodes", count(&Digest::is_solved)),
+            ("rendered_episodes", count(&|it| !it.is_exact)),
+        ];
+        let left = self.digests.iter().filter(|it| it.is_none()).count() as u64;
+        let stopped_by = self.stopped.as_ref().map(Stopped::to_string);
+        let mut summary = Summary { stage, made: counts.into(), left, stopped_by, ..Summary::default() };
+        ended().filter_map(Digest::loss).for_each(|why| summary.lose("episodes", &why));
+        summary
+    }
 }
 
 /// Who is told of events.
@@ -237,7 +237,7 @@ impl<'a> Work<'a> {
         // A task that was aborted has nothing to tell; the episode stays waiting for another time.
         let Ok(Ran { idx, episode, seconds }) = ended else { return };
         if let Err(error) = self.batch.run.keep_episode(&episode) {
-            self.stopped.get_or_insert(Stopped::Run(error));
+            self.end_by(&error);
             return;
         }
         let digest = Digest::of(&episode);
@@ -309,7 +309,7 @@ impl<'a> Work<'a> {
             self.say(Event::Note(format!("group {group} was sampled by different weights: {names}")));
         }
         if let Err(error) = self.batch.run.add_metrics(&row) {
-            self.stopped.get_or_insert(Stopped::Run(error));
+            self.end_by(&error);
         }
     }
 
@@ -329,9 +329,14 @@ impl<'a> Work<'a> {
         Some(row)
     }
 
+    /// The first failure of several is the one that is told.
+    fn end_by(&mut self, error: &RunError) {
+        self.stopped.get_or_insert(Stopped::Disk(error.to_string()));
+    }
+
     fn say(&mut self, event: Event) {
         if let Err(error) = self.batch.run.add_event(&event.to_json(now())) {
-            self.stopped.get_or_insert(Stopped::Run(error));
+            self.end_by(&error);
         }
         (self.tell)(&event);
     }
@@ -362,7 +367,7 @@ mod tests {
     use crate::agent::{LoopOptions, RewardRule, Speech, ToolLimits};
     use crate::model::budget::ModelRole;
     use crate::model::key::ModelId;
-    use crate::model::{ChatAnswer, ChatRequest, GenerateRequest, Generated, Limits, Scored};
+    use crate::model::{ChatAnswer, ChatRequest, Error, GenerateRequest, Generated, Limits, Scored};
     use crate::pipeline::slots::groups;
     use crate::pipeline::slots::tests::task;
     use crate::store::{Ledger, RunPlace, Versions, WeightRules};

@@ -6,7 +6,7 @@
 //! stop cut short: the answers are in the ledger. Nor does a file with losses take the place of a more complete one.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
@@ -16,15 +16,18 @@ use super::ask::{Answers, Asking, Jobs};
 use super::outline::{Framing, Outline, outline};
 use super::read::{ReadEpisode, ReadStep, ReadView};
 use super::reader::{Reader, Texts};
+use super::report::{Done, Fate, Report};
 use super::resume::{Asked, Differences, OldScores, Standing, reusable, standing};
-use super::{Loss, Reason};
+use super::{Loss, Reason, Stopped};
+use crate::event::Event;
+use crate::model::Model;
 use crate::model::outlook::Outlook;
 use crate::model::planned::{Pace, backend};
-use crate::model::{Error, Model};
-use crate::store::episodes::{Loaded, Source, load};
+use crate::store::episodes::{Loaded, Source, load, natural};
 use crate::store::hindsight::{
     Hindsight, HindsightError, Measured, MeasuredStep, assemble, directory_of, n_scored, recompute, write,
 };
+use crate::store::run::RunDir;
 use crate::store::{Ledgered, Stands};
 use crate::wire::hindsight::Provenance;
 use backsight_core::credit::hcapo::Ratio;
@@ -147,138 +150,27 @@ fn has_any(old: &[OldScores]) -> bool {
     old.iter().flatten().any(Option::is_some)
 }
 
-/// What happens on the way.
-#[derive(Clone, Debug)]
-pub enum Event {
-    /// An episode is about to be read.
-    Reading {
-        /// The episode.
-        id: String,
-        /// Its steps.
-        steps: usize,
-    },
-    /// An episode is about to be asked for.
-    Begun {
-        /// The episode.
-        id: String,
-        /// Scores to ask for.
-        scores: u64,
-        /// Tokens they are expected to make the model compute.
-        tokens: u64,
-    },
-    /// A score is there, or will never be.
-    Settled {
-        /// The episode.
-        id: String,
-        /// Its share of the tokens.
-        tokens: u64,
-    },
-    /// Nothing more will be done for an episode.
-    Finished(Box<Report>),
-}
-
-/// What became of an episode.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Fate {
-    /// Every step has credit.
-    Made,
-    /// Some steps have none.
-    Partial,
-    /// Some steps have none, and the files that are there have scores for so many, which are more: they stay.
-    Spared(usize),
-    /// It was complete already.
-    Kept(Differences),
-    /// It was complete already, and its credit was computed again with other hyper-parameters.
-    Recomputed,
-    /// Its reward is below what was asked for.
-    Skipped,
-    /// It could not be done.
-    Lost(Loss),
-    /// The run was stopped before it was done.
-    Unfinished,
-}
-
-/// An episode's end.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Report {
-    /// The episode.
-    pub id: String,
-    /// Its reward.
-    pub reward: Option<f64>,
-    /// What became of it.
-    pub fate: Fate,
-    /// Its steps.
-    pub n_steps: usize,
-    /// Those with credit.
-    pub n_credited: usize,
-    /// Why the others have none, one for each.
-    pub lost_steps: Vec<Loss>,
-    /// What the plan of what was asked for costs.
-    pub figures: Figures,
-    /// Requests that were really sent.
-    pub n_sent: u64,
-    /// Requests whose answers were in the ledger.
-    pub n_found: u64,
-    /// Steps of which some context was left out.
-    pub n_shortened: usize,
-    /// What else should be known.
-    pub notes: Vec<String>,
-    /// Where its files are.
-    pub directory: Option<PathBuf>,
-}
-
-impl Report {
-    fn new(id: &str, reward: Option<f64>, fate: Fate) -> Self {
-        Self {
-            id: id.to_owned(),
-            reward,
-            fate,
-            n_steps: 0,
-            n_credited: 0,
-            lost_steps: Vec::new(),
-            figures: Figures::default(),
-            n_sent: 0,
-            n_found: 0,
-            n_shortened: 0,
-            notes: Vec::new(),
-            directory: None,
-        }
-    }
-}
-
-/// Why a run ended early.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Stop {
-    /// The model cannot go on.
-    Model(Error),
-    /// The disk cannot take the files.
-    Disk(String),
-}
-
 /// Who is told of events.
-pub type Watch = Arc<dyn Fn(Event) + Send + Sync>;
+pub type Tell = Arc<dyn Fn(&Event) + Send + Sync>;
 
-/// Scores the episodes in `sources` and writes their credit; every episode ends with an [`Event::Finished`].
-pub async fn run(sources: Vec<Source>, teacher: Teacher, options: Options, watch: Watch) -> Option<Stop> {
-    let (sender, mut works) = mpsc::channel(1);
-    let room = Arc::new(Semaphore::new(IN_FLIGHT / BYTES_A_PERMIT));
-    let shared = Arc::new(Shared { teacher, options, watch, room, brake: Brake::default() });
-    let producer = {
-        let (shared, runtime) = (Arc::clone(&shared), Handle::current());
-        tokio::task::spawn_blocking(move || shared.produce(sources, &sender, &runtime))
+/// Scores the episodes in `sources` and writes their credit; `interrupted` ends the work with the number of a signal.
+pub async fn run(
+    sources: Vec<Source>,
+    teacher: Teacher,
+    options: Options,
+    run: Arc<RunDir>,
+    tell: Tell,
+    interrupted: impl Future<Output = u8>,
+) -> Done {
+    let (room, reports) = (Arc::new(Semaphore::new(IN_FLIGHT / BYTES_A_PERMIT)), Mutex::default());
+    let shared = Arc::new(Shared { teacher, options, run, tell, room, brake: Brake::default(), reports });
+    let stopped = tokio::select! {
+        () = Arc::clone(&shared).work(sources) => shared.brake.stopped(),
+        number = interrupted => Some(Stopped::Signal(number)),
     };
-    let mut tasks = JoinSet::new();
-    while let Some(work) = works.recv().await {
-        let shared_too = Arc::clone(&shared);
-        tasks.spawn(async move { shared_too.score(work).await });
-        while tasks.len() >= shared.options.episodes_at_once.max(1) {
-            tasks.join_next().await;
-        }
-    }
-    while tasks.join_next().await.is_some() {}
-    // A producer that panicked has told the test or the log; what it had handed over is done.
-    let _ = producer.await;
-    shared.brake.stop()
+    let mut reports = std::mem::take(&mut *shared.reports());
+    reports.sort_by(|a, b| natural(&a.id, &b.id));
+    Done { reports, stopped }
 }
 
 /// An episode ready to be asked for.
@@ -302,15 +194,44 @@ struct Work {
 struct Shared {
     teacher: Teacher,
     options: Options,
-    watch: Watch,
+    run: Arc<RunDir>,
+    tell: Tell,
     /// Room for episodes in flight.
     room: Arc<Semaphore>,
     brake: Brake,
+    reports: Mutex<Vec<Report>>,
 }
 
 impl Shared {
+    async fn work(self: Arc<Self>, sources: Vec<Source>) {
+        let (sender, mut works) = mpsc::channel(1);
+        let producer = {
+            let (shared, runtime) = (Arc::clone(&self), Handle::current());
+            tokio::task::spawn_blocking(move || shared.produce(sources, &sender, &runtime))
+        };
+        let mut tasks = JoinSet::new();
+        while let Some(work) = works.recv().await {
+            let shared = Arc::clone(&self);
+            tasks.spawn(async move { shared.score(work).await });
+            while tasks.len() >= self.options.episodes_at_once.max(1) {
+                tasks.join_next().await;
+            }
+        }
+        while tasks.join_next().await.is_some() {}
+        // A producer that panicked has told the test or the log; what it had handed over is done.
+        let _ = producer.await;
+    }
+
+    fn reports(&self) -> MutexGuard<'_, Vec<Report>> {
+        self.reports.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn finish(&self, report: Report) {
-        (self.watch)(Event::Finished(Box::new(report)));
+        // What is made is what matters; a journal that cannot be written harms none of it.
+        let _ = self.run.add_metrics(&report.metrics());
+        let event = report.event();
+        self.reports().push(report);
+        (self.tell)(&event);
     }
 
     /// Loads and reads episodes until there are no more or the run is stopped.
@@ -416,7 +337,7 @@ impl Shared {
     ) -> Work {
         let options = &self.options;
         let (id, steps) = (loaded.episode.id.clone(), outline.places.len());
-        (self.watch)(Event::Reading { id, steps });
+        (self.tell)(&Event::Reading { id, steps });
         let reader = Reader { texts: &self.teacher.texts, framing: &options.framing, limit: options.limit };
         let mut read = reader.read(&loaded.episode, &outline);
         let mut notes = notes(&loaded, &options.framing);
@@ -463,12 +384,12 @@ impl Shared {
         let pace = Pace { at_once: self.options.requests_at_once, outlook: self.brake.outlook.clone() };
         let asking = &work.asking;
         let (tokens, scores) = (asking.figures().computed_tokens(), asking.n_scores() as u64);
-        (self.watch)(Event::Begun { id: id.clone(), scores, tokens });
+        (self.tell)(&Event::Begun { id: id.clone(), scores, tokens });
         let mut n_settled = 0;
         let settled = || {
             n_settled += 1;
             let share = tokens * n_settled / scores - tokens * (n_settled - 1) / scores;
-            (self.watch)(Event::Settled { id: id.clone(), tokens: share });
+            (self.tell)(&Event::Settled { id: id.clone(), tokens: share });
             !self.brake.is_stopped()
         };
         let model: Arc<dyn Model> = Arc::clone(own) as Arc<dyn Model>;
@@ -666,8 +587,8 @@ impl Brake {
         self.disk.get().is_some() || self.outlook.is_stopped()
     }
 
-    fn stop(&self) -> Option<Stop> {
-        let disk = self.disk.get().cloned().map(Stop::Disk);
-        disk.or_else(|| self.outlook.ended_by().map(Stop::Model))
+    fn stopped(&self) -> Option<Stopped> {
+        let disk = self.disk.get().cloned().map(Stopped::Disk);
+        disk.or_else(|| self.outlook.ended_by().map(Stopped::Model))
     }
 }

@@ -4,12 +4,12 @@ use std::ops::Range;
 
 use super::reader::Reader;
 use super::rendered::no_place;
-use super::shorten::{Context, Contexts};
+use super::shorten::{Actions, Context, Contexts};
 use super::{Loss, Reason};
 use backsight_chat::near::Repeats;
 use backsight_chat::recorded::{Insertion, insert, insert_in_end};
 use backsight_chat::reread::{PromptEnd, Shown};
-use backsight_core::episode::{Content, Conversation, Episode, Message};
+use backsight_core::episode::{Content, Episode, Message};
 use backsight_core::lens::{Edit, View};
 use backsight_core::tokens::{TokenId, TokenSpan};
 use backsight_core::tree::{Replacement, Replacements, Tip, TokenTree};
@@ -18,11 +18,7 @@ use backsight_core::tree::{Replacement, Replacements, Tip, TokenTree};
 pub(super) struct Exact<'a> {
     reader: Reader<'a>,
     episode: &'a Episode,
-    messages: &'a [Message],
-    /// Each step and its message.
-    wanted: Vec<(usize, usize)>,
-    /// What each step is seen through.
-    views: &'a [Vec<View>],
+    of: Actions<'a>,
     /// Where the episode's sequences are in the tree.
     sequences: Vec<Tip>,
 }
@@ -41,17 +37,15 @@ impl<'a> Exact<'a> {
     pub(super) fn new(
         reader: Reader<'a>,
         episode: &'a Episode,
-        conversation: &'a Conversation,
-        wanted: Vec<(usize, usize)>,
-        views: &'a [Vec<View>],
+        of: Actions<'a>,
         sequences: Vec<Tip>,
     ) -> Self {
-        Self { reader, episode, messages: &conversation.messages, wanted, views, sequences }
+        Self { reader, episode, of, sequences }
     }
 
     /// Where an action is; every wanted step has its tokens.
     fn recorded(&self, nth: usize) -> Option<(usize, TokenSpan)> {
-        let tokens = self.episode.steps()[self.wanted[nth].0].tokens.as_ref()?;
+        let tokens = self.episode.steps()[self.of.wanted[nth].0].tokens.as_ref()?;
         Some((tokens.sequence, tokens.span))
     }
 
@@ -73,7 +67,7 @@ impl<'a> Exact<'a> {
         known: &mut Known<'a>,
         tree: &mut TokenTree,
     ) -> Context {
-        let (step, action) = self.wanted[nth];
+        let (step, action) = self.of.wanted[nth];
         let before = &kept.messages[..action - kept.cut.messages.len()];
         let sequence = self.recorded(nth).map_or(0, |(sequence, _)| sequence);
         let plain = self.plain(nth, kept.cut, tree);
@@ -99,7 +93,7 @@ impl<'a> Exact<'a> {
             };
             (*lens, found.map(|replacement| known.replacements.grow(tree, plain, replacement)))
         };
-        let views = self.views[step].iter().map(&mut through).collect();
+        let views = self.of.views[step].iter().map(&mut through).collect();
         Context { views, dropped: kept.cut.messages.clone() }
     }
 
@@ -115,7 +109,7 @@ impl<'a> Exact<'a> {
         let PromptEnd { first_action, plain: unseen, seen } =
             kept.shown.as_ref()?.prompt_end(action, edit)?;
         let first_action = first_action + kept.cut.messages_before(first_action);
-        let first = self.wanted.partition_point(|(_, action)| *action < first_action);
+        let first = self.of.wanted.partition_point(|(_, action)| *action < first_action);
         let (sequence, _) = self.recorded(nth)?;
         let (own, span) = self.recorded(first)?;
         let start = kept.cut.moved(span).filter(|_| own == sequence)?.start();
@@ -171,8 +165,7 @@ impl<'a> Exact<'a> {
         tree: &mut TokenTree,
         is_trusting: bool,
     ) -> Option<Vec<Context>> {
-        let end = nths.last().map_or(cut.messages.end, |nth| self.wanted[*nth].1 + 1);
-        let messages = [&self.messages[..cut.messages.start], &self.messages[cut.messages.end..end]].concat();
+        let messages = self.of.without(&cut.messages, nths);
         let kept = Kept { cut, messages: &messages, shown: self.shown(&messages), is_trusting };
         let (mut known, mut contexts) = (Known::default(), Vec::with_capacity(nths.len()));
         for (idx, nth) in nths.iter().enumerate() {
@@ -197,9 +190,9 @@ impl<'a> Exact<'a> {
         let (sequence, _) = self.recorded(nth)?;
         let here = (0..=nth).filter(|it| self.recorded(*it).is_some_and(|(it, _)| it == sequence));
         let here: Vec<usize> = here.collect();
-        let at = |idx: usize| here.iter().copied().find(|nth| self.wanted[*nth].1 >= idx);
+        let at = |idx: usize| here.iter().copied().find(|nth| self.of.wanted[*nth].1 >= idx);
         let (first, last) = (at(dropped.start)?, at(dropped.end)?);
-        let messages = self.wanted[first].1..self.wanted[last].1;
+        let messages = self.of.wanted[first].1..self.of.wanted[last].1;
         let tokens = self.before(first).len()..self.before(last).len();
         (self.header(first) == self.header(last)).then_some(Cut { messages, tokens })
     }
@@ -232,12 +225,8 @@ impl<'a> Exact<'a> {
 }
 
 impl Contexts for Exact<'_> {
-    fn messages(&self) -> &[Message] {
-        self.messages
-    }
-
-    fn actions(&self) -> Vec<usize> {
-        self.wanted.iter().map(|(_, action)| *action).collect()
+    fn actions(&self) -> &Actions<'_> {
+        &self.of
     }
 
     fn place(&self, nth: usize) -> Result<(usize, TokenSpan), Loss> {

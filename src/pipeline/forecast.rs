@@ -6,7 +6,7 @@
 use super::credit::{Options, notes, planned};
 use super::outline::{Outline, about_tokens, outline};
 use super::read::{ReadEpisode, ReadStep};
-use super::resume::{is_complete, recorded};
+use super::resume::{Asked, is_complete, recorded};
 use super::{Loss, Reader, Texts};
 use crate::store::episodes::{LoadError, Loaded};
 use crate::store::hindsight::{Hindsight, directory_of, read};
@@ -98,10 +98,12 @@ impl Forecaster {
         let outline = outline(&loaded.episode, framing, &self.options.lenses, &n_tokens)
             .map_err(|loss| named(&loss))?;
         let reward = loaded.episode.outcome.as_ref().map_err(|why| named(why))?.reward;
-        let prospect = self.prospect(&loaded, reward);
+        let asked = self.options.asked.for_episode(&loaded.episode, framing);
+        let prospect = self.prospect(&loaded, reward, &asked);
         let texts = self.texts.as_ref().filter(|_| prospect.is_to_do());
-        let mut read = texts.map(|texts| self.reread(texts, &loaded, &outline));
-        let (cost, more_passes) = self.cost(&loaded, &outline, read.as_mut(), &prospect);
+        let reader = |texts| Reader { texts, framing, limit: self.options.limit };
+        let mut read = texts.map(|texts| reader(texts).read(&loaded.episode, &outline));
+        let (cost, more_passes) = self.cost(asked, &outline, read.as_mut(), &prospect);
         let lost = read.iter().flat_map(|read| &read.steps).filter_map(lost_by);
         Ok(Forecast {
             id: loaded.episode.id.clone(),
@@ -116,32 +118,27 @@ impl Forecaster {
         })
     }
 
-    fn prospect(&self, loaded: &Loaded, reward: f64) -> Prospect {
-        if reward < self.options.min_reward {
+    fn prospect(&self, loaded: &Loaded, reward: f64, asked: &Asked) -> Prospect {
+        let Options { min_reward, overwrite, lenses, run_dir, .. } = &self.options;
+        if reward < *min_reward {
             return Prospect::Skipped;
         }
-        if self.options.overwrite {
+        if *overwrite {
             return Prospect::New;
         }
-        match read(&directory_of(loaded, &self.options.run_dir), &self.options.lenses.result()) {
+        match read(&directory_of(loaded, run_dir), &lenses.result()) {
             Ok(None) => Prospect::New,
-            Ok(Some(old)) if self.is_complete(loaded, &old) => Prospect::Complete,
+            Ok(Some(old)) if is_complete(&old, &asked.assuming(&old.scores), lenses) => Prospect::Complete,
             Ok(Some(old)) => Prospect::Partial(Box::new(old)),
             Err(error) => Prospect::Unreadable(error.to_string()),
         }
-    }
-
-    fn is_complete(&self, loaded: &Loaded, old: &Hindsight) -> bool {
-        let asked =
-            self.options.asked.for_episode(&loaded.episode, &self.options.framing).assuming(&old.scores);
-        is_complete(old, &asked, &self.options.lenses)
     }
 
     /// From tokens where there are some, else as if every message were one. A file that is completed is taken to be
     /// from the model that will be asked.
     fn cost(
         &self,
-        loaded: &Loaded,
+        asked: Asked,
         outline: &Outline,
         read: Option<&mut ReadEpisode>,
         prospect: &Prospect,
@@ -154,8 +151,10 @@ impl Forecaster {
                 return (Cost { figures, ..Cost::default() }, None);
             }
         };
-        let asked = self.options.asked.for_episode(&loaded.episode, &self.options.framing);
-        let asked = old.map_or(asked.clone(), |old| asked.assuming(&old.scores));
+        let asked = match old {
+            Some(old) => asked.assuming(&old.scores),
+            None => asked,
+        };
         if let Some(read) = read {
             let (figures, more_passes) =
                 planned(read, outline, old, &asked, &self.options.lenses, &self.backend);
@@ -167,11 +166,6 @@ impl Forecaster {
         let (requests, naive_requests) = outline.n_requests(&wanted);
         let (requests, naive_requests) = (requests as u64, naive_requests as u64);
         (Cost { requests, naive_requests, figures: None }, None)
-    }
-
-    fn reread(&self, texts: &Texts, loaded: &Loaded, outline: &Outline) -> ReadEpisode {
-        let reader = Reader { texts, framing: &self.options.framing, limit: self.options.limit };
-        reader.read(&loaded.episode, outline)
     }
 }
 

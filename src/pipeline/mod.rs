@@ -26,9 +26,11 @@ pub(crate) mod read;
 pub(crate) mod reader;
 pub(crate) mod references;
 mod rendered;
+pub(crate) mod report;
 pub(crate) mod resume;
 mod shorten;
 pub(crate) mod slots;
+mod stopped;
 pub(crate) mod student;
 pub(crate) mod watch;
 
@@ -36,3 +38,4 @@ pub(crate) use self::loss::{Loss, Reason};
 pub use self::outline::{Framing, outline};
 pub use self::read::{ReadEpisode, ReadStep, Seen};
 pub use self::reader::{Reader, Texts};
+pub(crate) use self::stopped::Stopped;

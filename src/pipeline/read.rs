@@ -10,7 +10,7 @@ use super::exact::Exact;
 use super::outline::Outline;
 use super::reader::Reader;
 use super::rendered::Rendered;
-use super::shorten::{Contexts, Fitted, ViewContext, fitted};
+use super::shorten::{Actions, Contexts, Fitted, ViewContext, fitted};
 use super::{Loss, Reason};
 use backsight_core::episode::{Conversation, Episode, TokenSource};
 use backsight_core::lens::Window;
@@ -89,9 +89,8 @@ impl Reader<'_> {
         for conversation in &episode.conversations() {
             let wanted = steps_where(conversation, &is_exact);
             let sequences = all.sequences.clone();
-            let contexts =
-                Exact::new(*self, episode, conversation, wanted.clone(), &outline.views, sequences);
-            self.take(&mut all, episode, &wanted, &contexts, 0);
+            let of = Actions { messages: &conversation.messages, wanted, views: &outline.views };
+            self.take(&mut all, episode, &Exact::new(*self, episode, of, sequences), 0);
         }
         if episode.is_exact() {
             return all.read(TokenSource::Exact);
@@ -119,27 +118,22 @@ impl Reader<'_> {
         }
         let tools = if episode.tools.is_empty() { &self.framing.tools } else { &episode.tools };
         let manner = self.manner(episode, tools);
-        match Rendered::new(*self, manner, conversation, wanted.clone(), &outline.views, &mut all.tree) {
-            Err(loss) => wanted.iter().for_each(|(step, _)| all.steps[*step] = Err(loss.clone())),
+        let steps: Vec<usize> = wanted.iter().map(|(step, _)| *step).collect();
+        let of = Actions { messages: &conversation.messages, wanted, views: &outline.views };
+        match Rendered::new(*self, manner, of, &mut all.tree) {
+            Err(loss) => steps.iter().for_each(|step| all.steps[*step] = Err(loss.clone())),
             Ok(contexts) => {
                 let before = all.sequences.len();
                 all.sequences.extend_from_slice(contexts.sequences());
-                self.take(all, episode, &wanted, &contexts, before);
+                self.take(all, episode, &contexts, before);
             }
         }
     }
 
     /// Takes what fits of one conversation; its sequences begin at `first_sequence`.
-    fn take(
-        &self,
-        all: &mut Taken,
-        episode: &Episode,
-        wanted: &[(usize, usize)],
-        contexts: &dyn Contexts,
-        first_sequence: usize,
-    ) {
+    fn take(&self, all: &mut Taken, episode: &Episode, contexts: &dyn Contexts, first_sequence: usize) {
         let fitted = fitted(contexts, self.limit, &mut all.tree);
-        for ((nth, (step, action)), found) in wanted.iter().enumerate().zip(fitted) {
+        for ((nth, (step, action)), found) in contexts.actions().wanted.iter().enumerate().zip(fitted) {
             let message_idx = episode.steps()[*step].message_idx;
             all.steps[*step] = found.and_then(|Fitted { context, window }| {
                 let (sequence, span) = contexts.place(nth)?;

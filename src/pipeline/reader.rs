@@ -58,7 +58,7 @@ impl Texts {
     pub fn template_sha256(&self) -> String {
         let sources = [self.plain.source(), self.with_tools.source()];
         let distinct = if sources[0] == sources[1] { &sources[..1] } else { &sources };
-        hash(&distinct.concat())
+        sha256(distinct.concat())
     }
 
     /// How tools are written as text, if the template leaves them or their calls out.
@@ -71,11 +71,6 @@ impl Texts {
     pub fn ignored(&self, has_tools: bool) -> Vec<&'static str> {
         drops(self.template(has_tools), &self.vars, Some(Now::utc(0))).names()
     }
-}
-
-/// The SHA-256 of a text, in hexadecimal.
-pub fn hash(text: &str) -> String {
-    sha256(text)
 }
 
 /// Reads episodes.

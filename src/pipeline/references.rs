@@ -40,12 +40,8 @@ pub struct Tried {
     pub refused: Vec<(String, String)>,
 }
 
-/// What was found out about a task.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Trial {
-    Usable,
-    Refused(String),
-}
+/// Why a task is refused; none where it can be used.
+type Refusal = Option<String>;
 
 impl Bench<'_> {
     /// The first `n_wanted` usable tasks.
@@ -63,50 +59,51 @@ impl Bench<'_> {
             && let Some((trial, task)) = trials.next().await
         {
             match trial? {
-                Trial::Usable => tried.usable.push(Arc::clone(task)),
-                Trial::Refused(why) => tried.refused.push((task.task.id.clone(), why)),
+                None => tried.usable.push(Arc::clone(task)),
+                Some(why) => tried.refused.push((task.task.id.clone(), why)),
             }
         }
         Ok(tried)
     }
 
     /// What an earlier process found out, by the tasks' sums.
-    fn known(&self) -> HashMap<String, Trial> {
-        let read = |row: &Value| {
-            let refused = row["refused"].as_str().map(str::to_owned);
-            Some((row["sum"].as_str()?.to_owned(), refused.map_or(Trial::Usable, Trial::Refused)))
-        };
+    fn known(&self) -> HashMap<String, Refusal> {
+        let read =
+            |row: &Value| Some((row["sum"].as_str()?.to_owned(), row["refused"].as_str().map(str::to_owned)));
         self.run.references().iter().filter_map(read).collect()
     }
 
-    async fn trial(&self, task: &CodingTask, known: &HashMap<String, Trial>) -> Result<Trial, SandboxError> {
+    async fn trial(
+        &self,
+        task: &CodingTask,
+        known: &HashMap<String, Refusal>,
+    ) -> Result<Refusal, SandboxError> {
         let Some(check) = task.check.as_ref().filter(|_| !task.references.is_empty()) else {
-            return Ok(Trial::Usable);
+            return Ok(None);
         };
         let texts = check.texts().into_iter().chain(task.references.iter().map(String::as_str));
         let sum = sum_of(texts.chain([task.asked.as_str()]));
-        if let Some(trial) = known.get(&sum) {
-            return Ok(trial.clone());
+        if let Some(refused) = known.get(&sum) {
+            return Ok(refused.clone());
         }
-        let trial = self.try_out(task, check).await?;
+        let refused = self.try_out(task, check).await?;
         self.n_tried.fetch_add(1, Ordering::Relaxed);
-        let refused = if let Trial::Refused(why) = &trial { Some(why) } else { None };
         // What cannot be written down is found out again.
         let _ = self.run.add_reference(&json!({"sum": sum, "task": task.task.id, "refused": refused}));
-        Ok(trial)
+        Ok(refused)
     }
 
     /// One solution that passes is enough; the first tells why none does.
-    async fn try_out(&self, task: &CodingTask, check: &Check) -> Result<Trial, SandboxError> {
+    async fn try_out(&self, task: &CodingTask, check: &Check) -> Result<Refusal, SandboxError> {
         let mut reason = None;
         for reference in &task.references {
             let report = self.judge(task, check, reference).await?;
             if report.is_solved() {
-                return Ok(Trial::Usable);
+                return Ok(None);
             }
             reason.get_or_insert_with(|| why_refused(&report));
         }
-        Ok(reason.map_or(Trial::Usable, Trial::Refused))
+        Ok(reason)
     }
 
     async fn judge(

@@ -3,13 +3,13 @@
 use std::ops::Range;
 
 use super::reader::Reader;
-use super::shorten::{Context, Contexts, ViewContext};
+use super::shorten::{Actions, Context, Contexts, ViewContext};
 use super::{Loss, Reason};
 use backsight_chat::reread::{Manner, Shown};
 use backsight_chat::spans::{Found, SpanError, Turn};
 use backsight_chat::template::TemplateError;
-use backsight_core::episode::{Conversation, Message};
-use backsight_core::lens::{Edit, View};
+use backsight_core::episode::Message;
+use backsight_core::lens::Edit;
 use backsight_core::tokens::{TokenId, TokenSpan};
 use backsight_core::tree::{Tip, TokenTree};
 
@@ -17,11 +17,7 @@ use backsight_core::tree::{Tip, TokenTree};
 pub(super) struct Rendered<'a> {
     reader: Reader<'a>,
     manner: Manner<'a>,
-    messages: &'a [Message],
-    /// Each step and its message.
-    wanted: Vec<(usize, usize)>,
-    /// What each step is seen through.
-    views: &'a [Vec<View>],
+    of: Actions<'a>,
     read: Read,
 }
 
@@ -36,15 +32,12 @@ impl<'a> Rendered<'a> {
     pub(super) fn new(
         reader: Reader<'a>,
         manner: Manner<'a>,
-        conversation: &'a Conversation,
-        wanted: Vec<(usize, usize)>,
-        views: &'a [Vec<View>],
+        of: Actions<'a>,
         tree: &mut TokenTree,
     ) -> Result<Self, Loss> {
-        let messages = &conversation.messages;
         let read = Read { sequences: Vec::new(), turns: Vec::new() };
-        let mut all = Self { reader, manner, messages, wanted, views, read };
-        all.read = all.read(messages, &all.wanted, tree)?;
+        let mut all = Self { reader, manner, of, read };
+        all.read = all.read(all.of.messages, &all.of.wanted, tree)?;
         Ok(all)
     }
 
@@ -61,7 +54,7 @@ impl<'a> Rendered<'a> {
     ) -> Result<Read, Loss> {
         let shown = Shown::new(self.manner, messages).map_err(|error| rendering(&error))?;
         let edits = |(step, action): &(usize, usize)| {
-            let views = self.views[*step].iter();
+            let views = self.of.views[*step].iter();
             views.map(|view| (view.lens, view.addition.edit(&messages[..*action]))).collect::<Vec<_>>()
         };
         let edits: Vec<_> = wanted.iter().map(edits).collect();
@@ -73,23 +66,11 @@ impl<'a> Rendered<'a> {
         let turns = turns.map(|(turn, edits)| seen(tree, turn, edits)).collect();
         Ok(Read { sequences: found.sequences, turns })
     }
-
-    /// The conversation without some messages up to the last of the chosen actions, and where those are in it.
-    fn without(&self, dropped: &Range<usize>, nths: &[usize]) -> (Vec<Message>, Vec<(usize, usize)>) {
-        let end = nths.last().map_or(dropped.end, |nth| self.wanted[*nth].1 + 1);
-        let kept = [&self.messages[..dropped.start], &self.messages[dropped.end..end]].concat();
-        let wanted = nths.iter().map(|nth| (self.wanted[*nth].0, self.wanted[*nth].1 - dropped.len()));
-        (kept, wanted.collect())
-    }
 }
 
 impl Contexts for Rendered<'_> {
-    fn messages(&self) -> &[Message] {
-        self.messages
-    }
-
-    fn actions(&self) -> Vec<usize> {
-        self.wanted.iter().map(|(_, action)| *action).collect()
+    fn actions(&self) -> &Actions<'_> {
+        &self.of
     }
 
     fn place(&self, nth: usize) -> Result<(usize, TokenSpan), Loss> {
@@ -114,8 +95,9 @@ impl Contexts for Rendered<'_> {
             };
             return nths.iter().map(whole).collect();
         }
-        let (messages, wanted) = self.without(dropped, nths);
-        let read = match self.read(&messages, &wanted, tree) {
+        let moved = |nth: &usize| (self.of.wanted[*nth].0, self.of.wanted[*nth].1 - dropped.len());
+        let wanted: Vec<(usize, usize)> = nths.iter().map(moved).collect();
+        let read = match self.read(&self.of.without(dropped, nths), &wanted, tree) {
             Ok(read) => read,
             Err(loss) => return nths.iter().map(|_| Err(loss.clone())).collect(),
         };

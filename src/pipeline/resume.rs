@@ -149,7 +149,7 @@ fn differing_params(old: &Params, new: &Params) -> Vec<&'static str> {
         ("smooth_within_subtasks", old.within_subtasks == new.within_subtasks),
         ("dense_rewards", old.dense_rewards == new.dense_rewards),
     ];
-    pairs.into_iter().filter(|(_, same)| !same).map(|(key, _)| key).collect()
+    differing(pairs)
 }
 
 fn differing_measures(old: &Provenance, new: &Provenance) -> Vec<&'static str> {
@@ -169,7 +169,12 @@ fn differing_measures(old: &Provenance, new: &Provenance) -> Vec<&'static str> {
         ("var", other(VARS)),
         ("now", other("now")),
     ];
-    pairs.into_iter().filter(|(_, same)| !same).map(|(key, _)| key).collect()
+    differing(pairs)
+}
+
+/// The keys that are not the same.
+fn differing<const N: usize>(keys: [(&'static str, bool); N]) -> Vec<&'static str> {
+    keys.into_iter().filter(|(_, is_same)| !is_same).map(|(key, _)| key).collect()
 }
 
 /// The scores of a step that an earlier run measured, by lens.

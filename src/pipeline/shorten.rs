@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use super::{Loss, Reason};
 use backsight_core::episode::Message;
-use backsight_core::lens::{Room, TooLong, Window, windows};
+use backsight_core::lens::{Room, TooLong, View, Window, windows};
 use backsight_core::tokens::{TokenId, TokenSpan};
 use backsight_core::tree::{Tip, TokenTree};
 
@@ -34,12 +34,33 @@ impl Context {
     }
 }
 
-/// The actions of one conversation, in order, and what stands before them.
-pub(super) trait Contexts {
+/// Some actions of one conversation, in order.
+pub(super) struct Actions<'a> {
     /// The conversation.
-    fn messages(&self) -> &[Message];
-    /// The assistant messages that are its actions.
-    fn actions(&self) -> Vec<usize>;
+    pub(super) messages: &'a [Message],
+    /// Each step and its message.
+    pub(super) wanted: Vec<(usize, usize)>,
+    /// What each step is seen through.
+    pub(super) views: &'a [Vec<View>],
+}
+
+impl Actions<'_> {
+    /// The conversation up to the last of these actions, without what is left out.
+    pub(super) fn without(&self, dropped: &Range<usize>, nths: &[usize]) -> Vec<Message> {
+        let end = nths.last().map_or(dropped.end, |nth| self.wanted[*nth].1 + 1);
+        [&self.messages[..dropped.start], &self.messages[dropped.end..end]].concat()
+    }
+
+    /// The assistant messages that they are.
+    fn messages_of(&self) -> Vec<usize> {
+        self.wanted.iter().map(|(_, action)| *action).collect()
+    }
+}
+
+/// What stands before the actions of a conversation.
+pub(super) trait Contexts {
+    /// Those actions.
+    fn actions(&self) -> &Actions<'_>;
     /// The sequence and the span of the `nth` action, nothing left out.
     fn place(&self, nth: usize) -> Result<(usize, TokenSpan), Loss>;
     /// The tokens of the `nth` action.
@@ -74,7 +95,7 @@ pub(super) fn fitted(
     tree: &mut TokenTree,
 ) -> Vec<Result<Fitted, Loss>> {
     let limit = limit.unwrap_or(usize::MAX);
-    let mut found = of.contexts(&(0..0), &(0..of.actions().len()).collect::<Vec<_>>(), tree);
+    let mut found = of.contexts(&(0..0), &(0..of.actions().wanted.len()).collect::<Vec<_>>(), tree);
     let whole: Vec<usize> = found.iter().map(|it| it.as_ref().map_or(0, Context::longest)).collect();
     if overflow(of, &found, limit) > 0 {
         found = shortened(of, found, limit, tree);
@@ -133,7 +154,8 @@ fn windowed(
     room: Room,
     tree: &mut TokenTree,
 ) -> Vec<Result<Context, Loss>> {
-    let chosen = windows(of.messages(), &lengths(of), &of.actions(), room);
+    let Actions { messages, .. } = of.actions();
+    let chosen = windows(messages, &lengths(of), &of.actions().messages_of(), room);
     let mut found = whole.to_vec();
     let mut by_window: BTreeMap<(usize, usize), Vec<usize>> = BTreeMap::new();
     for (nth, window) in chosen.into_iter().enumerate() {
@@ -157,9 +179,9 @@ fn windowed(
 /// The tokens of each message, as far as the actions' places tell: what stands between two actions
 /// is counted with the first message there.
 fn lengths(of: &dyn Contexts) -> Vec<usize> {
-    let mut lengths = vec![0; of.messages().len()];
+    let mut lengths = vec![0; of.actions().messages.len()];
     let (mut message, mut end) = (0, 0);
-    for (nth, action) in of.actions().into_iter().enumerate() {
+    for (nth, action) in of.actions().messages_of().into_iter().enumerate() {
         let Ok((_, span)) = of.place(nth) else { continue };
         lengths[message] += span.start().saturating_sub(end);
         lengths[action] += span.len();

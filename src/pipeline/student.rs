@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use crate::agent::Speech;
 use crate::agent::tools::schema;
-use crate::config::parts::AgentPart;
+use crate::config::parts::SpeechPart;
 use crate::model::Error;
 use crate::model::Opened;
 use crate::model::kinds::names_of;
@@ -59,7 +59,7 @@ pub fn check_server(opened: &Opened, findings: &Findings, notices: &Notices) -> 
 }
 
 /// How the student is spoken to.
-pub fn speech(opened: &Opened, part: &AgentPart) -> Result<Speech, Error> {
+pub fn speech(opened: &Opened, part: &SpeechPart) -> Result<Speech, Error> {
     let parser = part.tool_call_parser.as_deref().map(Parser::from_name).transpose();
     let parser =
         parser.map_err(|error| invalid(error.to_string(), "choose one of those with --tool-call-parser"))?;
@@ -88,7 +88,7 @@ pub fn speech(opened: &Opened, part: &AgentPart) -> Result<Speech, Error> {
 fn choose_tool_text(
     template: &Template,
     vars: &serde_json::Map<String, serde_json::Value>,
-    part: &AgentPart,
+    part: &SpeechPart,
 ) -> Result<Option<ToolText>, Error> {
     match (part.tool_text.as_str(), ToolText::from_name(&part.tool_text)) {
         ("none", _) => return Ok(None),
@@ -113,7 +113,7 @@ fn unknown_format(template: &Template) -> Error {
 }
 
 /// Other instructions for the agent, where they or a file with them are given.
-pub fn instructions(part: &AgentPart) -> Result<Option<String>, Error> {
+pub fn instructions(part: &SpeechPart) -> Result<Option<String>, Error> {
     let path = match (&part.system_prompt, &part.instructions) {
         (Some(path), _) => path,
         (None, text) => return Ok(text.as_deref().map(|it| it.trim_end().to_owned())),

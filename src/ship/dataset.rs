@@ -32,7 +32,7 @@ pub const SUMMARY: &str = "hcapo_summary.json";
 
 /// What goes into a dataset, and how it is weighed.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Options {
+pub struct RowOptions {
     /// Episodes with less reward are left out.
     pub min_reward: f64,
     /// Weight of the steps' own part.
@@ -43,7 +43,7 @@ pub struct Options {
     pub normalise: Normalise,
 }
 
-impl Default for Options {
+impl Default for RowOptions {
     fn default() -> Self {
         Self { min_reward: 0.2, omega: 1.0, smoothed: true, normalise: Normalise::Global }
     }
@@ -111,7 +111,7 @@ pub fn scored_episode(
 }
 
 /// Weighs the steps of all episodes and makes the rows.
-pub fn build(episodes: Vec<ScoredEpisode>, options: &Options) -> Dataset {
+pub fn build(episodes: Vec<ScoredEpisode>, options: &RowOptions) -> Dataset {
     let reward = |it: &ScoredEpisode| it.hindsight.scores.reward.as_f64();
     let is_kept = |it: &ScoredEpisode| reward(it).is_some_and(|reward| reward >= options.min_reward);
     let (kept, poor): (Vec<_>, Vec<_>) = episodes.into_iter().partition(is_kept);
@@ -134,11 +134,11 @@ pub fn build(episodes: Vec<ScoredEpisode>, options: &Options) -> Dataset {
     Dataset { summary: summary(&counts, &rows, options), rows, left_out }
 }
 
-fn advantage_options(options: &Options) -> AdvantageOptions {
+fn advantage_options(options: &RowOptions) -> AdvantageOptions {
     AdvantageOptions { omega: options.omega, normalise: options.normalise }
 }
 
-fn episode_credit<'e>(episode: &'e ScoredEpisode, options: &Options) -> EpisodeCredit<'e> {
+fn episode_credit<'e>(episode: &'e ScoredEpisode, options: &RowOptions) -> EpisodeCredit<'e> {
     let scores = &episode.hindsight.scores;
     let credit = |action: &Action| scores.steps[action.step?].credit(options.smoothed);
     EpisodeCredit {
@@ -178,7 +178,7 @@ struct Counts {
     n_below_min_reward: usize,
 }
 
-fn summary(counts: &Counts, rows: &[Row], options: &Options) -> Value {
+fn summary(counts: &Counts, rows: &[Row], options: &RowOptions) -> Value {
     let n_steps: usize = rows.iter().map(|row| row.step_weights.len()).sum();
     let known: Vec<f64> = rows.iter().flat_map(|row| row.step_weights.iter().copied().flatten()).collect();
     let positive: Vec<f64> = known.iter().copied().filter(|weight| *weight > 0.0).collect();

@@ -64,6 +64,11 @@ impl Summary {
         self.lost.get(what).map_or(0, |reasons| reasons.values().sum())
     }
 
+    /// A number that only this stage tells.
+    pub fn number(&self, key: &str) -> u64 {
+        self.more.get(key).and_then(Value::as_u64).unwrap_or(0)
+    }
+
     /// Counts one more thing that was lost.
     pub fn lose(&mut self, what: &'static str, why: &str) {
         *self.lost.entry(what).or_default().entry(why.to_owned()).or_default() += 1;

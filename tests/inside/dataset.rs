@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use backsight::credit::advantage::{AdvantageOptions, EpisodeCredit, Normalise, advantages};
 use backsight::ship::actions::{Action, MessageForm};
-use backsight::ship::dataset::{Dataset, LeftOut, Options, ScoredEpisode, build, scored_episode, write};
+use backsight::ship::dataset::{Dataset, LeftOut, RowOptions, ScoredEpisode, build, scored_episode, write};
 use backsight::store::episodes::{find, load};
 use backsight::store::hindsight;
 use backsight::wire::hindsight::{HindsightTokens, StepTokens, TOKENS_FORMAT, TOKENS_VERSION};
@@ -37,7 +37,7 @@ fn lines(dataset: &Dataset) -> String {
 #[test]
 fn the_recorded_rows_are_reproduced_exactly() {
     for (kind, n_rows) in [("compat", 3), ("plan_fixed", 2)] {
-        let dataset = build(scored(kind, MessageForm::Published), &Options::default());
+        let dataset = build(scored(kind, MessageForm::Published), &RowOptions::default());
         let recorded =
             fs::read_to_string(fixtures().join("dataset").join(kind).join("hcapo_train.jsonl")).unwrap();
         assert_eq!(dataset.rows.len(), n_rows);
@@ -69,7 +69,7 @@ fn the_recorded_advantages_are_equal_to_the_bit() {
 
 #[test]
 fn the_full_form_keeps_thinking_and_whole_results() {
-    let dataset = build(scored("plan_fixed", MessageForm::Full), &Options::default());
+    let dataset = build(scored("plan_fixed", MessageForm::Full), &RowOptions::default());
     let row: Value = serde_json::from_str(&dataset.rows[0].to_line()).unwrap();
     assert_eq!(row["messages"][1]["reasoning_content"], "I should look at the code first.");
     assert!(row["messages"][1]["tool_calls"][0]["function"]["arguments"].is_string());
@@ -82,7 +82,7 @@ fn the_full_form_keeps_thinking_and_whole_results() {
 #[test]
 fn episodes_without_weight_or_reward_are_left_out_and_counted() {
     let episodes = scored("plan_fixed", MessageForm::Published);
-    let dataset = build(episodes.clone(), &Options::default());
+    let dataset = build(episodes.clone(), &RowOptions::default());
     let expected = json!({
         "total_episodes_loaded": 3, "episodes_in_dataset": 2, "total_steps": 19, "nonzero_steps": 19,
         "advantage_stats": {"min": 0.1012, "max": 2.2215, "mean": 1.0, "nonzero_mean": 1.0},
@@ -90,7 +90,7 @@ fn episodes_without_weight_or_reward_are_left_out_and_counted() {
         "steps_without_credit": 0, "episodes_below_min_reward": 0, "episodes_without_weight": 1,
     });
     assert_eq!(dataset.summary, expected);
-    let richer = build(episodes.clone(), &Options { min_reward: 0.6, ..Options::default() });
+    let richer = build(episodes.clone(), &RowOptions { min_reward: 0.6, ..RowOptions::default() });
     assert_eq!(richer.summary["total_episodes_loaded"], 1);
     assert_eq!(richer.summary["episodes_below_min_reward"], 2);
     let left_out = |why| vec![("episode_001".to_owned(), why), ("episode_002".to_owned(), why)];
@@ -101,7 +101,7 @@ fn episodes_without_weight_or_reward_are_left_out_and_counted() {
 fn a_step_without_credit_weighs_nothing_and_enters_no_mean() {
     let mut episodes = scored("plan_fixed", MessageForm::Published);
     episodes[0].hindsight.scores.steps[1].error = Some("gone".into());
-    let with = build(episodes.clone(), &Options::default());
+    let with = build(episodes.clone(), &RowOptions::default());
     assert_eq!((with.rows[0].step_weights[1], with.rows[0].weights()[1]), (None, 0.0));
     assert_eq!(
         (&with.summary["steps_without_credit"], &with.summary["total_steps"]),
@@ -113,7 +113,7 @@ fn a_step_without_credit_weighs_nothing_and_enters_no_mean() {
     actions.remove(1);
     let renumbered = |(step, action): (usize, &Action)| Action { step: Some(step), ..*action };
     episodes[0].actions = actions.iter().enumerate().map(renumbered).collect();
-    let without = build(episodes, &Options::default());
+    let without = build(episodes, &RowOptions::default());
     assert_eq!(with.summary["advantage_stats"], without.summary["advantage_stats"]);
     let mut weights = with.rows[0].weights();
     weights.remove(1);
@@ -144,7 +144,7 @@ fn add_tokens(episode: &mut ScoredEpisode) {
 fn tokens_are_weighed_by_their_step() {
     let mut episodes = scored("plan_fixed", MessageForm::Published);
     add_tokens(&mut episodes[0]);
-    let dataset = build(episodes.clone(), &Options::default());
+    let dataset = build(episodes.clone(), &RowOptions::default());
     let tokens = dataset.rows[0].tokens.as_ref().unwrap();
     let weights = tokens.weights(&dataset.rows[0].step_weights);
     assert_eq!(tokens.spans[1], Some([0, 32, 38]));
@@ -240,7 +240,7 @@ fn the_files_say_the_same() {
     let mut episodes = scored("plan_fixed", MessageForm::Published);
     add_tokens(&mut episodes[0]);
     episodes[0].hindsight.tokens.as_mut().unwrap().steps[2].span = None;
-    let dataset = build(episodes.clone(), &Options::default());
+    let dataset = build(episodes.clone(), &RowOptions::default());
     let directory = tempfile::tempdir().unwrap();
     let out = directory.path().join("datasets");
     write(&out, &dataset).unwrap();

@@ -145,6 +145,11 @@ fn one_signal_ends_it_at_any_moment_and_the_same_command_continues() {
         "{said}{shown}"
     );
     began(3);
+    let again = ["credit", "--episodes", "runs/quickstart/episode.jsonl", "--run", "runs/quickstart"];
+    let model = ["--kind", "embedded", "--model", "model", "--tool-text", "auto"];
+    let output = backsight(dir.path(), &[&again[..], &model].concat());
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success() && said.contains("24 of 24 steps already, left alone"), "{said}");
 }
 
 #[test]

@@ -575,7 +575,7 @@ async fn a_signal_ends_it_with_a_word_and_the_same_command_continues() {
         assert_eq!(ran.code, code, "{}", ran.stderr);
         assert!(
             ran.stderr
-                .contains("error: interrupted\nhelp: answers so far are kept; the same command continues"),
+                .contains("error: interrupted\nhelp: what was finished is kept; the same command continues"),
             "{}",
             ran.stderr
         );

@@ -7,7 +7,6 @@ use toml::{Table, Value};
 
 use crate::cli::call::Call;
 use crate::cli::failure::Failure;
-use crate::cli::keys::config_failure;
 use crate::cli::server::ServerArgs;
 use crate::config::keys::{Effect, Key};
 use crate::config::not_both;
@@ -17,19 +16,21 @@ use crate::wire::hindsight::Hyperparams;
 use backsight_core::credit::hcapo::{Params, Smoothing};
 
 /// Everything there is to know.
-pub(super) struct CreditArgs<'a> {
+pub(in crate::cli) struct CreditArgs<'a> {
     pub(super) call: &'a Call,
     pub(super) server: ServerArgs,
     pub(super) inputs: Vec<PathBuf>,
     pub(super) run_dir: PathBuf,
-    pub(super) json: bool,
-    pub(super) min_reward: f64,
-    pub(super) overwrite: bool,
+    /// Whether actions are re-read as the student saw them too, even if credit does not need it.
+    pub(in crate::cli) with_plain: bool,
 }
 
 impl<'a> CreditArgs<'a> {
     /// What was typed, and what the environment says where nothing was. `env` gives a variable's value.
-    pub(super) fn read(call: &'a Call, env: impl Fn(&str) -> Option<String>) -> Result<Self, Failure> {
+    pub(in crate::cli) fn read(
+        call: &'a Call,
+        env: impl Fn(&str) -> Option<String>,
+    ) -> Result<Self, Failure> {
         // What only a new measurement could heed; a lens and its place say also which result is meant.
         let is_idle = |key: &&Key| match key.name {
             "lens" | "placement" => false,
@@ -37,16 +38,14 @@ impl<'a> CreditArgs<'a> {
             _ => !matches!(key.effect, Effect::Recomputed | Effect::Call),
         };
         if let Some(key) = call.config.typed().find(is_idle).filter(|_| call.config.is("recompute")) {
-            return Err(config_failure(not_both(key.name, "recompute")));
+            return Err(not_both(key.name, "recompute").into());
         }
         let mut args = Self {
             call,
             server: ServerArgs { needs_text: true, ..ServerArgs::read(&call.config)? },
             inputs: call.inputs()?,
             run_dir: call.run_dir()?,
-            json: call.is_json(),
-            min_reward: call.get("min_reward")?,
-            overwrite: call.config.is("overwrite"),
+            with_plain: false,
         };
         args.fill_in(call.get("api_key")?, |name| env(name).filter(|value| !value.trim().is_empty()));
         Ok(args)

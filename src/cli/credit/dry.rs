@@ -8,8 +8,9 @@ use super::args::CreditArgs;
 use super::setup::{Shown, absences, named_texts};
 use super::table::{clipped, gain};
 use crate::cli::failure::Failure;
-use crate::cli::output::{self, one_line};
+use crate::cli::output::one_line;
 use crate::cli::stdout;
+use crate::event::Event;
 use crate::model::planned::backend;
 use crate::pipeline::Texts;
 use crate::pipeline::forecast::{Cost, Forecast, Forecaster};
@@ -28,7 +29,8 @@ pub(super) fn run(
     texts.iter().for_each(|(texts, _)| shown.settle(args, texts));
     let placement = shown.lens.placement().map(|it| format!(", placement {}", it.name())).unwrap_or_default();
     let forecaster = forecaster(args, shown, texts, settings)?;
-    absences(args, &sources).into_iter().for_each(|text| output::tell(args.json, "note", &text));
+    let talk = args.call.talk("episode");
+    absences(args, &sources).into_iter().for_each(|text| talk.note(text));
     let (mut forecasts, mut losses) = (Vec::new(), Vec::new());
     for loaded in load(sources) {
         match forecaster.forecast(loaded) {
@@ -36,17 +38,18 @@ pub(super) fn run(
             Err(why) => losses.push(why),
         }
     }
-    if args.json {
+    if args.call.is_json() {
         let all: Vec<Value> = forecasts.iter().map(as_json).collect();
         stdout::data(format!("{}\n", json!({"episodes": all, "lost": losses})).as_bytes())?;
     } else {
         stdout::data(table(&forecasts, &placement).as_bytes())?;
     }
-    losses.iter().for_each(|why| output::tell(args.json, "lost", why));
-    if losses.is_empty() {
-        return Ok(());
+    let n_lost = losses.len();
+    losses.into_iter().for_each(|why| talk.tell(&Event::Lost(why)));
+    match n_lost {
+        0 => Ok(()),
+        n => Err(Failure::losses(format!("{n} episodes cannot be scored"), "mend their files")),
     }
-    Err(Failure::losses(format!("{} episodes cannot be scored", losses.len()), "mend their files"))
 }
 
 /// The server that was named decides what a plan costs; the best that any does where none was.

@@ -1,42 +1,42 @@
 //! `credit`: hindsight credit for recorded episodes.
 
-mod args;
+pub(super) mod args;
 mod dry;
-mod progress;
+mod pace;
 mod recompute;
 mod setup;
 mod table;
 
+use std::fs::File;
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::time::Instant;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use toml::{Table, Value};
 
 use self::args::CreditArgs;
-use self::progress::Progress;
-pub(super) use self::progress::{as_json, metrics, summarise};
+use self::pace::Pace;
 use self::setup::{Ready, Shown};
 use super::block_on;
 use super::call::Call;
-use super::episodes::{run_failure, seen_from};
 use super::failure::Failure;
-use super::interrupt::{self, Orderly};
+use super::interrupt::Orderly;
 use super::pulse::with_pulse;
-use super::server::model_failure;
 use super::sources::sources;
 use super::stdout;
-use crate::model::budget::{Meter, ModelRole};
-use crate::model::notice::Notices;
-use crate::pipeline::credit::{Options, Report, Stop, Teacher, lenses, run as score};
+use super::voice::{self, Voice};
+use crate::event::Event;
+use crate::model::budget::ModelRole;
+use crate::pipeline::credit::{Options, Teacher, lenses, run as score};
 use crate::pipeline::paid::Paid;
+use crate::pipeline::report::Done;
 use crate::pipeline::resume::Asked;
 use crate::store::episodes::Source;
 use crate::store::hindsight::{Settings, find, result_of};
 use crate::store::run::{RunDir, RunError};
-use crate::store::summary::{Naive, Summary};
-use crate::store::{Ledger, RunPlace};
+use crate::store::summary::Summary;
 use crate::wire::hindsight::Provenance;
+use backsight_core::lens::PlainLens;
 
 /// Episodes asked for at once: enough to keep a server busy while others are read and written.
 const EPISODES_AT_ONCE: usize = 8;
@@ -49,25 +49,18 @@ pub(super) fn run(call: &Call) -> Result<(), Failure> {
     if call.config.is("recompute") {
         return recompute::run(args);
     }
-    let settings = args.settings()?;
-    let shown = Shown::read(args)?;
-    let sources = sources(&args.inputs)?;
     if call.config.is("dry_run") {
-        return dry::run(args, shown, sources, settings);
+        let (settings, shown) = (args.settings()?, Shown::read(args)?);
+        return dry::run(args, shown, sources(&args.inputs)?, settings);
     }
-    args.check_server()?;
-    let run = RunDir::open(&args.run_dir, "credit").map_err(run_failure)?;
-    let run = Arc::new(run.for_result(result_of(&shown.lens.key())));
-    let (summary, ended) = block_on(scored(args, settings, shown, sources, &run))??;
-    run.keep_summary(&summary).map_err(run_failure)?;
-    if args.json {
-        let text = summary.to_json().to_string();
-        stdout::data(format!("{text}\n").as_bytes())?;
+    let (summary, done) = scored(args)?;
+    if call.is_json() {
+        stdout::data(format!("{}\n", summary.to_json()).as_bytes())?;
     } else {
-        stdout::data(table::episodes(&ended.reports).as_bytes())?;
+        stdout::data(table::episodes(&done.reports).as_bytes())?;
         stdout::data(table::totals(&summary).as_bytes())?;
     }
-    verdict(&summary, ended)
+    verdict(&summary, &done)
 }
 
 /// Another way of measuring takes the place of the first only where that was asked for.
@@ -76,41 +69,37 @@ fn refused(error: RunError) -> Failure {
         true => {
             Failure::input(error, "give the same, score all again with --overwrite, or name another --run")
         }
-        false => run_failure(error),
+        false => error.into(),
     }
 }
 
-/// How a run ended.
-struct Ended {
-    reports: Vec<Report>,
-    stop: Option<Stop>,
-    /// The number of the signal that ended it.
-    signal: Option<u8>,
+/// Scores what is asked for, and keeps the summary.
+pub(super) fn scored(args: &CreditArgs<'_>) -> Result<(Summary, Done), Failure> {
+    let (settings, shown) = (args.settings()?, Shown::read(args)?);
+    let sources = sources(&args.inputs)?;
+    args.check_server()?;
+    let run = RunDir::open(&args.run_dir, "credit")?;
+    let voice = Voice::new(run.for_result(result_of(&shown.lens.key())), args.call.talk("episode"));
+    let (summary, done) = block_on(work(args, settings, shown, sources, &voice))??;
+    voice.run.keep_summary(&summary)?;
+    Ok((summary, done))
 }
 
-async fn scored(
+async fn work(
     args: &CreditArgs<'_>,
     settings: Settings,
     mut shown: Shown,
     sources: Vec<Source>,
-    run: &Arc<RunDir>,
-) -> Result<(Summary, Ended), Failure> {
-    let began = Instant::now();
-    let notices = Notices::default();
-    let ready = setup::open(args, &shown, &notices).await?;
+    voice: &Arc<Voice>,
+) -> Result<(Summary, Done), Failure> {
+    let ready = setup::open(args, &shown, voice).await?;
     shown.settle(args, &ready.texts);
-    let meter = Meter::new(ModelRole::Teacher, args.server.allowance());
-    let (rules, place) = (args.server.weight_rules(), RunPlace { stage: "credit", seed: 0 });
-    let ledger = Ledger::open(run.lock()).map_err(model_failure)?;
-    let paid =
-        Paid::open(&ready.opened, &ledger, meter.clone(), place, rules).await.map_err(model_failure)?;
-    let (inputs, lens) = (&args.inputs, shown.lens.key());
-    let has_scores = |input: &PathBuf| find(input, run.dir(), &lens).is_ok_and(|made| !made.is_empty());
+    let terms = args.server.terms(ModelRole::Teacher, "credit", 0);
+    let paid = Paid::open(&ready.opened, &voice.run, terms).await?;
+    let (inputs, lens, dir) = (&args.inputs, shown.lens.key(), voice.run.dir());
+    let has_scores = |input: &PathBuf| find(input, dir, &lens).is_ok_and(|made| !made.is_empty());
     let is_made = inputs.iter().any(has_scores);
-    let forgotten = paid.forgotten(&inputs[0], is_made).await.map_err(model_failure)?;
-    paid.notice().into_iter().chain(forgotten).for_each(|notice| notices.add(notice));
-    let progress =
-        Arc::new(Progress::new(&sources, args.json, meter.clone(), notices.clone(), Arc::clone(run)));
+    paid.note(&voice.notices, &inputs[0], is_made).await?;
     let provenance = Provenance {
         model: Some(ready.opened.info.model.clone()),
         server: Some(setup::server_name(&ready.opened)),
@@ -121,41 +110,52 @@ async fn scored(
     };
     let context_length = ready.opened.model.limits().context_length;
     let options = options(args, settings, shown, provenance, context_length)?;
-    let decide = if args.overwrite { &[][..] } else { &MEASURED };
-    let asked = seen_from(run.dir(), &args.call.config)?;
-    run.keep_found(&asked, found(args, &options), decide).map_err(refused)?;
-    progress.began(&ready.opened.info.model);
-    tell_absences(args, &ready, &sources, &progress, options.framing.tool_text.is_some());
-    let teacher = Teacher { model: paid.model.clone(), texts: ready.texts };
-    let watched = Arc::clone(&progress);
-    let work = score(sources, teacher, options, Arc::new(move |event| watched.tell(event)));
-    let mut orderly = Orderly::begin();
-    let (stop, signal) = tokio::select! {
-        stop = with_pulse(work, || progress.pulse()) => (stop, None),
-        number = orderly.signal() => (None, Some(number)),
-    };
-    paid.ledger.notice().into_iter().for_each(|notice| notices.add(notice));
-    let reports = progress.finish();
-    let mut summary = summarise(&reports, &notices);
-    if signal.is_some() {
-        summary.left += progress.n_unheard(&reports);
-    }
-    let planned = table::planned(&reports);
-    summary.naive = Some(Naive { tokens: planned.naive_tokens, requests: planned.naive_requests });
-    summary.spent = meter.spent();
-    summary.weights = paid.model.checks();
-    summary.more.insert("planned_tokens".to_owned(), planned.computed_tokens().into());
-    let n_found: u64 = reports.iter().map(|report| report.n_found).sum();
-    summary.more.insert("found_in_ledger".to_owned(), n_found.into());
-    summary.seconds = began.elapsed().as_secs_f64();
-    summary.paid = paid.ledger.paid().await.map_err(model_failure)?;
-    let stopped_by = stop.as_ref().map(|stop| match stop {
-        Stop::Model(error) => error.to_string(),
-        Stop::Disk(why) => why.clone(),
+    let decide = if args.call.config.is("overwrite") { &[][..] } else { &MEASURED };
+    let asked = args.call.config.seen_from(dir);
+    voice.run.keep_found(&asked, found(args, &options), decide).map_err(refused)?;
+    let (model, n) = (ready.opened.info.model.clone(), sources.iter().map(n_episodes).sum());
+    voice.say(&Event::Began { stage: "credit", model, unit: "episode", asked: n, found: 0 });
+    tell_absences(args, &ready, &sources, voice, options.framing.tool_text.is_some());
+    let teacher = Teacher { model: Arc::clone(&paid.model), texts: ready.texts };
+    let done = watched(sources, teacher, options, Pace::new(n, Arc::clone(&paid.meter)), voice).await;
+    done.notices().into_iter().for_each(|notice| voice.notices.add(notice));
+    let mut summary = done.summary(n);
+    voice.end(&mut summary, &paid).await?;
+    Ok((summary, done))
+}
+
+/// Scores, and tells how far that is.
+async fn watched(
+    sources: Vec<Source>,
+    teacher: Teacher,
+    options: Options,
+    pace: Pace,
+    voice: &Arc<Voice>,
+) -> Done {
+    let (pace, told) = (Mutex::new(pace), Arc::clone(voice));
+    let heed = Arc::new(move |event: Option<&Event>| {
+        let mut pace = pace.lock().unwrap_or_else(PoisonError::into_inner);
+        event.into_iter().for_each(|event| pace.heed(event));
+        told.talk.show(pace.message());
+        drop(pace);
+        match event {
+            Some(Event::Settled { .. }) => {}
+            Some(event) => told.say(event),
+            None => told.pulse(),
+        }
+        told.news();
     });
-    summary.stopped_by = stopped_by.or_else(|| signal.map(|number| format!("signal {number}")));
-    progress.ended(&summary);
-    Ok((summary, Ended { reports, stop, signal }))
+    let (mut orderly, run, heeding) = (Orderly::begin(), Arc::clone(&voice.run), Arc::clone(&heed));
+    let tell = Arc::new(move |event: &Event| heeding(Some(event)));
+    let work = score(sources, teacher, options, run, tell, orderly.signal());
+    with_pulse(work, || heed(None)).await
+}
+
+/// How many episodes a source probably has.
+fn n_episodes(source: &Source) -> usize {
+    let Source::Lines(path) = source else { return 1 };
+    let lines = File::open(path).map(|file| BufReader::new(file).split(b'\n').map_while(Result::ok).count());
+    lines.unwrap_or(1)
 }
 
 /// What is asked of the pipeline, of a model with this context.
@@ -168,12 +168,13 @@ fn options(
 ) -> Result<Options, Failure> {
     let is_here = args.server.is_here();
     let most = args.server.part.concurrency.unwrap_or(usize::MAX);
+    let needed = lenses(shown.lens, settings.params.ratio);
     Ok(Options {
         framing: shown.framing,
-        lenses: lenses(shown.lens, settings.params.ratio),
+        lenses: if args.with_plain { needed.and(Arc::new(PlainLens), 0) } else { needed },
         asked: Asked { settings, provenance },
-        min_reward: args.min_reward,
-        overwrite: args.overwrite,
+        min_reward: args.call.get("min_reward")?,
+        overwrite: args.call.config.is("overwrite"),
         limit: args.limit(context_length)?,
         // One engine computes one thing at a time, best in the plan's order.
         requests_at_once: if is_here { 1 } else { args.requests_at_once()? },
@@ -187,19 +188,20 @@ fn tell_absences(
     args: &CreditArgs<'_>,
     ready: &Ready,
     sources: &[Source],
-    progress: &Progress,
+    voice: &Voice,
     has_tool_text: bool,
 ) {
     let ignored = ready.texts.ignored(args.has("tools")).join(", ");
     if !ignored.is_empty() && !has_tool_text {
         let origin = ready.texts.template(args.has("tools")).origin();
-        progress.note(&format!("{origin} ignores {ignored}"));
+        voice.notices.add(format!("{origin} ignores {ignored}"));
     }
     if !args.server.is_here() && ready.opened.model.limits().context_length.is_none() {
-        progress
-            .note("the server does not tell its context; nothing is shortened unless --max-context says so");
+        let what = "the server does not tell its context; nothing is shortened unless --max-context says so";
+        voice.notices.add(what);
     }
-    setup::absences(args, sources).into_iter().for_each(|text| progress.note(&text));
+    setup::absences(args, sources).into_iter().for_each(|text| voice.notices.add(text));
+    voice.news();
 }
 
 /// What is measured with what, for people and for comparing runs.
@@ -211,16 +213,9 @@ fn found(args: &CreditArgs<'_>, options: &Options) -> Table {
 }
 
 /// The exit code and its words.
-fn verdict(summary: &Summary, ended: Ended) -> Result<(), Failure> {
-    if let Some(number) = ended.signal {
-        return Err(interrupt::failure(number));
-    }
-    match ended.stop {
-        Some(Stop::Model(error)) => return Err(model_failure(error)),
-        Some(Stop::Disk(why)) => {
-            return Err(Failure::stopped(why, "make room or give write access; the same command continues"));
-        }
-        None => {}
+fn verdict(summary: &Summary, done: &Done) -> Result<(), Failure> {
+    if let Some(stopped) = &done.stopped {
+        return Err(voice::failure(stopped));
     }
     let (n_lost, n_steps) = (summary.lost("episodes"), summary.lost("steps"));
     if n_lost + n_steps == 0 {

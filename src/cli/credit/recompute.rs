@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::path::Path;
+use std::time::Instant;
 
 use serde_json::json;
 
@@ -10,10 +11,12 @@ use super::table::clipped;
 use crate::cli::failure::Failure;
 use crate::cli::output;
 use crate::cli::stdout;
+use crate::event::Event;
 use crate::store::hindsight::{self, Hindsight, Settings, find, recompute, scores_file};
 use crate::wire::hindsight::HindsightScores;
 
 pub(super) fn run(args: &CreditArgs<'_>) -> Result<(), Failure> {
+    let began = Instant::now();
     let help = "name the directory of the scored episodes with --input-dir";
     let (mut directories, lens) = (Vec::new(), args.call.result()?);
     for input in &args.inputs {
@@ -38,13 +41,14 @@ pub(super) fn run(args: &CreditArgs<'_>) -> Result<(), Failure> {
             Err(why) => losses.push(format!("{}: {why}", directory.display())),
         }
     }
-    losses.iter().for_each(|why| output::tell(args.json, "lost", why));
-    let all = directories.len();
-    match args.json {
-        true => output::event("ended", json!({"made": n_made, "lost": losses.len()})),
-        false => output::talk(&format!("computed again: {n_made} of {all} files; nothing was asked")),
+    let (talk, n_lost, all) = (args.call.talk("file"), losses.len(), directories.len());
+    losses.into_iter().for_each(|why| talk.tell(&Event::Lost(why)));
+    let seconds = began.elapsed().as_secs_f64();
+    talk.tell(&Event::Ended { made: n_made, lost: n_lost as u64, left: 0, seconds });
+    if !args.call.is_json() {
+        output::talk(&format!("computed again: {n_made} of {all} files; nothing was asked"));
     }
-    match losses.len() {
+    match n_lost {
         0 => Ok(()),
         n => Err(Failure::losses(format!("{n} files could not be computed again"), "see the reasons above")),
     }
@@ -67,7 +71,7 @@ fn show(args: &CreditArgs<'_>, directory: &Path, scores: &HindsightScores) -> Re
     let name = directory
         .file_name()
         .map_or_else(|| super::shown_path(directory), |it| it.to_string_lossy().into_owned());
-    let line = match args.json {
+    let line = match args.call.is_json() {
         true => json!({"episode": name, "steps": n_steps, "credited": n_credited}).to_string(),
         false => format!("{}: {n_credited} of {n_steps} steps", clipped(&name)),
     };

@@ -9,21 +9,21 @@ use serde_json::{Map, Value};
 use super::args::CreditArgs;
 use crate::cli::block_on;
 use crate::cli::call::read_text;
-use crate::cli::chat::{source_failure, time, tokenizer_failure, tools, variables};
+use crate::cli::chat::{time, tools, variables};
 use crate::cli::failure::Failure;
-use crate::cli::server::{model_failure, teller};
+use crate::cli::voice::Voice;
 use crate::model::Opened;
-use crate::model::notice::Notices;
 use crate::model::open::tokenizer_path;
 use crate::model::probe::require_scores;
 use crate::pipeline::outline::Framing;
-use crate::pipeline::reader::{Texts, hash};
+use crate::pipeline::reader::Texts;
 use crate::pipeline::resume::VARS;
 use crate::store::episodes::{SESSION, Source};
 use crate::wire::hindsight::Provenance;
 use crate::wire::hints::read as read_hints;
 use backsight_chat::tokenizer::Tokenizer;
 use backsight_core::episode::ToolText;
+use backsight_core::hash::sha256;
 use backsight_core::lens::{
     self, Given, Ingredients, Lens, OUTCOME_TEMPLATE, OutcomeFacts, Placement, Wording,
 };
@@ -67,13 +67,13 @@ impl Shown {
         let mut other = Map::new();
         other.extend(tool_text_entry(tool_text));
         other.extend(call.get::<Option<String>>("now")?.map(|now| ("now".to_owned(), now.into())));
-        other.extend((!vars.is_empty()).then(|| (VARS.to_owned(), hash(&sorted(&vars)).into())));
+        other.extend((!vars.is_empty()).then(|| (VARS.to_owned(), sha256(sorted(&vars)).into())));
         let provenance = Provenance {
             backsight: env!("CARGO_PKG_VERSION").to_owned(),
-            system_sha256: system.as_deref().map(hash),
-            tools_sha256: tools.as_ref().map(|tools| hash(&Value::Array(tools.clone()).to_string())),
+            system_sha256: system.as_deref().map(sha256),
+            tools_sha256: tools.as_ref().map(|tools| sha256(Value::Array(tools.clone()).to_string())),
             lens: Some(lens.name().to_owned()),
-            lens_sha256: Some(hash(&format!("{}{}", hints.as_deref().unwrap_or(&words), seed_of(args)?))),
+            lens_sha256: Some(sha256(format!("{}{}", hints.as_deref().unwrap_or(&words), seed_of(args)?))),
             placement: lens.placement().map(|it| it.name().to_owned()),
             tool_result_chars,
             other,
@@ -176,9 +176,9 @@ pub(super) struct Ready {
 }
 
 /// Opens the model and refuses one that cannot score, that has no text, or whose tokenizer is another than ours.
-pub(super) async fn open(args: &CreditArgs<'_>, shown: &Shown, notices: &Notices) -> Result<Ready, Failure> {
-    let opened = args.server.open(notices, teller(args.json)).await?;
-    require_scores(&opened).await.map_err(model_failure)?;
+pub(super) async fn open(args: &CreditArgs<'_>, shown: &Shown, voice: &Arc<Voice>) -> Result<Ready, Failure> {
+    let opened = args.server.open(&voice.notices, voice.teller()).await?;
+    require_scores(&opened).await?;
     let Some((path, tokenizer)) = opened.tokenizer.clone() else {
         let help = "name the model's directory with --tokenizer, or the model as on the hub with --model";
         return Err(Failure::input(
@@ -189,7 +189,7 @@ pub(super) async fn open(args: &CreditArgs<'_>, shown: &Shown, notices: &Notices
     // Needed until the end, so it is not worth taking apart word by word then.
     std::mem::forget(Arc::clone(&tokenizer));
     let texts = texts(args, &path, tokenizer, shown)?;
-    let tokenizer_sha256 = Tokenizer::sha256(&path).map_err(tokenizer_failure)?;
+    let tokenizer_sha256 = Tokenizer::sha256(&path)?;
     Ok(Ready { opened, texts, tokenizer_sha256 })
 }
 
@@ -201,15 +201,15 @@ pub(super) fn texts(
     shown: &Shown,
 ) -> Result<Texts, Failure> {
     let template: Option<PathBuf> = args.call.get("template")?;
-    Texts::open(path, tokenizer, template.as_deref(), &shown.framing.vars).map_err(source_failure)
+    Texts::open(path, tokenizer, template.as_deref(), &shown.framing.vars).map_err(Failure::from)
 }
 
 /// The tokenizer that was named, for those who ask no server, and its hash.
 pub(super) fn named_texts(args: &CreditArgs<'_>, shown: &Shown) -> Result<Option<(Texts, String)>, Failure> {
     let Some(path) = args.text_path() else { return Ok(None) };
-    let path = block_on(tokenizer_path(&path))?.map_err(model_failure)?;
-    let tokenizer = Tokenizer::open(&path).map_err(tokenizer_failure)?;
-    let sha256 = Tokenizer::sha256(&path).map_err(tokenizer_failure)?;
+    let path = block_on(tokenizer_path(&path))??;
+    let tokenizer = Tokenizer::open(&path)?;
+    let sha256 = Tokenizer::sha256(&path)?;
     Ok(Some((texts(args, &path, Arc::new(tokenizer), shown)?, sha256)))
 }
 

@@ -1,11 +1,9 @@
 //! Tables for people: what became of each episode, and what it all cost.
 
 use crate::cli::output::{one_line, weights};
-use crate::pipeline::credit::{Fate, Report};
+use crate::pipeline::report::{Fate, Report};
 use crate::store::summary::{Summary, computed};
 use backsight_core::plan::Figures;
-
-use serde_json::Value;
 
 /// The widest name that is shown whole.
 const WIDTH: usize = 40;
@@ -33,14 +31,10 @@ pub(super) fn episodes(reports: &[Report]) -> String {
 
 fn result(report: &Report) -> String {
     match &report.fate {
-        Fate::Made => "made".to_owned(),
-        Fate::Partial => "partial".to_owned(),
         Fate::Spared(n_before) => format!("spared: {n_before} before"),
-        Fate::Kept(_) => "kept".to_owned(),
-        Fate::Recomputed => "recomputed".to_owned(),
-        Fate::Skipped => "skipped".to_owned(),
         Fate::Lost(loss) => format!("lost: {}", loss.reason.name()),
         Fate::Unfinished => "not finished".to_owned(),
+        other => other.name().to_owned(),
     }
 }
 
@@ -74,12 +68,11 @@ pub(super) fn totals(summary: &Summary) -> String {
         spent.cached_tokens,
         computed(spent)
     ));
-    if let Some(found) =
-        summary.more.get("found_in_ledger").and_then(Value::as_u64).filter(|found| *found > 0)
-    {
-        text.push_str(&format!("; {found} answers were in the ledger"));
+    match summary.number("found_in_ledger") {
+        0 => {}
+        found => text.push_str(&format!("; {found} answers were in the ledger")),
     }
-    let planned = summary.more.get("planned_tokens").and_then(Value::as_u64).unwrap_or(0);
+    let planned = summary.number("planned_tokens");
     let (n, tokens) = (naive.requests, naive.tokens);
     // What was sent depends on failures and on the ledger; the plan does not.
     match planned {
@@ -104,15 +97,6 @@ pub(super) fn gain(naive: u64, computed: u64) -> String {
         0 => String::new(),
         computed => format!(", {:.1} times as many", naive as f64 / computed as f64),
     }
-}
-
-/// What all plans together cost.
-pub(super) fn planned(reports: &[Report]) -> Figures {
-    let mut all = Figures::default();
-    for report in reports {
-        all += report.figures;
-    }
-    all
 }
 
 /// A name on one line, not too long.
