@@ -21,9 +21,9 @@ use super::{Loss, Reason};
 use crate::model::outlook::Outlook;
 use crate::model::planned::{Pace, backend};
 use crate::model::{Error, Model};
-use crate::store::episodes::{Loaded, Source, load};
+use crate::store::episodes::{BadFile, Loaded, Source, load};
 use crate::store::hindsight::{
-    Hindsight, HindsightError, Measured, MeasuredStep, assemble, directory_of, n_scored, recompute, write,
+    Hindsight, Measured, MeasuredStep, assemble, directory_of, n_scored, recompute, write,
 };
 use crate::store::{Ledgered, Stands};
 use crate::wire::hindsight::Provenance;
@@ -401,7 +401,7 @@ impl Shared {
     }
 
     /// The first failure of several is the one that is told.
-    fn unwritable(&self, error: &HindsightError) -> Fate {
+    fn unwritable(&self, error: &BadFile) -> Fate {
         let _ = self.brake.disk.set(error.to_string());
         Fate::Unfinished
     }

@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 use toml::Table;
 
 use super::atomic;
+use super::episodes::BadFile;
 use super::hindsight::file_name;
 use super::journal::Journal;
 use super::layout::{CONFIG_FILE, EPISODES, EVENTS, METRICS, SUMMARY};
@@ -47,13 +48,8 @@ pub enum RunError {
         stage: &'static str,
     },
     /// A file cannot be read or written.
-    #[error("{}: {error}", path.display())]
-    File {
-        /// Which.
-        path: PathBuf,
-        /// What the system says.
-        error: io::Error,
-    },
+    #[error(transparent)]
+    File(#[from] BadFile),
 }
 
 impl RunError {
@@ -65,7 +61,7 @@ impl RunError {
                 "give the same configuration to continue, or choose another directory with --run"
             }
             Self::OtherEpisodes { .. } => "choose another directory with --run",
-            Self::File { .. } => "free some space or mend the directory; the same command continues",
+            Self::File(_) => "free some space or mend the directory; the same command continues",
         }
     }
 
@@ -103,10 +99,9 @@ impl RunDir {
         let lock = Arc::new(RunLock::acquire(dir)?);
         let episodes = dir.join(EPISODES);
         let made = if MAKE_EPISODES.contains(&stage) { fs::create_dir_all(&episodes) } else { Ok(()) };
-        made.map_err(|error| RunError::File { path: episodes.clone(), error })?;
+        made.map_err(|error| BadFile::new(&episodes, error))?;
         for directory in [dir.to_owned(), episodes].into_iter().filter(|it| it.is_dir()) {
-            let swept = atomic::sweep(&directory, |_| true);
-            swept.map_err(|error| RunError::File { path: directory, error })?;
+            atomic::sweep(&directory, |_| true).map_err(|error| BadFile::new(&directory, error))?;
         }
         let journal = |name: &str| Journal::at(&dir.join(name));
         let (events, metrics, references) = (journal(EVENTS), journal(METRICS), journal(REFERENCES));
@@ -250,7 +245,7 @@ impl RunDir {
     }
 
     fn failed(&self, name: &str, error: io::Error) -> RunError {
-        RunError::File { path: self.dir().join(name), error }
+        BadFile::new(&self.dir().join(name), error).into()
     }
 }
 

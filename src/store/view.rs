@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value};
 use toml::Table;
 
-use super::episodes::{LoadError, Source, find, load};
+use super::episodes::{BadFile, Source, find, load};
 use super::hindsight::{file_name, scores_file};
 use super::layout::{CONFIG_FILE, EPISODES, EVENTS, METRICS, SUMMARY};
 use backsight_core::episode::Episode;
@@ -76,7 +76,7 @@ impl View {
     /// The recorded episode of that id; none if there is none, or it cannot be read.
     pub fn episode(&self, id: &str) -> Option<Episode> {
         let path = self.dir.join(EPISODES).join(format!("{}.json", file_name(id)));
-        let loaded: Result<_, LoadError> = load(vec![Source::Record(path)]).next()?;
+        let loaded: Result<_, BadFile> = load(vec![Source::Record(path)]).next()?;
         loaded.ok().map(|it| it.episode).filter(|episode| episode.id == id)
     }
 

@@ -10,14 +10,14 @@
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Number, Value};
-use serde_with::skip_serializing_none;
+use serde_with::{serde_as, serde_conv, skip_serializing_none};
 
 use super::fault::Fault;
 use super::named;
 use backsight_core::credit::hcapo::{Params, Ratio, Smoothing};
 use backsight_core::plan::Figures;
 use backsight_core::python::{JsonStyle, json_dumps};
-use backsight_core::tokens::TokenId;
+use backsight_core::tokens::{Logprob, TokenId};
 
 /// The scores of one episode.
 #[skip_serializing_none]
@@ -323,7 +323,18 @@ pub struct HindsightTokens {
     pub steps: Vec<StepTokens>,
 }
 
+// A number that is no logprob counts as absent.
+serde_conv!(
+    Known,
+    Option<Logprob>,
+    |it: &Option<Logprob>| it.map(Logprob::get),
+    |number: Option<f64>| -> Result<_, std::convert::Infallible> {
+        Ok(number.and_then(|it| Logprob::new(it).ok()))
+    }
+);
+
 /// One step's tokens.
+#[serde_as]
 #[skip_serializing_none]
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct StepTokens {
@@ -335,12 +346,13 @@ pub struct StepTokens {
     pub span: Option<[usize; 2]>,
     /// The logprobs of the action's last tokens through each lens, null where there is none; null as a whole where the
     /// action was not scored through it.
-    pub logprobs: Vec<Option<Vec<Option<f64>>>>,
+    #[serde_as(as = "Vec<Option<Vec<Known>>>")]
+    pub logprobs: Vec<Option<Vec<Option<Logprob>>>>,
 }
 
 impl StepTokens {
     /// The logprobs through a lens.
-    pub fn through(&self, lens: Option<usize>) -> Option<&Vec<Option<f64>>> {
+    pub fn through(&self, lens: Option<usize>) -> Option<&Vec<Option<Logprob>>> {
         self.logprobs.get(lens?)?.as_ref()
     }
 }

@@ -55,7 +55,7 @@ fn renew(directory: &Path, lens: &str, args: &CreditArgs<'_>) -> Result<Hindsigh
     let old = hindsight::read(directory, lens).map_err(|error| error.to_string())?;
     let old = old.ok_or("the file is gone")?;
     let settings = args.over(&Settings::recorded(&old.scores.hyperparams))?;
-    let scores = recompute(&old, &settings).map_err(|error| error.to_string())?;
+    let scores = recompute(&old, &settings)?;
     hindsight::write(directory, lens, &Hindsight { scores: scores.clone(), tokens: None })
         .map_err(|error| error.to_string())?;
     Ok(scores)
