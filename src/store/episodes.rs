@@ -157,8 +157,8 @@ fn load_source(source: Source) -> Box<dyn Iterator<Item = Result<Loaded, BadFile
     match source {
         Source::Directory(path) => Box::new(std::iter::once(load_directory(&path))),
         Source::Record(path) => Box::new(std::iter::once(load_record(&path))),
-        Source::Lines(path) => match Lines::open(path.clone()) {
-            Ok(lines) => Box::new(lines),
+        Source::Lines(path) => match File::open(&path) {
+            Ok(file) => Box::new(load_lines(path, file)),
             Err(error) => Box::new(std::iter::once(Err(BadFile::new(&path, error)))),
         },
     }
@@ -232,81 +232,40 @@ fn loaded(episode: Episode, path: &Path, line: Option<usize>) -> Loaded {
     }
 }
 
-/// The lines of a file, read as they are asked for.
-struct Lines {
-    path: PathBuf,
-    /// None after a failure: a file that cannot be read further has no further lines.
-    reader: Option<BufReader<File>>,
-    line: usize,
-    /// Whether there was any line that is not blank.
-    has_lines: bool,
-    /// Episodes of the line before that are still to be handed out.
-    pending: std::vec::IntoIter<Result<Loaded, BadFile>>,
+/// The episodes of a file's lines, read as they are asked for. A file that cannot be read further has no further lines.
+fn load_lines(path: PathBuf, file: File) -> impl Iterator<Item = Result<Loaded, BadFile>> {
+    let mut lines = (1..).zip(BufReader::new(file).split(b'\n'));
+    let (mut has_lines, mut is_over) = (false, false);
+    let next = move || {
+        let is_blank = |bytes: &[u8]| bytes.strip_prefix(BOM).unwrap_or(bytes).trim_ascii().is_empty();
+        let line =
+            lines.by_ref().filter(|_| !is_over).find(|(_, it)| !it.as_ref().is_ok_and(|it| is_blank(it)));
+        let had_lines = std::mem::replace(&mut has_lines, true);
+        match line {
+            Some((line, Ok(bytes))) => Some(episodes_on_line(&path, line, &bytes)),
+            Some((_, Err(error))) => {
+                is_over = true;
+                Some(vec![Err(BadFile::new(&path, error))])
+            }
+            None => (!had_lines).then(|| vec![Err(BadFile::new(&path, NO_EPISODE))]),
+        }
+    };
+    std::iter::from_fn(next).flatten()
 }
 
-impl Lines {
-    fn open(path: PathBuf) -> io::Result<Self> {
-        let reader = Some(BufReader::new(File::open(&path)?));
-        Ok(Self { path, reader, line: 0, has_lines: false, pending: Vec::new().into_iter() })
-    }
-
-    /// The next line that is not blank, as bytes; `None` at the end.
-    fn next_line(&mut self) -> Option<io::Result<Vec<u8>>> {
-        loop {
-            let mut bytes = Vec::new();
-            self.line += 1;
-            let read = self.reader.as_mut()?.read_until(b'\n', &mut bytes);
-            if self.line == 1 && bytes.starts_with(BOM) {
-                bytes.drain(..BOM.len());
-            }
-            match read {
-                Ok(0) => return None,
-                Ok(_) if bytes.trim_ascii().is_empty() => {}
-                Ok(_) => return Some(Ok(bytes)),
-                Err(error) => {
-                    self.reader = None;
-                    return Some(Err(error));
-                }
-            }
-        }
-    }
-
-    fn episodes_of(&self, bytes: &[u8]) -> Vec<Result<Loaded, BadFile>> {
-        let fault = |fault: Fault| BadFile::fault(&self.path, fault.on(self.line));
-        let text = std::str::from_utf8(bytes).map_err(Fault::new);
-        let json = match text.and_then(|text| object_on_line(self.line, text)) {
-            Ok(json) => json,
-            Err(why) => return vec![Err(fault(why))],
-        };
-        let stem = self.path.file_stem().map(|stem| stem.to_string_lossy()).unwrap_or_default();
-        let episodes = read_line(json, &format!("{stem}:{}", self.line));
-        let finish = |it: Result<Episode, Fault>| match it {
-            Ok(episode) => Ok(loaded(episode, &self.path, Some(self.line))),
-            Err(why) => Err(fault(why)),
-        };
-        episodes.into_iter().map(finish).collect()
-    }
-}
-
-impl Iterator for Lines {
-    type Item = Result<Loaded, BadFile>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        loop {
-            if let Some(episode) = self.pending.next() {
-                return Some(episode);
-            }
-            let Some(line) = self.next_line() else {
-                let is_empty = !std::mem::replace(&mut self.has_lines, true);
-                return is_empty.then(|| Err(BadFile::new(&self.path, NO_EPISODE)));
-            };
-            self.has_lines = true;
-            match line {
-                Ok(bytes) => self.pending = self.episodes_of(&bytes).into_iter(),
-                Err(error) => return Some(Err(BadFile::new(&self.path, error))),
-            }
-        }
-    }
+fn episodes_on_line(path: &Path, line: usize, bytes: &[u8]) -> Vec<Result<Loaded, BadFile>> {
+    let bytes = bytes.strip_prefix(BOM).filter(|_| line == 1).unwrap_or(bytes);
+    let text = std::str::from_utf8(bytes).map_err(Fault::new);
+    let stem = path.file_stem().map(|stem| stem.to_string_lossy()).unwrap_or_default();
+    let episodes = match text.and_then(|text| object_on_line(line, text)) {
+        Ok(json) => read_line(json, &format!("{stem}:{line}")),
+        Err(why) => vec![Err(why)],
+    };
+    let finish = |it: Result<Episode, Fault>| match it {
+        Ok(episode) => Ok(loaded(episode, path, Some(line))),
+        Err(why) => Err(BadFile::fault(path, why.on(line))),
+    };
+    episodes.into_iter().map(finish).collect()
 }
 
 /// The episodes an object on a line stands for.

@@ -930,9 +930,9 @@ mod tests {
     #[tokio::test]
     async fn a_flipped_byte_in_a_text_is_no_end() {
         for flip in [
-            "UPDATE models SET identity = CAST(x'ff' || substr(identity, 2) AS TEXT)",
-            "UPDATE models SET logprobs = replace(logprobs, '-', '+')",
-            "UPDATE models SET probe = CAST(x'80' AS TEXT)",
+            "UPDATE models SET known = CAST(x'ff' || substr(known, 2) AS TEXT)",
+            "UPDATE models SET known = replace(known, '-', '+')",
+            "UPDATE models SET known = CAST(x'80' AS TEXT)",
             "UPDATE answers SET role = CAST(x'ff75646765' AS TEXT)",
             "UPDATE answers SET kind = CAST(x'ff' AS TEXT)",
             "UPDATE answers SET checksum = 'text'",

@@ -96,8 +96,7 @@ pub struct Versions {
     role: ModelRole,
     rules: WeightRules,
     transport: Option<Transport>,
-    gauges: Vec<Measure>,
-    servers: Vec<String>,
+    gauges: Vec<Gauge>,
     state: Mutex<Knowledge>,
     /// One measurement at a time; whoever comes meanwhile finds what it showed.
     measuring: AsyncMutex<()>,
@@ -143,17 +142,12 @@ impl Versions {
         gauges: Vec<Gauge>,
         (models, names): (Vec<ModelId>, HashMap<ModelId, String>),
     ) -> Arc<Self> {
-        let noise: Vec<f64> = gauges.iter().map(|it| it.noise).collect();
-        let checks = gauges.iter().fold(Checks::default(), |all, it| all.and(&it.checks));
-        let expected = gauges.iter().map(|it| it.expected.clone()).collect();
-        let (servers, gauges): (Vec<_>, Vec<_>) =
-            gauges.into_iter().map(|it| (it.server, it.measure)).unzip();
         let state = Knowledge {
             order: Order::new(models),
-            expected,
-            checks: Checks { smallest_change: smallest_change(&noise), ..checks },
-            noise,
+            expected: gauges.iter().map(|it| it.expected.clone()).collect(),
+            noise: gauges.iter().map(|it| it.noise).collect(),
             names,
+            checks: gauges.iter().fold(Checks::default(), |all, it| all.and(&it.checks)),
             answers: 0,
             since: Instant::now(),
             disruptions: transport.as_ref().map_or(0, Transport::disruptions),
@@ -163,7 +157,7 @@ impl Versions {
         };
         let (state, measuring) = (Mutex::new(state), AsyncMutex::new(()));
         let (asking, keeping) = (RwLock::new(()), RwLock::new(()));
-        Arc::new(Self { ledger, role, rules, transport, gauges, servers, state, measuring, asking, keeping })
+        Arc::new(Self { ledger, role, rules, transport, gauges, state, measuring, asking, keeping })
     }
 
     /// How many measurements have been begun when a request is sent now; fails once a change has ended the run.
@@ -223,7 +217,9 @@ impl Versions {
 
     /// What measuring has cost and shown so far; nothing where weights cannot change, or cannot be measured.
     pub fn checks(&self) -> Option<Checks> {
-        (!self.gauges.is_empty()).then(|| self.lock().checks)
+        let state = self.lock();
+        let smallest_change = state.noise.iter().copied().map(tolerance).fold(0.0, f64::max);
+        (!self.gauges.is_empty()).then_some(Checks { smallest_change, ..state.checks })
     }
 
     /// Held while a request is under way.
@@ -346,7 +342,7 @@ impl Versions {
     }
 
     async fn read(&self, idx: usize, patience: Patience) -> Result<Fingerprint, Error> {
-        let found = (self.gauges[idx])(patience).await;
+        let found = (self.gauges[idx].measure)(patience).await;
         if let Ok(found) = &found {
             let mut state = self.lock();
             state.checks.requests += 1;
@@ -397,18 +393,13 @@ impl Versions {
         for _ in 0..2 {
             let again = self.read(idx, patience).await?;
             if again.agrees(expected, noise) {
-                self.saw_noise(idx, by.unwrap_or(0.0));
+                let noise = &mut self.lock().noise[idx];
+                *noise = noise.max(by.unwrap_or(0.0));
                 return Ok(Finding::Same);
             }
             last = Some(again);
         }
         Ok(Finding::Changed(last))
-    }
-
-    fn saw_noise(&self, idx: usize, by: f64) {
-        let mut state = self.lock();
-        state.noise[idx] = state.noise[idx].max(by);
-        state.checks.smallest_change = smallest_change(&state.noise);
     }
 
     /// Whether an endpoint has answered since everything was settled.
@@ -445,7 +436,7 @@ impl Versions {
         state.order.change(idx, model);
         state.checks.changes += 1;
         if self.rules.new_weights == NewWeights::Stop || new.is_none() {
-            let server = self.servers[idx].clone();
+            let server = self.gauges[idx].server.clone();
             state.stopped_by = Some(Error::Changed { server, why: reason(new.as_ref(), &old) });
         }
         if let Some(new) = new {
@@ -458,11 +449,6 @@ impl Versions {
     fn lock(&self) -> MutexGuard<'_, Knowledge> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// The mean difference from which on a change of any endpoint is seen.
-fn smallest_change(noise: &[f64]) -> f64 {
-    noise.iter().copied().map(tolerance).fold(0.0, f64::max)
 }
 
 /// How weights show that they are others than those that were measured before, or elsewhere.

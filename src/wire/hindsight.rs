@@ -10,7 +10,7 @@
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Number, Value};
-use serde_with::{serde_as, serde_conv, skip_serializing_none};
+use serde_with::skip_serializing_none;
 
 use super::fault::Fault;
 use super::named;
@@ -323,18 +323,27 @@ pub struct HindsightTokens {
     pub steps: Vec<StepTokens>,
 }
 
-// A number that is no logprob counts as absent.
-serde_conv!(
-    Known,
-    Option<Logprob>,
-    |it: &Option<Logprob>| it.map(Logprob::get),
-    |number: Option<f64>| -> Result<_, std::convert::Infallible> {
-        Ok(number.and_then(|it| Logprob::new(it).ok()))
+/// Logprobs as numbers; one that is no logprob counts as absent.
+mod numbers {
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    use backsight_core::tokens::Logprob;
+
+    type Logprobs = Vec<Option<Vec<Option<Logprob>>>>;
+
+    pub fn serialize<S: Serializer>(views: &Logprobs, to: S) -> Result<S::Ok, S::Error> {
+        let numbers = |view: &Vec<Option<Logprob>>| view.iter().map(|it| it.map(Logprob::get)).collect();
+        to.collect_seq(views.iter().map(|view| view.as_ref().map(numbers) as Option<Vec<Option<f64>>>))
     }
-);
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Logprobs, D::Error> {
+        let views: Vec<Option<Vec<Option<f64>>>> = Vec::deserialize(from)?;
+        let known = |number: Option<f64>| number.and_then(|it| Logprob::new(it).ok());
+        Ok(views.into_iter().map(|view| Some(view?.into_iter().map(known).collect())).collect())
+    }
+}
 
 /// One step's tokens.
-#[serde_as]
 #[skip_serializing_none]
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct StepTokens {
@@ -346,7 +355,7 @@ pub struct StepTokens {
     pub span: Option<[usize; 2]>,
     /// The logprobs of the action's last tokens through each lens, null where there is none; null as a whole where the
     /// action was not scored through it.
-    #[serde_as(as = "Vec<Option<Vec<Known>>>")]
+    #[serde(with = "numbers")]
     pub logprobs: Vec<Option<Vec<Option<Logprob>>>>,
 }
 

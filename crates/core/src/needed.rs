@@ -52,7 +52,7 @@ impl Needed {
             return Err(format!("{} positions have {} scores", self.len(), scores.len()));
         }
         if job.spans() == self.ranges && self.ranges.len() == 1 {
-            let only = SpanScore::new(self.ranges[0], scores).map_err(|why| why.to_string())?;
+            let only = SpanScore::new(self.ranges[0], scores)?;
             return Ok(vec![only]);
         }
         job.spans().iter().map(|&span| self.cut(span, &scores)).collect()
@@ -64,11 +64,11 @@ impl Needed {
             if range.start() <= span.start() && span.end() <= range.end() && !span.is_empty() {
                 let first = before + span.start() - range.start();
                 let scores = scores[first..first + span.len()].to_vec();
-                return SpanScore::new(span, scores).map_err(|why| why.to_string());
+                return SpanScore::new(span, scores);
             }
             before += range.len();
         }
-        SpanScore::new(span, Vec::new()).map_err(|why| why.to_string())
+        SpanScore::new(span, Vec::new())
     }
 }
 

@@ -18,30 +18,14 @@ pub struct ScoreJob {
     top_k: usize,
 }
 
-/// Why a job is not one.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum BadJob {
-    /// No tokens at all.
-    #[error("the job has no tokens")]
-    NoTokens,
-    /// A span reaches beyond the last token.
-    #[error("span {span} reaches beyond the {n_tokens} tokens of the job")]
-    Outside {
-        /// The span.
-        span: TokenSpan,
-        /// How many tokens there are.
-        n_tokens: usize,
-    },
-}
-
 impl ScoreJob {
     /// Checks that every span lies inside `tokens`.
-    pub fn new(tokens: Arc<[TokenId]>, spans: Vec<TokenSpan>, top_k: usize) -> Result<Self, BadJob> {
+    pub fn new(tokens: Arc<[TokenId]>, spans: Vec<TokenSpan>, top_k: usize) -> Result<Self, String> {
         if tokens.is_empty() {
-            return Err(BadJob::NoTokens);
+            return Err("the job has no tokens".to_owned());
         }
         match spans.iter().find(|span| span.end() > tokens.len()) {
-            Some(&span) => Err(BadJob::Outside { span, n_tokens: tokens.len() }),
+            Some(span) => Err(format!("span {span} reaches beyond the {} tokens of the job", tokens.len())),
             None => Ok(Self { tokens, spans, top_k }),
         }
     }
@@ -126,23 +110,13 @@ pub struct SpanScore {
     scores: Vec<TokenScore>,
 }
 
-/// A span and its scores differ in length.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("span {span} has {n_scores} scores")]
-pub struct WrongLength {
-    /// The span.
-    pub span: TokenSpan,
-    /// How many scores were given for it.
-    pub n_scores: usize,
-}
-
 impl SpanScore {
     /// Checks that there is one score per position of `span`.
-    pub fn new(span: TokenSpan, scores: Vec<TokenScore>) -> Result<Self, WrongLength> {
+    pub fn new(span: TokenSpan, scores: Vec<TokenScore>) -> Result<Self, String> {
         if scores.len() == span.len() {
             Ok(Self { span, scores })
         } else {
-            Err(WrongLength { span, n_scores: scores.len() })
+            Err(format!("span {span} has {} scores", scores.len()))
         }
     }
 
@@ -173,7 +147,7 @@ impl SpanScore {
 mod tests {
     use super::*;
 
-    fn job(spans: &[(usize, usize)]) -> Result<ScoreJob, BadJob> {
+    fn job(spans: &[(usize, usize)]) -> Result<ScoreJob, String> {
         let spans = spans.iter().map(|&(start, end)| TokenSpan::new(start, end).unwrap()).collect();
         ScoreJob::new(Arc::from([5, 6, 7, 8]), spans, 3)
     }
@@ -184,7 +158,7 @@ mod tests {
             job(&[(2, 5)]).unwrap_err().to_string(),
             "span [2, 5) reaches beyond the 4 tokens of the job"
         );
-        assert_eq!(ScoreJob::new(Arc::from([]), vec![], 0), Err(BadJob::NoTokens));
+        assert_eq!(ScoreJob::new(Arc::from([]), vec![], 0), Err("the job has no tokens".to_owned()));
     }
 
     #[test]

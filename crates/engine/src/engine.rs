@@ -175,8 +175,8 @@ impl Engine {
                 help: "shorten the context, or use a model with a longer one".to_owned(),
             });
         }
-        check_ids(tokens, self.config.vocab).map_err(|why| Error::Invalid {
-            what: why.to_string(),
+        check_ids(tokens, self.config.vocab).map_err(|what| Error::Invalid {
+            what,
             help: "use the tokenizer that came with the model".to_owned(),
         })?;
         self.check_memory(tokens.len())

@@ -8,8 +8,8 @@ use crate::tokens::{self, TokenId};
 /// Refuses ids the model does not have.
 pub fn check_ids(ids: &[TokenId], vocab_size: Option<usize>) -> Result<(), Error> {
     let Some(vocab_size) = vocab_size else { return Ok(()) };
-    tokens::check_ids(ids, vocab_size).map_err(|outside| Error::Invalid {
-        what: outside.to_string(),
+    tokens::check_ids(ids, vocab_size).map_err(|what| Error::Invalid {
+        what,
         help: "use the tokenizer of the model that is asked".to_owned(),
     })
 }
