@@ -168,9 +168,8 @@ fn load_source(source: Source) -> Box<dyn Iterator<Item = Result<Loaded, BadFile
 pub fn load_directory(directory: &Path) -> Result<Loaded, BadFile> {
     let result_path = directory.join(RESULT);
     let session_path = directory.join(SESSION);
-    let fault = |path: &'_ Path, fault| BadFile::fault(path, fault);
-    let result = pi_result::parse(&read(&result_path)?).map_err(|it| fault(&result_path, it))?;
-    let session = pi_session::parse(&read(&session_path)?).map_err(|it| fault(&session_path, it))?;
+    let result = pi_result::parse(&read(&result_path)?).map_err(|it| BadFile::fault(&result_path, it))?;
+    let session = pi_session::parse(&read(&session_path)?).map_err(|it| BadFile::fault(&session_path, it))?;
     if session.messages.len() < 2 {
         return Err(BadFile::new(&session_path, "there are fewer than two messages"));
     }
@@ -183,7 +182,7 @@ pub fn load_directory(directory: &Path) -> Result<Loaded, BadFile> {
         file_reward: Some(result.reward.clone()),
         file_scores: result.frozen_scores.clone(),
         notes: left_out,
-        episode: episode(id, result, session).map_err(|it| fault(&session_path, it))?,
+        episode: episode(id, result, session).map_err(|it| BadFile::fault(&session_path, it))?,
     };
     if loaded.file_id.is_null() {
         loaded.file_id = loaded.episode.id.clone().into();
@@ -302,11 +301,13 @@ fn extension(path: &Path) -> &str {
     path.extension().and_then(|extension| extension.to_str()).unwrap_or("")
 }
 
-fn name(path: &Path) -> String {
+/// The last part of a path.
+pub(super) fn name(path: &Path) -> String {
     path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
 }
 
-fn list(directory: &Path) -> Result<Vec<PathBuf>, BadFile> {
+/// What is in a directory, in natural order of the names.
+pub(super) fn list(directory: &Path) -> Result<Vec<PathBuf>, BadFile> {
     let entries = fs::read_dir(directory).map_err(|error| BadFile::new(directory, error))?;
     let paths = entries.map(|entry| entry.map(|entry| entry.path()));
     let mut paths = paths.collect::<io::Result<Vec<_>>>().map_err(|error| BadFile::new(directory, error))?;

@@ -11,7 +11,8 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Number};
 
 use super::atomic;
-use super::episodes::{BadFile, Loaded, natural};
+use super::episodes::{BadFile, Loaded, list, name};
+use super::layout::EPISODES;
 use crate::wire::fault::Fault;
 use crate::wire::hindsight::{
     HindsightScores, HindsightTokens, Hyperparams, Provenance, ScoredStep, StepTokens, TOKENS_FORMAT,
@@ -67,30 +68,21 @@ pub fn directory_of(loaded: &Loaded, run_dir: &Path) -> PathBuf {
     if loaded.line.is_none() && loaded.path.is_dir() {
         return loaded.path.clone();
     }
-    run_dir.join("episodes").join(file_name(&loaded.episode.id))
+    run_dir.join(EPISODES).join(file_name(&loaded.episode.id))
 }
 
 /// The directories with scores through a lens below an input directory and in a run directory, in natural order of their
 /// names.
-pub fn find(input: &Path, run_dir: &Path, lens: &str) -> io::Result<Vec<PathBuf>> {
+pub fn find(input: &Path, run_dir: &Path, lens: &str) -> Result<Vec<PathBuf>, BadFile> {
     let has_scores = |directory: &PathBuf| directory.join(scores_file(lens)).is_file();
     if has_scores(&input.to_owned()) {
         return Ok(vec![input.to_owned()]);
     }
-    let mut found = Vec::new();
-    let beside = (!input.is_file()).then_some((input.to_owned(), "episode_"));
-    for (parent, prefix) in beside.into_iter().chain([(run_dir.join("episodes"), "")]) {
-        let entries = match std::fs::read_dir(&parent) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound && parent != input => continue,
-            entries => entries?,
-        };
-        let names = entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()));
-        let mut names = names.collect::<io::Result<Vec<String>>>()?;
-        names.sort_by(|a, b| natural(a, b));
-        let directories = names.iter().filter(|name| name.starts_with(prefix)).map(|name| parent.join(name));
-        found.extend(directories.filter(has_scores));
-    }
-    Ok(found)
+    let own = run_dir.join(EPISODES);
+    let beside = if input.is_file() { Vec::new() } else { list(input)? };
+    let below = if own.is_dir() { list(&own)? } else { Vec::new() };
+    let beside = beside.into_iter().filter(|it| name(it).starts_with("episode_"));
+    Ok(beside.chain(below).filter(has_scores).collect())
 }
 
 /// An id as a file's name: other characters than letters, digits and `-_` are written as `%` and their bytes.

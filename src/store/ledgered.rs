@@ -483,12 +483,8 @@ impl Ledgered {
     }
 
     fn generate_key(&self, model: ModelId, request: &GenerateRequest) -> Key {
-        match self.inner.top_k_limit().filter(|limit| request.top_k > *limit) {
-            Some(top_k) => {
-                Key::of_generate(model, self.place.stage, &GenerateRequest { top_k, ..request.clone() })
-            }
-            None => Key::of_generate(model, self.place.stage, request),
-        }
+        let top_k = self.inner.top_k_limit().unwrap_or(usize::MAX).min(request.top_k);
+        Key::of_generate(model, self.place.stage, &GenerateRequest { top_k, ..request.clone() })
     }
 
     fn seeded(&self, sampling: &Sampling, place: &Place) -> Sampling {

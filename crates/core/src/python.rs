@@ -120,18 +120,10 @@ impl Writer<'_> {
             Value::Bool(true) => self.out.push_str("true"),
             Value::Bool(false) => self.out.push_str("false"),
             Value::Number(number) => self.out.push_str(&number_repr(number)),
-            Value::String(text) => self.string(text),
-            Value::Array(items) => self.array(items),
+            Value::String(text) => write_json_string(self.out, text, self.style.ensure_ascii),
+            Value::Array(items) => self.container(['[', ']'], items.iter(), Self::value),
             Value::Object(fields) => self.object(fields),
         }
-    }
-
-    fn string(&mut self, text: &str) {
-        write_json_string(self.out, text, self.style.ensure_ascii);
-    }
-
-    fn array(&mut self, items: &[Value]) {
-        self.container(['[', ']'], items.iter(), Self::value);
     }
 
     fn object(&mut self, fields: &Map<String, Value>) {
@@ -140,7 +132,7 @@ impl Writer<'_> {
             fields.sort_by_key(|&(key, _)| key);
         }
         self.container(['{', '}'], fields.into_iter(), |writer, (key, value)| {
-            writer.string(key);
+            write_json_string(writer.out, key, writer.style.ensure_ascii);
             writer.out.push_str(&writer.style.key_separator);
             writer.value(value);
         });

@@ -5,7 +5,6 @@
 //! How a score is obtained is the business of `model`.
 
 use std::borrow::Cow;
-use std::fmt;
 use std::sync::Arc;
 
 use crate::tokens::{Logprob, TokenId, TokenSpan, TopK};
@@ -74,24 +73,17 @@ pub(crate) fn end_needed(spans: &[TokenSpan]) -> usize {
 }
 
 /// Why a position has no logprob.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Absence {
     /// The first token of a sequence: nothing precedes it.
+    #[error("the first token has no context")]
     NoContext,
     /// The server answered without a value there.
+    #[error("the server returned no value")]
     NotReturned,
     /// The server answered with something that is no logprob.
+    #[error("the server returned no logprob: {0}")]
     NotALogprob(String),
-}
-
-impl fmt::Display for Absence {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NoContext => f.write_str("the first token has no context"),
-            Self::NotReturned => f.write_str("the server returned no value"),
-            Self::NotALogprob(why) => write!(f, "the server returned no logprob: {why}"),
-        }
-    }
 }
 
 /// What was obtained for one position.

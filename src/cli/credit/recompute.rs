@@ -18,8 +18,7 @@ pub(super) fn run(args: &CreditArgs<'_>) -> Result<(), Failure> {
     let (mut directories, lens) = (Vec::new(), args.call.result()?);
     for input in &args.inputs {
         let found = find(input, &args.run_dir, &lens);
-        directories
-            .extend(found.map_err(|error| Failure::input(format!("{}: {error}", input.display()), help))?);
+        directories.extend(found.map_err(|error| Failure::input(error.to_string(), help))?);
     }
     // Several files share one run directory.
     let mut seen = HashSet::new();

@@ -108,9 +108,9 @@ impl Wording {
                 let template = environment.get_template("outcome").map_err(jinja_error)?;
                 facts.map(|facts| render_jinja(&template, facts)).collect()
             }
-            Self::Python(pieces) => {
-                facts.map(|facts| pieces.iter().map(|piece| render_piece(piece, facts)).collect()).collect()
-            }
+            Self::Python(pieces) => Ok(facts
+                .map(|facts| pieces.iter().map(|piece| render_piece(piece, facts)).collect())
+                .collect()),
         }
     }
 }
@@ -257,47 +257,35 @@ fn python_field(field: &str) -> Result<Piece, BadTemplate> {
     }
 }
 
-fn render_piece(piece: &Piece, facts: &OutcomeFacts) -> Result<String, BadTemplate> {
+fn render_piece(piece: &Piece, facts: &OutcomeFacts) -> String {
     match piece {
-        Piece::Text(text) => Ok(text.clone()),
-        Piece::Field(name, Some(decimals)) => Ok(format!("{:.decimals$}", python_number(name, facts))),
-        Piece::Field(name, None) => Ok(python_text(name, facts)),
+        Piece::Text(text) => text.clone(),
+        Piece::Field(name, decimals) => python_text(name, *decimals, facts),
     }
 }
 
-fn python_number(name: &str, facts: &OutcomeFacts) -> f64 {
-    match name {
-        "reward" => facts.reward,
-        "plan_score" => facts.progress.plan_score.unwrap_or(0.0),
-        "scored_count" => facts.progress.subtask_scores.len() as f64,
-        _ => n_planned(facts) as f64,
-    }
-}
-
-/// A field as Python's `str` writes it, with the published defaults for what is absent.
-fn python_text(name: &str, facts: &OutcomeFacts) -> String {
+/// A field as Python's `str` or its `format` writes it, with the published defaults for what is absent.
+fn python_text(name: &str, decimals: Option<usize>, facts: &OutcomeFacts) -> String {
+    let float = |value: f64| decimals.map_or_else(|| float_repr(value), |n| format!("{value:.n$}"));
+    let count = |value: usize| decimals.map_or_else(|| value.to_string(), |_| float(value as f64));
     let Progress { phase, plan_score, subtask_scores, .. } = &facts.progress;
     match name {
-        "reward" => float_repr(facts.reward),
+        "reward" => float(facts.reward),
         "phase" => phase.clone().unwrap_or_else(|| "?".to_owned()),
-        "plan_score" => plan_score.map_or_else(|| "0".to_owned(), float_repr),
+        "plan_score" => plan_score.map_or_else(|| count(0), float),
         "scores_summary" if subtask_scores.is_empty() => "none".to_owned(),
         "scores_summary" => {
             let scores = subtask_scores.iter().map(|(id, score)| format!("{id}={score:.3}"));
             scores.collect::<Vec<_>>().join(", ")
         }
-        "scored_count" => subtask_scores.len().to_string(),
-        "plan_count" => n_planned(facts).to_string(),
+        "scored_count" => count(subtask_scores.len()),
+        "plan_count" => count(subtask_ids(&facts.progress).len().max(1)),
         "current_subtask" => facts.current_subtask.clone(),
         _ => match facts.current_score.filter(|score| *score >= 0.0) {
             Some(score) => format!("{score:.3}"),
             None => "n/a".to_owned(),
         },
     }
-}
-
-fn n_planned(facts: &OutcomeFacts) -> usize {
-    subtask_ids(&facts.progress).len().max(1)
 }
 
 #[cfg(test)]

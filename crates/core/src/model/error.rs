@@ -89,6 +89,11 @@ pub enum Error {
 }
 
 impl Error {
+    /// A request that cannot be made.
+    pub fn invalid(what: impl Into<String>, help: &str) -> Self {
+        Self::Invalid { what: what.into(), help: help.to_owned() }
+    }
+
     /// Whether it leaves the request open: nobody has said that it cannot be answered.
     pub fn leaves_open(&self) -> bool {
         self.may_pass() || self.stops_the_run()
