@@ -22,7 +22,7 @@ use super::disk::Disk;
 use super::fingerprint::{Fingerprint, Identity};
 use super::lock::RunLock;
 use super::record::{Block, Drawn, Record};
-use super::stamp::{Fate, Stamp, Standing};
+use super::stamp::{Origin, Stamp, Standing};
 use crate::model::budget::{ModelRole, Spent};
 use crate::model::key::{Key, ModelId};
 use crate::model::noise::tolerance;
@@ -175,7 +175,7 @@ impl Ledger {
         // Bits may flip on the disk: then this answer is lost, and those beside it are not.
         let decoded = found
             .filter(|it| it.sum == answer_checksum(key.bytes(), it.standing.model(), &it.bytes))
-            .and_then(|it| Some((R::decode(&it.bytes).ok()?, it.standing)));
+            .and_then(|it| Some((R::decode(&it.bytes)?, it.standing)));
         if decoded.is_none() {
             self.drop_damaged(FORGET_ANSWER, *key.bytes()).await?;
         }
@@ -217,42 +217,25 @@ impl Ledger {
         let (model, key) = (standing.model(), *key.bytes());
         let (after, endpoints, until) = match standing {
             Standing::Provisional(stamp) => (Some(signed(stamp.after)), stamp.by.0.cast_signed(), None),
-            Standing::Settled(Fate::Between(_, until)) => (None, 0, Some(until.0)),
-            Standing::Settled(Fate::Known(_)) => (None, 0, None),
+            Standing::Settled(Origin::Between(_, until)) => (None, 0, Some(until.0)),
+            Standing::Settled(Origin::Known(_)) => (None, 0, None),
         };
-        let sum = answer_checksum(&key, model, &bytes);
+        let (role, sum) = (role.name(), answer_checksum(&key, model, &bytes));
+        let row = (key, R::KIND, model.0, role, sent, cached, sampled, after, endpoints, until, sum, bytes);
         let write = move |connection: &Connection| {
             let mut insert = connection.prepare_cached(
                 "INSERT INTO answers VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)
                  ON CONFLICT DO NOTHING",
             )?;
-            let role = role.name();
             for statement in OUST {
                 connection.prepare_cached(statement)?.execute(params![key, role])?;
             }
-            insert.execute(params![
-                key,
-                R::KIND,
-                model.0,
-                role,
-                sent,
-                cached,
-                sampled,
-                after,
-                endpoints,
-                until,
-                sum,
-                bytes
-            ])?;
+            insert.execute(row)?;
             let mut insert = connection.prepare_cached("INSERT INTO scores VALUES (?1, ?2, ?3, ?4)")?;
             for (block, found) in &blocks {
                 let found = found.encode();
-                insert.execute(params![
-                    block.bytes(),
-                    key,
-                    block_checksum(block, &key, model, &found),
-                    found
-                ])?;
+                let sum = block_checksum(block, &key, model, &found);
+                insert.execute(params![block.bytes(), key, sum, found])?;
             }
             Ok(0)
         };
@@ -288,11 +271,11 @@ impl Ledger {
     /// two versions from now on.
     pub(super) async fn doubt(&self, role: ModelRole, by: Endpoints, until: ModelId) -> Result<(), Error> {
         let write = move |connection: &Connection| {
-            for (sql, with_until) in DOUBT {
-                let all = params![role.name(), by.0.cast_signed(), until.0];
-                connection.execute(sql, if with_until { all } else { &all[..2] })?;
+            let of = (role.name(), by.0.cast_signed());
+            for statement in DROP_SCORES {
+                connection.execute(statement, of)?;
             }
-            Ok(0)
+            connection.execute(LIES_BETWEEN, (of.0, of.1, until.0)).map(|n| n as i64)
         };
         self.disk.write(write).await.map(drop)
     }
@@ -302,22 +285,14 @@ const FORGET_ANSWER: &str = "DELETE FROM answers WHERE key = ?1";
 /// Its answers can be found by nobody, since their keys hold its number; the number is not given again.
 const FORGET_MODEL: &str = "UPDATE models SET known = NULL WHERE id = ?1";
 
-/// What is done when provisional answers are in doubt, and whether the statement names the new version.
-const DOUBT: [(&str, bool); 3] = [
-    (
-        "INSERT INTO spent SELECT role, prompt_tokens, cached_tokens, completion_tokens FROM answers
-         WHERE role = ?1 AND after IS NOT NULL AND endpoints & ?2 != 0 AND kind = 'score'",
-        false,
-    ),
-    (
-        "DELETE FROM answers WHERE role = ?1 AND after IS NOT NULL AND endpoints & ?2 != 0 AND kind = 'score'",
-        false,
-    ),
-    (
-        "UPDATE answers SET after = NULL, until = ?3 WHERE role = ?1 AND after IS NOT NULL AND endpoints & ?2 != 0",
-        true,
-    ),
+/// What is done with provisional scores in doubt.
+const DROP_SCORES: [&str; 2] = [
+    "INSERT INTO spent SELECT role, prompt_tokens, cached_tokens, completion_tokens FROM answers
+     WHERE role = ?1 AND after IS NOT NULL AND endpoints & ?2 != 0 AND kind = 'score'",
+    "DELETE FROM answers WHERE role = ?1 AND after IS NOT NULL AND endpoints & ?2 != 0 AND kind = 'score'",
 ];
+/// And with draws.
+const LIES_BETWEEN: &str = "UPDATE answers SET after = NULL, until = ?3 WHERE role = ?1 AND after IS NOT NULL AND endpoints & ?2 != 0";
 
 /// SQLite's integers are signed; counts of tokens never reach the difference.
 fn signed(count: u64) -> i64 {
@@ -379,8 +354,8 @@ fn found(row: &Row<'_>) -> rusqlite::Result<StoredAnswer> {
             let by = Endpoints(row.get::<_, i64>(2)?.cast_unsigned());
             Standing::Provisional(Stamp { after: after.unsigned_abs(), by, model })
         }
-        (None, Some(until)) => Standing::Settled(Fate::Between(model, ModelId(until))),
-        (None, None) => Standing::Settled(Fate::Known(model)),
+        (None, Some(until)) => Standing::Settled(Origin::Between(model, ModelId(until))),
+        (None, None) => Standing::Settled(Origin::Known(model)),
     };
     Ok(StoredAnswer { standing, sum: row.get(4)?, bytes: row.get(5)? })
 }
@@ -404,7 +379,7 @@ fn stored_blocks(connection: &Connection, block: &Key, role: ModelRole) -> rusql
         let is_whole =
             |it: &StoredAnswer| it.sum == block_checksum(block, &key, it.standing.model(), &it.bytes);
         let stored = found(row).ok().filter(is_whole);
-        let block = stored.and_then(|it| Some((Block::decode(&it.bytes).ok()?, it.standing)));
+        let block = stored.and_then(|it| Some((Block::decode(&it.bytes)?, it.standing)));
         Ok((key, block))
     };
     select.query_map(params![block.bytes(), role.name()], read)?.collect()

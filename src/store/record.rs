@@ -2,7 +2,7 @@
 //!
 //! Owns the encoding of what the ledger stores. Logprobs keep every bit; absences keep their reason. Postcard writes the
 //! types below, in few bytes, because a row of candidates per token is most of a ledger; what a chat answered is JSON.
-//! Reading never trusts the bytes: a damaged record is an error, not a number.
+//! Reading never trusts the bytes: a damaged record is none, not a number.
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -38,14 +38,9 @@ pub trait Record: Sized {
 
 /// What was drawn is stored as a whole.
 pub trait Drawn: Record {
-    /// What was stored.
-    fn decode(bytes: &[u8]) -> Result<Self, Damaged>;
+    /// What was stored; none where the bytes are something else.
+    fn decode(bytes: &[u8]) -> Option<Self>;
 }
-
-/// The bytes are not what was stored.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the record is damaged: {0}")]
-pub struct Damaged(pub String);
 
 /// Plain structs always serialise.
 fn written(value: &impl Serialize) -> Vec<u8> {
@@ -53,12 +48,9 @@ fn written(value: &impl Serialize) -> Vec<u8> {
 }
 
 /// Reads what was written, provided that nothing is left over.
-fn read<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Damaged> {
-    match postcard::take_from_bytes(bytes) {
-        Ok((value, [])) => Ok(value),
-        Ok((_, rest)) => Err(Damaged(format!("{} bytes too many", rest.len()))),
-        Err(why) => Err(Damaged(why.to_string())),
-    }
+fn read<T: DeserializeOwned>(bytes: &[u8]) -> Option<T> {
+    let (value, rest) = postcard::take_from_bytes(bytes).ok()?;
+    rest.is_empty().then_some(value)
 }
 
 /// How far a number's bits are turned: those come first that 32 bits do not have. Servers compute in 32 bits, and small
@@ -69,8 +61,8 @@ fn bits(logprob: Logprob) -> u64 {
     logprob.get().to_bits().rotate_left(TURN)
 }
 
-fn logprob(bits: u64) -> Result<Logprob, Damaged> {
-    Logprob::new(f64::from_bits(bits.rotate_right(TURN))).map_err(|why| Damaged(why.to_string()))
+fn logprob(bits: u64) -> Option<Logprob> {
+    Logprob::new(f64::from_bits(bits.rotate_right(TURN))).ok()
 }
 
 /// Candidates with their numbers' bits.
@@ -80,9 +72,9 @@ fn stored_top(top: &TopK) -> StoredTop {
     top.entries().iter().map(|&(id, logprob)| (id, bits(logprob))).collect()
 }
 
-fn top(stored: StoredTop) -> Result<TopK, Damaged> {
-    let entries = stored.into_iter().map(|(id, bits)| Ok((id, logprob(bits)?)));
-    entries.collect::<Result<_, _>>().map(TopK::new)
+fn top(stored: StoredTop) -> Option<TopK> {
+    let entries = stored.into_iter().map(|(id, bits)| Some((id, logprob(bits)?)));
+    entries.collect::<Option<_>>().map(TopK::new)
 }
 
 #[derive(Serialize, Deserialize)]
@@ -121,12 +113,12 @@ impl Block {
         written(&(&self.ids, self.top_k, scores))
     }
 
-    /// What was stored.
-    pub fn decode(bytes: &[u8]) -> Result<Self, Damaged> {
+    /// What was stored; none where the bytes are something else.
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
         let (ids, top_k, scores): (_, _, Vec<Option<(u64, StoredTop)>>) = read(bytes)?;
-        let score = |(bits, stored)| Ok((logprob(bits)?, top(stored)?));
-        let scores = scores.into_iter().map(|it| it.map(score).transpose());
-        Ok(Self { ids, top_k, scores: scores.collect::<Result<_, _>>()? })
+        let score = |(bits, stored)| Some((logprob(bits)?, top(stored)?));
+        let scores = scores.into_iter().map(|it| it.map_or(Some(None), |it| score(it).map(Some)));
+        Some(Self { ids, top_k, scores: scores.collect::<Option<_>>()? })
     }
 }
 
@@ -188,14 +180,15 @@ impl Record for Generated {
 }
 
 impl Drawn for Generated {
-    fn decode(bytes: &[u8]) -> Result<Self, Damaged> {
+    fn decode(bytes: &[u8]) -> Option<Self> {
         let StoredGenerated { usage, finish, versions, tokens } = read(bytes)?;
         let version = |(version, start, len)| ToldVersion { version, span: TokenSpan::at(start, len) };
         let token = |(id, bits, stored): (_, Option<u64>, _)| {
-            Ok(SampledToken { id, logprob: bits.map(logprob).transpose()?, top: top(stored)? })
+            let logprob = bits.map_or(Some(None), |bits| logprob(bits).map(Some))?;
+            Some(SampledToken { id, logprob, top: top(stored)? })
         };
-        let tokens = tokens.into_iter().map(token).collect::<Result<_, _>>()?;
-        Ok(Self { tokens, finish, versions: versions.into_iter().map(version).collect(), usage })
+        let tokens = tokens.into_iter().map(token).collect::<Option<_>>()?;
+        Some(Self { tokens, finish, versions: versions.into_iter().map(version).collect(), usage })
     }
 }
 
@@ -223,11 +216,10 @@ impl Record for ChatAnswer {
 }
 
 impl Drawn for ChatAnswer {
-    fn decode(bytes: &[u8]) -> Result<Self, Damaged> {
+    fn decode(bytes: &[u8]) -> Option<Self> {
         let StoredChat { usage, finish, message } = read(bytes)?;
-        let json = serde_json::from_str(&message).map_err(|why| Damaged(why.to_string()))?;
-        let message = messages::from_json(&json).map_err(|why| Damaged(why.to_string()))?;
-        Ok(Self { message, finish, usage })
+        let message = messages::from_json(&serde_json::from_str(&message).ok()?).ok()?;
+        Some(Self { message, finish, usage })
     }
 }
 
@@ -313,7 +305,7 @@ mod tests {
             let _ = Generated::decode(&bytes);
             let _ = ChatAnswer::decode(&bytes);
             let cut = cut.index(bytes.len());
-            prop_assert!(Block::decode(&block.encode()[..cut]).is_err());
+            prop_assert!(Block::decode(&block.encode()[..cut]).is_none());
         }
     }
 
