@@ -222,6 +222,11 @@ impl Ledger {
         };
         let (role, sum) = (role.name(), answer_checksum(&key, model, &bytes));
         let row = (key, R::KIND, model.0, role, sent, cached, sampled, after, endpoints, until, sum, bytes);
+        let blocks = blocks.into_iter().map(|(block, found)| {
+            let found = found.encode();
+            (*block.bytes(), key, block_checksum(&block, &key, model, &found), found)
+        });
+        let blocks: Vec<_> = blocks.collect();
         let write = move |connection: &Connection| {
             let mut insert = connection.prepare_cached(
                 "INSERT INTO answers VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)
@@ -232,10 +237,8 @@ impl Ledger {
             }
             insert.execute(row)?;
             let mut insert = connection.prepare_cached("INSERT INTO scores VALUES (?1, ?2, ?3, ?4)")?;
-            for (block, found) in &blocks {
-                let found = found.encode();
-                let sum = block_checksum(block, &key, model, &found);
-                insert.execute(params![block.bytes(), key, sum, found])?;
+            for block in blocks {
+                insert.execute(block)?;
             }
             Ok(0)
         };

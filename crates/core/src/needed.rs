@@ -55,20 +55,15 @@ impl Needed {
             let only = SpanScore::new(self.ranges[0], scores)?;
             return Ok(vec![only]);
         }
-        job.spans().iter().map(|&span| self.cut(span, &scores)).collect()
+        let of = |span: &TokenSpan| {
+            let first = self.n_before(span.start());
+            SpanScore::new(*span, scores[first..first + span.len()].to_vec())
+        };
+        job.spans().iter().map(of).collect()
     }
 
-    fn cut(&self, span: TokenSpan, scores: &[TokenScore]) -> Result<SpanScore, String> {
-        let mut before = 0;
-        for range in &self.ranges {
-            if range.start() <= span.start() && span.end() <= range.end() && !span.is_empty() {
-                let first = before + span.start() - range.start();
-                let scores = scores[first..first + span.len()].to_vec();
-                return SpanScore::new(span, scores);
-            }
-            before += range.len();
-        }
-        SpanScore::new(span, Vec::new())
+    fn n_before(&self, position: usize) -> usize {
+        self.ranges.iter().map(|range| range.len().min(position.saturating_sub(range.start()))).sum()
     }
 }
 
