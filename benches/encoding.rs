@@ -9,11 +9,13 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use backsight::chat::spans::{self, Turns};
+use backsight::chat::near::Likeness;
+use backsight::chat::spans;
 use backsight::chat::template::{RenderInput, Template};
 use backsight::chat::tokenizer::Tokenizer;
-use backsight::chat::view::View;
 use backsight::episode::Role;
+use backsight::tokens::TokenId;
+use backsight::tree::TokenTree;
 use serde_json::{Map, Value, json};
 
 const N_TURNS: usize = 101;
@@ -39,12 +41,12 @@ fn main() {
     let mut work = (0, 0);
     for _ in 0..ROUNDS {
         let start = cpu_time();
-        let turns = incremental(&template, &tokenizer, &messages);
+        let prompts = incremental(&template, &tokenizer, &messages);
         ours.push((cpu_time() - start).as_secs_f64());
         let start = cpu_time();
-        let encoded_whole = each_whole(&template, &tokenizer, &messages, &turns);
+        let encoded_whole = each_whole(&template, &tokenizer, &messages, &prompts);
         whole.push((cpu_time() - start).as_secs_f64());
-        work = (turns.encoded_bytes, encoded_whole);
+        work = (prompts.encoded_bytes, encoded_whole);
     }
     let (ours, whole) = (median(ours), median(whole));
     println!("tokenizer            {}", tokenizer_dir.display());
@@ -60,24 +62,32 @@ fn main() {
     throughput(&tokenizer_dir, &tokenizer, &render(&template, &messages, messages.len(), false));
 }
 
-/// All step prompts and actions, each id of which is equal to encoding its prompt whole (checked by the other side).
-fn incremental(template: &Template, tokenizer: &Tokenizer, messages: &[Value]) -> Turns {
-    let roles: Vec<Role> =
-        messages.iter().map(|it| Role::from_name(it["role"].as_str().unwrap()).unwrap()).collect();
+/// All step prompts with the message each is for, and how many bytes were encoded to have them.
+struct Prompts {
+    ids: Vec<(usize, Vec<TokenId>)>,
+    encoded_bytes: u64,
+}
+
+/// All step prompts, each id of which is equal to encoding its prompt whole (checked by the other side).
+fn incremental(template: &Template, tokenizer: &Tokenizer, messages: &[Value]) -> Prompts {
+    let is_action = |idx: &usize| messages[*idx]["role"] == Role::Assistant.name();
+    let wanted: Vec<_> = (0..messages.len()).filter(is_action).map(|idx| (idx, Vec::new())).collect();
     let vars = Map::new();
     let input = RenderInput { messages, tools: None, add_generation_prompt: false, vars: &vars, now: None };
     let growing = template.growing(&input).unwrap();
-    let mut rendering = |view: View<'_>| growing.view(view, &(0..0));
-    spans::turns(&roles, &mut rendering, tokenizer).unwrap()
+    let (likeness, mut tree) = (Likeness::of(template.source(), messages), TokenTree::default());
+    let found = spans::reread(&wanted, &likeness, &mut &growing, tokenizer, &mut tree);
+    let turns = found.turns.into_iter().map(|turn| turn.unwrap().0);
+    let ids = turns.map(|turn| (turn.message_idx, tree.tokens(turn.tip, 0..turn.span.start()))).collect();
+    Prompts { ids, encoded_bytes: found.encoded_bytes }
 }
 
 /// Renders and encodes each step's prompt from its first byte; says how many bytes that were.
-fn each_whole(template: &Template, tokenizer: &Tokenizer, messages: &[Value], turns: &Turns) -> u64 {
+fn each_whole(template: &Template, tokenizer: &Tokenizer, messages: &[Value], prompts: &Prompts) -> u64 {
     let mut bytes = 0;
-    for turn in &turns.turns {
-        let prompt = render(template, messages, turn.message_idx, true);
-        let ids = tokenizer.encode(&prompt).unwrap().ids;
-        assert_eq!(ids, turns.sequences[turn.sequence][..turn.span.start()], "the ids differ");
+    for (message_idx, own) in &prompts.ids {
+        let prompt = render(template, messages, *message_idx, true);
+        assert_eq!(tokenizer.encode(&prompt).unwrap().ids, *own, "the ids differ");
         bytes += prompt.len() as u64;
     }
     bytes

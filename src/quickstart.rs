@@ -15,7 +15,7 @@ use backsight_chat::messages;
 use backsight_chat::tokenizer::Tokenizer;
 use backsight_core::episode::{Content, Episode, Message};
 use backsight_core::lens::{Lens, Lenses, OUTCOME_TEMPLATE, OutcomeLens, Placement, PlainLens, Wording};
-use backsight_core::tokens::TokenId;
+use backsight_core::tokens::{Logprob, TokenId};
 
 /// An agent that mends a failing test, with mistakes and recoveries.
 pub const EPISODE: &str = include_str!("../examples/episodes/fix_failing_test.jsonl");
@@ -52,9 +52,9 @@ pub struct Step {
     /// What each of its tokens reads.
     pub texts: Vec<String>,
     /// The logprob of each as the student saw the conversation.
-    pub plain: Vec<Option<f64>>,
+    pub plain: Vec<Option<Logprob>>,
     /// The logprob of each when the outcome is known.
-    pub outcome: Vec<Option<f64>>,
+    pub outcome: Vec<Option<Logprob>>,
     /// What was computed from them.
     pub scored: ScoredStep,
 }

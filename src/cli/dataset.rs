@@ -18,7 +18,7 @@ use crate::ship::actions::MessageForm;
 use crate::ship::dataset::{
     self, Dataset, LeftOut, RowOptions, SUMMARY, ScoredEpisode, TRAIN, TRAIN_PARQUET, build, scored_episode,
 };
-use crate::store::episodes::{LoadError, Loaded, Source, load};
+use crate::store::episodes::{BadFile, Loaded, Source, load};
 use crate::store::hindsight;
 use crate::store::run::RunDir;
 use crate::store::summary::Summary;
@@ -73,7 +73,7 @@ fn read(sources: Vec<Source>, scores: &Scores<'_>) -> Input {
 }
 
 impl Input {
-    fn take(&mut self, loaded: Result<Loaded, LoadError>, scores: &Scores<'_>) {
+    fn take(&mut self, loaded: Result<Loaded, BadFile>, scores: &Scores<'_>) {
         let loaded = match loaded {
             Ok(loaded) => loaded,
             Err(error) => return self.lost.push((error.episode(), error.to_string())),
@@ -98,7 +98,7 @@ fn with_scores(loaded: &Loaded, scores: &Scores<'_>) -> Result<(ScoredEpisode, V
     let directory = hindsight::directory_of(loaded, scores.run_dir);
     let found = hindsight::read(&directory, scores.lens).map_err(|error| error.to_string())?;
     let found = found.ok_or("not scored; help: run backsight credit first")?;
-    let found = hindsight::credited(found).map_err(|error| error.to_string())?;
+    let found = hindsight::credited(found)?;
     scored_episode(loaded, found, scores.form).map_err(|error| error.to_string())
 }
 

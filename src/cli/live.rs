@@ -99,7 +99,7 @@ pub(super) fn command(dir: &Path) -> String {
 pub(super) fn text(finished: &Finished) -> String {
     let mut text = HEAD.to_owned();
     for slot in &finished.slots {
-        match finished.run.view().episode(&slot.id()) {
+        match finished.run.reader().episode(&slot.id()) {
             Some(episode) => text.push_str(&told(&episode)),
             None => text.push_str(&format!("\n{}  not run\n", slot.id())),
         }

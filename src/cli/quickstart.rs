@@ -19,6 +19,7 @@ use crate::quickstart::{EPISODE, Step, bundled, conversation, longest, steps};
 use crate::store::hindsight::{Hindsight, PUBLISHED_LENS, read, scores_file, tokens_file};
 use backsight_chat::tokenizer::Tokenizer;
 use backsight_core::episode::Episode;
+use backsight_core::tokens::Logprob;
 
 /// How many of the most changed steps are named.
 const N_CHANGED: usize = 5;
@@ -258,7 +259,7 @@ fn tokens(idx: usize, step: &Step) -> String {
     text.push_str(&format!("  {:<20} {:>8} {:>8} {:>8}\n", "token", "plain", "outcome", "change"));
     let values = step.texts.iter().zip(&step.plain).zip(&step.outcome);
     for ((token, plain), outcome) in values.take(N_TOKENS) {
-        let (plain, outcome) = (*plain, *outcome);
+        let (plain, outcome) = (plain.map(Logprob::get), outcome.map(Logprob::get));
         let change = signed(plain.zip(outcome).map(|(plain, outcome)| outcome - plain));
         let token = clipped(&format!("{token:?}"), 20);
         text.push_str(&format!("  {token:<20} {:>8} {:>8} {change:>8}\n", shown(plain), shown(outcome)));

@@ -23,9 +23,9 @@ use crate::event::Event;
 use crate::model::Model;
 use crate::model::outlook::Outlook;
 use crate::model::planned::{Pace, backend};
-use crate::store::episodes::{Loaded, Source, load, natural};
+use crate::store::episodes::{BadFile, Loaded, Source, load, natural};
 use crate::store::hindsight::{
-    Hindsight, HindsightError, Measured, MeasuredStep, assemble, directory_of, n_scored, recompute, write,
+    Hindsight, Measured, MeasuredStep, assemble, directory_of, n_scored, recompute, write,
 };
 use crate::store::run::RunDir;
 use crate::store::{Ledgered, Stands};
@@ -322,7 +322,7 @@ impl Shared {
     }
 
     /// The first failure of several is the one that is told.
-    fn unwritable(&self, error: &HindsightError) -> Fate {
+    fn unwritable(&self, error: &BadFile) -> Fate {
         let _ = self.brake.disk.set(error.to_string());
         Fate::Unfinished
     }

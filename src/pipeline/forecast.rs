@@ -8,7 +8,7 @@ use super::outline::{Outline, about_tokens, outline};
 use super::read::{ReadEpisode, ReadStep};
 use super::resume::{Asked, is_complete, recorded};
 use super::{Loss, Reader, Texts};
-use crate::store::episodes::{LoadError, Loaded};
+use crate::store::episodes::{BadFile, Loaded};
 use crate::store::hindsight::{Hindsight, directory_of, read};
 use backsight_core::plan::{Backend, Figures};
 
@@ -89,7 +89,7 @@ pub struct Forecaster {
 
 impl Forecaster {
     /// What would be done for one.
-    pub fn forecast(&self, loaded: Result<Loaded, LoadError>) -> Result<Forecast, String> {
+    pub fn forecast(&self, loaded: Result<Loaded, BadFile>) -> Result<Forecast, String> {
         let loaded = loaded.map_err(|error| error.to_string())?;
         let framing = &self.options.framing;
         let named = |why: &dyn std::fmt::Display| format!("{}: {why}", loaded.episode.id);

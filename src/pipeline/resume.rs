@@ -244,9 +244,7 @@ fn same_window(old: &ScoredStep, new: &ReadStep) -> bool {
 }
 
 /// Old scores that are whole as far as they are wanted: one missing logprob is reason to ask again.
-fn whole(logprobs: &[Option<f64>], n_wanted: usize) -> Option<Vec<Option<Logprob>>> {
-    let known = logprobs.iter().map(|it| it.and_then(|it| Logprob::new(it).ok()));
-    let known: Vec<Option<Logprob>> = known.collect();
-    let is_whole = known.len() >= n_wanted && known.iter().rev().take(n_wanted).all(Option::is_some);
-    is_whole.then_some(known)
+fn whole(logprobs: &[Option<Logprob>], n_wanted: usize) -> Option<Vec<Option<Logprob>>> {
+    let wanted = logprobs.len().checked_sub(n_wanted).map(|unused| &logprobs[unused..]);
+    wanted.is_some_and(|wanted| wanted.iter().all(Option::is_some)).then(|| logprobs.to_vec())
 }

@@ -11,7 +11,7 @@ use std::path::Path;
 use serde_json::Value;
 
 pub use crate::config::parts::MessageForm;
-use crate::store::episodes::{LoadError, Loaded, SESSION};
+use crate::store::episodes::{BadFile, Loaded, SESSION};
 use crate::wire::hindsight::ScoredStep;
 use crate::wire::{pi_session, published};
 use backsight_chat::messages::to_json;
@@ -36,7 +36,7 @@ pub(super) struct Located {
 }
 
 /// Finds the messages of a row and the scored steps among them.
-pub(super) fn locate(loaded: &Loaded, steps: &[ScoredStep], form: MessageForm) -> Result<Located, LoadError> {
+pub(super) fn locate(loaded: &Loaded, steps: &[ScoredStep], form: MessageForm) -> Result<Located, BadFile> {
     let full = Conversation::full(loaded);
     let session = loaded.path.join(SESSION);
     let published = if session.is_file() { Some(read_session(&session, &full)?) } else { None };
@@ -62,12 +62,12 @@ pub(super) fn locate(loaded: &Loaded, steps: &[ScoredStep], form: MessageForm) -
     Ok(Located { messages: row.messages.clone(), actions, notes })
 }
 
-fn misfit(loaded: &Loaded, steps: &[ScoredStep], full: &Conversation) -> LoadError {
+fn misfit(loaded: &Loaded, steps: &[ScoredStep], full: &Conversation) -> BadFile {
     let (n_steps, n_actions) = (steps.len(), full.assistants().count());
     let why = format!(
         "the {n_steps} scored steps are not the {n_actions} assistant messages of the episode; help: score it again with backsight credit --overwrite"
     );
-    LoadError { path: loaded.path.clone(), line: loaded.line, why }
+    BadFile { path: loaded.path.clone(), line: loaded.line, why }
 }
 
 fn differences(loaded: &Loaded, steps: &[ScoredStep], actions: &[Action]) -> Vec<String> {
@@ -116,8 +116,8 @@ impl Conversation {
 }
 
 /// The lines of the full conversation's messages, and the published conversation.
-fn read_session(path: &Path, full: &Conversation) -> Result<(Vec<usize>, Conversation), LoadError> {
-    let failed = |line, why| LoadError { path: path.to_owned(), line, why };
+fn read_session(path: &Path, full: &Conversation) -> Result<(Vec<usize>, Conversation), BadFile> {
+    let failed = |line, why| BadFile { path: path.to_owned(), line, why };
     let text = std::fs::read_to_string(path).map_err(|error| failed(None, error.to_string()))?;
     let session = pi_session::parse(&text).map_err(|fault| failed(fault.line, fault.why))?;
     if session.lines.len() != full.messages.len() {

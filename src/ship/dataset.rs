@@ -14,7 +14,7 @@ use super::actions::{Action, Located, MessageForm, locate};
 use super::parquet::{self, ParquetError};
 use super::row::{Row, TokenRow};
 use crate::store::atomic::Pending;
-use crate::store::episodes::{LoadError, Loaded};
+use crate::store::episodes::{BadFile, Loaded};
 use crate::store::hindsight::Hindsight;
 use crate::wire::hindsight::HindsightTokens;
 use backsight_core::credit::advantage::{
@@ -101,7 +101,7 @@ pub fn scored_episode(
     loaded: &Loaded,
     mut hindsight: Hindsight,
     form: MessageForm,
-) -> Result<(ScoredEpisode, Vec<String>), LoadError> {
+) -> Result<(ScoredEpisode, Vec<String>), BadFile> {
     if hindsight.scores.episode_id.is_null() {
         hindsight.scores.episode_id = loaded.file_id.clone();
     }

@@ -9,7 +9,7 @@ use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use rusqlite::{Connection, ErrorCode, TransactionBehavior};
+use rusqlite::{Connection, ErrorCode, Params, TransactionBehavior};
 use tokio::sync::oneshot;
 
 use crate::model::Error;
@@ -17,17 +17,14 @@ use crate::model::Error;
 /// Marks the file as a ledger of ours: `BSLG`.
 const APPLICATION_ID: i32 = 0x4253_4c47;
 /// The version of [`SCHEMA`].
-const SCHEMA_VERSION: i32 = 4;
+const SCHEMA_VERSION: i32 = 5;
 /// `scores` holds what was found at the positions of a block, under the key of what stands before it; it goes with the
-/// answer it came with. `provisional` holds the answers that no measurement has settled yet, `doubtful` draws that lie between two versions,
-/// `spent` what answers cost that were paid and not kept.
+/// answer it came with. An answer waits for a measurement while it says `after` how many it came, and a draw with an `until`
+/// lies between two versions. `spent` holds what answers cost that were paid and not kept.
 const SCHEMA: &str = "
     CREATE TABLE models (
         id INTEGER PRIMARY KEY,
-        identity TEXT,
-        probe TEXT NOT NULL,
-        logprobs TEXT NOT NULL,
-        noise REAL NOT NULL,
+        known TEXT,
         checksum BLOB NOT NULL
     );
     CREATE TABLE answers (
@@ -38,9 +35,13 @@ const SCHEMA: &str = "
         prompt_tokens INTEGER NOT NULL,
         cached_tokens INTEGER,
         completion_tokens INTEGER NOT NULL,
+        after INTEGER,
+        endpoints INTEGER NOT NULL,
+        until INTEGER REFERENCES models (id),
         checksum BLOB NOT NULL,
         answer BLOB NOT NULL
     );
+    CREATE INDEX provisional ON answers (role, after) WHERE after IS NOT NULL;
     CREATE TABLE scores (
         block BLOB NOT NULL,
         answer BLOB NOT NULL REFERENCES answers (key) ON DELETE CASCADE,
@@ -49,16 +50,6 @@ const SCHEMA: &str = "
     );
     CREATE INDEX scores_by_block ON scores (block);
     CREATE INDEX scores_by_answer ON scores (answer);
-    CREATE TABLE provisional (
-        key BLOB PRIMARY KEY,
-        role TEXT NOT NULL,
-        after INTEGER NOT NULL,
-        endpoints INTEGER NOT NULL
-    ) WITHOUT ROWID;
-    CREATE TABLE doubtful (
-        key BLOB PRIMARY KEY,
-        until INTEGER NOT NULL REFERENCES models (id)
-    ) WITHOUT ROWID;
     CREATE TABLE spent (
         role TEXT NOT NULL,
         prompt_tokens INTEGER NOT NULL,
@@ -123,6 +114,15 @@ impl Disk {
         let (stored, answer) = oneshot::channel();
         self.writer.send(QueuedWrite { write: Box::new(write), stored });
         answer.await.unwrap_or_else(|_| Err(self.ended()))
+    }
+
+    /// Runs a statement in a transaction; returns how many rows it changed once that is on the disk for good.
+    pub async fn execute(
+        &self,
+        sql: &'static str,
+        params: impl Params + Send + 'static,
+    ) -> Result<i64, Error> {
+        self.write(move |connection| connection.prepare_cached(sql)?.execute(params).map(|n| n as i64)).await
     }
 
     /// Runs `read`; it sees everything that was stored before.
@@ -268,10 +268,8 @@ mod tests {
 
     fn add(bytes: usize) -> impl FnOnce(&Connection) -> rusqlite::Result<i64> + Send + 'static {
         move |connection| {
-            connection.execute(
-                "INSERT INTO models (identity, probe, logprobs, noise, checksum) VALUES (?1, '', '', 0, '')",
-                ["x".repeat(bytes)],
-            )?;
+            connection
+                .execute("INSERT INTO models (known, checksum) VALUES (?1, '')", ["x".repeat(bytes)])?;
             Ok(connection.last_insert_rowid())
         }
     }
@@ -363,7 +361,7 @@ mod tests {
         std::fs::remove_file(&path).unwrap();
         drop(Disk::open(&path).unwrap());
         Connection::open(&path).unwrap().pragma_update(None, "user_version", 99).unwrap();
-        refused("it has version 99 and this program writes version 4");
+        refused("it has version 99 and this program writes version 5");
     }
 
     #[test]

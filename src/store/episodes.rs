@@ -60,10 +60,10 @@ pub struct Loaded {
     pub notes: Vec<String>,
 }
 
-/// Why an episode, or a whole input, could not be loaded.
+/// What is wrong with a file or a directory: why it could not be read or written, or no episode loaded from it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}{}: {why}", path.display(), line.map(|line| format!(" line {line}")).unwrap_or_default())]
-pub struct LoadError {
+pub struct BadFile {
     /// The file or directory.
     pub path: PathBuf,
     /// The line, where one is to blame.
@@ -72,12 +72,14 @@ pub struct LoadError {
     pub why: String,
 }
 
-impl LoadError {
-    fn new(path: &Path, why: impl std::fmt::Display) -> Self {
+impl BadFile {
+    /// A file as a whole.
+    pub(super) fn new(path: &Path, why: impl std::fmt::Display) -> Self {
         Self { path: path.to_owned(), line: None, why: why.to_string() }
     }
 
-    fn fault(path: &Path, Fault { line, why }: Fault) -> Self {
+    /// What a file holds.
+    pub(super) fn fault(path: &Path, Fault { line, why }: Fault) -> Self {
         Self { path: path.to_owned(), line, why }
     }
 
@@ -94,12 +96,12 @@ impl LoadError {
 }
 
 /// Finds the episodes below a directory or in a file, in natural order of their names.
-pub fn find(input: &Path) -> Result<Vec<Source>, LoadError> {
+pub fn find(input: &Path) -> Result<Vec<Source>, BadFile> {
     if input.is_file() {
         return match is_blank(input) {
             Ok(false) => Ok(vec![file_source(input)]),
-            Ok(true) => Err(LoadError::new(input, NO_EPISODE)),
-            Err(error) => Err(LoadError::new(input, error)),
+            Ok(true) => Err(BadFile::new(input, NO_EPISODE)),
+            Err(error) => Err(BadFile::new(input, error)),
         };
     }
     if input.join(RESULT).is_file() || input.join(SESSION).is_file() {
@@ -117,7 +119,7 @@ pub fn find(input: &Path) -> Result<Vec<Source>, LoadError> {
     let files: Vec<_> = files.iter().filter(is_json).map(|path| file_source(path)).collect();
     let nothing = "no episodes here; help: it needs episode_*/ with result.json and pi_session.jsonl, \
                    or .json and .jsonl files";
-    if files.is_empty() { Err(LoadError::new(input, nothing)) } else { Ok(files) }
+    if files.is_empty() { Err(BadFile::new(input, nothing)) } else { Ok(files) }
 }
 
 /// The run directory of an input for which none is named: the run it is part of, else one inside its directory or beside
@@ -134,7 +136,7 @@ pub fn run_dir_for(input: &Path) -> PathBuf {
 }
 
 /// Loads sources one after the other, an episode at a time.
-pub fn load(sources: Vec<Source>) -> impl Iterator<Item = Result<Loaded, LoadError>> {
+pub fn load(sources: Vec<Source>) -> impl Iterator<Item = Result<Loaded, BadFile>> {
     let mut seen: HashMap<String, String> = HashMap::new();
     sources.into_iter().flat_map(load_source).map(move |loaded| {
         let loaded = loaded?;
@@ -145,32 +147,31 @@ pub fn load(sources: Vec<Source>) -> impl Iterator<Item = Result<Loaded, LoadErr
         };
         if let Some(first) = seen.insert(id.clone(), place) {
             let why = format!("the id `{id}` is already used by {first}");
-            return Err(LoadError { path: loaded.path, line: loaded.line, why });
+            return Err(BadFile { path: loaded.path, line: loaded.line, why });
         }
         Ok(loaded)
     })
 }
 
-fn load_source(source: Source) -> Box<dyn Iterator<Item = Result<Loaded, LoadError>>> {
+fn load_source(source: Source) -> Box<dyn Iterator<Item = Result<Loaded, BadFile>>> {
     match source {
         Source::Directory(path) => Box::new(std::iter::once(load_directory(&path))),
         Source::Record(path) => Box::new(std::iter::once(load_record(&path))),
-        Source::Lines(path) => match Lines::open(path.clone()) {
-            Ok(lines) => Box::new(lines),
-            Err(error) => Box::new(std::iter::once(Err(LoadError::new(&path, error)))),
+        Source::Lines(path) => match File::open(&path) {
+            Ok(file) => Box::new(load_lines(path, file)),
+            Err(error) => Box::new(std::iter::once(Err(BadFile::new(&path, error)))),
         },
     }
 }
 
 /// Loads the episode in one directory.
-pub fn load_directory(directory: &Path) -> Result<Loaded, LoadError> {
+pub fn load_directory(directory: &Path) -> Result<Loaded, BadFile> {
     let result_path = directory.join(RESULT);
     let session_path = directory.join(SESSION);
-    let fault = |path: &'_ Path, fault| LoadError::fault(path, fault);
-    let result = pi_result::parse(&read(&result_path)?).map_err(|it| fault(&result_path, it))?;
-    let session = pi_session::parse(&read(&session_path)?).map_err(|it| fault(&session_path, it))?;
+    let result = pi_result::parse(&read(&result_path)?).map_err(|it| BadFile::fault(&result_path, it))?;
+    let session = pi_session::parse(&read(&session_path)?).map_err(|it| BadFile::fault(&session_path, it))?;
     if session.messages.len() < 2 {
-        return Err(LoadError::new(&session_path, "there are fewer than two messages"));
+        return Err(BadFile::new(&session_path, "there are fewer than two messages"));
     }
     let id = if name(directory).is_empty() { "episode".to_owned() } else { name(directory) };
     let left_out = session.left_out.iter().map(|it| format!("{SESSION} {it}")).collect();
@@ -181,7 +182,7 @@ pub fn load_directory(directory: &Path) -> Result<Loaded, LoadError> {
         file_reward: Some(result.reward.clone()),
         file_scores: result.frozen_scores.clone(),
         notes: left_out,
-        episode: episode(id, result, session).map_err(|it| fault(&session_path, it))?,
+        episode: episode(id, result, session).map_err(|it| BadFile::fault(&session_path, it))?,
     };
     if loaded.file_id.is_null() {
         loaded.file_id = loaded.episode.id.clone().into();
@@ -210,11 +211,10 @@ fn episode(
     Ok(episode)
 }
 
-fn load_record(path: &Path) -> Result<Loaded, LoadError> {
+fn load_record(path: &Path) -> Result<Loaded, BadFile> {
     let content = read(path)?;
-    let value =
-        serde_json::from_str(&content).map_err(|error| LoadError::fault(path, Fault::json(&error)))?;
-    let episode = episode_record::from_json(&value).map_err(|fault| LoadError::fault(path, fault))?;
+    let value = serde_json::from_str(&content).map_err(|error| BadFile::fault(path, Fault::json(&error)))?;
+    let episode = episode_record::from_json(&value).map_err(|fault| BadFile::fault(path, fault))?;
     Ok(loaded(episode, path, None))
 }
 
@@ -231,81 +231,40 @@ fn loaded(episode: Episode, path: &Path, line: Option<usize>) -> Loaded {
     }
 }
 
-/// The lines of a file, read as they are asked for.
-struct Lines {
-    path: PathBuf,
-    /// None after a failure: a file that cannot be read further has no further lines.
-    reader: Option<BufReader<File>>,
-    line: usize,
-    /// Whether there was any line that is not blank.
-    has_lines: bool,
-    /// Episodes of the line before that are still to be handed out.
-    pending: std::vec::IntoIter<Result<Loaded, LoadError>>,
+/// The episodes of a file's lines, read as they are asked for. A file that cannot be read further has no further lines.
+fn load_lines(path: PathBuf, file: File) -> impl Iterator<Item = Result<Loaded, BadFile>> {
+    let mut lines = (1..).zip(BufReader::new(file).split(b'\n'));
+    let (mut has_lines, mut is_over) = (false, false);
+    let next = move || {
+        let is_blank = |bytes: &[u8]| bytes.strip_prefix(BOM).unwrap_or(bytes).trim_ascii().is_empty();
+        let line =
+            lines.by_ref().filter(|_| !is_over).find(|(_, it)| !it.as_ref().is_ok_and(|it| is_blank(it)));
+        let had_lines = std::mem::replace(&mut has_lines, true);
+        match line {
+            Some((line, Ok(bytes))) => Some(episodes_on_line(&path, line, &bytes)),
+            Some((_, Err(error))) => {
+                is_over = true;
+                Some(vec![Err(BadFile::new(&path, error))])
+            }
+            None => (!had_lines).then(|| vec![Err(BadFile::new(&path, NO_EPISODE))]),
+        }
+    };
+    std::iter::from_fn(next).flatten()
 }
 
-impl Lines {
-    fn open(path: PathBuf) -> io::Result<Self> {
-        let reader = Some(BufReader::new(File::open(&path)?));
-        Ok(Self { path, reader, line: 0, has_lines: false, pending: Vec::new().into_iter() })
-    }
-
-    /// The next line that is not blank, as bytes; `None` at the end.
-    fn next_line(&mut self) -> Option<io::Result<Vec<u8>>> {
-        loop {
-            let mut bytes = Vec::new();
-            self.line += 1;
-            let read = self.reader.as_mut()?.read_until(b'\n', &mut bytes);
-            if self.line == 1 && bytes.starts_with(BOM) {
-                bytes.drain(..BOM.len());
-            }
-            match read {
-                Ok(0) => return None,
-                Ok(_) if bytes.trim_ascii().is_empty() => {}
-                Ok(_) => return Some(Ok(bytes)),
-                Err(error) => {
-                    self.reader = None;
-                    return Some(Err(error));
-                }
-            }
-        }
-    }
-
-    fn episodes_of(&self, bytes: &[u8]) -> Vec<Result<Loaded, LoadError>> {
-        let fault = |fault: Fault| LoadError::fault(&self.path, fault.on(self.line));
-        let text = std::str::from_utf8(bytes).map_err(Fault::new);
-        let json = match text.and_then(|text| object_on_line(self.line, text)) {
-            Ok(json) => json,
-            Err(why) => return vec![Err(fault(why))],
-        };
-        let stem = self.path.file_stem().map(|stem| stem.to_string_lossy()).unwrap_or_default();
-        let episodes = read_line(json, &format!("{stem}:{}", self.line));
-        let finish = |it: Result<Episode, Fault>| match it {
-            Ok(episode) => Ok(loaded(episode, &self.path, Some(self.line))),
-            Err(why) => Err(fault(why)),
-        };
-        episodes.into_iter().map(finish).collect()
-    }
-}
-
-impl Iterator for Lines {
-    type Item = Result<Loaded, LoadError>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        loop {
-            if let Some(episode) = self.pending.next() {
-                return Some(episode);
-            }
-            let Some(line) = self.next_line() else {
-                let is_empty = !std::mem::replace(&mut self.has_lines, true);
-                return is_empty.then(|| Err(LoadError::new(&self.path, NO_EPISODE)));
-            };
-            self.has_lines = true;
-            match line {
-                Ok(bytes) => self.pending = self.episodes_of(&bytes).into_iter(),
-                Err(error) => return Some(Err(LoadError::new(&self.path, error))),
-            }
-        }
-    }
+fn episodes_on_line(path: &Path, line: usize, bytes: &[u8]) -> Vec<Result<Loaded, BadFile>> {
+    let bytes = bytes.strip_prefix(BOM).filter(|_| line == 1).unwrap_or(bytes);
+    let text = std::str::from_utf8(bytes).map_err(Fault::new);
+    let stem = path.file_stem().map(|stem| stem.to_string_lossy()).unwrap_or_default();
+    let episodes = match text.and_then(|text| object_on_line(line, text)) {
+        Ok(json) => read_line(json, &format!("{stem}:{line}")),
+        Err(why) => vec![Err(why)],
+    };
+    let finish = |it: Result<Episode, Fault>| match it {
+        Ok(episode) => Ok(loaded(episode, path, Some(line))),
+        Err(why) => Err(BadFile::fault(path, why.on(line))),
+    };
+    episodes.into_iter().map(finish).collect()
 }
 
 /// The episodes an object on a line stands for.
@@ -342,24 +301,25 @@ fn extension(path: &Path) -> &str {
     path.extension().and_then(|extension| extension.to_str()).unwrap_or("")
 }
 
-fn name(path: &Path) -> String {
+/// The last part of a path.
+pub(super) fn name(path: &Path) -> String {
     path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
 }
 
-fn list(directory: &Path) -> Result<Vec<PathBuf>, LoadError> {
-    let entries = fs::read_dir(directory).map_err(|error| LoadError::new(directory, error))?;
+/// What is in a directory, in natural order of the names.
+pub(super) fn list(directory: &Path) -> Result<Vec<PathBuf>, BadFile> {
+    let entries = fs::read_dir(directory).map_err(|error| BadFile::new(directory, error))?;
     let paths = entries.map(|entry| entry.map(|entry| entry.path()));
-    let mut paths =
-        paths.collect::<io::Result<Vec<_>>>().map_err(|error| LoadError::new(directory, error))?;
+    let mut paths = paths.collect::<io::Result<Vec<_>>>().map_err(|error| BadFile::new(directory, error))?;
     paths.sort_by(|a, b| natural(&name(a), &name(b)));
     Ok(paths)
 }
 
 /// Reads a text file; what is not UTF-8 is named by its line.
-fn read(path: &Path) -> Result<String, LoadError> {
+fn read(path: &Path) -> Result<String, BadFile> {
     let mut bytes = fs::read(path).map_err(|error| match error.kind() {
-        io::ErrorKind::NotFound => LoadError::new(path, "the file is missing"),
-        _ => LoadError::new(path, error),
+        io::ErrorKind::NotFound => BadFile::new(path, "the file is missing"),
+        _ => BadFile::new(path, error),
     })?;
     if bytes.starts_with(BOM) {
         bytes.drain(..BOM.len());
@@ -367,7 +327,7 @@ fn read(path: &Path) -> Result<String, LoadError> {
     String::from_utf8(bytes).map_err(|error| {
         let valid = &error.as_bytes()[..error.utf8_error().valid_up_to()];
         let line = valid.iter().filter(|byte| **byte == b'\n').count() + 1;
-        LoadError::fault(path, Fault::at(line, "not UTF-8"))
+        BadFile::fault(path, Fault::at(line, "not UTF-8"))
     })
 }
 

@@ -46,9 +46,9 @@ impl Fingerprint {
             return Ok(Self { identity, probe: Vec::new(), logprobs: Vec::new() });
         }
         let span = TokenSpan::at(0, probe.len());
-        let job = ScoreJob::new(probe.into(), vec![span], 0).map_err(|why| Error::Invalid {
-            what: format!("the probe text cannot be scored: {why}"),
-            help: "give a probe text of at least two tokens".to_owned(),
+        let job = ScoreJob::new(probe.into(), vec![span], 0).map_err(|why| {
+            let what = format!("the probe text cannot be scored: {why}");
+            Error::invalid(what, "give a probe text of at least two tokens")
         })?;
         let scored = model.score(&job).await?;
         let logprobs = scored.spans.iter().flat_map(|span| span.logprobs()).collect();

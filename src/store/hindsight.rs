@@ -1,8 +1,8 @@
 //! The score files beside an episode: reading, writing, and computing credit again from what they hold.
 //!
-//! Owns [`recompute`] and [`assemble`], which share one way to credit: a first scoring fills in what was
-//! measured, and credit follows from it exactly as it does later when a hyper-parameter changes. That needs
-//! `hindsight_scores.json` and, for a change of which tokens count, its sidecar; never a server.
+//! Owns [`recompute`] and [`assemble`], which share the way from logprobs to means to credit: what was just measured goes
+//! it exactly as what was recorded does later, when a hyper-parameter changes. That needs `hindsight_scores.json` and, for
+//! a change of which tokens count, its sidecar; never a server.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -11,7 +11,8 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Number};
 
 use super::atomic;
-use super::episodes::{Loaded, natural};
+use super::episodes::{BadFile, Loaded, list, name};
+use super::layout::EPISODES;
 use crate::wire::fault::Fault;
 use crate::wire::hindsight::{
     HindsightScores, HindsightTokens, Hyperparams, Provenance, ScoredStep, StepTokens, TOKENS_FORMAT,
@@ -62,101 +63,26 @@ impl Settings {
     }
 }
 
-/// Why files could not be read, written or recomputed.
-#[derive(Debug, thiserror::Error)]
-pub enum HindsightError {
-    /// The disk said no.
-    #[error("{}: {source}", path.display())]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// What it said.
-        source: io::Error,
-    },
-    /// The file does not hold what it should.
-    #[error("{}{}: {}", path.display(), fault.line.map(|line| format!(" line {line}")).unwrap_or_default(), fault.why)]
-    Content {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
-        fault: Fault,
-    },
-    /// The recorded values do not say what is asked.
-    #[error(transparent)]
-    Recompute(#[from] CannotRecompute),
-}
-
-/// Why credit cannot be computed from what was recorded. The files are left as they are.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum CannotRecompute {
-    /// More tokens are asked for than were scored.
-    #[error(
-        "step {step_index}: {wanted} of its tokens are asked for and the last {scored} were scored; help: score again without --recompute"
-    )]
-    NotScored {
-        /// Which step.
-        step_index: usize,
-        /// How many are asked for.
-        wanted: usize,
-        /// How many there are.
-        scored: usize,
-    },
-    /// Another choice of tokens needs every token's logprob.
-    #[error(
-        "the tokens' logprobs are not recorded, so max_logprob_tokens must stay {}; help: score again without --recompute",
-        recorded.map_or_else(|| "what it was".to_owned(), |it| it.to_string())
-    )]
-    NoTokens {
-        /// What the file was made with, where it says so.
-        recorded: Option<i64>,
-    },
-    /// A step says neither what was measured nor why nothing was.
-    #[error(
-        "step {step_index} has no `mean_logprob` and no `error`, and no logprobs are recorded for it; help: score it again with backsight credit"
-    )]
-    NotMeasured {
-        /// Which step.
-        step_index: usize,
-    },
-    /// Nothing says what the episode was worth.
-    #[error("the episode has no reward")]
-    NoReward,
-    /// No step was ever scored under the plain lens.
-    #[error(
-        "no step has a score under the plain lens, which lift needs; help: score again with --ratio lift, without --recompute"
-    )]
-    NoPlain,
-}
-
 /// Where an episode's files are: in its own directory, or below the run directory where it is one of many in a file.
 pub fn directory_of(loaded: &Loaded, run_dir: &Path) -> PathBuf {
     if loaded.line.is_none() && loaded.path.is_dir() {
         return loaded.path.clone();
     }
-    run_dir.join("episodes").join(file_name(&loaded.episode.id))
+    run_dir.join(EPISODES).join(file_name(&loaded.episode.id))
 }
 
 /// The directories with scores through a lens below an input directory and in a run directory, in natural order of their
 /// names.
-pub fn find(input: &Path, run_dir: &Path, lens: &str) -> io::Result<Vec<PathBuf>> {
+pub fn find(input: &Path, run_dir: &Path, lens: &str) -> Result<Vec<PathBuf>, BadFile> {
     let has_scores = |directory: &PathBuf| directory.join(scores_file(lens)).is_file();
     if has_scores(&input.to_owned()) {
         return Ok(vec![input.to_owned()]);
     }
-    let mut found = Vec::new();
-    let beside = (!input.is_file()).then_some((input.to_owned(), "episode_"));
-    for (parent, prefix) in beside.into_iter().chain([(run_dir.join("episodes"), "")]) {
-        let entries = match std::fs::read_dir(&parent) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound && parent != input => continue,
-            entries => entries?,
-        };
-        let names = entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()));
-        let mut names = names.collect::<io::Result<Vec<String>>>()?;
-        names.sort_by(|a, b| natural(a, b));
-        let directories = names.iter().filter(|name| name.starts_with(prefix)).map(|name| parent.join(name));
-        found.extend(directories.filter(has_scores));
-    }
-    Ok(found)
+    let own = run_dir.join(EPISODES);
+    let beside = if input.is_file() { Vec::new() } else { list(input)? };
+    let below = if own.is_dir() { list(&own)? } else { Vec::new() };
+    let beside = beside.into_iter().filter(|it| name(it).starts_with("episode_"));
+    Ok(beside.chain(below).filter(has_scores).collect())
 }
 
 /// An id as a file's name: other characters than letters, digits and `-_` are written as `%` and their bytes.
@@ -192,7 +118,7 @@ pub fn n_scored(directory: &Path, lens: &str) -> usize {
 
 /// Reads the files of a lens in an episode's directory; `None` when it has none. Tokens count only if the scores were made of
 /// them: whoever was killed between the two files leaves new tokens beside old scores.
-pub fn read(directory: &Path, lens: &str) -> Result<Option<Hindsight>, HindsightError> {
+pub fn read(directory: &Path, lens: &str) -> Result<Option<Hindsight>, BadFile> {
     let scores = read_file(&directory.join(scores_file(lens)), HindsightScores::parse)?;
     let Some(scores) = scores else { return Ok(None) };
     let named = scores.provenance.as_ref().and_then(|it| it.sidecar_sha256.as_deref());
@@ -204,38 +130,33 @@ pub fn read(directory: &Path, lens: &str) -> Result<Option<Hindsight>, Hindsight
     Ok(Some(Hindsight { scores, tokens }))
 }
 
-fn read_file<T>(path: &Path, parse: impl Fn(&str) -> Result<T, Fault>) -> Result<Option<T>, HindsightError> {
-    let text = match std::fs::read_to_string(path) {
-        Ok(text) => text,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(source) => return Err(HindsightError::Io { path: path.to_owned(), source }),
-    };
-    match parse(&text) {
-        Ok(value) => Ok(Some(value)),
-        Err(fault) => Err(HindsightError::Content { path: path.to_owned(), fault }),
+fn read_file<T>(path: &Path, parse: impl Fn(&str) -> Result<T, Fault>) -> Result<Option<T>, BadFile> {
+    match std::fs::read_to_string(path) {
+        Ok(text) => parse(&text).map(Some).map_err(|fault| BadFile::fault(path, fault)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(BadFile::new(path, error)),
     }
 }
 
 /// Writes the files, each atomically, the sidecar first: scores are complete only with what they rest on, and say what
 /// that is.
-pub fn write(directory: &Path, lens: &str, hindsight: &Hindsight) -> Result<(), HindsightError> {
-    let failed = |source| HindsightError::Io { path: directory.to_owned(), source };
-    std::fs::create_dir_all(directory).map_err(failed)?;
+pub fn write(directory: &Path, lens: &str, hindsight: &Hindsight) -> Result<(), BadFile> {
+    let failed = |error: io::Error| BadFile::new(directory, error);
     let (scores_name, tokens_name) = (scores_file(lens), tokens_file(lens));
-    atomic::sweep(directory, |name| [&scores_name, &tokens_name].iter().any(|it| *it == name))
-        .map_err(failed)?;
+    std::fs::create_dir_all(directory).map_err(failed)?;
+    atomic::sweep(directory, |name| name == scores_name || name == tokens_name).map_err(failed)?;
     let mut scores = hindsight.scores.clone();
     if let Some(tokens) = &hindsight.tokens {
         let text = tokens.to_text().map_err(|error| failed(error.into()))?;
         scores.provenance.get_or_insert_default().sidecar_sha256 = Some(sha256(&text));
-        write_file(directory.join(tokens_name), &text)?;
+        write_file(&directory.join(tokens_name), &text)?;
     }
     let text = scores.to_text().map_err(|error| failed(error.into()))?;
-    write_file(directory.join(scores_name), &text)
+    write_file(&directory.join(scores_name), &text)
 }
 
-fn write_file(path: PathBuf, text: &str) -> Result<(), HindsightError> {
-    atomic::write(&path, text.as_bytes()).map_err(|source| HindsightError::Io { path, source })
+fn write_file(path: &Path, text: &str) -> Result<(), BadFile> {
+    atomic::write(path, text.as_bytes()).map_err(|error| BadFile::new(path, error))
 }
 
 /// What scoring gave for one step.
@@ -274,36 +195,53 @@ pub struct Measured {
     pub provenance: Provenance,
 }
 
-/// Makes the files of a newly scored episode, whose steps stand at `places`.
+/// Makes the files of a newly scored episode, whose steps stand at `places`, or says why there is no credit to compute.
 pub fn assemble(
     loaded: &Loaded,
     places: &[PlanPlace],
     measured: Measured,
     settings: &Settings,
-) -> Result<Hindsight, CannotRecompute> {
-    let all = loaded.episode.steps().iter().zip(places).zip(&measured.steps).enumerate();
-    let lenses = &measured.lenses;
-    let steps = all
-        .map(|(idx, ((step, place), measured))| scored_step(idx, step.message_idx, place, measured, lenses));
+) -> Result<Hindsight, String> {
+    let Measured { lenses, sequences, token_source, steps, provenance } = measured;
+    let reference = reference_among(&lenses);
+    let all = loaded.episode.steps().iter().zip(places).zip(steps).enumerate();
+    let steps = all.map(|(idx, ((step, place), measured))| {
+        let scored = scored_step(idx, step.message_idx, place, &measured, &lenses);
+        let tokens = step_tokens(idx, measured);
+        Ok((with_means(scored, &tokens, reference, settings)?, tokens))
+    });
+    let (steps, step_tokens): (Vec<_>, Vec<_>) =
+        steps.collect::<Result<Vec<_>, String>>()?.into_iter().unzip();
     let scores = HindsightScores {
         episode_id: loaded.file_id.clone(),
-        reward: loaded.file_reward.clone().ok_or(CannotRecompute::NoReward)?,
+        reward: loaded.file_reward.clone().ok_or("the episode has no reward")?,
         frozen_scores: loaded.file_scores.clone(),
         dense_rewards_used: None,
         num_steps: None,
         num_subtasks_covered: None,
         subtask_reward_range: None,
-        steps: steps.collect(),
+        steps,
         pi_hind_mean: None,
         hyperparams: Hyperparams::new(&settings.params, settings.max_logprob_tokens),
-        partial: Some(true),
-        provenance: Some(measured.provenance.clone()),
+        partial: None,
+        provenance: Some(provenance),
         other: Map::new(),
     };
-    let tokens = Some(step_tokens(loaded, measured));
-    let mut hindsight = Hindsight { scores, tokens };
-    hindsight.scores = with_settings(&hindsight, settings)?;
-    Ok(hindsight)
+    let (mut shared, sequences): (Vec<usize>, Vec<_>) = sequences.into_iter().unzip();
+    if shared.iter().all(|n| *n == 0) {
+        shared.clear();
+    }
+    let tokens = HindsightTokens {
+        format: TOKENS_FORMAT.to_owned(),
+        version: TOKENS_VERSION,
+        episode_id: loaded.file_id.clone(),
+        tokens: token_source.name().to_owned(),
+        steps: step_tokens,
+        lenses,
+        sequences,
+        shared,
+    };
+    Ok(Hindsight { scores: with_credit(scores, &settings.params), tokens: Some(tokens) })
 }
 
 fn scored_step(
@@ -331,6 +269,15 @@ fn scored_step(
     }
 }
 
+fn step_tokens(step_index: usize, MeasuredStep { place, views, .. }: MeasuredStep) -> StepTokens {
+    StepTokens {
+        step_index,
+        sequence: place.map(|(sequence, _)| sequence),
+        span: place.map(|(_, span)| [span.start(), span.end()]),
+        logprobs: views.into_iter().map(|view| view?.ok()).collect(),
+    }
+}
+
 /// Why a step lacks a score: hindsight's, or else another, which matters only where credit needs it.
 fn no_score(measured: &MeasuredStep, lenses: &[String]) -> Option<String> {
     let mut views = measured.views.iter().zip(lenses);
@@ -344,33 +291,8 @@ fn no_score(measured: &MeasuredStep, lenses: &[String]) -> Option<String> {
     }
 }
 
-fn step_tokens(loaded: &Loaded, measured: Measured) -> HindsightTokens {
-    let numbers = |logprobs: &Vec<Option<Logprob>>| logprobs.iter().map(|it| it.map(Logprob::get)).collect();
-    let step = |(step_index, step): (usize, &MeasuredStep)| StepTokens {
-        step_index,
-        sequence: step.place.map(|(sequence, _)| sequence),
-        span: step.place.map(|(_, span)| [span.start(), span.end()]),
-        logprobs: step.views.iter().map(|view| view.as_ref()?.as_ref().ok().map(numbers)).collect(),
-    };
-    let source = measured.token_source.name();
-    let (mut shared, sequences): (Vec<usize>, Vec<_>) = measured.sequences.into_iter().unzip();
-    if shared.iter().all(|n| *n == 0) {
-        shared.clear();
-    }
-    HindsightTokens {
-        format: TOKENS_FORMAT.to_owned(),
-        version: TOKENS_VERSION,
-        episode_id: loaded.file_id.clone(),
-        tokens: source.to_owned(),
-        steps: measured.steps.iter().enumerate().map(step).collect(),
-        lenses: measured.lenses,
-        sequences,
-        shared,
-    }
-}
-
 /// The same with credit for every step that was scored: as the file has it, or computed as the file was made.
-pub fn credited(found: Hindsight) -> Result<Hindsight, CannotRecompute> {
+pub fn credited(found: Hindsight) -> Result<Hindsight, String> {
     let lacks_credit = |step: &ScoredStep| !step.has_failed() && step.credit(true).is_none();
     if !found.scores.steps.iter().any(lacks_credit) {
         return Ok(found);
@@ -379,90 +301,84 @@ pub fn credited(found: Hindsight) -> Result<Hindsight, CannotRecompute> {
     Ok(Hindsight { scores, ..found })
 }
 
-/// Computes all credit of an episode from its recorded values; what was measured is kept.
-pub fn recompute(old: &Hindsight, settings: &Settings) -> Result<HindsightScores, CannotRecompute> {
-    if let Some(step) = old.scores.steps.iter().find(|step| !is_measured(step, old.tokens.as_ref())) {
-        return Err(CannotRecompute::NotMeasured { step_index: step.step_index });
-    }
-    let new = with_settings(old, settings)?;
-    let lacks_plain = new.steps.iter().all(|step| step.plain_mean_logprob.is_none());
-    if settings.params.ratio == Ratio::Lift && !new.steps.is_empty() && lacks_plain {
-        return Err(CannotRecompute::NoPlain);
-    }
-    Ok(new)
-}
-
-/// Whether a step says what was measured, or why nothing was.
-fn is_measured(step: &ScoredStep, tokens: Option<&HindsightTokens>) -> bool {
-    let recorded = || tokens.iter().flat_map(|it| &it.steps).find(|it| it.step_index == step.step_index);
-    step.has_failed()
-        || step.mean_logprob.is_some()
-        || recorded().is_some_and(|it| it.through(Some(0)).is_some())
-}
-
-/// The scores with credit by these settings; a step whose values do not give any says why.
-fn with_settings(old: &Hindsight, settings: &Settings) -> Result<HindsightScores, CannotRecompute> {
+/// Computes all credit of an episode from its recorded values, or says why they do not give any; what was measured is
+/// kept.
+pub fn recompute(old: &Hindsight, settings: &Settings) -> Result<HindsightScores, String> {
+    let Hindsight { scores: old, tokens } = old;
     let by_step: BTreeMap<usize, &StepTokens> =
-        old.tokens.iter().flat_map(|tokens| &tokens.steps).map(|step| (step.step_index, step)).collect();
-    if by_step.is_empty() && settings.max_logprob_tokens != old.scores.hyperparams.scored_tail() {
-        return Err(CannotRecompute::NoTokens { recorded: old.scores.hyperparams.max_logprob_tokens });
-    }
-    let ours = old.scores.partial.is_some();
-    let reference = reference_of(old);
-    let measured = old.scores.steps.iter().map(|step| {
-        let logprobs = by_step.get(&step.step_index).map(|tokens| Logprobs { tokens, reference });
-        measure(step, logprobs, ours, settings)
-    });
-    let steps: Vec<ScoredStep> = measured.collect::<Result<_, _>>()?;
+        tokens.iter().flat_map(|tokens| &tokens.steps).map(|step| (step.step_index, step)).collect();
     let mut hyperparams = Hyperparams::new(&settings.params, settings.max_logprob_tokens);
     if by_step.is_empty() {
         // The means stay what they are, over tokens that only the file can tell.
-        hyperparams.max_logprob_tokens = old.scores.hyperparams.max_logprob_tokens;
+        hyperparams.max_logprob_tokens = old.hyperparams.max_logprob_tokens;
+        if settings.max_logprob_tokens != old.hyperparams.scored_tail() {
+            return Err(no_tokens(old.hyperparams.max_logprob_tokens));
+        }
     }
-    Ok(with_credit(HindsightScores { steps, hyperparams, ..old.scores.clone() }, &settings.params))
-}
-
-/// Where what hindsight's probability is compared with stands among the lenses of a file.
-fn reference_of(hindsight: &Hindsight) -> Option<usize> {
-    hindsight.tokens.as_ref()?.lens(&Ratio::Lift.reference()?.key())
-}
-
-/// A step's logprobs, hindsight's the first of them.
-#[derive(Clone, Copy)]
-struct Logprobs<'a> {
-    tokens: &'a StepTokens,
-    reference: Option<usize>,
-}
-
-/// A step with the means over the tokens that count, and nothing computed from them yet.
-fn measure(
-    old: &ScoredStep,
-    logprobs: Option<Logprobs<'_>>,
-    ours: bool,
-    settings: &Settings,
-) -> Result<ScoredStep, CannotRecompute> {
-    let mut step = ScoredStep { pi_hind: None, rho: None, q_h: None, q_h_smoothed: None, ..old.clone() };
-    // A published file writes a number for a step that failed; ours never does.
-    step.mean_logprob = step.mean_logprob.filter(|_| ours || !old.has_failed());
-    let Some((it, [start, end])) = logprobs.and_then(|it| Some((it, it.tokens.span?))) else {
-        return Ok(step);
+    let is_ours = old.partial.is_some();
+    let reference = tokens.as_ref().and_then(|tokens| reference_among(&tokens.lenses));
+    let again = |step: &ScoredStep| {
+        let tokens = by_step.get(&step.step_index);
+        let is_scored = step.mean_logprob.is_some() || tokens.is_some_and(|it| it.through(Some(0)).is_some());
+        if !step.has_failed() && !is_scored {
+            return Err(not_measured(step.step_index));
+        }
+        // A published file writes a number for a step that failed; ours never does.
+        let mean_logprob = step.mean_logprob.filter(|_| is_ours || !step.has_failed());
+        let step = ScoredStep { mean_logprob, ..step.clone() };
+        tokens.map_or(Ok(step.clone()), |tokens| with_means(step, tokens, reference, settings))
     };
+    let steps: Vec<ScoredStep> = old.steps.iter().map(again).collect::<Result<_, _>>()?;
+    let lacks_plain = steps.iter().all(|step| step.plain_mean_logprob.is_none());
+    if settings.params.ratio == Ratio::Lift && !steps.is_empty() && lacks_plain {
+        return Err(NO_PLAIN.to_owned());
+    }
+    Ok(with_credit(HindsightScores { steps, hyperparams, ..old.clone() }, &settings.params))
+}
+
+const NO_PLAIN: &str = "no step has a score under the plain lens, which lift needs; \
+                        help: score again with --ratio lift, without --recompute";
+
+fn no_tokens(recorded: Option<i64>) -> String {
+    let recorded = recorded.map_or_else(|| "what it was".to_owned(), |it| it.to_string());
+    format!(
+        "the tokens' logprobs are not recorded, so max_logprob_tokens must stay {recorded}; help: score again without --recompute"
+    )
+}
+
+fn not_measured(step_index: usize) -> String {
+    format!(
+        "step {step_index} has no `mean_logprob` and no `error`, and no logprobs are recorded for it; help: score it again with backsight credit"
+    )
+}
+
+/// Where what hindsight's probability is compared with stands among lenses.
+fn reference_among(lenses: &[String]) -> Option<usize> {
+    let reference = Ratio::Lift.reference()?.key();
+    lenses.iter().position(|it| *it == reference)
+}
+
+/// A step with the means over those of its logprobs that count, hindsight's the first of them.
+fn with_means(
+    mut step: ScoredStep,
+    tokens: &StepTokens,
+    reference: Option<usize>,
+    settings: &Settings,
+) -> Result<ScoredStep, String> {
+    let Some([start, end]) = tokens.span else { return Ok(step) };
     let total = end - start;
     let wanted =
         if settings.max_logprob_tokens == 0 { total } else { total.min(settings.max_logprob_tokens) };
-    let tail = |lens| tail_mean(it.tokens.through(lens), wanted, old.step_index);
-    step.mean_logprob = tail(Some(0))?;
-    step.plain_mean_logprob = tail(it.reference)?;
+    let tail = |lens| tail_mean(tokens.through(lens), wanted, step.step_index);
+    (step.mean_logprob, step.plain_mean_logprob) = (tail(Some(0))?, tail(reference)?);
     let skipped = total - wanted;
-    let first_start = old
-        .logprob_start_len
-        .zip(old.skipped_action_tokens)
-        .map(|(start, skipped)| start - skipped.min(start));
-    step.logprob_start_len = first_start.map(|start| start + skipped);
+    let skipped_before = step.skipped_action_tokens.unwrap_or(0);
+    step.logprob_start_len =
+        step.logprob_start_len.map(|start| start.saturating_sub(skipped_before) + skipped);
     step.action_token_count = Some(wanted);
     step.total_action_tokens = Some(total);
     step.skipped_action_tokens = Some(skipped);
-    if it.tokens.through(Some(0)).is_some() && step.mean_logprob.is_none() {
+    if tokens.through(Some(0)).is_some() && step.mean_logprob.is_none() {
         step.error = Some("a token of the action has no logprob".to_owned());
     }
     Ok(step)
@@ -470,36 +386,33 @@ fn measure(
 
 /// The mean over the last `wanted` tokens; none when they were not scored or one has no logprob.
 fn tail_mean(
-    logprobs: Option<&Vec<Option<f64>>>,
+    logprobs: Option<&Vec<Option<Logprob>>>,
     wanted: usize,
     step_index: usize,
-) -> Result<Option<f64>, CannotRecompute> {
+) -> Result<Option<f64>, String> {
     let Some(logprobs) = logprobs else { return Ok(None) };
-    let Some(unused) = logprobs.len().checked_sub(wanted) else {
-        return Err(CannotRecompute::NotScored { step_index, wanted, scored: logprobs.len() });
-    };
-    Ok(mean_logprob(logprobs[unused..].iter().map(|it| it.and_then(|it| Logprob::new(it).ok()))))
+    let scored = logprobs.len();
+    let unused = scored.checked_sub(wanted).ok_or_else(|| {
+        format!(
+            "step {step_index}: {wanted} of its tokens are asked for and the last {scored} were scored; help: score again without --recompute"
+        )
+    })?;
+    Ok(mean_logprob(logprobs[unused..].iter().copied()))
 }
 
-/// Fills in everything that follows from the measured values.
+/// Fills in everything that follows from the measured values; a step whose values do not give any says why.
 fn with_credit(mut scores: HindsightScores, params: &Params) -> HindsightScores {
     let input: Vec<StepScore<'_>> = scores.steps.iter().map(step_score).collect();
     let reward = scores.reward.as_f64().unwrap_or(f64::NAN);
     let Credit { steps, pi_mean, dense_rewards_used } = credit(&input, reward, params);
     for (step, credit) in scores.steps.iter_mut().zip(steps) {
-        match credit {
-            Ok(credit) => {
-                step.error = None;
-                step.pi_hind = Some(credit.pi_hind);
-                step.rho = Some(credit.rho);
-                step.q_h = Some(credit.q_h);
-                step.q_h_smoothed = Some(credit.q_h_smoothed);
-            }
-            Err(why) => {
-                let error = step.error.take().filter(|error| !error.is_empty());
-                step.error = error.or_else(|| Some(why.to_string()));
-            }
-        }
+        let error = step.error.take().filter(|error| !error.is_empty());
+        step.error = credit.err().map(|why| error.unwrap_or_else(|| why.to_string()));
+        let credit = credit.ok();
+        step.pi_hind = credit.map(|it| it.pi_hind);
+        step.rho = credit.map(|it| it.rho);
+        step.q_h = credit.map(|it| it.q_h);
+        step.q_h_smoothed = credit.map(|it| it.q_h_smoothed);
     }
     let nothing = (scores.steps.is_empty()).then(|| Number::from(0));
     scores.pi_hind_mean = pi_mean.and_then(Number::from_f64).or(nothing);

@@ -83,10 +83,8 @@ fn check_same_weights(gauges: &[Gauge]) -> Result<(), Error> {
     let same = |it: &&Gauge| it.expected.agrees(&first.expected, it.noise.max(first.noise));
     let Some(other) = others.iter().find(|it| !same(it)) else { return Ok(()) };
     let why = reason(Some(&other.expected), &first.expected);
-    Err(Error::Invalid {
-        what: format!("{} has other weights than {}: {why}", other.server, first.server),
-        help: "name servers of one model with the same weights".to_owned(),
-    })
+    let what = format!("{} has other weights than {}: {why}", other.server, first.server);
+    Err(Error::invalid(what, "name servers of one model with the same weights"))
 }
 
 async fn gauge(
@@ -98,15 +96,14 @@ async fn gauge(
     let endpoint = endpoint?;
     let (brief, patient) = (opened.over(endpoint.briefly()), opened.over(endpoint.clone()));
     let (identity, probe) = (identity.clone(), Arc::<[TokenId]>::from(probe));
-    let measure = || Fingerprint::measure(&*patient, identity.clone(), &probe);
-    let Noisy { first: expected, noise, n_measured } =
-        noise_of(measure, Fingerprint::mean_difference).await?;
-    let checks =
-        Checks { requests: n_measured, tokens: n_measured * probe.len() as u64, ..Checks::default() };
+    let n_tokens = probe.len() as u64;
     let measure: Measure = Box::new(move |patience| {
         let model = Arc::clone(if patience == Patience::Brief { &brief } else { &patient });
         let (identity, probe) = (identity.clone(), Arc::clone(&probe));
         Box::pin(async move { Fingerprint::measure(&*model, identity, &probe).await })
     });
+    let Noisy { first: expected, noise, n_measured } =
+        noise_of(|| measure(Patience::Full), Fingerprint::mean_difference).await?;
+    let checks = Checks { requests: n_measured, tokens: n_measured * n_tokens, ..Checks::default() };
     Ok(Gauge { server: endpoint.server(), measure, expected, noise, checks })
 }

@@ -7,28 +7,29 @@
 //! that the server had answered when the process was killed, but whose answer was not yet committed, is asked again;
 //! the window is one commit long. The model that looks here first is `ledgered`.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rusqlite::{Connection, OptionalExtension, Row, params};
+use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
-use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard};
+use tokio::sync::Notify;
 
 use super::blocks;
 use super::disk::Disk;
 use super::fingerprint::{Fingerprint, Identity};
 use super::lock::RunLock;
 use super::record::{Block, Drawn, Record};
-use super::stamp::{Fate, Stamp, Standing};
+use super::stamp::{Origin, Stamp, Standing};
 use crate::model::budget::{ModelRole, Spent};
 use crate::model::key::{Key, ModelId};
 use crate::model::noise::tolerance;
 use crate::model::route::Endpoints;
 use crate::model::{Error, Scored, Usage};
 use backsight_core::score::ScoreJob;
-use backsight_core::tokens::Logprob;
+use backsight_core::tokens::{Logprob, TokenId};
 
 /// The ledger's file in a run directory.
 pub const LEDGER_FILE: &str = "ledger.sqlite";
@@ -91,9 +92,16 @@ impl Ledger {
         let named_so = known.iter().any(|it| it.fingerprint.identity.model == fingerprint.identity.model);
         let recognition =
             if named_so { Recognition::Changed(nearest.map(|it| it.1)) } else { Recognition::New };
-        let row = ModelRow::of(fingerprint, noise);
-        let id = self.disk.write(move |connection| row.insert(connection)).await?;
-        Ok((ModelId(id), recognition))
+        let Fingerprint { identity, probe, logprobs } = fingerprint.clone();
+        let logprobs = logprobs.into_iter().map(|it| it.map(Logprob::get)).collect();
+        // Strings and finite numbers always serialise.
+        let known =
+            serde_json::to_string(&StoredModel { identity, probe, logprobs, noise }).unwrap_or_default();
+        let insert = "INSERT INTO models (known, checksum) VALUES (?1, ?2) RETURNING id";
+        let sum = checksum(&[known.as_bytes()]);
+        let id =
+            self.disk.write(move |connection| connection.query_row(insert, (known, sum), |row| row.get(0)));
+        Ok((ModelId(id.await?), recognition))
     }
 
     /// What the versions are called that it knows.
@@ -105,8 +113,8 @@ impl Ledger {
     /// The models it knows. One whose row cannot be read is forgotten, with its answers.
     async fn models(&self) -> Result<Vec<Known>, Error> {
         let mut known = Vec::new();
-        for (id, row) in self.disk.read(stored_models).await? {
-            match row.and_then(|row| row.read(id)) {
+        for (id, model) in self.disk.read(stored_models).await? {
+            match model {
                 Some(model) => known.push(model),
                 None => self.drop_damaged(FORGET_MODEL, id).await?,
             }
@@ -167,7 +175,7 @@ impl Ledger {
         // Bits may flip on the disk: then this answer is lost, and those beside it are not.
         let decoded = found
             .filter(|it| it.sum == answer_checksum(key.bytes(), it.standing.model(), &it.bytes))
-            .and_then(|it| Some((R::decode(&it.bytes).ok()?, it.standing)));
+            .and_then(|it| Some((R::decode(&it.bytes)?, it.standing)));
         if decoded.is_none() {
             self.drop_damaged(FORGET_ANSWER, *key.bytes()).await?;
         }
@@ -180,8 +188,7 @@ impl Ledger {
         sql: &'static str,
         what: impl rusqlite::ToSql + Send + 'static,
     ) -> Result<(), Error> {
-        let delete = move |connection: &Connection| connection.execute(sql, [what]).map(|n| n as i64);
-        let n_dropped = self.disk.write(delete).await?;
+        let n_dropped = self.disk.execute(sql, [what]).await?;
         self.n_damaged.fetch_add(n_dropped.unsigned_abs(), Ordering::Relaxed);
         Ok(())
     }
@@ -206,47 +213,49 @@ impl Ledger {
         answer: &R,
         blocks: Vec<(Key, Block)>,
     ) -> Result<(), Error> {
-        let (bytes, usage) = (answer.encode(), answer.usage());
-        let model = standing.model();
-        let sum = answer_checksum(key.bytes(), model, &bytes);
-        let blocks = blocks.into_iter().map(|(block, found)| BlockRow::of(block, key, model, &found));
-        let blocks: Vec<BlockRow> = blocks.collect();
+        let (bytes, (sent, cached, sampled)) = (answer.encode(), columns(answer.usage()));
+        let (model, key) = (standing.model(), *key.bytes());
+        let (after, endpoints, until) = match standing {
+            Standing::Provisional(stamp) => (Some(signed(stamp.after)), stamp.by.0.cast_signed(), None),
+            Standing::Settled(Origin::Between(_, until)) => (None, 0, Some(until.0)),
+            Standing::Settled(Origin::Known(_)) => (None, 0, None),
+        };
+        let (role, sum) = (role.name(), answer_checksum(&key, model, &bytes));
+        let row = (key, R::KIND, model.0, role, sent, cached, sampled, after, endpoints, until, sum, bytes);
+        let blocks = blocks.into_iter().map(|(block, found)| {
+            let found = found.encode();
+            (*block.bytes(), key, block_checksum(&block, &key, model, &found), found)
+        });
+        let blocks: Vec<_> = blocks.collect();
         let write = move |connection: &Connection| {
             let mut insert = connection.prepare_cached(
-                "INSERT INTO answers VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9) ON CONFLICT DO NOTHING",
+                "INSERT INTO answers VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)
+                 ON CONFLICT DO NOTHING",
             )?;
-            let (sent, cached, sampled) = columns(usage);
-            let (key, role) = (key.bytes(), role.name());
             for statement in OUST {
-                connection.execute(statement, params![key, role])?;
+                connection.prepare_cached(statement)?.execute(params![key, role])?;
             }
-            insert.execute(params![key, R::KIND, model.0, role, sent, cached, sampled, sum, bytes])?;
+            insert.execute(row)?;
             let mut insert = connection.prepare_cached("INSERT INTO scores VALUES (?1, ?2, ?3, ?4)")?;
-            for BlockRow { block, sum, found } in &blocks {
-                insert.execute(params![block.bytes(), key, sum, found])?;
+            for block in blocks {
+                insert.execute(block)?;
             }
-            mark(connection, key, role, standing).map(|n| n as i64)
+            Ok(0)
         };
         self.disk.write(write).await.map(drop)
     }
 
     /// Counts an answer that was paid but is not kept.
     pub(super) async fn spend(&self, role: ModelRole, usage: Usage) -> Result<(), Error> {
-        let write = move |connection: &Connection| {
-            let (sent, cached, sampled) = columns(usage);
-            let insert = "INSERT INTO spent VALUES (?1, ?2, ?3, ?4)";
-            connection.execute(insert, params![role.name(), sent, cached, sampled]).map(|n| n as i64)
-        };
-        self.disk.write(write).await.map(drop)
+        let (sent, cached, sampled) = columns(usage);
+        let insert = "INSERT INTO spent VALUES (?1, ?2, ?3, ?4)";
+        self.disk.execute(insert, (role.name(), sent, cached, sampled)).await.map(drop)
     }
 
     /// What came in before the measurement that was begun as number `before` is settled.
     pub(super) async fn settle(&self, role: ModelRole, before: u64) -> Result<(), Error> {
-        let write = move |connection: &Connection| {
-            let settle = "DELETE FROM provisional WHERE role = ?1 AND after < ?2";
-            connection.execute(settle, params![role.name(), signed(before)]).map(|n| n as i64)
-        };
-        self.disk.write(write).await.map(drop)
+        let settle = "UPDATE answers SET after = NULL WHERE role = ?1 AND after < ?2";
+        self.disk.execute(settle, (role.name(), signed(before))).await.map(drop)
     }
 
     /// The endpoints now have `models`: what an earlier process left provisional is settled if it is of the only one,
@@ -254,11 +263,9 @@ impl Ledger {
     pub async fn resume(&self, role: ModelRole, models: &[ModelId]) -> Result<(), Error> {
         let Some(&model) = models.first() else { return Ok(()) };
         if models.iter().all(|it| *it == model) {
-            let write = move |connection: &Connection| {
-                let settle = "DELETE FROM provisional WHERE role = ?1 AND key IN (SELECT key FROM answers WHERE model = ?2)";
-                connection.execute(settle, params![role.name(), model.0]).map(|n| n as i64)
-            };
-            self.disk.write(write).await?;
+            let settle =
+                "UPDATE answers SET after = NULL WHERE role = ?1 AND after IS NOT NULL AND model = ?2";
+            self.disk.execute(settle, (role.name(), model.0)).await?;
         }
         self.doubt(role, Endpoints::ALL, model).await
     }
@@ -267,11 +274,11 @@ impl Ledger {
     /// two versions from now on.
     pub(super) async fn doubt(&self, role: ModelRole, by: Endpoints, until: ModelId) -> Result<(), Error> {
         let write = move |connection: &Connection| {
-            DOUBT.iter().try_for_each(|&(sql, with_until)| {
-                let all = params![role.name(), by.0.cast_signed(), until.0];
-                connection.execute(sql, if with_until { all } else { &all[..2] }).map(drop)
-            })?;
-            Ok(0)
+            let of = (role.name(), by.0.cast_signed());
+            for statement in DROP_SCORES {
+                connection.execute(statement, of)?;
+            }
+            connection.execute(LIES_BETWEEN, (of.0, of.1, until.0)).map(|n| n as i64)
         };
         self.disk.write(write).await.map(drop)
     }
@@ -279,26 +286,16 @@ impl Ledger {
 
 const FORGET_ANSWER: &str = "DELETE FROM answers WHERE key = ?1";
 /// Its answers can be found by nobody, since their keys hold its number; the number is not given again.
-const FORGET_MODEL: &str = "UPDATE models SET identity = NULL WHERE id = ?1";
+const FORGET_MODEL: &str = "UPDATE models SET known = NULL WHERE id = ?1";
 
-/// What is done when provisional answers are in doubt, and whether the statement names the new version.
-const DOUBT: [(&str, bool); 4] = [
-    (
-        "INSERT INTO spent SELECT role, prompt_tokens, cached_tokens, completion_tokens FROM answers
-         WHERE kind = 'score' AND key IN (SELECT key FROM provisional WHERE role = ?1 AND endpoints & ?2 != 0)",
-        false,
-    ),
-    (
-        "DELETE FROM answers WHERE kind = 'score' AND key IN (SELECT key FROM provisional WHERE role = ?1 AND endpoints & ?2 != 0)",
-        false,
-    ),
-    (
-        "INSERT OR REPLACE INTO doubtful SELECT key, ?3 FROM answers
-         WHERE key IN (SELECT key FROM provisional WHERE role = ?1 AND endpoints & ?2 != 0)",
-        true,
-    ),
-    ("DELETE FROM provisional WHERE role = ?1 AND endpoints & ?2 != 0", false),
+/// What is done with provisional scores in doubt.
+const DROP_SCORES: [&str; 2] = [
+    "INSERT INTO spent SELECT role, prompt_tokens, cached_tokens, completion_tokens FROM answers
+     WHERE role = ?1 AND after IS NOT NULL AND endpoints & ?2 != 0 AND kind = 'score'",
+    "DELETE FROM answers WHERE role = ?1 AND after IS NOT NULL AND endpoints & ?2 != 0 AND kind = 'score'",
 ];
+/// And with draws.
+const LIES_BETWEEN: &str = "UPDATE answers SET after = NULL, until = ?3 WHERE role = ?1 AND after IS NOT NULL AND endpoints & ?2 != 0";
 
 /// SQLite's integers are signed; counts of tokens never reach the difference.
 fn signed(count: u64) -> i64 {
@@ -322,32 +319,18 @@ fn checksum(parts: &[&[u8]]) -> Vec<u8> {
     hash.finalize()[..8].to_vec()
 }
 
-/// Notes of an answer what is not the rule: that it waits for a measurement, or lies between two versions.
-fn mark(connection: &Connection, key: &[u8], role: &str, standing: Standing) -> rusqlite::Result<usize> {
-    match standing {
-        Standing::Provisional(stamp) => connection
-            .prepare_cached("INSERT OR REPLACE INTO provisional VALUES (?1, ?2, ?3, ?4)")?
-            .execute(params![key, role, signed(stamp.after), stamp.by.0.cast_signed()]),
-        Standing::Settled(Fate::Between(_, until)) => connection
-            .prepare_cached("INSERT OR REPLACE INTO doubtful VALUES (?1, ?2)")?
-            .execute(params![key, until.0]),
-        Standing::Settled(Fate::Known(_)) => Ok(0),
-    }
-}
-
 /// What is done with an answer that waits for a measurement of another role, when this one stores its own.
-const OUST: [&str; 3] = [
+const OUST: [&str; 2] = [
     "INSERT INTO spent SELECT role, prompt_tokens, cached_tokens, completion_tokens FROM answers
-     WHERE key IN (SELECT key FROM provisional WHERE key = ?1 AND role != ?2)",
-    "DELETE FROM answers WHERE key IN (SELECT key FROM provisional WHERE key = ?1 AND role != ?2)",
-    "DELETE FROM provisional WHERE key = ?1 AND role != ?2",
+     WHERE key = ?1 AND after IS NOT NULL AND role != ?2",
+    "DELETE FROM answers WHERE key = ?1 AND after IS NOT NULL AND role != ?2",
 ];
 
 /// An answer as it was found.
 struct StoredAnswer {
-    bytes: Vec<u8>,
-    sum: Vec<u8>,
     standing: Standing,
+    sum: Vec<u8>,
+    bytes: Vec<u8>,
 }
 
 /// The answer under a key; the inner option is none where its columns hold something else than was written there.
@@ -359,40 +342,25 @@ fn stored_answer(
     role: ModelRole,
 ) -> rusqlite::Result<Option<Option<StoredAnswer>>> {
     let mut select = connection.prepare_cached(
-        "SELECT answer, checksum, model, after, until, endpoints FROM answers
-         LEFT JOIN provisional USING (key) LEFT JOIN doubtful USING (key)
-         WHERE answers.key = ?1 AND (provisional.role IS NULL OR provisional.role = ?2)",
+        "SELECT model, after, endpoints, until, checksum, answer FROM answers
+         WHERE key = ?1 AND (after IS NULL OR role = ?2)",
     )?;
     select.query_row(params![key.bytes(), role.name()], |row| Ok(found(row).ok())).optional()
 }
 
+/// What was written down of an answer or a block, behind whose it is.
 fn found(row: &Row<'_>) -> rusqlite::Result<StoredAnswer> {
     let (model, after, until) =
-        (ModelId(row.get(2)?), row.get::<_, Option<i64>>(3)?, row.get::<_, Option<i64>>(4)?);
+        (ModelId(row.get(0)?), row.get::<_, Option<i64>>(1)?, row.get::<_, Option<i64>>(3)?);
     let standing = match (after, until) {
         (Some(after), _) => {
-            let by = Endpoints(row.get::<_, i64>(5)?.cast_unsigned());
+            let by = Endpoints(row.get::<_, i64>(2)?.cast_unsigned());
             Standing::Provisional(Stamp { after: after.unsigned_abs(), by, model })
         }
-        (None, Some(until)) => Standing::Settled(Fate::Between(model, ModelId(until))),
-        (None, None) => Standing::Settled(Fate::Known(model)),
+        (None, Some(until)) => Standing::Settled(Origin::Between(model, ModelId(until))),
+        (None, None) => Standing::Settled(Origin::Known(model)),
     };
-    Ok(StoredAnswer { bytes: row.get(0)?, sum: row.get(1)?, standing })
-}
-
-/// Scores of neighbouring positions as the ledger's file has them.
-struct BlockRow {
-    block: Key,
-    sum: Vec<u8>,
-    found: Vec<u8>,
-}
-
-impl BlockRow {
-    fn of(block: Key, answer: Key, model: ModelId, found: &Block) -> Self {
-        let found = found.encode();
-        let sum = block_checksum(&block, answer.bytes(), model, &found);
-        Self { block, sum, found }
-    }
+    Ok(StoredAnswer { standing, sum: row.get(4)?, bytes: row.get(5)? })
 }
 
 fn block_checksum(block: &Key, answer: &[u8], model: ModelId, found: &[u8]) -> Vec<u8> {
@@ -405,25 +373,19 @@ type FoundBlock = (Vec<u8>, Option<(Block, Standing)>);
 /// Everything that was ever found behind one beginning; what waits for another role's measurement is not found.
 fn stored_blocks(connection: &Connection, block: &Key, role: ModelRole) -> rusqlite::Result<Vec<FoundBlock>> {
     let mut select = connection.prepare_cached(
-        "SELECT answers.answer, answers.checksum, model, after, until, endpoints, answers.key, scores.found, scores.checksum
-         FROM scores JOIN answers ON answers.key = scores.answer
-         LEFT JOIN provisional USING (key) LEFT JOIN doubtful USING (key)
-         WHERE scores.block = ?1 AND (provisional.role IS NULL OR provisional.role = ?2)",
+        "SELECT model, after, endpoints, until, scores.checksum, found, key
+         FROM scores JOIN answers ON key = scores.answer
+         WHERE block = ?1 AND (after IS NULL OR role = ?2)",
     )?;
     let read = |row: &Row<'_>| {
         let key: Vec<u8> = row.get(6)?;
-        let found = found_block(row, block, &key).ok().flatten();
-        Ok((key, found))
+        let is_whole =
+            |it: &StoredAnswer| it.sum == block_checksum(block, &key, it.standing.model(), &it.bytes);
+        let stored = found(row).ok().filter(is_whole);
+        let block = stored.and_then(|it| Some((Block::decode(&it.bytes)?, it.standing)));
+        Ok((key, block))
     };
     select.query_map(params![block.bytes(), role.name()], read)?.collect()
-}
-
-fn found_block(row: &Row<'_>, block: &Key, key: &[u8]) -> rusqlite::Result<Option<(Block, Standing)>> {
-    let (answer, bytes, sum): (_, Vec<u8>, Vec<u8>) = (found(row)?, row.get(7)?, row.get(8)?);
-    let model = answer.standing.model();
-    let is_whole = answer.sum == answer_checksum(key, model, &answer.bytes)
-        && sum == block_checksum(block, key, model, &bytes);
-    Ok(Block::decode(&bytes).ok().filter(|_| is_whole).map(|block| (block, answer.standing)))
 }
 
 /// What was paid, by the role's name as it is written; a name that was damaged is nobody's.
@@ -453,102 +415,71 @@ struct Known {
     noise: f64,
 }
 
-/// A fingerprint as the ledger's file has it: JSON that a person can read.
-struct ModelRow {
-    identity: String,
-    probe: String,
-    logprobs: String,
+/// A model as the ledger's file has it: JSON that a person can read.
+#[derive(Serialize, Deserialize)]
+struct StoredModel {
+    identity: Identity,
+    probe: Vec<TokenId>,
+    logprobs: Vec<Option<f64>>,
     noise: f64,
-    sum: Vec<u8>,
 }
 
-impl ModelRow {
-    fn of(fingerprint: &Fingerprint, noise: f64) -> Self {
-        let numbers: Vec<Option<f64>> = fingerprint.logprobs.iter().map(|it| it.map(Logprob::get)).collect();
-        // Strings and finite numbers always serialise.
-        let identity = serde_json::to_string(&fingerprint.identity).unwrap_or_default();
-        let probe = serde_json::to_string(&fingerprint.probe).unwrap_or_default();
-        let logprobs = serde_json::to_string(&numbers).unwrap_or_default();
-        let row = Self { identity, probe, logprobs, noise, sum: Vec::new() };
-        Self { sum: row.checksum(), ..row }
-    }
-
-    fn checksum(&self) -> Vec<u8> {
-        let noise = self.noise.to_bits().to_le_bytes();
-        checksum(&[self.identity.as_bytes(), self.probe.as_bytes(), self.logprobs.as_bytes(), &noise])
-    }
-
-    fn insert(&self, connection: &Connection) -> rusqlite::Result<i64> {
-        connection.execute(
-            "INSERT INTO models (identity, probe, logprobs, noise, checksum) VALUES (?1, ?2, ?3, ?4, ?5)",
-            params![self.identity, self.probe, self.logprobs, self.noise, self.sum],
-        )?;
-        Ok(connection.last_insert_rowid())
-    }
-
-    /// The model that was written; none if the row was damaged since.
-    fn read(&self, id: i64) -> Option<Known> {
-        let identity: Identity = serde_json::from_str(&self.identity).ok()?;
-        let numbers: Vec<Option<f64>> = serde_json::from_str(&self.logprobs).ok()?;
-        let logprobs = numbers.into_iter().map(|it| it.map(Logprob::new).transpose());
-        let logprobs = logprobs.collect::<Result<_, _>>().ok()?;
-        let fingerprint = Fingerprint { identity, probe: serde_json::from_str(&self.probe).ok()?, logprobs };
-        let is_whole = self.sum == self.checksum();
-        is_whole.then_some(Known { id: ModelId(id), fingerprint, noise: self.noise })
+impl StoredModel {
+    fn known(self, id: ModelId) -> Option<Known> {
+        let Self { identity, probe, logprobs, noise } = self;
+        let logprobs = logprobs.into_iter().map(|it| it.map(Logprob::new).transpose());
+        let fingerprint = Fingerprint { identity, probe, logprobs: logprobs.collect::<Result<_, _>>().ok()? };
+        Some(Known { id, fingerprint, noise })
     }
 }
 
-/// Every model; a row is none where its columns hold something else than was written there.
-fn stored_models(connection: &Connection) -> rusqlite::Result<Vec<(i64, Option<ModelRow>)>> {
-    let mut select = connection.prepare(
-        "SELECT id, identity, probe, logprobs, noise, checksum FROM models WHERE identity IS NOT NULL ORDER BY id",
-    )?;
-    let rows = select.query_map([], |row| Ok((row.get(0)?, model_row(row).ok())))?;
+/// Every model; none where a row is not what was written.
+fn stored_models(connection: &Connection) -> rusqlite::Result<Vec<(i64, Option<Known>)>> {
+    let mut select =
+        connection.prepare("SELECT id, known, checksum FROM models WHERE known IS NOT NULL ORDER BY id")?;
+    let rows = select.query_map([], |row| {
+        let id = row.get(0)?;
+        let (text, sum): (Option<String>, Option<Vec<u8>>) = (row.get(1).ok(), row.get(2).ok());
+        let text = text.filter(|text| sum == Some(checksum(&[text.as_bytes()])));
+        let stored = text.and_then(|text| serde_json::from_str::<StoredModel>(&text).ok());
+        Ok((id, stored.and_then(|it| it.known(ModelId(id)))))
+    })?;
     rows.collect()
-}
-
-fn model_row(row: &Row<'_>) -> rusqlite::Result<ModelRow> {
-    Ok(ModelRow {
-        identity: row.get(1)?,
-        probe: row.get(2)?,
-        logprobs: row.get(3)?,
-        noise: row.get(4)?,
-        sum: row.get(5)?,
-    })
 }
 
 /// The calls under way, so that of equal calls at the same time one is paid and the others find its answer.
 #[derive(Default)]
-pub(super) struct Flights(Mutex<HashMap<Key, Arc<AsyncMutex<()>>>>);
+pub(super) struct Flights {
+    keys: Mutex<HashSet<Key>>,
+    ended: Notify,
+}
 
 impl Flights {
     /// Waits until no equal call is under way, and keeps others waiting until dropped.
     pub(super) async fn enter(&self, key: Key) -> Flight<'_> {
-        let cell = Arc::clone(self.lock().entry(key).or_default());
-        let mut flight = Flight { flights: self, key, cell: Some(Arc::clone(&cell)), guard: None };
-        flight.guard = Some(cell.lock_owned().await);
-        flight
+        loop {
+            // Whoever ends from here on is noticed.
+            let ended = self.ended.notified();
+            if self.lock().insert(key) {
+                return Flight { flights: self, key };
+            }
+            ended.await;
+        }
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, HashMap<Key, Arc<AsyncMutex<()>>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn lock(&self) -> MutexGuard<'_, HashSet<Key>> {
+        self.keys.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 pub(super) struct Flight<'a> {
     flights: &'a Flights,
     key: Key,
-    cell: Option<Arc<AsyncMutex<()>>>,
-    guard: Option<OwnedMutexGuard<()>>,
 }
 
 impl Drop for Flight<'_> {
-    /// The last to leave takes the entry along, so the map holds only what is under way.
     fn drop(&mut self) {
-        let mut flights = self.flights.lock();
-        (self.guard, self.cell) = (None, None);
-        if flights.get(&self.key).is_some_and(|cell| Arc::strong_count(cell) == 1) {
-            flights.remove(&self.key);
-        }
+        self.flights.lock().remove(&self.key);
+        self.flights.ended.notify_waiters();
     }
 }

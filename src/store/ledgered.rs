@@ -16,7 +16,7 @@ use futures_util::future::join_all;
 use super::blocks;
 use super::ledger::Ledger;
 use super::record::{Block, Drawn, Record};
-use super::stamp::{Fate, Stamp, Standing};
+use super::stamp::{Origin, Stamp, Standing};
 use super::versions::{Checks, Patience, Versions};
 use crate::model::budget::ModelRole;
 use crate::model::endpoint::hashed;
@@ -246,14 +246,14 @@ impl Ledgered {
     /// Measures the weights once more if anything waits for that; tells whether the scores handed out so far stand.
     pub async fn settle(&self) -> Result<Stands, Error> {
         let standings = self.handed().scores.clone();
-        let mut fates = BTreeSet::new();
+        let mut origins = BTreeSet::new();
         for standing in standings {
-            fates.insert(self.fate(standing).await?);
+            origins.insert(self.origin(standing).await?);
         }
-        let mut fates = fates.into_iter();
-        match (fates.next(), fates.next()) {
+        let mut origins = origins.into_iter();
+        match (origins.next(), origins.next()) {
             (None, _) => Ok(Stands::Yes(None)),
-            (Some(Fate::Known(model)), None) => Ok(Stands::Yes(self.versions.name(model))),
+            (Some(Origin::Known(model)), None) => Ok(Stands::Yes(self.versions.name(model))),
             _ => Ok(Stands::No),
         }
     }
@@ -290,8 +290,9 @@ impl Ledgered {
         let draws = std::mem::take(&mut self.handed().draws);
         let mut all = Vec::new();
         for Draw { step, standing, told } in draws {
-            let fate = if to_the_end { self.fate(standing).await.ok() } else { self.fate_now(standing) };
-            let version = fate.map_or(Version::Unknown, |fate| self.version(fate));
+            let origin =
+                if to_the_end { self.origin(standing).await.ok() } else { self.origin_now(standing) };
+            let version = origin.map_or(Version::Unknown, |origin| self.version(origin));
             let named = |(span, told)| TokenVersion { step, span, version: version.clone(), told };
             all.extend(told.into_iter().map(named));
         }
@@ -299,25 +300,25 @@ impl Ledgered {
         all
     }
 
-    fn fate_now(&self, standing: Standing) -> Option<Fate> {
+    fn origin_now(&self, standing: Standing) -> Option<Origin> {
         match standing {
-            Standing::Provisional(stamp) => self.versions.fate(stamp),
-            Standing::Settled(fate) => Some(fate),
+            Standing::Provisional(stamp) => self.versions.origin(stamp),
+            Standing::Settled(origin) => Some(origin),
         }
     }
 
-    async fn fate(&self, standing: Standing) -> Result<Fate, Error> {
+    async fn origin(&self, standing: Standing) -> Result<Origin, Error> {
         match standing {
             Standing::Provisional(stamp) => self.versions.settle(stamp).await,
-            Standing::Settled(fate) => Ok(fate),
+            Standing::Settled(origin) => Ok(origin),
         }
     }
 
-    fn version(&self, fate: Fate) -> Version {
+    fn version(&self, origin: Origin) -> Version {
         let name = |model| self.versions.name(model);
-        match fate {
-            Fate::Known(model) => name(model).map_or(Version::Unknown, Version::Known),
-            Fate::Between(before, after) => match (name(before), name(after)) {
+        match origin {
+            Origin::Known(model) => name(model).map_or(Version::Unknown, Version::Known),
+            Origin::Between(before, after) => match (name(before), name(after)) {
                 (Some(before), Some(after)) => Version::Between(before, after),
                 _ => Version::Unknown,
             },
@@ -483,12 +484,8 @@ impl Ledgered {
     }
 
     fn generate_key(&self, model: ModelId, request: &GenerateRequest) -> Key {
-        match self.inner.top_k_limit().filter(|limit| request.top_k > *limit) {
-            Some(top_k) => {
-                Key::of_generate(model, self.place.stage, &GenerateRequest { top_k, ..request.clone() })
-            }
-            None => Key::of_generate(model, self.place.stage, request),
-        }
+        let top_k = self.inner.top_k_limit().unwrap_or(usize::MAX).min(request.top_k);
+        Key::of_generate(model, self.place.stage, &GenerateRequest { top_k, ..request.clone() })
     }
 
     fn seeded(&self, sampling: &Sampling, place: &Place) -> Sampling {
@@ -930,9 +927,9 @@ mod tests {
     #[tokio::test]
     async fn a_flipped_byte_in_a_text_is_no_end() {
         for flip in [
-            "UPDATE models SET identity = CAST(x'ff' || substr(identity, 2) AS TEXT)",
-            "UPDATE models SET logprobs = replace(logprobs, '-', '+')",
-            "UPDATE models SET probe = CAST(x'80' AS TEXT)",
+            "UPDATE models SET known = CAST(x'ff' || substr(known, 2) AS TEXT)",
+            "UPDATE models SET known = replace(known, '-', '+')",
+            "UPDATE models SET known = CAST(x'80' AS TEXT)",
             "UPDATE answers SET role = CAST(x'ff75646765' AS TEXT)",
             "UPDATE answers SET kind = CAST(x'ff' AS TEXT)",
             "UPDATE answers SET checksum = 'text'",

@@ -2,7 +2,7 @@
 //!
 //! Owns the encoding of what the ledger stores. Logprobs keep every bit; absences keep their reason. Postcard writes the
 //! types below, in few bytes, because a row of candidates per token is most of a ledger; what a chat answered is JSON.
-//! Reading never trusts the bytes: a damaged record is an error, not a number.
+//! Reading never trusts the bytes: a damaged record is none, not a number.
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -38,98 +38,51 @@ pub trait Record: Sized {
 
 /// What was drawn is stored as a whole.
 pub trait Drawn: Record {
-    /// What was stored.
-    fn decode(bytes: &[u8]) -> Result<Self, Damaged>;
+    /// What was stored; none where the bytes are something else.
+    fn decode(bytes: &[u8]) -> Option<Self>;
 }
 
-/// The bytes are not what was stored.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the record is damaged: {0}")]
-pub struct Damaged(pub String);
-
-/// The first byte: the version of the encoding.
-const VERSION: u8 = 4;
-
-/// Writes a version, whether logprobs have 32 bits, and what is stored. Servers compute in 32 bits; where every value
-/// fits into those without loss, half the room is enough.
-fn written<'a, N: Serialize, W: Serialize>(
-    logprobs: impl IntoIterator<Item = &'a Logprob>,
-    narrow: impl FnOnce() -> N,
-    wide: impl FnOnce() -> W,
-) -> Vec<u8> {
-    let fits = |it: &Logprob| f64::from(it.get() as f32).to_bits() == it.get().to_bits();
-    let is_narrow = logprobs.into_iter().all(fits);
-    let begin = vec![VERSION, u8::from(is_narrow)];
-    let bytes = match is_narrow {
-        true => postcard::to_extend(&narrow(), begin),
-        false => postcard::to_extend(&wide(), begin),
-    };
-    // Plain structs with a buffer that grows always serialise.
-    bytes.unwrap_or_default()
+/// Plain structs always serialise.
+fn written(value: &impl Serialize) -> Vec<u8> {
+    postcard::to_allocvec(value).unwrap_or_default()
 }
 
 /// Reads what was written, provided that nothing is left over.
-fn read<T, N: DeserializeOwned, W: DeserializeOwned>(
-    bytes: &[u8],
-    narrow: impl FnOnce(N) -> Result<T, Damaged>,
-    wide: impl FnOnce(W) -> Result<T, Damaged>,
-) -> Result<T, Damaged> {
-    match bytes {
-        [VERSION, 0, rest @ ..] => wide(whole(rest)?),
-        [VERSION, 1, rest @ ..] => narrow(whole(rest)?),
-        _ => Err(Damaged("it begins with no known version".to_owned())),
-    }
+fn read<T: DeserializeOwned>(bytes: &[u8]) -> Option<T> {
+    let (value, rest) = postcard::take_from_bytes(bytes).ok()?;
+    rest.is_empty().then_some(value)
 }
 
-fn whole<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Damaged> {
-    match postcard::take_from_bytes(bytes) {
-        Ok((value, [])) => Ok(value),
-        Ok((_, rest)) => Err(Damaged(format!("{} bytes too many", rest.len()))),
-        Err(why) => Err(Damaged(why.to_string())),
-    }
+/// How far a number's bits are turned: those come first that 32 bits do not have. Servers compute in 32 bits, and small
+/// numbers take few bytes.
+const TURN: u32 = 35;
+
+fn bits(logprob: Logprob) -> u64 {
+    logprob.get().to_bits().rotate_left(TURN)
 }
 
-/// A logprob as it is stored.
-trait Stored: Copy + Into<f64> {
-    fn of(logprob: Logprob) -> Self;
-
-    fn logprob(self) -> Result<Logprob, Damaged> {
-        Logprob::new(self.into()).map_err(|why| Damaged(why.to_string()))
-    }
+fn logprob(bits: u64) -> Option<Logprob> {
+    Logprob::new(f64::from_bits(bits.rotate_right(TURN))).ok()
 }
 
-impl Stored for f32 {
-    fn of(logprob: Logprob) -> Self {
-        logprob.get() as Self
-    }
+/// Candidates with their numbers' bits.
+type StoredTop = Vec<(TokenId, u64)>;
+
+fn stored_top(top: &TopK) -> StoredTop {
+    top.entries().iter().map(|&(id, logprob)| (id, bits(logprob))).collect()
 }
 
-impl Stored for f64 {
-    fn of(logprob: Logprob) -> Self {
-        logprob.get()
-    }
+fn top(stored: StoredTop) -> Option<TopK> {
+    let entries = stored.into_iter().map(|(id, bits)| Some((id, logprob(bits)?)));
+    entries.collect::<Option<_>>().map(TopK::new)
 }
 
-type StoredTop<F> = Vec<(TokenId, F)>;
-
-fn stored_top<F: Stored>(top: &TopK) -> StoredTop<F> {
-    top.entries().iter().map(|&(id, logprob)| (id, F::of(logprob))).collect()
-}
-
-fn top<F: Stored>(stored: StoredTop<F>) -> Result<TopK, Damaged> {
-    let entries = stored.into_iter().map(|(id, logprob)| Ok((id, logprob.logprob()?)));
-    entries.collect::<Result<_, _>>().map(TopK::new)
-}
-
-/// Sent, cached where told, sampled.
-type StoredUsage = (u64, Option<u64>, u64);
-
-fn stored_usage(usage: Usage) -> StoredUsage {
-    (usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
-}
-
-fn usage((prompt_tokens, cached_tokens, completion_tokens): StoredUsage) -> Usage {
-    Usage { prompt_tokens, cached_tokens, completion_tokens }
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Usage")]
+struct StoredUsage {
+    prompt_tokens: u64,
+    cached_tokens: Option<u64>,
+    completion_tokens: u64,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -152,39 +105,20 @@ pub struct Block {
     pub scores: Vec<Option<(Logprob, TopK)>>,
 }
 
-#[derive(Serialize, Deserialize)]
-struct StoredBlock<F> {
-    ids: Vec<TokenId>,
-    top_k: usize,
-    scores: Vec<Option<(F, StoredTop<F>)>>,
-}
-
-impl<F: Stored> StoredBlock<F> {
-    fn of(block: &Block) -> Self {
-        let score = |(logprob, top): &(Logprob, TopK)| (F::of(*logprob), stored_top(top));
-        let scores = block.scores.iter().map(|it| it.as_ref().map(score)).collect();
-        Self { ids: block.ids.clone(), top_k: block.top_k, scores }
-    }
-
-    fn block(self) -> Result<Block, Damaged> {
-        let score = |(logprob, stored): (F, StoredTop<F>)| Ok((logprob.logprob()?, top(stored)?));
-        let scores = self.scores.into_iter().map(|it| it.map(score).transpose());
-        Ok(Block { ids: self.ids, top_k: self.top_k, scores: scores.collect::<Result<_, _>>()? })
-    }
-}
-
 impl Block {
     /// The bytes to store.
     pub fn encode(&self) -> Vec<u8> {
-        let scores = || self.scores.iter().flatten();
-        let own = scores().map(|it| &it.0);
-        let all = own.chain(scores().flat_map(|it| it.1.entries()).map(|it| &it.1));
-        written(all, || StoredBlock::<f32>::of(self), || StoredBlock::<f64>::of(self))
+        let score = |(logprob, top): &(Logprob, TopK)| (bits(*logprob), stored_top(top));
+        let scores: Vec<_> = self.scores.iter().map(|it| it.as_ref().map(score)).collect();
+        written(&(&self.ids, self.top_k, scores))
     }
 
-    /// What was stored.
-    pub fn decode(bytes: &[u8]) -> Result<Self, Damaged> {
-        read(bytes, StoredBlock::<f32>::block, StoredBlock::<f64>::block)
+    /// What was stored; none where the bytes are something else.
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        let (ids, top_k, scores): (_, _, Vec<Option<(u64, StoredTop)>>) = read(bytes)?;
+        let score = |(bits, stored)| Some((logprob(bits)?, top(stored)?));
+        let scores = scores.into_iter().map(|it| it.map_or(Some(None), |it| score(it).map(Some)));
+        Some(Self { ids, top_k, scores: scores.collect::<Option<_>>()? })
     }
 }
 
@@ -213,50 +147,27 @@ impl Record for Scored {
 }
 
 #[derive(Serialize, Deserialize)]
-struct StoredGenerated<F> {
-    usage: StoredUsage,
+struct StoredGenerated {
+    #[serde(with = "StoredUsage")]
+    usage: Usage,
     #[serde(with = "StoredFinish")]
     finish: Finish,
     versions: Vec<(String, usize, usize)>,
-    tokens: Vec<(TokenId, Option<F>, StoredTop<F>)>,
-}
-
-impl<F: Stored> StoredGenerated<F> {
-    fn of(generated: &Generated) -> Self {
-        let version = |it: &ToldVersion| (it.version.clone(), it.span.start(), it.span.len());
-        let token = |it: &SampledToken| (it.id, it.logprob.map(F::of), stored_top(&it.top));
-        Self {
-            usage: stored_usage(generated.usage),
-            finish: generated.finish.clone(),
-            versions: generated.versions.iter().map(version).collect(),
-            tokens: generated.tokens.iter().map(token).collect(),
-        }
-    }
-
-    fn generated(self) -> Result<Generated, Damaged> {
-        let version = |(version, start, len)| ToldVersion { version, span: TokenSpan::at(start, len) };
-        let token = |(id, logprob, stored): (TokenId, Option<F>, StoredTop<F>)| {
-            let logprob = logprob.map(Stored::logprob).transpose()?;
-            Ok(SampledToken { id, logprob, top: top(stored)? })
-        };
-        Ok(Generated {
-            tokens: self.tokens.into_iter().map(token).collect::<Result<_, _>>()?,
-            finish: self.finish,
-            versions: self.versions.into_iter().map(version).collect(),
-            usage: usage(self.usage),
-        })
-    }
+    tokens: Vec<(TokenId, Option<u64>, StoredTop)>,
 }
 
 impl Record for Generated {
     const KIND: &'static str = "generate";
 
     fn encode(&self) -> Vec<u8> {
-        let of_token = |it: &'_ SampledToken| -> Vec<Logprob> {
-            it.logprob.into_iter().chain(it.top.entries().iter().map(|it| it.1)).collect()
-        };
-        let logprobs: Vec<Logprob> = self.tokens.iter().flat_map(of_token).collect();
-        written(&logprobs, || StoredGenerated::<f32>::of(self), || StoredGenerated::<f64>::of(self))
+        let version = |it: &ToldVersion| (it.version.clone(), it.span.start(), it.span.len());
+        let token = |it: &SampledToken| (it.id, it.logprob.map(bits), stored_top(&it.top));
+        written(&StoredGenerated {
+            usage: self.usage,
+            finish: self.finish.clone(),
+            versions: self.versions.iter().map(version).collect(),
+            tokens: self.tokens.iter().map(token).collect(),
+        })
     }
 
     fn usage(&self) -> Usage {
@@ -269,26 +180,26 @@ impl Record for Generated {
 }
 
 impl Drawn for Generated {
-    fn decode(bytes: &[u8]) -> Result<Self, Damaged> {
-        read(bytes, StoredGenerated::<f32>::generated, StoredGenerated::<f64>::generated)
+    fn decode(bytes: &[u8]) -> Option<Self> {
+        let StoredGenerated { usage, finish, versions, tokens } = read(bytes)?;
+        let version = |(version, start, len)| ToldVersion { version, span: TokenSpan::at(start, len) };
+        let token = |(id, bits, stored): (_, Option<u64>, _)| {
+            let logprob = bits.map_or(Some(None), |bits| logprob(bits).map(Some))?;
+            Some(SampledToken { id, logprob, top: top(stored)? })
+        };
+        let tokens = tokens.into_iter().map(token).collect::<Option<_>>()?;
+        Some(Self { tokens, finish, versions: versions.into_iter().map(version).collect(), usage })
     }
 }
 
 /// The message is JSON, as in an episode's record.
 #[derive(Serialize, Deserialize)]
 struct StoredChat {
-    usage: StoredUsage,
+    #[serde(with = "StoredUsage")]
+    usage: Usage,
     #[serde(with = "StoredFinish")]
     finish: Finish,
     message: String,
-}
-
-impl StoredChat {
-    fn answer(self) -> Result<ChatAnswer, Damaged> {
-        let json = serde_json::from_str(&self.message).map_err(|why| Damaged(why.to_string()))?;
-        let message = messages::from_json(&json).map_err(|why| Damaged(why.to_string()))?;
-        Ok(ChatAnswer { message, finish: self.finish, usage: usage(self.usage) })
-    }
 }
 
 impl Record for ChatAnswer {
@@ -296,8 +207,7 @@ impl Record for ChatAnswer {
 
     fn encode(&self) -> Vec<u8> {
         let message = messages::to_json_with(&self.message, ArgumentForm::Object).to_string();
-        let stored = || StoredChat { usage: stored_usage(self.usage), finish: self.finish.clone(), message };
-        written([], stored, || ())
+        written(&StoredChat { usage: self.usage, finish: self.finish.clone(), message })
     }
 
     fn usage(&self) -> Usage {
@@ -306,8 +216,10 @@ impl Record for ChatAnswer {
 }
 
 impl Drawn for ChatAnswer {
-    fn decode(bytes: &[u8]) -> Result<Self, Damaged> {
-        read(bytes, StoredChat::answer, StoredChat::answer)
+    fn decode(bytes: &[u8]) -> Option<Self> {
+        let StoredChat { usage, finish, message } = read(bytes)?;
+        let message = messages::from_json(&serde_json::from_str(&message).ok()?).ok()?;
+        Some(Self { message, finish, usage })
     }
 }
 
@@ -393,7 +305,7 @@ mod tests {
             let _ = Generated::decode(&bytes);
             let _ = ChatAnswer::decode(&bytes);
             let cut = cut.index(bytes.len());
-            prop_assert!(Block::decode(&block.encode()[..cut]).is_err());
+            prop_assert!(Block::decode(&block.encode()[..cut]).is_none());
         }
     }
 
@@ -424,6 +336,6 @@ mod tests {
             Block { ids: vec![7], top_k: 100, scores: vec![Some((value, top))] }
         };
         let narrow = block(-11.549774169921875).encode().len();
-        assert_eq!((narrow, block(-0.1).encode().len()), (narrow, narrow + 4 * 101));
+        assert_eq!((narrow, block(-0.1).encode().len()), (narrow, narrow + 5 * 101));
     }
 }

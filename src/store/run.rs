@@ -3,7 +3,7 @@
 //! Owns [`RunDir`], which works on one stage: the lock, the stage's section of `config.toml` and `summary.json` and the
 //! refusal of another configuration, `episodes/`, and the journals, whose lines name the stage. What other stages wrote
 //! stays as it is. Everything but the journals is written whole or not at all. The ledger stands in the same directory
-//! and is opened with the lock this holds; who only reads takes a [`View`].
+//! and is opened with the lock this holds; who only reads takes a [`RunReader`].
 
 use std::fs;
 use std::io;
@@ -14,12 +14,13 @@ use serde_json::{Value, json};
 use toml::Table;
 
 use super::atomic;
+use super::episodes::BadFile;
 use super::hindsight::file_name;
 use super::journal::Journal;
 use super::layout::{CONFIG_FILE, EPISODES, EVENTS, METRICS, SUMMARY};
 use super::lock::{LockError, RunLock};
+use super::reader::RunReader;
 use super::summary::Summary;
-use super::view::View;
 use crate::config::{Config, Difference, FOUND};
 use crate::wire::episode_record;
 use backsight_core::episode::Episode;
@@ -47,13 +48,8 @@ pub enum RunError {
         stage: &'static str,
     },
     /// A file cannot be read or written.
-    #[error("{}: {error}", path.display())]
-    File {
-        /// Which.
-        path: PathBuf,
-        /// What the system says.
-        error: io::Error,
-    },
+    #[error(transparent)]
+    File(#[from] BadFile),
 }
 
 impl RunError {
@@ -65,7 +61,7 @@ impl RunError {
                 "give the same configuration to continue, or choose another directory with --run"
             }
             Self::OtherEpisodes { .. } => "choose another directory with --run",
-            Self::File { .. } => "free some space or mend the directory; the same command continues",
+            Self::File(_) => "free some space or mend the directory; the same command continues",
         }
     }
 
@@ -89,7 +85,7 @@ const MAKE_EPISODES: [&str; 2] = ["collect", "evaluate"];
 #[derive(Debug)]
 pub struct RunDir {
     lock: Arc<RunLock>,
-    view: View,
+    reader: RunReader,
     stage: &'static str,
     section: String,
     events: Journal,
@@ -103,15 +99,14 @@ impl RunDir {
         let lock = Arc::new(RunLock::acquire(dir)?);
         let episodes = dir.join(EPISODES);
         let made = if MAKE_EPISODES.contains(&stage) { fs::create_dir_all(&episodes) } else { Ok(()) };
-        made.map_err(|error| RunError::File { path: episodes.clone(), error })?;
+        made.map_err(|error| BadFile::new(&episodes, error))?;
         for directory in [dir.to_owned(), episodes].into_iter().filter(|it| it.is_dir()) {
-            let swept = atomic::sweep(&directory, |_| true);
-            swept.map_err(|error| RunError::File { path: directory, error })?;
+            atomic::sweep(&directory, |_| true).map_err(|error| BadFile::new(&directory, error))?;
         }
         let journal = |name: &str| Journal::at(&dir.join(name));
         let (events, metrics, references) = (journal(EVENTS), journal(METRICS), journal(REFERENCES));
-        let (view, section) = (View::new(dir), stage.to_owned());
-        Ok(Self { lock, view, stage, section, events, metrics, references })
+        let (reader, section) = (RunReader::new(dir), stage.to_owned());
+        Ok(Self { lock, reader, stage, section, events, metrics, references })
     }
 
     /// The same for one of several results of the stage, which has sections of its own.
@@ -132,19 +127,19 @@ impl RunDir {
     }
 
     /// What is there, for reading.
-    pub fn view(&self) -> &View {
-        &self.view
+    pub fn reader(&self) -> &RunReader {
+        &self.reader
     }
 
     /// The configuration the stage was made with; none for a new one.
     pub fn stored_config(&self) -> Result<Option<Table>, RunError> {
-        let mut all = self.view.config().map_err(|error| self.failed(CONFIG_FILE, error))?;
+        let mut all = self.reader.config().map_err(|error| self.failed(CONFIG_FILE, error))?;
         Ok(all.remove(&self.section).and_then(|it| it.as_table().cloned()))
     }
 
     /// Takes `config` for this stage, or refuses it because the directory was made with another one.
     pub fn keep_config(&self, config: &Config) -> Result<(), RunError> {
-        let all = self.view.config().map_err(|error| self.failed(CONFIG_FILE, error))?;
+        let all = self.reader.config().map_err(|error| self.failed(CONFIG_FILE, error))?;
         let makes = MAKE_EPISODES.contains(&self.stage);
         let others = MAKE_EPISODES.into_iter().filter(|it| makes && *it != self.stage);
         if let Some(stage) = others.into_iter().find(|it| all.contains_key(*it)) {
@@ -181,7 +176,7 @@ impl RunDir {
 
     /// Writes down what the stage is asked for, whatever it was before.
     pub fn note_config(&self, section: Table) -> Result<(), RunError> {
-        let mut all = self.view.config().map_err(|error| self.failed(CONFIG_FILE, error))?;
+        let mut all = self.reader.config().map_err(|error| self.failed(CONFIG_FILE, error))?;
         all.insert(self.section.clone(), section.into());
         self.write(CONFIG_FILE, all.to_string().as_bytes())
     }
@@ -217,7 +212,7 @@ impl RunDir {
 
     /// What tasks' own solutions came to.
     pub fn references(&self) -> Vec<Value> {
-        self.view.lines_from(REFERENCES, 0).unwrap_or_default().0
+        self.reader.lines_from(REFERENCES, 0).unwrap_or_default().0
     }
 
     /// The stage's rows of metrics there are.
@@ -231,14 +226,14 @@ impl RunDir {
     }
 
     fn own_lines(&self, name: &str) -> Vec<Value> {
-        let mut lines = self.view.lines_from(name, 0).unwrap_or_default().0;
+        let mut lines = self.reader.lines_from(name, 0).unwrap_or_default().0;
         lines.retain(|line| line["stage"] == self.stage);
         lines
     }
 
     /// Records what became of the stage.
     pub fn keep_summary(&self, summary: &Summary) -> Result<(), RunError> {
-        let mut all = self.view.summary().map_err(|error| self.failed(SUMMARY, error))?;
+        let mut all = self.reader.summary().map_err(|error| self.failed(SUMMARY, error))?;
         all.insert(self.section.clone(), summary.to_json());
         self.write(SUMMARY, format!("{:#}\n", Value::Object(all)).as_bytes())
     }
@@ -250,7 +245,7 @@ impl RunDir {
     }
 
     fn failed(&self, name: &str, error: io::Error) -> RunError {
-        RunError::File { path: self.dir().join(name), error }
+        BadFile::new(&self.dir().join(name), error).into()
     }
 }
 
@@ -300,7 +295,7 @@ mod tests {
         credit.note_config(Table::new()).unwrap();
         credit.keep_summary(&Summary { stage: "credit", left: 3, ..Summary::default() }).unwrap();
         credit.add_event(&json!({"event": "began"})).unwrap();
-        let view = credit.view();
+        let view = credit.reader();
         let (summary, (events, _)) = (view.summary().unwrap(), view.events_from(0).unwrap());
         assert_eq!(
             (&summary["collect"]["left"], &summary["credit.hint-last_user"]["left"]),
@@ -328,9 +323,9 @@ mod tests {
         let run = RunDir::open(dir.path(), "collect").unwrap();
         let long = "x".repeat(400);
         for id in ["flatten-0", "a/b", "../../etc/passwd", ".hidden", "ä ö", &long, "a_b", ""] {
-            assert_eq!(run.view().episode(id), None);
+            assert_eq!(run.reader().episode(id), None);
             run.keep_episode(&episode(id)).unwrap();
-            assert_eq!(run.view().episode(id), Some(episode(id)), "{id}");
+            assert_eq!(run.reader().episode(id), Some(episode(id)), "{id}");
         }
         assert_eq!(fs::read_dir(dir.path().join(EPISODES)).unwrap().count(), 8);
     }
@@ -350,6 +345,6 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let run = RunDir::open(dir.path(), "collect").unwrap();
         fs::write(dir.path().join("episodes/a.json"), "{\"format\": \"backsi").unwrap();
-        assert_eq!(run.view().episode("a"), None);
+        assert_eq!(run.reader().episode("a"), None);
     }
 }

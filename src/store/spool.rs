@@ -40,15 +40,13 @@ impl Spool {
         let Self { path, file, rows, .. } = self;
         let mut spooled = BufReader::new(file.into_inner().map_err(|error| error.into_error())?);
         let mut target = Pending::create(out)?;
-        let mut at = 0;
+        let mut at = None;
         for (begin, length) in rows.into_iter().flatten() {
-            if begin != at {
+            if at != Some(begin) {
                 spooled.seek(SeekFrom::Start(begin))?;
-            } else if begin == 0 {
-                spooled.rewind()?;
             }
             io::copy(&mut Read::by_ref(&mut spooled).take(length), &mut target)?;
-            at = begin + length;
+            at = Some(begin + length);
         }
         target.commit()?;
         fs::remove_file(&path)

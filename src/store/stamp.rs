@@ -16,7 +16,7 @@ pub struct Stamp {
 
 /// Which weights an answer came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Fate {
+pub enum Origin {
     /// The ones that were measured before it and after it.
     Known(ModelId),
     /// One of two: it came between two measurements that differ, or that cannot vouch for it.
@@ -29,7 +29,7 @@ pub enum Standing {
     /// No measurement has come after it yet.
     Provisional(Stamp),
     /// It is known.
-    Settled(Fate),
+    Settled(Origin),
 }
 
 impl Standing {
@@ -37,7 +37,7 @@ impl Standing {
     pub fn model(self) -> ModelId {
         match self {
             Self::Provisional(stamp) => stamp.model,
-            Self::Settled(Fate::Known(model) | Fate::Between(model, _)) => model,
+            Self::Settled(Origin::Known(model) | Origin::Between(model, _)) => model,
         }
     }
 }

@@ -19,7 +19,7 @@ use tokio::time::Instant;
 
 use super::fingerprint::{Fingerprint, differs};
 use super::ledger::Ledger;
-use super::stamp::{Fate, Stamp};
+use super::stamp::{Origin, Stamp};
 pub use crate::config::parts::NewWeights;
 use crate::model::budget::ModelRole;
 use crate::model::key::ModelId;
@@ -96,8 +96,7 @@ pub struct Versions {
     role: ModelRole,
     rules: WeightRules,
     transport: Option<Transport>,
-    gauges: Vec<Measure>,
-    servers: Vec<String>,
+    gauges: Vec<Gauge>,
     state: Mutex<Knowledge>,
     /// One measurement at a time; whoever comes meanwhile finds what it showed.
     measuring: AsyncMutex<()>,
@@ -143,17 +142,12 @@ impl Versions {
         gauges: Vec<Gauge>,
         (models, names): (Vec<ModelId>, HashMap<ModelId, String>),
     ) -> Arc<Self> {
-        let noise: Vec<f64> = gauges.iter().map(|it| it.noise).collect();
-        let checks = gauges.iter().fold(Checks::default(), |all, it| all.and(&it.checks));
-        let expected = gauges.iter().map(|it| it.expected.clone()).collect();
-        let (servers, gauges): (Vec<_>, Vec<_>) =
-            gauges.into_iter().map(|it| (it.server, it.measure)).unzip();
         let state = Knowledge {
             order: Order::new(models),
-            expected,
-            checks: Checks { smallest_change: smallest_change(&noise), ..checks },
-            noise,
+            expected: gauges.iter().map(|it| it.expected.clone()).collect(),
+            noise: gauges.iter().map(|it| it.noise).collect(),
             names,
+            checks: gauges.iter().fold(Checks::default(), |all, it| all.and(&it.checks)),
             answers: 0,
             since: Instant::now(),
             disruptions: transport.as_ref().map_or(0, Transport::disruptions),
@@ -163,7 +157,7 @@ impl Versions {
         };
         let (state, measuring) = (Mutex::new(state), AsyncMutex::new(()));
         let (asking, keeping) = (RwLock::new(()), RwLock::new(()));
-        Arc::new(Self { ledger, role, rules, transport, gauges, servers, state, measuring, asking, keeping })
+        Arc::new(Self { ledger, role, rules, transport, gauges, state, measuring, asking, keeping })
     }
 
     /// How many measurements have been begun when a request is sent now; fails once a change has ended the run.
@@ -198,7 +192,7 @@ impl Versions {
 
     /// What a draw is of that was sent when so many measurements had been begun, and came in from these endpoints after
     /// a change.
-    pub fn between(&self, sent: u64, by: Endpoints) -> Fate {
+    pub fn between(&self, sent: u64, by: Endpoints) -> Origin {
         self.lock().order.between(sent, by)
     }
 
@@ -223,7 +217,9 @@ impl Versions {
 
     /// What measuring has cost and shown so far; nothing where weights cannot change, or cannot be measured.
     pub fn checks(&self) -> Option<Checks> {
-        (!self.gauges.is_empty()).then(|| self.lock().checks)
+        let state = self.lock();
+        let smallest_change = state.noise.iter().copied().map(tolerance).fold(0.0, f64::max);
+        (!self.gauges.is_empty()).then_some(Checks { smallest_change, ..state.checks })
     }
 
     /// Held while a request is under way.
@@ -275,10 +271,10 @@ impl Versions {
     }
 
     /// Returns once it is known which weights an answer came from.
-    pub async fn settle(&self, stamp: Stamp) -> Result<Fate, Error> {
-        let fate = self.wait_for(|order| order.fate(stamp)).await?;
+    pub async fn settle(&self, stamp: Stamp) -> Result<Origin, Error> {
+        let origin = self.wait_for(|order| order.origin(stamp)).await?;
         // A measurement settles everything from before it began, one way or the other; what it did not is not vouched for.
-        Ok(fate.unwrap_or(Fate::Between(stamp.model, stamp.model)))
+        Ok(origin.unwrap_or(Origin::Between(stamp.model, stamp.model)))
     }
 
     /// What `known` finds, if need be after a measurement.
@@ -297,8 +293,8 @@ impl Versions {
     }
 
     /// Which weights an answer came from, if that is known by now.
-    pub fn fate(&self, stamp: Stamp) -> Option<Fate> {
-        self.lock().order.fate(stamp)
+    pub fn origin(&self, stamp: Stamp) -> Option<Origin> {
+        self.lock().order.origin(stamp)
     }
 
     async fn measure(&self, patience: Patience) -> Result<(), Error> {
@@ -346,7 +342,7 @@ impl Versions {
     }
 
     async fn read(&self, idx: usize, patience: Patience) -> Result<Fingerprint, Error> {
-        let found = (self.gauges[idx])(patience).await;
+        let found = (self.gauges[idx].measure)(patience).await;
         if let Ok(found) = &found {
             let mut state = self.lock();
             state.checks.requests += 1;
@@ -397,18 +393,13 @@ impl Versions {
         for _ in 0..2 {
             let again = self.read(idx, patience).await?;
             if again.agrees(expected, noise) {
-                self.saw_noise(idx, by.unwrap_or(0.0));
+                let noise = &mut self.lock().noise[idx];
+                *noise = noise.max(by.unwrap_or(0.0));
                 return Ok(Finding::Same);
             }
             last = Some(again);
         }
         Ok(Finding::Changed(last))
-    }
-
-    fn saw_noise(&self, idx: usize, by: f64) {
-        let mut state = self.lock();
-        state.noise[idx] = state.noise[idx].max(by);
-        state.checks.smallest_change = smallest_change(&state.noise);
     }
 
     /// Whether an endpoint has answered since everything was settled.
@@ -445,7 +436,7 @@ impl Versions {
         state.order.change(idx, model);
         state.checks.changes += 1;
         if self.rules.new_weights == NewWeights::Stop || new.is_none() {
-            let server = self.servers[idx].clone();
+            let server = self.gauges[idx].server.clone();
             state.stopped_by = Some(Error::Changed { server, why: reason(new.as_ref(), &old) });
         }
         if let Some(new) = new {
@@ -460,11 +451,6 @@ impl Versions {
     }
 }
 
-/// The mean difference from which on a change of any endpoint is seen.
-fn smallest_change(noise: &[f64]) -> f64 {
-    noise.iter().copied().map(tolerance).fold(0.0, f64::max)
-}
-
 /// How weights show that they are others than those that were measured before, or elsewhere.
 pub fn reason(new: Option<&Fingerprint>, old: &Fingerprint) -> String {
     let told = |it: &Fingerprint| it.identity.weights.clone().unwrap_or_else(|| "nothing".to_owned());
@@ -477,7 +463,7 @@ pub fn reason(new: Option<&Fingerprint>, old: &Fingerprint) -> String {
     }
 }
 
-/// The order of measurements and changes, by which an answer's fate is known.
+/// The order of measurements and changes, by which an answer's origin is known.
 #[derive(Debug, PartialEq, Eq)]
 struct Order {
     /// Measurements that were begun.
@@ -548,12 +534,12 @@ impl Order {
         (line.settled, line.current) = (self.begun, model);
     }
 
-    fn between(&self, sent: u64, by: Endpoints) -> Fate {
+    fn between(&self, sent: u64, by: Endpoints) -> Origin {
         let at = |line: &Line| line.doubts.iter().find(|it| it.0.end > sent).map_or(line.current, |it| it.1);
         let (before, after) = (self.lines(by).next().map(at), self.lines(by).last().map(|it| it.current));
         // Somebody has answered, so there is a line.
         let (before, after) = (before.unwrap_or(ModelId(0)), after.unwrap_or(ModelId(0)));
-        Fate::Between(before, after)
+        Origin::Between(before, after)
     }
 
     /// Whether measurements have come after everything that came in from these endpoints when so many had been begun.
@@ -561,11 +547,11 @@ impl Order {
         self.lines(by).all(|it| after < it.settled)
     }
 
-    fn fate(&self, stamp: Stamp) -> Option<Fate> {
+    fn origin(&self, stamp: Stamp) -> Option<Origin> {
         let mut doubts = self.lines(stamp.by).flat_map(|it| &it.doubts);
         match doubts.find(|it| it.0.contains(&stamp.after)) {
-            Some(&(_, before, after)) => Some(Fate::Between(before, after)),
-            None => self.is_settled(stamp.after, stamp.by).then_some(Fate::Known(stamp.model)),
+            Some(&(_, before, after)) => Some(Origin::Between(before, after)),
+            None => self.is_settled(stamp.after, stamp.by).then_some(Origin::Known(stamp.model)),
         }
     }
 }
@@ -583,18 +569,18 @@ mod tests {
     const NEW: ModelId = ModelId(2);
     const ONE: Endpoints = Endpoints(1);
 
-    fn fates(order: &Order) -> Vec<Option<Fate>> {
-        (1..=order.begun).map(|after| order.fate(Stamp { after, by: ONE, model: order.model(0) })).collect()
+    fn origins(order: &Order) -> Vec<Option<Origin>> {
+        (1..=order.begun).map(|after| order.origin(Stamp { after, by: ONE, model: order.model(0) })).collect()
     }
 
     #[test]
     fn an_answer_is_settled_by_a_measurement_that_began_after_it() {
         let mut order = Order::new(vec![OLD]);
-        assert_eq!(fates(&order), [None]);
+        assert_eq!(origins(&order), [None]);
         let began = order.begin();
-        assert_eq!(fates(&order), [None, None]);
+        assert_eq!(origins(&order), [None, None]);
         order.agree(0, began);
-        assert_eq!(fates(&order), [Some(Fate::Known(OLD)), None]);
+        assert_eq!(origins(&order), [Some(Origin::Known(OLD)), None]);
     }
 
     #[test]
@@ -604,13 +590,13 @@ mod tests {
         order.agree(0, began);
         order.begin();
         order.change(0, NEW);
-        let between = Some(Fate::Between(OLD, NEW));
+        let between = Some(Origin::Between(OLD, NEW));
         let known = Stamp { after: 1, by: ONE, model: OLD };
-        assert_eq!(order.fate(known), Some(Fate::Known(OLD)));
-        assert_eq!(fates(&order)[1..], [between, between, None]);
+        assert_eq!(order.origin(known), Some(Origin::Known(OLD)));
+        assert_eq!(origins(&order)[1..], [between, between, None]);
         let began = order.begin();
         order.agree(0, began);
-        assert_eq!(fates(&order)[1..], [between, between, Some(Fate::Known(NEW)), None]);
+        assert_eq!(origins(&order)[1..], [between, between, Some(Origin::Known(NEW)), None]);
     }
 
     #[tokio::test(start_paused = true)]
@@ -675,15 +661,15 @@ mod tests {
         let began = order.begin();
         order.change(0, NEW);
         order.agree(1, began);
-        assert_eq!(order.fate(early), Some(Fate::Between(OLD, NEW)));
-        assert_eq!(order.fate(other), Some(Fate::Known(OLD)));
+        assert_eq!(order.origin(early), Some(Origin::Between(OLD, NEW)));
+        assert_eq!(order.origin(other), Some(Origin::Known(OLD)));
         assert_eq!((order.stamp(first).unwrap().model, order.stamp(second).unwrap().model), (NEW, OLD));
         assert_eq!((order.stamp(Endpoints::ALL), order.models(Endpoints::ALL)), (None, vec![NEW, OLD]));
-        assert_eq!(order.between(1, first), Fate::Between(OLD, NEW));
+        assert_eq!(order.between(1, first), Origin::Between(OLD, NEW));
         assert!(order.unbroken_since(first) > 1 && order.unbroken_since(second) == 0);
         order.begin();
         order.change(1, NEW);
         assert_eq!(order.stamp(Endpoints::ALL).unwrap().model, NEW);
-        assert_eq!(order.fate(other), Some(Fate::Known(OLD)));
+        assert_eq!(order.origin(other), Some(Origin::Known(OLD)));
     }
 }

@@ -17,7 +17,7 @@ use super::named;
 use backsight_core::credit::hcapo::{Params, Ratio, Smoothing};
 use backsight_core::plan::Figures;
 use backsight_core::python::{JsonStyle, json_dumps};
-use backsight_core::tokens::TokenId;
+use backsight_core::tokens::{Logprob, TokenId};
 
 /// The scores of one episode.
 #[skip_serializing_none]
@@ -323,6 +323,26 @@ pub struct HindsightTokens {
     pub steps: Vec<StepTokens>,
 }
 
+/// Logprobs as numbers; one that is no logprob counts as absent.
+mod numbers {
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    use backsight_core::tokens::Logprob;
+
+    type Logprobs = Vec<Option<Vec<Option<Logprob>>>>;
+
+    pub fn serialize<S: Serializer>(views: &Logprobs, to: S) -> Result<S::Ok, S::Error> {
+        let numbers = |view: &Vec<Option<Logprob>>| view.iter().map(|it| it.map(Logprob::get)).collect();
+        to.collect_seq(views.iter().map(|view| view.as_ref().map(numbers) as Option<Vec<Option<f64>>>))
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Logprobs, D::Error> {
+        let views: Vec<Option<Vec<Option<f64>>>> = Vec::deserialize(from)?;
+        let known = |number: Option<f64>| number.and_then(|it| Logprob::new(it).ok());
+        Ok(views.into_iter().map(|view| Some(view?.into_iter().map(known).collect())).collect())
+    }
+}
+
 /// One step's tokens.
 #[skip_serializing_none]
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -335,12 +355,13 @@ pub struct StepTokens {
     pub span: Option<[usize; 2]>,
     /// The logprobs of the action's last tokens through each lens, null where there is none; null as a whole where the
     /// action was not scored through it.
-    pub logprobs: Vec<Option<Vec<Option<f64>>>>,
+    #[serde(with = "numbers")]
+    pub logprobs: Vec<Option<Vec<Option<Logprob>>>>,
 }
 
 impl StepTokens {
     /// The logprobs through a lens.
-    pub fn through(&self, lens: Option<usize>) -> Option<&Vec<Option<f64>>> {
+    pub fn through(&self, lens: Option<usize>) -> Option<&Vec<Option<Logprob>>> {
         self.logprobs.get(lens?)?.as_ref()
     }
 }

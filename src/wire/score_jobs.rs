@@ -68,10 +68,10 @@ fn job(value: Value, default_top_k: usize) -> Result<ScoreJob, String> {
     if !(line.id.is_string() || line.id.is_number()) {
         return Err("`id` must be a string or a number".to_owned());
     }
-    let span = |&(start, end): &(usize, usize)| TokenSpan::new(start, end).map_err(|error| error.to_string());
+    let span = |&(start, end): &(usize, usize)| TokenSpan::new(start, end);
     let spans = line.spans.iter().map(span).collect::<Result<_, _>>()?;
     let top_k = line.top_k.unwrap_or(default_top_k);
-    ScoreJob::new(Arc::from(line.tokens), spans, top_k).map_err(|error| error.to_string())
+    ScoreJob::new(Arc::from(line.tokens), spans, top_k)
 }
 
 /// The answer to a job that was scored, by weights that have this name.

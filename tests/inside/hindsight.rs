@@ -173,11 +173,15 @@ fn ours(logprobs: Vec<Option<f64>>) -> Hindsight {
         ..ScoredStep::default()
     };
     scores.steps = (0..3).map(step).collect();
-    let step = |step_index: usize, logprobs: Option<Vec<Option<f64>>>| StepTokens {
-        step_index,
-        sequence: Some(0),
-        span: Some([4 * step_index, 4 * step_index + 4]),
-        logprobs: vec![logprobs.clone(), logprobs.filter(|_| step_index == 0)],
+    let step = |step_index: usize, numbers: Option<Vec<Option<f64>>>| {
+        let of = |it: &Option<f64>| it.map(|it| Logprob::new(it).unwrap());
+        let logprobs = numbers.map(|it| it.iter().map(of).collect::<Vec<_>>());
+        StepTokens {
+            step_index,
+            sequence: Some(0),
+            span: Some([4 * step_index, 4 * step_index + 4]),
+            logprobs: vec![logprobs.clone(), logprobs.filter(|_| step_index == 0)],
+        }
     };
     let tokens = HindsightTokens {
         format: TOKENS_FORMAT.into(),

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use backsight::episode::{Arguments, Message};
-use backsight::store::episodes::{LoadError, Loaded, Source, find, load, natural};
+use backsight::store::episodes::{BadFile, Loaded, Source, find, load, natural};
 use backsight::wire::published::{MAX_TOOL_RESULT_CHARS, messages_by_line};
 use backsight::wire::{episode_record, pi_session};
 use expect_test::{Expect, expect};
@@ -16,7 +16,7 @@ fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/hcapo")
 }
 
-fn load_all(input: &Path) -> Vec<Result<Loaded, LoadError>> {
+fn load_all(input: &Path) -> Vec<Result<Loaded, BadFile>> {
     load(find(input).unwrap()).collect()
 }
 
@@ -396,7 +396,7 @@ fn episode_at(root: &Path, name: &str, result: &str, session: &[Value]) {
 }
 
 fn outcomes(root: &Path) -> String {
-    let show = |it: Result<Loaded, LoadError>| match it {
+    let show = |it: Result<Loaded, BadFile>| match it {
         Ok(loaded) => format!("{} {}\n", loaded.episode.id, loaded.episode.task.id),
         Err(error) => format!("error: {}\n", error.to_string().replace(&root.display().to_string(), "ROOT")),
     };

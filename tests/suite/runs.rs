@@ -7,7 +7,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use backsight::store::View;
+use backsight::store::RunReader;
 use serde_json::{Value, json};
 
 use crate::collect::place::{Place, Server, scripted};
@@ -40,7 +40,7 @@ fn files(place: &Place, dir: &str) -> BTreeSet<PathBuf> {
 }
 
 fn hints(place: &Place) -> Vec<String> {
-    let ids: Vec<String> = View::new(&place.path(RUN)).episodes().into_iter().map(|it| it.id).collect();
+    let ids: Vec<String> = RunReader::new(&place.path(RUN)).episodes().into_iter().map(|it| it.id).collect();
     let line = |id: &String| json!({"episode_id": id, "step_idx": 1, "hint": "look at the file"}).to_string();
     place.write("hints.jsonl", &ids.iter().map(line).collect::<Vec<_>>().join("\n"));
     ids
@@ -98,7 +98,7 @@ fn stages_share_a_directory_and_nothing_is_paid_twice() {
 
 /// Every stage has its section, its events and its metrics.
 fn check_sections(place: &Place) {
-    let view = View::new(&place.path(RUN));
+    let view = RunReader::new(&place.path(RUN));
     let sections = ["collect", "credit", "credit.hint-last_user", "dataset"];
     let (config, summary) = (view.config().unwrap(), view.summary().unwrap());
     assert_eq!(config.keys().map(String::as_str).collect::<BTreeSet<_>>(), sections.into());
@@ -126,7 +126,7 @@ fn a_reader_follows_a_run_while_it_goes() {
     let url = server.url();
     let arguments = Place::arguments(&url, &["--group-size", "2", "--concurrency", "2", "--run", RUN]);
     let mut child = place.start(&arguments);
-    let view = View::new(&place.path(RUN));
+    let view = RunReader::new(&place.path(RUN));
     let (mut events, mut at, mut n_meanwhile) = (Vec::new(), 0, 0);
     let is_ended = |events: &[Value]| events.iter().any(|it| it["event"] == "ended");
     while !is_ended(&events) {

@@ -17,7 +17,7 @@ use tokenizers::{
 use super::files::{BadFile, read, read_gguf, read_json, token_text};
 use super::vocabulary::Vocabulary;
 use backsight_core::hash::sha256;
-use backsight_core::tokens::{OutOfVocabulary, TokenId, check_ids};
+use backsight_core::tokens::{TokenId, check_ids};
 
 /// Why a tokenizer cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -182,7 +182,7 @@ impl Tokenizer {
     }
 
     /// Refuses ids the model does not have.
-    pub fn check_ids(&self, ids: &[TokenId]) -> Result<(), OutOfVocabulary> {
+    pub fn check_ids(&self, ids: &[TokenId]) -> Result<(), String> {
         check_ids(ids, self.vocab_size)
     }
 

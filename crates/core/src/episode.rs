@@ -360,49 +360,6 @@ pub struct Episode {
     steps: Vec<Step>,
 }
 
-/// Why steps do not fit their episode.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum BadEpisode {
-    /// The action is not an assistant message.
-    #[error("step {step_idx} is message {message_idx}, which is no assistant message")]
-    NotAnAction {
-        /// Which step.
-        step_idx: usize,
-        /// The message it names.
-        message_idx: usize,
-    },
-    /// Steps go backwards, or a next state does not follow its action.
-    #[error("step {step_idx} is out of order")]
-    OutOfOrder {
-        /// Which step.
-        step_idx: usize,
-    },
-    /// The tokens are not inside a recorded sequence.
-    #[error("the action of step {step_idx} lies outside the recorded tokens")]
-    Outside {
-        /// Which step.
-        step_idx: usize,
-    },
-    /// A compaction keeps messages it comes before, or does not follow the one before it.
-    #[error("compaction {index} is out of order")]
-    BadCompaction {
-        /// Which compaction.
-        index: usize,
-    },
-    /// There are logprobs or candidates, but not one per token.
-    #[error("the action of step {step_idx} has {n_tokens} tokens but {n_values} {what}")]
-    WrongLength {
-        /// Which step.
-        step_idx: usize,
-        /// How many tokens its span has.
-        n_tokens: usize,
-        /// How many values there are.
-        n_values: usize,
-        /// Of what.
-        what: &'static str,
-    },
-}
-
 impl Episode {
     /// An episode without steps, tokens or outcome.
     pub fn new(id: impl Into<String>, task: Task, messages: Vec<Message>) -> Self {
@@ -435,8 +392,8 @@ impl Episode {
         &self.steps
     }
 
-    /// Checks `steps` against messages and sequences, and takes them.
-    pub fn set_steps(&mut self, steps: Vec<Step>) -> Result<(), BadEpisode> {
+    /// Checks `steps` against messages and sequences, and takes them, or says which does not fit.
+    pub fn set_steps(&mut self, steps: Vec<Step>) -> Result<(), String> {
         let mut next_message = 0;
         for (step_idx, step) in steps.iter().enumerate() {
             self.check_place(step_idx, step, next_message)?;
@@ -468,13 +425,13 @@ impl Episode {
         &self.compactions
     }
 
-    /// Checks `compactions` against the messages, and takes them.
-    pub fn set_compactions(&mut self, compactions: Vec<Compaction>) -> Result<(), BadEpisode> {
+    /// Checks `compactions` against the messages, and takes them, or says which does not fit.
+    pub fn set_compactions(&mut self, compactions: Vec<Compaction>) -> Result<(), String> {
         let mut last = 0;
         for (index, compaction) in compactions.iter().enumerate() {
             let Compaction { at, kept_from, .. } = *compaction;
             if kept_from > at || at < last || at > self.messages.len() {
-                return Err(BadEpisode::BadCompaction { index });
+                return Err(format!("compaction {index} is out of order"));
             }
             last = at;
         }
@@ -514,26 +471,29 @@ impl Episode {
         Conversation { messages, steps }
     }
 
-    fn check_place(&self, step_idx: usize, step: &Step, next_message: usize) -> Result<(), BadEpisode> {
+    fn check_place(&self, step_idx: usize, step: &Step, next_message: usize) -> Result<(), String> {
         let message_idx = step.message_idx;
         if self.messages.get(message_idx).is_none_or(|message| message.role != Role::Assistant) {
-            return Err(BadEpisode::NotAnAction { step_idx, message_idx });
+            return Err(format!("step {step_idx} is message {message_idx}, which is no assistant message"));
         }
         let Range { start, end } = step.next_state;
         let in_order = next_message <= message_idx && start == message_idx + 1 && start <= end;
-        if in_order && end <= self.messages.len() { Ok(()) } else { Err(BadEpisode::OutOfOrder { step_idx }) }
+        let fits = in_order && end <= self.messages.len();
+        fits.then_some(()).ok_or_else(|| format!("step {step_idx} is out of order"))
     }
 
-    fn check_tokens(&self, step_idx: usize, step: &Step) -> Result<(), BadEpisode> {
+    fn check_tokens(&self, step_idx: usize, step: &Step) -> Result<(), String> {
         let Some(tokens) = &step.tokens else { return Ok(()) };
         let sequence = self.sequences.get(tokens.sequence);
         if sequence.is_none_or(|sequence| tokens.span.end() > sequence.len()) {
-            return Err(BadEpisode::Outside { step_idx });
+            return Err(format!("the action of step {step_idx} lies outside the recorded tokens"));
         }
         let n_tokens = tokens.span.len();
         let counts = [("logprobs", tokens.logprobs.len()), ("top-K rows", tokens.top.len())];
         match counts.into_iter().find(|&(_, n_values)| n_values != 0 && n_values != n_tokens) {
-            Some((what, n_values)) => Err(BadEpisode::WrongLength { step_idx, n_tokens, n_values, what }),
+            Some((what, n_values)) => {
+                Err(format!("the action of step {step_idx} has {n_tokens} tokens but {n_values} {what}"))
+            }
             None => Ok(()),
         }
     }

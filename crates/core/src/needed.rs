@@ -52,23 +52,18 @@ impl Needed {
             return Err(format!("{} positions have {} scores", self.len(), scores.len()));
         }
         if job.spans() == self.ranges && self.ranges.len() == 1 {
-            let only = SpanScore::new(self.ranges[0], scores).map_err(|why| why.to_string())?;
+            let only = SpanScore::new(self.ranges[0], scores)?;
             return Ok(vec![only]);
         }
-        job.spans().iter().map(|&span| self.cut(span, &scores)).collect()
+        let of = |span: &TokenSpan| {
+            let first = self.n_before(span.start());
+            SpanScore::new(*span, scores[first..first + span.len()].to_vec())
+        };
+        job.spans().iter().map(of).collect()
     }
 
-    fn cut(&self, span: TokenSpan, scores: &[TokenScore]) -> Result<SpanScore, String> {
-        let mut before = 0;
-        for range in &self.ranges {
-            if range.start() <= span.start() && span.end() <= range.end() && !span.is_empty() {
-                let first = before + span.start() - range.start();
-                let scores = scores[first..first + span.len()].to_vec();
-                return SpanScore::new(span, scores).map_err(|why| why.to_string());
-            }
-            before += range.len();
-        }
-        SpanScore::new(span, Vec::new()).map_err(|why| why.to_string())
+    fn n_before(&self, position: usize) -> usize {
+        self.ranges.iter().map(|range| range.len().min(position.saturating_sub(range.start()))).sum()
     }
 }
 

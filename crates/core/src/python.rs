@@ -16,42 +16,15 @@ pub fn float_repr(number: f64) -> String {
     if number.is_nan() {
         return "nan".to_owned();
     }
-    let sign = if number.is_sign_negative() { "-" } else { "" };
-    if number.is_infinite() {
-        return format!("{sign}inf");
-    }
-    let (digits, exponent) = shortest_digits(number.abs());
-    format!("{sign}{}", place_point(&digits, exponent))
-}
-
-/// The shortest decimal digits of a finite number and the exponent of the first one.
-fn shortest_digits(number: f64) -> (String, i32) {
-    let text = format!("{number:e}");
-    let (mantissa, exponent) = text.split_once('e').unwrap_or((&text, "0"));
-    (mantissa.replace('.', ""), exponent.parse().unwrap_or(0))
-}
-
-fn place_point(digits: &str, exponent: i32) -> String {
-    match exponent {
-        -4..0 => format!("0.{}{digits}", "0".repeat(exponent.unsigned_abs() as usize - 1)),
-        0..16 => plain(digits, exponent as usize + 1),
-        _ => scientific(digits, exponent),
-    }
-}
-
-/// `n_whole` digits before the point, and at least one after it.
-fn plain(digits: &str, n_whole: usize) -> String {
-    match digits.split_at_checked(n_whole) {
-        Some((whole, fraction)) if !fraction.is_empty() => format!("{whole}.{fraction}"),
-        _ => format!("{digits:0<n_whole$}.0"),
-    }
-}
-
-fn scientific(digits: &str, exponent: i32) -> String {
-    let (first, rest) = digits.split_at(1);
-    let point = if rest.is_empty() { "" } else { "." };
-    let sign = if exponent < 0 { '-' } else { '+' };
-    format!("{first}{point}{rest}e{sign}{:02}", exponent.unsigned_abs())
+    let shortest = format!("{number:?}");
+    let mantissa = shortest.split('e').next().unwrap_or_default();
+    let n = mantissa.split_once('.').map_or(0, |(_, decimals)| decimals.len());
+    // Of two numbers as short and as near, Python takes the even one.
+    let even = if shortest.contains('e') { format!("{number:.n$e}") } else { format!("{number:.n$}") };
+    let text = if even.parse() == Ok(number) { even } else { shortest };
+    let Some((digits, exponent)) = text.split_once('e') else { return text };
+    let (sign, exponent) = exponent.strip_prefix('-').map_or(('+', exponent), |it| ('-', it));
+    format!("{digits}e{sign}{exponent:0>2}")
 }
 
 /// The arguments of `json.dumps` that change what is written.
@@ -120,18 +93,10 @@ impl Writer<'_> {
             Value::Bool(true) => self.out.push_str("true"),
             Value::Bool(false) => self.out.push_str("false"),
             Value::Number(number) => self.out.push_str(&number_repr(number)),
-            Value::String(text) => self.string(text),
-            Value::Array(items) => self.array(items),
+            Value::String(text) => write_json_string(self.out, text, self.style.ensure_ascii),
+            Value::Array(items) => self.container(['[', ']'], items.iter(), Self::value),
             Value::Object(fields) => self.object(fields),
         }
-    }
-
-    fn string(&mut self, text: &str) {
-        write_json_string(self.out, text, self.style.ensure_ascii);
-    }
-
-    fn array(&mut self, items: &[Value]) {
-        self.container(['[', ']'], items.iter(), Self::value);
     }
 
     fn object(&mut self, fields: &Map<String, Value>) {
@@ -140,7 +105,7 @@ impl Writer<'_> {
             fields.sort_by_key(|&(key, _)| key);
         }
         self.container(['{', '}'], fields.into_iter(), |writer, (key, value)| {
-            writer.string(key);
+            write_json_string(writer.out, key, writer.style.ensure_ascii);
             writer.out.push_str(&writer.style.key_separator);
             writer.value(value);
         });

@@ -5,7 +5,6 @@
 //! How a score is obtained is the business of `model`.
 
 use std::borrow::Cow;
-use std::fmt;
 use std::sync::Arc;
 
 use crate::tokens::{Logprob, TokenId, TokenSpan, TopK};
@@ -18,30 +17,14 @@ pub struct ScoreJob {
     top_k: usize,
 }
 
-/// Why a job is not one.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum BadJob {
-    /// No tokens at all.
-    #[error("the job has no tokens")]
-    NoTokens,
-    /// A span reaches beyond the last token.
-    #[error("span {span} reaches beyond the {n_tokens} tokens of the job")]
-    Outside {
-        /// The span.
-        span: TokenSpan,
-        /// How many tokens there are.
-        n_tokens: usize,
-    },
-}
-
 impl ScoreJob {
     /// Checks that every span lies inside `tokens`.
-    pub fn new(tokens: Arc<[TokenId]>, spans: Vec<TokenSpan>, top_k: usize) -> Result<Self, BadJob> {
+    pub fn new(tokens: Arc<[TokenId]>, spans: Vec<TokenSpan>, top_k: usize) -> Result<Self, String> {
         if tokens.is_empty() {
-            return Err(BadJob::NoTokens);
+            return Err("the job has no tokens".to_owned());
         }
         match spans.iter().find(|span| span.end() > tokens.len()) {
-            Some(&span) => Err(BadJob::Outside { span, n_tokens: tokens.len() }),
+            Some(span) => Err(format!("span {span} reaches beyond the {} tokens of the job", tokens.len())),
             None => Ok(Self { tokens, spans, top_k }),
         }
     }
@@ -90,24 +73,17 @@ pub(crate) fn end_needed(spans: &[TokenSpan]) -> usize {
 }
 
 /// Why a position has no logprob.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Absence {
     /// The first token of a sequence: nothing precedes it.
+    #[error("the first token has no context")]
     NoContext,
     /// The server answered without a value there.
+    #[error("the server returned no value")]
     NotReturned,
     /// The server answered with something that is no logprob.
+    #[error("the server returned no logprob: {0}")]
     NotALogprob(String),
-}
-
-impl fmt::Display for Absence {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NoContext => f.write_str("the first token has no context"),
-            Self::NotReturned => f.write_str("the server returned no value"),
-            Self::NotALogprob(why) => write!(f, "the server returned no logprob: {why}"),
-        }
-    }
 }
 
 /// What was obtained for one position.
@@ -126,23 +102,13 @@ pub struct SpanScore {
     scores: Vec<TokenScore>,
 }
 
-/// A span and its scores differ in length.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("span {span} has {n_scores} scores")]
-pub struct WrongLength {
-    /// The span.
-    pub span: TokenSpan,
-    /// How many scores were given for it.
-    pub n_scores: usize,
-}
-
 impl SpanScore {
     /// Checks that there is one score per position of `span`.
-    pub fn new(span: TokenSpan, scores: Vec<TokenScore>) -> Result<Self, WrongLength> {
+    pub fn new(span: TokenSpan, scores: Vec<TokenScore>) -> Result<Self, String> {
         if scores.len() == span.len() {
             Ok(Self { span, scores })
         } else {
-            Err(WrongLength { span, n_scores: scores.len() })
+            Err(format!("span {span} has {} scores", scores.len()))
         }
     }
 
@@ -173,7 +139,7 @@ impl SpanScore {
 mod tests {
     use super::*;
 
-    fn job(spans: &[(usize, usize)]) -> Result<ScoreJob, BadJob> {
+    fn job(spans: &[(usize, usize)]) -> Result<ScoreJob, String> {
         let spans = spans.iter().map(|&(start, end)| TokenSpan::new(start, end).unwrap()).collect();
         ScoreJob::new(Arc::from([5, 6, 7, 8]), spans, 3)
     }
@@ -184,7 +150,7 @@ mod tests {
             job(&[(2, 5)]).unwrap_err().to_string(),
             "span [2, 5) reaches beyond the 4 tokens of the job"
         );
-        assert_eq!(ScoreJob::new(Arc::from([]), vec![], 0), Err(BadJob::NoTokens));
+        assert_eq!(ScoreJob::new(Arc::from([]), vec![], 0), Err("the job has no tokens".to_owned()));
     }
 
     #[test]

@@ -59,20 +59,13 @@ pub struct TokenSpan {
     end: usize,
 }
 
-/// A span whose end lies before its start.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("span [{start}, {end}) ends before it starts")]
-pub struct InvertedSpan {
-    /// The start as given.
-    pub start: usize,
-    /// The end as given.
-    pub end: usize,
-}
-
 impl TokenSpan {
     /// The span `[start, end)`.
-    pub fn new(start: usize, end: usize) -> Result<Self, InvertedSpan> {
-        if start <= end { Ok(Self { start, end }) } else { Err(InvertedSpan { start, end }) }
+    pub fn new(start: usize, end: usize) -> Result<Self, String> {
+        let is_one = start <= end;
+        is_one
+            .then_some(Self { start, end })
+            .ok_or_else(|| format!("span [{start}, {end}) ends before it starts"))
     }
 
     /// The span of `len` tokens from `start`.
@@ -155,22 +148,13 @@ impl TopK {
     }
 }
 
-/// An id the model does not have.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("token {id} at position {position} is outside the vocabulary of {vocab_size}")]
-pub struct OutOfVocabulary {
-    /// The id.
-    pub id: TokenId,
-    /// Where it stands.
-    pub position: usize,
-    /// Ids must be below this.
-    pub vocab_size: usize,
-}
-
 /// Refuses ids at or above `vocab_size`: one of them is enough to kill a real server.
-pub fn check_ids(ids: &[TokenId], vocab_size: usize) -> Result<(), OutOfVocabulary> {
+pub fn check_ids(ids: &[TokenId], vocab_size: usize) -> Result<(), String> {
     match ids.iter().position(|&id| id as usize >= vocab_size) {
-        Some(position) => Err(OutOfVocabulary { id: ids[position], position, vocab_size }),
+        Some(position) => {
+            let id = ids[position];
+            Err(format!("token {id} at position {position} is outside the vocabulary of {vocab_size}"))
+        }
         None => Ok(()),
     }
 }

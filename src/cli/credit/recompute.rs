@@ -21,8 +21,7 @@ pub(super) fn run(args: &CreditArgs<'_>) -> Result<(), Failure> {
     let (mut directories, lens) = (Vec::new(), args.call.result()?);
     for input in &args.inputs {
         let found = find(input, &args.run_dir, &lens);
-        directories
-            .extend(found.map_err(|error| Failure::input(format!("{}: {error}", input.display()), help))?);
+        directories.extend(found.map_err(|error| Failure::input(error.to_string(), help))?);
     }
     // Several files share one run directory.
     let mut seen = HashSet::new();
@@ -59,7 +58,7 @@ fn renew(directory: &Path, lens: &str, args: &CreditArgs<'_>) -> Result<Hindsigh
     let old = hindsight::read(directory, lens).map_err(|error| error.to_string())?;
     let old = old.ok_or("the file is gone")?;
     let settings = args.over(&Settings::recorded(&old.scores.hyperparams))?;
-    let scores = recompute(&old, &settings).map_err(|error| error.to_string())?;
+    let scores = recompute(&old, &settings)?;
     hindsight::write(directory, lens, &Hindsight { scores: scores.clone(), tokens: None })
         .map_err(|error| error.to_string())?;
     Ok(scores)

@@ -6,7 +6,6 @@
 //! inputs give equal bits.
 
 use std::collections::HashMap;
-use std::fmt;
 use std::sync::Arc;
 
 use super::sum::mean;
@@ -119,24 +118,17 @@ pub struct StepCredit {
 }
 
 /// Why a step has no credit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoCredit {
     /// It was not scored under the lens.
+    #[error("the action has no score")]
     NoScore,
     /// It was not scored under the plain lens.
+    #[error("the action has no score under the plain lens")]
     NoPlainScore,
     /// Some number on the way overflowed or was none to begin with.
+    #[error("the credit is not a finite number")]
     NotFinite,
-}
-
-impl fmt::Display for NoCredit {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::NoScore => "the action has no score",
-            Self::NoPlainScore => "the action has no score under the plain lens",
-            Self::NotFinite => "the credit is not a finite number",
-        })
-    }
 }
 
 /// The credit of an episode's steps.

@@ -32,48 +32,8 @@ impl OutcomeFacts {
 
 /// Why a template gives no text.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum BadTemplate {
-    /// There is nothing in it.
-    #[error("the template is empty")]
-    Empty,
-    /// It is no minijinja template, or fails on what it is given.
-    #[error("{0}")]
-    Jinja(String),
-    /// A minijinja name there is not.
-    #[error("unknown name `{name}`; the names are {}", JINJA_NAMES.join(", "))]
-    UnknownName {
-        /// The name as written.
-        name: String,
-    },
-    /// Fields of both languages.
-    #[error(
-        "`{{{field}}}` is a field of the Python format, in a minijinja template; write `{{{{ {field} }}}}`, or all fields with single braces"
-    )]
-    Mixed {
-        /// The Python field.
-        field: String,
-    },
-    /// A Python field of a name there is not.
-    #[error("unknown field `{{{name}}}`; the fields are {}", PYTHON_FIELDS.join(", "))]
-    UnknownField {
-        /// The name as written.
-        name: String,
-    },
-    /// A Python format other than `.Nf`, or that on a text.
-    #[error("field `{{{field}}}` has a format that is not supported; numbers take `.4f` and the like")]
-    BadFormat {
-        /// The field as written.
-        field: String,
-    },
-    /// A brace without its partner.
-    #[error("a single `{brace}` at byte {at}; write `{brace}{brace}` for the character itself")]
-    LoneBrace {
-        /// Which brace.
-        brace: char,
-        /// Where.
-        at: usize,
-    },
-}
+#[error("{0}")]
+pub struct BadTemplate(String);
 
 /// The fields of the published Python format.
 const PYTHON_FIELDS: [&str; 8] = [
@@ -123,7 +83,7 @@ impl Wording {
         let text = text.strip_prefix('\u{feff}').unwrap_or(text);
         let text = text.strip_suffix('\n').unwrap_or(text);
         if text.trim().is_empty() {
-            return Err(BadTemplate::Empty);
+            return Err(BadTemplate("the template is empty".to_owned()));
         }
         if is_python(text)? {
             return python_pieces(text).map(Self::Python);
@@ -148,9 +108,9 @@ impl Wording {
                 let template = environment.get_template("outcome").map_err(jinja_error)?;
                 facts.map(|facts| render_jinja(&template, facts)).collect()
             }
-            Self::Python(pieces) => {
-                facts.map(|facts| pieces.iter().map(|piece| render_piece(piece, facts)).collect()).collect()
-            }
+            Self::Python(pieces) => Ok(facts
+                .map(|facts| pieces.iter().map(|piece| render_piece(piece, facts)).collect())
+                .collect()),
         }
     }
 }
@@ -163,7 +123,9 @@ fn is_python(text: &str) -> Result<bool, BadTemplate> {
     let fields = single_fields(text);
     let known = fields.iter().find(|name| PYTHON_FIELDS.contains(name));
     match known {
-        Some(field) if is_jinja(text) => Err(BadTemplate::Mixed { field: (*field).to_owned() }),
+        Some(field) if is_jinja(text) => Err(BadTemplate(format!(
+            "`{{{field}}}` is a field of the Python format, in a minijinja template; write `{{{{ {field} }}}}`, or all fields with single braces"
+        ))),
         Some(_) => Ok(true),
         // A mistyped field must not be sent as it stands.
         None => Ok(!fields.is_empty() && !["{{", "{%", "{#"].iter().any(|it| text.contains(it))),
@@ -211,7 +173,7 @@ fn environment(text: &str) -> Result<Environment<'_>, BadTemplate> {
 /// What is wrong, on one line.
 fn jinja_error(error: minijinja::Error) -> BadTemplate {
     let what = error.detail().map_or_else(|| error.kind().to_string(), str::to_owned);
-    BadTemplate::Jinja(match error.line() {
+    BadTemplate(match error.line() {
         Some(line) => format!("line {line}: {what}"),
         None => what,
     })
@@ -225,7 +187,7 @@ fn render_error(error: minijinja::Error, template: &minijinja::Template<'_, '_>)
     let mut unknown: Vec<String> = template.undeclared_variables(false).into_iter().collect();
     unknown.retain(|name| !JINJA_NAMES.contains(&name.as_str()));
     match unknown.into_iter().min() {
-        Some(name) => BadTemplate::UnknownName { name },
+        Some(name) => BadTemplate(format!("unknown name `{name}`; the names are {}", JINJA_NAMES.join(", "))),
         None => jinja_error(error),
     }
 }
@@ -264,7 +226,10 @@ fn python_pieces(text: &str) -> Result<Vec<Piece>, BadTemplate> {
             rest = after;
         } else {
             let brace = if tail.starts_with('{') { '{' } else { '}' };
-            return Err(BadTemplate::LoneBrace { brace, at: position });
+            let why = format!(
+                "a single `{brace}` at byte {position}; write `{brace}{brace}` for the character itself"
+            );
+            return Err(BadTemplate(why));
         }
     }
     literal.push_str(rest);
@@ -275,7 +240,9 @@ fn python_pieces(text: &str) -> Result<Vec<Piece>, BadTemplate> {
 fn python_field(field: &str) -> Result<Piece, BadTemplate> {
     let (name, format) = field.split_once(':').unwrap_or((field, ""));
     let known = PYTHON_FIELDS.into_iter().find(|known| *known == name);
-    let name = known.ok_or_else(|| BadTemplate::UnknownField { name: name.to_owned() })?;
+    let name = known.ok_or_else(|| {
+        BadTemplate(format!("unknown field `{{{name}}}`; the fields are {}", PYTHON_FIELDS.join(", ")))
+    })?;
     if format.is_empty() {
         return Ok(Piece::Field(name, None));
     }
@@ -284,51 +251,41 @@ fn python_field(field: &str) -> Result<Piece, BadTemplate> {
     let is_number = !matches!(name, "phase" | "scores_summary" | "current_subtask" | "current_subtask_score");
     match decimals.filter(|decimals| is_number && *decimals <= 30) {
         Some(decimals) => Ok(Piece::Field(name, Some(decimals))),
-        None => Err(BadTemplate::BadFormat { field: field.to_owned() }),
+        None => Err(BadTemplate(format!(
+            "field `{{{field}}}` has a format that is not supported; numbers take `.4f` and the like"
+        ))),
     }
 }
 
-fn render_piece(piece: &Piece, facts: &OutcomeFacts) -> Result<String, BadTemplate> {
+fn render_piece(piece: &Piece, facts: &OutcomeFacts) -> String {
     match piece {
-        Piece::Text(text) => Ok(text.clone()),
-        Piece::Field(name, Some(decimals)) => Ok(format!("{:.decimals$}", python_number(name, facts))),
-        Piece::Field(name, None) => Ok(python_text(name, facts)),
+        Piece::Text(text) => text.clone(),
+        Piece::Field(name, decimals) => python_text(name, *decimals, facts),
     }
 }
 
-fn python_number(name: &str, facts: &OutcomeFacts) -> f64 {
-    match name {
-        "reward" => facts.reward,
-        "plan_score" => facts.progress.plan_score.unwrap_or(0.0),
-        "scored_count" => facts.progress.subtask_scores.len() as f64,
-        _ => n_planned(facts) as f64,
-    }
-}
-
-/// A field as Python's `str` writes it, with the published defaults for what is absent.
-fn python_text(name: &str, facts: &OutcomeFacts) -> String {
+/// A field as Python's `str` or its `format` writes it, with the published defaults for what is absent.
+fn python_text(name: &str, decimals: Option<usize>, facts: &OutcomeFacts) -> String {
+    let float = |value: f64| decimals.map_or_else(|| float_repr(value), |n| format!("{value:.n$}"));
+    let count = |value: usize| decimals.map_or_else(|| value.to_string(), |_| float(value as f64));
     let Progress { phase, plan_score, subtask_scores, .. } = &facts.progress;
     match name {
-        "reward" => float_repr(facts.reward),
+        "reward" => float(facts.reward),
         "phase" => phase.clone().unwrap_or_else(|| "?".to_owned()),
-        "plan_score" => plan_score.map_or_else(|| "0".to_owned(), float_repr),
+        "plan_score" => plan_score.map_or_else(|| count(0), float),
         "scores_summary" if subtask_scores.is_empty() => "none".to_owned(),
         "scores_summary" => {
             let scores = subtask_scores.iter().map(|(id, score)| format!("{id}={score:.3}"));
             scores.collect::<Vec<_>>().join(", ")
         }
-        "scored_count" => subtask_scores.len().to_string(),
-        "plan_count" => n_planned(facts).to_string(),
+        "scored_count" => count(subtask_scores.len()),
+        "plan_count" => count(subtask_ids(&facts.progress).len().max(1)),
         "current_subtask" => facts.current_subtask.clone(),
         _ => match facts.current_score.filter(|score| *score >= 0.0) {
             Some(score) => format!("{score:.3}"),
             None => "n/a".to_owned(),
         },
     }
-}
-
-fn n_planned(facts: &OutcomeFacts) -> usize {
-    subtask_ids(&facts.progress).len().max(1)
 }
 
 #[cfg(test)]

@@ -8,36 +8,30 @@ use crate::tokens::{self, TokenId};
 /// Refuses ids the model does not have.
 pub fn check_ids(ids: &[TokenId], vocab_size: Option<usize>) -> Result<(), Error> {
     let Some(vocab_size) = vocab_size else { return Ok(()) };
-    tokens::check_ids(ids, vocab_size).map_err(|outside| Error::Invalid {
-        what: outside.to_string(),
-        help: "use the tokenizer of the model that is asked".to_owned(),
-    })
+    tokens::check_ids(ids, vocab_size)
+        .map_err(|what| Error::invalid(what, "use the tokenizer of the model that is asked"))
 }
 
 /// Refuses a prompt that leaves no room for one more token, which every server wants.
 pub fn check_length(n_tokens: usize, context_length: Option<usize>) -> Result<(), Error> {
     let Some(context_length) = context_length.filter(|&length| n_tokens >= length) else { return Ok(()) };
-    Err(Error::Invalid {
-        what: format!("{n_tokens} tokens do not fit a context of {context_length} with room for one more"),
-        help: "shorten the sequence, or start the server with a longer context".to_owned(),
-    })
+    let what = format!("{n_tokens} tokens do not fit a context of {context_length} with room for one more");
+    Err(Error::invalid(what, "shorten the sequence, or start the server with a longer context"))
 }
 
 /// Refuses a prompt without tokens.
 pub fn check_prompt(prompt: &[TokenId]) -> Result<(), Error> {
-    if !prompt.is_empty() {
-        return Ok(());
+    match prompt.is_empty() {
+        true => Err(Error::invalid("the prompt has no tokens", "give at least one")),
+        false => Ok(()),
     }
-    Err(Error::Invalid { what: "the prompt has no tokens".to_owned(), help: "give at least one".to_owned() })
 }
 
 /// Refuses more candidates than there are tokens: servers fall over it.
 pub fn check_top_k(top_k: usize, vocab_size: Option<usize>) -> Result<(), Error> {
     let Some(size) = vocab_size.filter(|&size| top_k > size) else { return Ok(()) };
-    Err(Error::Invalid {
-        what: format!("{top_k} candidates per position are more than the vocabulary's {size} tokens"),
-        help: "ask for a smaller top_k".to_owned(),
-    })
+    let what = format!("{top_k} candidates per position are more than the vocabulary's {size} tokens");
+    Err(Error::invalid(what, "ask for a smaller top_k"))
 }
 
 #[cfg(test)]

@@ -47,6 +47,11 @@ fn floats_are_written_as_python_writes_them() {
     }
     let odd = [f64::NAN, -f64::NAN, f64::INFINITY, f64::NEG_INFINITY];
     assert_eq!(odd.map(float_repr), ["nan", "nan", "inf", "-inf"]);
+    // Halfway between two that are as short: the even one.
+    #[allow(clippy::excessive_precision, reason = "halfway between two as short is the case")]
+    let halfway = [2_080_459_203_944_951.25, -170_867_904_745_364.125, 2.0f64.powi(-25)];
+    let even = ["2080459203944951.2", "-170867904745364.12", "2.9802322387695312e-08"];
+    assert_eq!(halfway.map(float_repr), even);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! A run directory as others see it: read without its lock, also while a process works on it.
 //!
-//! Owns [`View`]. Files are written whole or grow by whole lines, so whatever is read here is something that was true:
+//! Owns [`RunReader`]. Files are written whole or grow by whole lines, so whatever is read here is something that was true:
 //! a reader that follows a run asks for the lines behind those it has seen.
 
 use std::fs::{self, File};
@@ -10,18 +10,18 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value};
 use toml::Table;
 
-use super::episodes::{LoadError, Source, find, load};
+use super::episodes::{BadFile, Source, find, load};
 use super::hindsight::{file_name, scores_file};
 use super::layout::{CONFIG_FILE, EPISODES, EVENTS, METRICS, SUMMARY};
 use backsight_core::episode::Episode;
 
 /// A run directory, for reading.
 #[derive(Clone, Debug)]
-pub struct View {
+pub struct RunReader {
     dir: PathBuf,
 }
 
-impl View {
+impl RunReader {
     /// Of a directory that is a run's.
     pub fn new(dir: &Path) -> Self {
         Self { dir: dir.to_owned() }
@@ -76,7 +76,7 @@ impl View {
     /// The recorded episode of that id; none if there is none, or it cannot be read.
     pub fn episode(&self, id: &str) -> Option<Episode> {
         let path = self.dir.join(EPISODES).join(format!("{}.json", file_name(id)));
-        let loaded: Result<_, LoadError> = load(vec![Source::Record(path)]).next()?;
+        let loaded: Result<_, BadFile> = load(vec![Source::Record(path)]).next()?;
         loaded.ok().map(|it| it.episode).filter(|episode| episode.id == id)
     }
 
@@ -108,7 +108,7 @@ mod tests {
     #[test]
     fn a_follower_sees_each_whole_line_once() {
         let dir = tempfile::tempdir().unwrap();
-        let view = View::new(dir.path());
+        let view = RunReader::new(dir.path());
         assert_eq!(view.events_from(0).unwrap(), (vec![], 0));
         assert!(view.config().unwrap().is_empty() && view.summary().unwrap().is_empty());
         fs::write(dir.path().join(EVENTS), "{\"n\": 1}\n{\"n\":").unwrap();
