@@ -255,9 +255,12 @@ fn read_file(file: File<'_>, stage: &str, typed: &Typed) -> Result<(Table, Vec<S
     if let Some(name) = sections.keys().find(|name| !keys::STAGES.contains(&of(name).as_str())) {
         return Err(ConfigError::Unknown { file: file.name.to_owned(), name: name.clone() });
     }
-    let own =
-        own_section(file, &sections, stage, typed)?.and_then(Value::as_table).cloned().into_iter().flatten();
-    table.extend(own.filter(|(name, _)| name != FOUND));
+    let said = |key: &str| {
+        let typed = typed.get(key).and_then(|words| words.last()).map(String::as_str);
+        typed.or_else(|| table.get(key)?.as_str())
+    };
+    let own = own_section(file, &sections, stage, &said)?.and_then(Value::as_table).cloned();
+    table.extend(own.into_iter().flatten().filter(|(name, _)| name != FOUND));
     let mut checked = Table::new();
     for (name, value) in table {
         let unknown = || ConfigError::Unknown { file: file.name.to_owned(), name: name.clone() };
@@ -268,16 +271,16 @@ fn read_file(file: File<'_>, stage: &str, typed: &Typed) -> Result<(Table, Vec<S
     Ok((paths::replaced(checked, |path| base.join(path)), left_out))
 }
 
-/// The table of a stage. Where the stage has several results, that of the lens that was typed counts.
-fn own_section<'t>(
+/// The table of a stage. Where the stage has several results, that of the lens counts that is said: typed, or in the file
+/// above its tables.
+fn own_section<'t, 's>(
     file: File<'_>,
     sections: &'t Table,
     stage: &str,
-    typed: &Typed,
+    said: &dyn Fn(&str) -> Option<&'s str>,
 ) -> Result<Option<&'t Value>, ConfigError> {
-    let last = |key: &str| typed.get(key).and_then(|words| words.last()).map(String::as_str);
-    let placement = last("placement").and_then(Placement::from_name);
-    let result = key_of(last("lens").unwrap_or(lens::NAMES[0]), placement);
+    let placement = said("placement").and_then(Placement::from_name);
+    let result = key_of(said("lens").unwrap_or(lens::NAMES[0]), placement);
     let own = sections.get(&format!("{stage}.{result}")).or_else(|| sections.get(stage));
     let others: Vec<&str> = sections.keys().filter_map(|it| it.strip_prefix(&format!("{stage}."))).collect();
     match (own, others.is_empty()) {
@@ -405,6 +408,7 @@ mod tests {
         assert_eq!(gamma(&both, &[]), Ok(vec!["0.25".to_owned()]));
         assert_eq!(gamma(&both, &[("lens", &["hint"])]), Ok(vec!["0.5".to_owned()]));
         assert_eq!(gamma(&both, &[("placement", &["last"])]), Ok(vec!["0.25".to_owned()]));
+        assert_eq!(gamma(&format!("lens = \"hint\"\n{both}"), &[]), Ok(vec!["0.5".to_owned()]));
         assert_eq!(gamma(hint, &[]), Err("c.toml: its credit is of hint-last_user".to_owned()));
     }
 

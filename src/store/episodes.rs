@@ -236,9 +236,12 @@ fn load_lines(path: PathBuf, file: File) -> impl Iterator<Item = Result<Loaded, 
     let mut lines = (1..).zip(BufReader::new(file).split(b'\n'));
     let (mut has_lines, mut is_over) = (false, false);
     let next = move || {
+        // What cannot be read may say so again at every try.
+        if is_over {
+            return None;
+        }
         let is_blank = |bytes: &[u8]| bytes.strip_prefix(BOM).unwrap_or(bytes).trim_ascii().is_empty();
-        let line =
-            lines.by_ref().filter(|_| !is_over).find(|(_, it)| !it.as_ref().is_ok_and(|it| is_blank(it)));
+        let line = lines.find(|(_, it)| !it.as_ref().is_ok_and(|it| is_blank(it)));
         let had_lines = std::mem::replace(&mut has_lines, true);
         match line {
             Some((line, Ok(bytes))) => Some(episodes_on_line(&path, line, &bytes)),

@@ -29,11 +29,22 @@ impl Aside {
     /// Takes the value of `key` if it tells something, else steps over it.
     pub(super) fn field(&mut self, key: &[u8], scanner: &mut Scanner<'_>) -> Result<(), String> {
         match key {
+            b"weight_version" | b"weight_versions" => self.version(key, scanner)?,
+            // A server may write what it does not tell as null.
+            _ if scanner.null()? => {}
             b"id" => self.id = Name::read(scanner)?,
             b"usage" => self.counted = openai::usage(scanner.raw()?)?,
             b"prompt_tokens" => self.counted.prompt_tokens = scanner.count()?,
             b"completion_tokens" => self.counted.completion_tokens = scanner.count()?,
             b"cached_tokens" => self.counted.cached_tokens = Some(scanner.count()?),
+            _ => scanner.skip()?,
+        }
+        Ok(())
+    }
+
+    /// The same of a part of an answer, whose own id and costs, if it has any, are not those of the answer.
+    pub(super) fn version(&mut self, key: &[u8], scanner: &mut Scanner<'_>) -> Result<(), String> {
+        match key {
             b"weight_version" => self.versions.one = strict::read(scanner.raw()?)?,
             b"weight_versions" => self.versions.runs = strict::read(scanner.raw()?)?,
             _ => scanner.skip()?,

@@ -865,7 +865,7 @@ mod tests {
         let drawn = |n_sent: usize| {
             let body = json!({"output_ids": [7], "meta_info": {
                 "id": "mine", "prompt_tokens": 4, "output_token_logprobs": [[-1.0, 7, null]],
-                "weight_versions": [{"version": "a", "start": 0, "end": 1}],
+                "cached_tokens": null, "weight_versions": [{"version": "a", "start": 0, "end": 1}],
             }});
             drawn(body.to_string().as_bytes(), n_sent, 0)
         };

@@ -143,7 +143,7 @@ impl PromptReader<'_> {
                     tells_ids = true;
                     self.check_prompt(scanner)?;
                 }
-                _ => self.told.field(key, scanner)?,
+                _ => self.told.version(key, scanner)?,
             }
             Ok(())
         })?;
@@ -485,6 +485,18 @@ mod tests {
         check(
             &answer(&format!("[{ROW_1},{ROW_1},{ROW_2},null]")),
             expect!["-2.5 [(5, -0.25), (11, -2.5)]; -0.5 [(12, -0.5)]"],
+        );
+    }
+
+    #[test]
+    fn a_choice_tells_neither_whose_the_answer_is_nor_what_it_cost() {
+        let rows = format!("[null,{ROW_1},{ROW_2},{ROW_3}]");
+        let own = r#""id":"another's","usage":{"prompt_tokens":9},"cached_tokens":7,"prompt_logprobs""#;
+        let body = answer(&rows).replace(r#""prompt_logprobs""#, own);
+        let (id, scored) = scores(body.as_bytes(), &job(1, 3), 4, 1).unwrap();
+        assert_eq!(
+            (id.as_deref(), scored.usage.prompt_tokens, scored.usage.cached_tokens),
+            (Some("x"), 4, None)
         );
     }
 

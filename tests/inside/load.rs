@@ -230,6 +230,14 @@ fn user_says(text: &str) -> Value {
 }
 
 #[test]
+fn a_file_that_can_never_be_read_is_one_error() {
+    // A directory is opened like a file, and fails at every read.
+    let directory = tempfile::tempdir().unwrap();
+    let found: Vec<_> = load(vec![Source::Lines(directory.path().to_owned())]).collect();
+    assert!(matches!(&found[..], [Err(_)]), "{found:?}");
+}
+
+#[test]
 fn a_file_of_many_without_any_is_an_error() {
     let root = tempfile::tempdir().unwrap();
     let path = root.path().join("empty.jsonl");
