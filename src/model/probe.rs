@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::kind::ServerInfo;
 use super::kinds::names_of;
-use super::noise::{Noisy, noise_of, tolerance};
+use super::noise::{Noisy, mean_difference, noise_of, tolerance};
 use super::opened::Opened;
 use super::transport::{Answer, Call, Transport};
 use super::{ChatRequest, Error, GenerateRequest, Generated, Limits, Model, Place, Sampling, Scored};
@@ -139,13 +139,6 @@ pub async fn probe_logprobs(opened: &Opened) -> Result<Vec<Option<Logprob>>, Err
     }
     let scored = score(&*opened.model, &probe_ids(opened), 1).await?;
     Ok(scored.spans.iter().flat_map(SpanScore::logprobs).collect())
-}
-
-/// The mean difference of logprobs of the same tokens; `None` when there is nothing to compare.
-fn mean_difference(a: &[Option<Logprob>], b: &[Option<Logprob>]) -> Option<f64> {
-    let both = a.iter().zip(b).filter_map(|(a, b)| Some((a.as_ref()?.get() - b.as_ref()?.get()).abs()));
-    let differences: Vec<f64> = both.collect();
-    (!differences.is_empty()).then(|| differences.iter().sum::<f64>() / differences.len() as f64)
 }
 
 fn difference(a: &Scored, b: &Scored) -> Option<f64> {
