@@ -194,8 +194,6 @@ impl<'a, 's> Work<'a, 's> {
                 None => drop(ready.insert(idx)),
             }
         }
-        let (alone, under_way, resting) = (VecDeque::new(), JoinSet::new(), Resting::default());
-        let (n_under_way, usage, n_alone, is_over) = (0, Usage::NOTHING, 0, false);
         Self {
             pace,
             model,
@@ -204,13 +202,13 @@ impl<'a, 's> Work<'a, 's> {
             requests,
             jobs,
             ready,
-            alone,
-            under_way,
-            n_under_way,
-            resting,
-            usage,
-            n_alone,
-            is_over,
+            alone: VecDeque::new(),
+            under_way: JoinSet::new(),
+            n_under_way: 0,
+            resting: Resting::default(),
+            usage: Usage::NOTHING,
+            n_alone: 0,
+            is_over: false,
         }
     }
 

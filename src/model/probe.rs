@@ -261,7 +261,7 @@ async fn score(model: &dyn Model, ids: &[TokenId], from: usize) -> Result<Scored
 async fn sample(model: &dyn Model, ids: &[TokenId]) -> Result<Generated, Error> {
     let request = GenerateRequest {
         prompt: ids.to_vec(),
-        sampling: greedy(),
+        sampling: Sampling::greedy(N_SAMPLED),
         stop_ids: Vec::new(),
         top_k: 1,
         place: Place::default(),
@@ -271,21 +271,15 @@ async fn sample(model: &dyn Model, ids: &[TokenId]) -> Result<Generated, Error> 
 
 async fn same_chat(model: &dyn Model, notes: &mut Vec<String>) -> Option<bool> {
     let messages = vec![Message::text(Role::User, "Say the word: backsight.")];
-    let request = ChatRequest { messages, tools: Vec::new(), sampling: greedy(), place: Place::default() };
+    let request = ChatRequest {
+        messages,
+        tools: Vec::new(),
+        sampling: Sampling::greedy(N_SAMPLED),
+        place: Place::default(),
+    };
     let first = kept(model.chat(&request).await, notes)?;
     let second = kept(model.chat(&request).await, notes)?;
     Some(first.message == second.message)
-}
-
-fn greedy() -> Sampling {
-    Sampling {
-        temperature: 0.0,
-        top_p: 1.0,
-        top_k: None,
-        seed: Some(0),
-        max_tokens: N_SAMPLED,
-        constraint: None,
-    }
 }
 
 /// What went wrong is noted, and the line stays unmeasured.
