@@ -147,7 +147,7 @@ impl HuggingFace {
         let set = |name: &str| env(name).filter(|value| !value.is_empty());
         let endpoint = set("HF_ENDPOINT").unwrap_or_else(|| DEFAULT_ENDPOINT.to_owned());
         let endpoint = endpoint.trim_end_matches('/').to_owned();
-        let home = set("HF_HOME").map(PathBuf::from).unwrap_or_else(|| default_home(&set));
+        let home = set("HF_HOME").map(PathBuf::from).unwrap_or_else(|| cache_home(set).join("huggingface"));
         let from_file = || fs::read_to_string(home.join("token")).ok().map(|token| token.trim().to_owned());
         let token = set("HF_TOKEN").or_else(from_file).filter(|token| !token.is_empty());
         let offline =
@@ -468,9 +468,10 @@ fn is_inside(path: &str) -> bool {
     parts.peek().is_some() && parts.all(|part| matches!(part, Component::Normal(_)))
 }
 
-fn default_home(set: &impl Fn(&str) -> Option<String>) -> PathBuf {
-    let home = || PathBuf::from(set("HOME").unwrap_or_else(|| ".".to_owned())).join(".cache");
-    set("XDG_CACHE_HOME").map_or_else(home, PathBuf::from).join("huggingface")
+/// Where programs keep what can be had again, as the environment says it.
+pub fn cache_home(env: impl Fn(&str) -> Option<String>) -> PathBuf {
+    let home = || PathBuf::from(env("HOME").unwrap_or_else(|| ".".to_owned())).join(".cache");
+    env("XDG_CACHE_HOME").filter(|it| !it.is_empty()).map_or_else(home, PathBuf::from)
 }
 
 fn is_passing(status: u16) -> bool {

@@ -96,7 +96,7 @@ fn title(message: &Message) -> String {
 
 fn broken(why: &impl ToString) -> Error {
     let what = format!("the bundled episode cannot be used: {}", why.to_string());
-    Error::Invalid { what, help: "try another model with --model".to_owned() }
+    Error::invalid(what, "try another model with --model")
 }
 
 #[cfg(test)]

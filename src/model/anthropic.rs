@@ -67,12 +67,12 @@ impl Anthropic {
         if !(0.0..=1.0).contains(&sampling.temperature) {
             let what =
                 format!("temperature {} is outside 0 to 1, which Anthropic takes", sampling.temperature);
-            return Err(Error::Invalid { what, help: "choose one of at most 1".to_owned() });
+            return Err(Error::invalid(what, "choose one of at most 1"));
         }
         if request.messages.iter().any(|message| message.reasoning.is_some()) {
             self.remote.notices.add("thinking of earlier turns cannot be sent to Anthropic; it is left out");
         }
-        let invalid = |what| Error::Invalid { what, help: "change the conversation".to_owned() };
+        let invalid = |what: String| Error::invalid(what, "change the conversation");
         let conversation = wire::conversation(&request.messages).map_err(invalid)?;
         let tools = request.tools.iter().map(wire::tool).collect::<Result<_, _>>().map_err(invalid)?;
         Ok(MessagesRequest {

@@ -69,10 +69,8 @@ fn decoded(text: &str) -> String {
 }
 
 fn bad_url(typed: &str, why: &str) -> Error {
-    Error::Invalid {
-        what: format!("{} is no server address: {why}", masked(typed)),
-        help: "write it like http://localhost:8000".to_owned(),
-    }
+    let what = format!("{} is no server address: {why}", masked(typed));
+    Error::invalid(what, "write it like http://localhost:8000")
 }
 
 /// What was typed as an address, to be shown: what may be a password or a key in it is masked.
@@ -312,11 +310,10 @@ impl Occupancy {
 
 /// What is said when there is nowhere to send anything.
 pub fn no_endpoint() -> Error {
-    Error::Invalid {
-        what: "no server was named".to_owned(),
-        help: "give its address, as in --url http://HOST:PORT (bare for `probe`), or use --kind embedded"
-            .to_owned(),
-    }
+    Error::invalid(
+        "no server was named",
+        "give its address, as in --url http://HOST:PORT (bare for `probe`), or use --kind embedded",
+    )
 }
 
 /// A hash that is the same throughout a run.

@@ -160,10 +160,8 @@ impl Remote {
     /// Asks a server of this kind what it is.
     pub async fn ask(transport: Transport, kind: &'static Kind, wanted: &Wanted) -> Result<Self, Error> {
         let Some(client) = &kind.client else {
-            return Err(Error::Invalid {
-                what: format!("{} is a server, not a model in this process", transport.server()),
-                help: "leave out the address, or name another --kind".to_owned(),
-            });
+            let what = format!("{} is a server, not a model in this process", transport.server());
+            return Err(Error::invalid(what, "leave out the address, or name another --kind"));
         };
         let (info, limits) = (client.ask)(&transport.briefly(), wanted.model.as_deref()).await?;
         let remote = Self { transport, info, limits, notices: wanted.notices.clone() };
@@ -174,14 +172,12 @@ impl Remote {
     pub fn check(&self, ids: &[TokenId]) -> Result<(), Error> {
         let Limits { vocab_size, context_length, .. } = self.limits;
         if self.info.kind.needs_vocab && vocab_size.is_none() {
-            return Err(Error::Unsupported {
-                server: self.transport.server(),
-                what: format!(
-                    "be sent token ids while the size of its vocabulary is unknown: one id too large ends an {} server",
-                    self.info.kind.about
-                ),
-                help: "name the model's tokenizer with --tokenizer".to_owned(),
-            });
+            let what = format!(
+                "be sent token ids while the size of its vocabulary is unknown: one id too large ends an {} server",
+                self.info.kind.about
+            );
+            let help = "name the model's tokenizer with --tokenizer";
+            return Err(Error::unsupported(self.transport.server(), what, help));
         }
         check_ids(ids, vocab_size)?;
         check_length(ids.len(), context_length)

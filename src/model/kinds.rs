@@ -52,10 +52,10 @@ pub async fn recognise(transport: &Transport) -> Result<&'static Kind, Error> {
         }
     }
     match last {
-        Some(error) if !error.may_pass() && !error.is_denied() => Err(Error::Invalid {
-            what: format!("what {} is cannot be found out: {error}", transport.server()),
-            help: format!("say it with --kind {}", names_of(|kind| !kind.is_here())),
-        }),
+        Some(error) if !error.may_pass() && !error.is_denied() => Err(Error::invalid(
+            format!("what {} is cannot be found out: {error}", transport.server()),
+            format!("say it with --kind {}", names_of(|kind| !kind.is_here())),
+        )),
         other => Err(other.unwrap_or_else(super::endpoint::no_endpoint)),
     }
 }

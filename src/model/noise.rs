@@ -6,6 +6,7 @@
 use futures_util::future::join_all;
 
 use super::Error;
+use backsight_core::tokens::Logprob;
 
 /// Differences up to so many times the largest noise that was seen are noise.
 pub const NOISE_MULTIPLE: f64 = 5.0;
@@ -18,6 +19,13 @@ const TOGETHER: usize = 4;
 /// The mean difference of logprobs up to which weights count as the same, on a server with so much noise.
 pub fn tolerance(noise: f64) -> f64 {
     (NOISE_MULTIPLE * noise).max(FINEST)
+}
+
+/// The mean difference of logprobs of the same tokens; `None` when there is nothing to compare.
+pub fn mean_difference(a: &[Option<Logprob>], b: &[Option<Logprob>]) -> Option<f64> {
+    let both = a.iter().zip(b).filter_map(|(a, b)| Some((a.as_ref()?.get() - b.as_ref()?.get()).abs()));
+    let differences: Vec<f64> = both.collect();
+    (!differences.is_empty()).then(|| differences.iter().sum::<f64>() / differences.len() as f64)
 }
 
 /// What measuring something several times gave.

@@ -26,15 +26,15 @@ impl Wanted {
 
     /// Checks that there are servers to ask, or that none are needed.
     pub fn check(&self) -> Result<(), Error> {
-        let (what, help) = match (self.urls.first(), self.is_here()) {
-            (Some(url), true) => (
-                format!("{} was named, but a model in this process asks no server", endpoint::masked(url)),
-                "leave out the address, or name another --kind",
-            ),
-            (None, false) => return Err(endpoint::no_endpoint()),
-            _ => return Ok(()),
-        };
-        Err(Error::Invalid { what, help: help.to_owned() })
+        match (self.urls.first(), self.is_here()) {
+            (Some(url), true) => {
+                let url = endpoint::masked(url);
+                let what = format!("{url} was named, but a model in this process asks no server");
+                Err(Error::invalid(what, "leave out the address, or name another --kind"))
+            }
+            (None, false) => Err(endpoint::no_endpoint()),
+            _ => Ok(()),
+        }
     }
 
     /// A way to the servers.
@@ -87,8 +87,7 @@ pub async fn open(wanted: &Wanted) -> Result<Opened, Error> {
 fn open_here(wanted: &Wanted) -> Result<Opened, Error> {
     let found = Weights::from_env(|name| std::env::var(name).ok());
     let found = found.and_then(|weights| embedded::find(&weights, wanted.model.as_deref()));
-    let (name, path) =
-        found.map_err(|error| Error::Invalid { what: error.to_string(), help: error.help().to_string() })?;
+    let (name, path) = found.map_err(|error| Error::invalid(&error, error.help()))?;
     embedded::load(&name, &path, wanted.tokenizer.as_deref())
 }
 
@@ -111,10 +110,8 @@ fn check_same_model(opened: &[Opened]) -> Result<(), Error> {
     let model = |it: &Opened| (it.info.kind, it.info.model.clone());
     let Some(other) = others.iter().find(|it| model(it) != model(first)) else { return Ok(()) };
     let says = |it: &Opened| format!("`{}` ({})", it.info.model, it.info.kind.name);
-    Err(Error::Invalid {
-        what: format!("{} serves {}, {} {}", first.server(), says(first), other.server(), says(other)),
-        help: "name servers of one model, and that model with --model".to_owned(),
-    })
+    let what = format!("{} serves {}, {} {}", first.server(), says(first), other.server(), says(other));
+    Err(Error::invalid(what, "name servers of one model, and that model with --model"))
 }
 
 /// Opens the one server behind `transport`.

@@ -121,11 +121,7 @@ impl Model for OpenAi {
 
 /// The error of a server that only chats.
 pub(super) fn unsupported(transport: &Transport, what: &str) -> Error {
-    Error::Unsupported {
-        server: transport.server(),
-        what: what.to_owned(),
-        help: "use a vLLM or SGLang server, or --kind embedded".to_owned(),
-    }
+    Error::unsupported(transport.server(), what, "use a vLLM or SGLang server, or --kind embedded")
 }
 
 /// Who is spoken to; each has its own name for a constraint.

@@ -23,6 +23,8 @@ const UNDER_WAY: usize = 256;
 const BATCH_REQUESTS: usize = 32;
 /// Requests sent together compute about this many tokens at most; one that computes more goes alone.
 const BATCH_TOKENS: usize = 4096;
+/// Whoever answered: a plan does not know its server.
+const THE_MODEL: &str = "the model";
 
 /// What a plan came to.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -192,8 +194,6 @@ impl<'a, 's> Work<'a, 's> {
                 None => drop(ready.insert(idx)),
             }
         }
-        let (alone, under_way, resting) = (VecDeque::new(), JoinSet::new(), Resting::default());
-        let (n_under_way, usage, n_alone, is_over) = (0, Usage::NOTHING, 0, false);
         Self {
             pace,
             model,
@@ -202,13 +202,13 @@ impl<'a, 's> Work<'a, 's> {
             requests,
             jobs,
             ready,
-            alone,
-            under_way,
-            n_under_way,
-            resting,
-            usage,
-            n_alone,
-            is_over,
+            alone: VecDeque::new(),
+            under_way: JoinSet::new(),
+            n_under_way: 0,
+            resting: Resting::default(),
+            usage: Usage::NOTHING,
+            n_alone: 0,
+            is_over: false,
         }
     }
 
@@ -352,7 +352,7 @@ impl<'a, 's> Work<'a, 's> {
         let answer = |request: usize| self.requests[request].answer.as_ref().map(|it| &it.spans[..]);
         let spans = self.plan.assemble(job, answer);
         let scores = spans.map(|spans| JobScores { spans, version, unbroken_since });
-        self.finish(job, scores.map_err(|why| unusable(&why.to_string())));
+        self.finish(job, scores.map_err(|why| Error::garbled(THE_MODEL, why.to_string())));
     }
 
     /// Settles a job and forgets the answers that nobody needs any more.
@@ -372,7 +372,7 @@ impl<'a, 's> Work<'a, 's> {
     /// Settles what is left over when the run was stopped.
     fn end(mut self) -> Planned {
         let stopped_by = self.pace.outlook.ended_by();
-        let why = stopped_by.clone().unwrap_or_else(|| unusable("its request was lost"));
+        let why = stopped_by.clone().unwrap_or_else(|| Error::garbled(THE_MODEL, "its request was lost"));
         for job in 0..self.jobs.len() {
             if self.jobs[job].course != Course::Settled {
                 self.finish(job, Err(why.clone()));
@@ -381,8 +381,4 @@ impl<'a, 's> Work<'a, 's> {
         let (figures, usage) = (self.plan.figures, self.usage);
         Planned { figures, usage, n_alone: self.n_alone, stopped_by }
     }
-}
-
-fn unusable(why: &str) -> Error {
-    Error::Garbled { server: "the model".to_owned(), why: why.to_owned() }
 }

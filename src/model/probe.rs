@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::kind::ServerInfo;
 use super::kinds::names_of;
-use super::noise::{Noisy, noise_of, tolerance};
+use super::noise::{Noisy, mean_difference, noise_of, tolerance};
 use super::opened::Opened;
 use super::transport::{Answer, Call, Transport};
 use super::{ChatRequest, Error, GenerateRequest, Generated, Limits, Model, Place, Sampling, Scored};
@@ -96,29 +96,19 @@ impl Findings {
 pub async fn require_scores(opened: &Opened) -> Result<(), Error> {
     let server = opened.server();
     if !opened.model.limits().scores {
-        return Err(cannot_score(opened, server));
+        return Err(cannot_score(opened, &server));
     }
     if tokenizer_agrees(opened, &mut Vec::new()).await == Some(false) {
         let path = opened.tokenizer.as_ref().map(|(path, _)| path.display().to_string()).unwrap_or_default();
-        return Err(Error::Invalid {
-            what: format!("the tokenizer at {path} gives other ids than that of {server} for the same text"),
-            help: "name the tokenizer of the served model with --tokenizer".to_owned(),
-        });
+        let what = format!("the tokenizer at {path} gives other ids than that of {server} for the same text");
+        return Err(Error::invalid(what, "name the tokenizer of the served model with --tokenizer"));
     }
-    let unsupported = |why: String| {
-        Err(Error::Unsupported {
-            server: server.clone(),
-            what: format!("score a prompt: {why}"),
-            help: scorers(),
-        })
-    };
+    let unsupported = |why| Err(Error::unsupported(&server, format!("score a prompt: {why}"), scorers()));
     match probe_logprobs(opened).await {
         Err(Error::Garbled { why, .. }) => unsupported(why),
         Err(error) if error.is_denied() => Err(error),
         Err(Error::Refused { status, message, .. }) => unsupported(format!("HTTP {status}: {message}")),
-        Ok(logprobs) if logprobs.iter().all(Option::is_none) => {
-            unsupported("no logprob came back".to_owned())
-        }
+        Ok(logprobs) if logprobs.iter().all(Option::is_none) => unsupported("no logprob came back".into()),
         Ok(_) => Ok(()),
         Err(error) => Err(error),
     }
@@ -129,15 +119,12 @@ fn scorers() -> String {
     format!("use --kind {}", names_of(|kind| kind.limits.scores))
 }
 
-fn cannot_score(opened: &Opened, server: String) -> Error {
-    let (what, help) = match lacks_vocab(opened) {
-        true => (
-            "be asked for scores while the size of its vocabulary is unknown: one id too large ends it",
-            "name the model's tokenizer with --tokenizer".to_owned(),
-        ),
-        false => ("score a prompt", scorers()),
-    };
-    Error::Unsupported { server, what: what.to_owned(), help }
+fn cannot_score(opened: &Opened, server: &str) -> Error {
+    if !lacks_vocab(opened) {
+        return Error::unsupported(server, "score a prompt", scorers());
+    }
+    let what = "be asked for scores while the size of its vocabulary is unknown: one id too large ends it";
+    Error::unsupported(server, what, "name the model's tokenizer with --tokenizer")
 }
 
 /// Whether it is sent no ids only because nobody knows how many it has.
@@ -152,13 +139,6 @@ pub async fn probe_logprobs(opened: &Opened) -> Result<Vec<Option<Logprob>>, Err
     }
     let scored = score(&*opened.model, &probe_ids(opened), 1).await?;
     Ok(scored.spans.iter().flat_map(SpanScore::logprobs).collect())
-}
-
-/// The mean difference of logprobs of the same tokens; `None` when there is nothing to compare.
-fn mean_difference(a: &[Option<Logprob>], b: &[Option<Logprob>]) -> Option<f64> {
-    let both = a.iter().zip(b).filter_map(|(a, b)| Some((a.as_ref()?.get() - b.as_ref()?.get()).abs()));
-    let differences: Vec<f64> = both.collect();
-    (!differences.is_empty()).then(|| differences.iter().sum::<f64>() / differences.len() as f64)
 }
 
 fn difference(a: &Scored, b: &Scored) -> Option<f64> {
@@ -275,14 +255,13 @@ async fn self_test(model: &dyn Model, ids: &[TokenId], sampled: &Generated) -> R
 async fn score(model: &dyn Model, ids: &[TokenId], from: usize) -> Result<Scored, Error> {
     let span = TokenSpan::at(from, ids.len().saturating_sub(from));
     let job = ScoreJob::new(ids.into(), vec![span], 0);
-    let job = job.map_err(|error| Error::Invalid { what: error.to_string(), help: String::new() })?;
-    model.score(&job).await
+    model.score(&job.map_err(|error| Error::invalid(error, ""))?).await
 }
 
 async fn sample(model: &dyn Model, ids: &[TokenId]) -> Result<Generated, Error> {
     let request = GenerateRequest {
         prompt: ids.to_vec(),
-        sampling: greedy(),
+        sampling: Sampling::greedy(N_SAMPLED),
         stop_ids: Vec::new(),
         top_k: 1,
         place: Place::default(),
@@ -292,21 +271,15 @@ async fn sample(model: &dyn Model, ids: &[TokenId]) -> Result<Generated, Error> 
 
 async fn same_chat(model: &dyn Model, notes: &mut Vec<String>) -> Option<bool> {
     let messages = vec![Message::text(Role::User, "Say the word: backsight.")];
-    let request = ChatRequest { messages, tools: Vec::new(), sampling: greedy(), place: Place::default() };
+    let request = ChatRequest {
+        messages,
+        tools: Vec::new(),
+        sampling: Sampling::greedy(N_SAMPLED),
+        place: Place::default(),
+    };
     let first = kept(model.chat(&request).await, notes)?;
     let second = kept(model.chat(&request).await, notes)?;
     Some(first.message == second.message)
-}
-
-fn greedy() -> Sampling {
-    Sampling {
-        temperature: 0.0,
-        top_p: 1.0,
-        top_k: None,
-        seed: Some(0),
-        max_tokens: N_SAMPLED,
-        constraint: None,
-    }
 }
 
 /// What went wrong is noted, and the line stays unmeasured.

@@ -59,16 +59,15 @@ pub fn choose(server: &str, listed: &[Listed], wanted: Option<&str>) -> Result<L
         (None, None) if names.is_empty() => format!("{server} lists no models"),
         (None, None) => format!("{server} has {} models: {}", names.len(), quoted(&names)),
     };
-    Err(Error::Invalid { what, help: NAME_ONE.to_owned() })
+    Err(Error::invalid(what, NAME_ONE))
 }
 
 const NAME_ONE: &str = "name one with --model";
 
 /// The error of a model that is not among those a server lists.
 pub fn no_such_model(server: &str, names: Vec<&str>, wanted: &str) -> Error {
-    let what =
-        format!("{server} has no model `{wanted}`; it lists {}", quoted(&nearest_first(wanted, names)));
-    Error::Invalid { what, help: NAME_ONE.to_owned() }
+    let listed = quoted(&nearest_first(wanted, names));
+    Error::invalid(format!("{server} has no model `{wanted}`; it lists {listed}"), NAME_ONE)
 }
 
 /// The names most like `wanted` first, the others in their order.
@@ -87,11 +86,8 @@ fn quoted(names: &[&str]) -> String {
 
 /// A request's body.
 pub fn body(request: &impl Serialize) -> Result<Vec<u8>, Error> {
-    let invalid = |why: serde_json::Error| Error::Invalid {
-        what: format!("the request cannot be written: {why}"),
-        help: "numbers must be finite".to_owned(),
-    };
-    serde_json::to_vec(request).map_err(invalid)
+    let unwritable = |why| format!("the request cannot be written: {why}");
+    serde_json::to_vec(request).map_err(|why| Error::invalid(unwritable(why), "numbers must be finite"))
 }
 
 /// A seed as servers take it, which read signed numbers.
@@ -142,8 +138,7 @@ pub fn max_answer(n_tokens: usize, top_k: usize) -> usize {
 pub fn nothing_to_score(job: &ScoreJob) -> Result<Scored, Error> {
     let needed = Needed::new(job);
     let scores = needed.positions().map(|_| absent(Absence::NoContext)).collect();
-    let invalid = |what| Error::Invalid { what, help: "check the spans".to_owned() };
-    let spans = needed.into_spans(job, scores).map_err(invalid)?;
+    let spans = needed.into_spans(job, scores).map_err(|what| Error::invalid(what, "check the spans"))?;
     Ok(Scored { spans, version: None, usage: Usage::default() })
 }
 

@@ -67,8 +67,7 @@ pub fn with_own(mut drawn: Generated, own: bool) -> Generated {
 
 /// A request for one token after `id`, with the two likeliest candidates.
 fn probe_request(id: TokenId, temperature: f64) -> GenerateRequest {
-    let sampling =
-        Sampling { temperature, top_p: 1.0, top_k: None, seed: Some(0), max_tokens: 1, constraint: None };
+    let sampling = Sampling { temperature, ..Sampling::greedy(1) };
     GenerateRequest { prompt: vec![id], sampling, stop_ids: Vec::new(), top_k: 2, place: Place::default() }
 }
 

@@ -41,7 +41,7 @@ impl Secret {
     pub fn from_env(name: &str) -> Result<Self, Error> {
         match std::env::var(name) {
             Ok(text) if !text.trim().is_empty() => Ok(Self::new(&text).found_in(name)),
-            _ => Err(missing(
+            _ => Err(Error::invalid(
                 format!("the environment variable {name} holds no API key"),
                 format!("export {name}, or name another variable with --api-key-env"),
             )),
@@ -53,10 +53,10 @@ impl Secret {
         let shown = path.display();
         match std::fs::read_to_string(path) {
             Ok(text) if !text.trim().is_empty() => Ok(Self::new(&text).found_in(shown.to_string())),
-            Ok(_) => Err(missing(format!("{shown} is empty"), "write the API key into it".to_owned())),
-            Err(why) => Err(missing(
+            Ok(_) => Err(Error::invalid(format!("{shown} is empty"), "write the API key into it")),
+            Err(why) => Err(Error::invalid(
                 format!("the API key cannot be read from {shown}: {why}"),
-                "give a readable file that holds the key and nothing else".to_owned(),
+                "give a readable file that holds the key and nothing else",
             )),
         }
     }
@@ -64,9 +64,9 @@ impl Secret {
     /// The key in the variable or in the file that was named, if either was.
     pub fn find(name: Option<&str>, path: Option<&Path>) -> Result<Option<Self>, Error> {
         match (name, path) {
-            (Some(name), Some(path)) => Err(missing(
+            (Some(name), Some(path)) => Err(Error::invalid(
                 format!("the API key is said to be in {name} and in {}", path.display()),
-                "give --api-key-env or --api-key-file, not both".to_owned(),
+                "give --api-key-env or --api-key-file, not both",
             )),
             (Some(name), None) => Self::from_env(name).map(Some),
             (None, Some(path)) => Self::from_file(path).map(Some),
@@ -83,10 +83,6 @@ impl Secret {
     pub fn scrub(&self, text: &str) -> String {
         if self.text.len() < SHORTEST { text.to_owned() } else { text.replace(&self.text, MASK) }
     }
-}
-
-fn missing(what: String, help: String) -> Error {
-    Error::Invalid { what, help }
 }
 
 impl fmt::Debug for Secret {

@@ -156,10 +156,6 @@ impl Sglang {
             self.remote.limits.context_length.map(|length| length.saturating_sub(request.prompt.len()));
         left.map_or(request.sampling.max_tokens, |left| left.min(request.sampling.max_tokens))
     }
-
-    fn garbled(&self, why: String) -> Error {
-        Error::Garbled { server: self.remote.transport.server(), why }
-    }
 }
 
 #[async_trait]
@@ -195,13 +191,12 @@ impl Model for Sglang {
             let scored = self.score_together(&together).await;
             sent.iter().map(|it| it.0).zip(scored).collect::<Vec<_>>()
         });
+        let missing = || Error::garbled(self.remote.transport.server(), "an answer is missing");
         let mut answers: BTreeMap<usize, _> = join_all(asked).await.into_iter().flatten().collect();
         let answer = |(idx, window): (usize, Result<Option<Window>, Error>)| match window {
             Err(error) => Err(error),
             Ok(None) => remote::nothing_to_score(&jobs[idx]),
-            Ok(Some(_)) => {
-                answers.remove(&idx).unwrap_or_else(|| Err(self.garbled("an answer is missing".to_owned())))
-            }
+            Ok(Some(_)) => answers.remove(&idx).unwrap_or_else(|| Err(missing())),
         };
         windows.into_iter().enumerate().map(answer).collect()
     }

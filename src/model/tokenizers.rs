@@ -39,10 +39,8 @@ impl Sought {
 
 /// The tokenizer at a path.
 pub fn load(path: &Path) -> Result<TokenizerAt, Error> {
-    match Tokenizer::open(path) {
-        Ok(tokenizer) => Ok((path.to_owned(), Arc::new(tokenizer))),
-        Err(error) => Err(Error::Invalid { what: error.to_string(), help: error.help().to_owned() }),
-    }
+    let tokenizer = Tokenizer::open(path).map_err(|error| Error::invalid(&error, error.help()))?;
+    Ok((path.to_owned(), Arc::new(tokenizer)))
 }
 
 /// The tokenizer in the directory the server names, if that is on this machine.
@@ -54,11 +52,12 @@ fn beside(info: &ServerInfo) -> Option<TokenizerAt> {
 /// The tokenizer of a model that is called like its directory or as on the hub; none where its name is neither.
 async fn of_model(name: &str) -> Result<Option<TokenizerAt>, Error> {
     let Some(repo) = hub_name(Path::new(name)) else { return Ok(load(Path::new(name)).ok()) };
-    let failed = |error: HubError| Error::Invalid {
-        what: format!(
+    let failed = |error: HubError| {
+        let what = format!(
             "no tokenizer was named, the server's own is not on this machine, and that of `{repo}` cannot be had: {error}"
-        ),
-        help: format!("name a directory with tokenizer.json with --tokenizer; or else {}", error.help()),
+        );
+        let help = format!("name a directory with tokenizer.json with --tokenizer; or else {}", error.help());
+        Error::invalid(what, help)
     };
     let hub = HuggingFace::from_env(|name| std::env::var(name).ok()).map_err(failed)?;
     load(&hub.tokenizer(repo).await.map_err(failed)?).map(Some)

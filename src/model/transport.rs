@@ -472,7 +472,7 @@ fn timed_out(server: &str, limit: Duration) -> Failure {
 }
 
 fn garbled(server: &str, why: String) -> Failure {
-    Failure::new(Fault::Garbled, Error::Garbled { server: server.to_owned(), why })
+    Failure::new(Fault::Garbled, Error::garbled(server, why))
 }
 
 fn http_client(settings: &Settings) -> Result<reqwest::Client, Error> {
@@ -484,10 +484,8 @@ fn http_client(settings: &Settings) -> Result<reqwest::Client, Error> {
         .pool_idle_timeout(IDLE)
         .pool_max_idle_per_host(settings.pool.concurrency)
         .build();
-    client.map_err(|why| Error::Invalid {
-        what: format!("no HTTP client can be made: {}", crate::http::reason(why)),
-        help: "see that the system's certificates are readable".to_owned(),
-    })
+    let what = |why| format!("no HTTP client can be made: {}", crate::http::reason(why));
+    client.map_err(|why| Error::invalid(what(why), "see that the system's certificates are readable"))
 }
 
 /// The headers every request to `endpoint` carries.
@@ -497,10 +495,9 @@ fn headers_for(endpoint: &Endpoint, settings: &Settings) -> Result<HeaderMap, Er
     let mut headers: HeaderMap = plain.collect();
     let login = endpoint.login.as_ref().map(|(user, password)| (AUTHORIZATION, basic(user, password)));
     for (name, text) in login.into_iter().chain(settings.auth.as_ref().map(Auth::header)) {
-        let mut value = HeaderValue::from_str(&text).map_err(|_| Error::Invalid {
-            what: "the API key contains characters that no HTTP header may have".to_owned(),
-            help: "see that it is one line of ASCII".to_owned(),
-        })?;
+        let what = "the API key contains characters that no HTTP header may have";
+        let invalid = |_| Error::invalid(what, "see that it is one line of ASCII");
+        let mut value = HeaderValue::from_str(&text).map_err(invalid)?;
         value.set_sensitive(true);
         headers.insert(name, value);
     }

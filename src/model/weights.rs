@@ -16,7 +16,7 @@ use tokio::time::timeout;
 
 use super::Error;
 use super::repo::{CONFIG, Form, HubModel, NoForm, beside, form, is_gguf};
-use crate::hf::{HubError, HuggingFace, Progress, Repo, sha256};
+use crate::hf::{HubError, HuggingFace, Progress, Repo, cache_home, sha256};
 use backsight_engine::{ConfigError, check_config, weight_files};
 
 /// The model from the hub.
@@ -153,9 +153,7 @@ pub struct Weights {
 impl Weights {
     /// As the environment sets it; `env` looks a variable up.
     pub fn from_env(env: impl Fn(&str) -> Option<String> + Copy) -> Result<Self, WeightsError> {
-        let home = || PathBuf::from(env("HOME").unwrap_or_else(|| ".".to_owned())).join(".cache");
-        let cache = env("XDG_CACHE_HOME").filter(|it| !it.is_empty()).map_or_else(home, PathBuf::from);
-        Ok(Self { hub: HuggingFace::from_env(env)?, cache: cache.join("backsight").join("models") })
+        Ok(Self { hub: HuggingFace::from_env(env)?, cache: cache_home(env).join("backsight").join("models") })
     }
 
     /// Where the model of that name, or at that path, is: a directory or a GGUF file.

@@ -27,7 +27,7 @@ pub fn check_server(opened: &Opened, findings: &Findings, notices: &Notices) -> 
     let server = &opened.info.model;
     let notes = || findings.notes.first().map(|note| format!(": {note}")).unwrap_or_default();
     if lacks_vocab(opened) {
-        return Err(invalid(
+        return Err(Error::invalid(
             format!("the tokenizer of {server} is not on this machine"),
             "name a directory with its tokenizer.json and chat template with --tokenizer",
         ));
@@ -45,7 +45,7 @@ pub fn check_server(opened: &Opened, findings: &Findings, notices: &Notices) -> 
         return Err(unsupported(server, format!("sample from token ids{}", notes())));
     }
     if findings.tokenizer_agrees == Some(false) {
-        return Err(invalid(
+        return Err(Error::invalid(
             format!("the tokenizer here gives other ids than the server's for {server}"),
             "name the model's own with --tokenizer DIR",
         ));
@@ -61,19 +61,19 @@ pub fn check_server(opened: &Opened, findings: &Findings, notices: &Notices) -> 
 /// How the student is spoken to.
 pub fn speech(opened: &Opened, part: &SpeechPart) -> Result<Speech, Error> {
     let parser = part.tool_call_parser.as_deref().map(Parser::from_name).transpose();
-    let parser =
-        parser.map_err(|error| invalid(error.to_string(), "choose one of those with --tool-call-parser"))?;
+    let parser = parser
+        .map_err(|error| Error::invalid(error.to_string(), "choose one of those with --tool-call-parser"))?;
     if !opened.model.limits().token_ids {
         return Ok(Speech::Chat(parser));
     }
     let Some((path, tokenizer)) = &opened.tokenizer else {
         let what = format!("the tokenizer of {} is not on this machine", opened.info.model);
-        return Err(invalid(
+        return Err(Error::invalid(
             what,
             "name a directory with its tokenizer.json and chat template with --tokenizer",
         ));
     };
-    let source = |error: backsight_chat::source::SourceError| invalid(error.to_string(), error.help());
+    let source = |error: backsight_chat::source::SourceError| Error::invalid(error.to_string(), error.help());
     let templates = ChatTemplates::open_with(path, part.template.as_deref()).map_err(source)?;
     let (template, vars) = (templates.select(true).map_err(source)?, templates.special_tokens().clone());
     let tool_text = choose_tool_text(&template, &vars, part)?;
@@ -94,7 +94,7 @@ fn choose_tool_text(
         ("none", _) => return Ok(None),
         (_, Some(ToolText::Flatten)) => {
             let what = "calls in the rendering `flatten` cannot be read back, so no student can make them";
-            return Err(invalid(what.to_owned(), "choose --tool-text hermes or auto"));
+            return Err(Error::invalid(what.to_owned(), "choose --tool-text hermes or auto"));
         }
         (_, Some(chosen)) => return Ok(Some(chosen)),
         (_, None) => {}
@@ -109,7 +109,7 @@ fn choose_tool_text(
 
 fn unknown_format(template: &Template) -> Error {
     let what = format!("{} writes tool calls in a format that is not known", template.origin());
-    invalid(what, "name one with --tool-call-parser, or write tools as text with --tool-text hermes")
+    Error::invalid(what, "name one with --tool-call-parser, or write tools as text with --tool-text hermes")
 }
 
 /// Other instructions for the agent, where they or a file with them are given.
@@ -118,10 +118,10 @@ pub fn instructions(part: &SpeechPart) -> Result<Option<String>, Error> {
         (Some(path), _) => path,
         (None, text) => return Ok(text.as_deref().map(|it| it.trim_end().to_owned())),
     };
-    let unreadable = |error| invalid(format!("{}: {error}", path.display()), "check --system-prompt");
+    let unreadable = |error| Error::invalid(format!("{}: {error}", path.display()), "check --system-prompt");
     let text = fs::read_to_string(path).map_err(unreadable)?;
     match text.trim_start_matches('\u{feff}').trim_end() {
-        "" => Err(invalid(
+        "" => Err(Error::invalid(
             format!("{}: there are no instructions in the file", path.display()),
             "write some, or leave out --system-prompt",
         )),
@@ -129,11 +129,7 @@ pub fn instructions(part: &SpeechPart) -> Result<Option<String>, Error> {
     }
 }
 
-fn invalid(what: String, help: impl Into<String>) -> Error {
-    Error::Invalid { what, help: help.into() }
-}
-
 fn unsupported(server: &str, what: String) -> Error {
     let help = format!("look at it with `backsight probe`; use --kind {}", names_of(|_| true));
-    Error::Unsupported { server: server.to_owned(), what, help }
+    Error::unsupported(server, what, help)
 }

@@ -98,7 +98,7 @@ impl BadFile {
 /// Finds the episodes below a directory or in a file, in natural order of their names.
 pub fn find(input: &Path) -> Result<Vec<Source>, BadFile> {
     if input.is_file() {
-        return match is_blank(input) {
+        return match has_no_line(input) {
             Ok(false) => Ok(vec![file_source(input)]),
             Ok(true) => Err(BadFile::new(input, NO_EPISODE)),
             Err(error) => Err(BadFile::new(input, error)),
@@ -201,13 +201,11 @@ fn episode(
     let reward = result.reward.as_f64().ok_or_else(|| Fault::new("the reward is out of range"))?;
     episode.outcome = Ok(Outcome { reward, components: Vec::new() });
     episode.progress = result.progress;
-    if episode.progress.plan.is_none() {
-        episode.progress.plan = submitted_plan(&episode.messages, &session.failed_results);
-    }
+    let plan = episode.progress.plan.take();
+    episode.progress.plan = plan.or_else(|| submitted_plan(&episode.messages, &session.failed_results));
     episode.failed_results = session.failed_results;
     episode.set_compactions(session.compactions).map_err(Fault::new)?;
-    let steps = steps_of(&episode.messages);
-    episode.set_steps(steps).map_err(Fault::new)?;
+    episode.set_steps(steps_of(&episode.messages)).map_err(Fault::new)?;
     Ok(episode)
 }
 
@@ -240,8 +238,7 @@ fn load_lines(path: PathBuf, file: File) -> impl Iterator<Item = Result<Loaded, 
         if is_over {
             return None;
         }
-        let is_blank = |bytes: &[u8]| bytes.strip_prefix(BOM).unwrap_or(bytes).trim_ascii().is_empty();
-        let line = lines.find(|(_, it)| !it.as_ref().is_ok_and(|it| is_blank(it)));
+        let line = lines.find(|(_, line)| !line.as_ref().is_ok_and(|it| is_blank(it)));
         let had_lines = std::mem::replace(&mut has_lines, true);
         match line {
             Some((line, Ok(bytes))) => Some(episodes_on_line(&path, line, &bytes)),
@@ -285,14 +282,17 @@ fn read_line(json: Map<String, Value>, default_id: &str) -> Vec<Result<Episode, 
 }
 
 /// Whether a file has only blank lines, or none.
-fn is_blank(path: &Path) -> io::Result<bool> {
+fn has_no_line(path: &Path) -> io::Result<bool> {
     for line in BufReader::new(File::open(path)?).split(b'\n') {
-        let line = line?;
-        if !line.strip_prefix(BOM).unwrap_or(&line).trim_ascii().is_empty() {
+        if !is_blank(&line?) {
             return Ok(false);
         }
     }
     Ok(true)
+}
+
+fn is_blank(line: &[u8]) -> bool {
+    line.strip_prefix(BOM).unwrap_or(line).trim_ascii().is_empty()
 }
 
 fn file_source(path: &Path) -> Source {

@@ -8,7 +8,7 @@
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use crate::model::noise::tolerance;
+use crate::model::noise::{mean_difference, tolerance};
 use crate::model::{Error, Model};
 use backsight_core::hash::hex;
 use backsight_core::score::ScoreJob;
@@ -59,19 +59,10 @@ impl Fingerprint {
     /// The mean difference of the probe's logprobs; `None` when the two cannot be compared, because
     /// the identities or probes differ or a value is there only in one of them.
     pub fn mean_difference(&self, other: &Self) -> Option<f64> {
+        let places = |it: &'_ Self| it.logprobs.iter().map(Option::is_some).collect::<Vec<_>>();
         let comparable = self.identity == other.identity && self.probe == other.probe;
-        if !comparable || self.logprobs.len() != other.logprobs.len() {
-            return None;
-        }
-        let (mut sum, mut n_compared) = (0.0, 0usize);
-        for pair in self.logprobs.iter().zip(&other.logprobs) {
-            match pair {
-                (Some(a), Some(b)) => (sum, n_compared) = (sum + (a.get() - b.get()).abs(), n_compared + 1),
-                (None, None) => {}
-                _ => return None,
-            }
-        }
-        Some(if n_compared == 0 { 0.0 } else { sum / n_compared as f64 })
+        let comparable = comparable && places(self) == places(other);
+        comparable.then(|| mean_difference(&self.logprobs, &other.logprobs).unwrap_or(0.0))
     }
 
     /// Whether the two are of the same weights, on a server with so much noise.

@@ -495,8 +495,7 @@ impl Ledgered {
 }
 
 fn never_still() -> Error {
-    let why = format!("its weights changed while it answered, {ASKED_AT_MOST} times");
-    Error::Garbled { server: "the model".to_owned(), why }
+    Error::garbled("the model", format!("its weights changed while it answered, {ASKED_AT_MOST} times"))
 }
 
 #[async_trait]

@@ -7,7 +7,7 @@
 
 use serde_json::{Map, Value};
 
-use super::fault::{Fault, text, wrong};
+use super::fault::{Fault, required, text, wrong};
 use super::openai_episodes::task_of;
 use backsight_chat::messages::list_from_json;
 use backsight_core::episode::{ActionTokens, Episode, Outcome, TokenSource, steps_of};
@@ -25,7 +25,8 @@ pub fn recognises(json: &Map<String, Value>) -> bool {
 /// The episodes of the group on one line, each on its own: a bad sequence fails alone.
 pub fn read(json: &Map<String, Value>, group_id: &str) -> Result<Vec<Result<Episode, Fault>>, Fault> {
     let task = text(json, "task")?.or(text(json, "task_id")?);
-    let [tokens, masks, scores] = ["tokens", "masks", "scores"].map(|key| list(json, key));
+    let [tokens, masks, scores] =
+        ["tokens", "masks", "scores"].map(|key| required(json, key, "a list", Value::as_array));
     let (tokens, masks, scores) = (tokens?, masks?, scores?);
     let n = tokens.len();
     if masks.len() != n || scores.len() != n {
@@ -34,13 +35,6 @@ pub fn read(json: &Map<String, Value>, group_id: &str) -> Result<Vec<Result<Epis
     }
     let episode = |idx| episode(&Sequence::read(json, idx)?, format!("{group_id}/{idx}"), task.clone());
     Ok((0..n).map(episode).collect())
-}
-
-fn list<'j>(json: &'j Map<String, Value>, key: &str) -> Result<&'j [Value], Fault> {
-    match json.get(key) {
-        Some(Value::Array(list)) => Ok(list),
-        other => Err(wrong(key, "a list", other.unwrap_or(&Value::Null))),
-    }
 }
 
 /// One sequence of a group, as far as an episode is made of it.

@@ -153,7 +153,7 @@ enum OutcomeRecord {
 struct ProgressRecord {
     phase: Option<String>,
     plan_score: Option<f64>,
-    plan: Option<Vec<SubtaskRecord>>,
+    plan: Option<Vec<PlannedRecord>>,
     #[serde(skip_serializing_if = "Map::is_empty")]
     subtask_scores: Map<String, Value>,
     turns: Option<u64>,
@@ -162,11 +162,16 @@ struct ProgressRecord {
 
 #[skip_serializing_none]
 #[derive(Serialize, Deserialize)]
+#[serde(remote = "Subtask")]
 struct SubtaskRecord {
     id: String,
     description: Option<String>,
-    acceptance_criteria: Option<String>,
+    #[serde(rename = "acceptance_criteria")]
+    acceptance: Option<String>,
 }
+
+#[derive(Serialize, Deserialize)]
+struct PlannedRecord(#[serde(with = "SubtaskRecord")] Subtask);
 
 /// Whether an object is one of our records, of whatever version.
 pub fn recognises(json: &Map<String, Value>) -> bool {
@@ -345,25 +350,15 @@ fn outcome(record: OutcomeRecord) -> Result<Result<Outcome, String>, Fault> {
 }
 
 fn progress_record(progress: &Progress) -> ProgressRecord {
-    let subtask = |Subtask { id, description, acceptance }: Subtask| SubtaskRecord {
-        id,
-        description,
-        acceptance_criteria: acceptance,
-    };
     let Progress { phase, plan_score, plan, subtask_scores, turns, tool_calls } = progress.clone();
-    let plan = plan.map(|plan| plan.into_iter().map(subtask).collect());
+    let plan = plan.map(|plan| plan.into_iter().map(PlannedRecord).collect());
     ProgressRecord { phase, plan_score, plan, subtask_scores: number_map(&subtask_scores), turns, tool_calls }
 }
 
 fn progress(record: ProgressRecord) -> Result<Progress, Fault> {
-    let subtask = |SubtaskRecord { id, description, acceptance_criteria }| Subtask {
-        id,
-        description,
-        acceptance: acceptance_criteria,
-    };
     let ProgressRecord { phase, plan_score, plan, subtask_scores, turns, tool_calls } = record;
     let subtask_scores = numbers(subtask_scores, "progress.subtask_scores")?;
-    let plan = plan.map(|plan| plan.into_iter().map(subtask).collect());
+    let plan = plan.map(|plan| plan.into_iter().map(|it| it.0).collect());
     Ok(Progress { phase, plan_score, plan, subtask_scores, turns, tool_calls })
 }
 

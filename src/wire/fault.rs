@@ -69,51 +69,54 @@ pub fn object_on_line(line: usize, text: &str) -> Result<Map<String, Value>, Fau
 
 /// The number under a key. It may be left out but not be null.
 pub fn number(json: &Map<String, Value>, key: &str) -> Result<Option<f64>, Fault> {
-    match json.get(key) {
-        None => Ok(None),
-        Some(value) => match value.as_f64() {
-            Some(number) => Ok(Some(number)),
-            None => Err(wrong(key, "a number", value)),
-        },
-    }
+    json.contains_key(key).then(|| required(json, key, "a number", Value::as_f64)).transpose()
 }
 
 /// The string under a key; null counts as left out.
 pub fn text(json: &Map<String, Value>, key: &str) -> Result<Option<String>, Fault> {
-    match json.get(key) {
-        None | Some(Value::Null) => Ok(None),
-        Some(Value::String(text)) => Ok(Some(text.clone())),
-        Some(other) => Err(wrong(key, "a string", other)),
-    }
+    optional(json, key, "a string", |it| it.as_str().map(str::to_owned))
 }
 
 /// Names with numbers under a key, in their order; none where the key is left out.
 pub fn numbers(json: &Map<String, Value>, key: &str) -> Result<Vec<(String, f64)>, Fault> {
-    match json.get(key) {
-        None => Ok(Vec::new()),
-        Some(Value::Object(scores)) => {
-            let score = |(name, value): (&String, &Value)| {
-                let number = value.as_f64();
-                number
-                    .map(|it| (name.clone(), it))
-                    .ok_or_else(|| wrong(&format!("{key}.{name}"), "a number", value))
-            };
-            scores.iter().map(score).collect()
-        }
-        Some(other) => Err(wrong(key, "an object of numbers", other)),
+    if !json.contains_key(key) {
+        return Ok(Vec::new());
     }
+    let score = |(name, value): (&String, &Value)| match value.as_f64() {
+        Some(number) => Ok((name.clone(), number)),
+        None => Err(wrong(&format!("{key}.{name}"), "a number", value)),
+    };
+    required(json, key, "an object of numbers", Value::as_object)?.iter().map(score).collect()
 }
 
 /// The plan under `plan`. An empty one says no more than none.
 pub fn plan(json: &Map<String, Value>) -> Result<Option<Vec<Subtask>>, Fault> {
-    let list = match json.get("plan") {
-        None | Some(Value::Null) => return Ok(None),
-        Some(Value::Array(list)) if list.is_empty() => return Ok(None),
-        Some(Value::Array(list)) => list,
-        Some(other) => return Err(wrong("plan", "a list of subtasks", other)),
-    };
+    let list = optional(json, "plan", "a list of subtasks", Value::as_array)?;
+    let Some(list) = list.filter(|list| !list.is_empty()) else { return Ok(None) };
     let plan = read_plan(list);
     plan.map(Some).ok_or_else(|| Fault::new("`plan` must be a list of names or of objects with an `id`"))
+}
+
+/// What `read` makes of the value under a key, which must be `expected`.
+pub fn required<'j, T>(
+    json: &'j Map<String, Value>,
+    key: &str,
+    expected: &str,
+    read: impl Fn(&'j Value) -> Option<T>,
+) -> Result<T, Fault> {
+    let value = json.get(key).unwrap_or(&Value::Null);
+    read(value).ok_or_else(|| wrong(key, expected, value))
+}
+
+/// The same where the value may be left out or null.
+pub fn optional<'j, T>(
+    json: &'j Map<String, Value>,
+    key: &str,
+    expected: &str,
+    read: impl Fn(&'j Value) -> Option<T>,
+) -> Result<Option<T>, Fault> {
+    let is_given = json.get(key).is_some_and(|value| !value.is_null());
+    is_given.then(|| required(json, key, expected, read)).transpose()
 }
 
 /// "`key` must be this, not that".

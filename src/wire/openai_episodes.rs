@@ -7,7 +7,7 @@
 
 use serde_json::{Map, Value};
 
-use super::fault::{Fault, number, numbers, plan, text, wrong};
+use super::fault::{Fault, number, numbers, optional, plan, text, wrong};
 use backsight_chat::messages::list_from_json;
 use backsight_core::episode::{Episode, Message, Outcome, Progress, Role, Task, steps_of};
 use backsight_core::hash::sha256;
@@ -23,34 +23,29 @@ pub fn read(json: &Map<String, Value>, default_id: &str) -> Result<Episode, Faul
     let list = json.get("messages").unwrap_or(&Value::Null);
     let messages = list_from_json(list).map_err(Fault::new)?;
     let reward = number(json, "reward")?.ok_or_else(|| Fault::new("there is no `reward`"))?;
-    let mut progress = Progress {
+    let no_scores = json.get("subtasks").is_some_and(Value::is_null);
+    let progress = Progress {
         phase: text(json, "phase")?,
         plan_score: number(json, "plan_score")?,
-        plan: plan(json)?,
-        subtask_scores: if is_null(json, "subtasks") { Vec::new() } else { numbers(json, "subtasks")? },
+        plan: plan(json)?.or_else(|| submitted_plan(&messages, &[])),
+        subtask_scores: if no_scores { Vec::new() } else { numbers(json, "subtasks")? },
         ..Progress::default()
     };
-    progress.plan = progress.plan.or_else(|| submitted_plan(&messages, &[]));
     let mut episode = Episode::new(id(json, default_id)?, task(json, &messages)?, messages);
-    episode.tools = tools(json)?;
+    episode.tools = optional(json, "tools", "a list", Value::as_array)?.cloned().unwrap_or_default();
     episode.outcome = Ok(Outcome { reward, components: Vec::new() });
     episode.progress = progress;
-    let steps = steps_of(&episode.messages);
-    episode.set_steps(steps).map_err(Fault::new)?;
+    episode.set_steps(steps_of(&episode.messages)).map_err(Fault::new)?;
     Ok(episode)
 }
 
-fn is_null(json: &Map<String, Value>, key: &str) -> bool {
-    json.get(key).is_some_and(Value::is_null)
-}
-
 fn id(json: &Map<String, Value>, default: &str) -> Result<String, Fault> {
-    match json.get("id") {
-        None | Some(Value::Null) => Ok(default.to_owned()),
-        Some(Value::String(id)) => Ok(id.clone()),
-        Some(Value::Number(id)) => Ok(id.to_string()),
-        Some(other) => Err(wrong("id", "a string or a number", other)),
-    }
+    let id = |it: &Value| match it {
+        Value::String(id) => Some(id.clone()),
+        Value::Number(id) => Some(id.to_string()),
+        _ => None,
+    };
+    Ok(optional(json, "id", "a string or a number", id)?.unwrap_or_else(|| default.to_owned()))
 }
 
 fn task(json: &Map<String, Value>, messages: &[Message]) -> Result<Task, Fault> {
@@ -76,14 +71,6 @@ pub fn task_of(name: Option<String>, messages: &[Message]) -> Task {
         id: name.unwrap_or_else(|| format!("prompt-{}", &sha256(&prompt)[..12])),
         prompt,
         difficulty: None,
-    }
-}
-
-fn tools(json: &Map<String, Value>) -> Result<Vec<Value>, Fault> {
-    match json.get("tools") {
-        None | Some(Value::Null) => Ok(Vec::new()),
-        Some(Value::Array(tools)) => Ok(tools.clone()),
-        Some(other) => Err(wrong("tools", "a list", other)),
     }
 }
 

@@ -12,7 +12,7 @@ use std::collections::{HashMap, HashSet};
 
 use serde_json::{Map, Value};
 
-use super::fault::{Fault, object_on_line, text, wrong};
+use super::fault::{Fault, object_on_line, required, text, wrong};
 use backsight_chat::messages::arguments;
 use backsight_core::episode::{Compaction, Content, Message, Role, ToolCall};
 
@@ -167,10 +167,7 @@ impl Talk {
     }
 
     fn message(&mut self, entry: &Entry) -> Result<(), Fault> {
-        let json = match entry.json.get("message") {
-            Some(Value::Object(json)) => json,
-            other => return Err(wrong("message", "an object", other.unwrap_or(&Value::Null))),
-        };
+        let json = required(&entry.json, "message", "an object", Value::as_object)?;
         if self.session.messages.is_empty() {
             self.session.started_at =
                 json.get("timestamp").and_then(Value::as_i64).map(|ms| ms.div_euclid(1000));

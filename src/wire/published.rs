@@ -7,7 +7,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::fault::{Fault, wrong};
+use super::fault::{Fault, required, wrong};
 use super::pi_session::entries;
 use backsight_core::episode::cut_text;
 use backsight_core::python::{JsonStyle, float_repr, json_dumps};
@@ -19,10 +19,8 @@ pub const MAX_TOOL_RESULT_CHARS: usize = 4000;
 pub fn messages_by_line(session: &str, max_tool_result_chars: usize) -> Result<Vec<(usize, Value)>, Fault> {
     let mut messages = Vec::new();
     for entry in entries(session)?.iter().filter(|entry| entry.kind() == "message") {
-        let message = match entry.json.get("message") {
-            Some(Value::Object(message)) => message,
-            other => return Err(wrong("message", "an object", other.unwrap_or(&Value::Null)).on(entry.line)),
-        };
+        let message = required(&entry.json, "message", "an object", Value::as_object);
+        let message = message.map_err(|fault| fault.on(entry.line))?;
         let converted = match message.get("role").and_then(Value::as_str) {
             Some("user") => user(message),
             Some("assistant") => assistant(message),

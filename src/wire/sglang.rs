@@ -587,8 +587,6 @@ pub struct Info {
     pub model_path: Option<String>,
     /// Where the tokenizer came from.
     pub tokenizer_path: Option<String>,
-    /// The name it is served under.
-    pub served_model_name: Option<String>,
     /// Which weights, as a trainer that updates them counts.
     pub weight_version: Option<String>,
     /// Tokens a sequence may have, where it was set.
@@ -605,7 +603,6 @@ impl Info {
         Self {
             model_path: self.model_path.or(other.model_path),
             tokenizer_path: self.tokenizer_path.or(other.tokenizer_path),
-            served_model_name: self.served_model_name.or(other.served_model_name),
             weight_version: self.weight_version.or(other.weight_version),
             context_length: self.context_length.or(other.context_length),
             version: self.version.or(other.version),

@@ -261,7 +261,7 @@ pub(super) fn no_threads(what: String) -> Error {
 }
 
 pub(super) fn garbled(why: &str) -> Error {
-    Error::Garbled { server: "the embedded model".to_owned(), why: why.to_owned() }
+    Error::garbled("the embedded model", why)
 }
 
 /// The tokens before the one whose hidden state predicts the first needed token; only these can be reused.

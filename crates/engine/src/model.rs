@@ -252,9 +252,5 @@ fn now() -> Now {
 }
 
 fn no_text(why: &str) -> Error {
-    Error::Unsupported {
-        server: "the embedded model".to_owned(),
-        what: format!("read or write text: {why}"),
-        help: NO_TEXT_HELP.to_owned(),
-    }
+    Error::unsupported("the embedded model", format!("read or write text: {why}"), NO_TEXT_HELP)
 }

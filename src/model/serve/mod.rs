@@ -138,11 +138,8 @@ impl Served {
     }
 
     fn models(&self) -> Value {
-        let owner = match self.personality {
-            Personality::Vllm => "vllm",
-            Personality::Sglang => "sglang",
-        };
-        served::listed(&self.name, owner, &self.path, self.model.limits().context_length)
+        let context_length = self.model.limits().context_length;
+        served::listed(&self.name, self.personality.name(), &self.path, context_length)
     }
 
     fn sglang_info(&self) -> Value {

@@ -96,6 +96,16 @@ impl Error {
         Self::Invalid { what: what.to_string(), help: help.into() }
     }
 
+    /// Something that a model cannot do at all, and what to do instead.
+    pub fn unsupported(server: impl Into<String>, what: impl Into<String>, help: impl Into<String>) -> Self {
+        Self::Unsupported { server: server.into(), what: what.into(), help: help.into() }
+    }
+
+    /// An answer that is none, and why.
+    pub fn garbled(server: impl Into<String>, why: impl Into<String>) -> Self {
+        Self::Garbled { server: server.into(), why: why.into() }
+    }
+
     /// Whether it leaves the request open: nobody has said that it cannot be answered.
     pub fn leaves_open(&self) -> bool {
         self.may_pass() || self.stops_the_run()

@@ -66,6 +66,13 @@ pub struct Sampling {
     pub constraint: Option<Constraint>,
 }
 
+impl Sampling {
+    /// The likeliest tokens, so many of them.
+    pub fn greedy(max_tokens: usize) -> Self {
+        Self { temperature: 0.0, top_p: 1.0, top_k: None, seed: Some(0), max_tokens, constraint: None }
+    }
+}
+
 /// A shape the sampled text is forced into.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Constraint {
