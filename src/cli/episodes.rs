@@ -134,8 +134,8 @@ async fn chosen(
         return Err(Failure::input(what, "give back the tasks as they were, or leave out --tasks-sha256"));
     }
     config.set("tasks_sha256", sum);
-    let split = parts::split(config)?;
-    let chosen = choose(&split, &sources, loaded.tasks).inspect_err(|_| talk.tell(&census.event()))?;
+    let chosen =
+        choose(&config.read()?, &sources, loaded.tasks).inspect_err(|_| talk.tell(&census.event()))?;
     if stage == "collect" {
         // Written down as a number, so that a later run can see whether it asks for more.
         config.set("groups", chosen.n_groups as i64);

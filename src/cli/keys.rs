@@ -13,8 +13,7 @@ const BARE: &str = "bare";
 /// What is wrong with a configuration is the user's to mend.
 impl From<ConfigError> for Failure {
     fn from(error: ConfigError) -> Self {
-        let help = error.help();
-        Self::input(error, help)
+        Self::input(&error, &error.help)
     }
 }
 

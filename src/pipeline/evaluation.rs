@@ -100,13 +100,13 @@ mod tests {
     use super::*;
     use std::collections::BTreeSet;
 
-    use crate::metrics::Numbers;
     use crate::pipeline::slots::groups;
     use crate::pipeline::slots::tests::task;
+    use backsight_core::episode::Outcome;
 
     fn digest(id: &str, correctness: Option<f64>) -> Option<Digest> {
         let numbers =
-            |it: f64| Numbers { reward: it * 0.7, components: vec![("correctness".to_owned(), it)] };
+            |it: f64| Outcome { reward: it * 0.7, components: vec![("correctness".to_owned(), it)] };
         Some(Digest {
             id: id.to_owned(),
             task: "t".to_owned(),
