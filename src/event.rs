@@ -270,7 +270,7 @@ impl Event {
             Self::Warning(text) => format!("warning: {text}"),
             Self::Stopped(why) => format!("stopped: {why}"),
             Self::Ended { made, lost, left, seconds } => {
-                format!("{} made, {lost} lost, {left} left, {seconds:.1} s", episodes(*made))
+                format!("{} made, {lost} lost, {left} left, {seconds:.1} s", counted(*made, "episode"))
             }
         }
     }
@@ -279,10 +279,6 @@ impl Event {
 /// So many of something: `1 step`, `2 steps`.
 pub fn counted(n: u64, what: &str) -> String {
     if n == 1 { format!("1 {what}") } else { format!("{n} {what}s") }
-}
-
-fn episodes(n: u64) -> String {
-    counted(n, "episode")
 }
 
 /// Milliseconds are enough.

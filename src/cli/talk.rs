@@ -134,17 +134,8 @@ fn least_loudness(event: &Event) -> Loudness {
         Event::Warning(_) | Event::Stopped(_) | Event::Lost(_) | Event::Episode { reward: Err(_), .. } => {
             Loudness::Quiet
         }
-        Event::Began { .. }
-        | Event::Tasks { .. }
-        | Event::Retry { .. }
-        | Event::Note(_)
-        | Event::Episode { .. }
-        | Event::Reading { .. }
-        | Event::Begun { .. }
-        | Event::Scored { .. }
-        | Event::Progress { .. }
-        | Event::Ended { .. } => Loudness::Usual,
         Event::Turn { .. } | Event::Step { .. } | Event::Settled { .. } => Loudness::Verbose,
+        _ => Loudness::Usual,
     }
 }
 
