@@ -33,7 +33,7 @@ pub(super) fn parse(call: &Call) -> Result<(), Failure> {
         .iter()
         .map(|call| json!({"id": call.id, "name": call.name, "arguments": call.arguments}));
     let calls: Vec<Value> = calls.collect();
-    print_json(&json!({"content": parsed.content, "tool_calls": calls, "malformed": parsed.malformed}))
+    stdout::json(&json!({"content": parsed.content, "tool_calls": calls, "malformed": parsed.malformed}))
 }
 
 pub(super) fn render(call: &Call) -> Result<(), Failure> {
@@ -47,9 +47,9 @@ pub(super) fn render(call: &Call) -> Result<(), Failure> {
         "text" => stdout::data(rendering.rendered.text.as_bytes()),
         "ids" => {
             let ids = tokenizer()?.encode(&rendering.rendered.text)?.ids;
-            print_json(&json!(ids))
+            stdout::json(&json!(ids))
         }
-        _ => print_json(&job.spans(&rendering, &tokenizer()?, generation)?),
+        _ => stdout::json(&job.spans(&rendering, &tokenizer()?, generation)?),
     }
 }
 
@@ -304,10 +304,6 @@ fn read_stdin() -> Result<String, Failure> {
 
 fn named(path: &Path, what: impl std::fmt::Display) -> String {
     format!("{}: {what}", path.display())
-}
-
-fn print_json(value: &Value) -> Result<(), Failure> {
-    stdout::data(format!("{value}\n").as_bytes())
 }
 
 impl From<SourceError> for Failure {

@@ -9,11 +9,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use futures_util::stream;
 
+use super::call::Call;
 use super::failure::Failure;
 use super::interrupt::{Orderly, unless_interrupted};
 use super::now;
 use super::pulse::with_pulse;
 use super::server::ServerArgs;
+use super::stdout;
 use super::talk::Talk;
 use super::voice::{self, Voice};
 use crate::agent::{AgentSetting, OnStep, Speech};
@@ -332,9 +334,13 @@ pub(super) fn table(finished: &Finished) -> String {
     text
 }
 
-/// The summary on one line.
-pub(super) fn as_json(finished: &Finished) -> String {
-    format!("{}\n", finished.summary.to_json())
+/// Shows the summary, or the table of a command, and says how it ends.
+pub(super) fn end(call: &Call, finished: &Finished, table: fn(&Finished) -> String) -> Result<(), Failure> {
+    match call.is_json() {
+        true => stdout::json(&finished.summary.to_json())?,
+        false => stdout::data(table(finished).as_bytes())?,
+    }
+    verdict(finished)
 }
 
 /// How the command ends: stopped, with losses, or well.

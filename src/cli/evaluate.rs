@@ -9,7 +9,6 @@ use super::block_on;
 use super::call::Call;
 use super::episodes::{self, Ask, Finished};
 use super::failure::Failure;
-use super::stdout;
 use crate::pipeline::evaluation;
 use crate::pipeline::slots::Chosen;
 use crate::tasks::source::{TaskSource, are_named, split_all};
@@ -37,9 +36,7 @@ pub(super) fn run(call: &Call) -> Result<(), Failure> {
     let mut finished = block_on(episodes::run(ask, &choose))??;
     let max_new_tokens: usize = call.get("max_turn_tokens")?;
     keep(&mut finished, &json!({"max_new_tokens": max_new_tokens, "temperature": temperature}))?;
-    let text = if call.is_json() { episodes::as_json(&finished) } else { table(&finished) };
-    stdout::data(text.as_bytes())?;
-    episodes::verdict(&finished)
+    episodes::end(call, &finished, table)
 }
 
 /// The tasks held out, as many as are to be evaluated.

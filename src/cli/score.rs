@@ -91,7 +91,7 @@ pub(super) fn run(call: &Call) -> Result<(), Failure> {
     let voice = Voice::new(run, call.talk("job"));
     let (summary, stopped) = block_on(work(args, lines, &voice))??;
     if call.is_json() {
-        stdout::data(format!("{}\n", summary.to_json()).as_bytes())?;
+        stdout::json(&summary.to_json())?;
     } else {
         told(&args.out, &summary);
     }

@@ -11,7 +11,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use super::actions::{Action, Located, MessageForm, locate};
-use super::parquet::{self, ParquetError};
+use super::parquet;
 use super::row::{Row, TokenRow};
 use crate::store::atomic::Pending;
 use crate::store::episodes::{BadFile, Loaded};
@@ -82,17 +82,6 @@ pub struct Dataset {
     pub summary: Value,
     /// The episodes without a row, by name.
     pub left_out: Vec<(String, LeftOut)>,
-}
-
-/// Why a dataset could not be written.
-#[derive(Debug, thiserror::Error)]
-pub enum DatasetError {
-    /// The disk said no.
-    #[error(transparent)]
-    Io(#[from] io::Error),
-    /// The rows do not go into columns.
-    #[error(transparent)]
-    Parquet(#[from] ParquetError),
 }
 
 /// Puts a loaded episode and its scores together, with notes for the person; the published form is made from its
@@ -185,7 +174,6 @@ fn summary(counts: &Counts, rows: &[Row], options: &RowOptions) -> Value {
     let number = |value: Option<f64>| value.map_or(Value::from(0), |value| rounded(value, 4).into());
     let least = known.iter().copied().reduce(f64::min);
     let largest = known.iter().copied().reduce(f64::max);
-    let normalise = if options.normalise == Normalise::Task { "task" } else { "global" };
     json!({
         "total_episodes_loaded": counts.n_loaded,
         "episodes_in_dataset": rows.len(),
@@ -197,7 +185,7 @@ fn summary(counts: &Counts, rows: &[Row], options: &RowOptions) -> Value {
             "mean": number(mean(&known)),
             "nonzero_mean": number(mean(&positive)),
         },
-        "config": {"omega": options.omega, "min_reward": options.min_reward, "use_smoothed": options.smoothed, "normalise": normalise},
+        "config": {"omega": options.omega, "min_reward": options.min_reward, "use_smoothed": options.smoothed, "normalise": options.normalise.name()},
         "steps_without_credit": counts.n_without_credit,
         "episodes_below_min_reward": counts.n_below_min_reward,
         "episodes_without_weight": counts.n_loaded - rows.len(),
@@ -210,13 +198,14 @@ fn rounded(value: f64, decimals: usize) -> f64 {
 }
 
 /// Writes rows and summary into a directory. All files are whole on the disk before the first takes its name.
-pub fn write(directory: &Path, dataset: &Dataset) -> Result<(), DatasetError> {
+pub fn write(directory: &Path, dataset: &Dataset) -> io::Result<()> {
     std::fs::create_dir_all(directory)?;
     let mut lines = Pending::create(&directory.join(TRAIN))?;
     for row in &dataset.rows {
         writeln!(lines, "{}", row.to_line())?;
     }
-    let columns = parquet::write(&dataset.rows, Pending::create(&directory.join(TRAIN_PARQUET))?)?;
+    let columns = Pending::create(&directory.join(TRAIN_PARQUET))?;
+    let columns = parquet::write(&dataset.rows, columns).map_err(io::Error::other)?;
     let mut summary = Pending::create(&directory.join(SUMMARY))?;
     summary.write_all(json_dumps(&dataset.summary, &JsonStyle::default().indented("  ")).as_bytes())?;
     for file in [lines, columns, summary] {

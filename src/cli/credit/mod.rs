@@ -55,7 +55,7 @@ pub(super) fn run(call: &Call) -> Result<(), Failure> {
     }
     let (summary, done) = scored(args)?;
     if call.is_json() {
-        stdout::data(format!("{}\n", summary.to_json()).as_bytes())?;
+        stdout::json(&summary.to_json())?;
     } else {
         stdout::data(table::episodes(&done.reports).as_bytes())?;
         stdout::data(table::totals(&summary).as_bytes())?;
