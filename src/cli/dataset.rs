@@ -151,10 +151,6 @@ impl Account<'_> {
         self.dataset.rows.len() + self.dataset.left_out.len() + self.input.lost.len()
     }
 
-    fn n_left_out(&self, why: LeftOut) -> usize {
-        self.dataset.left_out.iter().filter(|(_, it)| *it == why).count()
-    }
-
     /// Why there is no dataset at all.
     fn nothing(&self) -> Failure {
         let (min, best) = (self.min_reward, self.input.best_reward);
@@ -198,7 +194,8 @@ impl Account<'_> {
         let mut text = line("episodes", self.n_episodes(), "");
         text += &some("  in the dataset", n_rows, &format!("{with_tokens} with weights for each token"));
         for why in [LeftOut::BelowMinReward, LeftOut::NoWeight] {
-            text += &some("  left out", self.n_left_out(why), &self.reason(why));
+            let n_left_out = self.dataset.left_out.iter().filter(|(_, it)| *it == why).count();
+            text += &some("  left out", n_left_out, &self.reason(why));
         }
         for (why, names) in self.losses() {
             text += &line("  lost", names.len(), &format!("{}: {}", listed(&names), one_line(why)));
@@ -207,7 +204,8 @@ impl Account<'_> {
         text += &some("  with weight", count("nonzero_steps") as usize, "mean 1");
         let no_credit = count("steps_without_credit") as usize;
         text += &some("  without credit", no_credit, "weight 0, in no mean");
-        text + &self.made()
+        text.extend(self.files().iter().map(|path| format!("made {}\n", path.display())));
+        text
     }
 
     /// The lost episodes by reason.
@@ -217,10 +215,6 @@ impl Account<'_> {
             losses.entry(why).or_default().push(episode);
         }
         losses
-    }
-
-    fn made(&self) -> String {
-        self.files().iter().map(|path| format!("made {}\n", path.display())).collect()
     }
 }
 

@@ -96,7 +96,9 @@ pub(super) async fn run(ask: Ask<'_>, choose: Choose<'_>) -> Result<Finished, Fa
     let new_weights = terms.rules.new_weights;
     let paid = Paid::open(&opened, &voice.run, terms).await?;
     check_student(&paid, new_weights, &opened, &voice).await?;
-    let watched = Watched::new(Arc::clone(&paid.model) as Arc<dyn Model>, tell_turns(&voice.talk));
+    let talk = Arc::clone(&voice.talk);
+    let tell = talk.is_verbose().then(|| Arc::new(move |event: &Event| talk.tell(event)) as TellTurn);
+    let watched = Watched::new(Arc::clone(&paid.model) as Arc<dyn Model>, tell);
     let at_once = if opened.info.kind.is_here() { CONCURRENCY.1 } else { CONCURRENCY.0 };
     let batch = Batch {
         stage,
@@ -242,12 +244,6 @@ async fn sandboxes(config: &Config, voice: &Voice) -> Result<Arc<Sandboxes>, Fai
     sandboxes.config().caveats(containment).into_iter().for_each(|caveat| voice.notices.add(caveat));
     voice.news();
     Ok(sandboxes)
-}
-
-/// Who hears of each turn, where somebody wants to.
-fn tell_turns(talk: &Arc<Talk>) -> Option<TellTurn> {
-    let talk = Arc::clone(talk);
-    talk.is_verbose().then(|| Arc::new(move |event: &Event| talk.tell(event)) as TellTurn)
 }
 
 /// Episodes of two students are no group, unless that is wanted.

@@ -51,8 +51,8 @@ struct Rows {
     spool: Spool,
     /// The jobs that are asked for, as the plan counts them.
     asked: Vec<Row>,
-    /// Lines that are no jobs.
-    n_no_jobs: u64,
+    /// What was lost of the jobs, and left.
+    summary: Summary,
     unwritable: Option<io::Error>,
 }
 
@@ -155,7 +155,7 @@ async fn score(
     let (mut rows, jobs) = Rows::begin(&args.out, lines).map_err(failed)?;
     voice.news();
     voice.say(&Event::Began { stage: "score", model: name.to_owned(), unit: "job", asked: n, found: 0 });
-    voice.talk.advance(rows.n_no_jobs);
+    voice.talk.advance(rows.summary.lost("jobs"));
     let as_model = Arc::clone(model) as Arc<dyn Model>;
     let (mut planned, mut wanted) = (Planned::default(), (0..jobs.len()).collect::<Vec<_>>());
     for _ in 0..ASKED_AT_MOST {
@@ -173,8 +173,7 @@ async fn score(
         }
     }
     rows.withdraw(&wanted).map_err(failed)?;
-    let mut summary = rows.losses(planned.stopped_by.is_some());
-    rows.finish(&args.out).map_err(failed)?;
+    let mut summary = rows.finish(&args.out, planned.stopped_by.is_some()).map_err(failed)?;
     let Figures { naive_tokens: tokens, naive_requests: requests, .. } = planned.figures;
     summary.naive = Some(Naive { tokens, requests });
     Ok((summary, planned.stopped_by.map(Stopped::Model)))
@@ -221,7 +220,7 @@ impl Rows {
     /// Writes the rows of what is no job; the others are to be asked for.
     fn begin(out: &Path, lines: Vec<Line>) -> io::Result<(Self, Vec<ScoreJob>)> {
         let spool = Spool::create(&run_dir(out).join("rows.spool"), lines.len())?;
-        let mut rows = Self { spool, asked: Vec::new(), n_no_jobs: 0, unwritable: None };
+        let mut rows = Self { spool, asked: Vec::new(), summary: Summary::default(), unwritable: None };
         let mut jobs = Vec::new();
         for (place, line) in lines.into_iter().enumerate() {
             match line.job {
@@ -231,7 +230,7 @@ impl Rows {
                     jobs.push(job);
                 }
                 Err(why) => {
-                    rows.n_no_jobs += 1;
+                    rows.summary.lose("jobs", "no job");
                     rows.spool.put(place, &score_jobs::failure(&line.id, &why))?;
                 }
             }
@@ -291,25 +290,17 @@ impl Rows {
         Ok(())
     }
 
-    /// How many jobs were lost, by reason, and how many were not come to.
-    fn losses(&self, is_stopped: bool) -> Summary {
-        let mut summary = Summary::default();
-        (0..self.n_no_jobs).for_each(|_| summary.lose("jobs", "no job"));
+    /// Puts all rows in place; how many jobs were lost, by reason, and how many were not come to.
+    fn finish(mut self, out: &Path, is_stopped: bool) -> io::Result<Summary> {
+        self.unwritable.map_or(Ok(()), Err)?;
         for row in &self.asked {
             match row.lack {
-                Some(_) if row.is_open && is_stopped => summary.left += 1,
-                Some(why) => summary.lose("jobs", why),
+                Some(_) if row.is_open && is_stopped => self.summary.left += 1,
+                Some(why) => self.summary.lose("jobs", why),
                 None => {}
             }
         }
-        summary
-    }
-
-    fn finish(self, out: &Path) -> io::Result<()> {
-        match self.unwritable {
-            Some(error) => Err(error),
-            None => self.spool.finish(out),
-        }
+        self.spool.finish(out).map(|()| self.summary)
     }
 }
 

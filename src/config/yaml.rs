@@ -54,7 +54,9 @@ pub(super) fn read(file: File<'_>) -> Result<(Table, Vec<String>), ConfigError> 
             }
             ("openai" | "server_configs", Json::Object(server)) => said.servers(file, vec![server])?,
             ("openai" | "server_configs", Json::Array(servers)) => {
-                said.servers(file, servers.into_iter().filter_map(object).collect())?;
+                // What is no section says nothing of a server.
+                let servers = servers.into_iter().filter_map(|it| serde_json::from_value(it).ok());
+                said.servers(file, servers.collect())?;
             }
             ("env" | "openai" | "server_configs", Json::Null) => {}
             ("env" | "openai" | "server_configs", value) => {
@@ -64,13 +66,6 @@ pub(super) fn read(file: File<'_>) -> Result<(Table, Vec<String>), ConfigError> 
         }
     }
     Ok((said.table, said.left_out))
-}
-
-fn object(value: Json) -> Option<Map<String, Json>> {
-    match value {
-        Json::Object(object) => Some(object),
-        _ => None,
-    }
 }
 
 fn parse(file: File<'_>) -> Result<Map<String, Json>, ConfigError> {

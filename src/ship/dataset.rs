@@ -107,11 +107,7 @@ pub fn build(episodes: Vec<ScoredEpisode>, options: &RowOptions) -> Dataset {
     let mut left_out: Vec<_> = poor.into_iter().map(|it| (it.id, LeftOut::BelowMinReward)).collect();
     let credits: Vec<_> = kept.iter().map(|it| episode_credit(it, options)).collect();
     let weighed = advantages(&credits, &advantage_options(options));
-    let counts = Counts {
-        n_loaded: kept.len(),
-        n_without_credit: credits.iter().flat_map(|it| &it.q).filter(|q| q.is_none()).count(),
-        n_below_min_reward: left_out.len(),
-    };
+    let n_without_credit = credits.iter().flat_map(|it| &it.q).filter(|q| q.is_none()).count();
     let mut rows = Vec::new();
     for (episode, weighed) in kept.into_iter().zip(&weighed) {
         if weighed.weights.iter().any(|weight| *weight > 0.0) {
@@ -120,7 +116,7 @@ pub fn build(episodes: Vec<ScoredEpisode>, options: &RowOptions) -> Dataset {
             left_out.push((episode.id, LeftOut::NoWeight));
         }
     }
-    Dataset { summary: summary(&counts, &rows, options), rows, left_out }
+    Dataset { summary: summary(&rows, &left_out, n_without_credit, options), rows, left_out }
 }
 
 fn advantage_options(options: &RowOptions) -> AdvantageOptions {
@@ -160,14 +156,13 @@ fn token_row(tokens: HindsightTokens, actions: &[Action]) -> TokenRow {
     TokenRow { spans: actions.iter().map(span).collect(), ids: tokens.whole_sequences() }
 }
 
-/// What the rows do not show.
-struct Counts {
-    n_loaded: usize,
+fn summary(
+    rows: &[Row],
+    left_out: &[(String, LeftOut)],
     n_without_credit: usize,
-    n_below_min_reward: usize,
-}
-
-fn summary(counts: &Counts, rows: &[Row], options: &RowOptions) -> Value {
+    options: &RowOptions,
+) -> Value {
+    let n_without_weight = left_out.iter().filter(|(_, why)| *why == LeftOut::NoWeight).count();
     let n_steps: usize = rows.iter().map(|row| row.step_weights.len()).sum();
     let known: Vec<f64> = rows.iter().flat_map(|row| row.step_weights.iter().copied().flatten()).collect();
     let positive: Vec<f64> = known.iter().copied().filter(|weight| *weight > 0.0).collect();
@@ -175,7 +170,7 @@ fn summary(counts: &Counts, rows: &[Row], options: &RowOptions) -> Value {
     let least = known.iter().copied().reduce(f64::min);
     let largest = known.iter().copied().reduce(f64::max);
     json!({
-        "total_episodes_loaded": counts.n_loaded,
+        "total_episodes_loaded": rows.len() + n_without_weight,
         "episodes_in_dataset": rows.len(),
         "total_steps": n_steps,
         "nonzero_steps": positive.len(),
@@ -186,9 +181,9 @@ fn summary(counts: &Counts, rows: &[Row], options: &RowOptions) -> Value {
             "nonzero_mean": number(mean(&positive)),
         },
         "config": {"omega": options.omega, "min_reward": options.min_reward, "use_smoothed": options.smoothed, "normalise": options.normalise.name()},
-        "steps_without_credit": counts.n_without_credit,
-        "episodes_below_min_reward": counts.n_below_min_reward,
-        "episodes_without_weight": counts.n_loaded - rows.len(),
+        "steps_without_credit": n_without_credit,
+        "episodes_below_min_reward": left_out.len() - n_without_weight,
+        "episodes_without_weight": n_without_weight,
     })
 }
 
