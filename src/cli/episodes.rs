@@ -139,7 +139,7 @@ async fn chosen(
     }
     config.set("tasks_sha256", sum);
     let chosen =
-        choose(&config.read()?, &sources, loaded.tasks).inspect_err(|_| talk.tell(&census.event()))?;
+        choose(&parts::split(config)?, &sources, loaded.tasks).inspect_err(|_| talk.tell(&census.event()))?;
     if stage == "collect" {
         // Written down as a number, so that a later run can see whether it asks for more.
         config.set("groups", chosen.n_groups as i64);

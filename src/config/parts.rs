@@ -17,6 +17,7 @@ use crate::model::{Error, Settings, Wanted, kinds};
 use crate::tasks::dataset::DatasetOptions;
 use crate::tasks::layout::Named;
 use crate::tasks::source::TaskSource;
+use crate::tasks::split::SplitOptions;
 use crate::wire::named;
 use backsight_core::named;
 use backsight_sandbox::{DockerConfig, Limits, SandboxConfig, SandboxKind};
@@ -110,6 +111,12 @@ pub fn dataset(config: &Config) -> Result<DatasetOptions, ConfigError> {
     };
     let needs_tests = config.get::<Option<String>>("reward_command")?.is_none();
     Ok(DatasetOptions { named, show_tests: config.get("show_tests")?, needs_tests })
+}
+
+/// How tasks are split.
+pub fn split(config: &Config) -> Result<SplitOptions, ConfigError> {
+    let (eval_size, eval_split_ratio) = (config.get("eval_size")?, config.get("eval_split_ratio")?);
+    Ok(SplitOptions { eval_size, eval_split_ratio, seed: config.get("seed")? })
 }
 
 /// How the agent is spoken to.
@@ -222,7 +229,6 @@ fn mib(config: &Config, key: &str) -> Result<u64, ConfigError> {
 mod tests {
     use super::*;
     use crate::config::Typed;
-    use crate::tasks::split::SplitOptions;
 
     fn config(command: &str, flags: &[(&'static str, &str)]) -> Config {
         let typed: Typed = flags.iter().map(|(key, word)| (*key, vec![(*word).to_owned()])).collect();
@@ -236,7 +242,7 @@ mod tests {
             assert_eq!(sandbox(&config), Ok(SandboxConfig::default()));
             assert_eq!(tools(&config), Ok(ToolLimits::default()));
             assert_eq!(reward(&config), Ok(RewardRule::default()));
-            assert_eq!(config.read(), Ok(SplitOptions::default()));
+            assert_eq!(split(&config), Ok(SplitOptions::default()));
             assert_eq!(dataset(&config), Ok(DatasetOptions::default()));
             assert_eq!(config.get("seed"), Ok(0));
         }

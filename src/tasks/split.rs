@@ -3,13 +3,11 @@
 //! Pure. The order comes from a generator written out here, so that it is the same on every
 //! machine and in every version.
 
-use serde::Deserialize;
-
 use super::{CodingTask, TaskError};
 use backsight_core::mix::next;
 
 /// How many tasks are held out.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct SplitOptions {
     /// At least this many.
     pub eval_size: usize,
