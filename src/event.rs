@@ -214,15 +214,13 @@ impl Event {
     /// As a line for people.
     pub fn line(&self) -> String {
         match self {
-            Self::Began { stage, model, unit, asked, found: 0 } => {
-                format!("{stage}: {} with {model}", counted(*asked as u64, unit))
-            }
             Self::Began { stage, model, unit, asked, found } => {
-                let are = if *found == 1 { "is" } else { "are" };
-                format!(
-                    "{stage}: {} with {model}, {found} of them {are} there already",
-                    counted(*asked as u64, unit)
-                )
+                let found = match found {
+                    0 => String::new(),
+                    1 => ", 1 of them is there already".to_owned(),
+                    n => format!(", {n} of them are there already"),
+                };
+                format!("{stage}: {} with {model}{found}", counted(*asked as u64, unit))
             }
             Self::Episode { id, nth, asked, reward: Err(why), .. } => {
                 format!("{nth} of {asked}  {id}  LOST: {}", why.lines().next().unwrap_or_default())
@@ -243,13 +241,9 @@ impl Event {
                     0 => String::new(),
                     n => format!("; {} tried with their own solutions", counted(*n as u64, "task")),
                 };
-                let rest = refused
-                    .iter()
-                    .map(|it| format!("\n  {} refused: {} (first: {})", it.n, it.why, it.first));
-                format!(
-                    "tasks: {usable} of {rows} usable, {n_refused} refused{tried}{}",
-                    rest.collect::<String>()
-                )
+                let line = |it: &Refused| format!("\n  {} refused: {} (first: {})", it.n, it.why, it.first);
+                let rest: String = refused.iter().map(line).collect();
+                format!("tasks: {usable} of {rows} usable, {n_refused} refused{tried}{rest}")
             }
             Self::Turn { id, turn, tokens: Ok((sent, sampled)), seconds } => {
                 format!("{id}  turn {turn}: {sent} tokens sent, {sampled} sampled, {seconds:.2} s")
@@ -270,7 +264,7 @@ impl Event {
             Self::Warning(text) => format!("warning: {text}"),
             Self::Stopped(why) => format!("stopped: {why}"),
             Self::Ended { made, lost, left, seconds } => {
-                format!("{} made, {lost} lost, {left} left, {seconds:.1} s", episodes(*made))
+                format!("{} made, {lost} lost, {left} left, {seconds:.1} s", counted(*made, "episode"))
             }
         }
     }
@@ -279,10 +273,6 @@ impl Event {
 /// So many of something: `1 step`, `2 steps`.
 pub fn counted(n: u64, what: &str) -> String {
     if n == 1 { format!("1 {what}") } else { format!("{n} {what}s") }
-}
-
-fn episodes(n: u64) -> String {
-    counted(n, "episode")
 }
 
 /// Milliseconds are enough.

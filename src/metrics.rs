@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 
 use serde_json::{Map, Value, json};
 
-use backsight_core::episode::{Content, Episode, Role, Stop, Version};
+use backsight_core::episode::{Content, Episode, Outcome, Role, Stop, TokenSource, Version};
 
 /// A correctness from here up passes.
 pub const PASSES: f64 = 0.8;
@@ -25,7 +25,7 @@ pub struct Digest {
     /// Its task.
     pub task: String,
     /// What it was worth, or why that is not known.
-    pub outcome: Result<Numbers, String>,
+    pub outcome: Result<Outcome, String>,
     /// Why it ended.
     pub stop: Option<&'static str>,
     /// How many steps it has.
@@ -38,39 +38,19 @@ pub struct Digest {
     pub versions: BTreeSet<String>,
 }
 
-/// The numbers of an episode with an outcome.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Numbers {
-    /// Its reward.
-    pub reward: f64,
-    /// What the reward is made of.
-    pub components: Vec<(String, f64)>,
-}
-
-impl Numbers {
-    /// The component of that name.
-    pub fn component(&self, name: &str) -> Option<f64> {
-        self.components.iter().find(|(it, _)| it == name).map(|(_, value)| *value)
-    }
-}
-
 impl Digest {
     /// Of an episode.
     pub fn of(episode: &Episode) -> Self {
-        let numbers = |it: &backsight_core::episode::Outcome| Numbers {
-            reward: it.reward,
-            components: it.components.clone(),
-        };
         let said = episode.messages.iter().rev().find(|message| message.role == Role::Assistant);
         let response = said.and_then(|message| message.content.as_ref()).map(Content::text);
         Self {
             id: episode.id.clone(),
             task: episode.task.id.clone(),
-            outcome: episode.outcome.as_ref().map(numbers).map_err(String::clone),
+            outcome: episode.outcome.clone(),
             stop: episode.stop.map(|stop| stop.name()),
             steps: episode.steps().len(),
             response: response.unwrap_or_default().chars().take(RESPONSE_CHARS).collect(),
-            is_exact: episode.token_source == backsight_core::episode::TokenSource::Exact,
+            is_exact: episode.token_source == TokenSource::Exact,
             versions: episode.versions.iter().flat_map(|it| names(&it.version)).cloned().collect(),
         }
     }
@@ -132,9 +112,9 @@ pub fn mean(values: impl IntoIterator<Item = f64>) -> Option<f64> {
 
 /// The metrics of episodes that were collected for training, by their published names.
 pub fn train<'a>(digests: impl IntoIterator<Item = &'a Digest>) -> Map<String, Value> {
-    let made: Vec<&Numbers> = digests.into_iter().filter_map(|it| it.outcome.as_ref().ok()).collect();
+    let made: Vec<&Outcome> = digests.into_iter().filter_map(|it| it.outcome.as_ref().ok()).collect();
     let component = |name: &str| mean(made.iter().filter_map(|it| it.component(name)));
-    let passes = |it: &&Numbers| it.component("correctness").map(|it| f64::from(u8::from(it >= PASSES)));
+    let passes = |it: &&Outcome| it.component("correctness").map(|it| f64::from(u8::from(it >= PASSES)));
     let metrics = [
         ("train/mean_reward", mean(made.iter().map(|it| it.reward))),
         ("train/mean_correctness", component("correctness")),
@@ -207,7 +187,7 @@ mod tests {
     use super::*;
 
     fn digest(outcome: Result<f64, &str>) -> Digest {
-        let numbers = |correctness: f64| Numbers {
+        let numbers = |correctness: f64| Outcome {
             reward: correctness / 2.0,
             components: vec![("correctness".to_owned(), correctness)],
         };

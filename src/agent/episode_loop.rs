@@ -37,7 +37,7 @@ pub async fn run_episode(setting: &AgentSetting, task: &CodingTask, place: Episo
     }
     let sandbox = match setting.sandboxes.start().await {
         Ok(sandbox) => sandbox,
-        Err(error) => return failed(talk.into_episode(), error.into()),
+        Err(error) => return failed(talk.into_episode(), Failure::new(error.to_string())),
     };
     let deadline = Instant::now() + setting.options.episode_time;
     let attempt = Attempt { setting, task, place: &place, deadline };
@@ -161,7 +161,7 @@ async fn settle(attempt: &Attempt<'_>, talk: Transcript, sandbox: &Sandbox, stop
     episode.stop = Some(stop);
     let report = match report {
         Ok(report) => report,
-        Err(error) => return failed(episode, error.into()),
+        Err(error) => return failed(episode, Failure::new(error.to_string())),
     };
     episode.verification = report.as_ref().map(|it| it.found.clone());
     let correctness = report.as_ref().and_then(TestReport::correctness);

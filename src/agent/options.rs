@@ -25,14 +25,15 @@ pub struct ForcedCalls {
 
 impl ForcedCalls {
     /// Refuses tools that there are not, and patterns that are none.
-    pub fn check(&self) -> Result<(), BadOption> {
-        let bad = |name, value: &String, must| Err(BadOption { name, value: value.clone(), must });
+    pub fn check(&self) -> Result<(), String> {
         if let Some(name) = self.tools.iter().find(|name| !NAMES.contains(&name.as_str())) {
             let must = "terminal, process, read_file, write_file, patch or search_files";
-            return bad("forced_tools", name, must);
+            return Err(bad_option("forced_tools", name, must));
         }
         match self.arguments.iter().find(|pattern| regex::Regex::new(pattern).is_err()) {
-            Some(pattern) => bad("forced_arguments", pattern, "a regular expression for each turn"),
+            Some(pattern) => {
+                Err(bad_option("forced_arguments", pattern, "a regular expression for each turn"))
+            }
             None => Ok(()),
         }
     }
@@ -97,16 +98,9 @@ impl Default for LoopOptions {
     }
 }
 
-/// An option that makes no sense.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{name} is {value}, but must be {must}\nhelp: change --{}", name.replace('_', "-"))]
-pub struct BadOption {
-    /// Which one.
-    pub name: &'static str,
-    /// What it is.
-    pub value: String,
-    /// What it must be.
-    pub must: &'static str,
+/// What is wrong with an option that makes no sense, and what to do about it.
+pub(super) fn bad_option(name: &str, value: &str, must: &str) -> String {
+    format!("{name} is {value}, but must be {must}\nhelp: change --{}", name.replace('_', "-"))
 }
 
 #[cfg(test)]
@@ -140,7 +134,7 @@ mod tests {
         let check = |tool: &str, pattern: &str, expected: Option<&str>| {
             let (tools, arguments) = (vec![tool.to_owned()], vec![pattern.to_owned()]);
             let forced = ForcedCalls { turns: 1, max_text: 9, tools, arguments };
-            let found = forced.check().err().map(|error| error.to_string());
+            let found = forced.check().err();
             assert_eq!(found.as_deref().map(|it| it.lines().next().unwrap_or_default()), expected);
         };
         let tools = "forced_tools is web, but must be terminal, process, read_file, write_file, patch or search_files";

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::options::{BadOption, LoopOptions};
+use super::options::{LoopOptions, bad_option};
 use super::reward::RewardRule;
 use super::tools::ToolLimits;
 use crate::model::Model;
@@ -44,16 +44,15 @@ pub type OnStep = Arc<dyn Fn(&Episode, usize) + Send + Sync>;
 
 impl AgentSetting {
     /// The setting, if its parts make sense together.
-    pub fn checked(self) -> Result<Self, BadOption> {
+    pub fn checked(self) -> Result<Self, String> {
         let Some(forced) = &self.options.forced_calls else { return Ok(self) };
         forced.check()?;
         match self.speech {
             Speech::Exact(_) => Ok(self),
-            Speech::Chat(_) => Err(BadOption {
-                name: "forced_calls",
-                value: forced.turns.to_string(),
-                must: "absent for a server that takes no token ids",
-            }),
+            Speech::Chat(_) => {
+                let must = "absent for a server that takes no token ids";
+                Err(bad_option("forced_calls", &forced.turns.to_string(), must))
+            }
         }
     }
 }

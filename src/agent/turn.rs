@@ -18,7 +18,6 @@ use backsight_core::episode::{Content, Message, Role, Stop};
 
 use super::setting::{AgentSetting, EpisodePlace};
 use super::transcript::Transcript;
-use backsight_sandbox::SandboxError;
 
 /// What servers call the end of an answer that did not come to its end.
 const BROKEN_OFF: [&str; 5] = ["abort", "cancelled", "content_filter", "error", "refusal"];
@@ -46,12 +45,6 @@ impl From<model::Error> for Failure {
 impl From<FormatError> for Failure {
     fn from(error: FormatError) -> Self {
         Self::new(format!("{error}\nhelp: {}", error.help()))
-    }
-}
-
-impl From<SandboxError> for Failure {
-    fn from(error: SandboxError) -> Self {
-        Self::new(error.to_string())
     }
 }
 

@@ -29,17 +29,12 @@ pub(super) struct Call {
 
 impl Call {
     /// Puts together what was typed and what the file says.
-    pub(super) fn resolve(
-        command: &str,
-        bare: Option<&'static str>,
-        next: &'static str,
-        matches: &ArgMatches,
-    ) -> Result<Self, Failure> {
+    pub(super) fn resolve(command: &str, next: &'static str, matches: &ArgMatches) -> Result<Self, Failure> {
         let file = matches.try_get_one::<String>("config").ok().flatten().map(PathBuf::from);
         let text = file.as_deref().map(read_text).transpose()?;
         let name = file.as_deref().map(|path| path.display().to_string()).unwrap_or_default();
         let said = text.as_deref().map(|text| File { name: &name, text });
-        let config = Config::resolve(command, said, &typed(command, bare, matches))?;
+        let config = Config::resolve(command, said, &typed(command, matches))?;
         Ok(Self { next, file, config })
     }
 

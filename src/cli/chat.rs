@@ -10,6 +10,7 @@ use super::failure::Failure;
 use super::now;
 use super::output;
 use super::stdout;
+use backsight_chat::arguments::Conversion;
 use backsight_chat::drops::{Loss, Part, drops, lost_answer};
 use backsight_chat::json::{self, BadJson};
 use backsight_chat::messages;
@@ -33,7 +34,7 @@ pub(super) fn parse(call: &Call) -> Result<(), Failure> {
         .iter()
         .map(|call| json!({"id": call.id, "name": call.name, "arguments": call.arguments}));
     let calls: Vec<Value> = calls.collect();
-    print_json(&json!({"content": parsed.content, "tool_calls": calls, "malformed": parsed.malformed}))
+    stdout::json(&json!({"content": parsed.content, "tool_calls": calls, "malformed": parsed.malformed}))
 }
 
 pub(super) fn render(call: &Call) -> Result<(), Failure> {
@@ -47,9 +48,9 @@ pub(super) fn render(call: &Call) -> Result<(), Failure> {
         "text" => stdout::data(rendering.rendered.text.as_bytes()),
         "ids" => {
             let ids = tokenizer()?.encode(&rendering.rendered.text)?.ids;
-            print_json(&json!(ids))
+            stdout::json(&json!(ids))
         }
-        _ => print_json(&job.spans(&rendering, &tokenizer()?, generation)?),
+        _ => stdout::json(&job.spans(&rendering, &tokenizer()?, generation)?),
     }
 }
 
@@ -91,19 +92,16 @@ impl Job {
 
     /// Says on stderr what the template ignores in general, and what of this conversation was changed or lost.
     fn tell(&self, rendering: &Rendering) {
+        let note = |text: String| output::talk(&format!("note: {text}"));
         let dropped = drops(&self.template, &self.vars, self.now).names().join(", ");
         if !dropped.is_empty() {
-            output::talk(&format!("note: {} ignores {dropped}", self.template.origin()));
+            note(format!("{} ignores {dropped}", self.template.origin()));
         }
-        for conversion in &rendering.conversions {
-            let (message, call) = (conversion.message_idx, conversion.call_idx);
-            output::talk(&format!(
-                "note: message {message}: the arguments of call {call} are passed as {}",
-                conversion.to
-            ));
+        for Conversion { message_idx, call_idx, to } in &rendering.conversions {
+            note(format!("message {message_idx}: the arguments of call {call_idx} are passed as {to}"));
         }
         for message in &rendering.joined {
-            output::talk(&format!("note: message {message}: its parts of text are passed as one string"));
+            note(format!("message {message}: its parts of text are passed as one string"));
         }
         for Loss { message_idx, part, .. } in &rendering.losses.parts {
             // What somebody said is never left out on purpose.
@@ -112,9 +110,8 @@ impl Job {
         }
         let schemas = rendering.losses.schemas.join(", ");
         if !schemas.is_empty() {
-            output::talk(&format!(
-                "warning: the schemas of these tools are not in the rendered text: {schemas}"
-            ));
+            let what = "the schemas of these tools are not in the rendered text";
+            output::talk(&format!("warning: {what}: {schemas}"));
         }
     }
 
@@ -304,10 +301,6 @@ fn read_stdin() -> Result<String, Failure> {
 
 fn named(path: &Path, what: impl std::fmt::Display) -> String {
     format!("{}: {what}", path.display())
-}
-
-fn print_json(value: &Value) -> Result<(), Failure> {
-    stdout::data(format!("{value}\n").as_bytes())
 }
 
 impl From<SourceError> for Failure {

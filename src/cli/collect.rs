@@ -9,7 +9,6 @@ use super::block_on;
 use super::call::Call;
 use super::episodes::{self, Ask, Finished};
 use super::failure::Failure;
-use super::stdout;
 use crate::metrics;
 use crate::pipeline::slots::Chosen;
 use crate::tasks::CodingTask;
@@ -20,9 +19,7 @@ pub(super) fn run(call: &Call) -> Result<(), Failure> {
     let dir: PathBuf = call.get("run")?;
     let finished =
         made(Ask { stage: "collect", config: call.config.clone(), dir: &dir, talk: call.talk("episode") })?;
-    let text = if call.is_json() { episodes::as_json(&finished) } else { table(&finished) };
-    stdout::data(text.as_bytes())?;
-    episodes::verdict(&finished)
+    episodes::end(call, &finished, table)
 }
 
 /// Runs the episodes, adds their metrics to the summary, and writes it.

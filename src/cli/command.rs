@@ -22,8 +22,6 @@ pub(super) struct Entry {
     more: &'static str,
     /// What to try next. `{key}` stands for the key's value, `{server}` and `{input}` for what was typed about them.
     pub(super) next: &'static str,
-    /// The key that can be typed without its flag.
-    pub(super) bare: Option<&'static str>,
     /// What it does.
     pub(super) run: fn(&Call) -> Result<(), Failure>,
 }
@@ -48,7 +46,6 @@ Examples:
   backsight quickstart
   backsight quickstart --model models/Qwen3-0.6B --out runs/qwen",
         next: "",
-        bare: None,
         run: quickstart::run,
     },
     Entry {
@@ -61,7 +58,6 @@ Examples:
   backsight probe https://api.example.com/v1 --kind openai --model gpt-x \\
       --api-key-env API_KEY --json",
         next: "collect {server} --tasks builtin",
-        bare: Some("url"),
         run: probe::run,
     },
     Entry {
@@ -77,7 +73,6 @@ Examples:
   backsight collect --kind embedded --tasks fizzbuzz --group-size 2 --forced-calls 4
   backsight collect --config collect.toml --seed 7 --run runs/seed7",
         next: "credit {server} --run {run}",
-        bare: None,
         run: collect::run,
     },
     Entry {
@@ -100,7 +95,6 @@ Examples:
   backsight credit --episodes talks.jsonl --kind embedded --tool-text hermes
   backsight credit --input-dir trajectories --recompute --gamma 0.9 --smoothing paper",
         next: "dataset {input}",
-        bare: None,
         run: credit::run,
     },
     Entry {
@@ -116,7 +110,6 @@ Examples:
   backsight dataset --input-dir trajectories --out datasets/by-task --normalise task --min-reward 0
   backsight dataset --input-dir trajectories --message-form published --json",
         next: "evaluate --url http://localhost:8000 --tasks builtin",
-        bare: None,
         run: dataset::run,
     },
     Entry {
@@ -130,7 +123,6 @@ Examples:
   backsight evaluate --url http://localhost:8000 --tasks builtin
   backsight evaluate --url http://localhost:8000 --tasks test.jsonl --eval-tasks all --attempts 8 --eval-temperature 0.8",
         next: "collect {server} --tasks builtin",
-        bare: None,
         run: evaluate::run,
     },
     Entry {
@@ -148,7 +140,6 @@ Examples:
   backsight score --url http://a:8000 --url http://b:8000 --tokenizer models/Qwen3-4B \\
       --jobs jobs.jsonl --out scores.jsonl",
         next: "credit {server} --input-dir trajectories --dry-run",
-        bare: None,
         run: score::run,
     },
     Entry {
@@ -167,7 +158,6 @@ Examples:
   backsight chat render --tokenizer HuggingFaceTB/SmolLM2-135M-Instruct --messages talk.json --tool-text hermes
   backsight chat render --template chat_template.jinja --messages talk.json --var bos_token='<s>'",
         next: "chat parse --tool-call-parser hermes",
-        bare: None,
         run: chat::render,
     },
     Entry {
@@ -180,7 +170,6 @@ Examples:
   echo '<tool_call>{\"name\": \"ls\", \"arguments\": {}}</tool_call>' | backsight chat parse --tool-call-parser hermes
   backsight chat parse --tool-call-parser qwen3_coder --tools tools.json < answer.txt",
         next: "collect --url http://localhost:8000 --tool-call-parser {tool_call_parser}",
-        bare: None,
         run: chat::parse,
     },
     Entry {
@@ -202,7 +191,6 @@ Examples:
   backsight model pull Qwen/Qwen3-0.6B
   backsight model pull Qwen/Qwen3-0.6B-GGUF:Qwen3-0.6B-Q8_0.gguf",
         next: "model list",
-        bare: Some("model"),
         run: model::pull,
     },
     Entry {
@@ -212,7 +200,6 @@ Examples:
 Examples:
   backsight model list",
         next: "probe --kind embedded",
-        bare: None,
         run: model::list,
     },
     Entry {
@@ -223,7 +210,6 @@ Examples:
   backsight model path
   backsight chat render --tokenizer \"$(backsight model path)\" --messages talk.json",
         next: "model serve",
-        bare: Some("model"),
         run: model::path,
     },
     Entry {
@@ -240,7 +226,6 @@ Examples:
   backsight model serve
   backsight model serve --model models/Qwen3-0.6B --as sglang --port 30000",
         next: "probe http://{host}:{port}",
-        bare: None,
         run: serve::run,
     },
     Entry {
@@ -256,7 +241,6 @@ Examples:
   backsight config
   backsight config --json",
         next: "collect --config collect.toml",
-        bare: None,
         run: config::run,
     },
 ];
@@ -294,7 +278,7 @@ impl Entry {
         let next = Call::of(self.name, self.next, &Typed::new()).ok().and_then(|call| call.next());
         let next = next.map(|it| format!("\n\nNext: {it}")).unwrap_or_default();
         let more = format!("{}{next}", self.more);
-        Command::new(name).about(self.about).after_help(more).args(keys::flags(self.name, self.bare))
+        Command::new(name).about(self.about).after_help(more).args(keys::flags(self.name))
     }
 }
 

@@ -18,7 +18,7 @@ use crate::ship::actions::MessageForm;
 use crate::ship::dataset::{
     self, Dataset, LeftOut, RowOptions, SUMMARY, ScoredEpisode, TRAIN, TRAIN_PARQUET, build, scored_episode,
 };
-use crate::store::episodes::{BadFile, Loaded, Source, load};
+use crate::store::episodes::{BadFile, Loaded, load};
 use crate::store::hindsight;
 use crate::store::run::RunDir;
 use crate::store::summary::Summary;
@@ -39,7 +39,8 @@ pub(super) fn run(call: &Call) -> Result<(), Failure> {
     let sources = sources(&call.inputs()?)?;
     let voice = Voice::new(RunDir::open(&dir, "dataset")?, call.talk("row"));
     voice.run.note_config(call.config.to_table())?;
-    let mut input = read(sources, &Scores { run_dir: &dir, lens: &lens, form });
+    let mut input = Input::default();
+    load(sources).for_each(|loaded| input.take(loaded, |it| with_scores(it, &dir, &lens, form)));
     input.notes.iter().for_each(|note| voice.notices.add(note));
     let dataset = build(std::mem::take(&mut input.episodes), &options);
     let account = Account { min_reward: options.min_reward, out: &out, dataset, input };
@@ -58,27 +59,17 @@ fn options(call: &Call) -> Result<RowOptions, Failure> {
     })
 }
 
-/// Where scores are, and how messages are written.
-struct Scores<'a> {
-    run_dir: &'a Path,
-    lens: &'a str,
-    form: MessageForm,
-}
-
-/// Reads every episode with its scores; what is wrong with one is its own loss.
-fn read(sources: Vec<Source>, scores: &Scores<'_>) -> Input {
-    let mut input = Input::default();
-    load(sources).for_each(|loaded| input.take(loaded, scores));
-    input
-}
+/// An episode with its scores and what should be known about it, or why it has none.
+type Scored = Result<(ScoredEpisode, Vec<String>), String>;
 
 impl Input {
-    fn take(&mut self, loaded: Result<Loaded, BadFile>, scores: &Scores<'_>) {
+    /// Takes an episode with its scores; what is wrong with it is its own loss.
+    fn take(&mut self, loaded: Result<Loaded, BadFile>, scored: impl Fn(&Loaded) -> Scored) {
         let loaded = match loaded {
             Ok(loaded) => loaded,
             Err(error) => return self.lost.push((error.episode(), error.to_string())),
         };
-        match with_scores(&loaded, scores) {
+        match scored(&loaded) {
             Ok((episode, notes)) => {
                 self.notes.extend(notes);
                 self.notes.extend(stale(&loaded, &episode));
@@ -91,15 +82,15 @@ impl Input {
     }
 }
 
-fn with_scores(loaded: &Loaded, scores: &Scores<'_>) -> Result<(ScoredEpisode, Vec<String>), String> {
+fn with_scores(loaded: &Loaded, run_dir: &Path, lens: &str, form: MessageForm) -> Scored {
     if let Err(why) = &loaded.episode.outcome {
         return Err(format!("the episode failed: {why}"));
     }
-    let directory = hindsight::directory_of(loaded, scores.run_dir);
-    let found = hindsight::read(&directory, scores.lens).map_err(|error| error.to_string())?;
+    let directory = hindsight::directory_of(loaded, run_dir);
+    let found = hindsight::read(&directory, lens).map_err(|error| error.to_string())?;
     let found = found.ok_or("not scored; help: run backsight credit first")?;
     let found = hindsight::credited(found)?;
-    scored_episode(loaded, found, scores.form).map_err(|error| error.to_string())
+    scored_episode(loaded, found, form).map_err(|error| error.to_string())
 }
 
 /// Credit computed with another reward than the episode has now.
@@ -160,10 +151,6 @@ impl Account<'_> {
         self.dataset.rows.len() + self.dataset.left_out.len() + self.input.lost.len()
     }
 
-    fn n_left_out(&self, why: LeftOut) -> usize {
-        self.dataset.left_out.iter().filter(|(_, it)| *it == why).count()
-    }
-
     /// Why there is no dataset at all.
     fn nothing(&self) -> Failure {
         let (min, best) = (self.min_reward, self.input.best_reward);
@@ -207,7 +194,8 @@ impl Account<'_> {
         let mut text = line("episodes", self.n_episodes(), "");
         text += &some("  in the dataset", n_rows, &format!("{with_tokens} with weights for each token"));
         for why in [LeftOut::BelowMinReward, LeftOut::NoWeight] {
-            text += &some("  left out", self.n_left_out(why), &self.reason(why));
+            let n_left_out = self.dataset.left_out.iter().filter(|(_, it)| *it == why).count();
+            text += &some("  left out", n_left_out, &self.reason(why));
         }
         for (why, names) in self.losses() {
             text += &line("  lost", names.len(), &format!("{}: {}", listed(&names), one_line(why)));
@@ -216,7 +204,8 @@ impl Account<'_> {
         text += &some("  with weight", count("nonzero_steps") as usize, "mean 1");
         let no_credit = count("steps_without_credit") as usize;
         text += &some("  without credit", no_credit, "weight 0, in no mean");
-        text + &self.made()
+        text.extend(self.files().iter().map(|path| format!("made {}\n", path.display())));
+        text
     }
 
     /// The lost episodes by reason.
@@ -226,10 +215,6 @@ impl Account<'_> {
             losses.entry(why).or_default().push(episode);
         }
         losses
-    }
-
-    fn made(&self) -> String {
-        self.files().iter().map(|path| format!("made {}\n", path.display())).collect()
     }
 }
 

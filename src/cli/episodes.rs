@@ -9,11 +9,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use futures_util::stream;
 
+use super::call::Call;
 use super::failure::Failure;
 use super::interrupt::{Orderly, unless_interrupted};
 use super::now;
 use super::pulse::with_pulse;
 use super::server::ServerArgs;
+use super::stdout;
 use super::talk::Talk;
 use super::voice::{self, Voice};
 use crate::agent::{AgentSetting, OnStep, Speech};
@@ -94,7 +96,9 @@ pub(super) async fn run(ask: Ask<'_>, choose: Choose<'_>) -> Result<Finished, Fa
     let new_weights = terms.rules.new_weights;
     let paid = Paid::open(&opened, &voice.run, terms).await?;
     check_student(&paid, new_weights, &opened, &voice).await?;
-    let watched = Watched::new(Arc::clone(&paid.model) as Arc<dyn Model>, tell_turns(&voice.talk));
+    let talk = Arc::clone(&voice.talk);
+    let tell = talk.is_verbose().then(|| Arc::new(move |event: &Event| talk.tell(event)) as TellTurn);
+    let watched = Watched::new(Arc::clone(&paid.model) as Arc<dyn Model>, tell);
     let at_once = if opened.info.kind.is_here() { CONCURRENCY.1 } else { CONCURRENCY.0 };
     let batch = Batch {
         stage,
@@ -134,8 +138,8 @@ async fn chosen(
         return Err(Failure::input(what, "give back the tasks as they were, or leave out --tasks-sha256"));
     }
     config.set("tasks_sha256", sum);
-    let split = parts::split(config)?;
-    let chosen = choose(&split, &sources, loaded.tasks).inspect_err(|_| talk.tell(&census.event()))?;
+    let chosen =
+        choose(&parts::split(config)?, &sources, loaded.tasks).inspect_err(|_| talk.tell(&census.event()))?;
     if stage == "collect" {
         // Written down as a number, so that a later run can see whether it asks for more.
         config.set("groups", chosen.n_groups as i64);
@@ -242,12 +246,6 @@ async fn sandboxes(config: &Config, voice: &Voice) -> Result<Arc<Sandboxes>, Fai
     Ok(sandboxes)
 }
 
-/// Who hears of each turn, where somebody wants to.
-fn tell_turns(talk: &Arc<Talk>) -> Option<TellTurn> {
-    let talk = Arc::clone(talk);
-    talk.is_verbose().then(|| Arc::new(move |event: &Event| talk.tell(event)) as TellTurn)
-}
-
 /// Episodes of two students are no group, unless that is wanted.
 async fn check_student(
     paid: &Paid,
@@ -332,9 +330,13 @@ pub(super) fn table(finished: &Finished) -> String {
     text
 }
 
-/// The summary on one line.
-pub(super) fn as_json(finished: &Finished) -> String {
-    format!("{}\n", finished.summary.to_json())
+/// Shows the summary, or the table of a command, and says how it ends.
+pub(super) fn end(call: &Call, finished: &Finished, table: fn(&Finished) -> String) -> Result<(), Failure> {
+    match call.is_json() {
+        true => stdout::json(&finished.summary.to_json())?,
+        false => stdout::data(table(finished).as_bytes())?,
+    }
+    verdict(finished)
 }
 
 /// How the command ends: stopped, with losses, or well.

@@ -3,14 +3,13 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::block_on;
 use super::call::Call;
 use super::episodes::{self, Ask, Finished};
 use super::failure::Failure;
-use super::stdout;
-use crate::pipeline::evaluation::{self, Setting};
+use crate::pipeline::evaluation;
 use crate::pipeline::slots::Chosen;
 use crate::tasks::source::{TaskSource, are_named, split_all};
 use crate::tasks::split::SplitOptions;
@@ -18,7 +17,7 @@ use crate::tasks::{CodingTask, TaskError};
 
 pub(super) fn run(call: &Call) -> Result<(), Failure> {
     let (dir, talk): (PathBuf, _) = (call.get("run")?, call.talk("episode"));
-    let (attempts, temperature) = (call.get("attempts")?, call.get("eval_temperature")?);
+    let (attempts, temperature): (usize, f64) = (call.get("attempts")?, call.get("eval_temperature")?);
     if attempts > 1 && temperature == 0.0 {
         talk.note("at temperature 0 all attempts at a task are the same; give --eval-temperature");
     }
@@ -35,12 +34,9 @@ pub(super) fn run(call: &Call) -> Result<(), Failure> {
     };
     let ask = Ask { stage: "evaluate", config: call.config.clone(), dir: &dir, talk };
     let mut finished = block_on(episodes::run(ask, &choose))??;
-    let seconds = evaluation::seconds_worked(&finished.run.events());
-    let max_new_tokens = call.get("max_turn_tokens")?;
-    keep(&mut finished, |model| Setting { model, max_new_tokens, temperature, seconds })?;
-    let text = if call.is_json() { episodes::as_json(&finished) } else { table(&finished) };
-    stdout::data(text.as_bytes())?;
-    episodes::verdict(&finished)
+    let max_new_tokens: usize = call.get("max_turn_tokens")?;
+    keep(&mut finished, &json!({"max_new_tokens": max_new_tokens, "temperature": temperature}))?;
+    episodes::end(call, &finished, table)
 }
 
 /// The tasks held out, as many as are to be evaluated.
@@ -65,9 +61,10 @@ fn none_held_out(error: TaskError) -> Failure {
 }
 
 /// Writes `metrics.json`, `samples.jsonl` and `summary.json`.
-fn keep(finished: &mut Finished, setting: impl Fn(String) -> Setting) -> Result<(), Failure> {
+fn keep(finished: &mut Finished, generation: &Value) -> Result<(), Failure> {
     let metrics = evaluation::metrics(&finished.slots, &finished.digests);
-    let file = evaluation::metrics_file(&setting(finished.model.clone()), &metrics);
+    let seconds = evaluation::seconds_worked(&finished.run.events());
+    let file = evaluation::metrics_file(&finished.model, generation, seconds, &metrics);
     finished.summary.more.extend(metrics);
     let samples = evaluation::samples_file(&finished.slots, &finished.digests);
     let run = &finished.run;

@@ -13,17 +13,16 @@ const BARE: &str = "bare";
 /// What is wrong with a configuration is the user's to mend.
 impl From<ConfigError> for Failure {
     fn from(error: ConfigError) -> Self {
-        let help = error.help();
-        Self::input(error, help)
+        Self::input(&error, &error.help)
     }
 }
 
 /// Everything that can be typed behind a command, what is typed most first.
-pub(super) fn flags(command: &str, bare: Option<&str>) -> Vec<Arg> {
+pub(super) fn flags(command: &str) -> Vec<Arg> {
     let about = "File with values for any of the keys, TOML or Atropos-style YAML; flags win, paths are relative to it";
     let file = Arg::new("config").long("config").value_name("FILE").help(about);
     let has_file = keys::of(command).any(|key| key.effect != Effect::Call);
-    let bare = keys::of(command).find(|key| Some(key.name) == bare);
+    let bare = bare_key(command).and_then(|name| keys::of(command).find(|key| key.name == name));
     let bare = bare.map(|key| {
         let name: &'static str = key.flag.to_uppercase().leak();
         Arg::new(BARE).value_name(name).conflicts_with(key.name).help(key.about)
@@ -35,7 +34,7 @@ pub(super) fn flags(command: &str, bare: Option<&str>) -> Vec<Arg> {
 }
 
 /// What was typed, by key.
-pub(super) fn typed(command: &str, bare: Option<&'static str>, matches: &ArgMatches) -> Typed {
+pub(super) fn typed(command: &str, matches: &ArgMatches) -> Typed {
     let is_typed = |id: &str| matches.value_source(id) == Some(ValueSource::CommandLine);
     // A switch has no words, and says that it is so.
     let words = |id: &str| match matches.try_get_many::<String>(id) {
@@ -46,8 +45,13 @@ pub(super) fn typed(command: &str, bare: Option<&'static str>, matches: &ArgMatc
     let switched = aliases(command).filter_map(|(_, flag, key, value)| Some((flag, key, (*value)?)));
     let switched = switched.filter(|(flag, ..)| is_typed(flag));
     let switched = switched.map(|(_, key, value)| (*key, vec![value.to_owned()]));
-    let bare = bare.filter(|_| is_typed(BARE)).map(|key| (key, words(BARE)));
+    let bare = bare_key(command).filter(|_| is_typed(BARE)).map(|key| (key, words(BARE)));
     flags.chain(switched).chain(bare).collect()
+}
+
+/// The key that can be typed without its flag.
+fn bare_key(command: &str) -> Option<&'static str> {
+    keys::BARE.iter().find(|(of, _)| *of == command).map(|(_, key)| *key)
 }
 
 fn aliases(command: &str) -> impl Iterator<Item = &'static Alias> {

@@ -116,18 +116,13 @@ fn told(episode: &Episode) -> String {
         episode.steps().iter().filter_map(|it| it.tokens.as_ref()).map(|it| it.span.len()).sum();
     let n_steps = episode.steps().len();
     let mut lines = vec![format!("\n{}  {ended}, {n_steps} steps, {n_tokens} sampled tokens", episode.id)];
+    let mut tell = |mark: &str, texts: Vec<String>| {
+        lines.extend(texts.iter().map(|it| format!("{mark}{}", clipped(it.trim_end(), CALL_WIDTH))));
+    };
     for step in episode.steps() {
-        lines.extend(
-            acted(&episode.messages[step.message_idx])
-                .iter()
-                .map(|it| format!("  {}", clipped(it.trim_end(), CALL_WIDTH))),
-        );
+        tell("  ", acted(&episode.messages[step.message_idx]));
         for answer in &episode.messages[step.next_state.clone()] {
-            lines.extend(
-                answered(&content(answer))
-                    .iter()
-                    .map(|it| format!("    -> {}", clipped(it.trim_end(), CALL_WIDTH))),
-            );
+            tell("    -> ", answered(&content(answer)));
         }
     }
     lines.join("\n") + "\n"

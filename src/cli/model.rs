@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 
 use super::block_on;
 use super::call::Call;
@@ -11,6 +11,7 @@ use super::interrupt::unless_interrupted;
 use super::output;
 use super::pulse::with_pulse;
 use super::stdout;
+use super::talk::bar_style;
 use crate::hf::HubError;
 use crate::model::embedded;
 use crate::model::weights::{KNOWN, Weights, WeightsError};
@@ -22,7 +23,8 @@ pub(super) fn pull(call: &Call) -> Result<(), Failure> {
 }
 
 fn bring(weights: &Weights, name: Option<&str>) -> Result<(String, PathBuf), Failure> {
-    let bar = ProgressBar::no_length().with_style(style());
+    let style = bar_style("{bytes} of {total_bytes}  {bytes_per_sec}  {eta} left");
+    let bar = ProgressBar::no_length().with_style(style);
     let progress = |done: u64, total: Option<u64>| {
         bar.set_length(total.unwrap_or(done));
         bar.set_position(done);
@@ -83,10 +85,4 @@ fn failed(error: WeightsError) -> Failure {
         | WeightsError::Hub(HubError::NotFound { .. }) => Failure::input(error, help),
         _ => Failure::stopped(error, help),
     }
-}
-
-fn style() -> ProgressStyle {
-    let style =
-        ProgressStyle::with_template("{bar:30} {bytes} of {total_bytes}  {bytes_per_sec}  {eta} left");
-    style.unwrap_or_else(|_| ProgressStyle::default_bar())
 }

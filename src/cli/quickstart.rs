@@ -70,28 +70,34 @@ fn credit(out: &Path, name: &str, path: &Path, opened: &Opened, began: Instant) 
         ("tool_text", "auto"),
         ("overwrite", "true"),
     ];
+    let report = scored_with(typed)?;
+    let hindsight = made(&report)?;
+    let steps = steps(&episode, &hindsight, &Tokenizer::open(path)?)?;
+    let tool_text = hindsight.scores.provenance.iter().find_map(|it| it.other.get("tool_text")?.as_str());
+    let most_changed = most_changed(&steps);
+    let page = [
+        head(name, &episode, tool_text.unwrap_or("the template's own way"), &steps),
+        table(&steps),
+        changed(&steps, &most_changed),
+        most_changed.first().map(|&idx| tokens(idx, &steps[idx])).unwrap_or_default(),
+        format!("Made in {:.1} s:\n{}", began.elapsed().as_secs_f64(), files(out, &report)),
+        next(out, name, path),
+    ];
+    Ok(page.join("\n"))
+}
+
+/// What became of the one episode that `credit` with these keys scores.
+fn scored_with<const N: usize>(typed: [(&'static str, &str); N]) -> Result<Report, Failure> {
     let typed = typed.map(|(key, word)| (key, vec![word.to_owned()])).into();
     let call = Call::of("credit", "", &typed)?;
     let mut args = CreditArgs::read(&call, |_| None)?;
     args.with_plain = true;
     let (_, done) = scored(&args)?;
-    let report = match (done.stopped, done.reports.into_iter().next()) {
-        (Some(stopped), _) => return Err(voice::failure(&stopped)),
-        (None, None) => return Err(Failure::stopped("the episode was not scored", "try again")),
-        (None, Some(report)) => report,
-    };
-    let hindsight = made(&report)?;
-    let tool_text = hindsight.scores.provenance.iter().find_map(|it| it.other.get("tool_text")?.as_str());
-    let page = Page {
-        name,
-        path,
-        episode: &episode,
-        tool_text: tool_text.unwrap_or("the template's own way"),
-        steps: &steps(&episode, &hindsight, &Tokenizer::open(path)?)?,
-        files: files(out, &report),
-        seconds: began.elapsed().as_secs_f64(),
-    };
-    Ok(page.text(out))
+    match (done.stopped, done.reports.into_iter().next()) {
+        (Some(stopped), _) => Err(voice::failure(&stopped)),
+        (None, None) => Err(Failure::stopped("the episode was not scored", "try again")),
+        (None, Some(report)) => Ok(report),
+    }
 }
 
 /// Refuses an episode that the model cannot read whole, before the first token of it is computed.
@@ -140,78 +146,48 @@ fn made(report: &Report) -> Result<Hindsight, Failure> {
     found.ok_or_else(|| Failure::stopped(format!("{}: nothing was written", directory.display()), help))
 }
 
-fn files(out: &Path, report: &Report) -> Vec<(PathBuf, &'static str)> {
+/// What was made, and where.
+fn files(out: &Path, report: &Report) -> String {
     let scores = report.directory.clone().unwrap_or_default();
-    vec![
+    let tokens = "every action's tokens with their logprobs under both lenses";
+    let files = [
         (scores.join(scores_file(PUBLISHED_LENS)), "every step's credit"),
-        (
-            scores.join(tokens_file(PUBLISHED_LENS)),
-            "every action's tokens with their logprobs under both lenses",
-        ),
+        (scores.join(tokens_file(PUBLISHED_LENS)), tokens),
         (out.join(EPISODE_FILE), "the recorded episode"),
         (out.join(CONVERSATION_FILE), "the same for `chat render`"),
-    ]
+    ];
+    files.iter().map(|(path, about)| format!("  {:<36} {about}\n", path.display().to_string())).collect()
 }
 
-/// What a newcomer is shown.
-struct Page<'a> {
-    name: &'a str,
-    path: &'a Path,
-    episode: &'a Episode,
-    tool_text: &'a str,
-    steps: &'a [Step],
-    files: Vec<(PathBuf, &'static str)>,
-    seconds: f64,
+fn head(name: &str, episode: &Episode, tool_text: &str, steps: &[Step]) -> String {
+    let n_tokens: usize = steps.iter().map(|step| step.texts.len()).sum();
+    let reward = episode.outcome.as_ref().map_or(0.0, |outcome| outcome.reward);
+    format!(
+        "Episode {}: {} steps, {n_tokens} action tokens, reward {reward:.3}.\n\
+         Scored by {name} in this process; tools written in {tool_text}.\n\
+         plain: mean logprob of the action as the student saw it. outcome: the same, with the reward told in the first\n\
+         user message. change > 0: knowing the outcome makes the action likelier. rho and Q_H: its credit (HCAPO).\n",
+        episode.id,
+        steps.len(),
+    )
 }
 
-impl Page<'_> {
-    fn text(&self, out: &Path) -> String {
-        let line =
-            |(path, about): &(PathBuf, &str)| format!("  {:<36} {about}\n", path.display().to_string());
-        let made: String = self.files.iter().map(line).collect();
-        [
-            self.head(),
-            table(self.steps),
-            changed(self.steps),
-            most_changed(self.steps).first().map(|&idx| tokens(idx, &self.steps[idx])).unwrap_or_default(),
-            format!("Made in {:.1} s:\n{made}", self.seconds),
-            self.next(out),
-        ]
-        .join("\n")
-    }
-
-    fn head(&self) -> String {
-        let n_tokens: usize = self.steps.iter().map(|step| step.texts.len()).sum();
-        let reward = self.episode.outcome.as_ref().map_or(0.0, |outcome| outcome.reward);
-        format!(
-            "Episode {}: {} steps, {n_tokens} action tokens, reward {reward:.3}.\n\
-             Scored by {} in this process; tools written in {}.\n\
-             plain: mean logprob of the action as the student saw it. outcome: the same, with the reward told in the first\n\
-             user message. change > 0: knowing the outcome makes the action likelier. rho and Q_H: its credit (HCAPO).\n",
-            self.episode.id,
-            self.steps.len(),
-            self.name,
-            self.tool_text,
-        )
-    }
-
-    fn next(&self, out: &Path) -> String {
-        let text = |path: &Path| path.display().to_string();
-        let (model, path, dir) = (self.name, text(self.path), text(out));
-        let (episode, talk) = (text(&out.join(EPISODE_FILE)), text(&out.join(CONVERSATION_FILE)));
-        let recompute = ["--recompute", "--gamma", "0.9", "--smoothing", "paper"];
-        let embedded = ["--kind", "embedded", "--model", model];
-        let hermes = ["--tool-text", "hermes"];
-        let commands = [
-            [&["credit", "--episodes", &episode, "--run", &dir], &recompute[..]].concat(),
-            [&["credit", "--episodes", &episode], &embedded[..], &hermes, &["--placement", "last"]].concat(),
-            [&["chat", "render", "--tokenizer", &path, "--messages", &talk], &hermes[..]].concat(),
-            [&["probe"], &embedded[..]].concat(),
-            vec!["model", "serve", "--model", model],
-        ];
-        let line = |words: &Vec<&str>| format!("  {}\n", program::command(words.iter().copied()));
-        format!("What to try next:\n{}", commands.iter().map(line).collect::<String>())
-    }
+fn next(out: &Path, model: &str, path: &Path) -> String {
+    let text = |path: &Path| path.display().to_string();
+    let (path, dir) = (text(path), text(out));
+    let (episode, talk) = (text(&out.join(EPISODE_FILE)), text(&out.join(CONVERSATION_FILE)));
+    let recompute = ["--recompute", "--gamma", "0.9", "--smoothing", "paper"];
+    let embedded = ["--kind", "embedded", "--model", model];
+    let hermes = ["--tool-text", "hermes"];
+    let commands = [
+        [&["credit", "--episodes", &episode, "--run", &dir], &recompute[..]].concat(),
+        [&["credit", "--episodes", &episode], &embedded[..], &hermes, &["--placement", "last"]].concat(),
+        [&["chat", "render", "--tokenizer", &path, "--messages", &talk], &hermes[..]].concat(),
+        [&["probe"], &embedded[..]].concat(),
+        vec!["model", "serve", "--model", model],
+    ];
+    let line = |words: &Vec<&str>| format!("  {}\n", program::command(words.iter().copied()));
+    format!("What to try next:\n{}", commands.iter().map(line).collect::<String>())
 }
 
 fn table(steps: &[Step]) -> String {
@@ -231,9 +207,9 @@ fn table(steps: &[Step]) -> String {
     text
 }
 
-fn changed(steps: &[Step]) -> String {
+fn changed(steps: &[Step], most_changed: &[usize]) -> String {
     let mut text = "The outcome changed these steps most (mean logprob per token):\n".to_owned();
-    for &idx in most_changed(steps).iter().take(N_CHANGED) {
+    for &idx in most_changed.iter().take(N_CHANGED) {
         let step = &steps[idx];
         text.push_str(&format!(
             "  step {idx:<3} {:>8}  {}\n",

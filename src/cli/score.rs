@@ -51,8 +51,8 @@ struct Rows {
     spool: Spool,
     /// The jobs that are asked for, as the plan counts them.
     asked: Vec<Row>,
-    /// Lines that are no jobs.
-    n_no_jobs: u64,
+    /// What was lost of the jobs, and left.
+    summary: Summary,
     unwritable: Option<io::Error>,
 }
 
@@ -60,31 +60,13 @@ struct Rows {
 struct Row {
     id: score_jobs::Id,
     place: usize,
-    fate: RowFate,
-}
-
-/// What became of a job.
-enum RowFate {
-    /// It was not come to, because something stopped all of them.
-    Left,
-    /// Nobody answered it; left, if the server is gone for all of them.
-    Open(&'static str),
-    /// It has numbers.
-    Scored(Numbers),
-    /// It has none.
-    Lost(&'static str),
-}
-
-/// What is known of the numbers of a job.
-struct Numbers {
-    /// They had come in by then.
-    n_measured: u64,
-    /// Since when the weights were never in doubt when the first of them was asked for.
-    unbroken_since: u64,
-    /// The weights they are from, as those are called.
-    version: Option<String>,
-    /// Whether all are there that were asked for.
-    is_whole: bool,
+    /// Why it has no numbers, or not all of them.
+    lack: Option<&'static str>,
+    /// Whether it is left with that when something stops all of them: it was not come to, or nobody answered it.
+    is_open: bool,
+    /// Since when the weights were never in doubt when the first of its numbers was asked for, and what had been
+    /// measured when the last was there; none where no weights are behind it.
+    measured: Option<(u64, u64)>,
 }
 
 /// A job around whose answers the weights changed is asked for again so often before it is lost.
@@ -109,7 +91,7 @@ pub(super) fn run(call: &Call) -> Result<(), Failure> {
     let voice = Voice::new(run, call.talk("job"));
     let (summary, stopped) = block_on(work(args, lines, &voice))??;
     if call.is_json() {
-        stdout::data(format!("{}\n", summary.to_json()).as_bytes())?;
+        stdout::json(&summary.to_json())?;
     } else {
         told(&args.out, &summary);
     }
@@ -173,7 +155,7 @@ async fn score(
     let (mut rows, jobs) = Rows::begin(&args.out, lines).map_err(failed)?;
     voice.news();
     voice.say(&Event::Began { stage: "score", model: name.to_owned(), unit: "job", asked: n, found: 0 });
-    voice.talk.advance(rows.n_no_jobs);
+    voice.talk.advance(rows.summary.lost("jobs"));
     let as_model = Arc::clone(model) as Arc<dyn Model>;
     let (mut planned, mut wanted) = (Planned::default(), (0..jobs.len()).collect::<Vec<_>>());
     for _ in 0..ASKED_AT_MOST {
@@ -190,9 +172,8 @@ async fn score(
             break;
         }
     }
-    rows.withdraw(&wanted, planned.stopped_by.is_some()).map_err(failed)?;
-    let mut summary = rows.losses(planned.stopped_by.is_some());
-    rows.finish(&args.out).map_err(failed)?;
+    rows.withdraw(&wanted).map_err(failed)?;
+    let mut summary = rows.finish(&args.out, planned.stopped_by.is_some()).map_err(failed)?;
     let Figures { naive_tokens: tokens, naive_requests: requests, .. } = planned.figures;
     summary.naive = Some(Naive { tokens, requests });
     Ok((summary, planned.stopped_by.map(Stopped::Model)))
@@ -239,16 +220,17 @@ impl Rows {
     /// Writes the rows of what is no job; the others are to be asked for.
     fn begin(out: &Path, lines: Vec<Line>) -> io::Result<(Self, Vec<ScoreJob>)> {
         let spool = Spool::create(&run_dir(out).join("rows.spool"), lines.len())?;
-        let mut rows = Self { spool, asked: Vec::new(), n_no_jobs: 0, unwritable: None };
+        let mut rows = Self { spool, asked: Vec::new(), summary: Summary::default(), unwritable: None };
         let mut jobs = Vec::new();
         for (place, line) in lines.into_iter().enumerate() {
             match line.job {
                 Ok(job) => {
-                    rows.asked.push(Row { id: line.id, place, fate: RowFate::Left });
+                    let (lack, is_open, measured) = (Some("not asked"), true, None);
+                    rows.asked.push(Row { id: line.id, place, lack, is_open, measured });
                     jobs.push(job);
                 }
                 Err(why) => {
-                    rows.n_no_jobs += 1;
+                    rows.summary.lose("jobs", "no job");
                     rows.spool.put(place, &score_jobs::failure(&line.id, &why))?;
                 }
             }
@@ -265,19 +247,18 @@ impl Rows {
         n_measured: u64,
     ) -> ControlFlow<()> {
         let row = &mut self.asked[idx];
-        row.fate = match &scored {
-            Err(error) if error.leaves_open() => RowFate::Open(reason(error)),
-            Err(error) => RowFate::Lost(reason(error)),
-            Ok(scores) => RowFate::Scored(Numbers {
-                n_measured,
-                unbroken_since: scores.unbroken_since,
-                version: scores.version.clone(),
-                is_whole: !scores.spans.iter().any(lacks_a_number),
-            }),
-        };
-        let text = match scored {
-            Ok(scores) => score_jobs::answer(&row.id, job, &scores.spans, scores.version.as_deref()),
-            Err(error) => score_jobs::failure(&row.id, &error.to_string()),
+        let text = match &scored {
+            Ok(JobScores { spans, version, unbroken_since }) => {
+                row.lack = spans.iter().any(lacks_a_number).then_some("numbers are absent");
+                row.is_open = false;
+                // A job that needs no answer has no weights either.
+                row.measured = version.as_ref().map(|_| (*unbroken_since, n_measured));
+                score_jobs::answer(&row.id, job, spans, version.as_deref())
+            }
+            Err(error) => {
+                (row.lack, row.is_open, row.measured) = (Some(reason(error)), error.leaves_open(), None);
+                score_jobs::failure(&row.id, &error.to_string())
+            }
         };
         self.unwritable = self.spool.put(row.place, &text).err();
         if self.unwritable.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
@@ -287,19 +268,9 @@ impl Rows {
     async fn doubtful(&self, jobs: &[usize], model: &Ledgered, planned: &mut Planned) -> Vec<usize> {
         let mut doubtful = Vec::new();
         for &job in jobs {
-            // A job that needs no answer has no weights either.
-            let RowFate::Scored(Numbers { n_measured, unbroken_since, version: Some(_), .. }) =
-                &self.asked[job].fate
-            else {
-                continue;
-            };
-            let is_sure = match model.vouches_for(*unbroken_since, *n_measured).await {
-                Ok(is_sure) => is_sure,
-                Err(error) => {
-                    planned.stop(error);
-                    false
-                }
-            };
+            let Some((unbroken_since, n_measured)) = self.asked[job].measured else { continue };
+            let is_sure = model.vouches_for(unbroken_since, n_measured).await;
+            let is_sure = is_sure.map_err(|error| planned.stop(error)).unwrap_or(false);
             doubtful.extend((!is_sure).then_some(job));
         }
         if let Err(error) = model.is_going_on() {
@@ -309,37 +280,27 @@ impl Rows {
     }
 
     /// Takes numbers back that nobody vouches for.
-    fn withdraw(&mut self, jobs: &[usize], is_stopped: bool) -> io::Result<()> {
+    fn withdraw(&mut self, jobs: &[usize]) -> io::Result<()> {
         for &job in jobs {
             let row = &mut self.asked[job];
-            row.fate = if is_stopped { RowFate::Left } else { RowFate::Lost("weights changed") };
+            (row.lack, row.is_open) = (Some("weights changed"), true);
             let text = score_jobs::failure(&row.id, "the weights changed while it was scored");
             self.spool.put(row.place, &text)?;
         }
         Ok(())
     }
 
-    /// How many jobs were lost, by reason, and how many were not come to.
-    fn losses(&self, is_stopped: bool) -> Summary {
-        let mut summary = Summary::default();
-        (0..self.n_no_jobs).for_each(|_| summary.lose("jobs", "no job"));
+    /// Puts all rows in place; how many jobs were lost, by reason, and how many were not come to.
+    fn finish(mut self, out: &Path, is_stopped: bool) -> io::Result<Summary> {
+        self.unwritable.map_or(Ok(()), Err)?;
         for row in &self.asked {
-            match &row.fate {
-                RowFate::Scored(Numbers { is_whole: true, .. }) => {}
-                RowFate::Scored(_) => summary.lose("jobs", "numbers are absent"),
-                RowFate::Open(why) if !is_stopped => summary.lose("jobs", why),
-                RowFate::Lost(why) => summary.lose("jobs", why),
-                RowFate::Left | RowFate::Open(_) => summary.left += 1,
+            match row.lack {
+                Some(_) if row.is_open && is_stopped => self.summary.left += 1,
+                Some(why) => self.summary.lose("jobs", why),
+                None => {}
             }
         }
-        summary
-    }
-
-    fn finish(self, out: &Path) -> io::Result<()> {
-        match self.unwritable {
-            Some(error) => Err(error),
-            None => self.spool.finish(out),
-        }
+        self.spool.finish(out).map(|()| self.summary)
     }
 }
 

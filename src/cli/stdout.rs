@@ -2,7 +2,14 @@
 
 use std::io::{self, Write};
 
+use serde_json::Value;
+
 use super::failure::Failure;
+
+/// Writes a value on a line.
+pub(super) fn json(value: &Value) -> Result<(), Failure> {
+    data(format!("{value}\n").as_bytes())
+}
 
 /// Writes data. A reader that has gone away (`| head`) is no failure.
 pub(super) fn data(bytes: &[u8]) -> Result<(), Failure> {

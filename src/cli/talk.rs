@@ -134,21 +134,17 @@ fn least_loudness(event: &Event) -> Loudness {
         Event::Warning(_) | Event::Stopped(_) | Event::Lost(_) | Event::Episode { reward: Err(_), .. } => {
             Loudness::Quiet
         }
-        Event::Began { .. }
-        | Event::Tasks { .. }
-        | Event::Retry { .. }
-        | Event::Note(_)
-        | Event::Episode { .. }
-        | Event::Reading { .. }
-        | Event::Begun { .. }
-        | Event::Scored { .. }
-        | Event::Progress { .. }
-        | Event::Ended { .. } => Loudness::Usual,
         Event::Turn { .. } | Event::Step { .. } | Event::Settled { .. } => Loudness::Verbose,
+        _ => Loudness::Usual,
     }
 }
 
 fn style(unit: &str, more: &str) -> ProgressStyle {
-    let shown = format!("{{bar:30}} {{pos}} of {{len}} {unit}s  {more}");
-    ProgressStyle::with_template(&shown).unwrap_or_else(|_| ProgressStyle::default_bar())
+    bar_style(&format!("{{pos}} of {{len}} {unit}s  {more}"))
+}
+
+/// A bar with something behind it.
+pub(super) fn bar_style(behind: &str) -> ProgressStyle {
+    let style = ProgressStyle::with_template(&format!("{{bar:30}} {behind}"));
+    style.unwrap_or_else(|_| ProgressStyle::default_bar())
 }

@@ -99,6 +99,9 @@ pub const ALIASES: [Alias; 6] = [
     ("dataset", "no-smooth", "smoothed", Some("false")),
 ];
 
+/// The commands with a key that can be typed without its flag.
+pub const BARE: [(&str, &str); 3] = [("probe", "url"), ("model pull", "model"), ("model path", "model")];
+
 /// Keys that say the same thing in two ways.
 pub(super) const EITHER: [(&str, &str); 7] = [
     ("api_key_env", "api_key_file"),

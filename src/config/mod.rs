@@ -10,6 +10,7 @@ mod paths;
 pub mod yaml;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Display;
 use std::path::Path;
 
 use serde::de::DeserializeOwned;
@@ -22,61 +23,41 @@ use backsight_core::lens::{self, Placement, key_of};
 
 /// What is wrong with a configuration.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ConfigError {
-    /// The file is no TOML, or no YAML.
-    #[error("{file}{}: {why}", line.map(|line| format!(" line {line}")).unwrap_or_default())]
-    Unreadable {
-        /// Which file.
-        file: String,
-        /// Where, if that is known.
-        line: Option<usize>,
-        /// What the parser says.
-        why: String,
-    },
-    /// No command has such a key.
-    #[error("{file}: there is no key `{name}`")]
-    Unknown {
-        /// Which file.
-        file: String,
-        /// The key.
-        name: String,
-    },
-    /// A value its key cannot have.
-    #[error("{place} is {value}, which is not {wanted}")]
-    Wrong {
-        /// The flag, or the key with its file.
-        place: String,
-        /// What was given.
-        value: String,
-        /// What would do.
-        wanted: String,
-    },
-    /// Values that are right alone and wrong together.
-    #[error("{what}")]
-    Conflict {
-        /// What does not go together.
-        what: String,
-        /// What to do about it.
-        help: String,
-    },
+#[error("{what}")]
+pub struct ConfigError {
+    /// What is wrong.
+    what: String,
+    /// What the user can do about it.
+    pub help: String,
 }
 
 impl ConfigError {
-    /// What the user can do about it.
-    pub fn help(&self) -> String {
-        match self {
-            Self::Unreadable { .. } => {
-                "write one `key = value` a line, or YAML into a file that ends in .yaml".to_owned()
-            }
-            Self::Unknown { name, .. } => match keys::nearest(name) {
-                Some(key) => format!("did you mean `{key}`? `backsight config` lists every key"),
-                None => "`backsight config` lists every key".to_owned(),
-            },
-            Self::Wrong { .. } => "`backsight config` says what each key means".to_owned(),
-            Self::Conflict { help, .. } => help.clone(),
-        }
+    fn new(what: impl Into<String>, help: impl Into<String>) -> Self {
+        Self { what: what.into(), help: help.into() }
+    }
+
+    /// The file is no TOML, or no YAML.
+    fn unreadable(file: File<'_>, line: Option<usize>, why: &str) -> Self {
+        let line = line.map(|line| format!(" line {line}")).unwrap_or_default();
+        let help = "write one `key = value` a line, or YAML into a file that ends in .yaml";
+        Self::new(format!("{}{line}: {why}", file.name), help)
+    }
+
+    /// No command has such a key.
+    fn unknown(file: File<'_>, name: &str) -> Self {
+        let all = "`backsight config` lists every key";
+        let nearest = keys::nearest(name).map(|key| format!("did you mean `{key}`? {all}"));
+        Self::new(format!("{}: there is no key `{name}`", file.name), nearest.unwrap_or(all.to_owned()))
+    }
+
+    /// A value that a flag, or a key of a file, cannot have.
+    fn wrong(place: &str, value: &dyn Display, wanted: &str) -> Self {
+        Self::new(format!("{place} is {value}, which is not {wanted}"), MEANINGS)
     }
 }
+
+/// Where it is said what keys mean.
+const MEANINGS: &str = "`backsight config` says what each key means";
 
 /// A configuration file as text, under the name errors call it by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,7 +95,7 @@ pub struct Difference {
     pub now: Option<String>,
 }
 
-impl std::fmt::Display for Difference {
+impl Display for Difference {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let shown = |value: &Option<String>| value.clone().unwrap_or_else(|| "not set".to_owned());
         write!(f, "{} (was {}, now {})", self.key, shown(&self.before), shown(&self.now))
@@ -201,15 +182,8 @@ impl Config {
         };
         let flag = name.replace('_', "-");
         value.and_then(serde_json::from_value).map_err(|error| match self.values.get(name) {
-            Some(value) => ConfigError::Wrong {
-                place: format!("--{flag}"),
-                value: value.to_string(),
-                wanted: error.to_string(),
-            },
-            None => ConfigError::Conflict {
-                what: format!("--{flag} is not given"),
-                help: "give it; --help has examples".to_owned(),
-            },
+            Some(value) => ConfigError::wrong(&format!("--{flag}"), value, &error.to_string()),
+            None => ConfigError::new(format!("--{flag} is not given"), "give it; --help has examples"),
         })
     }
 
@@ -253,7 +227,7 @@ fn read_file(file: File<'_>, stage: &str, typed: &Typed) -> Result<(Table, Vec<S
     let (sections, mut table): (Table, Table) = table.into_iter().partition(|(_, it)| it.is_table());
     let of = |section: &str| section.split('.').next().unwrap_or(section).to_owned();
     if let Some(name) = sections.keys().find(|name| !keys::STAGES.contains(&of(name).as_str())) {
-        return Err(ConfigError::Unknown { file: file.name.to_owned(), name: name.clone() });
+        return Err(ConfigError::unknown(file, name));
     }
     let said = |key: &str| {
         let typed = typed.get(key).and_then(|words| words.last()).map(String::as_str);
@@ -263,8 +237,7 @@ fn read_file(file: File<'_>, stage: &str, typed: &Typed) -> Result<(Table, Vec<S
     table.extend(own.into_iter().flatten().filter(|(name, _)| name != FOUND));
     let mut checked = Table::new();
     for (name, value) in table {
-        let unknown = || ConfigError::Unknown { file: file.name.to_owned(), name: name.clone() };
-        let key = keys::find(&name).ok_or_else(unknown)?;
+        let key = keys::find(&name).ok_or_else(|| ConfigError::unknown(file, &name))?;
         checked.insert(name, key.check(value, &format!("{} in {}", key.name, file.name))?);
     }
     let base = Path::new(file.name).parent().unwrap_or(Path::new(""));
@@ -284,10 +257,10 @@ fn own_section<'t, 's>(
     let own = sections.get(&format!("{stage}.{result}")).or_else(|| sections.get(stage));
     let others: Vec<&str> = sections.keys().filter_map(|it| it.strip_prefix(&format!("{stage}."))).collect();
     match (own, others.is_empty()) {
-        (None, false) => Err(ConfigError::Conflict {
-            what: format!("{}: its {stage} is of {}", file.name, others.join(", ")),
-            help: "name the one that is meant with --lens and --placement".to_owned(),
-        }),
+        (None, false) => Err(ConfigError::new(
+            format!("{}: its {stage} is of {}", file.name, others.join(", ")),
+            "name the one that is meant with --lens and --placement",
+        )),
         (own, _) => Ok(own),
     }
 }
@@ -297,24 +270,19 @@ fn parse_toml(file: File<'_>) -> Result<Table, ConfigError> {
     file.text.parse::<Table>().map_err(|error| {
         let before = |end: usize| file.text.bytes().take(end).filter(|byte| *byte == b'\n').count();
         let line = error.span().map(|span| before(span.start) + 1);
-        ConfigError::Unreadable { file: file.name.to_owned(), line, why: error.message().to_owned() }
+        ConfigError::unreadable(file, line, error.message())
     })
 }
 
 fn read<T: DeserializeOwned>(values: Table) -> Result<T, ConfigError> {
-    T::deserialize(Value::Table(values)).map_err(|error| ConfigError::Conflict {
-        what: error.message().to_owned(),
-        help: "`backsight config` says what each key means".to_owned(),
-    })
+    T::deserialize(Value::Table(values)).map_err(|error| ConfigError::new(error.message(), MEANINGS))
 }
 
 /// Two keys that say the same thing, or of which one makes no sense beside the other.
 pub fn not_both(one: &str, other: &str) -> ConfigError {
     let [one, other] = [one, other].map(|it| format!("--{}", it.replace('_', "-")));
-    ConfigError::Conflict {
-        what: format!("{one} cannot be used with {other}"),
-        help: format!("give {one} or {other}, not both"),
-    }
+    let what = format!("{one} cannot be used with {other}");
+    ConfigError::new(what, format!("give {one} or {other}, not both"))
 }
 
 /// Addresses may carry a user and a password, which are nobody else's business.
@@ -338,20 +306,13 @@ fn without_login(text: &str) -> String {
 impl Key {
     /// The value that was typed.
     fn parse(&self, words: &[String]) -> Result<Value, ConfigError> {
-        let value = match self.shape.read_words(words) {
-            Some(value) => value,
-            None => Value::String(words.join(" ")),
-        };
-        self.check(value, &format!("--{}", self.flag))
+        let value = self.shape.read_words(words);
+        self.check(value.unwrap_or_else(|| Value::String(words.join(" "))), &format!("--{}", self.flag))
     }
 
     /// The value, if it has the key's shape.
     fn check(&self, value: Value, place: &str) -> Result<Value, ConfigError> {
-        self.shape.fit(value).map_err(|value| ConfigError::Wrong {
-            place: place.to_owned(),
-            value: value.to_string(),
-            wanted: self.shape.wanted(),
-        })
+        self.shape.fit(value).map_err(|value| ConfigError::wrong(place, &value, &self.shape.wanted()))
     }
 }
 

@@ -115,11 +115,8 @@ pub fn dataset(config: &Config) -> Result<DatasetOptions, ConfigError> {
 
 /// How tasks are split.
 pub fn split(config: &Config) -> Result<SplitOptions, ConfigError> {
-    Ok(SplitOptions {
-        eval_size: config.get("eval_size")?,
-        eval_split_ratio: config.get("eval_split_ratio")?,
-        seed: config.get("seed")?,
-    })
+    let (eval_size, eval_split_ratio) = (config.get("eval_size")?, config.get("eval_split_ratio")?);
+    Ok(SplitOptions { eval_size, eval_split_ratio, seed: config.get("seed")? })
 }
 
 /// How the agent is spoken to.
@@ -266,7 +263,7 @@ mod tests {
         let typed =
             [("dataset_name", "a/b"), ("tasks", "x.jsonl")].map(|(key, word)| (key, vec![word.to_owned()]));
         let both = Config::resolve("collect", None, &typed.into()).unwrap_err();
-        assert_eq!(both.help(), "give --tasks or --dataset-name, not both");
+        assert_eq!(both.help, "give --tasks or --dataset-name, not both");
     }
 
     #[test]

@@ -54,7 +54,9 @@ pub(super) fn read(file: File<'_>) -> Result<(Table, Vec<String>), ConfigError> 
             }
             ("openai" | "server_configs", Json::Object(server)) => said.servers(file, vec![server])?,
             ("openai" | "server_configs", Json::Array(servers)) => {
-                said.servers(file, servers.into_iter().filter_map(object).collect())?;
+                // What is no section says nothing of a server.
+                let servers = servers.into_iter().filter_map(|it| serde_json::from_value(it).ok());
+                said.servers(file, servers.collect())?;
             }
             ("env" | "openai" | "server_configs", Json::Null) => {}
             ("env" | "openai" | "server_configs", value) => {
@@ -66,19 +68,9 @@ pub(super) fn read(file: File<'_>) -> Result<(Table, Vec<String>), ConfigError> 
     Ok((said.table, said.left_out))
 }
 
-fn object(value: Json) -> Option<Map<String, Json>> {
-    match value {
-        Json::Object(object) => Some(object),
-        _ => None,
-    }
-}
-
 fn parse(file: File<'_>) -> Result<Map<String, Json>, ConfigError> {
-    let unreadable = |line, why: &str| ConfigError::Unreadable {
-        file: file.name.to_owned(),
-        line,
-        why: why.lines().next().unwrap_or_default().to_owned(),
-    };
+    let unreadable =
+        |line, why: &str| ConfigError::unreadable(file, line, why.lines().next().unwrap_or_default());
     let document = serde_saphyr::from_str::<Json>(file.text).map_err(|error| {
         let line = error.location().and_then(|it| usize::try_from(it.line()).ok());
         unreadable(line, &error.without_snippet().to_string())
@@ -117,7 +109,11 @@ impl Said {
         let sandbox = match backend.as_str() {
             Some("local") => "namespaces",
             Some("docker") => "docker",
-            _ => return Err(unknown_backend(file, backend)),
+            _ => {
+                let what = format!("commands cannot be run by the terminal_backend {backend}");
+                let help = "write `local` for our own sandbox on this machine, or `docker`";
+                return Err(ConfigError::new(format!("{}: {what}", file.name), help));
+            }
         };
         self.table.entry("sandbox").or_insert_with(|| Value::String(sandbox.to_owned()));
         Ok(())
@@ -146,7 +142,13 @@ impl Said {
                     ("timeout", value) => self.common(file, "timeout", &value)?,
                     ("tokenizer_name", value) => self.tokenizer(&value),
                     ("api_key", Json::String(key)) if NO_KEYS.contains(&key.as_str()) => {}
-                    ("api_key", _) => return Err(key_in_file(file)),
+                    // Keys do not belong into files that are shared.
+                    ("api_key", _) => {
+                        let what = format!("{}: an API key stands in the file itself", file.name);
+                        let help =
+                            "name where it is with api_key_env or api_key_file, and take it out of the file";
+                        return Err(ConfigError::new(what, help));
+                    }
                     (name, value) => self.setting(file, name, value)?,
                 }
             }
@@ -166,49 +168,22 @@ impl Said {
             other => other,
         };
         match self.table.insert(key.to_owned(), value.clone()) {
-            Some(before) if before != value => Err(ConfigError::Conflict {
-                what: format!("{}: its servers differ in {key} ({before} and {value})", file.name),
-                help: "name servers of one model in one file".to_owned(),
-            }),
+            Some(before) if before != value => Err(ConfigError::new(
+                format!("{}: its servers differ in {key} ({before} and {value})", file.name),
+                "name servers of one model in one file",
+            )),
             _ => Ok(()),
         }
     }
 }
 
-/// Keys do not belong into files that are shared.
-fn key_in_file(file: File<'_>) -> ConfigError {
-    ConfigError::Conflict {
-        what: format!("{}: an API key stands in the file itself", file.name),
-        help: "name where it is with api_key_env or api_key_file, and take it out of the file".to_owned(),
-    }
-}
-
-fn unknown_backend(file: File<'_>, backend: &Json) -> ConfigError {
-    ConfigError::Conflict {
-        what: format!("{}: commands cannot be run by the terminal_backend {backend}", file.name),
-        help: "write `local` for our own sandbox on this machine, or `docker`".to_owned(),
-    }
-}
-
 fn wrong(file: File<'_>, name: &str, value: &Json, wanted: &str) -> ConfigError {
-    ConfigError::Wrong {
-        place: format!("{name} in {}", file.name),
-        value: value.to_string(),
-        wanted: wanted.to_owned(),
-    }
+    ConfigError::wrong(&format!("{name} in {}", file.name), value, wanted)
 }
 
+/// One value, or a list of them.
 fn to_toml(value: &Json) -> Option<Value> {
-    match value {
-        Json::Bool(truth) => Some(Value::Boolean(*truth)),
-        Json::String(text) => Some(Value::String(text.clone())),
-        Json::Number(number) => match number.as_i64() {
-            Some(whole) => Some(Value::Integer(whole)),
-            None => number.as_f64().map(Value::Float),
-        },
-        Json::Array(items) => items.iter().map(to_toml).collect::<Option<_>>().map(Value::Array),
-        Json::Null | Json::Object(_) => None,
-    }
+    Value::try_from(value).ok().filter(|it| !it.is_table())
 }
 
 #[cfg(test)]
@@ -262,7 +237,7 @@ mod tests {
             let error = read(file(&text)).unwrap_err();
             let expected = format!("c.yaml: commands cannot be run by the terminal_backend {shown}");
             assert_eq!(error.to_string(), expected);
-            assert!(error.help().contains("`local`") && error.help().contains("`docker`"));
+            assert!(error.help.contains("`local`") && error.help.contains("`docker`"));
         }
     }
 
@@ -270,7 +245,7 @@ mod tests {
     fn mistakes_are_named() {
         let said = |text: &str| {
             let error = Config::resolve("collect", Some(file(text)), &Typed::new()).unwrap_err();
-            format!("{error}; {}", error.help())
+            format!("{error}; {}", error.help)
         };
         let unknown = said("env:\n  gruop_size: 2\n");
         assert!(

@@ -34,7 +34,6 @@ use backsight_core::credit::hcapo::Ratio;
 use backsight_core::episode::{Episode, Message, TokenSource};
 use backsight_core::lens::{Lens, Lenses};
 use backsight_core::plan::{Backend, Figures};
-use backsight_core::score::SpanScore;
 use backsight_core::subtasks::PlanPlace;
 use backsight_core::tokens::{Logprob, TokenId};
 use backsight_core::tree::Tip;
@@ -81,13 +80,6 @@ pub struct Teacher {
     pub model: Arc<Ledgered>,
     /// Its tokenizer and template.
     pub texts: Texts,
-}
-
-impl Teacher {
-    /// What it does with requests for scores.
-    pub fn backend(&self) -> Backend {
-        backend(self.model.limits())
-    }
 }
 
 /// What scoring an episode would cost, beyond what an earlier run left, and why it takes more passes than it has texts.
@@ -344,7 +336,7 @@ impl Shared {
         let reused = old_scores(old.as_deref(), &mut read, &asked, &options.lenses);
         notes.extend(old.and_then(|old| nothing_reused(&old, &reused)));
         let jobs = Jobs::new(&read, &options.lenses, asked.settings.max_logprob_tokens);
-        let asking = jobs.plan(&read, missing(&reused), &self.teacher.backend());
+        let asking = jobs.plan(&read, missing(&reused), &backend(self.teacher.model.limits()));
         let figures = match asking.n_scores() == jobs.len() {
             true => asking.figures(),
             false => self.asking_for_all(&jobs, &read).figures(),
@@ -356,7 +348,11 @@ impl Shared {
 
     /// The plan for all of an episode's scores.
     fn asking_for_all(&self, jobs: &Jobs, read: &ReadEpisode) -> Asking {
-        jobs.plan(read, missing(&no_scores(read, &self.options.lenses)), &self.teacher.backend())
+        jobs.plan(
+            read,
+            missing(&no_scores(read, &self.options.lenses)),
+            &backend(self.teacher.model.limits()),
+        )
     }
 
     /// Asks for what is missing, and writes what follows from it once it is known whose the answers are.
@@ -530,7 +526,7 @@ impl Work {
             let seen = step.view(lens)?;
             let asked = || match seen {
                 Err(loss) => Err(loss.to_string()),
-                Ok(_) => self.jobs.score(idx, lens, answers).map(logprobs),
+                Ok(_) => self.jobs.score(idx, lens, answers).map(|score| score.logprobs().collect()),
             };
             Some(old.clone().map_or_else(asked, Ok))
         };
@@ -568,10 +564,6 @@ impl Work {
         };
         step.views.iter().find_map(of).unwrap_or(Reason::Credit)
     }
-}
-
-fn logprobs(score: &SpanScore) -> Vec<Option<Logprob>> {
-    score.logprobs().collect()
 }
 
 /// Stops the run when going on is pointless: nobody can be asked, or nothing can be written.

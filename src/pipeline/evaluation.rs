@@ -33,19 +33,6 @@ pub fn seconds_worked(events: &[Value]) -> f64 {
     (total * 1000.0).round() / 1000.0
 }
 
-/// How an evaluation was made.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Setting {
-    /// The model.
-    pub model: String,
-    /// Tokens of one action at most.
-    pub max_new_tokens: usize,
-    /// The sampling temperature.
-    pub temperature: f64,
-    /// How long it took.
-    pub seconds: f64,
-}
-
 /// The attempts at each task, in order.
 fn by_task<'a>(slots: &[Slot], digests: &'a [Option<Digest>]) -> Vec<Vec<&'a Digest>> {
     let mut tasks: Vec<Vec<&Digest>> = Vec::new();
@@ -63,13 +50,13 @@ pub fn metrics(slots: &[Slot], digests: &[Option<Digest>]) -> Map<String, Value>
     metrics::eval(&by_task(slots, digests))
 }
 
-/// `metrics.json`.
-pub fn metrics_file(setting: &Setting, metrics: &Map<String, Value>) -> Value {
+/// `metrics.json`; `generation` are the parameters with which the model was asked for so many seconds.
+pub fn metrics_file(model: &str, generation: &Value, seconds: f64, metrics: &Map<String, Value>) -> Value {
     json!({
         "config_general": {
-            "model_name": setting.model,
-            "total_evaluation_time_seconds": setting.seconds.to_string(),
-            "generation_parameters": {"max_new_tokens": setting.max_new_tokens, "temperature": setting.temperature},
+            "model_name": model,
+            "total_evaluation_time_seconds": seconds.to_string(),
+            "generation_parameters": generation,
         },
         "results": {NAME: metrics, "all": metrics},
     })
@@ -100,13 +87,13 @@ mod tests {
     use super::*;
     use std::collections::BTreeSet;
 
-    use crate::metrics::Numbers;
     use crate::pipeline::slots::groups;
     use crate::pipeline::slots::tests::task;
+    use backsight_core::episode::Outcome;
 
     fn digest(id: &str, correctness: Option<f64>) -> Option<Digest> {
         let numbers =
-            |it: f64| Numbers { reward: it * 0.7, components: vec![("correctness".to_owned(), it)] };
+            |it: f64| Outcome { reward: it * 0.7, components: vec![("correctness".to_owned(), it)] };
         Some(Digest {
             id: id.to_owned(),
             task: "t".to_owned(),
@@ -145,8 +132,7 @@ mod tests {
         let found = metrics(&slots, &digests);
         assert_eq!((&found["eval/n_items"], &found["eval/n_attempts"]), (&json!(2), &json!(3)));
         assert_eq!(found["eval/pass@1"], json!(0.25));
-        let setting = Setting { model: "m".to_owned(), max_new_tokens: 2048, temperature: 0.0, seconds: 1.5 };
-        let file = metrics_file(&setting, &found);
+        let file = metrics_file("m", &json!({"max_new_tokens": 2048}), 1.5, &found);
         assert_eq!(file["config_general"]["total_evaluation_time_seconds"], json!("1.5"));
         assert_eq!(file["results"]["all"], file["results"]["atropos|agentic-opd_eval|0"]);
         let samples = samples_file(&slots, &digests);

@@ -16,11 +16,12 @@ use backsight_core::tree::{Replacement, Replacements, Tip, TokenTree};
 
 /// A conversation of recorded ids.
 pub(super) struct Exact<'a> {
-    reader: Reader<'a>,
-    episode: &'a Episode,
-    of: Actions<'a>,
+    pub(super) reader: Reader<'a>,
+    pub(super) episode: &'a Episode,
+    /// The actions of the conversation that are recorded.
+    pub(super) of: Actions<'a>,
     /// Where the episode's sequences are in the tree.
-    sequences: Vec<Tip>,
+    pub(super) sequences: Vec<Tip>,
 }
 
 /// What additions do to the contexts of a sequence, which begin alike.
@@ -33,16 +34,6 @@ struct Known<'v> {
 }
 
 impl<'a> Exact<'a> {
-    /// The actions of a conversation that are recorded.
-    pub(super) fn new(
-        reader: Reader<'a>,
-        episode: &'a Episode,
-        of: Actions<'a>,
-        sequences: Vec<Tip>,
-    ) -> Self {
-        Self { reader, episode, of, sequences }
-    }
-
     /// Where an action is; every wanted step has its tokens.
     fn recorded(&self, nth: usize) -> Option<(usize, TokenSpan)> {
         let tokens = self.episode.steps()[self.of.wanted[nth].0].tokens.as_ref()?;

@@ -24,25 +24,14 @@ pub struct Forecast {
     pub n_steps: usize,
     /// Steps by subtask or phase, in the order they come up.
     pub groups: Vec<(String, usize)>,
-    /// What it would take.
-    pub cost: Cost,
+    /// What it would take, in tokens too where there is a tokenizer; nothing where it would be left alone.
+    pub figures: Figures,
     /// Why some steps would have no score.
     pub lost: Vec<String>,
     /// What is there already.
     pub prospect: Prospect,
     /// What else should be known.
     pub notes: Vec<String>,
-}
-
-/// What it would take; nothing for an episode that would be left alone.
-#[derive(Clone, Copy, Default)]
-pub struct Cost {
-    /// Requests.
-    pub requests: u64,
-    /// Requests if each score were asked for alone.
-    pub naive_requests: u64,
-    /// Tokens, where they can be counted.
-    pub figures: Option<Figures>,
 }
 
 /// What is there of an episode, and so what would be done.
@@ -103,7 +92,7 @@ impl Forecaster {
         let texts = self.texts.as_ref().filter(|_| prospect.is_to_do());
         let reader = |texts| Reader { texts, framing, limit: self.options.limit };
         let mut read = texts.map(|texts| reader(texts).read(&loaded.episode, &outline));
-        let (cost, more_passes) = self.cost(asked, &outline, read.as_mut(), &prospect);
+        let (figures, more_passes) = self.figures(asked, &outline, read.as_mut(), &prospect);
         let lost = read.iter().flat_map(|read| &read.steps).filter_map(lost_by);
         Ok(Forecast {
             id: loaded.episode.id.clone(),
@@ -111,7 +100,7 @@ impl Forecaster {
             scores: loaded.episode.progress.subtask_scores.clone(),
             n_steps: outline.places.len(),
             groups: groups(&outline),
-            cost,
+            figures,
             lost: lost.map(ToString::to_string).collect(),
             notes: notes(&loaded, framing).into_iter().chain(more_passes).collect(),
             prospect,
@@ -136,36 +125,30 @@ impl Forecaster {
 
     /// From tokens where there are some, else as if every message were one. A file that is completed is taken to be
     /// from the model that will be asked.
-    fn cost(
+    fn figures(
         &self,
         asked: Asked,
         outline: &Outline,
         read: Option<&mut ReadEpisode>,
         prospect: &Prospect,
-    ) -> (Cost, Option<String>) {
+    ) -> (Figures, Option<String>) {
         let old = match prospect {
             Prospect::New => None,
             Prospect::Partial(old) => Some(old.as_ref()),
-            _ => {
-                let figures = self.texts.as_ref().map(|_| Figures::default());
-                return (Cost { figures, ..Cost::default() }, None);
-            }
+            _ => return Default::default(),
         };
         let asked = match old {
             Some(old) => asked.assuming(&old.scores),
             None => asked,
         };
         if let Some(read) = read {
-            let (figures, more_passes) =
-                planned(read, outline, old, &asked, &self.options.lenses, &self.backend);
-            let Figures { requests, naive_requests, .. } = figures;
-            return (Cost { requests, naive_requests, figures: Some(figures) }, more_passes);
+            return planned(read, outline, old, &asked, &self.options.lenses, &self.backend);
         }
         let keys = self.options.lenses.keys();
         let wanted = |step, lens: usize| !old.is_some_and(|old| recorded(old, &asked, step, &keys[lens]));
         let (requests, naive_requests) = outline.n_requests(&wanted);
         let (requests, naive_requests) = (requests as u64, naive_requests as u64);
-        (Cost { requests, naive_requests, figures: None }, None)
+        (Figures { requests, naive_requests, ..Figures::default() }, None)
     }
 }
 

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use backsight_core::named;
+
 /// What kind of thing went wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Reason {
@@ -29,24 +31,11 @@ pub enum Reason {
     Left,
 }
 
-impl Reason {
-    /// The name in summaries.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Unreadable => "unreadable",
-            Self::NoReward => "no reward",
-            Self::Lens => "no lens text",
-            Self::Rendering => "not rendered",
-            Self::NoPlace => "no place for the lens",
-            Self::Recorded => "recorded tokens unclear",
-            Self::Context => "context too small",
-            Self::Server => "not answered",
-            Self::Logprob => "no logprob",
-            Self::Credit => "no credit",
-            Self::Left => "old scores unusable",
-        }
-    }
-}
+named!(
+    Reason: Unreadable = "unreadable", NoReward = "no reward", Lens = "no lens text", Rendering = "not rendered",
+    NoPlace = "no place for the lens", Recorded = "recorded tokens unclear", Context = "context too small",
+    Server = "not answered", Logprob = "no logprob", Credit = "no credit", Left = "old scores unusable",
+);
 
 /// Something that was lost.
 #[derive(Clone, Debug, PartialEq, Eq)]

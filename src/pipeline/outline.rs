@@ -34,18 +34,6 @@ pub struct Framing {
 }
 
 impl Framing {
-    /// What of it an episode is read with: recorded ids take nothing up, and what an episode has of its own stays.
-    pub fn used_for(&self, episode: &Episode) -> Used {
-        let is_rendered = !episode.is_exact();
-        let frames = |role| matches!(role, Role::System | Role::Developer);
-        let has_system = episode.messages.first().is_some_and(|it| frames(it.role));
-        Used {
-            system: is_rendered && self.system.is_some() && !has_system,
-            tools: is_rendered && !self.tools.is_empty() && episode.tools.is_empty(),
-            others: is_rendered,
-        }
-    }
-
     /// The flags that change nothing for an episode because its tokens are recorded.
     pub fn idle_for(&self, episode: &Episode) -> Vec<&'static str> {
         let given = [
@@ -57,17 +45,6 @@ impl Framing {
         let given = given.into_iter().filter(|(_, is_given)| *is_given && episode.is_exact());
         given.map(|(flag, _)| flag).collect()
     }
-}
-
-/// Which supplied things an episode is read with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Used {
-    /// The system prompt.
-    pub system: bool,
-    /// The tools' schemas.
-    pub tools: bool,
-    /// Template variables and the cutting of results.
-    pub others: bool,
 }
 
 /// An episode without tokens.

@@ -10,11 +10,11 @@ use super::exact::Exact;
 use super::outline::Outline;
 use super::reader::Reader;
 use super::rendered::Rendered;
-use super::shorten::{Actions, Contexts, Fitted, ViewContext, fitted};
+use super::shorten::{Actions, Contexts, fitted};
 use super::{Loss, Reason};
 use backsight_core::episode::{Conversation, Episode, TokenSource};
 use backsight_core::lens::Window;
-use backsight_core::tokens::{TokenId, TokenSpan};
+use backsight_core::tokens::TokenSpan;
 use backsight_core::tree::{Tip, TokenTree};
 
 /// A sequence and where the action in it begins.
@@ -90,7 +90,7 @@ impl Reader<'_> {
             let wanted = steps_where(conversation, &is_exact);
             let sequences = all.sequences.clone();
             let of = Actions { messages: &conversation.messages, wanted, views: &outline.views };
-            self.take(&mut all, episode, &Exact::new(*self, episode, of, sequences), 0);
+            self.take(&mut all, episode, &Exact { reader: *self, episode, of, sequences }, 0);
         }
         if episode.is_exact() {
             return all.read(TokenSource::Exact);
@@ -135,13 +135,17 @@ impl Reader<'_> {
         let fitted = fitted(contexts, self.limit, &mut all.tree);
         for ((nth, (step, action)), found) in contexts.actions().wanted.iter().enumerate().zip(fitted) {
             let message_idx = episode.steps()[*step].message_idx;
-            all.steps[*step] = found.and_then(|Fitted { context, window }| {
+            all.steps[*step] = found.and_then(|(views, window)| {
                 let (sequence, span) = contexts.place(nth)?;
                 let action_ids = contexts.action(nth, &all.tree);
-                let views = context.views.into_iter().map(|view| read_view(view, &action_ids, &mut all.tree));
+                let mut seen = |context: Tip| Seen {
+                    tip: all.tree.grow(context, &action_ids),
+                    n_context: context.len(),
+                };
+                let views = views.into_iter();
                 Ok(ReadStep {
                     place: (first_sequence + sequence, span),
-                    views: views.collect(),
+                    views: views.map(|(lens, it)| ReadView { lens, seen: it.map(&mut seen) }).collect(),
                     window: shifted(window, message_idx, *action),
                 })
             });
@@ -160,11 +164,6 @@ impl Taken {
     fn read(self, source: TokenSource) -> ReadEpisode {
         ReadEpisode { tree: Arc::new(self.tree), sequences: self.sequences, source, steps: self.steps }
     }
-}
-
-fn read_view((lens, context): ViewContext, action: &[TokenId], tree: &mut TokenTree) -> ReadView {
-    let seen = context.map(|context| Seen { tip: tree.grow(context, action), n_context: context.len() });
-    ReadView { lens, seen }
 }
 
 fn is_exact(episode: &Episode, step: usize) -> bool {

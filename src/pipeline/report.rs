@@ -15,7 +15,7 @@ use crate::store::summary::{Naive, Summary};
 use backsight_core::plan::Figures;
 
 /// What became of an episode.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub enum Fate {
     /// Every step has credit.
     Made,
@@ -32,6 +32,7 @@ pub enum Fate {
     /// It could not be done.
     Lost(Loss),
     /// The run was stopped before it was done.
+    #[default]
     Unfinished,
 }
 
@@ -52,7 +53,7 @@ impl Fate {
 }
 
 /// An episode's end.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Report {
     /// The episode.
     pub id: String,
@@ -83,20 +84,7 @@ pub struct Report {
 impl Report {
     /// Of an episode for which nothing was done yet.
     pub(super) fn new(id: &str, reward: Option<f64>, fate: Fate) -> Self {
-        Self {
-            id: id.to_owned(),
-            reward,
-            fate,
-            n_steps: 0,
-            n_credited: 0,
-            lost_steps: Vec::new(),
-            figures: Figures::default(),
-            n_sent: 0,
-            n_found: 0,
-            n_shortened: 0,
-            notes: Vec::new(),
-            directory: None,
-        }
+        Self { id: id.to_owned(), reward, fate, ..Self::default() }
     }
 
     /// As it is told.

@@ -13,7 +13,7 @@ use super::{Loss, Reason};
 use crate::store::hindsight::{Hindsight, Settings, read};
 use crate::wire::hindsight::{HindsightScores, Provenance, ScoredStep, StepTokens};
 use backsight_core::credit::hcapo::{Params, Ratio};
-use backsight_core::episode::Episode;
+use backsight_core::episode::{Episode, Role};
 use backsight_core::lens::Lenses;
 use backsight_core::tokens::Logprob;
 use backsight_core::tree::Tip;
@@ -28,15 +28,19 @@ pub struct Asked {
 }
 
 impl Asked {
-    /// The same for one episode: hashes of what was supplied stand in its file only where they were used.
+    /// The same for one episode: hashes of what was supplied stand in its file only where they were used. Recorded ids
+    /// take nothing up, and what an episode has of its own stays.
     #[must_use]
     pub fn for_episode(&self, episode: &Episode, framing: &Framing) -> Self {
-        let (mut asked, used) = (self.clone(), framing.used_for(episode));
+        let (mut asked, is_rendered) = (self.clone(), !episode.is_exact());
+        let frames = |role| matches!(role, Role::System | Role::Developer);
+        let has_system = episode.messages.first().is_some_and(|it| frames(it.role));
         let provenance = &mut asked.provenance;
-        provenance.system_sha256 = provenance.system_sha256.take().filter(|_| used.system);
-        provenance.tools_sha256 = provenance.tools_sha256.take().filter(|_| used.tools);
-        provenance.tool_result_chars = provenance.tool_result_chars.filter(|_| used.others);
-        if !used.others {
+        provenance.system_sha256 = provenance.system_sha256.take().filter(|_| is_rendered && !has_system);
+        let takes_tools = is_rendered && !framing.tools.is_empty() && episode.tools.is_empty();
+        provenance.tools_sha256 = provenance.tools_sha256.take().filter(|_| takes_tools);
+        provenance.tool_result_chars = provenance.tool_result_chars.filter(|_| is_rendered);
+        if !is_rendered {
             provenance.other.remove(VARS);
         }
         asked

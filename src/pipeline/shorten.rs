@@ -79,21 +79,13 @@ pub(super) trait Contexts {
     }
 }
 
-/// A context that fits, and what was left out for that.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Fitted {
-    /// The context.
-    pub(super) context: Context,
-    /// What was left out.
-    pub(super) window: Window,
-}
-
-/// The contexts of all actions, those that are longer than `limit` together with their action shortened.
+/// The contexts of all actions, those that are longer than `limit` together with their action shortened, and what was
+/// left out for that.
 pub(super) fn fitted(
     of: &dyn Contexts,
     limit: Option<usize>,
     tree: &mut TokenTree,
-) -> Vec<Result<Fitted, Loss>> {
+) -> Vec<Result<(Vec<ViewContext>, Window), Loss>> {
     let limit = limit.unwrap_or(usize::MAX);
     let mut found = of.contexts(&(0..0), &(0..of.actions().wanted.len()).collect::<Vec<_>>(), tree);
     let whole: Vec<usize> = found.iter().map(|it| it.as_ref().map_or(0, Context::longest)).collect();
@@ -107,7 +99,7 @@ pub(super) fn fitted(
             return Err(Loss::new(Reason::Context, TooLong { needed, limit }));
         }
         let n_dropped_tokens = whole[nth].saturating_sub(context.longest());
-        Ok(Fitted { window: Window { dropped: context.dropped.clone(), n_dropped_tokens }, context })
+        Ok((context.views, Window { dropped: context.dropped, n_dropped_tokens }))
     };
     found.into_iter().enumerate().map(fit).collect()
 }

@@ -27,10 +27,7 @@ pub fn check_server(opened: &Opened, findings: &Findings, notices: &Notices) -> 
     let server = &opened.info.model;
     let notes = || findings.notes.first().map(|note| format!(": {note}")).unwrap_or_default();
     if lacks_vocab(opened) {
-        return Err(Error::invalid(
-            format!("the tokenizer of {server} is not on this machine"),
-            "name a directory with its tokenizer.json and chat template with --tokenizer",
-        ));
+        return Err(no_tokenizer(opened));
     }
     if !findings.limits.token_ids {
         let what = "takes no token ids, so episodes are recorded as rendered text";
@@ -66,13 +63,7 @@ pub fn speech(opened: &Opened, part: &SpeechPart) -> Result<Speech, Error> {
     if !opened.model.limits().token_ids {
         return Ok(Speech::Chat(parser));
     }
-    let Some((path, tokenizer)) = &opened.tokenizer else {
-        let what = format!("the tokenizer of {} is not on this machine", opened.info.model);
-        return Err(Error::invalid(
-            what,
-            "name a directory with its tokenizer.json and chat template with --tokenizer",
-        ));
-    };
+    let (path, tokenizer) = opened.tokenizer.as_ref().ok_or_else(|| no_tokenizer(opened))?;
     let source = |error: backsight_chat::source::SourceError| Error::invalid(error.to_string(), error.help());
     let templates = ChatTemplates::open_with(path, part.template.as_deref()).map_err(source)?;
     let (template, vars) = (templates.select(true).map_err(source)?, templates.special_tokens().clone());
@@ -127,6 +118,11 @@ pub fn instructions(part: &SpeechPart) -> Result<Option<String>, Error> {
         )),
         text => Ok(Some(text.to_owned())),
     }
+}
+
+fn no_tokenizer(opened: &Opened) -> Error {
+    let what = format!("the tokenizer of {} is not on this machine", opened.info.model);
+    Error::invalid(what, "name a directory with its tokenizer.json and chat template with --tokenizer")
 }
 
 fn unsupported(server: &str, what: String) -> Error {

@@ -11,7 +11,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use super::actions::{Action, Located, MessageForm, locate};
-use super::parquet::{self, ParquetError};
+use super::parquet;
 use super::row::{Row, TokenRow};
 use crate::store::atomic::Pending;
 use crate::store::episodes::{BadFile, Loaded};
@@ -84,17 +84,6 @@ pub struct Dataset {
     pub left_out: Vec<(String, LeftOut)>,
 }
 
-/// Why a dataset could not be written.
-#[derive(Debug, thiserror::Error)]
-pub enum DatasetError {
-    /// The disk said no.
-    #[error(transparent)]
-    Io(#[from] io::Error),
-    /// The rows do not go into columns.
-    #[error(transparent)]
-    Parquet(#[from] ParquetError),
-}
-
 /// Puts a loaded episode and its scores together, with notes for the person; the published form is made from its
 /// session file again.
 pub fn scored_episode(
@@ -118,11 +107,7 @@ pub fn build(episodes: Vec<ScoredEpisode>, options: &RowOptions) -> Dataset {
     let mut left_out: Vec<_> = poor.into_iter().map(|it| (it.id, LeftOut::BelowMinReward)).collect();
     let credits: Vec<_> = kept.iter().map(|it| episode_credit(it, options)).collect();
     let weighed = advantages(&credits, &advantage_options(options));
-    let counts = Counts {
-        n_loaded: kept.len(),
-        n_without_credit: credits.iter().flat_map(|it| &it.q).filter(|q| q.is_none()).count(),
-        n_below_min_reward: left_out.len(),
-    };
+    let n_without_credit = credits.iter().flat_map(|it| &it.q).filter(|q| q.is_none()).count();
     let mut rows = Vec::new();
     for (episode, weighed) in kept.into_iter().zip(&weighed) {
         if weighed.weights.iter().any(|weight| *weight > 0.0) {
@@ -131,7 +116,7 @@ pub fn build(episodes: Vec<ScoredEpisode>, options: &RowOptions) -> Dataset {
             left_out.push((episode.id, LeftOut::NoWeight));
         }
     }
-    Dataset { summary: summary(&counts, &rows, options), rows, left_out }
+    Dataset { summary: summary(&rows, &left_out, n_without_credit, options), rows, left_out }
 }
 
 fn advantage_options(options: &RowOptions) -> AdvantageOptions {
@@ -171,23 +156,21 @@ fn token_row(tokens: HindsightTokens, actions: &[Action]) -> TokenRow {
     TokenRow { spans: actions.iter().map(span).collect(), ids: tokens.whole_sequences() }
 }
 
-/// What the rows do not show.
-struct Counts {
-    n_loaded: usize,
+fn summary(
+    rows: &[Row],
+    left_out: &[(String, LeftOut)],
     n_without_credit: usize,
-    n_below_min_reward: usize,
-}
-
-fn summary(counts: &Counts, rows: &[Row], options: &RowOptions) -> Value {
+    options: &RowOptions,
+) -> Value {
+    let n_without_weight = left_out.iter().filter(|(_, why)| *why == LeftOut::NoWeight).count();
     let n_steps: usize = rows.iter().map(|row| row.step_weights.len()).sum();
     let known: Vec<f64> = rows.iter().flat_map(|row| row.step_weights.iter().copied().flatten()).collect();
     let positive: Vec<f64> = known.iter().copied().filter(|weight| *weight > 0.0).collect();
     let number = |value: Option<f64>| value.map_or(Value::from(0), |value| rounded(value, 4).into());
     let least = known.iter().copied().reduce(f64::min);
     let largest = known.iter().copied().reduce(f64::max);
-    let normalise = if options.normalise == Normalise::Task { "task" } else { "global" };
     json!({
-        "total_episodes_loaded": counts.n_loaded,
+        "total_episodes_loaded": rows.len() + n_without_weight,
         "episodes_in_dataset": rows.len(),
         "total_steps": n_steps,
         "nonzero_steps": positive.len(),
@@ -197,10 +180,10 @@ fn summary(counts: &Counts, rows: &[Row], options: &RowOptions) -> Value {
             "mean": number(mean(&known)),
             "nonzero_mean": number(mean(&positive)),
         },
-        "config": {"omega": options.omega, "min_reward": options.min_reward, "use_smoothed": options.smoothed, "normalise": normalise},
-        "steps_without_credit": counts.n_without_credit,
-        "episodes_below_min_reward": counts.n_below_min_reward,
-        "episodes_without_weight": counts.n_loaded - rows.len(),
+        "config": {"omega": options.omega, "min_reward": options.min_reward, "use_smoothed": options.smoothed, "normalise": options.normalise.name()},
+        "steps_without_credit": n_without_credit,
+        "episodes_below_min_reward": left_out.len() - n_without_weight,
+        "episodes_without_weight": n_without_weight,
     })
 }
 
@@ -210,13 +193,14 @@ fn rounded(value: f64, decimals: usize) -> f64 {
 }
 
 /// Writes rows and summary into a directory. All files are whole on the disk before the first takes its name.
-pub fn write(directory: &Path, dataset: &Dataset) -> Result<(), DatasetError> {
+pub fn write(directory: &Path, dataset: &Dataset) -> io::Result<()> {
     std::fs::create_dir_all(directory)?;
     let mut lines = Pending::create(&directory.join(TRAIN))?;
     for row in &dataset.rows {
         writeln!(lines, "{}", row.to_line())?;
     }
-    let columns = parquet::write(&dataset.rows, Pending::create(&directory.join(TRAIN_PARQUET))?)?;
+    let columns = Pending::create(&directory.join(TRAIN_PARQUET))?;
+    let columns = parquet::write(&dataset.rows, columns).map_err(io::Error::other)?;
     let mut summary = Pending::create(&directory.join(SUMMARY))?;
     summary.write_all(json_dumps(&dataset.summary, &JsonStyle::default().indented("  ")).as_bytes())?;
     for file in [lines, columns, summary] {

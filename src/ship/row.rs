@@ -1,6 +1,6 @@
 //! One row of a dataset, and how it is written as a line of JSON.
 
-use serde_json::{Map, Number, Value, json};
+use serde_json::{Number, Value, json};
 
 use backsight_core::python::{JsonStyle, json_dumps};
 use backsight_core::tokens::TokenId;
@@ -54,24 +54,16 @@ impl Row {
 
     /// The row as one line of JSON, as Python writes it.
     pub fn to_line(&self) -> String {
-        json_dumps(&Value::Object(self.to_json()), &JsonStyle::transformers())
-    }
-
-    fn to_json(&self) -> Map<String, Value> {
-        let mut json = Map::new();
-        let mut put = |key: &str, value: Value| json.insert(key.to_owned(), value);
-        put("messages", self.messages.clone().into());
-        put("step_advantages", self.weights().into());
-        put("step_message_indices", self.step_messages.clone().into());
-        put("_episode_id", self.episode_id.clone());
-        put("_reward", self.reward.clone().into());
-        put("_grpo_advantage", self.reward_advantage.into());
-        put("_num_steps", self.step_weights.len().into());
+        let mut json = json!({
+            "messages": self.messages, "step_advantages": self.weights(), "step_message_indices": self.step_messages,
+            "_episode_id": self.episode_id, "_reward": self.reward, "_grpo_advantage": self.reward_advantage,
+            "_num_steps": self.step_weights.len(),
+        });
         if let Some(tokens) = &self.tokens {
-            put("token_ids", json!(tokens.ids));
-            put("token_weights", json!(tokens.weights(&self.step_weights)));
-            put("step_spans", json!(tokens.spans));
+            json["token_ids"] = json!(tokens.ids);
+            json["token_weights"] = json!(tokens.weights(&self.step_weights));
+            json["step_spans"] = json!(tokens.spans);
         }
-        json
+        json_dumps(&json, &JsonStyle::transformers())
     }
 }

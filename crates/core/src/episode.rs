@@ -202,6 +202,13 @@ pub struct Outcome {
     pub components: Vec<(String, f64)>,
 }
 
+impl Outcome {
+    /// The component of that name.
+    pub fn component(&self, name: &str) -> Option<f64> {
+        self.components.iter().find(|(it, _)| it == name).map(|(_, value)| *value)
+    }
+}
+
 /// Why an episode that was run here came to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Stop {

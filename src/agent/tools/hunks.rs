@@ -117,9 +117,9 @@ impl Draft<'_> {
         let at = match &hunk.at {
             Where::Line(line) => {
                 let line = line.saturating_add_signed(self.shift);
-                self.skip(|place, _| place.line >= line)?.0
+                self.skip(self.done, |place, _| place.line >= line)?.0
             }
-            Where::Behind(hints) if hints.is_empty() => self.skip(|_, _| false)?.0,
+            Where::Behind(hints) if hints.is_empty() => self.skip(self.done, |_, _| false)?.0,
             Where::Behind(hints) => self.behind(hints)?.1,
         };
         self.new.push_str(&self.text[self.done.byte..at.byte]);
@@ -136,8 +136,7 @@ impl Draft<'_> {
         let mut found = (self.done, self.done);
         for hint in hints {
             let is_it = |_: Position, line: &str| line.contains(hint.as_str());
-            let from = Self { new: String::new(), done: found.1, ..*self };
-            let (at, line) = from.skip(is_it)?;
+            let (at, line) = self.skip(found.1, is_it)?;
             if line.is_empty() {
                 let why = format!("{hint:?} was not found; name a line of the file behind `@@`");
                 return Err(self.misfit(&why));
@@ -147,9 +146,12 @@ impl Draft<'_> {
         Ok(found)
     }
 
-    /// The first place from which on `is_it` says that it is the one, and its line; the end where there is none.
-    fn skip(&self, is_it: impl Fn(Position, &str) -> bool) -> Result<(Position, &str), Stopped> {
-        let mut place = self.done;
+    /// The first place from one on of which `is_it` says that it is the one, and its line; the end where there is none.
+    fn skip(
+        &self,
+        mut place: Position,
+        is_it: impl Fn(Position, &str) -> bool,
+    ) -> Result<(Position, &str), Stopped> {
         for line in self.text[place.byte..].split_inclusive('\n') {
             if is_it(place, line) {
                 return Ok((place, line));

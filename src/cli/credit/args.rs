@@ -112,11 +112,6 @@ impl<'a> CreditArgs<'a> {
         self.server.part.tokenizer.clone().or_else(|| model.filter(has_text))
     }
 
-    /// The most requests of an episode at once.
-    pub(super) fn requests_at_once(&self) -> Result<usize, Failure> {
-        Ok(Some(self.call.get("episode_requests")?).filter(|n| *n > 0).unwrap_or(usize::MAX))
-    }
-
     /// The most tokens of a sequence: what was typed, and what leaves room for one more in the model's context.
     pub(super) fn limit(&self, context_length: Option<usize>) -> Result<Option<usize>, Failure> {
         let (typed, own) =

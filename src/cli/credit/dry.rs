@@ -13,11 +13,11 @@ use crate::cli::stdout;
 use crate::event::Event;
 use crate::model::planned::backend;
 use crate::pipeline::Texts;
-use crate::pipeline::forecast::{Cost, Forecast, Forecaster};
+use crate::pipeline::forecast::{Forecast, Forecaster};
 use crate::store::episodes::{Source, load};
 use crate::store::hindsight::Settings;
 use crate::wire::hindsight::Provenance;
-use backsight_core::plan::Backend;
+use backsight_core::plan::{Backend, Figures};
 
 pub(super) fn run(
     args: &CreditArgs<'_>,
@@ -29,7 +29,7 @@ pub(super) fn run(
     texts.iter().for_each(|(texts, _)| shown.settle(args, texts));
     let placement = shown.lens.placement().map(|it| format!(", placement {}", it.name())).unwrap_or_default();
     let forecaster = forecaster(args, shown, texts, settings)?;
-    let talk = args.call.talk("episode");
+    let (has_tokens, talk) = (forecaster.texts.is_some(), args.call.talk("episode"));
     absences(args, &sources).into_iter().for_each(|text| talk.note(text));
     let (mut forecasts, mut losses) = (Vec::new(), Vec::new());
     for loaded in load(sources) {
@@ -39,10 +39,10 @@ pub(super) fn run(
         }
     }
     if args.call.is_json() {
-        let all: Vec<Value> = forecasts.iter().map(as_json).collect();
-        stdout::data(format!("{}\n", json!({"episodes": all, "lost": losses})).as_bytes())?;
+        let all: Vec<Value> = forecasts.iter().map(|it| as_json(it, has_tokens)).collect();
+        stdout::json(&json!({"episodes": all, "lost": losses}))?;
     } else {
-        stdout::data(table(&forecasts, &placement).as_bytes())?;
+        stdout::data(table(&forecasts, &placement, has_tokens).as_bytes())?;
     }
     let n_lost = losses.len();
     losses.into_iter().for_each(|why| talk.tell(&Event::Lost(why)));
@@ -67,23 +67,17 @@ fn forecaster(
     Ok(Forecaster { options: super::options(args, settings, shown, provenance, None)?, texts, backend })
 }
 
-fn table(forecasts: &[Forecast], placement: &str) -> String {
-    let mut total = Cost::default();
-    for Cost { requests, naive_requests, figures } in forecasts.iter().map(|it| it.cost) {
-        total.requests += requests;
-        total.naive_requests += naive_requests;
-        if let Some(figures) = figures {
-            *total.figures.get_or_insert_default() += figures;
-        }
-    }
-    let n_to_do = forecasts.iter().filter(|it| it.prospect.is_to_do()).count();
-    let n = forecasts.len();
-    let (lines, all): (String, _) = (forecasts.iter().map(lines).collect(), cost(&total));
+fn table(forecasts: &[Forecast], placement: &str, has_tokens: bool) -> String {
+    let mut total = Figures::default();
+    forecasts.iter().for_each(|it| total += it.figures);
+    let (n_to_do, n) = (forecasts.iter().filter(|it| it.prospect.is_to_do()).count(), forecasts.len());
+    let lines: String = forecasts.iter().map(|it| lines(it, has_tokens)).collect();
+    let all = cost(&total, has_tokens);
     format!("{lines}dry run{placement}: {n_to_do} of {n} episodes to be scored, {all}; nothing was asked\n")
 }
 
 /// An episode, what it would cost, and what would be lost.
-fn lines(forecast: &Forecast) -> String {
+fn lines(forecast: &Forecast, has_tokens: bool) -> String {
     let scores = forecast.scores.iter().map(|(id, score)| format!("{id}={score:.3}"));
     let scores = scores.collect::<Vec<_>>().join(", ");
     let groups = forecast.groups.iter().map(|(name, n)| format!("{name} {n}"));
@@ -97,7 +91,7 @@ fn lines(forecast: &Forecast) -> String {
         one_line(&forecast.prospect.text()),
     );
     if forecast.prospect.is_to_do() {
-        text.push_str(&format!("    {}\n", cost(&forecast.cost)));
+        text.push_str(&format!("    {}\n", cost(&forecast.figures, has_tokens)));
     }
     let distinct: BTreeSet<&String> = forecast.lost.iter().collect();
     for why in distinct {
@@ -111,34 +105,32 @@ fn lines(forecast: &Forecast) -> String {
 }
 
 /// Requests and tokens, ours and one step at a time.
-fn cost(Cost { requests, naive_requests, figures }: &Cost) -> String {
-    match figures {
-        None => {
-            format!(
-                "at least {requests} requests (each step alone: {naive_requests}); name a --tokenizer for the exact \
-                 number and to count tokens"
-            )
-        }
-        Some(figures) => format!(
-            "{requests} requests, {} tokens sent, {} computed (each step alone: {naive_requests} requests, {} tokens{})",
-            figures.sent_tokens,
-            figures.computed_tokens(),
-            figures.naive_tokens,
-            gain(figures.naive_tokens, figures.computed_tokens())
+fn cost(figures: &Figures, has_tokens: bool) -> String {
+    let Figures { requests, naive_requests, sent_tokens, naive_tokens, .. } = figures;
+    let computed = figures.computed_tokens();
+    match has_tokens {
+        false => format!(
+            "at least {requests} requests (each step alone: {naive_requests}); name a --tokenizer for the exact \
+             number and to count tokens"
+        ),
+        true => format!(
+            "{requests} requests, {sent_tokens} tokens sent, {computed} computed (each step alone: {naive_requests} \
+             requests, {naive_tokens} tokens{})",
+            gain(*naive_tokens, computed)
         ),
     }
 }
 
-fn as_json(forecast: &Forecast) -> Value {
+fn as_json(forecast: &Forecast, has_tokens: bool) -> Value {
     let groups: BTreeMap<&String, usize> = forecast.groups.iter().map(|(name, n)| (name, *n)).collect();
     let scores: BTreeMap<&String, f64> = forecast.scores.iter().map(|(name, score)| (name, *score)).collect();
-    let Cost { requests, naive_requests, figures } = forecast.cost;
+    let figures = &forecast.figures;
     let mut json = json!({
         "episode": forecast.id, "reward": forecast.reward, "frozen_scores": scores, "steps": forecast.n_steps,
         "subtask_steps": groups, "state": forecast.prospect.text(), "lost": forecast.lost, "notes": forecast.notes,
-        "requests": requests, "naive_requests": naive_requests,
+        "requests": figures.requests, "naive_requests": figures.naive_requests,
     });
-    if let Some(figures) = figures {
+    if has_tokens {
         json["tokens"] = json!({
             "naive": figures.naive_tokens, "sent": figures.sent_tokens, "cached": figures.cached_tokens,
             "computed": figures.computed_tokens(),

@@ -55,7 +55,7 @@ pub(super) fn run(call: &Call) -> Result<(), Failure> {
     }
     let (summary, done) = scored(args)?;
     if call.is_json() {
-        stdout::data(format!("{}\n", summary.to_json()).as_bytes())?;
+        stdout::json(&summary.to_json())?;
     } else {
         stdout::data(table::episodes(&done.reports).as_bytes())?;
         stdout::data(table::totals(&summary).as_bytes())?;
@@ -168,6 +168,7 @@ fn options(
 ) -> Result<Options, Failure> {
     let is_here = args.server.is_here();
     let most = args.server.part.concurrency.unwrap_or(usize::MAX);
+    let requests_at_once = Some(args.call.get("episode_requests")?).filter(|n| *n > 0).unwrap_or(usize::MAX);
     let needed = lenses(shown.lens, settings.params.ratio);
     Ok(Options {
         framing: shown.framing,
@@ -177,7 +178,7 @@ fn options(
         overwrite: args.call.config.is("overwrite"),
         limit: args.limit(context_length)?,
         // One engine computes one thing at a time, best in the plan's order.
-        requests_at_once: if is_here { 1 } else { args.requests_at_once()? },
+        requests_at_once: if is_here { 1 } else { requests_at_once },
         episodes_at_once: if is_here { 1 } else { EPISODES_AT_ONCE.min(most) },
         run_dir: args.run_dir.clone(),
     })
