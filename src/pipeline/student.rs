@@ -73,7 +73,7 @@ pub fn speech(opened: &Opened, part: &SpeechPart) -> Result<Speech, Error> {
             "name a directory with its tokenizer.json and chat template with --tokenizer",
         ));
     };
-    let source = |error: backsight_chat::source::SourceError| invalid(error.to_string(), error.help());
+    let source = |error: backsight_chat::error::TextError| invalid(error.to_string(), error.help());
     let templates = ChatTemplates::open_with(path, part.template.as_deref()).map_err(source)?;
     let (template, vars) = (templates.select(true).map_err(source)?, templates.special_tokens().clone());
     let tool_text = choose_tool_text(&template, &vars, part)?;

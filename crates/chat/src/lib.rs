@@ -19,6 +19,7 @@
 pub mod arguments;
 pub mod detect;
 pub mod drops;
+pub mod error;
 pub mod files;
 pub mod format;
 pub mod gguf;

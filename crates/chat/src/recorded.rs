@@ -6,8 +6,9 @@
 
 use std::ops::Range;
 
+use super::error::TextError;
 use super::incremental::{Change, change};
-use super::tokenizer::{Tokenizer, TokenizerError};
+use super::tokenizer::Tokenizer;
 use backsight_core::tokens::{TokenId, TokenSpan};
 use backsight_core::tree::Replacement;
 
@@ -36,7 +37,7 @@ pub enum CannotInsert {
     NotText,
     /// The tokenizer refused.
     #[error(transparent)]
-    Tokenizer(#[from] TokenizerError),
+    Tokenizer(#[from] TextError),
 }
 
 /// What writing something into a context does to its tokens; `sampled` are the actions in it.
@@ -85,7 +86,7 @@ struct Text {
 }
 
 impl Text {
-    fn new(tokenizer: &Tokenizer, ids: &[TokenId]) -> Result<Self, TokenizerError> {
+    fn new(tokenizer: &Tokenizer, ids: &[TokenId]) -> Result<Self, TextError> {
         let seams = (1..ids.len()).filter(|at| tokenizer.is_special(ids[*at]) && tokenizer.is_seam(ids[*at]));
         let mut borders: Vec<usize> = seams.collect();
         borders.insert(0, 0);
