@@ -10,7 +10,8 @@ use super::resume::{Asked, is_complete, recorded};
 use super::{Loss, Reader, Texts};
 use crate::store::episodes::{BadFile, Loaded};
 use crate::store::hindsight::{Hindsight, directory_of, read};
-use backsight_core::plan::{Backend, Figures};
+use backsight_core::model::Limits;
+use backsight_core::plan::Figures;
 
 /// What would be done for an episode.
 pub struct Forecast {
@@ -84,7 +85,7 @@ pub struct Forecaster {
     /// The tokenizer and template, where they are known.
     pub texts: Option<Texts>,
     /// What the server does with requests.
-    pub backend: Backend,
+    pub limits: Limits,
 }
 
 impl Forecaster {
@@ -157,7 +158,7 @@ impl Forecaster {
         };
         if let Some(read) = read {
             let (figures, more_passes) =
-                planned(read, outline, old, &asked, &self.options.lenses, &self.backend);
+                planned(read, outline, old, &asked, &self.options.lenses, &self.limits);
             let Figures { requests, naive_requests, .. } = figures;
             return (Cost { requests, naive_requests, figures: Some(figures) }, more_passes);
         }

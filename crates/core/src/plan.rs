@@ -14,27 +14,10 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 
+use crate::model::Limits;
 use crate::score::{Absence, ScoreJob, SpanScore, TokenScore, end_needed, first_needed};
 use crate::tokens::{TokenId, TokenSpan, TopK};
 use crate::tree::{ROOT, Tip, TokenTree};
-
-/// What a backend does with a request for scores, as far as its cost goes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Backend {
-    /// Whether tokens computed for earlier requests are reused, up to the token before the first scored one.
-    pub caches_scores: bool,
-    /// Whether scoring can begin in the middle of a prompt; without it every position is scored and sent back.
-    pub start_index: bool,
-    /// At most this many positions scored in one request, for servers whose memory the logits would fill.
-    pub max_scored: Option<usize>,
-}
-
-impl Backend {
-    /// The cached prefix reaches up to the first scored token.
-    pub const CACHING: Self = Self { caches_scores: true, start_index: true, max_scored: None };
-    /// The logprobs of a prompt are computed from its first token on, every time.
-    pub const RECOMPUTING: Self = Self { caches_scores: false, start_index: false, max_scored: None };
-}
 
 /// Spans to be scored of a sequence in a tree.
 #[derive(Clone, Debug, PartialEq)]
@@ -139,8 +122,8 @@ pub struct Unanswered {
     pub request: usize,
 }
 
-/// Plans the requests for `jobs`.
-pub fn plan(jobs: &[ScoreJob], backend: &Backend) -> Plan {
+/// Plans the requests for `jobs` to a backend with these limits.
+pub fn plan(jobs: &[ScoreJob], limits: &Limits) -> Plan {
     let mut tree = TokenTree::default();
     let job = |job: &ScoreJob| TipJob {
         tip: tree.grow(Tip::EMPTY, job.tokens()),
@@ -148,17 +131,17 @@ pub fn plan(jobs: &[ScoreJob], backend: &Backend) -> Plan {
         top_k: job.top_k(),
     };
     let jobs = jobs.iter().map(job).collect();
-    plan_tree(Arc::new(tree), jobs, backend)
+    plan_tree(Arc::new(tree), jobs, limits)
 }
 
 /// Plans the requests for jobs whose sequences are in a tree.
-pub fn plan_tree(tree: Arc<TokenTree>, jobs: Vec<TipJob>, backend: &Backend) -> Plan {
+pub fn plan_tree(tree: Arc<TokenTree>, jobs: Vec<TipJob>, limits: &Limits) -> Plan {
     let mut paths = Paths::new(&tree, &jobs);
     let mut requests = Vec::new();
     let leaves = paths.leaves_depth_first();
     let passes = leaves.len() as u64;
     for leaf in leaves {
-        paths.request_leaf(leaf, backend, &mut requests);
+        paths.request_leaf(leaf, limits, &mut requests);
     }
     let parts = jobs.iter().map(|job| paths.parts(job)).collect();
     Plan { figures: figures(&jobs, &requests, passes), requests, parts, jobs, tree }
@@ -341,16 +324,16 @@ impl<'j> Paths<'j> {
     }
 
     /// Adds the requests for what is needed between the part of the tree already passed and a leaf.
-    fn request_leaf(&mut self, leaf: usize, backend: &Backend, requests: &mut Vec<PlannedRequest>) {
+    fn request_leaf(&mut self, leaf: usize, limits: &Limits, requests: &mut Vec<PlannedRequest>) {
         let (trunk, path) = self.unvisited_path(leaf);
         let needed = merged(path.iter().flat_map(|node| self.nodes[*node].needed.clone()).collect());
         let top_k = path.iter().map(|node| self.nodes[*node].top_k).max().unwrap_or(0);
         let first_request = requests.len();
         let mut present = self.tree.positions(trunk).end;
-        for piece in pieces(needed, backend) {
+        for piece in pieces(needed, limits) {
             let (Some(first), Some(last)) = (piece.first(), piece.last()) else { continue };
             let (start, end) = (first.start - 1, last.end);
-            let cached = if backend.caches_scores { present.min(start) } else { 0 };
+            let cached = if limits.cached_scores { present.min(start) } else { 0 };
             let after = self.provider(trunk, requests, first_request, cached);
             for node in &path {
                 let own = self.tree.positions(*node);
@@ -440,8 +423,8 @@ fn merged(mut ranges: Vec<Range<usize>>) -> Vec<Range<usize>> {
 }
 
 /// Cuts the needed ranges into runs that span no more positions than the backend scores at once.
-fn pieces(ranges: Vec<Range<usize>>, backend: &Backend) -> Vec<Vec<Range<usize>>> {
-    let Some(max) = backend.max_scored.filter(|_| backend.start_index) else { return vec![ranges] };
+fn pieces(ranges: Vec<Range<usize>>, limits: &Limits) -> Vec<Vec<Range<usize>>> {
+    let Some(max) = limits.max_scored.filter(|_| limits.start_index) else { return vec![ranges] };
     let mut pieces: Vec<Vec<Range<usize>>> = Vec::new();
     for mut range in ranges {
         while !range.is_empty() {

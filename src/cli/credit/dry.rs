@@ -11,13 +11,12 @@ use crate::cli::failure::Failure;
 use crate::cli::output::one_line;
 use crate::cli::stdout;
 use crate::event::Event;
-use crate::model::planned::backend;
 use crate::pipeline::Texts;
 use crate::pipeline::forecast::{Cost, Forecast, Forecaster};
 use crate::store::episodes::{Source, load};
 use crate::store::hindsight::Settings;
 use crate::wire::hindsight::Provenance;
-use backsight_core::plan::Backend;
+use backsight_core::model::Limits;
 
 pub(super) fn run(
     args: &CreditArgs<'_>,
@@ -63,8 +62,8 @@ fn forecaster(
     let template_sha256 = texts.as_ref().map(Texts::template_sha256);
     let provenance = Provenance { tokenizer_sha256, template_sha256, ..shown.provenance.clone() };
     let kind = args.server.kind().filter(|kind| kind.limits.scores);
-    let backend = kind.map_or(Backend::CACHING, |kind| backend(&kind.limits));
-    Ok(Forecaster { options: super::options(args, settings, shown, provenance, None)?, texts, backend })
+    let limits = kind.map_or(Limits::CACHING, |kind| kind.limits.clone());
+    Ok(Forecaster { options: super::options(args, settings, shown, provenance, None)?, texts, limits })
 }
 
 fn table(forecasts: &[Forecast], placement: &str) -> String {
