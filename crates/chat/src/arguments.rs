@@ -75,12 +75,11 @@ fn shows(template: &Template, input: &RenderInput<'_>, form: ArgumentForm) -> bo
         });
     }
     let Ok(rendered) = template.render(&RenderInput { messages: &messages, ..*input }) else { return false };
-    let mut all_calls = messages.iter().enumerate().flat_map(|(message_idx, message)| {
-        calls(message).iter().enumerate().map(move |(call_idx, _)| (message_idx, call_idx))
-    });
     let text = rendered.text.as_str();
     let marks = marks(text);
-    all_calls.all(|(message_idx, call_idx)| is_well_shown(text, &marks, form, message_idx, call_idx))
+    messages.iter().enumerate().all(|(message_idx, message)| {
+        (0..calls(message).len()).all(|idx| is_well_shown(text, &marks, form, message_idx, idx))
+    })
 }
 
 fn is_well_shown(

@@ -20,7 +20,7 @@ pub mod arguments;
 pub mod detect;
 pub mod drops;
 pub mod error;
-pub mod files;
+mod files;
 pub mod format;
 pub mod gguf;
 mod header;

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value};
 
 use super::error::TextError;
-use super::files::{BadFile, read_gguf, read_json, read_text, token_text};
+use super::files::{bad_file, read_gguf, read_json, read_text, token_text};
 use super::gguf::Gguf;
 use super::template::Template;
 
@@ -27,12 +27,6 @@ const SPECIAL_TOKENS: [(&str, &str); 7] = [
     ("cls_token", "cls_token_id"),
     ("mask_token", "mask_token_id"),
 ];
-
-impl From<BadFile> for TextError {
-    fn from(error: BadFile) -> Self {
-        Self::new(error, "check the path and the file")
-    }
-}
 
 /// A template that has not been read yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -70,7 +64,7 @@ impl ChatTemplates {
     /// The templates of a model's directory. Files of their own win over `tokenizer_config.json`.
     pub fn from_dir(dir: &Path) -> Result<Self, TextError> {
         if !dir.is_dir() {
-            return Err(BadFile::new(dir, "there is no such directory").into());
+            return Err(bad_file(dir, "there is no such directory"));
         }
         let config = read_json(&dir.join("tokenizer_config.json"))?;
         let special_tokens = config_tokens(dir, &config)?;
@@ -159,7 +153,7 @@ fn model_dir(path: &Path) -> Result<Option<&Path>, TextError> {
         return Ok(Some(path));
     }
     if !path.exists() {
-        return Err(BadFile::new(path, "there is no such file or directory").into());
+        return Err(bad_file(path, "there is no such file or directory"));
     }
     if is("gguf") {
         return Ok(None);
@@ -168,7 +162,7 @@ fn model_dir(path: &Path) -> Result<Option<&Path>, TextError> {
     dir.filter(|_| is("json")).map(Some).ok_or_else(|| {
         let what = "neither a model directory, nor its tokenizer.json, nor a GGUF file";
         let help = "name the model's directory with --tokenizer, and a template with --template FILE";
-        TextError::new(BadFile::new(path, what), help)
+        TextError::new(bad_file(path, what), help)
     })
 }
 

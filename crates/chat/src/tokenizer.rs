@@ -15,7 +15,7 @@ use tokenizers::{
 };
 
 use super::error::TextError;
-use super::files::{BadFile, read, read_gguf, read_json, token_text};
+use super::files::{bad_file, read, read_gguf, read_json, token_text};
 use super::vocabulary::Vocabulary;
 use backsight_core::hash::sha256;
 use backsight_core::tokens::{TokenId, check_ids};
@@ -53,7 +53,7 @@ impl Tokenizer {
         let file = if path.is_dir() { path.join("tokenizer.json") } else { path.to_owned() };
         let dir = file.parent().unwrap_or(Path::new("."));
         let mut tokenizer =
-            Self::from_json(&read_tokenizer(&file)?).map_err(|why| broken(BadFile::new(&file, why)))?;
+            Self::from_json(&read_tokenizer(&file)?).map_err(|why| broken(bad_file(&file, why)))?;
         let beside = |name: &str| read_json(&dir.join(name)).map_err(broken);
         let (model, generation) = (beside("config.json")?, beside("generation_config.json")?);
         if let Some(vocab_size) = vocab_size(&model) {
@@ -67,7 +67,7 @@ impl Tokenizer {
     fn from_gguf(path: &Path) -> Result<Self, TextError> {
         let gguf = read_gguf(path).map_err(|why| TextError::new(why, MISSING))?;
         let tokenizer = Self::from_vocabulary(&Vocabulary::from_gguf(&gguf));
-        tokenizer.map_err(|why| broken(BadFile::new(path, why)))
+        tokenizer.map_err(|why| broken(bad_file(path, why)))
     }
 
     /// From what a GGUF file says about it.
@@ -286,7 +286,7 @@ fn read_tokenizer(file: &Path) -> Result<Vec<u8>, TextError> {
     read(file).map_err(|why| TextError::new(why, MISSING))
 }
 
-fn broken(file: BadFile) -> TextError {
+fn broken(file: TextError) -> TextError {
     TextError::new(file, BROKEN)
 }
 

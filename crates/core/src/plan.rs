@@ -410,7 +410,7 @@ fn overlap(a: &Range<usize>, b: Range<usize>) -> Option<Range<usize>> {
 }
 
 /// The union of ranges, in order, touching ones joined.
-fn merged(mut ranges: Vec<Range<usize>>) -> Vec<Range<usize>> {
+pub(crate) fn merged(mut ranges: Vec<Range<usize>>) -> Vec<Range<usize>> {
     ranges.sort_by_key(|range| range.start);
     let mut union: Vec<Range<usize>> = Vec::new();
     for range in ranges {

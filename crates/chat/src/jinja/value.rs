@@ -337,7 +337,10 @@ pub(crate) fn from_json(json: &serde_json::Value) -> Result<Value, Error> {
         serde_json::Value::Number(number) => Ok(from_number(number)),
         serde_json::Value::String(text) => Ok(Value::from(text.as_str())),
         serde_json::Value::Array(items) => list(items.iter().map(from_json).collect::<Result<_, _>>()?),
-        serde_json::Value::Object(fields) => from_json_object(fields),
+        serde_json::Value::Object(fields) => {
+            let entry = |(key, value): (&String, _)| Ok((Value::from(key.as_str()), from_json(value)?));
+            dict(fields.iter().map(entry).collect::<Result<Vec<_>, Error>>()?)
+        }
     }
 }
 
@@ -349,12 +352,6 @@ fn from_number(number: &Number) -> Value {
     } else {
         Value::from(number.as_f64().unwrap_or(f64::NAN))
     }
-}
-
-/// A dict from a JSON object.
-pub(super) fn from_json_object(fields: &Map<String, serde_json::Value>) -> Result<Value, Error> {
-    let entries = fields.iter().map(|(key, value)| Ok((Value::from(key.as_str()), from_json(value)?)));
-    dict(entries.collect::<Result<Vec<_>, Error>>()?)
 }
 
 /// What `json.dumps` makes of a value, before it is written.
