@@ -292,8 +292,12 @@ mod tests {
         let mut tree = TokenTree::default();
         let found = Shown::new(manner, &talk).unwrap().reread(&wanted, &tokenizer, &mut tree);
         let whole = |messages: &[Message]| {
-            let text =
-                Shown::new(manner, messages).unwrap().growing.render(messages.len(), true).unwrap().text;
+            let text = Shown::new(manner, messages)
+                .unwrap()
+                .growing
+                .part(messages.len(), true, &(0..0), &[])
+                .unwrap()
+                .text;
             tokenizer.encode(&text).unwrap().ids
         };
         for ((action, edits), turn) in wanted.into_iter().zip(found.turns) {

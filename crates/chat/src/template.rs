@@ -79,7 +79,7 @@ impl Template {
 
     /// Renders exactly what is given, byte for byte as transformers does.
     pub fn render(&self, input: &RenderInput<'_>) -> Result<Rendered, TextError> {
-        self.growing(input)?.render(input.messages.len(), input.add_generation_prompt)
+        self.growing(input)?.part(input.messages.len(), input.add_generation_prompt, &(0..0), &[])
     }
 
     /// Prepares a conversation that is rendered message by message: its values are made once, not for every length.
@@ -133,12 +133,8 @@ impl Growing<'_> {
         Ok(rendered.text)
     }
 
-    /// Renders the first `n_messages`, with or without the generation prompt behind them.
-    pub fn render(&self, n_messages: usize, add_generation_prompt: bool) -> Result<Rendered, TextError> {
-        self.part(n_messages, add_generation_prompt, &(0..0), &[])
-    }
-
-    /// The same as if the messages `without` were not there, with others in the place of some.
+    /// Renders the first `n_messages`, with or without the generation prompt behind them, as if the messages `without`
+    /// were not there, with others in the place of some.
     pub fn part(
         &self,
         n_messages: usize,

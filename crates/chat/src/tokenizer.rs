@@ -94,11 +94,7 @@ impl Tokenizer {
     pub fn from_json(json: &[u8]) -> Result<Self, TextError> {
         // Nearly all models are BPE. Said so beforehand, a file is read once instead of three times over.
         let bpe = serde_json::from_slice::<BpeTokenizer>(json).map(tokenizers::Tokenizer::from);
-        let inner = bpe.or_else(|_| tokenizers::Tokenizer::from_bytes(json)).map_err(failed)?;
-        Self::from_inner(inner)
-    }
-
-    fn from_inner(mut inner: tokenizers::Tokenizer) -> Result<Self, TextError> {
+        let mut inner = bpe.or_else(|_| tokenizers::Tokenizer::from_bytes(json)).map_err(failed)?;
         // Some files ship with the limits of the training script; a conversation is never cut or padded here.
         inner.with_truncation(None).map_err(failed)?;
         inner.with_padding(None);
