@@ -30,16 +30,6 @@ pub struct TipJob {
     pub top_k: usize,
 }
 
-impl TipJob {
-    fn first_needed(&self) -> Option<usize> {
-        first_needed(&self.spans)
-    }
-
-    fn end_needed(&self) -> usize {
-        end_needed(&self.spans)
-    }
-}
-
 /// One request of a plan.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PlannedRequest {
@@ -148,9 +138,9 @@ pub fn plan_tree(tree: Arc<TokenTree>, jobs: Vec<TipJob>, limits: &Limits) -> Pl
 }
 
 fn figures(jobs: &[TipJob], requests: &[PlannedRequest], passes: u64) -> Figures {
-    let needed = jobs.iter().filter(|job| job.first_needed().is_some());
+    let needed = jobs.iter().filter(|job| first_needed(&job.spans).is_some());
     Figures {
-        naive_tokens: needed.clone().map(|job| job.end_needed() as u64).sum(),
+        naive_tokens: needed.clone().map(|job| end_needed(&job.spans) as u64).sum(),
         naive_requests: needed.count() as u64,
         sent_tokens: requests.iter().map(|request| request.n_tokens() as u64).sum(),
         cached_tokens: requests.iter().map(|request| request.cached as u64).sum(),
@@ -263,8 +253,8 @@ struct Paths<'j> {
 impl<'j> Paths<'j> {
     fn new(tree: &'j TokenTree, jobs: &[TipJob]) -> Self {
         let mut paths = Self { tree, nodes: vec![Node::default(); tree.n_nodes()] };
-        for (idx, job) in jobs.iter().enumerate().filter(|(_, job)| job.first_needed().is_some()) {
-            let end = tree.cut(job.tip, job.end_needed());
+        for (idx, job) in jobs.iter().enumerate().filter(|(_, job)| first_needed(&job.spans).is_some()) {
+            let end = tree.cut(job.tip, end_needed(&job.spans));
             let node = &mut paths.nodes[tree.node(end)];
             node.first_job.get_or_insert(idx);
             node.deepest = node.deepest.max(end.len());
