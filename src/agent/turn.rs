@@ -11,7 +11,8 @@ use crate::agent::force::call_pattern;
 use crate::model::key::seed_for;
 use crate::model::{self, ChatRequest, Constraint, Finish, GenerateRequest, Place, Sampling};
 use crate::tasks::CodingTask;
-use backsight_chat::format::{ChatFormat, FormatError, ReadAction};
+use backsight_chat::error::TextError;
+use backsight_chat::format::{ChatFormat, ReadAction};
 use backsight_chat::parse::Parser;
 use backsight_chat::template::Now;
 use backsight_core::episode::{Content, Message, Role, Stop};
@@ -42,8 +43,8 @@ impl From<model::Error> for Failure {
     }
 }
 
-impl From<FormatError> for Failure {
-    fn from(error: FormatError) -> Self {
+impl From<TextError> for Failure {
+    fn from(error: TextError) -> Self {
         Self::new(format!("{error}\nhelp: {}", error.help()))
     }
 }
@@ -88,8 +89,7 @@ impl Attempt<'_> {
         let ids: Vec<_> = generated.tokens.iter().map(|token| token.id).collect();
         let opened_thought = talk.opens_thought;
         talk.sampled(generated.tokens);
-        let ReadAction { message, malformed } =
-            format.read(&ids, opened_thought, &talk.episode.tools).map_err(FormatError::from)?;
+        let ReadAction { message, malformed } = format.read(&ids, opened_thought, &talk.episode.tools)?;
         let is_full = max_tokens < self.setting.options.max_turn_tokens;
         let limit = if is_full { Stop::ContextFull } else { Stop::TurnCut };
         let cut = (generated.finish == Finish::Length).then_some(limit);

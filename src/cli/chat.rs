@@ -12,15 +12,16 @@ use super::output;
 use super::stdout;
 use backsight_chat::arguments::Conversion;
 use backsight_chat::drops::{Loss, Part, drops, lost_answer};
+use backsight_chat::error::TextError;
 use backsight_chat::json::{self, BadJson};
 use backsight_chat::messages;
 use backsight_chat::near::Likeness;
 use backsight_chat::parse::Parser;
 use backsight_chat::render::{Rendering, needed_tool_text, render_conversation};
-use backsight_chat::source::{ChatTemplates, SourceError};
-use backsight_chat::spans::{self, Beyond, Border, SpanError, Turn};
-use backsight_chat::template::{Now, RenderInput, Template, TemplateError};
-use backsight_chat::tokenizer::{Tokenizer, TokenizerError};
+use backsight_chat::source::ChatTemplates;
+use backsight_chat::spans::{self, Beyond, Border, Turn};
+use backsight_chat::template::{Now, RenderInput, Template};
+use backsight_chat::tokenizer::Tokenizer;
 use backsight_core::episode::{Role, ToolText};
 
 pub(super) fn parse(call: &Call) -> Result<(), Failure> {
@@ -303,33 +304,8 @@ fn named(path: &Path, what: impl std::fmt::Display) -> String {
     format!("{}: {what}", path.display())
 }
 
-impl From<SourceError> for Failure {
-    fn from(error: SourceError) -> Self {
+impl From<TextError> for Failure {
+    fn from(error: TextError) -> Self {
         Self::input(&error, error.help())
-    }
-}
-
-impl From<TemplateError> for Failure {
-    fn from(error: TemplateError) -> Self {
-        Self::input(&error, error.help())
-    }
-}
-
-impl From<TokenizerError> for Failure {
-    fn from(error: TokenizerError) -> Self {
-        Self::input(&error, error.help())
-    }
-}
-
-impl From<SpanError<TemplateError>> for Failure {
-    fn from(error: SpanError<TemplateError>) -> Self {
-        let help = match &error {
-            SpanError::Template { why, .. } => why.help(),
-            SpanError::Tokenizer(error) => error.help().to_owned(),
-            SpanError::EmptyAction { .. } | SpanError::Lost { .. } => {
-                "look at the text with --format text, or choose --tool-text".to_owned()
-            }
-        };
-        Self::input(error, help)
     }
 }

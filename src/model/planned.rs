@@ -13,8 +13,8 @@ use tokio::task::JoinSet;
 
 use super::outlook::Outlook;
 use super::resting::Resting;
-use super::{Error, Limits, Model, Scored, Usage};
-use backsight_core::plan::{Backend, Figures, Plan, plan};
+use super::{Error, Model, Scored, Usage};
+use backsight_core::plan::{Figures, Plan, plan};
 use backsight_core::score::{ScoreJob, SpanScore};
 
 /// Requests that wait for a permit cost memory for nothing; more than this many are never under way.
@@ -72,12 +72,6 @@ pub struct JobScores {
 /// nothing more is asked for or told.
 pub type Settle<'a> = dyn FnMut(usize, Result<JobScores, Error>) -> ControlFlow<()> + Send + 'a;
 
-/// What scoring costs a model with these limits.
-pub fn backend(limits: &Limits) -> Backend {
-    let Limits { cached_scores, start_index, max_scored, .. } = *limits;
-    Backend { caches_scores: cached_scores, start_index, max_scored }
-}
-
 /// How a plan is carried out.
 #[derive(Clone, Debug)]
 pub struct Pace {
@@ -95,7 +89,7 @@ impl Default for Pace {
 
 /// Scores `jobs` through a plan. An error that stops the run settles every job that has no scores yet.
 pub async fn score_planned(model: &Arc<dyn Model>, jobs: &[ScoreJob], settle: &mut Settle<'_>) -> Planned {
-    score_at(&Pace::default(), model, &plan(jobs, &backend(model.limits())), settle).await
+    score_at(&Pace::default(), model, &plan(jobs, model.limits()), settle).await
 }
 
 /// Carries out a plan at a pace of one's own.

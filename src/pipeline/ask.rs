@@ -11,7 +11,8 @@ use super::read::ReadEpisode;
 use crate::model::planned::{Pace, score_at};
 use crate::model::{Error, JobScores, Model};
 use backsight_core::lens::Lenses;
-use backsight_core::plan::{Backend, Figures, Plan, TipJob, plan_tree};
+use backsight_core::model::Limits;
+use backsight_core::plan::{Figures, Plan, TipJob, plan_tree};
 use backsight_core::score::SpanScore;
 
 /// An episode's jobs.
@@ -44,13 +45,13 @@ impl Jobs {
         &self,
         read: &ReadEpisode,
         scores: impl IntoIterator<Item = (usize, usize)>,
-        backend: &Backend,
+        limits: &Limits,
     ) -> Asking {
         let jobs = scores.into_iter().filter_map(|(step, lens)| self.of_step[step][lens]);
         let mut wanted: Vec<usize> = jobs.collect();
         wanted.sort_unstable();
         let chosen = wanted.iter().map(|job| self.all[*job].clone()).collect();
-        Asking { plan: plan_tree(Arc::clone(&read.tree), chosen, backend), wanted }
+        Asking { plan: plan_tree(Arc::clone(&read.tree), chosen, limits), wanted }
     }
 
     /// How many there are.

@@ -22,7 +22,7 @@ use super::{Loss, Reason, Stopped};
 use crate::event::Event;
 use crate::model::Model;
 use crate::model::outlook::Outlook;
-use crate::model::planned::{Pace, backend};
+use crate::model::planned::Pace;
 use crate::store::episodes::{BadFile, Loaded, Source, load, natural};
 use crate::store::hindsight::{
     Hindsight, Measured, MeasuredStep, assemble, directory_of, n_scored, recompute, write,
@@ -33,7 +33,8 @@ use crate::wire::hindsight::Provenance;
 use backsight_core::credit::hcapo::Ratio;
 use backsight_core::episode::{Episode, Message, TokenSource};
 use backsight_core::lens::{Lens, Lenses};
-use backsight_core::plan::{Backend, Figures};
+use backsight_core::model::Limits;
+use backsight_core::plan::Figures;
 use backsight_core::subtasks::PlanPlace;
 use backsight_core::tokens::{Logprob, TokenId};
 use backsight_core::tree::Tip;
@@ -89,11 +90,11 @@ pub fn planned(
     old: Option<&Hindsight>,
     asked: &Asked,
     lenses: &Lenses,
-    backend: &Backend,
+    limits: &Limits,
 ) -> (Figures, Option<String>) {
     let jobs = Jobs::new(read, lenses, asked.settings.max_logprob_tokens);
     let old = old_scores(old, read, asked, lenses);
-    let figures = jobs.plan(read, missing(&old), backend).figures();
+    let figures = jobs.plan(read, missing(&old), limits).figures();
     (figures, more_passes(outline, read, &old, figures))
 }
 
@@ -336,7 +337,7 @@ impl Shared {
         let reused = old_scores(old.as_deref(), &mut read, &asked, &options.lenses);
         notes.extend(old.and_then(|old| nothing_reused(&old, &reused)));
         let jobs = Jobs::new(&read, &options.lenses, asked.settings.max_logprob_tokens);
-        let asking = jobs.plan(&read, missing(&reused), &backend(self.teacher.model.limits()));
+        let asking = jobs.plan(&read, missing(&reused), self.teacher.model.limits());
         let figures = match asking.n_scores() == jobs.len() {
             true => asking.figures(),
             false => self.asking_for_all(&jobs, &read).figures(),
@@ -348,11 +349,7 @@ impl Shared {
 
     /// The plan for all of an episode's scores.
     fn asking_for_all(&self, jobs: &Jobs, read: &ReadEpisode) -> Asking {
-        jobs.plan(
-            read,
-            missing(&no_scores(read, &self.options.lenses)),
-            &backend(self.teacher.model.limits()),
-        )
+        jobs.plan(read, missing(&no_scores(read, &self.options.lenses)), self.teacher.model.limits())
     }
 
     /// Asks for what is missing, and writes what follows from it once it is known whose the answers are.

@@ -10,7 +10,8 @@ use super::resume::{Asked, is_complete, recorded};
 use super::{Loss, Reader, Texts};
 use crate::store::episodes::{BadFile, Loaded};
 use crate::store::hindsight::{Hindsight, directory_of, read};
-use backsight_core::plan::{Backend, Figures};
+use backsight_core::model::Limits;
+use backsight_core::plan::Figures;
 
 /// What would be done for an episode.
 pub struct Forecast {
@@ -73,7 +74,7 @@ pub struct Forecaster {
     /// The tokenizer and template, where they are known.
     pub texts: Option<Texts>,
     /// What the server does with requests.
-    pub backend: Backend,
+    pub limits: Limits,
 }
 
 impl Forecaster {
@@ -142,7 +143,7 @@ impl Forecaster {
             None => asked,
         };
         if let Some(read) = read {
-            return planned(read, outline, old, &asked, &self.options.lenses, &self.backend);
+            return planned(read, outline, old, &asked, &self.options.lenses, &self.limits);
         }
         let keys = self.options.lenses.keys();
         let wanted = |step, lens: usize| !old.is_some_and(|old| recorded(old, &asked, step, &keys[lens]));

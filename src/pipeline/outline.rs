@@ -11,7 +11,8 @@ use super::{Loss, Reason};
 use backsight_chat::template::Now;
 use backsight_core::episode::{Conversation, Episode, Role, ToolText};
 use backsight_core::lens::{Edit, Lenses, NoAddition, Told, View};
-use backsight_core::plan::{Backend, TipJob, plan_tree};
+use backsight_core::model::Limits;
+use backsight_core::plan::{TipJob, plan_tree};
 use backsight_core::subtasks::{PlanPlace, PlanPlaces, places};
 use backsight_core::tokens::{TokenId, TokenSpan};
 use backsight_core::tree::{Replacement, Replacements, Tip, TokenTree};
@@ -124,7 +125,7 @@ impl Outline {
             }
         }
         let n_jobs = jobs.len();
-        (plan_tree(Arc::new(tree), jobs, &Backend::CACHING).requests.len(), n_jobs)
+        (plan_tree(Arc::new(tree), jobs, &Limits::CACHING).requests.len(), n_jobs)
     }
 }
 

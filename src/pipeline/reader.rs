@@ -9,8 +9,9 @@ use serde_json::{Map, Value};
 
 use super::outline::Framing;
 use backsight_chat::drops::drops;
+use backsight_chat::error::TextError;
 use backsight_chat::reread::Manner;
-use backsight_chat::source::{ChatTemplates, SourceError};
+use backsight_chat::source::ChatTemplates;
 use backsight_chat::template::{Now, Template};
 use backsight_chat::tokenizer::Tokenizer;
 use backsight_core::episode::{Episode, ToolText};
@@ -32,7 +33,7 @@ impl Texts {
         tokenizer: Arc<Tokenizer>,
         template: Option<&Path>,
         vars: &Map<String, Value>,
-    ) -> Result<Self, SourceError> {
+    ) -> Result<Self, TextError> {
         let templates = ChatTemplates::open_with(path, template)?;
         let vars = templates.variables(vars);
         let (plain, with_tools) = (templates.select(false)?, templates.select(true)?);

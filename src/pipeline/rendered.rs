@@ -5,9 +5,9 @@ use std::ops::Range;
 use super::reader::Reader;
 use super::shorten::{Actions, Context, Contexts, ViewContext};
 use super::{Loss, Reason};
+use backsight_chat::error::TextError;
 use backsight_chat::reread::{Manner, Shown};
-use backsight_chat::spans::{Found, SpanError, Turn};
-use backsight_chat::template::TemplateError;
+use backsight_chat::spans::{Found, Turn};
 use backsight_core::episode::Message;
 use backsight_core::lens::Edit;
 use backsight_core::tokens::{TokenId, TokenSpan};
@@ -115,7 +115,7 @@ impl Contexts for Rendered<'_> {
 /// A turn with what is seen before it through each lens; `edits` are what the lenses add, where they find a place.
 fn seen(
     tree: &TokenTree,
-    turn: Found<TemplateError>,
+    turn: Found,
     edits: Vec<(usize, Option<Edit<'_>>)>,
 ) -> Result<(Turn, Vec<ViewContext>), Loss> {
     let (turn, contexts) = turn.map_err(|error| Loss::new(Reason::Rendering, error))?;
@@ -133,7 +133,7 @@ fn shown_by(
     tree: &TokenTree,
     plain: Tip,
     edit: Edit<'_>,
-    context: Result<Tip, SpanError<TemplateError>>,
+    context: Result<Tip, TextError>,
 ) -> Result<Tip, Loss> {
     let context = context.map_err(|error| Loss::new(Reason::Rendering, error))?;
     if edit != Edit::Nothing && tree.are_equal(context, plain) {
@@ -148,6 +148,6 @@ pub(super) fn no_place() -> Loss {
     Loss::new(Reason::NoPlace, "no message stands before the action that the lens could be written into")
 }
 
-fn rendering(error: &TemplateError) -> Loss {
+fn rendering(error: &TextError) -> Loss {
     Loss::new(Reason::Rendering, format!("{error}; help: {}", error.help()))
 }

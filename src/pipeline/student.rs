@@ -64,7 +64,7 @@ pub fn speech(opened: &Opened, part: &SpeechPart) -> Result<Speech, Error> {
         return Ok(Speech::Chat(parser));
     }
     let (path, tokenizer) = opened.tokenizer.as_ref().ok_or_else(|| no_tokenizer(opened))?;
-    let source = |error: backsight_chat::source::SourceError| Error::invalid(error.to_string(), error.help());
+    let source = |error: backsight_chat::error::TextError| Error::invalid(error.to_string(), error.help());
     let templates = ChatTemplates::open_with(path, part.template.as_deref()).map_err(source)?;
     let (template, vars) = (templates.select(true).map_err(source)?, templates.special_tokens().clone());
     let tool_text = choose_tool_text(&template, &vars, part)?;

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use backsight::model::endpoint::{BreakerRules, PoolRules};
-use backsight::model::planned::{JobScores, Pace, Planned, backend, score_at, score_planned};
+use backsight::model::planned::{JobScores, Pace, Planned, score_at, score_planned};
 use backsight::model::retry::Policy;
 use backsight::model::secret::Secret;
 use backsight::model::transport::{Auth, Call, Method, Notice, Settings, Transport};
@@ -323,7 +323,7 @@ async fn a_plan_goes_on_while_one_of_its_requests_waits() {
             ControlFlow::Continue(())
         };
         let pace = Pace { at_once: 1, ..Pace::default() };
-        let plan = backsight::plan::plan(&jobs, &backend(model.limits()));
+        let plan = backsight::plan::plan(&jobs, model.limits());
         score_at(&pace, &model, &plan, &mut settle).await;
         assert_eq!(settled.len(), N_JOBS as usize);
         for (job, after) in settled {

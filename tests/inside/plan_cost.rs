@@ -20,7 +20,8 @@ use backsight::chat::messages::{arguments_text, list_from_json};
 use backsight::chat::tokenizer::Tokenizer;
 use backsight::episode::{Episode, Message, Role};
 use backsight::lens::{OUTCOME_TEMPLATE, OutcomeFacts, Placement, Wording, target, write};
-use backsight::plan::{Backend, Figures, plan};
+use backsight::model::Limits;
+use backsight::plan::{Figures, plan};
 use backsight::score::ScoreJob;
 use backsight::store::episodes::load_directory;
 use backsight::subtasks::{PlanPlaces, places};
@@ -144,7 +145,7 @@ fn published_cost(directory: &Path, episode: &Episode, tokenizer: &Tokenizer) ->
 
 /// Sends a plan's requests in order and checks that the cache does what the plan expects.
 fn planned_cost(jobs: &[ScoreJob]) -> Figures {
-    let plan = plan(jobs, &Backend::CACHING);
+    let plan = plan(jobs, &Limits::CACHING);
     let mut cache = RadixCache::default();
     for ask in (0..plan.requests.len()).filter_map(|request| plan.ask(request)) {
         cache.send(ask.tokens(), ask.first_needed().unwrap() - 1);

@@ -10,9 +10,10 @@ use std::collections::HashMap;
 
 use serde_json::Value;
 
+use super::error::TextError;
 use super::parts;
 use super::probe::{calls, for_each_call, function, mark, marked_arguments, marks};
-use super::template::{RenderInput, Template, TemplateError};
+use super::template::{RenderInput, Template};
 use crate::json::{self, BadJson};
 pub use crate::messages::ArgumentForm;
 use backsight_core::python::dumps;
@@ -32,7 +33,7 @@ pub struct Conversion {
 pub fn prepare_messages(
     template: &Template,
     input: &RenderInput<'_>,
-) -> Result<(Vec<Value>, Vec<Conversion>), TemplateError> {
+) -> Result<(Vec<Value>, Vec<Conversion>), TextError> {
     let mut messages = input.messages.to_vec();
     let mut conversions = Vec::new();
     // Text in parts must not keep a template from showing arguments.
@@ -74,12 +75,11 @@ fn shows(template: &Template, input: &RenderInput<'_>, form: ArgumentForm) -> bo
         });
     }
     let Ok(rendered) = template.render(&RenderInput { messages: &messages, ..*input }) else { return false };
-    let mut all_calls = messages.iter().enumerate().flat_map(|(message_idx, message)| {
-        calls(message).iter().enumerate().map(move |(call_idx, _)| (message_idx, call_idx))
-    });
     let text = rendered.text.as_str();
     let marks = marks(text);
-    all_calls.all(|(message_idx, call_idx)| is_well_shown(text, &marks, form, message_idx, call_idx))
+    messages.iter().enumerate().all(|(message_idx, message)| {
+        (0..calls(message).len()).all(|idx| is_well_shown(text, &marks, form, message_idx, idx))
+    })
 }
 
 fn is_well_shown(
@@ -106,7 +106,7 @@ fn is_well_shown(
 }
 
 /// Converts every call that can be; text that is no JSON object stays text, an object that cannot be passed on exactly is refused.
-fn convert(messages: &mut [Value], to: ArgumentForm) -> Result<Vec<Conversion>, TemplateError> {
+fn convert(messages: &mut [Value], to: ArgumentForm) -> Result<Vec<Conversion>, TextError> {
     let (mut conversions, mut refused) = (Vec::new(), Ok(()));
     for (message_idx, message) in messages.iter_mut().enumerate() {
         for_each_call(message, |call_idx, function| {
@@ -118,7 +118,12 @@ fn convert(messages: &mut [Value], to: ArgumentForm) -> Result<Vec<Conversion>, 
                 }
                 Ok(None) => {}
                 Err(number) => {
-                    refused = Err(TemplateError::InexactNumber { message_idx, call_idx, number });
+                    let what = format!(
+                        "message {message_idx}: the arguments of call {call_idx} hold the integer {number}, which is too \
+                         large to be passed on exactly"
+                    );
+                    let help = "give the number as a string, or write calls as text with --tool-text hermes";
+                    refused = Err(TextError::new(what, help));
                 }
             }
         });

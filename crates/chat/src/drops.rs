@@ -9,8 +9,9 @@ use std::fmt;
 
 use serde_json::{Map, Value, json};
 
+use super::error::TextError;
 use super::probe::{calls, function, mark, marked, marked_tools, marks, role, texts, thought_and_prose};
-use super::template::{Now, RenderInput, Template, TemplateError};
+use super::template::{Now, RenderInput, Template};
 use crate::messages::REASONING_FIELDS;
 
 /// What a template ignores whatever the conversation.
@@ -186,7 +187,7 @@ impl Losses {
 }
 
 /// Finds out what of a conversation does not reach the rendered text.
-pub fn losses(template: &Template, input: &RenderInput<'_>) -> Result<Losses, TemplateError> {
+pub fn losses(template: &Template, input: &RenderInput<'_>) -> Result<Losses, TextError> {
     let marked: Vec<Value> = input.messages.iter().enumerate().map(|(idx, it)| marked(idx, it)).collect();
     let tools = input.tools.map(marked_tools);
     let text = template.render(&RenderInput { messages: &marked, tools: tools.as_deref(), ..*input })?.text;
@@ -251,11 +252,7 @@ fn said(message: &Value) -> (Vec<usize>, Vec<usize>) {
 ///
 /// What an assistant says beside a call is another matter: the call is still there, and some models are
 /// trained to see no more of their own past. Only who needs the action whole refuses that too ([`lost_answer`]).
-pub fn refuse_lost_text(
-    template: &Template,
-    messages: &[Value],
-    losses: &Losses,
-) -> Result<(), TemplateError> {
+pub fn refuse_lost_text(template: &Template, messages: &[Value], losses: &Losses) -> Result<(), TextError> {
     let texts = losses.parts.iter().filter(|loss| loss.part == Part::Text);
     match texts.map(|loss| loss.message_idx).find(|idx| calls(&messages[*idx]).is_empty()) {
         Some(message_idx) => Err(dropped_text(template, message_idx, &messages[message_idx])),
@@ -269,23 +266,27 @@ pub fn lost_answer(
     messages: &[Value],
     losses: &Losses,
     message_idx: usize,
-) -> Option<TemplateError> {
+) -> Option<TextError> {
     losses.has(message_idx, Part::Text).then(|| dropped_text(template, message_idx, &messages[message_idx]))
 }
 
-fn dropped_text(template: &Template, message_idx: usize, message: &Value) -> TemplateError {
-    let origin = template.origin().to_owned();
-    let beside_call = !calls(message).is_empty();
+fn dropped_text(template: &Template, message_idx: usize, message: &Value) -> TextError {
     let whose = if role(message) == "assistant" { "an assistant's" } else { "a user's" };
-    TemplateError::DroppedText { origin, message_idx, whose, beside_call }
+    let (beside, help) = match calls(message) {
+        [] => ("", "give each message's content as one string, or another template with --template FILE"),
+        _ => (
+            " beside a tool call",
+            "write calls as text behind it with --tool-text hermes or --tool-text flatten",
+        ),
+    };
+    let origin = template.origin();
+    let what =
+        format!("{origin}: the template leaves out the text of message {message_idx}, {whose}{beside}");
+    TextError::new(what, help)
 }
 
 /// Refuses a conversation of which a tool call is lost, even in part.
-pub fn refuse_lost_calls(
-    template: &Template,
-    messages: &[Value],
-    losses: &Losses,
-) -> Result<(), TemplateError> {
+pub fn refuse_lost_calls(template: &Template, messages: &[Value], losses: &Losses) -> Result<(), TextError> {
     let losses = &losses.parts;
     let Some(first) = losses.iter().find(|loss| loss.call_idx.is_some()) else { return Ok(()) };
     let of_same_call =
@@ -297,10 +298,9 @@ pub fn refuse_lost_calls(
     };
     let call = messages.get(first.message_idx).and_then(|message| calls(message).get(first.call_idx?));
     let tool = call.and_then(|call| function(call).get("name")?.as_str()).unwrap_or_default();
-    Err(TemplateError::DroppedToolCall {
-        origin: template.origin().to_owned(),
-        message_idx: first.message_idx,
-        tool: tool.to_owned(),
-        what,
-    })
+    let (origin, message_idx) = (template.origin(), first.message_idx);
+    Err(TextError::new(
+        format!("{origin}: the template leaves out {what} of the call of {tool:?} in message {message_idx}"),
+        "choose how tool calls are written with --tool-text hermes or --tool-text flatten",
+    ))
 }

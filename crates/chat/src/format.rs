@@ -11,11 +11,12 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 
 use super::drops::drops;
+use super::error::TextError;
 use super::parse::{ParsedCall, Parser};
 use super::probe::{calls, for_each_call, mark, marked_arguments};
 use super::render::{given, render_conversation};
-use super::template::{Now, RenderInput, Template, TemplateError};
-use super::tokenizer::{Tokenizer, TokenizerError};
+use super::template::{Now, RenderInput, Template};
+use super::tokenizer::Tokenizer;
 use crate::messages::{ArgumentForm, to_json_with};
 use backsight_core::episode::{Content, Message, Role, ToolText};
 use backsight_core::tokens::TokenId;
@@ -24,41 +25,6 @@ const THINK: &str = "<think>";
 const END_THINK: &str = "</think>";
 /// What is marked in a call. Its name is not: some templates repeat it with the result.
 const CALL_MARKS: [&str; 2] = ["key", "value"];
-
-/// Why a student cannot be spoken to.
-#[derive(Debug, thiserror::Error)]
-pub enum FormatError {
-    /// The template refuses the conversation.
-    #[error(transparent)]
-    Template(#[from] TemplateError),
-    /// The tokenizer refuses the text.
-    #[error(transparent)]
-    Tokenizer(#[from] TokenizerError),
-    /// It cannot be told what the template writes behind an action.
-    #[error("{origin}: what the template writes behind message {message_idx} cannot be told: {why}")]
-    NoTail {
-        /// The template's file.
-        origin: String,
-        /// The action's message.
-        message_idx: usize,
-        /// What is in the way.
-        why: &'static str,
-    },
-}
-
-impl FormatError {
-    /// What to do about it.
-    pub fn help(&self) -> String {
-        match self {
-            Self::Template(error) => error.help(),
-            Self::Tokenizer(error) => error.help().to_owned(),
-            Self::NoTail { .. } => {
-                "choose how tools are written with --tool-text hermes, or give another template with --template FILE"
-                    .to_owned()
-            }
-        }
-    }
-}
 
 /// A model's template, tokenizer and tool-call format.
 pub struct ChatFormat {
@@ -136,7 +102,7 @@ impl ChatFormat {
     }
 
     /// The first prompt of a conversation.
-    pub fn opening(&self, messages: &[Message], tools: &[Value], now: Now) -> Result<Opening, FormatError> {
+    pub fn opening(&self, messages: &[Message], tools: &[Value], now: Now) -> Result<Opening, TextError> {
         let messages: Vec<Value> = messages.iter().map(to_json).collect();
         let input = self.input(&messages, tools, true, now);
         let text = render_conversation(&self.template, &input, self.tool_text)?.rendered.text;
@@ -154,12 +120,12 @@ impl ChatFormat {
         action_idx: usize,
         tools: &[Value],
         now: Now,
-    ) -> Result<Between, FormatError> {
+    ) -> Result<Between, TextError> {
         let skeleton = skeleton(messages, action_idx);
-        let found = self.tail(&skeleton, action_idx, tools, now);
-        match found {
+        let has_several = messages.iter().any(|it| it.tool_calls.len() > 1);
+        match self.tail(&skeleton, action_idx, tools, now) {
             // Some templates refuse several calls at once; what follows the last one is the same without the others.
-            Err(FormatError::Template(_)) if messages.iter().any(|it| it.tool_calls.len() > 1) => {
+            Err(_) if has_several && self.render(&skeleton, tools, true, now).is_err() => {
                 let single: Vec<Value> = skeleton.into_iter().enumerate().map(with_last_call).collect();
                 self.tail(&single, action_idx, tools, now)
             }
@@ -174,7 +140,7 @@ impl ChatFormat {
         action_idx: usize,
         tools: &[Value],
         now: Now,
-    ) -> Result<Between, FormatError> {
+    ) -> Result<Between, TextError> {
         let no_tail = |why| self.no_tail(action_idx, why);
         let masked: Vec<Value> = skeleton.iter().enumerate().map(masked_after(action_idx)).collect();
         let (text, masked) =
@@ -211,7 +177,7 @@ impl ChatFormat {
         ids: &[TokenId],
         opened_thought: bool,
         tools: &[Value],
-    ) -> Result<ReadAction, TokenizerError> {
+    ) -> Result<ReadAction, TextError> {
         let ids = match ids.split_last() {
             Some((last, before)) if self.is_end(*last) => before,
             _ => ids,
@@ -243,14 +209,14 @@ impl ChatFormat {
     }
 
     /// The first token in `closing` that ends an action, and where it begins.
-    fn end_in(&self, closing: &str) -> Result<Option<(TokenId, usize)>, TokenizerError> {
+    fn end_in(&self, closing: &str) -> Result<Option<(TokenId, usize)>, TextError> {
         let encoded = self.tokenizer.encode(closing)?;
         let mut tokens = encoded.ids.iter().zip(&encoded.offsets);
         Ok(tokens.find(|(id, _)| self.is_end(**id)).map(|(id, offset)| (*id, offset.start)))
     }
 
     /// How many bytes the tokens take up with which both texts begin.
-    fn common(&self, a: &str, b: &str) -> Result<usize, TokenizerError> {
+    fn common(&self, a: &str, b: &str) -> Result<usize, TextError> {
         let (a, b) = (self.tokenizer.encode(a)?, self.tokenizer.encode(b)?);
         let n_same = a.ids.iter().zip(&b.ids).take_while(|(a, b)| a == b).count();
         Ok(n_same.checked_sub(1).map_or(0, |last| b.offsets[last].end))
@@ -273,15 +239,20 @@ impl ChatFormat {
         tools: &[Value],
         add_generation_prompt: bool,
         now: Now,
-    ) -> Result<String, TemplateError> {
+    ) -> Result<String, TextError> {
         let input = self.input(messages, tools, add_generation_prompt, now);
         let given = given(&self.template, &input, self.tool_text)?;
         let input = RenderInput { messages: &given.messages, tools: given.tools, ..input };
         Ok(self.template.render(&input)?.text)
     }
 
-    fn no_tail(&self, message_idx: usize, why: &'static str) -> FormatError {
-        FormatError::NoTail { origin: self.template.origin().to_owned(), message_idx, why }
+    /// It cannot be told what the template writes behind an action.
+    fn no_tail(&self, message_idx: usize, why: &str) -> TextError {
+        let origin = self.template.origin();
+        TextError::new(
+            format!("{origin}: what the template writes behind message {message_idx} cannot be told: {why}"),
+            "choose how tools are written with --tool-text hermes, or give another template with --template FILE",
+        )
     }
 }
 

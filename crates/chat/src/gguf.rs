@@ -6,26 +6,10 @@
 //! believed before that many bytes were read.
 
 use std::collections::HashMap;
+use std::fmt::Display;
 use std::io::Read;
 
 use serde_json::Value;
-
-/// Why bytes are no usable GGUF file.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum GgufError {
-    /// The first four bytes say so.
-    #[error("it does not begin with `GGUF`")]
-    NotGguf,
-    /// A version with another layout, or a big-endian file.
-    #[error("it has GGUF version {0}, only 2 and 3 can be read")]
-    Version(u32),
-    /// The file ends too early.
-    #[error("it ends in the middle of {0}")]
-    Truncated(String),
-    /// Something that cannot be.
-    #[error("it is broken: {0}")]
-    Broken(String),
-}
 
 /// Where a tensor lies and what it looks like.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,15 +32,15 @@ pub struct Gguf {
 }
 
 impl Gguf {
-    /// Reads from the beginning of a file up to the tensors' numbers.
-    pub fn read(file: impl Read) -> Result<Self, GgufError> {
+    /// Reads from the beginning of a file up to the tensors' numbers, or says why the bytes are no usable GGUF file.
+    pub fn read(file: impl Read) -> Result<Self, String> {
         let mut bytes = Bytes { file, read: 0 };
         if bytes.array("the header")? != *b"GGUF" {
-            return Err(GgufError::NotGguf);
+            return Err("it does not begin with `GGUF`".to_owned());
         }
         let version = bytes.u32("the header")?;
         if !(2..=3).contains(&version) {
-            return Err(GgufError::Version(version));
+            return Err(format!("it has GGUF version {version}, only 2 and 3 can be read"));
         }
         let (n_tensors, n_keys) = (bytes.u64("the header")?, bytes.u64("the header")?);
         let mut gguf = Self::default();
@@ -75,7 +59,7 @@ impl Gguf {
     }
 
     /// Offsets in the file count from the end of the header, rounded up; this makes them count from the file's first byte.
-    fn place_tensors(&mut self, header: u64) -> Result<(), GgufError> {
+    fn place_tensors(&mut self, header: u64) -> Result<(), String> {
         let alignment = match self.metadata.get("general.alignment").map(Value::as_u64) {
             None => 32,
             Some(Some(it)) if it > 0 => it,
@@ -90,8 +74,12 @@ impl Gguf {
     }
 }
 
-fn broken(what: impl Into<String>) -> GgufError {
-    GgufError::Broken(what.into())
+fn broken(what: impl Display) -> String {
+    format!("it is broken: {what}")
+}
+
+fn truncated(what: &str) -> String {
+    format!("it ends in the middle of {what}")
 }
 
 /// Bytes in the order of the file, counted.
@@ -101,33 +89,33 @@ struct Bytes<R> {
 }
 
 impl<R: Read> Bytes<R> {
-    fn array<const N: usize>(&mut self, what: &str) -> Result<[u8; N], GgufError> {
+    fn array<const N: usize>(&mut self, what: &str) -> Result<[u8; N], String> {
         let mut bytes = [0; N];
-        self.file.read_exact(&mut bytes).map_err(|_| GgufError::Truncated(what.to_owned()))?;
+        self.file.read_exact(&mut bytes).map_err(|_| truncated(what))?;
         self.read += N as u64;
         Ok(bytes)
     }
 
-    fn u32(&mut self, what: &str) -> Result<u32, GgufError> {
+    fn u32(&mut self, what: &str) -> Result<u32, String> {
         self.array(what).map(u32::from_le_bytes)
     }
 
-    fn u64(&mut self, what: &str) -> Result<u64, GgufError> {
+    fn u64(&mut self, what: &str) -> Result<u64, String> {
         self.array(what).map(u64::from_le_bytes)
     }
 
-    fn text(&mut self, what: &str) -> Result<String, GgufError> {
+    fn text(&mut self, what: &str) -> Result<String, String> {
         let len = self.u64(what)?;
         let mut bytes = Vec::new();
         let read = self.file.by_ref().take(len).read_to_end(&mut bytes);
         if read.ok().is_none_or(|n| n as u64 != len) {
-            return Err(GgufError::Truncated(what.to_owned()));
+            return Err(truncated(what));
         }
         self.read += len;
         String::from_utf8(bytes).map_err(|_| broken(format!("a text in {what} is not UTF-8")))
     }
 
-    fn value(&mut self, kind: u32, key: &str, depth: u32) -> Result<Value, GgufError> {
+    fn value(&mut self, kind: u32, key: &str, depth: u32) -> Result<Value, String> {
         Ok(match kind {
             0 => u8::from_le_bytes(self.array(key)?).into(),
             1 => i8::from_le_bytes(self.array(key)?).into(),
@@ -146,7 +134,7 @@ impl<R: Read> Bytes<R> {
         })
     }
 
-    fn list(&mut self, key: &str, depth: u32) -> Result<Value, GgufError> {
+    fn list(&mut self, key: &str, depth: u32) -> Result<Value, String> {
         let (kind, len) = (self.u32(key)?, self.u64(key)?);
         let mut list = Vec::new();
         for _ in 0..len {
@@ -155,7 +143,7 @@ impl<R: Read> Bytes<R> {
         Ok(Value::Array(list))
     }
 
-    fn tensor(&mut self) -> Result<(String, TensorInfo), GgufError> {
+    fn tensor(&mut self) -> Result<(String, TensorInfo), String> {
         let what = "the list of tensors";
         let name = self.text(what)?;
         let n_dims = self.u32(what)?;
@@ -233,14 +221,14 @@ mod tests {
         let bytes = small();
         for len in 0..bytes.len() {
             let cut = Gguf::read(&bytes[..len]).unwrap_err();
-            assert!(matches!(cut, GgufError::Truncated(_)), "cut at {len}: {cut}");
+            assert!(cut.starts_with("it ends in the middle of "), "cut at {len}: {cut}");
         }
     }
 
     #[test]
     fn what_is_not_gguf_is_told_apart() {
         let check = |bytes: &[u8], message: &str| {
-            assert_eq!(Gguf::read(bytes).unwrap_err().to_string(), message);
+            assert_eq!(Gguf::read(bytes).unwrap_err(), message);
         };
         check(b"PK\x03\x04....", "it does not begin with `GGUF`");
         check(b"GGUF\x00\x00\x00\x03....", "it has GGUF version 50331648, only 2 and 3 can be read");

@@ -8,7 +8,8 @@
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 
-use super::tokenizer::{Encoded, Tokenizer, TokenizerError};
+use super::error::TextError;
+use super::tokenizer::{Encoded, Tokenizer};
 use backsight_core::tokens::TokenId;
 use backsight_core::tree::Replacement;
 
@@ -53,14 +54,14 @@ impl<'t> Incremental<'t> {
     }
 
     /// The ids of `text`, equal to encoding it whole.
-    pub fn encode(&mut self, text: &str) -> Result<&[TokenId], TokenizerError> {
+    pub fn encode(&mut self, text: &str) -> Result<&[TokenId], TextError> {
         let common = common_prefix(&self.text, text);
         self.change(common, &text[common..])?;
         Ok(&self.ids)
     }
 
     /// Puts `tail` behind the first `keep` bytes of the text, and says how many of the ids stay as they are.
-    pub fn change(&mut self, keep: usize, tail: &str) -> Result<usize, TokenizerError> {
+    pub fn change(&mut self, keep: usize, tail: &str) -> Result<usize, TextError> {
         while self.cuts.last().is_some_and(|cut| cut.end > keep) {
             self.cuts.pop();
         }
@@ -83,7 +84,7 @@ impl<'t> Incremental<'t> {
     }
 
     /// What the ids of the text would be with other words at `bytes`: where they differ, and what stands there.
-    pub fn edited(&mut self, bytes: &Range<usize>, with: &str) -> Result<Replacement, TokenizerError> {
+    pub fn edited(&mut self, bytes: &Range<usize>, with: &str) -> Result<Replacement, TextError> {
         let n_before = self.cuts.partition_point(|cut| cut.end <= bytes.start);
         let from = n_before.checked_sub(1).map(|idx| self.cuts[idx]).unwrap_or_default();
         let to = self.cuts.get(self.cuts.partition_point(|cut| cut.byte < bytes.end));
@@ -94,7 +95,7 @@ impl<'t> Incremental<'t> {
     }
 
     /// Where the ids of a piece are kept.
-    fn piece(&mut self, piece: &str) -> Result<usize, TokenizerError> {
+    fn piece(&mut self, piece: &str) -> Result<usize, TextError> {
         if let Some(known) = self.pieces.iter().position(|(text, _)| text == piece) {
             return Ok(known);
         }

@@ -19,7 +19,8 @@
 pub mod arguments;
 pub mod detect;
 pub mod drops;
-pub mod files;
+pub mod error;
+mod files;
 pub mod format;
 pub mod gguf;
 mod header;

@@ -6,8 +6,9 @@
 
 use std::ops::Range;
 
+use super::error::TextError;
 use super::incremental::{Change, change};
-use super::tokenizer::{Tokenizer, TokenizerError};
+use super::tokenizer::Tokenizer;
 use backsight_core::tokens::{TokenId, TokenSpan};
 use backsight_core::tree::Replacement;
 
@@ -22,32 +23,19 @@ pub struct Insertion<'a> {
     pub addition: &'a str,
 }
 
-/// Why recorded tokens cannot be changed.
-#[derive(Debug, thiserror::Error)]
-pub enum CannotInsert {
-    /// Neither the rendering nor the message's text is in them, or its text is there twice.
-    #[error("the message the lens is written into is not found in the recorded tokens")]
-    NotFound,
-    /// Tokens that were sampled stand in the same stretch.
-    #[error("the lens would change tokens that were sampled")]
-    Sampled,
-    /// The stretch is no text.
-    #[error("the recorded tokens around the lens are no text")]
-    NotText,
-    /// The tokenizer refused.
-    #[error(transparent)]
-    Tokenizer(#[from] TokenizerError),
-}
+/// Why recorded tokens stay as they are: neither the rendering nor the message's text is in them, or that is there twice.
+const NOT_FOUND: &str = "the message the lens is written into is not found in the recorded tokens";
 
-/// What writing something into a context does to its tokens; `sampled` are the actions in it.
+/// What writing something into a context does to its tokens, or why they cannot be changed; `sampled` are the actions
+/// in it.
 pub fn insert(
     tokenizer: &Tokenizer,
     context: &[TokenId],
     sampled: &[TokenSpan],
     insertion: &Insertion<'_>,
-) -> Result<Replacement, CannotInsert> {
-    let text = Text::new(tokenizer, context)?;
-    let edit = text.find(insertion).ok_or(CannotInsert::NotFound)?;
+) -> Result<Replacement, String> {
+    let text = Text::new(tokenizer, context).map_err(|why| why.to_string())?;
+    let edit = text.find(insertion).ok_or(NOT_FOUND)?;
     text.replaced(tokenizer, sampled, &edit)
 }
 
@@ -58,15 +46,15 @@ pub fn insert_in_end(
     end: &[TokenId],
     sampled: &[TokenSpan],
     (plain, seen): (&str, &str),
-) -> Result<Replacement, CannotInsert> {
-    let text = Text::new(tokenizer, end)?;
+) -> Result<Replacement, String> {
+    let text = Text::new(tokenizer, end).map_err(|why| why.to_string())?;
     let change = change(plain, seen);
     let start = change.bytes.start;
-    let edit = text.find_at_end(plain, change).ok_or(CannotInsert::NotFound)?;
-    let piece = text.piece_of(&edit.bytes).ok_or(CannotInsert::NotFound)?;
+    let edit = text.find_at_end(plain, change).ok_or(NOT_FOUND)?;
+    let piece = text.piece_of(&edit.bytes).ok_or(NOT_FOUND)?;
     let before = &text.text[text.pieces[piece].start..edit.bytes.start];
     if !plain[..start].ends_with(before) {
-        return Err(CannotInsert::NotFound);
+        return Err(NOT_FOUND.to_owned());
     }
     text.replaced(tokenizer, sampled, &edit)
 }
@@ -85,7 +73,7 @@ struct Text {
 }
 
 impl Text {
-    fn new(tokenizer: &Tokenizer, ids: &[TokenId]) -> Result<Self, TokenizerError> {
+    fn new(tokenizer: &Tokenizer, ids: &[TokenId]) -> Result<Self, TextError> {
         let seams = (1..ids.len()).filter(|at| tokenizer.is_special(ids[*at]) && tokenizer.is_seam(ids[*at]));
         let mut borders: Vec<usize> = seams.collect();
         borders.insert(0, 0);
@@ -104,18 +92,19 @@ impl Text {
         tokenizer: &Tokenizer,
         sampled: &[TokenSpan],
         edit: &Change<'_>,
-    ) -> Result<Replacement, CannotInsert> {
-        let piece = self.piece_of(&edit.bytes).ok_or(CannotInsert::NotFound)?;
+    ) -> Result<Replacement, String> {
+        let piece = self.piece_of(&edit.bytes).ok_or(NOT_FOUND)?;
         let Piece { tokens, start, .. } = &self.pieces[piece];
         if sampled.iter().any(|span| span.start() < tokens.end && tokens.start < span.end()) {
-            return Err(CannotInsert::Sampled);
+            return Err("the lens would change tokens that were sampled".to_owned());
         }
         let whole = &self.text[*start..self.end_of(piece)];
         if whole.contains(char::REPLACEMENT_CHARACTER) {
-            return Err(CannotInsert::NotText);
+            return Err("the recorded tokens around the lens are no text".to_owned());
         }
         let (head, tail) = (&whole[..edit.bytes.start - start], &whole[edit.bytes.end - start..]);
-        let with = tokenizer.encode_ids(&format!("{head}{}{tail}", edit.with))?;
+        let with = tokenizer.encode_ids(&format!("{head}{}{tail}", edit.with));
+        let with = with.map_err(|why| why.to_string())?;
         Ok(Replacement { positions: tokens.clone(), with })
     }
 
@@ -175,7 +164,7 @@ mod tests {
         context: &[TokenId],
         sampled: &[TokenSpan],
         insertion: &Insertion<'_>,
-    ) -> Result<Vec<TokenId>, CannotInsert> {
+    ) -> Result<Vec<TokenId>, String> {
         let Replacement { positions, with } = insert(tokenizer, context, sampled, insertion)?;
         Ok([&context[..positions.start], &with, &context[positions.end..]].concat())
     }
@@ -186,7 +175,7 @@ mod tests {
         let context = tokenizer.encode(recorded).unwrap().ids;
         let insertion = Insertion { rendered, content, addition: "\n\nLENS" };
         let found = inserted(&tokenizer, &context, &[], &insertion);
-        let found = found.map(|ids| tokenizer.decode(&ids).unwrap()).map_err(|error| error.to_string());
+        let found = found.map(|ids| tokenizer.decode(&ids).unwrap());
         assert_eq!(found.as_deref().map_err(String::as_str), expected, "{recorded}");
     }
 
@@ -225,6 +214,6 @@ mod tests {
         let last = inserted(&tokenizer, &context, &[action], &insertion("more")).unwrap();
         assert!(last.starts_with(&context[..action.end()]));
         let own = inserted(&tokenizer, &context, &[action], &insertion("return")).unwrap_err();
-        assert_eq!(own.to_string(), "the lens would change tokens that were sampled");
+        assert_eq!(own, "the lens would change tokens that were sampled");
     }
 }

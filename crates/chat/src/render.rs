@@ -8,9 +8,10 @@ use serde_json::Value;
 
 use super::arguments::{Conversion, prepare_messages};
 use super::drops::{Losses, Part, drops, losses, refuse_lost_calls, refuse_lost_text, tool_name};
+use super::error::TextError;
 use super::parts::settle;
 use super::probe::calls;
-use super::template::{RenderInput, Rendered, Template, TemplateError};
+use super::template::{RenderInput, Rendered, Template};
 use super::tool_text;
 use backsight_core::episode::ToolText;
 
@@ -37,7 +38,7 @@ pub fn render_conversation(
     template: &Template,
     input: &RenderInput<'_>,
     tool_text: Option<ToolText>,
-) -> Result<Rendering, TemplateError> {
+) -> Result<Rendering, TextError> {
     let given_tools = input.tools;
     let Given { messages, tools, conversions, joined } = given(template, input, tool_text)?;
     let input = RenderInput { messages: &messages, tools, ..*input };
@@ -64,7 +65,7 @@ pub(super) fn given<'a>(
     template: &Template,
     input: &RenderInput<'a>,
     tool_text: Option<ToolText>,
-) -> Result<Given<'a>, TemplateError> {
+) -> Result<Given<'a>, TextError> {
     let (messages, tools, conversions) = match tool_text {
         Some(choice) => (tool_text::apply(choice, template, input), None, Vec::new()),
         None => {

@@ -10,12 +10,13 @@ use std::ops::Range;
 use serde_json::{Map, Value};
 
 use super::drops::{Losses, Part, lost_answer};
+use super::error::TextError;
 use super::near::Likeness;
 use super::parts;
 use super::render::render_conversation;
-use super::spans::{self, Reread, SpanError, Wanted};
+use super::spans::{self, Reread, Wanted};
 use super::talk::{Portion, Talk};
-use super::template::{Growing, Now, RenderInput, Rendered, Template, TemplateError};
+use super::template::{Growing, Now, RenderInput, Rendered, Template};
 use super::tokenizer::Tokenizer;
 use super::tool_text;
 use crate::messages::{ArgumentForm, to_json_with};
@@ -77,7 +78,7 @@ pub struct PromptEnd {
 
 impl<'a> Shown<'a> {
     /// Renders the whole conversation once, which refuses one whose tool calls would be lost.
-    pub fn new(manner: Manner<'a>, original: &'a [Message]) -> Result<Self, TemplateError> {
+    pub fn new(manner: Manner<'a>, original: &'a [Message]) -> Result<Self, TextError> {
         let plain: Vec<Value> = original.iter().map(json).collect();
         let input = manner.input(&plain);
         let rendering = render_conversation(manner.template, &input, manner.tool_text)?;
@@ -100,7 +101,7 @@ impl<'a> Shown<'a> {
         wanted: &[(usize, Vec<Edit<'_>>)],
         tokenizer: &Tokenizer,
         tree: &mut TokenTree,
-    ) -> Reread<TemplateError> {
+    ) -> Reread {
         let placed = wanted.iter().map(|(action, edits)| {
             let edits = edits.iter().map(|edit| (*edit, self.round(*edit)));
             (self.place_of(*action), edits.collect())
@@ -112,14 +113,14 @@ impl<'a> Shown<'a> {
             let turn = actions.binary_search_by_key(&place, |(action, _)| *action);
             let why = lost_answer(self.manner.template, &self.messages, &self.losses, place);
             if let (Ok(turn), Some(why)) = (turn, why) {
-                found.turns[turn] = Err(SpanError::Template { n_messages: place + 1, why });
+                found.turns[turn] = Err(spans::refused(place + 1)(why));
             }
         }
         found
     }
 
     /// The text before the action at `action`, with something added to it or not.
-    pub fn prompt(&self, action: usize, edit: Edit<'_>) -> Result<String, TemplateError> {
+    pub fn prompt(&self, action: usize, edit: Edit<'_>) -> Result<String, TextError> {
         self.prompt_without(action, edit, &(0..0))
     }
 
@@ -146,7 +147,7 @@ impl<'a> Shown<'a> {
         action: usize,
         edit: Edit<'_>,
         without: &Range<usize>,
-    ) -> Result<String, TemplateError> {
+    ) -> Result<String, TextError> {
         let place = self.place_of(action);
         let rendered = match edit {
             Edit::Nothing => self.growing.part(place, true, without, &[]),
@@ -206,7 +207,7 @@ impl<'a> Shown<'a> {
         target: usize,
         messages: &[Message],
         without: &Range<usize>,
-    ) -> Result<Rendered, TemplateError> {
+    ) -> Result<Rendered, TextError> {
         let (start, end) = match without.is_empty() {
             true => (0, 0),
             false => (self.original_place(without.start), self.original_place(without.end)),
@@ -220,9 +221,7 @@ impl<'a> Shown<'a> {
 }
 
 impl Talk for &Shown<'_> {
-    type Error = TemplateError;
-
-    fn render(&mut self, portion: Portion<'_>, without: &Range<usize>) -> Result<String, TemplateError> {
+    fn render(&mut self, portion: Portion<'_>, without: &Range<usize>) -> Result<String, TextError> {
         self.growing.portion(portion, without)
     }
 
@@ -231,7 +230,7 @@ impl Talk for &Shown<'_> {
         message_idx: usize,
         edit: Edit<'_>,
         without: &Range<usize>,
-    ) -> Result<String, TemplateError> {
+    ) -> Result<String, TextError> {
         let nth = self.actions.partition_point(|place| *place < message_idx);
         self.prompt_without(self.original_actions[nth], edit, without)
     }
@@ -293,8 +292,12 @@ mod tests {
         let mut tree = TokenTree::default();
         let found = Shown::new(manner, &talk).unwrap().reread(&wanted, &tokenizer, &mut tree);
         let whole = |messages: &[Message]| {
-            let text =
-                Shown::new(manner, messages).unwrap().growing.render(messages.len(), true).unwrap().text;
+            let text = Shown::new(manner, messages)
+                .unwrap()
+                .growing
+                .part(messages.len(), true, &(0..0), &[])
+                .unwrap()
+                .text;
             tokenizer.encode(&text).unwrap().ids
         };
         for ((action, edits), turn) in wanted.into_iter().zip(found.turns) {

@@ -8,9 +8,10 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
-use super::files::{BadFile, read_gguf, read_json, read_text, token_text};
+use super::error::TextError;
+use super::files::{bad_file, read_gguf, read_json, read_text, token_text};
 use super::gguf::Gguf;
-use super::template::{Template, TemplateError};
+use super::template::Template;
 
 /// The name of the template used when nothing else is asked for.
 const DEFAULT: &str = "default";
@@ -26,58 +27,6 @@ const SPECIAL_TOKENS: [(&str, &str); 7] = [
     ("cls_token", "cls_token_id"),
     ("mask_token", "mask_token_id"),
 ];
-
-/// Why no template could be had.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum SourceError {
-    /// A file cannot be read or is not what it should be.
-    #[error(transparent)]
-    Unreadable(#[from] BadFile),
-    /// A file that is neither a model's nor leads to one.
-    #[error("{}: neither a model directory, nor its tokenizer.json, nor a GGUF file", path.display())]
-    NoModel {
-        /// The file.
-        path: PathBuf,
-    },
-    /// There is no template at all.
-    #[error("{}: no chat template found; looked for {looked_for}", path.display())]
-    NoTemplate {
-        /// The directory or file.
-        path: PathBuf,
-        /// The places that were looked at.
-        looked_for: &'static str,
-    },
-    /// There are several templates and none is the default.
-    #[error("{}: there is no chat template named {wanted:?}; there are {}", path.display(), names.join(", "))]
-    NoSuchName {
-        /// The directory or file.
-        path: PathBuf,
-        /// The name that was looked for.
-        wanted: String,
-        /// The names there are.
-        names: Vec<String>,
-    },
-    /// The template was found and is broken.
-    #[error(transparent)]
-    Template(#[from] TemplateError),
-}
-
-impl SourceError {
-    /// What to do about it.
-    pub fn help(&self) -> String {
-        match self {
-            Self::Unreadable(_) => "check the path and the file".to_owned(),
-            Self::NoModel { .. } => {
-                "name the model's directory with --tokenizer, and a template with --template FILE".to_owned()
-            }
-            Self::NoTemplate { .. } => "give a template with --template FILE".to_owned(),
-            Self::NoSuchName { .. } => {
-                "save the one you want to a file and give it with --template FILE".to_owned()
-            }
-            Self::Template(error) => error.help(),
-        }
-    }
-}
 
 /// A template that has not been read yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -97,7 +46,7 @@ pub struct ChatTemplates {
 
 impl ChatTemplates {
     /// Those of the model `path` names: by its directory, a JSON file in there, or a GGUF file.
-    pub fn open(path: &Path) -> Result<Self, SourceError> {
+    pub fn open(path: &Path) -> Result<Self, TextError> {
         match model_dir(path)? {
             Some(dir) => Self::from_dir(dir),
             None => Self::from_gguf(path),
@@ -105,7 +54,7 @@ impl ChatTemplates {
     }
 
     /// The template in the file `template`, if one is given, with the special tokens of the model at `path`; else that model's own templates.
-    pub fn open_with(path: &Path, template: Option<&Path>) -> Result<Self, SourceError> {
+    pub fn open_with(path: &Path, template: Option<&Path>) -> Result<Self, TextError> {
         match template {
             Some(file) => Ok(Self { special_tokens: special_tokens(path)?, ..Self::from_file(file)? }),
             None => Self::open(path),
@@ -113,9 +62,9 @@ impl ChatTemplates {
     }
 
     /// The templates of a model's directory. Files of their own win over `tokenizer_config.json`.
-    pub fn from_dir(dir: &Path) -> Result<Self, SourceError> {
+    pub fn from_dir(dir: &Path) -> Result<Self, TextError> {
         if !dir.is_dir() {
-            return Err(BadFile::new(dir, "there is no such directory").into());
+            return Err(bad_file(dir, "there is no such directory"));
         }
         let config = read_json(&dir.join("tokenizer_config.json"))?;
         let special_tokens = config_tokens(dir, &config)?;
@@ -133,7 +82,7 @@ impl ChatTemplates {
     }
 
     /// The templates in a GGUF file's metadata.
-    pub fn from_gguf(path: &Path) -> Result<Self, SourceError> {
+    pub fn from_gguf(path: &Path) -> Result<Self, TextError> {
         let gguf = read_gguf(path)?;
         let templates = gguf_templates(&gguf, path);
         let special_tokens = gguf_special_tokens(&gguf);
@@ -142,34 +91,33 @@ impl ChatTemplates {
     }
 
     /// A single template in a file of its own; it knows no special tokens.
-    pub fn from_file(path: &Path) -> Result<Self, SourceError> {
+    pub fn from_file(path: &Path) -> Result<Self, TextError> {
         let templates = vec![named(DEFAULT, &read_text(path)?, path)];
         Ok(Self { path: path.to_owned(), templates, special_tokens: Map::new() })
     }
 
-    fn checked(self, looked_for: &'static str) -> Result<Self, SourceError> {
+    fn checked(self, looked_for: &'static str) -> Result<Self, TextError> {
         if self.templates.is_empty() {
-            return Err(SourceError::NoTemplate { path: self.path, looked_for });
+            let what = format!("{}: no chat template found; looked for {looked_for}", self.path.display());
+            return Err(TextError::new(what, "give a template with --template FILE"));
         }
         Ok(self)
     }
 
     /// The template for a conversation: `tool_use` if there are tools and such a template, else the default.
-    pub fn select(&self, has_tools: bool) -> Result<Template, SourceError> {
+    pub fn select(&self, has_tools: bool) -> Result<Template, TextError> {
         let has_tool_use = self.templates.iter().any(|it| it.name == TOOL_USE);
         self.named(if has_tools && has_tool_use { TOOL_USE } else { DEFAULT })
     }
 
     /// The template of that name.
-    pub fn named(&self, name: &str) -> Result<Template, SourceError> {
-        match self.templates.iter().find(|it| it.name == name) {
-            Some(found) => Ok(Template::compile(&found.source, &found.origin)?),
-            None => Err(SourceError::NoSuchName {
-                path: self.path.clone(),
-                wanted: name.to_owned(),
-                names: self.names().map(str::to_owned).collect(),
-            }),
+    pub fn named(&self, name: &str) -> Result<Template, TextError> {
+        if let Some(found) = self.templates.iter().find(|it| it.name == name) {
+            return Template::compile(&found.source, &found.origin);
         }
+        let (path, names) = (self.path.display(), self.names().collect::<Vec<_>>().join(", "));
+        let what = format!("{path}: there is no chat template named {name:?}; there are {names}");
+        Err(TextError::new(what, "save the one you want to a file and give it with --template FILE"))
     }
 
     /// The names of the templates.
@@ -191,7 +139,7 @@ impl ChatTemplates {
 }
 
 /// The special tokens of the model `path` names, which need no template beside them.
-fn special_tokens(path: &Path) -> Result<Map<String, Value>, SourceError> {
+fn special_tokens(path: &Path) -> Result<Map<String, Value>, TextError> {
     match model_dir(path)? {
         Some(dir) => config_tokens(dir, &read_json(&dir.join("tokenizer_config.json"))?),
         None => Ok(gguf_special_tokens(&read_gguf(path)?)),
@@ -199,19 +147,23 @@ fn special_tokens(path: &Path) -> Result<Map<String, Value>, SourceError> {
 }
 
 /// The directory that a path to a model leads to; none for a GGUF file.
-fn model_dir(path: &Path) -> Result<Option<&Path>, SourceError> {
+fn model_dir(path: &Path) -> Result<Option<&Path>, TextError> {
     let is = |extension: &str| path.extension().is_some_and(|it| it == extension);
     if path.is_dir() {
         return Ok(Some(path));
     }
     if !path.exists() {
-        return Err(BadFile::new(path, "there is no such file or directory").into());
+        return Err(bad_file(path, "there is no such file or directory"));
     }
     if is("gguf") {
         return Ok(None);
     }
     let dir = path.parent().map(|dir| if dir.as_os_str().is_empty() { Path::new(".") } else { dir });
-    dir.filter(|_| is("json")).map(Some).ok_or_else(|| SourceError::NoModel { path: path.to_owned() })
+    dir.filter(|_| is("json")).map(Some).ok_or_else(|| {
+        let what = "neither a model directory, nor its tokenizer.json, nor a GGUF file";
+        let help = "name the model's directory with --tokenizer, and a template with --template FILE";
+        TextError::new(bad_file(path, what), help)
+    })
 }
 
 fn named(name: &str, source: &str, path: &Path) -> NamedTemplate {
@@ -219,7 +171,7 @@ fn named(name: &str, source: &str, path: &Path) -> NamedTemplate {
 }
 
 /// `chat_template.jinja` is the default; files in `additional_chat_templates` are named after themselves.
-fn template_files(dir: &Path) -> Result<Vec<NamedTemplate>, SourceError> {
+fn template_files(dir: &Path) -> Result<Vec<NamedTemplate>, TextError> {
     let mut templates = Vec::new();
     let path = dir.join("chat_template.jinja");
     if path.exists() {
@@ -250,7 +202,7 @@ fn config_templates(config: &Value, path: &Path) -> Vec<NamedTemplate> {
 
 /// The tokens of `tokenizer_config.json`. `special_tokens_map.json` counts only in directories that
 /// do not list their added tokens in the former.
-fn config_tokens(dir: &Path, config: &Value) -> Result<Map<String, Value>, SourceError> {
+fn config_tokens(dir: &Path, config: &Value) -> Result<Map<String, Value>, TextError> {
     let mut tokens = Map::new();
     collect_tokens(&mut tokens, config);
     if config.get("added_tokens_decoder").is_none() {

@@ -10,44 +10,26 @@
 
 use std::ops::Range;
 
+use super::error::TextError;
 use super::header;
 use super::incremental::{Change, Incremental, change, common_prefix};
 use super::near::{Likeness, Near, Repeats};
 use super::talk::{Portion, Render, Talk};
-use super::tokenizer::{Tokenizer, TokenizerError};
+use super::tokenizer::Tokenizer;
 use backsight_core::episode::Role;
 use backsight_core::lens::Edit;
 use backsight_core::tokens::{TokenId, TokenSpan};
 use backsight_core::tree::{Replacements, Tip, TokenTree};
 
-/// Why a conversation has no spans.
-#[derive(Debug, thiserror::Error)]
-pub enum SpanError<E> {
-    /// The template refused a part of the conversation.
-    #[error("the first {n_messages} messages cannot be rendered: {why}")]
-    Template {
-        /// How many messages were to be rendered.
-        n_messages: usize,
-        /// What the template said.
-        why: E,
-    },
-    /// The tokenizer refused the text.
-    #[error(transparent)]
-    Tokenizer(#[from] TokenizerError),
-    /// Nothing of the assistant's message is rendered.
-    #[error("the template renders nothing for message {message_idx}, an assistant's")]
-    EmptyAction {
-        /// Which message.
-        message_idx: usize,
-    },
-    /// The rendering with the action differs from the prompt before it, and the action cannot be told apart.
-    #[error(
-        "the template rewrites what stands before message {message_idx}, and the action cannot be found in it"
-    )]
-    Lost {
-        /// Which message.
-        message_idx: usize,
-    },
+/// What helps where a rendering does not show an action.
+const LOOK: &str = "look at the text with --format text, or choose --tool-text";
+
+/// The template refused the first messages.
+pub(super) fn refused(n_messages: usize) -> impl FnOnce(TextError) -> TextError {
+    move |why| {
+        let help = why.help();
+        TextError::new(format!("the first {n_messages} messages cannot be rendered: {why}"), help)
+    }
 }
 
 /// How the border between prompt and action was found.
@@ -90,17 +72,17 @@ pub type Placed<'w> = (Edit<'w>, usize);
 pub type Wanted<'w> = (usize, Vec<Placed<'w>>);
 
 /// A turn, and the tokens before its action with each of the additions.
-pub type RereadTurn<E> = (Turn, Vec<Result<Tip, SpanError<E>>>);
+pub type RereadTurn = (Turn, Vec<Result<Tip, TextError>>);
 
 /// A turn under several prompts, or why it is not found.
-pub type Found<E> = Result<RereadTurn<E>, SpanError<E>>;
+pub type Found = Result<RereadTurn, TextError>;
 
 /// Turns under several prompts. What cannot be found fails alone.
-pub struct Reread<E> {
+pub struct Reread {
     /// The sequences as the student saw them.
     pub sequences: Vec<Tip>,
     /// One for each action that was asked for.
-    pub turns: Vec<Found<E>>,
+    pub turns: Vec<Found>,
     /// How many bytes went through the tokenizer.
     pub encoded_bytes: u64,
 }
@@ -115,7 +97,7 @@ pub fn reread<T: Talk>(
     talk: &mut T,
     tokenizer: &Tokenizer,
     tree: &mut TokenTree,
-) -> Reread<T::Error> {
+) -> Reread {
     match Walk::new(likeness, talk, tokenizer, tree).reread(wanted) {
         Ok(found) => found,
         Err(Distrust) => reread(wanted, &Likeness::default(), talk, tokenizer, tree),
@@ -132,7 +114,7 @@ pub struct Beyond {
 }
 
 /// Turns, and what their sequences have beyond a rendering.
-pub type Beside<E> = Result<(Vec<Turn>, Vec<Beyond>), SpanError<E>>;
+pub type Beside = Result<(Vec<Turn>, Vec<Beyond>), TextError>;
 
 /// All turns of a conversation beside one rendering of it.
 pub fn turns_beside<T: Talk>(
@@ -141,7 +123,7 @@ pub fn turns_beside<T: Talk>(
     likeness: &Likeness,
     talk: &mut T,
     tokenizer: &Tokenizer,
-) -> Beside<T::Error> {
+) -> Beside {
     let mut tree = TokenTree::default();
     let found = reread(&assistants(roles), likeness, talk, tokenizer, &mut tree);
     let turns = found.turns.into_iter().map(|turn| turn.map(|(turn, _)| turn)).collect::<Result<_, _>>()?;
@@ -167,17 +149,17 @@ fn assistants(roles: &[Role]) -> Vec<Wanted<'static>> {
 struct Distrust;
 
 /// One step's sequence, from the first token of its context to the last of its action.
-struct Step<E> {
+struct Step {
     tip: Tip,
     span: TokenSpan,
     border: Border,
     ended: bool,
     /// The context with each of the additions.
-    others: Vec<Result<Tip, SpanError<E>>>,
+    others: Vec<Result<Tip, TextError>>,
 }
 
 /// A step, or why it is not found.
-type Stepped<E> = Result<Step<E>, SpanError<E>>;
+type Stepped = Result<Step, TextError>;
 
 /// What an addition does to a text: other words in one place.
 #[derive(Clone, PartialEq)]
@@ -240,7 +222,7 @@ impl<'a, 'w, T: Talk> Walk<'a, 'w, T> {
         Self { likeness, talk, tokenizer, encoder, tree, tip, last, replacements, known, is_checked, differs }
     }
 
-    fn reread(mut self, wanted: &[Wanted<'w>]) -> Result<Reread<T::Error>, Distrust> {
+    fn reread(mut self, wanted: &[Wanted<'w>]) -> Result<Reread, Distrust> {
         let (mut turns, mut sequences) = (Vec::with_capacity(wanted.len()), Vec::new());
         for (nth, (message_idx, edits)) in wanted.iter().enumerate() {
             self.is_checked = (nth + 1).is_power_of_two() || nth + 1 == wanted.len();
@@ -273,13 +255,13 @@ impl<'a, 'w, T: Talk> Walk<'a, 'w, T> {
     }
 
     /// Encodes a text that is given short or whole.
-    fn encode(&mut self, text: &str, near: Option<&Near>) -> Result<usize, TokenizerError> {
+    fn encode(&mut self, text: &str, near: Option<&Near>) -> Result<usize, TextError> {
         let same = common_prefix(near.map_or(self.encoder.text(), |near| &near.last), text);
         self.change(same + near.map_or(0, |near| near.longer_by), &text[same..])
     }
 
     /// Encodes the text up to `keep` with `tail` behind it; gives how many ids stay.
-    fn change(&mut self, keep: usize, tail: &str) -> Result<usize, TokenizerError> {
+    fn change(&mut self, keep: usize, tail: &str) -> Result<usize, TextError> {
         self.known.retain(|splice| splice.bytes.end <= keep);
         let n_same = self.encoder.change(keep, tail)?;
         let kept = self.tree.cut(self.tip, n_same);
@@ -288,7 +270,7 @@ impl<'a, 'w, T: Talk> Walk<'a, 'w, T> {
     }
 
     /// Renders and encodes one step.
-    fn step(&mut self, message_idx: usize, edits: &[Placed<'w>]) -> Result<Stepped<T::Error>, Distrust> {
+    fn step(&mut self, message_idx: usize, edits: &[Placed<'w>]) -> Result<Stepped, Distrust> {
         for wider in 0.. {
             let near = self.near(message_idx + 1, wider);
             let text = self.text(message_idx, near.as_ref());
@@ -319,7 +301,7 @@ impl<'a, 'w, T: Talk> Walk<'a, 'w, T> {
             || self.encoder.text() != encoded
     }
 
-    fn text(&mut self, message_idx: usize, near: Option<&Near>) -> Result<Text, SpanError<T::Error>> {
+    fn text(&mut self, message_idx: usize, near: Option<&Near>) -> Result<Text, TextError> {
         let without = near.map_or(0..0, |near| near.without.clone());
         text(message_idx, &mut |portion: Portion<'_>| self.talk.render(portion, &without), self.tokenizer)
     }
@@ -331,7 +313,7 @@ impl<'a, 'w, T: Talk> Walk<'a, 'w, T> {
         text: &Text,
         near: Option<&Near>,
         edits: &[Placed<'w>],
-    ) -> Result<Step<T::Error>, SpanError<T::Error>> {
+    ) -> Result<Step, TextError> {
         self.encode(&text.prompt, near)?;
         self.last = Some((message_idx, true));
         let prompt = self.tip;
@@ -340,7 +322,8 @@ impl<'a, 'w, T: Talk> Walk<'a, 'w, T> {
         let (action, border) = self.behind_prompt(message_idx, prompt, text)?;
         let (n_action, ended) = action_end(&action, self.tokenizer)?;
         if n_action == 0 {
-            return Err(SpanError::EmptyAction { message_idx });
+            let what = format!("the template renders nothing for message {message_idx}, an assistant's");
+            return Err(TextError::new(what, LOOK));
         }
         let tip = self.tree.grow(prompt, &action[..n_action]);
         Ok(Step { tip, span: TokenSpan::at(prompt.len(), n_action), border, ended, others })
@@ -352,7 +335,7 @@ impl<'a, 'w, T: Talk> Walk<'a, 'w, T> {
         message_idx: usize,
         prompt: Tip,
         text: &Text,
-    ) -> Result<(Vec<TokenId>, Border), TokenizerError> {
+    ) -> Result<(Vec<TokenId>, Border), TextError> {
         let action = &text.full[text.at..];
         if !matches!(text.border, Border::Prefix | Border::Unprompted) {
             return Ok((self.tokenizer.encode_ids(action)?, text.border));
@@ -366,20 +349,17 @@ impl<'a, 'w, T: Talk> Walk<'a, 'w, T> {
     }
 
     /// The context with something added.
-    fn other(&mut self, prompt: Prompt<'_>, placed: Placed<'w>) -> Result<Tip, SpanError<T::Error>> {
+    fn other(&mut self, prompt: Prompt<'_>, placed: Placed<'w>) -> Result<Tip, TextError> {
         if placed.0 == Edit::Nothing {
             return Ok(self.tip);
         }
-        let splice = match self.splice(prompt, placed) {
-            Ok(splice) => splice,
-            Err(why) => return Err(SpanError::Template { n_messages: prompt.message_idx, why }),
-        };
+        let splice = self.splice(prompt, placed).map_err(refused(prompt.message_idx))?;
         let replacement = self.encoder.edited(&splice.bytes, &splice.with)?;
         Ok(self.replacements.grow(self.tree, self.tip, replacement))
     }
 
     /// What an addition does to the prompt that was encoded last: what it did twice before, or as it is rendered.
-    fn splice(&mut self, prompt: Prompt<'_>, placed: Placed<'w>) -> Result<Splice, T::Error> {
+    fn splice(&mut self, prompt: Prompt<'_>, placed: Placed<'w>) -> Result<Splice, TextError> {
         let edit = placed.0;
         let short = match self.known.sure(&edit).filter(|_| prompt.near.is_some()) {
             Some(known) => Some(known.clone()),
@@ -430,12 +410,7 @@ struct Text {
 }
 
 /// Renders one step: the prompt as the student saw it, and the action.
-fn text<E>(
-    message_idx: usize,
-    render: &mut Render<'_, E>,
-    tokenizer: &Tokenizer,
-) -> Result<Text, SpanError<E>> {
-    let refused = |n_messages| move |why| SpanError::Template { n_messages, why };
+fn text(message_idx: usize, render: &mut Render<'_>, tokenizer: &Tokenizer) -> Result<Text, TextError> {
     let full = render(Portion::messages(message_idx + 1)).map_err(refused(message_idx + 1))?;
     let (prompt, at, border) = match render(Portion::prompt(message_idx)) {
         Ok(prompt) if full.starts_with(&prompt) => {
@@ -444,7 +419,7 @@ fn text<E>(
         }
         Ok(prompt) => {
             let at = header::end(message_idx, &full, render, tokenizer)?;
-            let at = at.ok_or(SpanError::Lost { message_idx })?;
+            let at = at.ok_or_else(|| lost(message_idx))?;
             let border = if prompt.starts_with(&full[..at]) { Border::Parted } else { Border::Rewritten };
             (prompt, at, border)
         }
@@ -456,11 +431,19 @@ fn text<E>(
     Ok(Text { prompt, full, at, border })
 }
 
+/// The rendering with the action differs from the prompt before it, and the action cannot be told apart.
+fn lost(message_idx: usize) -> TextError {
+    let what = format!(
+        "the template rewrites what stands before message {message_idx}, and the action cannot be found in it"
+    );
+    TextError::new(what, LOOK)
+}
+
 /// How many of the ids behind a prompt are the action, and whether an end-of-turn token ends it.
 ///
 /// Templates write a line break behind that token which the student never sampled; it is left out. A
 /// turn whose files name no end token ends with its last special token if only white space follows.
-fn action_end(ids: &[TokenId], tokenizer: &Tokenizer) -> Result<(usize, bool), TokenizerError> {
+fn action_end(ids: &[TokenId], tokenizer: &Tokenizer) -> Result<(usize, bool), TextError> {
     let last = |is_end: &dyn Fn(TokenId) -> bool| ids.iter().rposition(|&id| is_end(id)).map(|at| at + 1);
     if let Some(end) = last(&|id| tokenizer.end_ids().contains(&id)) {
         return Ok((end, true));
@@ -482,7 +465,7 @@ pub fn borders<T: Talk>(
     likeness: &Likeness,
     talk: &mut T,
     tokenizer: &Tokenizer,
-) -> Result<Vec<Option<usize>>, TokenizerError> {
+) -> Result<Vec<Option<usize>>, TextError> {
     let mut tree = TokenTree::default();
     match Walk::new(likeness, talk, tokenizer, &mut tree).borders(roles, ids) {
         Err(Distrust) => borders(roles, ids, &Likeness::default(), talk, tokenizer),
@@ -491,7 +474,7 @@ pub fn borders<T: Talk>(
 }
 
 /// Where messages end among the ids of a rendering, or why the text cannot be encoded.
-type Borders = Result<Vec<Option<usize>>, TokenizerError>;
+type Borders = Result<Vec<Option<usize>>, TextError>;
 
 impl<T: Talk> Walk<'_, '_, T> {
     fn borders(mut self, roles: &[Role], ids: &[TokenId]) -> Result<Borders, Distrust> {
@@ -518,7 +501,7 @@ impl<T: Talk> Walk<'_, '_, T> {
         n: usize,
         frames: bool,
         is_checked: bool,
-    ) -> Result<Result<Option<usize>, TokenizerError>, Distrust> {
+    ) -> Result<Result<Option<usize>, TextError>, Distrust> {
         for wider in 0.. {
             let near = self.near(n, wider);
             let without = near.as_ref().map_or(0..0, |near| near.without.clone());
@@ -554,12 +537,10 @@ mod tests {
     }
 
     /// A conversation that is always rendered whole.
-    struct Whole<'a, 'r>(&'a mut Render<'r, String>);
+    struct Whole<'a, 'r>(&'a mut Render<'r>);
 
     impl Talk for Whole<'_, '_> {
-        type Error = String;
-
-        fn render(&mut self, portion: Portion<'_>, _: &Range<usize>) -> Result<String, String> {
+        fn render(&mut self, portion: Portion<'_>, _: &Range<usize>) -> Result<String, TextError> {
             (self.0)(portion)
         }
     }
@@ -571,11 +552,7 @@ mod tests {
     }
 
     /// Every assistant turn of a conversation with these roles.
-    fn turns(
-        roles: &[Role],
-        render: &mut Render<'_, String>,
-        tokenizer: &Tokenizer,
-    ) -> Result<Turns, SpanError<String>> {
+    fn turns(roles: &[Role], render: &mut Render<'_>, tokenizer: &Tokenizer) -> Result<Turns, TextError> {
         let mut whole = Whole(render);
         let (turns, beyond) = turns_beside(&[], roles, &Likeness::default(), &mut whole, tokenizer)?;
         Ok(Turns { sequences: beyond.into_iter().map(|it| it.ids).collect(), turns })
@@ -586,7 +563,7 @@ mod tests {
         conversation: &'m [(&'m str, &'m str)],
         header: &'m str,
         strip: bool,
-    ) -> impl FnMut(Portion<'_>) -> Result<String, String> + 'm {
+    ) -> impl FnMut(Portion<'_>) -> Result<String, TextError> + 'm {
         move |Portion { n_messages: n, generation_prompt, said }| {
             let mut text = String::new();
             for (idx, (role, content)) in conversation[..n].iter().enumerate() {
@@ -661,7 +638,7 @@ mod tests {
     fn a_merge_across_the_border_is_undone() {
         let talk = [("user", "hi"), ("assistant", "  return")];
         let tokenizer = tokenizer();
-        let mut render = |portion: Portion<'_>| -> Result<String, String> {
+        let mut render = |portion: Portion<'_>| -> Result<String, TextError> {
             Ok(match (portion.n_messages, portion.generation_prompt) {
                 (1, true) => "<|im_start|>hi  ".to_owned(),
                 (1, false) => "<|im_start|>hi".to_owned(),
@@ -675,7 +652,7 @@ mod tests {
     }
 
     /// Writes the system's text into the user message that is last, and no generation prompt, as Mistral's templates do.
-    fn inst<'m>(talk: &'m [(&'m str, &'m str)]) -> impl FnMut(Portion<'_>) -> Result<String, String> + 'm {
+    fn inst<'m>(talk: &'m [(&'m str, &'m str)]) -> impl FnMut(Portion<'_>) -> Result<String, TextError> + 'm {
         move |Portion { n_messages, said, .. }| {
             let words = |idx: usize| said.iter().find(|it| it.0 == idx).map_or(talk[idx].1, |it| it.1);
             let mut text = "<|im_start|>".to_owned();
@@ -722,7 +699,7 @@ mod tests {
         let talk = [("assistant", "hello"), ("user", "hi"), ("assistant", "yes")];
         let mut chatml = chatml(&talk, "<|im_start|>assistant\n", false);
         let mut render = |portion: Portion<'_>| {
-            if portion.n_messages == 0 { Err("no messages".to_owned()) } else { chatml(portion) }
+            if portion.n_messages == 0 { Err(TextError::new("no messages", "")) } else { chatml(portion) }
         };
         let tokenizer = tokenizer();
         let turns = turns(&roles(&talk), &mut render, &tokenizer).unwrap();
@@ -737,7 +714,7 @@ mod tests {
         let tokenizer = tokenizer();
         // Both ways to begin a turn start with the same letters.
         let mut render =
-            |Portion { n_messages, generation_prompt, said }: Portion<'_>| -> Result<String, String> {
+            |Portion { n_messages, generation_prompt, said }: Portion<'_>| -> Result<String, TextError> {
                 let words =
                     |idx: usize, own| said.iter().find(|it| it.0 == idx).map_or(own, |it| it.1).to_owned();
                 let asked = format!("{}<|im_end|>", words(0, "hi"));
@@ -755,7 +732,7 @@ mod tests {
     #[test]
     fn an_action_that_vanishes_is_an_error() {
         let tokenizer = tokenizer();
-        let mut render = |portion: Portion<'_>| -> Result<String, String> {
+        let mut render = |portion: Portion<'_>| -> Result<String, TextError> {
             Ok("<|im_start|>".repeat(portion.n_messages.min(1)))
         };
         let error = turns(&[Role::User, Role::Assistant], &mut render, &tokenizer).unwrap_err();
@@ -763,7 +740,7 @@ mod tests {
     }
 
     /// The texts between the borders of a whole conversation; `None` where one of the two is unknown.
-    fn between(talk: &[(&str, &str)], render: &mut Render<'_, String>) -> Vec<Option<String>> {
+    fn between(talk: &[(&str, &str)], render: &mut Render<'_>) -> Vec<Option<String>> {
         let tokenizer = tokenizer();
         let ids = tokenizer.encode(&render(Portion::prompt(talk.len())).unwrap()).unwrap().ids;
         let borders =

@@ -4,6 +4,7 @@
 
 use std::ops::Range;
 
+use super::error::TextError;
 use backsight_core::lens::Edit;
 
 /// Which part of a conversation is to be rendered, and how.
@@ -30,15 +31,12 @@ impl Portion<'static> {
 }
 
 /// Renders a part of a conversation.
-pub type Render<'r, E> = dyn FnMut(Portion<'_>) -> Result<String, E> + 'r;
+pub type Render<'r> = dyn FnMut(Portion<'_>) -> Result<String, TextError> + 'r;
 
 /// A conversation that can be rendered, also as if some of its messages were not in it.
 pub trait Talk {
-    /// Why something cannot be rendered.
-    type Error;
-
     /// Renders a part of it.
-    fn render(&mut self, portion: Portion<'_>, without: &Range<usize>) -> Result<String, Self::Error>;
+    fn render(&mut self, portion: Portion<'_>, without: &Range<usize>) -> Result<String, TextError>;
 
     /// Renders the prompt before the message at `message_idx` with something added to it; to a conversation that is only
     /// looked at nothing ever is.
@@ -47,7 +45,7 @@ pub trait Talk {
         message_idx: usize,
         _edit: Edit<'_>,
         without: &Range<usize>,
-    ) -> Result<String, Self::Error> {
+    ) -> Result<String, TextError> {
         self.render(Portion::prompt(message_idx), without)
     }
 }

@@ -1,7 +1,7 @@
 //! Chat templates: a conversation in, the very text transformers' `apply_chat_template` gives out.
 //!
 //! Compared with transformers 5.22.2; what is said of transformers in this folder is said of that version.
-//! Owns [`Template`], its input and its errors. Where templates come from is left to `source`, what
+//! Owns [`Template`] and its input. Where templates come from is left to `source`, what
 //! they silently leave out to `drops`, the template language to `jinja`. Nothing here falls back to
 //! another rendering: a template that fails is an error.
 
@@ -12,137 +12,15 @@ use std::sync::Arc;
 use minijinja::ErrorKind;
 use serde_json::{Map, Value};
 
+use super::error::TextError;
 pub use super::jinja::Now;
 use super::jinja::{self, NeedsTime, Raised};
 use super::talk::{Portion, Talk};
 use crate::messages::REASONING_FIELDS;
 
-/// Why a conversation could not be rendered.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum TemplateError {
-    /// The template is not Jinja, or uses a part of it that is not supported.
-    #[error("{origin}: line {line}: {message}")]
-    Syntax {
-        /// The template's file.
-        origin: String,
-        /// The line of the template.
-        line: usize,
-        /// What is wrong.
-        message: String,
-    },
-    /// The template refused the conversation with a message of its own.
-    #[error("{origin}{}: the template refuses this conversation: {message}", at_line(line))]
-    Raised {
-        /// The template's file.
-        origin: String,
-        /// The line of the template, where known.
-        line: Option<usize>,
-        /// What the template says.
-        message: String,
-    },
-    /// The template failed on the conversation.
-    #[error("{origin}{}: the template fails on this conversation: {message}", at_line(line))]
-    Failed {
-        /// The template's file.
-        origin: String,
-        /// The line of the template, where known.
-        line: Option<usize>,
-        /// What it tried to do.
-        message: String,
-    },
-    /// The template prints the date and was not told which.
-    #[error("{origin}{}: the template asks for the current time, and none was given", at_line(line))]
-    NeedsTime {
-        /// The template's file.
-        origin: String,
-        /// The line of the template, where known.
-        line: Option<usize>,
-    },
-    /// The template does not come to an end, or produces too much.
-    #[error("{origin}{}: the template takes too much: {message}", at_line(line))]
-    TooMuch {
-        /// The template's file.
-        origin: String,
-        /// The line of the template, where known.
-        line: Option<usize>,
-        /// Which limit was reached.
-        message: String,
-    },
-    /// A message is no JSON object.
-    #[error("message {message_idx} is not a JSON object")]
-    NotAMessage {
-        /// Which message.
-        message_idx: usize,
-    },
-    /// A tool call is not in the rendered text, so a model would see an empty action.
-    #[error("{origin}: the template leaves out {what} of the call of {tool:?} in message {message_idx}")]
-    DroppedToolCall {
-        /// The template's file.
-        origin: String,
-        /// Which message holds the call.
-        message_idx: usize,
-        /// The tool that is called.
-        tool: String,
-        /// What is missing: `the name`, `the arguments` or both.
-        what: &'static str,
-    },
-    /// What somebody says is not in the rendered text.
-    #[error("{origin}: the template leaves out the text of message {message_idx}, {whose}{}", if *.beside_call { " beside a tool call" } else { "" })]
-    DroppedText {
-        /// The template's file.
-        origin: String,
-        /// Which message.
-        message_idx: usize,
-        /// Whose it is, in words.
-        whose: &'static str,
-        /// Whether a tool call stands beside it.
-        beside_call: bool,
-    },
-    /// A number of a tool call's arguments that no rendering could show as it is.
-    #[error(
-        "message {message_idx}: the arguments of call {call_idx} hold the integer {number}, which is too large to be passed on exactly"
-    )]
-    InexactNumber {
-        /// Which message.
-        message_idx: usize,
-        /// Which of its calls.
-        call_idx: usize,
-        /// The number as it is written.
-        number: String,
-    },
-}
-
-fn at_line(line: &Option<usize>) -> String {
-    line.map_or_else(String::new, |line| format!(": line {line}"))
-}
-
-impl TemplateError {
-    /// What to do about it.
-    pub fn help(&self) -> String {
-        match self {
-            Self::Syntax { .. } => "check the file, or give another template with --template FILE".to_owned(),
-            Self::Raised { .. } | Self::Failed { .. } => {
-                "change the conversation to what this template expects, or give another one with --template FILE"
-                    .to_owned()
-            }
-            Self::NeedsTime { .. } => "give the time with --now".to_owned(),
-            Self::TooMuch { .. } => "check the template; it may not end".to_owned(),
-            Self::NotAMessage { .. } => "give a JSON array of objects with `role` and `content`".to_owned(),
-            Self::DroppedToolCall { .. } => {
-                "choose how tool calls are written with --tool-text hermes or --tool-text flatten".to_owned()
-            }
-            Self::DroppedText { beside_call: true, .. } => {
-                "write calls as text behind it with --tool-text hermes or --tool-text flatten".to_owned()
-            }
-            Self::DroppedText { .. } => {
-                "give each message's content as one string, or another template with --template FILE".to_owned()
-            }
-            Self::InexactNumber { .. } => {
-                "give the number as a string, or write calls as text with --tool-text hermes".to_owned()
-            }
-        }
-    }
-}
+/// What helps where a template does not take a conversation.
+const OTHER_TALK: &str =
+    "change the conversation to what this template expects, or give another one with --template FILE";
 
 /// What a template is given.
 #[derive(Clone, Copy, Debug)]
@@ -179,14 +57,13 @@ pub struct Template {
 
 impl Template {
     /// Reads a template; `origin` is what errors call it.
-    pub fn compile(source: &str, origin: &str) -> Result<Self, TemplateError> {
+    pub fn compile(source: &str, origin: &str) -> Result<Self, TextError> {
         match jinja::compile(source) {
             Ok(compiled) => Ok(Self { compiled, source: source.to_owned(), origin: origin.to_owned() }),
-            Err(error) => Err(TemplateError::Syntax {
-                origin: origin.to_owned(),
-                line: error.line,
-                message: error.message,
-            }),
+            Err(error) => {
+                let what = format!("{origin}: line {}: {}", error.line, error.message);
+                Err(TextError::new(what, "check the file, or give another template with --template FILE"))
+            }
         }
     }
 
@@ -201,12 +78,12 @@ impl Template {
     }
 
     /// Renders exactly what is given, byte for byte as transformers does.
-    pub fn render(&self, input: &RenderInput<'_>) -> Result<Rendered, TemplateError> {
-        self.growing(input)?.render(input.messages.len(), input.add_generation_prompt)
+    pub fn render(&self, input: &RenderInput<'_>) -> Result<Rendered, TextError> {
+        self.growing(input)?.part(input.messages.len(), input.add_generation_prompt, &(0..0), &[])
     }
 
     /// Prepares a conversation that is rendered message by message: its values are made once, not for every length.
-    pub fn growing(&self, input: &RenderInput<'_>) -> Result<Growing<'_>, TemplateError> {
+    pub fn growing(&self, input: &RenderInput<'_>) -> Result<Growing<'_>, TextError> {
         let failed = |error: minijinja::Error| self.error(&error);
         let message = |it| jinja::from_json(&with_reasoning(it)?).map_err(failed);
         let messages = input.messages.iter().enumerate().map(message).collect::<Result<_, _>>()?;
@@ -219,21 +96,20 @@ impl Template {
         Ok(Growing { template: self, given, messages, variables, now: input.now })
     }
 
-    fn error(&self, error: &minijinja::Error) -> TemplateError {
-        let origin = self.origin.clone();
-        let line = error.line();
+    fn error(&self, error: &minijinja::Error) -> TextError {
         let source = error.source();
-        if let Some(Raised(message)) = source.and_then(|it| it.downcast_ref()) {
-            return TemplateError::Raised { origin, line, message: message.clone() };
-        }
-        if source.is_some_and(|it| it.is::<NeedsTime>()) {
-            return TemplateError::NeedsTime { origin, line };
-        }
-        let message = error.detail().map_or_else(|| error.kind().to_string(), str::to_owned);
-        match error.kind() {
-            ErrorKind::OutOfFuel => TemplateError::TooMuch { origin, line, message },
-            _ => TemplateError::Failed { origin, line, message },
-        }
+        let (what, help) = if let Some(Raised(message)) = source.and_then(|it| it.downcast_ref()) {
+            (format!("the template refuses this conversation: {message}"), OTHER_TALK)
+        } else if let Some(unknown) = source.filter(|it| it.is::<NeedsTime>()) {
+            (unknown.to_string(), "give the time with --now")
+        } else if error.kind() == ErrorKind::OutOfFuel {
+            let what = format!("the template takes too much: {}", jinja::message(error));
+            (what, "check the template; it may not end")
+        } else {
+            (format!("the template fails on this conversation: {}", jinja::message(error)), OTHER_TALK)
+        };
+        let line = error.line().map_or_else(String::new, |line| format!(": line {line}"));
+        TextError::new(format!("{}{line}: {what}", self.origin), help)
     }
 }
 
@@ -250,26 +126,22 @@ pub struct Growing<'t> {
 
 impl Growing<'_> {
     /// Renders a part of the conversation, as if the messages `without` were not in it.
-    pub fn portion(&self, portion: Portion<'_>, without: &Range<usize>) -> Result<String, TemplateError> {
+    pub fn portion(&self, portion: Portion<'_>, without: &Range<usize>) -> Result<String, TextError> {
         let said = portion.said.iter().map(|&(idx, words)| (idx, saying(&self.given[idx], words)));
         let said: Vec<(usize, Value)> = said.collect();
         let rendered = self.part(portion.n_messages, portion.generation_prompt, without, &said)?;
         Ok(rendered.text)
     }
 
-    /// Renders the first `n_messages`, with or without the generation prompt behind them.
-    pub fn render(&self, n_messages: usize, add_generation_prompt: bool) -> Result<Rendered, TemplateError> {
-        self.part(n_messages, add_generation_prompt, &(0..0), &[])
-    }
-
-    /// The same as if the messages `without` were not there, with others in the place of some.
+    /// Renders the first `n_messages`, with or without the generation prompt behind them, as if the messages `without`
+    /// were not there, with others in the place of some.
     pub fn part(
         &self,
         n_messages: usize,
         add_generation_prompt: bool,
         without: &Range<usize>,
         instead: &[(usize, Value)],
-    ) -> Result<Rendered, TemplateError> {
+    ) -> Result<Rendered, TextError> {
         let failed = |error: minijinja::Error| self.template.error(&error);
         let n_messages = n_messages.min(self.messages.len());
         let message = |idx: usize| match instead.iter().find(|(other, _)| *other == idx) {
@@ -289,9 +161,7 @@ impl Growing<'_> {
 }
 
 impl Talk for &Growing<'_> {
-    type Error = TemplateError;
-
-    fn render(&mut self, portion: Portion<'_>, without: &Range<usize>) -> Result<String, TemplateError> {
+    fn render(&mut self, portion: Portion<'_>, without: &Range<usize>) -> Result<String, TextError> {
         self.portion(portion, without)
     }
 }
@@ -306,9 +176,10 @@ fn saying(message: &Value, words: &str) -> Value {
 }
 
 /// The message with its reasoning under both names that templates read, as transformers has it.
-fn with_reasoning((message_idx, message): (usize, &Value)) -> Result<Value, TemplateError> {
+fn with_reasoning((message_idx, message): (usize, &Value)) -> Result<Value, TextError> {
     let Value::Object(fields) = message else {
-        return Err(TemplateError::NotAMessage { message_idx });
+        let what = format!("message {message_idx} is not a JSON object");
+        return Err(TextError::new(what, "give a JSON array of objects with `role` and `content`"));
     };
     let reasoning = REASONING_FIELDS.iter().find_map(|name| fields.get(*name).filter(|it| !it.is_null()));
     let Some(reasoning) = reasoning else { return Ok(message.clone()) };

@@ -14,39 +14,16 @@ use tokenizers::{
     AddedToken, DecoderWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper, TokenizerImpl,
 };
 
-use super::files::{BadFile, read, read_gguf, read_json, token_text};
+use super::error::TextError;
+use super::files::{bad_file, read, read_gguf, read_json, token_text};
 use super::vocabulary::Vocabulary;
 use backsight_core::hash::sha256;
 use backsight_core::tokens::{TokenId, check_ids};
 
-/// Why a tokenizer cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub enum TokenizerError {
-    /// A file is missing or unreadable.
-    #[error(transparent)]
-    Unreadable(#[from] BadFile),
-    /// A file is there but is not what it should be.
-    #[error(transparent)]
-    Broken(BadFile),
-    /// The tokenizer refused a text or ids.
-    #[error("the tokenizer failed: {0}")]
-    Failed(String),
-    /// A GGUF file does not say enough for a tokenizer.
-    #[error("{0}")]
-    Vocabulary(String),
-}
-
-impl TokenizerError {
-    /// What to do about it.
-    pub fn help(&self) -> &'static str {
-        match self {
-            Self::Unreadable(_) => "name a model directory that holds tokenizer.json, or that file itself",
-            Self::Broken(_) => "download the file again, or export it with save_pretrained",
-            Self::Vocabulary(_) => "name a model directory with tokenizer.json by --tokenizer",
-            Self::Failed(_) => "check that the tokenizer belongs to the model",
-        }
-    }
-}
+/// What helps where a file is missing or unreadable.
+const MISSING: &str = "name a model directory that holds tokenizer.json, or that file itself";
+/// What helps where a file is there but is not what it should be.
+const BROKEN: &str = "download the file again, or export it with save_pretrained";
 
 /// Ids of a text and the bytes each one stands for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -69,15 +46,15 @@ impl Tokenizer {
     /// From a model directory, a `tokenizer.json` or a GGUF file.
     ///
     /// The files beside a `tokenizer.json` say which tokens end a turn and how large the model's vocabulary is.
-    pub fn open(path: &Path) -> Result<Self, TokenizerError> {
+    pub fn open(path: &Path) -> Result<Self, TextError> {
         if path.extension().is_some_and(|it| it == "gguf") && !path.is_dir() {
             return Self::from_gguf(path);
         }
         let file = if path.is_dir() { path.join("tokenizer.json") } else { path.to_owned() };
         let dir = file.parent().unwrap_or(Path::new("."));
         let mut tokenizer =
-            Self::from_json(&read(&file)?).map_err(|why| TokenizerError::Broken(BadFile::new(&file, why)))?;
-        let beside = |name: &str| read_json(&dir.join(name)).map_err(TokenizerError::Broken);
+            Self::from_json(&read_tokenizer(&file)?).map_err(|why| broken(bad_file(&file, why)))?;
+        let beside = |name: &str| read_json(&dir.join(name)).map_err(broken);
         let (model, generation) = (beside("config.json")?, beside("generation_config.json")?);
         if let Some(vocab_size) = vocab_size(&model) {
             tokenizer.vocab_size = vocab_size;
@@ -87,38 +64,37 @@ impl Tokenizer {
         Ok(tokenizer)
     }
 
-    fn from_gguf(path: &Path) -> Result<Self, TokenizerError> {
-        let tokenizer = Self::from_vocabulary(&Vocabulary::from_gguf(&read_gguf(path)?));
-        tokenizer.map_err(|why| TokenizerError::Broken(BadFile::new(path, why)))
+    fn from_gguf(path: &Path) -> Result<Self, TextError> {
+        let gguf = read_gguf(path).map_err(|why| TextError::new(why, MISSING))?;
+        let tokenizer = Self::from_vocabulary(&Vocabulary::from_gguf(&gguf));
+        tokenizer.map_err(|why| broken(bad_file(path, why)))
     }
 
     /// From what a GGUF file says about it.
-    pub fn from_vocabulary(vocabulary: &Vocabulary) -> Result<Self, TokenizerError> {
-        let json = vocabulary.to_json().map_err(TokenizerError::Vocabulary)?;
+    pub fn from_vocabulary(vocabulary: &Vocabulary) -> Result<Self, TextError> {
+        let json = vocabulary.to_json();
+        let help = "name a model directory with tokenizer.json by --tokenizer";
+        let json = json.map_err(|why| TextError::new(why, help))?;
         let mut tokenizer = Self::from_json(json.to_string().as_bytes())?;
         tokenizer.end_ids = vocabulary.ends.clone();
         Ok(tokenizer)
     }
 
     /// The SHA-256 of the tokenizer at `path`: of its file, or of what a GGUF file says about it.
-    pub fn sha256(path: &Path) -> Result<String, TokenizerError> {
+    pub fn sha256(path: &Path) -> Result<String, TextError> {
         if path.extension().is_some_and(|it| it == "gguf") {
             let json = Self::from_gguf(path)?.inner.to_string(false).map_err(failed)?;
             return Ok(sha256(json));
         }
         let file = if path.is_dir() { path.join("tokenizer.json") } else { path.to_owned() };
-        Ok(sha256(read(&file)?))
+        Ok(sha256(read_tokenizer(&file)?))
     }
 
     /// From the bytes of a `tokenizer.json`, without knowledge of the model around it.
-    pub fn from_json(json: &[u8]) -> Result<Self, TokenizerError> {
+    pub fn from_json(json: &[u8]) -> Result<Self, TextError> {
         // Nearly all models are BPE. Said so beforehand, a file is read once instead of three times over.
         let bpe = serde_json::from_slice::<BpeTokenizer>(json).map(tokenizers::Tokenizer::from);
-        let inner = bpe.or_else(|_| tokenizers::Tokenizer::from_bytes(json)).map_err(failed)?;
-        Self::from_inner(inner)
-    }
-
-    fn from_inner(mut inner: tokenizers::Tokenizer) -> Result<Self, TokenizerError> {
+        let mut inner = bpe.or_else(|_| tokenizers::Tokenizer::from_bytes(json)).map_err(failed)?;
         // Some files ship with the limits of the training script; a conversation is never cut or padded here.
         inner.with_truncation(None).map_err(failed)?;
         inner.with_padding(None);
@@ -141,28 +117,28 @@ impl Tokenizer {
     }
 
     /// Encodes text as it stands: special tokens written in it become their ids, none are added.
-    pub fn encode(&self, text: &str) -> Result<Encoded, TokenizerError> {
+    pub fn encode(&self, text: &str) -> Result<Encoded, TextError> {
         self.encode_with(text, false)
     }
 
     /// The ids that [`encode`](Self::encode) gives, without the work of finding their bytes.
-    pub fn encode_ids(&self, text: &str) -> Result<Vec<TokenId>, TokenizerError> {
+    pub fn encode_ids(&self, text: &str) -> Result<Vec<TokenId>, TextError> {
         Ok(self.inner.encode_fast(text, false).map_err(failed)?.get_ids().to_vec())
     }
 
     /// Encodes plain text as the model defines it, with the BOS or EOS its tokenizer adds.
-    pub fn encode_plain(&self, text: &str) -> Result<Encoded, TokenizerError> {
+    pub fn encode_plain(&self, text: &str) -> Result<Encoded, TextError> {
         self.encode_with(text, true)
     }
 
-    fn encode_with(&self, text: &str, add_special_tokens: bool) -> Result<Encoded, TokenizerError> {
+    fn encode_with(&self, text: &str, add_special_tokens: bool) -> Result<Encoded, TextError> {
         let encoding = self.inner.encode(text, add_special_tokens).map_err(failed)?;
         let offsets = encoding.get_offsets().iter().map(|&(start, end)| start..end).collect();
         Ok(Encoded { ids: encoding.get_ids().to_vec(), offsets })
     }
 
     /// The text of ids, special tokens included.
-    pub fn decode(&self, ids: &[TokenId]) -> Result<String, TokenizerError> {
+    pub fn decode(&self, ids: &[TokenId]) -> Result<String, TextError> {
         self.inner.decode(ids, false).map_err(failed)
     }
 
@@ -302,8 +278,18 @@ fn vocab_size(model: &Value) -> Option<usize> {
     usize::try_from(model.get("vocab_size").or(nested)?.as_u64()?).ok()
 }
 
-fn failed(error: tokenizers::Error) -> TokenizerError {
-    TokenizerError::Failed(error.to_string())
+fn read_tokenizer(file: &Path) -> Result<Vec<u8>, TextError> {
+    read(file).map_err(|why| TextError::new(why, MISSING))
+}
+
+fn broken(file: TextError) -> TextError {
+    TextError::new(file, BROKEN)
+}
+
+/// A text or ids that the tokenizer refused.
+fn failed(error: tokenizers::Error) -> TextError {
+    let what = format!("the tokenizer failed: {error}");
+    TextError::new(what, "check that the tokenizer belongs to the model")
 }
 
 #[cfg(test)]

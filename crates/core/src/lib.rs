@@ -4,13 +4,14 @@
 //! those that exist are elsewhere.
 //!
 //! ```
-//! use backsight_core::plan::{Backend, plan};
+//! use backsight_core::model::Limits;
+//! use backsight_core::plan::plan;
 //! use backsight_core::score::ScoreJob;
 //! use backsight_core::tokens::TokenSpan;
 //!
 //! // The first job's tokens begin the second's, so one request scores both.
 //! let job = |tokens: &[u32], at| ScoreJob::new(tokens.into(), vec![TokenSpan::at(at, 1)], 0).unwrap();
-//! let plan = plan(&[job(&[5, 6, 7], 2), job(&[5, 6, 7, 8], 3)], &Backend::CACHING);
+//! let plan = plan(&[job(&[5, 6, 7], 2), job(&[5, 6, 7, 8], 3)], &Limits::CACHING);
 //! assert_eq!(plan.requests.len(), 1);
 //! ```
 

@@ -4,31 +4,23 @@
 //! walking an answer, what a value that is no logprob becomes, and that a row holds the given token.
 //! Deliberately absent: any server's format.
 
+use std::ops::Range;
+
+use crate::plan::merged;
 use crate::score::{Absence, ScoreJob, SpanScore, TokenScore};
 use crate::tokens::{Logprob, TokenId, TokenSpan, TopK};
 
 /// The positions of a job's spans, each once, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Needed {
-    ranges: Vec<TokenSpan>,
+    ranges: Vec<Range<usize>>,
 }
 
 impl Needed {
     /// The positions that `job` asks for.
     pub fn new(job: &ScoreJob) -> Self {
-        let mut spans: Vec<_> = job.spans().iter().copied().filter(|span| !span.is_empty()).collect();
-        spans.sort_unstable();
-        let mut ranges: Vec<TokenSpan> = Vec::with_capacity(spans.len());
-        for span in spans {
-            match ranges.last_mut() {
-                Some(last) if span.start() <= last.end() => {
-                    let end = last.end().max(span.end());
-                    *last = TokenSpan::at(last.start(), end - last.start());
-                }
-                _ => ranges.push(span),
-            }
-        }
-        Self { ranges }
+        let spans = job.spans().iter().filter(|span| !span.is_empty());
+        Self { ranges: merged(spans.map(|span| span.range()).collect()) }
     }
 
     /// How many positions there are.
@@ -43,7 +35,7 @@ impl Needed {
 
     /// The positions in order.
     pub fn positions(&self) -> impl Iterator<Item = usize> + '_ {
-        self.ranges.iter().flat_map(|range| range.range())
+        self.ranges.iter().cloned().flatten()
     }
 
     /// Hands one score per position, in order, out to the spans of the job.
@@ -51,9 +43,8 @@ impl Needed {
         if scores.len() != self.len() {
             return Err(format!("{} positions have {} scores", self.len(), scores.len()));
         }
-        if job.spans() == self.ranges && self.ranges.len() == 1 {
-            let only = SpanScore::new(self.ranges[0], scores)?;
-            return Ok(vec![only]);
+        if let [only] = job.spans() {
+            return Ok(vec![SpanScore::new(*only, scores)?]);
         }
         let of = |span: &TokenSpan| {
             let first = self.n_before(span.start());
@@ -63,7 +54,7 @@ impl Needed {
     }
 
     fn n_before(&self, position: usize) -> usize {
-        self.ranges.iter().map(|range| range.len().min(position.saturating_sub(range.start()))).sum()
+        self.ranges.iter().map(|range| range.len().min(position.saturating_sub(range.start))).sum()
     }
 }
 
@@ -81,7 +72,7 @@ pub fn logprob(value: Option<f64>, floor: Option<f64>) -> Result<Logprob, Absenc
     if floor.is_some_and(|floor| value <= floor) {
         return Err(Absence::NotALogprob(format!("{value} stands for minus infinity")));
     }
-    Logprob::new(value).map_err(|why| Absence::NotALogprob(why.to_string()))
+    Logprob::new(value).map_err(Absence::NotALogprob)
 }
 
 /// The score of `given` with its `top_k` best candidates, itself among them.

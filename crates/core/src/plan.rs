@@ -14,27 +14,10 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 
+use crate::model::Limits;
 use crate::score::{Absence, ScoreJob, SpanScore, TokenScore, end_needed, first_needed};
 use crate::tokens::{TokenId, TokenSpan, TopK};
 use crate::tree::{ROOT, Tip, TokenTree};
-
-/// What a backend does with a request for scores, as far as its cost goes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Backend {
-    /// Whether tokens computed for earlier requests are reused, up to the token before the first scored one.
-    pub caches_scores: bool,
-    /// Whether scoring can begin in the middle of a prompt; without it every position is scored and sent back.
-    pub start_index: bool,
-    /// At most this many positions scored in one request, for servers whose memory the logits would fill.
-    pub max_scored: Option<usize>,
-}
-
-impl Backend {
-    /// The cached prefix reaches up to the first scored token.
-    pub const CACHING: Self = Self { caches_scores: true, start_index: true, max_scored: None };
-    /// The logprobs of a prompt are computed from its first token on, every time.
-    pub const RECOMPUTING: Self = Self { caches_scores: false, start_index: false, max_scored: None };
-}
 
 /// Spans to be scored of a sequence in a tree.
 #[derive(Clone, Debug, PartialEq)]
@@ -45,16 +28,6 @@ pub struct TipJob {
     pub spans: Vec<TokenSpan>,
     /// How many candidates per position; 0 asks for the given token only.
     pub top_k: usize,
-}
-
-impl TipJob {
-    fn first_needed(&self) -> Option<usize> {
-        first_needed(&self.spans)
-    }
-
-    fn end_needed(&self) -> usize {
-        end_needed(&self.spans)
-    }
 }
 
 /// One request of a plan.
@@ -139,8 +112,8 @@ pub struct Unanswered {
     pub request: usize,
 }
 
-/// Plans the requests for `jobs`.
-pub fn plan(jobs: &[ScoreJob], backend: &Backend) -> Plan {
+/// Plans the requests for `jobs` to a backend with these limits.
+pub fn plan(jobs: &[ScoreJob], limits: &Limits) -> Plan {
     let mut tree = TokenTree::default();
     let job = |job: &ScoreJob| TipJob {
         tip: tree.grow(Tip::EMPTY, job.tokens()),
@@ -148,26 +121,26 @@ pub fn plan(jobs: &[ScoreJob], backend: &Backend) -> Plan {
         top_k: job.top_k(),
     };
     let jobs = jobs.iter().map(job).collect();
-    plan_tree(Arc::new(tree), jobs, backend)
+    plan_tree(Arc::new(tree), jobs, limits)
 }
 
 /// Plans the requests for jobs whose sequences are in a tree.
-pub fn plan_tree(tree: Arc<TokenTree>, jobs: Vec<TipJob>, backend: &Backend) -> Plan {
+pub fn plan_tree(tree: Arc<TokenTree>, jobs: Vec<TipJob>, limits: &Limits) -> Plan {
     let mut paths = Paths::new(&tree, &jobs);
     let mut requests = Vec::new();
     let leaves = paths.leaves_depth_first();
     let passes = leaves.len() as u64;
     for leaf in leaves {
-        paths.request_leaf(leaf, backend, &mut requests);
+        paths.request_leaf(leaf, limits, &mut requests);
     }
     let parts = jobs.iter().map(|job| paths.parts(job)).collect();
     Plan { figures: figures(&jobs, &requests, passes), requests, parts, jobs, tree }
 }
 
 fn figures(jobs: &[TipJob], requests: &[PlannedRequest], passes: u64) -> Figures {
-    let needed = jobs.iter().filter(|job| job.first_needed().is_some());
+    let needed = jobs.iter().filter(|job| first_needed(&job.spans).is_some());
     Figures {
-        naive_tokens: needed.clone().map(|job| job.end_needed() as u64).sum(),
+        naive_tokens: needed.clone().map(|job| end_needed(&job.spans) as u64).sum(),
         naive_requests: needed.count() as u64,
         sent_tokens: requests.iter().map(|request| request.n_tokens() as u64).sum(),
         cached_tokens: requests.iter().map(|request| request.cached as u64).sum(),
@@ -280,8 +253,8 @@ struct Paths<'j> {
 impl<'j> Paths<'j> {
     fn new(tree: &'j TokenTree, jobs: &[TipJob]) -> Self {
         let mut paths = Self { tree, nodes: vec![Node::default(); tree.n_nodes()] };
-        for (idx, job) in jobs.iter().enumerate().filter(|(_, job)| job.first_needed().is_some()) {
-            let end = tree.cut(job.tip, job.end_needed());
+        for (idx, job) in jobs.iter().enumerate().filter(|(_, job)| first_needed(&job.spans).is_some()) {
+            let end = tree.cut(job.tip, end_needed(&job.spans));
             let node = &mut paths.nodes[tree.node(end)];
             node.first_job.get_or_insert(idx);
             node.deepest = node.deepest.max(end.len());
@@ -341,16 +314,16 @@ impl<'j> Paths<'j> {
     }
 
     /// Adds the requests for what is needed between the part of the tree already passed and a leaf.
-    fn request_leaf(&mut self, leaf: usize, backend: &Backend, requests: &mut Vec<PlannedRequest>) {
+    fn request_leaf(&mut self, leaf: usize, limits: &Limits, requests: &mut Vec<PlannedRequest>) {
         let (trunk, path) = self.unvisited_path(leaf);
         let needed = merged(path.iter().flat_map(|node| self.nodes[*node].needed.clone()).collect());
         let top_k = path.iter().map(|node| self.nodes[*node].top_k).max().unwrap_or(0);
         let first_request = requests.len();
         let mut present = self.tree.positions(trunk).end;
-        for piece in pieces(needed, backend) {
+        for piece in pieces(needed, limits) {
             let (Some(first), Some(last)) = (piece.first(), piece.last()) else { continue };
             let (start, end) = (first.start - 1, last.end);
-            let cached = if backend.caches_scores { present.min(start) } else { 0 };
+            let cached = if limits.cached_scores { present.min(start) } else { 0 };
             let after = self.provider(trunk, requests, first_request, cached);
             for node in &path {
                 let own = self.tree.positions(*node);
@@ -427,7 +400,7 @@ fn overlap(a: &Range<usize>, b: Range<usize>) -> Option<Range<usize>> {
 }
 
 /// The union of ranges, in order, touching ones joined.
-fn merged(mut ranges: Vec<Range<usize>>) -> Vec<Range<usize>> {
+pub(crate) fn merged(mut ranges: Vec<Range<usize>>) -> Vec<Range<usize>> {
     ranges.sort_by_key(|range| range.start);
     let mut union: Vec<Range<usize>> = Vec::new();
     for range in ranges {
@@ -440,8 +413,8 @@ fn merged(mut ranges: Vec<Range<usize>>) -> Vec<Range<usize>> {
 }
 
 /// Cuts the needed ranges into runs that span no more positions than the backend scores at once.
-fn pieces(ranges: Vec<Range<usize>>, backend: &Backend) -> Vec<Vec<Range<usize>>> {
-    let Some(max) = backend.max_scored.filter(|_| backend.start_index) else { return vec![ranges] };
+fn pieces(ranges: Vec<Range<usize>>, limits: &Limits) -> Vec<Vec<Range<usize>>> {
+    let Some(max) = limits.max_scored.filter(|_| limits.start_index) else { return vec![ranges] };
     let mut pieces: Vec<Vec<Range<usize>>> = Vec::new();
     for mut range in ranges {
         while !range.is_empty() {

@@ -17,24 +17,14 @@ pub const ROUNDING: f64 = 1e-4;
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
 pub struct Logprob(f64);
 
-/// Why a number is not a [`Logprob`].
-#[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
-pub enum NotALogprob {
-    /// NaN or an infinity: some servers write these when arithmetic overflowed.
-    #[error("{0} is not a finite number")]
-    NotFinite(f64),
-    /// Larger than zero by more than [`ROUNDING`].
-    #[error("{0} is positive, so it is not the logarithm of a probability")]
-    Positive(f64),
-}
-
 impl Logprob {
-    /// Checks `value`; rounding above zero is cut to zero.
-    pub fn new(value: f64) -> Result<Self, NotALogprob> {
+    /// Checks `value`; rounding above zero is cut to zero. Infinities are what some servers write when arithmetic
+    /// overflowed.
+    pub fn new(value: f64) -> Result<Self, String> {
         if !value.is_finite() {
-            Err(NotALogprob::NotFinite(value))
+            Err(format!("{value} is not a finite number"))
         } else if value > ROUNDING {
-            Err(NotALogprob::Positive(value))
+            Err(format!("{value} is positive, so it is not the logarithm of a probability"))
         } else {
             Ok(Self(value.min(0.0)))
         }
@@ -171,9 +161,9 @@ mod tests {
 
     #[test]
     fn logprob_refuses_what_is_not_one() {
-        assert!(matches!(Logprob::new(f64::NAN), Err(NotALogprob::NotFinite(_))));
-        assert_eq!(Logprob::new(f64::NEG_INFINITY), Err(NotALogprob::NotFinite(f64::NEG_INFINITY)));
-        assert_eq!(Logprob::new(0.01), Err(NotALogprob::Positive(0.01)));
+        assert_eq!(Logprob::new(f64::NAN), Err("NaN is not a finite number".to_owned()));
+        assert_eq!(Logprob::new(f64::NEG_INFINITY), Err("-inf is not a finite number".to_owned()));
+        assert!(Logprob::new(0.01).unwrap_err().starts_with("0.01 is positive"));
         assert_eq!(Logprob::new(1e-6).unwrap().get(), 0.0);
         assert_eq!(Logprob::new(-3.25).unwrap().get(), -3.25);
     }

@@ -205,7 +205,8 @@ impl TokenTree {
     }
 }
 
-fn common(a: &[TokenId], b: &[TokenId]) -> usize {
+/// How many tokens two sequences begin with alike.
+pub fn common(a: &[TokenId], b: &[TokenId]) -> usize {
     a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }
 

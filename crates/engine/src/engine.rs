@@ -12,7 +12,7 @@ use super::config::Config;
 use super::constrain::Grammars;
 use super::forward::{Machine, Reading};
 use super::head::Ask;
-use super::kv::{Cache, KvTree, PAGE, common_prefix};
+use super::kv::{Cache, KvTree, PAGE};
 use super::load::{WeightSource, check_memory};
 use super::simd::Isa;
 use super::weights::Weights;
@@ -20,6 +20,7 @@ use backsight_core::model::{Error, Limits, Scored, Usage, check_top_k};
 use backsight_core::needed::{Needed, absent};
 use backsight_core::score::{Absence, ScoreJob};
 use backsight_core::tokens::{TokenId, check_ids};
+use backsight_core::tree::common;
 
 /// Rows read in one pass at most: bounds the memory of a long prompt.
 const PASS_ROWS: usize = 4096;
@@ -181,7 +182,7 @@ impl Engine {
         while let Some(job) = jobs.get(n) {
             rows += new(job);
             let shared =
-                jobs[..n].iter().map(|other| common_prefix(other.tokens(), job.tokens())).max().unwrap_or(0);
+                jobs[..n].iter().map(|other| common(other.tokens(), job.tokens())).max().unwrap_or(0);
             let waits = shared.min(reuse_limit(job)) >= self.reusable(job) + PAGE;
             if rows > BATCH_ROWS || waits || self.check_job(job).is_err() {
                 break;

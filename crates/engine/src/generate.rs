@@ -12,7 +12,7 @@ use super::head::{Ask, answer_from_logits};
 use super::kv::Cache;
 use super::sample::{Dice, draw};
 use backsight_core::model::{
-    Error, Finish, GenerateRequest, Generated, SampledToken, Sampling, Usage, check_top_k,
+    Error, Finish, GenerateRequest, Generated, SampledToken, Sampling, Usage, check_prompt, check_top_k,
 };
 use backsight_core::tokens::TokenId;
 
@@ -112,9 +112,7 @@ impl Engine {
     /// Checks a request and makes it a sequence; nothing is computed yet.
     pub fn admit(&mut self, request: &GenerateRequest) -> Result<Sequence, Error> {
         check_sampling(&request.sampling)?;
-        if request.prompt.is_empty() {
-            return Err(Error::invalid("the prompt has no tokens", "send at least one token"));
-        }
+        check_prompt(&request.prompt)?;
         self.check_tokens(&request.prompt, self.config.context - 1)?;
         check_top_k(request.top_k, Some(self.config.vocab))?;
         let constraint = request.sampling.constraint.as_ref();

@@ -11,6 +11,7 @@ use slab::Slab;
 
 use super::simd::{LANES, Lane};
 use backsight_core::tokens::TokenId;
+use backsight_core::tree::common;
 
 /// Tokens in one page.
 pub const PAGE: usize = LANES;
@@ -180,7 +181,7 @@ impl KvTree {
 
     /// The child that shares most tokens with `tokens`, at least one.
     fn best_child(&self, at: usize, tokens: &[TokenId]) -> Option<(usize, usize)> {
-        let shared = |&child: &usize| (child, common_prefix(&self.nodes[child].tokens, tokens));
+        let shared = |&child: &usize| (child, common(&self.nodes[child].tokens, tokens));
         self.nodes[at].children.iter().map(shared).max_by_key(|&(_, n)| n).filter(|&(_, n)| n > 0)
     }
 
@@ -223,11 +224,6 @@ impl KvTree {
         self.nodes[parent].children.retain(|&child| child != at);
         true
     }
-}
-
-/// How many leading tokens two sequences share.
-pub fn common_prefix(a: &[TokenId], b: &[TokenId]) -> usize {
-    a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }
 
 #[cfg(test)]

@@ -11,13 +11,13 @@ use crate::cli::failure::Failure;
 use crate::cli::output::one_line;
 use crate::cli::stdout;
 use crate::event::Event;
-use crate::model::planned::backend;
 use crate::pipeline::Texts;
 use crate::pipeline::forecast::{Forecast, Forecaster};
 use crate::store::episodes::{Source, load};
 use crate::store::hindsight::Settings;
 use crate::wire::hindsight::Provenance;
-use backsight_core::plan::{Backend, Figures};
+use backsight_core::model::Limits;
+use backsight_core::plan::Figures;
 
 pub(super) fn run(
     args: &CreditArgs<'_>,
@@ -63,8 +63,8 @@ fn forecaster(
     let template_sha256 = texts.as_ref().map(Texts::template_sha256);
     let provenance = Provenance { tokenizer_sha256, template_sha256, ..shown.provenance.clone() };
     let kind = args.server.kind().filter(|kind| kind.limits.scores);
-    let backend = kind.map_or(Backend::CACHING, |kind| backend(&kind.limits));
-    Ok(Forecaster { options: super::options(args, settings, shown, provenance, None)?, texts, backend })
+    let limits = kind.map_or(Limits::CACHING, |kind| kind.limits.clone());
+    Ok(Forecaster { options: super::options(args, settings, shown, provenance, None)?, texts, limits })
 }
 
 fn table(forecasts: &[Forecast], placement: &str, has_tokens: bool) -> String {

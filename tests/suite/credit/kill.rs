@@ -12,9 +12,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use backsight::lens::{Lenses, OUTCOME_TEMPLATE, OutcomeLens, Placement, Wording};
+use backsight::model::Limits;
 use backsight::pipeline::{Framing, outline};
 use backsight::pipeline::{ReadEpisode, Reader, Texts};
-use backsight::plan::{Backend, plan};
+use backsight::plan::plan;
 use backsight::score::ScoreJob;
 use backsight::store::load_directory;
 use backsight::store::{Key, ModelId};
@@ -58,7 +59,7 @@ fn keys(place: &Place) -> HashMap<Vec<u32>, Vec<u8>> {
         };
         let jobs: Vec<ScoreJob> =
             steps.iter().map(|step| job(step.as_ref().unwrap().view(0).unwrap().as_ref().unwrap())).collect();
-        let plan = plan(&jobs, &Backend::CACHING);
+        let plan = plan(&jobs, &Limits::CACHING);
         for ask in (0..plan.requests.len()).filter_map(|request| plan.ask(request)) {
             keys.insert(ask.tokens().to_vec(), Key::of_score(ModelId(1), &ask).bytes().to_vec());
         }

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use backsight::engine::engine::{Engine, EngineOptions};
-use backsight::plan::{Backend, plan};
+use backsight::model::Limits;
+use backsight::plan::plan;
 use backsight::score::{ScoreJob, SpanScore};
 use backsight::tokens::{TokenId, TokenSpan};
 use proptest::prelude::*;
@@ -45,8 +46,7 @@ fn a_plan_on_the_embedded_engine_gives_what_each_job_gets_alone() {
     let dir = tempfile::tempdir().unwrap();
     write_model(dir.path(), json!({"max_position_embeddings": 1024}));
     let mut engine = Engine::load(dir.path()).unwrap();
-    let backends =
-        [Backend::RECOMPUTING, Backend::CACHING, Backend { max_scored: Some(7), ..Backend::CACHING }];
+    let backends = [Limits::CHAT, Limits::CACHING, Limits { max_scored: Some(7), ..Limits::CACHING }];
     let mut runner = TestRunner::new(Config { cases: 60, failure_persistence: None, ..Config::default() });
     let (mut n_compared, mut largest, mut n_unequal) = (0_usize, 0.0_f64, 0_usize);
     let results = std::cell::RefCell::new((&mut engine, &mut n_compared, &mut largest, &mut n_unequal));

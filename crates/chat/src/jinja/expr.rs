@@ -7,6 +7,7 @@
 use super::SyntaxError;
 use super::lex::{Tok, Token};
 use super::methods::is_python_attribute;
+use backsight_core::python::write_json_string;
 
 /// Deeper nesting is refused, because both parsers recurse.
 const MAX_DEPTH: usize = 50;
@@ -552,19 +553,9 @@ fn container(filter: &str, items: Vec<Code>) -> Code {
     Code::primary("none").filter(filter, &items.join(", "))
 }
 
-/// A string literal that minijinja reads back as `text`.
+/// A string literal that minijinja reads back as `text`: it takes JSON's escapes.
 pub(super) fn quote(text: &str) -> String {
     let mut out = String::with_capacity(text.len() + 2);
-    out.push('"');
-    for c in text.chars() {
-        match c {
-            '"' => out.push_str("\\\""),
-            '\\' => out.push_str("\\\\"),
-            '\n' => out.push_str("\\n"),
-            '\r' => out.push_str("\\r"),
-            _ => out.push(c),
-        }
-    }
-    out.push('"');
+    write_json_string(&mut out, text, false);
     out
 }

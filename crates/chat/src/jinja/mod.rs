@@ -86,10 +86,8 @@ pub(super) fn compile(source: &str) -> Result<Compiled, SyntaxError> {
     }
     let lowered = lower::lower(source)?;
     let mut env = environment();
-    guarded(|| env.add_template_owned(NAME, lowered)).map_err(|error| {
-        let message = error.detail().map_or_else(|| error.kind().to_string(), str::to_owned);
-        SyntaxError::new(message, error.line().unwrap_or(1))
-    })?;
+    guarded(|| env.add_template_owned(NAME, lowered))
+        .map_err(|error| SyntaxError::new(message(&error), error.line().unwrap_or(1)))?;
     Ok(Compiled { env })
 }
 
@@ -112,6 +110,11 @@ impl Compiled {
         let spans = run.spans(&text);
         Ok((text, spans))
     }
+}
+
+/// What the engine says is wrong.
+pub(super) fn message(error: &Error) -> String {
+    error.detail().map_or_else(|| error.kind().to_string(), str::to_owned)
 }
 
 /// Python's `str()` of a JSON value.

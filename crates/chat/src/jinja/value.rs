@@ -13,7 +13,7 @@ use minijinja::value::{Enumerator, Object, ObjectRepr, ValueKind};
 use minijinja::{Error, ErrorKind, State, Value};
 use serde_json::{Map, Number};
 
-use super::{methods, text};
+use super::{methods, ops, text};
 
 /// Values nested deeper are refused.
 const MAX_NESTING: usize = 200;
@@ -194,10 +194,6 @@ impl Object for Generator {
     fn repr(self: &Arc<Self>) -> ObjectRepr {
         ObjectRepr::Plain
     }
-
-    fn is_true(self: &Arc<Self>) -> bool {
-        true
-    }
 }
 
 /// A method that was named but not called (`message.items`).
@@ -210,10 +206,6 @@ struct Method {
 impl Object for Method {
     fn repr(self: &Arc<Self>) -> ObjectRepr {
         ObjectRepr::Plain
-    }
-
-    fn is_true(self: &Arc<Self>) -> bool {
-        true
     }
 
     fn call(self: &Arc<Self>, state: &mut State<'_, '_>, args: &[Value]) -> Result<Value, Error> {
@@ -334,27 +326,17 @@ pub(crate) fn from_json(json: &serde_json::Value) -> Result<Value, Error> {
     match json {
         serde_json::Value::Null => Ok(Value::from(())),
         serde_json::Value::Bool(bool) => Ok(Value::from(*bool)),
-        serde_json::Value::Number(number) => Ok(from_number(number)),
+        serde_json::Value::Number(number) => Ok(match number.as_i128() {
+            Some(int) => ops::int(int),
+            None => Value::from(number.as_f64().unwrap_or(f64::NAN)),
+        }),
         serde_json::Value::String(text) => Ok(Value::from(text.as_str())),
         serde_json::Value::Array(items) => list(items.iter().map(from_json).collect::<Result<_, _>>()?),
-        serde_json::Value::Object(fields) => from_json_object(fields),
+        serde_json::Value::Object(fields) => {
+            let entry = |(key, value): (&String, _)| Ok((Value::from(key.as_str()), from_json(value)?));
+            dict(fields.iter().map(entry).collect::<Result<Vec<_>, Error>>()?)
+        }
     }
-}
-
-fn from_number(number: &Number) -> Value {
-    if let Some(int) = number.as_i64() {
-        Value::from(int)
-    } else if let Some(int) = number.as_u64() {
-        Value::from(int)
-    } else {
-        Value::from(number.as_f64().unwrap_or(f64::NAN))
-    }
-}
-
-/// A dict from a JSON object.
-pub(super) fn from_json_object(fields: &Map<String, serde_json::Value>) -> Result<Value, Error> {
-    let entries = fields.iter().map(|(key, value)| Ok((Value::from(key.as_str()), from_json(value)?)));
-    dict(entries.collect::<Result<Vec<_>, Error>>()?)
 }
 
 /// What `json.dumps` makes of a value, before it is written.

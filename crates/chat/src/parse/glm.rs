@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::json::{Fields, Json};
 use super::literal::value_of;
-use super::scan::{excerpt, find, strip, strip_start};
+use super::scan::{excerpt, find, pieces, strip, strip_start};
 use super::schema::Parameters;
 use super::{NoCall, Parsed, ParsedCall};
 
@@ -46,18 +46,14 @@ fn skip_written_breaks(text: &str) -> &str {
 }
 
 pub(super) fn parse(text: &str, tools: &[Value], dialect: &Dialect) -> Parsed {
-    let mut pieces = Vec::new();
-    let before = find(text, OPEN, 0);
-    let mut at = before.unwrap_or(text.len());
-    while let Some(start) = find(text, OPEN, at).map(|at| at + OPEN.len()) {
-        let Some(end) = find(text, CLOSE, start) else {
-            pieces.push(no_call(format!("`{OPEN}` is not closed before {}", excerpt(&text[start..]))));
-            break;
-        };
-        pieces.extend(call(&text[start..end], tools, dialect));
-        at = end + CLOSE.len();
+    let mut found = Vec::new();
+    for piece in pieces(text, OPEN, |start| find(text, CLOSE, start).map(|end| end + CLOSE.len())) {
+        match piece.strip_suffix(CLOSE) {
+            Some(piece) => found.extend(call(piece, tools, dialect)),
+            None => found.push(no_call(format!("`{OPEN}` is not closed before {}", excerpt(piece)))),
+        }
     }
-    Parsed::new(text, before, pieces)
+    Parsed::new(text, find(text, OPEN, 0), found)
 }
 
 fn no_call(why: String) -> Result<ParsedCall, NoCall> {

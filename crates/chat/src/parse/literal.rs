@@ -5,7 +5,7 @@
 //! a comment, a line continuation or a character by name: the text then stays text, which loses
 //! nothing.
 
-use super::json::{Fields, Json, MAX_DEPTH, json_float, loads};
+use super::json::{Json, MAX_DEPTH, json_float, loads};
 use super::scan::{Reader, looked_at};
 use backsight_core::python::unescape_one;
 
@@ -22,12 +22,8 @@ fn read(text: &str) -> Option<Json> {
         return None;
     }
     let mut reader = Reader::new(text, 0);
-    let (mut items, is_tuple) = items(&mut reader, "")?;
-    match reader.rest() {
-        "" if is_tuple => Some(Json::List(items)),
-        "" => items.pop(),
-        _ => None,
-    }
+    let (mut items, is_tuple) = items(&mut reader, "", value)?;
+    if is_tuple { Some(Json::List(items)) } else { items.pop() }
 }
 
 /// Passes space; line breaks are space inside brackets.
@@ -58,59 +54,50 @@ fn bracketed(reader: &mut Reader<'_>, read: fn(&mut Reader<'_>) -> Option<Json>)
     value
 }
 
-/// Values with commas between them up to `close`, and whether there was any comma.
-fn items(reader: &mut Reader<'_>, close: &str) -> Option<(Vec<Json>, bool)> {
-    let mut items = Vec::new();
-    let mut has_comma = false;
-    loop {
-        items.push(value(reader)?);
+/// What stands between commas up to `close`, the text's end if that is empty, and whether there was any comma.
+fn items<T>(
+    reader: &mut Reader<'_>,
+    close: &str,
+    item: fn(&mut Reader<'_>) -> Option<T>,
+) -> Option<(Vec<T>, bool)> {
+    let (mut items, mut has_comma) = (Vec::new(), false);
+    while !ends(reader, close) {
+        items.push(item(reader)?);
         skip_space(reader);
-        let goes_on = reader.take(",");
-        has_comma |= goes_on;
-        skip_space(reader);
-        let rest = reader.rest();
-        let is_closing = if close.is_empty() { rest.is_empty() } else { rest.starts_with(close) };
-        if !goes_on || is_closing {
-            return Some((items, has_comma));
+        if !reader.take(",") {
+            return ends(reader, close).then_some((items, has_comma));
         }
+        has_comma = true;
     }
+    Some((items, has_comma))
+}
+
+/// Passes space, and `close` if it stands behind that.
+fn ends(reader: &mut Reader<'_>, close: &str) -> bool {
+    skip_space(reader);
+    if close.is_empty() { reader.rest().is_empty() } else { reader.take(close) }
 }
 
 fn list(reader: &mut Reader<'_>) -> Option<Json> {
-    sequence(reader, "]").map(|(items, _)| Json::List(items))
+    items(reader, "]", value).map(|(items, _)| Json::List(items))
 }
 
 /// One value in parentheses is that value.
 fn tuple(reader: &mut Reader<'_>) -> Option<Json> {
-    let (mut items, has_comma) = sequence(reader, ")")?;
+    let (mut items, has_comma) = items(reader, ")", value)?;
     if has_comma || items.is_empty() { Some(Json::List(items)) } else { items.pop() }
 }
 
-fn sequence(reader: &mut Reader<'_>, close: &str) -> Option<(Vec<Json>, bool)> {
-    skip_space(reader);
-    if reader.take(close) {
-        return Some((Vec::new(), false));
-    }
-    let items = items(reader, close)?;
-    reader.take(close).then_some(items)
+fn dictionary(reader: &mut Reader<'_>) -> Option<Json> {
+    let (fields, _) = items(reader, "}", field)?;
+    Some(Json::Object(fields.into_iter().collect()))
 }
 
-fn dictionary(reader: &mut Reader<'_>) -> Option<Json> {
-    let mut fields = Fields::default();
-    loop {
-        skip_space(reader);
-        if reader.take("}") {
-            return Some(Json::Object(fields));
-        }
-        let key = key_text(value(reader)?)?;
-        skip_space(reader);
-        reader.take(":").then_some(())?;
-        fields.insert(key, value(reader)?);
-        skip_space(reader);
-        if !reader.take(",") {
-            return reader.take("}").then_some(Json::Object(fields));
-        }
-    }
+fn field(reader: &mut Reader<'_>) -> Option<(String, Json)> {
+    let key = key_text(value(reader)?)?;
+    skip_space(reader);
+    reader.take(":").then_some(())?;
+    Some((key, value(reader)?))
 }
 
 fn signed(reader: &mut Reader<'_>) -> Option<Json> {

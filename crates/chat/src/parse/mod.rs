@@ -77,24 +77,18 @@ pub(super) const NAMES: [(&str, Parser); 13] = [
     ("llama4_json", Parser::LlamaJson),
 ];
 
-/// A parser was asked for by a name that none has.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("no tool-call parser is called `{name}`; known are {}", Parser::all_names().join(", "))]
-pub struct UnknownParser {
-    /// The name that was asked for.
-    pub name: String,
-}
-
 impl Parser {
     /// Every name [`Parser::from_name`] knows, aliases included.
     pub fn all_names() -> [&'static str; NAMES.len()] {
         NAMES.map(|(name, _)| name)
     }
 
-    /// The parser of that name, as the servers' `--tool-call-parser` spells it.
-    pub fn from_name(name: &str) -> Result<Self, UnknownParser> {
+    /// The parser of that name, as the servers' `--tool-call-parser` spells it, or which names there are.
+    pub fn from_name(name: &str) -> Result<Self, String> {
         let found = NAMES.into_iter().find(|&(known, _)| known == name);
-        found.map(|(_, parser)| parser).ok_or_else(|| UnknownParser { name: name.to_owned() })
+        let known = || Self::all_names().join(", ");
+        let unknown = || format!("no tool-call parser is called `{name}`; known are {}", known());
+        found.map(|(_, parser)| parser).ok_or_else(unknown)
     }
 
     /// The canonical name; aliases have none of their own.

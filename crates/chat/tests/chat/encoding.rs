@@ -12,6 +12,7 @@
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+use backsight_chat::error::TextError;
 use backsight_chat::incremental::Incremental;
 use backsight_chat::near::Likeness;
 use backsight_chat::spans::{self, Wanted};
@@ -179,12 +180,10 @@ fn the_cost_is_that_of_the_new_text() {
 }
 
 /// A conversation that is always rendered whole.
-struct Whole<'a, 'r>(&'a mut Render<'r, String>);
+struct Whole<'a, 'r>(&'a mut Render<'r>);
 
 impl Talk for Whole<'_, '_> {
-    type Error = String;
-
-    fn render(&mut self, portion: Portion<'_>, _: &Range<usize>) -> Result<String, String> {
+    fn render(&mut self, portion: Portion<'_>, _: &Range<usize>) -> Result<String, TextError> {
         (self.0)(portion)
     }
 }
@@ -199,7 +198,7 @@ fn check_steps(dir: &Path) {
         format!("<|im_start|>{who}\n{}<|im_end|>\n", words(n))
     };
     let turns: Vec<String> = (0..202).map(turn).collect();
-    let mut render = |portion: Portion<'_>| -> Result<String, String> {
+    let mut render = |portion: Portion<'_>| -> Result<String, TextError> {
         let tail = if portion.generation_prompt { "<|im_start|>assistant\n" } else { "" };
         Ok(turns[..portion.n_messages].concat() + tail)
     };

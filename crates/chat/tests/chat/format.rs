@@ -12,7 +12,8 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use backsight_chat::format::{ChatFormat, FormatError};
+use backsight_chat::error::TextError;
+use backsight_chat::format::ChatFormat;
 use backsight_chat::messages::{ArgumentForm, list_from_json, to_json_with};
 use backsight_chat::parse::Parser;
 use backsight_chat::render::{needed_tool_text, render_conversation};
@@ -125,7 +126,7 @@ impl Case {
         self.try_grown().unwrap_or_else(|error| Grown::Error(error.to_string()))
     }
 
-    fn try_grown(&self) -> Result<Grown, FormatError> {
+    fn try_grown(&self) -> Result<Grown, TextError> {
         let (messages, tools, now) = (conversation(), tools(), Now::utc(NOW));
         let actions: Vec<usize> =
             (0..messages.len()).filter(|&it| messages[it].role == Role::Assistant).collect();

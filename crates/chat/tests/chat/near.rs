@@ -4,12 +4,13 @@
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+use backsight_chat::error::TextError;
 use backsight_chat::messages::{ArgumentForm, list_from_json, to_json_with};
 use backsight_chat::near::Likeness;
 use backsight_chat::reread::{Manner, Shown};
 use backsight_chat::spans::{self, Reread, Wanted};
 use backsight_chat::talk::{Portion, Talk};
-use backsight_chat::template::{Now, Template, TemplateError};
+use backsight_chat::template::{Now, Template};
 use backsight_chat::tokenizer::Tokenizer;
 use backsight_core::episode::{Message, Role};
 use backsight_core::lens::Edit;
@@ -73,8 +74,8 @@ fn wanted(messages: &[Message]) -> Vec<(usize, Vec<Edit<'static>>)> {
 
 type Seen = Result<(spans::Border, Vec<TokenId>, Vec<Result<Vec<TokenId>, String>>), String>;
 
-fn seen(found: Reread<TemplateError>, tree: &TokenTree) -> Vec<Seen> {
-    let of = |(turn, others): spans::RereadTurn<TemplateError>| {
+fn seen(found: Reread, tree: &TokenTree) -> Vec<Seen> {
+    let of = |(turn, others): spans::RereadTurn| {
         let own = tree.tokens(found.sequences[turn.sequence], 0..turn.span.end());
         let others = others.into_iter().map(|it| it.map(|tip| tree.all(tip)).map_err(|why| why.to_string()));
         (turn.border, own, others.collect())
@@ -148,15 +149,13 @@ fn so_it_does_with_published_templates() {
 struct Counting<T>(T, usize);
 
 impl<T: Talk> Talk for Counting<T> {
-    type Error = T::Error;
-
-    fn render(&mut self, portion: Portion<'_>, without: &Range<usize>) -> Result<String, T::Error> {
+    fn render(&mut self, portion: Portion<'_>, without: &Range<usize>) -> Result<String, TextError> {
         let text = self.0.render(portion, without)?;
         self.1 += text.len();
         Ok(text)
     }
 
-    fn edited(&mut self, idx: usize, edit: Edit<'_>, without: &Range<usize>) -> Result<String, T::Error> {
+    fn edited(&mut self, idx: usize, edit: Edit<'_>, without: &Range<usize>) -> Result<String, TextError> {
         let text = self.0.edited(idx, edit, without)?;
         self.1 += text.len();
         Ok(text)

@@ -5,7 +5,7 @@
 use backsight_chat::arguments::{ArgumentForm, Conversion, prepare_messages};
 use backsight_chat::drops::{Drops, Loss, Losses, Part, drops, losses, lost_answer};
 use backsight_chat::render::render_conversation;
-use backsight_chat::template::{RenderInput, Template, TemplateError};
+use backsight_chat::template::{RenderInput, Template};
 use backsight_chat::tool_text;
 use backsight_core::episode::ToolText;
 use serde_json::{Map, Value, json};
@@ -234,9 +234,7 @@ fn a_dropped_call_is_an_error_that_names_the_way_out() {
     assert!(error.help().contains("--tool-text hermes"), "{}", error.help());
     let error = with_input(&messages, None, |input| render_conversation(&template(FIRST_CALL), input, None))
         .unwrap_err();
-    assert!(
-        matches!(error, TemplateError::DroppedToolCall { message_idx: 2, ref tool, .. } if tool == "stop")
-    );
+    assert!(error.to_string().ends_with("of the call of \"stop\" in message 2"), "{error}");
 }
 
 #[test]

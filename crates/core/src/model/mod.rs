@@ -230,6 +230,9 @@ impl Limits {
         batches: false,
     };
 
+    /// It scores from any position on, and reuses what it computed before.
+    pub const CACHING: Self = Self { scores: true, start_index: true, cached_scores: true, ..Self::CHAT };
+
     /// What two servers of one model can both do.
     pub fn and(&self, other: &Self) -> Self {
         let least = |a: Option<usize>, b: Option<usize>| a.into_iter().chain(b).min();

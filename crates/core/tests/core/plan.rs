@@ -6,7 +6,8 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use crate::plans::distribute;
-use backsight_core::plan::{Backend, Plan, plan};
+use backsight_core::model::Limits;
+use backsight_core::plan::{Plan, plan};
 use backsight_core::score::{Absence, ScoreJob, SpanScore, TokenScore};
 use backsight_core::tokens::{Logprob, TokenId, TokenSpan, TopK};
 use expect_test::{Expect, expect};
@@ -73,7 +74,7 @@ fn asks(plan: &Plan) -> Vec<ScoreJob> {
 }
 
 /// Shows a plan: tokens, spans, what it waits for.
-fn check(jobs: &[ScoreJob], backend: Backend, expected: Expect) {
+fn check(jobs: &[ScoreJob], backend: Limits, expected: Expect) {
     let plan = plan(jobs, &backend);
     let lines = plan.requests.iter().enumerate().map(|(idx, it)| {
         let ask = plan.ask(idx).unwrap();
@@ -94,7 +95,7 @@ fn prefixes_ride_along() {
         [job(&tokens[..3], &[(1, 3)], 0), job(&tokens[..5], &[(4, 5)], 2), job(&tokens, &[(6, 7)], 1)];
     check(
         &steps,
-        Backend::CACHING,
+        Limits::CACHING,
         expect![[r#"
         [1, 2, 0, 1, 1, 2, 0] [1, 3) [4, 5) [6, 7) top 2 cached 0
         naive 15 sent 7 computed 7
@@ -102,7 +103,7 @@ fn prefixes_ride_along() {
     );
     check(
         &steps,
-        Backend::RECOMPUTING,
+        Limits::CHAT,
         expect![[r#"
         [1, 2, 0, 1, 1, 2, 0] [1, 3) [4, 5) [6, 7) top 2 cached 0
         naive 15 sent 7 computed 7
@@ -119,7 +120,7 @@ fn branches_pay_for_their_trunk_once() {
     ];
     check(
         &branches,
-        Backend::CACHING,
+        Limits::CACHING,
         expect![[r#"
         [1, 1, 2, 2, 3, 3, 7, 8] [7, 8) top 0 cached 0
         [1, 1, 2, 2, 7, 6] [5, 6) top 0 cached 4 after 0
@@ -129,7 +130,7 @@ fn branches_pay_for_their_trunk_once() {
     );
     check(
         &branches,
-        Backend::RECOMPUTING,
+        Limits::CHAT,
         expect![[r#"
         [1, 1, 2, 2, 3, 3, 7, 8] [7, 8) top 0 cached 0
         [1, 1, 2, 2, 7, 6] [5, 6) top 0 cached 0
@@ -145,7 +146,7 @@ fn a_long_pass_is_split_where_memory_asks_for_it() {
     let jobs = [job(&tokens, &[(2, 4), (5, 10)], 0), job(&[0, 1, 2, 0, 1, 2, 9], &[(6, 7)], 0)];
     check(
         &jobs,
-        Backend { max_scored: Some(3), ..Backend::CACHING },
+        Limits { max_scored: Some(3), ..Limits::CACHING },
         expect![[r#"
         [0, 1, 2, 0] [2, 4) top 0 cached 0
         [0, 1, 2, 0, 1, 2, 0, 1] [5, 8) top 0 cached 4 after 0
@@ -159,7 +160,7 @@ fn a_long_pass_is_split_where_memory_asks_for_it() {
 #[test]
 fn what_needs_nothing_asks_nothing() {
     let jobs = [job(&[1, 2], &[], 0), job(&[1, 2], &[(0, 1), (2, 2)], 0)];
-    let plan = plan(&jobs, &Backend::CACHING);
+    let plan = plan(&jobs, &Limits::CACHING);
     assert_eq!((plan.requests.len(), plan.figures.naive_requests), (0, 0));
     assert_eq!(distribute(&plan, &[]), jobs.each_ref().map(|job| Ok(score(job))));
 }
@@ -167,7 +168,7 @@ fn what_needs_nothing_asks_nothing() {
 #[test]
 fn a_lost_request_fails_only_the_jobs_that_need_it() {
     let jobs = [job(&[1, 1, 7], &[(2, 3)], 0), job(&[1, 1, 8], &[(2, 3)], 0)];
-    let plan = plan(&jobs, &Backend::CACHING);
+    let plan = plan(&jobs, &Limits::CACHING);
     let mut answers: Vec<_> = asks(&plan).iter().map(|it| Some(score(it))).collect();
     answers[1] = None;
     let found = distribute(&plan, &answers);
@@ -188,21 +189,22 @@ fn any_job() -> impl Strategy<Value = ScoreJob> {
     })
 }
 
-fn any_backend() -> impl Strategy<Value = Backend> {
+fn any_backend() -> impl Strategy<Value = Limits> {
     let max_scored = prop::option::of(1_usize..6);
-    (any::<bool>(), any::<bool>(), max_scored).prop_map(|(caches_scores, start_index, max_scored)| Backend {
-        caches_scores,
+    (any::<bool>(), any::<bool>(), max_scored).prop_map(|(cached_scores, start_index, max_scored)| Limits {
+        cached_scores,
         start_index,
         max_scored,
+        ..Limits::CHAT
     })
 }
 
-fn check_costs(plan: &Plan, jobs: &[ScoreJob], backend: &Backend) {
+fn check_costs(plan: &Plan, jobs: &[ScoreJob], backend: &Limits) {
     let mut cache = RadixCache::default();
     let asks = asks(plan);
     for (idx, (request, ask)) in plan.requests.iter().zip(&asks).enumerate() {
         let found = cache.send(ask);
-        assert_eq!(request.cached, if backend.caches_scores { found } else { 0 }, "request {idx}");
+        assert_eq!(request.cached, if backend.cached_scores { found } else { 0 }, "request {idx}");
         assert_eq!(request.after.is_some(), request.cached > 0);
         if let Some(after) = request.after {
             assert!(after < idx);
@@ -216,7 +218,7 @@ fn check_costs(plan: &Plan, jobs: &[ScoreJob], backend: &Backend) {
         assert_eq!(ask.end_needed(), request.n_tokens(), "nothing is sent that is not needed");
     }
     let computed = plan.figures.computed_tokens() as usize;
-    if backend.caches_scores {
+    if backend.cached_scores {
         // The token before a branch is computed again when the branch's first token is scored.
         assert!(computed <= n_tree_nodes(jobs) + plan.requests.len());
     }
@@ -241,7 +243,7 @@ proptest! {
 
     #[test]
     fn a_backend_that_keeps_only_its_last_sequence_loses_nothing(jobs in prop::collection::vec(any_job(), 0..9)) {
-        let plan = plan(&jobs, &Backend::CACHING);
+        let plan = plan(&jobs, &Limits::CACHING);
         for (pair, next) in asks(&plan).windows(2).zip(plan.requests.iter().skip(1)) {
             let kept = RadixCache::common(pair[0].tokens(), pair[1].tokens());
             prop_assert!(kept >= next.cached);
