@@ -1,6 +1,6 @@
 //! What the agent's loop is allowed: turns, tokens, time, and how it samples.
 //!
-//! Owns [`LoopOptions`], and what only the agent can tell of forced calls; numbers are checked where they are typed.
+//! Owns [`LoopOptions`] and what must hold of them.
 //! What a tool may take and say is in `tools`, what a sandbox may use in `sandbox`.
 
 use std::time::Duration;
@@ -79,6 +79,29 @@ pub struct LoopOptions {
     pub seed: u64,
 }
 
+impl LoopOptions {
+    /// Refuses numbers with which no episode can be run, whoever set them.
+    pub fn check(&self) -> Result<(), String> {
+        let counts = [
+            ("max_agent_turns", self.max_agent_turns),
+            ("max_turn_tokens", self.max_turn_tokens),
+            ("context_budget", self.context_budget.unwrap_or(1)),
+            ("turn_output_chars", self.turn_output_chars),
+            ("episode_output_chars", self.episode_output_chars),
+            ("episode_seconds", self.episode_time.as_millis() as usize),
+            ("verifier_seconds", self.verifier_time.as_millis() as usize),
+        ];
+        if let Some((name, _)) = counts.iter().find(|(_, value)| *value == 0) {
+            return Err(bad_option(name, "0", "more than 0"));
+        }
+        let temperature = self.agent_temperature;
+        if temperature.is_finite() && temperature >= 0.0 {
+            return Ok(());
+        }
+        Err(bad_option("agent_temperature", &temperature.to_string(), "a finite number, 0 or more"))
+    }
+}
+
 impl Default for LoopOptions {
     fn default() -> Self {
         Self {
@@ -113,6 +136,24 @@ mod tests {
             assert!(SYSTEM_PROMPT.contains(name) && NAMES.contains(&name));
         }
         assert!(SYSTEM_PROMPT.lines().all(|line| line == line.trim_end()));
+    }
+
+    #[test]
+    fn numbers_that_no_episode_can_be_run_with_are_refused() {
+        let check = |change: fn(&mut LoopOptions), expected: &str| {
+            let mut options = LoopOptions::default();
+            change(&mut options);
+            let found = options.check().err().unwrap_or_default();
+            assert_eq!(found.lines().next().unwrap_or_default(), expected);
+        };
+        check(|_| {}, "");
+        check(|it| it.max_agent_turns = 0, "max_agent_turns is 0, but must be more than 0");
+        check(|it| it.context_budget = Some(0), "context_budget is 0, but must be more than 0");
+        check(|it| it.verifier_time = Duration::ZERO, "verifier_seconds is 0, but must be more than 0");
+        let temperature =
+            |it: f64| format!("agent_temperature is {it}, but must be a finite number, 0 or more");
+        check(|it| it.agent_temperature = f64::NAN, &temperature(f64::NAN));
+        check(|it| it.agent_temperature = -1.0, &temperature(-1.0));
     }
 
     #[test]

@@ -45,6 +45,7 @@ pub type OnStep = Arc<dyn Fn(&Episode, usize) + Send + Sync>;
 impl AgentSetting {
     /// The setting, if its parts make sense together.
     pub fn checked(self) -> Result<Self, String> {
+        self.options.check()?;
         let Some(forced) = &self.options.forced_calls else { return Ok(self) };
         forced.check()?;
         match self.speech {

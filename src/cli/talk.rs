@@ -1,6 +1,7 @@
 //! Telling what goes on while a run goes on: a bar on a terminal, lines in a log, events for machines.
 
 use std::io::IsTerminal;
+use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -54,6 +55,11 @@ impl Talk {
             ProgressBar::hidden()
         };
         Self { form, loudness, unit, bar }
+    }
+
+    /// Since it began to talk, which is before anything is loaded.
+    pub(super) fn elapsed(&self) -> Duration {
+        self.bar.elapsed()
     }
 
     /// Whether each turn is to be told of.

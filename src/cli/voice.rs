@@ -3,7 +3,6 @@
 //! Owns the frame of a stage's work around that: where it is kept, who is told, and how it ended.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use super::failure::Failure;
 use super::interrupt;
@@ -23,14 +22,12 @@ pub(super) struct Voice {
     pub(super) run: Arc<RunDir>,
     pub(super) talk: Arc<Talk>,
     pub(super) notices: Notices,
-    began: Instant,
 }
 
 impl Voice {
     /// Of a stage that begins to work.
     pub(super) fn new(run: RunDir, talk: Talk) -> Arc<Self> {
-        let (run, talk, began) = (Arc::new(run), Arc::new(talk), Instant::now());
-        Arc::new(Self { run, talk, notices: Notices::default(), began })
+        Arc::new(Self { run: Arc::new(run), talk: Arc::new(talk), notices: Notices::default() })
     }
 
     /// Tells of an event.
@@ -84,7 +81,7 @@ impl Voice {
     pub(super) async fn end(&self, summary: &mut Summary, paid: &Paid) -> Result<(), Failure> {
         paid.settle(summary, &self.notices).await?;
         summary.notices = self.notices.all();
-        summary.seconds = (self.began.elapsed().as_secs_f64() * 1000.0).round() / 1000.0;
+        summary.seconds = (self.talk.elapsed().as_secs_f64() * 1000.0).round() / 1000.0;
         self.news();
         if let Some(why) = &summary.stopped_by {
             self.say(&Event::Stopped(why.clone()));
