@@ -1,5 +1,6 @@
 //! One call of the program: a command with the values of its keys, from flags and file.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use clap::ArgMatches;
@@ -122,7 +123,9 @@ impl Call {
     fn again(&self, names: &[&str], otherwise: &[&str]) -> Vec<String> {
         let mut words: Vec<String> =
             self.file.iter().flat_map(|it| ["--config".into(), it.display().to_string()]).collect();
-        for key in self.config.typed().filter(|key| names.contains(&key.name)) {
+        // A name that several commands give a meaning of their own has several rows.
+        let mut told = BTreeSet::new();
+        for key in self.config.typed().filter(|key| names.contains(&key.name) && told.insert(key.name)) {
             let values = self.config.shown(key.name);
             words.extend(values.into_iter().flat_map(|value| [format!("--{}", key.flag), value]));
         }

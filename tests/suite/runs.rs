@@ -32,6 +32,7 @@ fn stage(place: &Place, server: &Server, arguments: &[&str]) -> usize {
     let told = ran.stderr.lines().find(|line| line.starts_with("next: ")).unwrap_or_default();
     let is_told = |next: &str| told.contains(&format!(" {next} ")) && told.ends_with(&format!("--run {RUN}"));
     assert!(next.is_none_or(|(_, next)| is_told(next)), "{}", ran.stderr);
+    assert!(told.matches("--run").count() <= 1, "{told}");
     paid(server).len() - n_before
 }
 
