@@ -18,6 +18,7 @@
 pub mod credit;
 pub mod episode;
 pub mod hash;
+pub mod hint;
 pub mod lens;
 pub mod mix;
 pub mod model;

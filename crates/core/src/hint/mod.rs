@@ -1,0 +1,13 @@
+//! From next states to hints: what a judge is shown, what its votes say, and which hint they leave.
+//!
+//! Pure. Owns [`Pairs`] (which actions have a next state worth reading), [`Vote`] (one answer of a judge, read),
+//! [`Verdict`] (what the votes decide together) and the checks that a hint gives nothing away. Deliberately absent:
+//! asking the judge, and the hint lens, which only writes what it is given.
+
+mod leak;
+mod pairs;
+mod vote;
+
+pub use leak::{Leak, Leaks};
+pub use pairs::{Pair, Pairs, Said, cut_middle, pairs, verdict_of_tests};
+pub use vote::{Choice, Quorum, SHORTEST_HINT, Verdict, Vote, read_evaluation};
