@@ -5,5 +5,6 @@
 //! credit is written.
 
 pub mod advantage;
+pub mod distill;
 pub mod hcapo;
 pub mod sum;
