@@ -33,6 +33,7 @@ mod config;
 mod event;
 mod hf;
 mod http;
+mod judge;
 mod metrics;
 pub mod model;
 pub mod pipeline;

@@ -34,6 +34,12 @@ pub trait Model: Send + Sync {
     /// Answers a conversation; the server renders it.
     async fn chat(&self, request: &ChatRequest) -> Result<ChatAnswer, Error>;
 
+    /// Answers several conversations at once, best where they are one that is answered several times; one's failure is
+    /// not another's.
+    async fn chat_many(&self, requests: &[ChatRequest]) -> Vec<Result<ChatAnswer, Error>> {
+        join_all(requests.iter().map(|request| self.chat(request))).await
+    }
+
     /// What the model can do, as found out when it was opened.
     fn limits(&self) -> &Limits;
 
