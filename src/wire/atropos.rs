@@ -1,10 +1,11 @@
 //! Groups of scored sequences as Atropos 0.4.0 has them: `ScoredDataGroup`, one JSON object a line.
 //!
-//! Owns its reading as episodes with exact tokens. The surprises: `scores` are rewards;
+//! Owns its writing, and its reading as episodes with exact tokens. The surprises: `scores` are rewards;
 //! masks carry the token id where a token is trained and -100 elsewhere; `inference_logprobs` are 1.0
 //! at masked positions; list fields may be null, left out or empty; `messages` are left out unless
 //! asked for, and without them there is nothing a lens could be put into.
 
+use serde::Serialize;
 use serde_json::{Map, Value};
 
 use super::fault::{Fault, required, text, wrong};
@@ -16,6 +17,49 @@ use backsight_core::tokens::{Logprob, TokenId, TokenSpan};
 
 /// The mask of a token that is not trained.
 pub const MASKED: i64 = -100;
+
+/// The logprob at a masked position, as Atropos defines it.
+const NO_LOGPROB: f64 = 1.0;
+
+/// A group as it is written, row `p` of every list about token `p`. Keys that have nothing to say are null.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct ScoredDataGroup {
+    /// The ids, by sequence.
+    pub tokens: Vec<Vec<TokenId>>,
+    /// The id where a token is trained, [`MASKED`] elsewhere.
+    pub masks: Vec<Vec<i64>>,
+    /// The rewards.
+    pub scores: Vec<f64>,
+    /// Credit by token.
+    pub advantages: Option<Vec<Vec<f64>>>,
+    /// Logprobs of a reference model; none of ours.
+    pub ref_logprobs: Option<Vec<Vec<f64>>>,
+    /// The student's logprobs, 1.0 at masked positions.
+    pub inference_logprobs: Vec<Vec<f64>>,
+    /// The conversations.
+    pub messages: Option<Vec<Value>>,
+    /// How the tokens were drawn.
+    pub generation_params: Option<Value>,
+    /// What holds for one sequence.
+    pub overrides: Option<Vec<Value>>,
+    /// What holds for the group.
+    pub group_overrides: Option<Value>,
+    /// Nothing: there are no images.
+    pub images: Option<Value>,
+    /// The teacher's candidates, most likely first; an empty row says nothing of its token.
+    pub distill_token_ids: Option<Vec<Vec<Vec<TokenId>>>>,
+    /// Their logprobs.
+    pub distill_logprobs: Option<Vec<Vec<Vec<f64>>>>,
+}
+
+/// Masks and logprobs of a sequence whose trained tokens are those with a logprob.
+pub fn masked(tokens: &[TokenId], trained: &[Option<Logprob>]) -> (Vec<i64>, Vec<f64>) {
+    let of = |(id, logprob): (&TokenId, &Option<Logprob>)| match logprob {
+        Some(logprob) => (i64::from(*id), logprob.get()),
+        None => (MASKED, NO_LOGPROB),
+    };
+    tokens.iter().zip(trained).map(of).unzip()
+}
 
 /// Whether a line looks like a group.
 pub fn recognises(json: &Map<String, Value>) -> bool {
