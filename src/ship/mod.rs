@@ -3,5 +3,6 @@
 pub mod actions;
 pub mod compact;
 pub mod dataset;
+pub mod groups;
 pub mod parquet;
 pub mod row;

@@ -19,7 +19,7 @@ use backsight_core::tokens::{Logprob, TokenId, TokenSpan};
 pub const MASKED: i64 = -100;
 
 /// The logprob at a masked position, as Atropos defines it.
-const NO_LOGPROB: f64 = 1.0;
+const NO_LOGPROB: f32 = 1.0;
 
 /// A group as it is written, row `p` of every list about token `p`. Keys that have nothing to say are null.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -35,7 +35,7 @@ pub struct ScoredDataGroup {
     /// Logprobs of a reference model; none of ours.
     pub ref_logprobs: Option<Vec<Vec<f64>>>,
     /// The student's logprobs, 1.0 at masked positions.
-    pub inference_logprobs: Vec<Vec<f64>>,
+    pub inference_logprobs: Vec<Vec<f32>>,
     /// The conversations.
     pub messages: Option<Vec<Value>>,
     /// How the tokens were drawn.
@@ -49,13 +49,15 @@ pub struct ScoredDataGroup {
     /// The teacher's candidates, most likely first; an empty row says nothing of its token.
     pub distill_token_ids: Option<Vec<Vec<Vec<TokenId>>>>,
     /// Their logprobs.
-    pub distill_logprobs: Option<Vec<Vec<Vec<f64>>>>,
+    pub distill_logprobs: Option<Vec<Vec<Vec<f32>>>>,
+    /// What was asked, by which our own loader knows the group again; Atropos reads past it.
+    pub task: Option<String>,
 }
 
 /// Masks and logprobs of a sequence whose trained tokens are those with a logprob.
-pub fn masked(tokens: &[TokenId], trained: &[Option<Logprob>]) -> (Vec<i64>, Vec<f64>) {
+pub fn masked(tokens: &[TokenId], trained: &[Option<Logprob>]) -> (Vec<i64>, Vec<f32>) {
     let of = |(id, logprob): (&TokenId, &Option<Logprob>)| match logprob {
-        Some(logprob) => (i64::from(*id), logprob.get()),
+        Some(logprob) => (i64::from(*id), logprob.get() as f32),
         None => (MASKED, NO_LOGPROB),
     };
     tokens.iter().zip(trained).map(of).unzip()

@@ -1,0 +1,261 @@
+//! Atropos groups of distilled episodes, row `p` about token `p`.
+//!
+//! Owns what ships and what is left out, and counts the latter. Atropos cannot leave a number out, so a token without the
+//! student's logprob is not trained, and a row that is narrower than the others is none.
+
+use serde_json::{Value, json};
+
+use super::compact::{ActionRows, Distilled};
+use crate::wire::atropos::{ScoredDataGroup, masked};
+use backsight_chat::messages;
+use backsight_core::credit::distill::Row;
+use backsight_core::episode::{Episode, TokenSource};
+use backsight_core::tokens::Logprob;
+
+/// What ships.
+#[derive(Clone, Debug)]
+pub struct GroupOptions {
+    /// The lens whose rows are the targets; none for groups without any.
+    pub lens: Option<String>,
+    /// Candidates in each row.
+    pub k: usize,
+    /// Whether conversations are in the group.
+    pub include_messages: bool,
+    /// Whether episodes whose tokens were made from text may ship.
+    pub allow_rendered: bool,
+    /// How many episodes a group should have.
+    pub group_size: Option<usize>,
+}
+
+/// An episode on its way into a group.
+#[derive(Clone, Copy, Debug)]
+pub struct Member<'a> {
+    /// The episode.
+    pub episode: &'a Episode,
+    /// What is distilled from it.
+    pub distilled: &'a Distilled,
+    /// Whether its tokens are the sampled ones.
+    pub source: TokenSource,
+    /// Whether its rows are not to be trusted.
+    pub quarantined: bool,
+}
+
+/// What became of a group's episodes and tokens.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Shipped {
+    /// Episodes in the group.
+    pub episodes: u64,
+    /// Trained tokens.
+    pub trained: u64,
+    /// Rows with targets.
+    pub rows: u64,
+    /// Rows with fewer candidates than the others, which are empty.
+    pub narrow: u64,
+    /// Sampled tokens that are masked because their logprob is not known.
+    pub masked: u64,
+    /// Episodes that are left out, and why.
+    pub left_out: Vec<(String, &'static str)>,
+}
+
+/// The group of these episodes; none if none of them can ship.
+pub fn group(members: &[Member<'_>], options: &GroupOptions) -> (Option<ScoredDataGroup>, Shipped) {
+    let (mut group, mut shipped) = (ScoredDataGroup::default(), Shipped::default());
+    let (mut ids, mut logprobs, mut messages) = (Vec::new(), Vec::new(), Vec::new());
+    for member in members {
+        let name = member.episode.id.clone();
+        let (item, reward) = match (item(member, options), &member.episode.outcome) {
+            (Ok(item), Ok(outcome)) => (item, outcome.reward),
+            (Err(why), _) => {
+                shipped.left_out.push((name, why));
+                continue;
+            }
+            (_, Err(_)) => {
+                shipped.left_out.push((name, "no reward"));
+                continue;
+            }
+        };
+        shipped.episodes += 1;
+        shipped.trained += item.student.iter().flatten().count() as u64;
+        shipped.masked += item.n_masked;
+        let rows = item.rows(options.k, &mut shipped);
+        let (own_ids, own_logprobs): (Vec<_>, Vec<_>) = rows.into_iter().unzip();
+        ids.push(own_ids);
+        logprobs.push(own_logprobs);
+        let (masks, inference) = masked(item.tokens, &item.student);
+        group.tokens.push(item.tokens.to_vec());
+        group.masks.push(masks);
+        group.scores.push(reward);
+        group.inference_logprobs.push(inference);
+        messages.push(Value::Array(member.episode.messages.iter().map(messages::to_json).collect()));
+    }
+    if shipped.episodes == 0 {
+        return (None, shipped);
+    }
+    let has_rows = shipped.rows > 0;
+    group.messages = options.include_messages.then_some(messages);
+    group.generation_params = temperature(members).map(|it| json!({"temperature": it}));
+    group.group_overrides = overrides(&shipped, options, has_rows);
+    group.distill_token_ids = has_rows.then_some(ids);
+    group.distill_logprobs = has_rows.then_some(logprobs);
+    group.task = members.first().map(|it| it.episode.task.id.clone());
+    (Some(group), shipped)
+}
+
+/// The temperature that all of a group were sampled with.
+fn temperature(members: &[Member<'_>]) -> Option<f64> {
+    let mut all = members.iter().map(|it| it.episode.temperature);
+    let first = all.next()??;
+    all.all(|it| it == Some(first)).then_some(first)
+}
+
+fn overrides(shipped: &Shipped, options: &GroupOptions, has_rows: bool) -> Option<Value> {
+    let is_short = options.group_size.is_some_and(|wanted| wanted as u64 != shipped.episodes);
+    let mut overrides = serde_json::Map::new();
+    overrides.extend(is_short.then(|| ("group_size".to_owned(), json!(shipped.episodes))));
+    overrides.extend(has_rows.then(|| ("teacher_top_k".to_owned(), json!(options.k))));
+    (!overrides.is_empty()).then_some(Value::Object(overrides))
+}
+
+/// One sequence of a group.
+struct Item<'a> {
+    tokens: &'a [u32],
+    /// The student's logprobs where a token is trained.
+    student: Vec<Option<Logprob>>,
+    n_masked: u64,
+    actions: Vec<&'a ActionRows>,
+}
+
+/// What ships of an episode: its last sequence, which holds its whole history as a rule.
+fn item<'a>(member: &Member<'a>, options: &GroupOptions) -> Result<Item<'a>, &'static str> {
+    if member.source == TokenSource::Rendered && !options.allow_rendered {
+        return Err("its tokens are not the sampled ones (--allow-rendered)");
+    }
+    let all = &member.distilled.sequences;
+    let (last, sequence) = all.iter().enumerate().next_back().ok_or("it has no tokens")?;
+    let trained = |(sampled, logprob): (&bool, &Option<Logprob>)| logprob.filter(|_| *sampled);
+    let student: Vec<_> = sequence.sampled.iter().zip(&sequence.student).map(trained).collect();
+    if student.iter().all(Option::is_none) {
+        return Err("no token of it has a logprob of the student");
+    }
+    let n_sampled = sequence.sampled.iter().filter(|it| **it).count();
+    let lens = options.lens.as_ref().filter(|_| !member.quarantined);
+    let actions = lens.and_then(|lens| member.distilled.rows.get(lens));
+    let actions = actions.into_iter().flatten().filter(|it| it.sequence == last).collect();
+    let n_masked = (n_sampled - student.iter().flatten().count()) as u64;
+    Ok(Item { tokens: &sequence.tokens, student, n_masked, actions })
+}
+
+impl Item<'_> {
+    /// A row of candidates and one of logprobs for each token, both empty where nothing is said of it.
+    fn rows(&self, k: usize, shipped: &mut Shipped) -> Vec<(Vec<u32>, Vec<f32>)> {
+        let mut rows = vec![(Vec::new(), Vec::new()); self.tokens.len()];
+        let all = self.actions.iter().flat_map(|action| (action.first..).zip(&action.rows));
+        for (position, row) in all.filter_map(|(position, row)| Some((position, row.as_ref()?))) {
+            match Row::of_width(row, k) {
+                None => shipped.narrow += 1,
+                Some(entries) => {
+                    shipped.rows += 1;
+                    rows[position] = entries.into_iter().map(|(id, it)| (id, it.get() as f32)).unzip();
+                }
+            }
+        }
+        rows
+    }
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "tests fail by panicking")]
+mod tests {
+    use super::*;
+    use crate::ship::compact::Sequence;
+    use backsight_core::episode::{Message, Outcome, Role, Task};
+    use backsight_core::tokens::TopK;
+
+    fn logprob(value: f64) -> Logprob {
+        Logprob::new(value).unwrap()
+    }
+
+    fn episode(id: &str) -> Episode {
+        let task = Task { id: "t".into(), prompt: "p".into(), difficulty: None };
+        let mut episode = Episode::new(id, task, vec![Message::text(Role::User, "p")]);
+        episode.outcome = Ok(Outcome { reward: 0.5, components: Vec::new() });
+        episode.temperature = Some(1.0);
+        episode
+    }
+
+    fn row(id: u32, entries: &[(u32, f64)]) -> Option<Row> {
+        let top = TopK::new(entries.iter().map(|(id, value)| (*id, logprob(*value))).collect());
+        Some(Row { id, teacher: top.get(id).unwrap(), gap: None, top })
+    }
+
+    /// Four tokens, of which two and three were sampled, and the logprob of three is not known.
+    fn distilled() -> Distilled {
+        let rows = vec![row(7, &[(9, -0.5), (8, -1.0), (7, -4.0)]), row(3, &[(3, -0.25)])];
+        let actions = vec![ActionRows { sequence: 0, step: 0, first: 2, rows }];
+        Distilled {
+            sequences: vec![Sequence {
+                tokens: vec![1, 2, 7, 3],
+                sampled: vec![false, false, true, true],
+                student: vec![None, None, Some(logprob(-1.5)), None],
+            }],
+            episodes: vec![0],
+            rows: [("hint".to_owned(), actions)].into(),
+            about: Value::Null,
+        }
+    }
+
+    fn options() -> GroupOptions {
+        GroupOptions {
+            lens: Some("hint".to_owned()),
+            k: 2,
+            include_messages: true,
+            allow_rendered: false,
+            group_size: Some(2),
+        }
+    }
+
+    #[test]
+    fn row_p_is_about_token_p_and_nothing_is_made_up() {
+        let (episode, distilled) = (episode("a"), distilled());
+        let member = Member {
+            episode: &episode,
+            distilled: &distilled,
+            source: TokenSource::Exact,
+            quarantined: false,
+        };
+        let (group, shipped) = super::group(&[member], &options());
+        let expected = json!({
+            "tokens": [[1, 2, 7, 3]], "masks": [[-100, -100, 7, -100]], "scores": [0.5],
+            "advantages": null, "ref_logprobs": null, "inference_logprobs": [[1.0, 1.0, -1.5, 1.0]],
+            "messages": [[{"role": "user", "content": "p"}]], "generation_params": {"temperature": 1.0},
+            "overrides": null, "group_overrides": {"group_size": 1, "teacher_top_k": 2}, "images": null,
+            "distill_token_ids": [[[], [], [9, 7], []]], "distill_logprobs": [[[], [], [-0.5, -4.0], []]],
+            "task": "t",
+        });
+        assert_eq!(serde_json::to_value(group.unwrap()).unwrap(), expected);
+        let wanted = Shipped { episodes: 1, trained: 1, rows: 1, narrow: 1, masked: 1, left_out: vec![] };
+        assert_eq!(shipped, wanted);
+    }
+
+    #[test]
+    fn what_cannot_be_trusted_does_not_ship() {
+        let (episode, distilled) = (episode("a"), distilled());
+        let exact = Member {
+            episode: &episode,
+            distilled: &distilled,
+            source: TokenSource::Exact,
+            quarantined: false,
+        };
+        let (group, _) = super::group(&[Member { quarantined: true, ..exact }], &options());
+        let group = group.unwrap();
+        assert_eq!((group.masks[0][2], group.distill_token_ids), (7, None));
+        let rendered = Member { source: TokenSource::Rendered, ..exact };
+        let (group, shipped) = super::group(&[rendered], &options());
+        assert_eq!((group, shipped.left_out.len()), (None, 1));
+        let mut silent = distilled.clone();
+        silent.sequences[0].student = vec![None; 4];
+        let (group, shipped) = super::group(&[Member { distilled: &silent, ..exact }], &options());
+        assert_eq!(group, None);
+        assert_eq!(shipped.left_out, [("a".to_owned(), "no token of it has a logprob of the student")]);
+    }
+}
