@@ -16,6 +16,7 @@ mod ask;
 pub(crate) mod batch;
 pub(crate) mod census;
 pub(crate) mod credit;
+pub(crate) mod distill;
 pub(crate) mod evaluation;
 mod exact;
 pub(crate) mod forecast;

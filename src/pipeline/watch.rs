@@ -31,6 +31,11 @@ impl Watched {
         Arc::new(Self { inner, tell, outlook: Outlook::default() })
     }
 
+    /// `inner`, whose failures are noted there.
+    pub fn sharing(inner: Arc<dyn Model>, outlook: Outlook) -> Arc<dyn Model> {
+        Arc::new(Self { inner, tell: None, outlook })
+    }
+
     /// The same watch over `inner`: what stops one stops all.
     pub fn over(&self, inner: Arc<dyn Model>) -> Self {
         Self { inner, tell: self.tell.clone(), outlook: self.outlook.clone() }

@@ -4,12 +4,16 @@
 //! and for each lens what the teacher said, position by position. Every number is finite; what is absent has no entry, a
 //! flag that is not set, or a count of zero.
 
-use std::collections::BTreeMap;
-use std::io::{self, Write};
-use std::path::Path;
+use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
+use std::io::{self, BufReader, Read as _, Seek as _, SeekFrom, Write};
+use std::path::{Path, PathBuf};
 
-use safetensors::SafeTensors;
+use safetensors::tensor::{Metadata, TensorInfo};
+use safetensors::{Dtype, SafeTensors};
 use serde_json::{Map, Value, json};
+
+use crate::store::atomic::Pending;
 
 use backsight_core::credit::distill::Row;
 use backsight_core::tokens::{Logprob, TokenId, TopK};
@@ -18,6 +22,9 @@ use backsight_core::tokens::{Logprob, TokenId, TopK};
 const FORMAT: &str = "backsight.distilled";
 /// The version this writes.
 const VERSION: &str = "1";
+
+/// The table of sequences: each one's episode and length.
+const SEQUENCES: &str = "sequences";
 
 /// A bit of `flags`: the student sampled the token.
 const SAMPLED: u8 = 1;
@@ -63,26 +70,26 @@ pub struct Distilled {
 
 /// A tensor on its way into a file.
 struct Tensor {
-    dtype: &'static str,
+    dtype: Dtype,
     shape: Vec<usize>,
     bytes: Vec<u8>,
 }
 
-fn tensor<const N: usize>(dtype: &'static str, numbers: impl Iterator<Item = [u8; N]>) -> Tensor {
+fn tensor<const N: usize>(dtype: Dtype, numbers: impl Iterator<Item = [u8; N]>) -> Tensor {
     let bytes: Vec<u8> = numbers.flatten().collect();
     Tensor { dtype, shape: vec![bytes.len() / N], bytes }
 }
 
 fn u32s(numbers: impl Iterator<Item = u32>) -> Tensor {
-    tensor("U32", numbers.map(u32::to_le_bytes))
+    tensor(Dtype::U32, numbers.map(u32::to_le_bytes))
 }
 
 fn u16s(numbers: impl Iterator<Item = usize>) -> Tensor {
-    tensor("U16", numbers.map(|it| u16::try_from(it).unwrap_or(u16::MAX).to_le_bytes()))
+    tensor(Dtype::U16, numbers.map(|it| u16::try_from(it).unwrap_or(u16::MAX).to_le_bytes()))
 }
 
 fn f32s(numbers: impl Iterator<Item = f64>) -> Tensor {
-    tensor("F32", numbers.map(|it| (it as f32).to_le_bytes()))
+    tensor(Dtype::F32, numbers.map(|it| (it as f32).to_le_bytes()))
 }
 
 /// A table: rows of numbers that fit into 32 bits.
@@ -99,38 +106,23 @@ impl Distilled {
         let student = all().flat_map(|it| it.student.iter().map(|it| it.map_or(0.0, Logprob::get)));
         let flags = all().flat_map(|it| it.sampled.iter().zip(&it.student).map(flags));
         let mut tensors = vec![
-            ("sequences".to_owned(), table(lengths)),
+            (SEQUENCES.to_owned(), table(lengths)),
             ("tokens".to_owned(), u32s(all().flat_map(|it| it.tokens.iter().copied()))),
             ("student".to_owned(), f32s(student)),
-            ("flags".to_owned(), tensor("U8", flags.map(|it| [it]))),
+            ("flags".to_owned(), tensor(Dtype::U8, flags.map(|it| [it]))),
         ];
         for (lens, actions) in &self.rows {
             tensors.extend(of_lens(actions).map(|(name, tensor)| (format!("{lens}.{name}"), tensor)));
         }
-        let width =
-            |tensor: &Tensor| tensor.dtype.trim_start_matches(char::is_alphabetic).parse().unwrap_or(0);
-        tensors.sort_by_key(|(_, tensor)| std::cmp::Reverse::<u32>(width(tensor)));
+        tensors.sort_by_key(|(_, tensor)| std::cmp::Reverse(tensor.dtype.bitsize()));
         tensors
     }
 
     /// Writes it.
     pub fn write(&self, out: &mut impl Write) -> io::Result<()> {
         let tensors = self.tensors();
-        let mut header = Map::new();
-        let about = json!({"format": FORMAT, "version": VERSION, "about": self.about.to_string()});
-        header.insert("__metadata__".to_owned(), about);
-        let mut end = 0;
-        for (name, Tensor { dtype, shape, bytes }) in &tensors {
-            let start = end;
-            end += bytes.len();
-            header
-                .insert(name.clone(), json!({"dtype": dtype, "shape": shape, "data_offsets": [start, end]}));
-        }
-        let mut header = Value::Object(header).to_string();
-        // Numbers begin at a multiple of eight.
-        header.push_str(&" ".repeat(header.len().next_multiple_of(8) - header.len()));
-        out.write_all(&(header.len() as u64).to_le_bytes())?;
-        out.write_all(header.as_bytes())?;
+        let told = tensors.iter().map(|(name, it)| (name.as_str(), it.dtype, &it.shape[..]));
+        write_header(told, &self.about, out)?;
         tensors.iter().try_for_each(|(_, tensor)| out.write_all(&tensor.bytes))
     }
 }
@@ -155,6 +147,113 @@ fn of_lens(actions: &[ActionRows]) -> [(&'static str, Tensor); 7] {
     ]
 }
 
+/// Keeps it in a file, whole or not at all; the file's directory is made if need be.
+pub fn keep(path: &Path, distilled: &Distilled) -> io::Result<()> {
+    path.parent().map_or(Ok(()), std::fs::create_dir_all)?;
+    let mut file = Pending::create(path)?;
+    distilled.write(&mut file)?;
+    file.commit()
+}
+
+/// What a file says of itself, read without its numbers.
+pub fn about(path: &Path) -> io::Result<Value> {
+    Part::open(path).map(|part| part.about)
+}
+
+/// A file among others, by its header.
+struct Part {
+    path: PathBuf,
+    /// Where its numbers begin.
+    data: u64,
+    tensors: HashMap<String, TensorInfo>,
+    about: Value,
+}
+
+impl Part {
+    fn open(path: &Path) -> io::Result<Self> {
+        let broken = |why: &dyn std::fmt::Display| {
+            io::Error::new(io::ErrorKind::InvalidData, format!("{}: {why}", path.display()))
+        };
+        let mut file = BufReader::new(File::open(path)?);
+        let mut header = vec![0; 8];
+        file.read_exact(&mut header)?;
+        let n = u64::from_le_bytes(header[..8].try_into().unwrap_or_default());
+        file.take(n).read_to_end(&mut header)?;
+        let (_, metadata) = SafeTensors::read_metadata(&header).map_err(|error| broken(&error))?;
+        let about = said_of(&metadata).map_err(|why| broken(&why))?;
+        let tensors = metadata.tensors().into_iter().map(|(name, info)| (name, info.clone())).collect();
+        Ok(Self { path: path.to_owned(), data: n + 8, tensors, about })
+    }
+
+    fn rows(&self, name: &str) -> usize {
+        self.tensors.get(name).and_then(|info| info.shape.first()).copied().unwrap_or(0)
+    }
+
+    /// A tensor's bytes; the first number of each row of a table is counted from `before` on.
+    fn bytes(&self, name: &str, before: usize) -> io::Result<Vec<u8>> {
+        let Some(info) = self.tensors.get(name) else { return Ok(Vec::new()) };
+        let (start, end) = info.data_offsets;
+        let mut file = File::open(&self.path)?;
+        file.seek(SeekFrom::Start(self.data + start as u64))?;
+        let mut bytes = Vec::with_capacity(end - start);
+        file.take((end - start) as u64).read_to_end(&mut bytes)?;
+        if let [_, columns] = info.shape[..] {
+            for row in bytes.chunks_exact_mut(4 * columns) {
+                let (first, _) = row.split_at_mut(4);
+                let number = u32::from_le_bytes(first.try_into().unwrap_or_default());
+                first.copy_from_slice(&number.saturating_add(before as u32).to_le_bytes());
+            }
+        }
+        Ok(bytes)
+    }
+}
+
+/// Writes one file of many, a tensor of one file at a time in memory.
+pub fn join(paths: &[PathBuf], about: &Value, out: &mut impl Write) -> io::Result<()> {
+    let parts = paths.iter().map(|path| Part::open(path)).collect::<io::Result<Vec<_>>>()?;
+    let mut all: BTreeMap<&str, (Dtype, Vec<usize>)> = BTreeMap::new();
+    for (name, info) in parts.iter().flat_map(|part| &part.tensors) {
+        let shape = &mut all.entry(name).or_insert_with(|| (info.dtype, [&[0], &info.shape[1..]].concat())).1;
+        shape[0] += info.shape[0];
+    }
+    let mut all: Vec<_> = all.into_iter().map(|(name, (dtype, shape))| (name, dtype, shape)).collect();
+    all.sort_by_key(|(_, dtype, _)| std::cmp::Reverse(dtype.bitsize()));
+    write_header(all.iter().map(|(name, dtype, shape)| (*name, *dtype, &shape[..])), about, out)?;
+    for (name, ..) in &all {
+        let (mut n_episodes, mut n_sequences) = (0, 0);
+        for part in &parts {
+            let before = if *name == SEQUENCES { n_episodes } else { n_sequences };
+            out.write_all(&part.bytes(name, before)?)?;
+            n_episodes += 1;
+            n_sequences += part.rows(SEQUENCES);
+        }
+    }
+    Ok(())
+}
+
+/// The header of a file with these tensors, in this order.
+fn write_header<'t>(
+    tensors: impl Iterator<Item = (&'t str, Dtype, &'t [usize])>,
+    about: &Value,
+    out: &mut impl Write,
+) -> io::Result<()> {
+    let mut header = Map::new();
+    let told = json!({"format": FORMAT, "version": VERSION, "about": about.to_string()});
+    header.insert("__metadata__".to_owned(), told);
+    let mut end = 0;
+    for (name, dtype, shape) in tensors {
+        let start = end;
+        end += shape.iter().product::<usize>() * dtype.bitsize() / 8;
+        let place = json!({"dtype": dtype.to_string(), "shape": shape, "data_offsets": [start, end]});
+        header.insert(name.to_owned(), place);
+    }
+    let mut header = Value::Object(header).to_string();
+    // Numbers begin at a multiple of eight.
+    header.push_str(&" ".repeat(header.len().next_multiple_of(8) - header.len()));
+    out.write_all(&(header.len() as u64).to_le_bytes())?;
+    out.write_all(header.as_bytes())
+}
+
 /// Reads a file that was written here.
 pub fn read(path: &Path) -> io::Result<Distilled> {
     let bytes = std::fs::read(path)?;
@@ -164,14 +263,9 @@ pub fn read(path: &Path) -> io::Result<Distilled> {
 
 fn parse(bytes: &[u8]) -> Result<Distilled, String> {
     let (_, header) = SafeTensors::read_metadata(bytes).map_err(|error| error.to_string())?;
-    let metadata = header.metadata().clone().unwrap_or_default();
-    let told = |key: &str| metadata.get(key).map(String::as_str);
-    if (told("format"), told("version")) != (Some(FORMAT), Some(VERSION)) {
-        return Err(format!("it is no {FORMAT} of version {VERSION}"));
-    }
-    let about = serde_json::from_str(told("about").unwrap_or_default()).map_err(|error| error.to_string())?;
+    let about = said_of(&header)?;
     let of = Numbers(SafeTensors::deserialize(bytes).map_err(|error| error.to_string())?);
-    let lengths = of.u32s("sequences")?;
+    let lengths = of.u32s(SEQUENCES)?;
     let n_tokens = |row: &[u32]| row[1] as usize;
     let (mut tokens, mut student) = (of.u32s("tokens")?.into_iter(), of.f32s("student")?.into_iter());
     let mut flags = of.bytes("flags")?.iter().copied();
@@ -193,6 +287,16 @@ fn parse(bytes: &[u8]) -> Result<Distilled, String> {
     let lenses = names.iter().filter_map(|name| name.strip_suffix(".spans"));
     let rows = lenses.map(|lens| Ok((lens.to_owned(), actions(&of, lens, &sequences)?)));
     Ok(Distilled { rows: rows.collect::<Result<_, String>>()?, sequences, episodes, about })
+}
+
+/// What a header says beside its tensors.
+fn said_of(header: &Metadata) -> Result<Value, String> {
+    let metadata = header.metadata().clone().unwrap_or_default();
+    let told = |key: &str| metadata.get(key).map(String::as_str);
+    if (told("format"), told("version")) != (Some(FORMAT), Some(VERSION)) {
+        return Err(format!("it is no {FORMAT} of version {VERSION}"));
+    }
+    serde_json::from_str(told("about").unwrap_or_default()).map_err(|error| error.to_string())
 }
 
 /// What is said of numbers that end too early.
@@ -310,6 +414,25 @@ mod tests {
         for cut in [0, 7, 60, file.len() - 1] {
             assert!(parse(&file[..cut]).is_err());
         }
+    }
+
+    #[test]
+    fn files_are_joined() {
+        let dir = tempfile::tempdir().unwrap();
+        let paths = ["a", "b"].map(|name| dir.path().join(name));
+        let plain = Distilled { rows: BTreeMap::new(), episodes: vec![0, 0], ..distilled() };
+        let hinted = Distilled { episodes: vec![0, 0], ..distilled() };
+        keep(&paths[0], &plain).unwrap();
+        keep(&paths[1], &hinted).unwrap();
+        assert_eq!(about(&paths[1]).unwrap(), hinted.about);
+        let mut file = Vec::new();
+        join(&paths, &json!(7), &mut file).unwrap();
+        let joined = parse(&file).unwrap();
+        assert_eq!((&joined.about, &joined.episodes[..]), (&json!(7), &[0, 0, 1, 1][..]));
+        assert_eq!(joined.sequences, [&plain.sequences[..], &hinted.sequences].concat());
+        let mut rows = hinted.rows;
+        rows.values_mut().flatten().for_each(|it| it.sequence += 2);
+        assert_eq!(joined.rows, rows);
     }
 
     #[test]

@@ -153,7 +153,7 @@ pub fn load(sources: Vec<Source>) -> impl Iterator<Item = Result<Loaded, BadFile
     })
 }
 
-fn load_source(source: Source) -> Box<dyn Iterator<Item = Result<Loaded, BadFile>>> {
+fn load_source(source: Source) -> Box<dyn Iterator<Item = Result<Loaded, BadFile>> + Send> {
     match source {
         Source::Directory(path) => Box::new(std::iter::once(load_directory(&path))),
         Source::Record(path) => Box::new(std::iter::once(load_record(&path))),

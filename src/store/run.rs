@@ -77,6 +77,8 @@ fn listed(differences: &[Difference]) -> String {
 
 /// What tasks' own solutions came to.
 const REFERENCES: &str = "references.jsonl";
+/// The votes on every pair, and what they decided.
+const VERDICTS: &str = "verdicts.jsonl";
 
 /// The stages that make episodes, each in a directory of its own: a group is never made of both.
 const MAKE_EPISODES: [&str; 2] = ["collect", "evaluate"];
@@ -91,6 +93,7 @@ pub struct RunDir {
     events: Journal,
     metrics: Journal,
     references: Journal,
+    verdicts: Journal,
 }
 
 impl RunDir {
@@ -104,9 +107,10 @@ impl RunDir {
             atomic::sweep(&directory, |_| true).map_err(|error| BadFile::new(&directory, error))?;
         }
         let journal = |name: &str| Journal::at(&dir.join(name));
-        let (events, metrics, references) = (journal(EVENTS), journal(METRICS), journal(REFERENCES));
+        let (events, metrics) = (journal(EVENTS), journal(METRICS));
+        let (references, verdicts) = (journal(REFERENCES), journal(VERDICTS));
         let (reader, section) = (RunReader::new(dir), stage.to_owned());
-        Ok(Self { lock, reader, stage, section, events, metrics, references })
+        Ok(Self { lock, reader, stage, section, events, metrics, references, verdicts })
     }
 
     /// The same for one of several results of the stage, which has sections of its own.
@@ -208,6 +212,11 @@ impl RunDir {
     /// Records what a task's own solution came to.
     pub fn add_reference(&self, row: &Value) -> Result<(), RunError> {
         self.references.add(row).map_err(|error| self.failed(REFERENCES, error))
+    }
+
+    /// Records the votes on a pair; of several lines about one, the last counts.
+    pub fn add_verdict(&self, row: &Value) -> Result<(), RunError> {
+        self.verdicts.add(row).map_err(|error| self.failed(VERDICTS, error))
     }
 
     /// What tasks' own solutions came to.

@@ -1,0 +1,232 @@
+//! From votes to hints, and from hints to what the teacher says, as soon as each is there.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex};
+
+use serde_json::{Value, json};
+
+use super::own::Own;
+use super::taught::{Hints, Taught, Through};
+use super::{Options, Work, lock};
+use crate::judge::Judge;
+use crate::model::outlook::Outlook;
+use crate::model::{Error, Model};
+use crate::pipeline::watch::Watched;
+use crate::store::Ledgered;
+use backsight_core::credit::distill::{Gaps, rows};
+use backsight_core::hint::{Choice, Leak, Leaks, Pair, Quorum, Verdict, Vote, pairs};
+use backsight_core::lens::{Given, Placement};
+use backsight_core::score::SpanScore;
+
+/// How hints are found and told.
+#[derive(Clone, Debug)]
+pub struct Judging {
+    /// How many votes make a verdict.
+    pub quorum: Quorum,
+    /// Which hint is taken.
+    pub choice: Choice,
+    /// A hint sharing so many words in a row with the next state is dropped.
+    pub leak_words: usize,
+    /// Hidden tests, by task, where they are known.
+    pub tests: HashMap<String, String>,
+    /// Whether a second question is asked about each action itself.
+    pub evaluates: bool,
+    /// Where a hint is written.
+    pub placement: Placement,
+    /// Whether actions are read under irrelevant words too.
+    pub placebo: bool,
+    /// An exchange that is shown in place of every hint.
+    pub exchange: Option<Given>,
+}
+
+/// A model in the judge's place, which is not asked any more once there is no point in it.
+pub(super) fn watched(model: &Arc<Ledgered>, outlook: &Outlook) -> Arc<dyn Model> {
+    Watched::sharing(Arc::clone(model) as Arc<dyn Model>, outlook.clone())
+}
+
+/// What the votes on one pair came to.
+#[derive(Clone, Debug)]
+pub(super) struct Judged {
+    pub(super) step: usize,
+    votes: Vec<Result<Vote, Error>>,
+    pub(super) verdict: Verdict,
+    /// The hints of the verdict that give nothing away.
+    hints: Vec<String>,
+    leaks: Vec<Leak>,
+    evaluation: Option<Result<Option<i8>, Error>>,
+}
+
+impl Judged {
+    /// The votes and the verdict as a line of a file.
+    pub(super) fn row(&self, episode: &str) -> Value {
+        let vote = |vote: &Result<Vote, Error>| match vote {
+            Ok(vote) => json!({"hintable": vote.hintable, "hint": vote.hint}),
+            Err(error) => json!({"error": error.to_string()}),
+        };
+        let evaluation = self.evaluation.as_ref().map(|it| it.as_ref().ok().copied().flatten());
+        json!({
+            "episode": episode, "step": self.step, "hintable": self.verdict.hintable,
+            "agreement": self.verdict.agreement, "hints": self.hints, "evaluation": evaluation,
+            "leaks": self.leaks.iter().map(|it| it.name()).collect::<Vec<_>>(),
+            "votes": self.votes.iter().map(vote).collect::<Vec<_>>(),
+        })
+    }
+
+    /// What was lost, a word for each. An unreadable vote is one that was answered; it is no loss of ours.
+    pub(super) fn losses(&self) -> impl Iterator<Item = &'static str> {
+        self.votes.iter().filter(|it| it.is_err()).map(|_| "vote failed")
+    }
+}
+
+/// All verdicts of an episode, and what the teacher says.
+pub(super) struct Verdicts {
+    pub(super) judged: Vec<Judged>,
+    /// By set of hints: the first of each step, the second, and so on.
+    pub(super) taught: Vec<Vec<Taught>>,
+}
+
+impl Verdicts {
+    /// What is said of the hint that is taken for each step: the only one there is, or the most effective.
+    pub(super) fn taught_rows(&self, own: &Own, options: &Options) -> Vec<Taught> {
+        let mut of_step: HashMap<usize, Vec<Vec<&Taught>>> = HashMap::new();
+        for set in &self.taught {
+            let mut here: HashMap<usize, Vec<&Taught>> = HashMap::new();
+            set.iter().for_each(|it| here.entry(it.step).or_default().push(it));
+            here.into_iter().for_each(|(step, it)| of_step.entry(step).or_default().push(it));
+        }
+        let keeps_placebo = options.judging.as_ref().is_none_or(|it| it.placebo);
+        let chosen = of_step.into_iter().flat_map(|(step, sets)| {
+            let best = sets.iter().enumerate().max_by(|a, b| {
+                effect(a.1, own, step).total_cmp(&effect(b.1, own, step)).then(b.0.cmp(&a.0))
+            });
+            best.map(|(_, set)| set.clone()).unwrap_or_default()
+        });
+        let is_kept = |it: &&Taught| keeps_placebo || !it.lens.starts_with("placebo");
+        chosen.filter(is_kept).cloned().collect()
+    }
+
+    /// Numbers that tell of votes and hints.
+    pub(super) fn counts(&self) -> Value {
+        let votes = || self.judged.iter().flat_map(|it| &it.votes);
+        let saying = |hintable| votes().flatten().filter(|it| it.hintable == hintable).count();
+        let leaks = |which| self.judged.iter().flat_map(|it| &it.leaks).filter(|it| **it == which).count();
+        let agreement: f64 = self.judged.iter().map(|it| it.verdict.agreement).sum();
+        json!({
+            "votes": votes().count(), "failed": votes().filter(|it| it.is_err()).count(),
+            "for": saying(Some(true)), "against": saying(Some(false)), "unreadable": saying(None),
+            "hintable": self.judged.iter().filter(|it| it.verdict.hintable).count(),
+            "hints": self.judged.iter().filter(|it| !it.hints.is_empty()).count(), "agreement": agreement,
+            "leaks_next_state": leaks(Leak::NextState), "leaks_tests": leaks(Leak::Tests),
+        })
+    }
+}
+
+/// How much a hint changes, beyond what irrelevant words change.
+fn effect(set: &[&Taught], own: &Own, step: usize) -> f64 {
+    let size = |score: &SpanScore| {
+        let ids = vec![0; score.scores().len()];
+        let rows = rows(&ids, &own.logprobs[step], score);
+        Gaps::of(rows.into_iter().map(|row| row?.gap)).mean_size()
+    };
+    let of = |is_placebo: bool| {
+        let taught = set.iter().find(|it| it.lens.starts_with("placebo") == is_placebo)?;
+        taught.score.as_ref().ok().and_then(size)
+    };
+    of(false).map_or(f64::NEG_INFINITY, |size| size - of(true).unwrap_or(0.0))
+}
+
+impl Work<'_> {
+    /// Judges all pairs at once, and has the teacher read under each hint as soon as there is one.
+    pub(super) async fn judged(&self, judging: &Judging, judge: &Judge) -> Option<Verdicts> {
+        let options = &self.shared.options;
+        let pairs = pairs(&self.episode, options.pairs, options.max_chars);
+        let tests = judging.tests.get(&self.episode.task.id);
+        let leaks = Leaks::new(judging.leak_words, tests.map(String::as_str));
+        let waiting: Mutex<Vec<(usize, Vec<Given>)>> = Mutex::default();
+        let reading = tokio::sync::Mutex::default();
+        let done = super::join_all(pairs.iter().map(|pair| async {
+            let judged = self.judge(judge, judging, &leaks, pair).await?;
+            let hints = self.given(judging, &judged);
+            lock(&waiting).extend(hints.into_iter().map(|hints| (judged.step, hints)));
+            Some((judged, self.taught_so_far(judging, &waiting, &reading).await?))
+        }));
+        let (mut judged, mut taught) = (Vec::new(), Vec::new());
+        for done in done.await {
+            let (of_pair, sets) = done?;
+            judged.push(of_pair);
+            taught.extend(sets);
+        }
+        Some(Verdicts { judged, taught })
+    }
+
+    async fn judge(&self, judge: &Judge, judging: &Judging, leaks: &Leaks, pair: &Pair) -> Option<Judged> {
+        let evaluation = async {
+            match judging.evaluates {
+                true => Some(judge.evaluate(&self.episode, pair).await),
+                false => None,
+            }
+        };
+        let (votes, evaluation) = tokio::join!(judge.votes(&self.episode, pair), evaluation);
+        let is_open = |error: &Error| error.leaves_open();
+        if self.shared.is_stopped() && votes.iter().any(|vote| vote.as_ref().is_err_and(is_open)) {
+            return None;
+        }
+        let read: Vec<Vote> = votes.iter().flatten().cloned().collect();
+        let verdict = Verdict::of(&read, judge.manner.votes, judging.quorum);
+        let next = self.whole_next_state(pair);
+        let (mut hints, mut found) = (Vec::new(), Vec::new());
+        for hint in &verdict.hints {
+            match leaks.find(hint, &next) {
+                Some(leak) => found.push(leak),
+                None => hints.push(hint.clone()),
+            }
+        }
+        Some(Judged { step: pair.step, votes, verdict, hints, leaks: found, evaluation })
+    }
+
+    /// What a pair's next state says, uncut.
+    fn whole_next_state(&self, pair: &Pair) -> String {
+        let messages = &self.episode.messages[self.episode.steps()[pair.step].next_state.clone()];
+        let texts = messages.iter().filter_map(|message| Some(message.content.as_ref()?.text()));
+        texts.chain(pair.next.iter().map(|said| said.text.clone())).collect::<Vec<_>>().join("\n")
+    }
+
+    /// What the teacher is given for a step: nothing without a hint, several things where the most effective is taken.
+    fn given(&self, judging: &Judging, judged: &Judged) -> Option<Vec<Given>> {
+        let text = |hint: &str| Given::Text(hint.to_owned());
+        let whole = Verdict { hints: judged.hints.clone(), ..judged.verdict.clone() };
+        let taken = whole.by_length(judging.choice)?;
+        Some(match (&judging.exchange, judging.choice) {
+            (Some(exchange), _) => vec![exchange.clone()],
+            (None, Choice::Effective) => judged.hints.iter().map(|hint| text(hint)).collect(),
+            (None, _) => vec![text(taken)],
+        })
+    }
+
+    /// Has the teacher read under all hints that wait for it, unless they are being read already: what comes up while
+    /// an episode is read goes together into the next plan.
+    async fn taught_so_far(
+        &self,
+        judging: &Judging,
+        waiting: &Mutex<Vec<(usize, Vec<Given>)>>,
+        reading: &tokio::sync::Mutex<()>,
+    ) -> Option<Vec<Vec<Taught>>> {
+        let turn = reading.lock().await;
+        let batch = std::mem::take(&mut *lock(waiting));
+        // Hints that are compared need irrelevant words beside them; the others only where that was asked for.
+        let mut sets: BTreeMap<(bool, usize), Hints> = BTreeMap::new();
+        for (step, hints) in batch {
+            let is_compared = hints.len() > 1;
+            for (nth, hint) in hints.into_iter().enumerate() {
+                sets.entry((is_compared, nth)).or_default().insert(step, hint);
+            }
+        }
+        let read = super::join_all(sets.into_iter().map(|((is_compared, _), hints)| async move {
+            self.under(&Through::Hint(judging.placement, judging.placebo || is_compared), hints).await
+        }));
+        let read = read.await;
+        drop(turn);
+        let taught = super::join_all(read.into_iter().map(|under| self.taught(under))).await;
+        taught.into_iter().collect()
+    }
+}

@@ -1,0 +1,471 @@
+//! On-policy distillation of recorded episodes, end to end: pair, judge, read under hints, ask, write.
+//!
+//! Owns the order of things. All pairs of an episode are judged at once, and what a verdict gives is read and asked for as
+//! soon as it is there (`judged`, `taught`); the student's own numbers come beside that (`own`). An episode is written
+//! when all of it is known, groups when all episodes are (`shipped`). Everything paid for is in the ledger, so
+//! whatever is asked differently later costs only what is new.
+
+mod judged;
+mod own;
+mod shipped;
+mod taught;
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use futures_util::future::join_all;
+use serde_json::{Value, json};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::task::JoinSet;
+
+pub use self::judged::Judging;
+use self::judged::{Judged, Verdicts};
+pub use self::own::Audit;
+use self::own::Own;
+pub use self::shipped::{Shipping, ship};
+use self::taught::{Taught, Through};
+use super::ask::Jobs;
+use super::credit::Tell;
+use super::outline::{Framing, outline};
+use super::read::ReadEpisode;
+use super::reader::{Reader, Texts};
+use super::{Loss, Reason, Stopped};
+use crate::event::Event;
+use crate::judge::Judge;
+use crate::model::outlook::Outlook;
+use crate::model::planned::Pace;
+use crate::ship::compact::{ActionRows, Distilled, Sequence};
+use crate::store::episodes::{Loaded, Source, load};
+use crate::store::hindsight::file_name;
+use crate::store::run::RunDir;
+use crate::store::{Ledgered, Stands};
+use backsight_core::credit::distill::rows;
+use backsight_core::episode::{Episode, Message};
+use backsight_core::hint::Pairs;
+use backsight_core::lens::{Given, Lens, Lenses, PlainLens};
+use backsight_core::score::SpanScore;
+use backsight_core::tokens::TokenId;
+
+/// Where what is distilled from each episode is kept.
+pub const DISTILLED: &str = "distilled";
+
+/// An episode around whose numbers the weights changed is asked for again so often before it is lost.
+const ASKED_AT_MOST: u32 = 3;
+/// The text of all episodes in flight has so many bytes at most; a longer episode is alone.
+const IN_FLIGHT: usize = 64 << 20;
+/// What room is counted in.
+const BYTES_A_PERMIT: usize = 1 << 10;
+
+/// What is asked for.
+pub struct Options {
+    /// What conversations lack.
+    pub framing: Framing,
+    /// Which actions are paired with what.
+    pub pairs: Pairs,
+    /// Characters of each part of a next state that a judge is shown.
+    pub max_chars: usize,
+    /// How hints are found; none where every action is re-read as it is.
+    pub judging: Option<Judging>,
+    /// Candidates at each position.
+    pub k: usize,
+    /// What the student's own numbers are compared with.
+    pub audit: Audit,
+    /// What decides how an episode comes out, by name; with another value it is made again.
+    pub settings: Value,
+    /// The most tokens a sequence may have: the student's, the teacher's.
+    pub limits: [Option<usize>; 2],
+    /// At most this many requests of one episode at once.
+    pub requests_at_once: usize,
+    /// At most this many episodes at once.
+    pub episodes_at_once: usize,
+    /// Whether the teacher's weights are the student's, which move as it is trained.
+    pub teacher_is_live: bool,
+    /// What seeds choices: which action is looked at again, which words a placebo says.
+    pub seed: u64,
+}
+
+/// Who works on it.
+pub struct Roles {
+    /// Whose tokens are trained.
+    pub student: Arc<Ledgered>,
+    /// Who re-reads them.
+    pub teacher: Arc<Ledgered>,
+    /// Who votes, where anybody does.
+    pub judge: Option<(Arc<Ledgered>, crate::judge::Manner)>,
+    /// The tokenizer they share, and the student's template.
+    pub texts: Texts,
+}
+
+/// What became of an episode.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Fate {
+    /// It is distilled.
+    Made,
+    /// It was already.
+    Kept,
+    /// It could not be done.
+    Lost(Loss),
+    /// The run was stopped before it was done.
+    Unfinished,
+}
+
+/// An episode's end.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Report {
+    /// The episode.
+    pub id: String,
+    /// What became of it.
+    pub fate: Fate,
+    /// In words.
+    pub text: String,
+}
+
+/// What became of all of them.
+pub struct Done {
+    /// One for each episode of which something was heard.
+    pub reports: Vec<Report>,
+    /// What stopped the work before its end.
+    pub stopped: Option<Stopped>,
+}
+
+struct Shared {
+    roles: Roles,
+    options: Options,
+    run: Arc<RunDir>,
+    tell: Tell,
+    /// Room for episodes in flight.
+    room: Arc<Semaphore>,
+    /// For the student, the teacher and the judge.
+    outlooks: [Outlook; 3],
+    disk: Mutex<Option<String>>,
+    reports: Mutex<Vec<Report>>,
+}
+
+/// Distils the episodes in `sources`; `interrupted` ends the work with the number of a signal.
+pub async fn run(
+    sources: Vec<Source>,
+    roles: Roles,
+    options: Options,
+    run: Arc<RunDir>,
+    tell: Tell,
+    interrupted: impl Future<Output = u8>,
+) -> Done {
+    let shared = Arc::new(Shared {
+        roles,
+        options,
+        run,
+        tell,
+        room: Arc::new(Semaphore::new(IN_FLIGHT / BYTES_A_PERMIT)),
+        outlooks: Default::default(),
+        disk: Mutex::default(),
+        reports: Mutex::default(),
+    });
+    let stopped = tokio::select! {
+        () = Arc::clone(&shared).work(sources) => shared.stopped(),
+        number = interrupted => Some(Stopped::Signal(number)),
+    };
+    let reports = std::mem::take(&mut *lock(&shared.reports));
+    Done { reports, stopped }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The file of what is distilled from an episode.
+pub fn file_of(run: &Path, episode: &str) -> PathBuf {
+    run.join(DISTILLED).join(format!("{}.safetensors", file_name(episode)))
+}
+
+impl Shared {
+    async fn work(self: Arc<Self>, sources: Vec<Source>) {
+        let mut tasks = JoinSet::new();
+        let mut episodes = load(sources);
+        loop {
+            let next = tokio::task::spawn_blocking(move || (episodes.next(), episodes)).await;
+            let Ok((Some(loaded), rest)) = next else { break };
+            episodes = rest;
+            if self.is_stopped() {
+                break;
+            }
+            match loaded {
+                Ok(loaded) => {
+                    let room = self.room_for(&loaded.episode).await;
+                    let shared = Arc::clone(&self);
+                    tasks.spawn(async move {
+                        let _room = room;
+                        let report = shared.episode(loaded).await;
+                        shared.finish(report);
+                    });
+                }
+                Err(error) => {
+                    let fate = Fate::Lost(Loss::new(Reason::Unreadable, &error));
+                    self.finish(Report { id: error.episode(), fate, text: format!("lost: {error}") });
+                }
+            }
+            while tasks.len() >= self.options.episodes_at_once.max(1) {
+                tasks.join_next().await;
+            }
+        }
+        while tasks.join_next().await.is_some() {}
+    }
+
+    /// Waits until there is room for an episode.
+    async fn room_for(&self, episode: &Episode) -> Option<OwnedSemaphorePermit> {
+        let n_bytes: usize = episode.messages.iter().map(Message::n_bytes).sum();
+        let n_permits = (n_bytes / BYTES_A_PERMIT + 1).min(IN_FLIGHT / BYTES_A_PERMIT);
+        Arc::clone(&self.room).acquire_many_owned(n_permits as u32).await.ok()
+    }
+
+    fn finish(&self, report: Report) {
+        let keys = json!({"episode": report.id, "text": report.text});
+        (self.tell)(&Event::Scored { id: report.id.clone(), text: report.text.clone(), keys });
+        lock(&self.reports).push(report);
+    }
+
+    fn is_stopped(&self) -> bool {
+        lock(&self.disk).is_some() || self.outlooks.iter().any(Outlook::is_stopped)
+    }
+
+    fn stopped(&self) -> Option<Stopped> {
+        let disk = lock(&self.disk).clone().map(Stopped::Disk);
+        disk.or_else(|| self.outlooks.iter().find_map(Outlook::ended_by).map(Stopped::Model))
+    }
+
+    async fn episode(self: &Arc<Self>, loaded: Loaded) -> Report {
+        let id = loaded.episode.id.clone();
+        let path = file_of(self.run.dir(), &id);
+        let is_made = crate::ship::compact::about(&path).is_ok_and(|about| self.is_made(&about));
+        let (fate, text) = match (&loaded.episode.outcome, is_made) {
+            (Err(why), _) => {
+                let loss = Loss::new(Reason::NoReward, why);
+                let text = format!("lost: {loss}");
+                (Fate::Lost(loss), text)
+            }
+            (Ok(_), true) => (Fate::Kept, "distilled already, left alone".to_owned()),
+            (Ok(_), false) => self.distil(Arc::new(loaded.episode)).await,
+        };
+        Report { id, fate, text }
+    }
+
+    /// Whether a file holds what is asked for, all of it.
+    fn is_made(&self, about: &Value) -> bool {
+        about["settings"] == self.options.settings && about["lost"] == json!({})
+    }
+
+    /// Distils an episode, again if the weights changed around its numbers.
+    async fn distil(self: &Arc<Self>, episode: Arc<Episode>) -> (Fate, String) {
+        let work = Work::new(self, &episode);
+        let work = match work.await {
+            Ok(work) => work,
+            Err(loss) => return (Fate::Lost(loss.clone()), format!("lost: {loss}")),
+        };
+        for _ in 0..ASKED_AT_MOST {
+            work.begin_again();
+            let (own, verdicts) = tokio::join!(work.own(), work.verdicts());
+            let (Some(own), Some(verdicts)) = (own, verdicts) else { break };
+            match work.stand().await {
+                Some(Some(versions)) => return work.written(&own, &verdicts, &versions).await,
+                Some(None) => {}
+                None => break,
+            }
+        }
+        if self.is_stopped() {
+            return (Fate::Unfinished, "not finished".to_owned());
+        }
+        let why = format!("the weights changed while it was read, {ASKED_AT_MOST} times");
+        (Fate::Lost(Loss::new(Reason::Server, &why)), format!("lost: {why}"))
+    }
+
+    /// Reads an episode through lenses, off the threads that ask.
+    async fn read(
+        self: &Arc<Self>,
+        episode: &Arc<Episode>,
+        lenses: Lenses,
+        limit: Option<usize>,
+    ) -> Result<(ReadEpisode, Jobs, Lenses), Loss> {
+        let (shared, episode) = (Arc::clone(self), Arc::clone(episode));
+        let read = tokio::task::spawn_blocking(move || {
+            let (texts, framing) = (&shared.roles.texts, &shared.options.framing);
+            let outline = outline(&episode, framing, &lenses, &|text: &str| texts.n_tokens(text))?;
+            let read = Reader { texts, framing, limit }.read(&episode, &outline);
+            let jobs = Jobs::new(&read, &lenses, 0);
+            Ok((read, jobs, lenses))
+        });
+        read.await.unwrap_or_else(|error| Err(Loss::new(Reason::Unreadable, error)))
+    }
+}
+
+/// An episode under way.
+struct Work<'s> {
+    shared: &'s Arc<Shared>,
+    episode: Arc<Episode>,
+    /// The episode as the student saw it, and the jobs of that.
+    plain: ReadEpisode,
+    plain_jobs: Jobs,
+    /// Each action's place and ids, where it could be read.
+    actions: Vec<Option<ActionIds>>,
+    student: Arc<Ledgered>,
+    teacher: Arc<Ledgered>,
+    judge: Option<Judge>,
+    judging: Option<Arc<Ledgered>>,
+}
+
+/// Where an action is, and its tokens.
+struct ActionIds {
+    sequence: usize,
+    first: usize,
+    ids: Vec<TokenId>,
+}
+
+/// The names of the weights that gave an episode's numbers, where they could be measured.
+struct Versions {
+    student: Option<String>,
+    teacher: Option<String>,
+}
+
+impl<'s> Work<'s> {
+    async fn new(shared: &'s Arc<Shared>, episode: &Arc<Episode>) -> Result<Self, Loss> {
+        let options = &shared.options;
+        let lens = Lenses::default().and(Arc::new(PlainLens), 0);
+        let (plain, plain_jobs, _) = shared.read(episode, lens, options.limits[0]).await?;
+        let action = |step: &Result<super::ReadStep, Loss>| {
+            let (sequence, span) = step.as_ref().ok()?.place;
+            let ids = plain.tree.tokens(*plain.sequences.get(sequence)?, span.range());
+            Some(ActionIds { sequence, first: span.start(), ids })
+        };
+        let actions = plain.steps.iter().map(action).collect();
+        let at_home = |role: &Arc<Ledgered>| Arc::new(role.at_home(&episode.id));
+        let judging = shared.roles.judge.as_ref().map(|(model, manner)| (at_home(model), *manner));
+        let judge = judging.as_ref().map(|(model, manner)| Judge {
+            model: judged::watched(model, &shared.outlooks[2]),
+            manner: *manner,
+        });
+        Ok(Self {
+            shared,
+            episode: Arc::clone(episode),
+            plain_jobs,
+            actions,
+            plain,
+            student: at_home(&shared.roles.student),
+            teacher: at_home(&shared.roles.teacher),
+            judge,
+            judging: judging.map(|(model, _)| model),
+        })
+    }
+
+    fn begin_again(&self) {
+        [&self.student, &self.teacher].into_iter().chain(&self.judging).for_each(|it| it.begin_again());
+    }
+
+    fn pace(&self, role: usize) -> Pace {
+        let (at_once, outlook) = (self.shared.options.requests_at_once, self.shared.outlooks[role].clone());
+        Pace { at_once, outlook }
+    }
+
+    /// Whether all numbers of a role are of one version; nothing in the outer place where that cannot be found out
+    /// any more.
+    async fn stand(&self) -> Option<Option<Versions>> {
+        let mut names = Vec::new();
+        for (role, model) in [&self.student, &self.teacher].into_iter().enumerate() {
+            match model.settle().await {
+                Ok(Stands::Yes(name)) => names.push(name.or_else(|| model.version_now())),
+                Ok(Stands::No) => return model.is_going_on().is_ok().then_some(None),
+                Err(error) => {
+                    self.shared.outlooks[role].stop(error);
+                    return None;
+                }
+            }
+        }
+        let (teacher, student) = (names.pop().flatten(), names.pop().flatten());
+        Some(Some(Versions { student, teacher }))
+    }
+
+    /// What is said about every action that is read again: judged first, or as it is. Nothing where the run was stopped.
+    async fn verdicts(&self) -> Option<Verdicts> {
+        match (&self.shared.options.judging, &self.judge) {
+            (Some(judging), Some(judge)) => self.judged(judging, judge).await,
+            _ => {
+                let every = (0..self.actions.len()).map(|step| (step, Given::Text(String::new()))).collect();
+                let taught = self.taught(self.under(&Through::Plain, every).await).await?;
+                Some(Verdicts { judged: Vec::new(), taught: vec![taught] })
+            }
+        }
+    }
+
+    /// Writes what is known of the episode.
+    async fn written(&self, own: &Own, verdicts: &Verdicts, versions: &Versions) -> (Fate, String) {
+        let (distilled, lost) = self.distilled(own, verdicts, versions);
+        let path = file_of(self.shared.run.dir(), &self.episode.id);
+        let written = verdicts
+            .judged
+            .iter()
+            .try_for_each(|judged| self.shared.run.add_verdict(&judged.row(&self.episode.id)))
+            .map_err(|error| error.to_string())
+            .and_then(|()| crate::ship::compact::keep(&path, &distilled).map_err(|error| error.to_string()));
+        if let Err(why) = written {
+            lock(&self.shared.disk).get_or_insert(why);
+            return (Fate::Unfinished, "not written".to_owned());
+        }
+        let n_rows: usize = distilled.rows.values().flatten().map(|it| it.rows.iter().flatten().count()).sum();
+        let n_hints = verdicts.judged.iter().filter(|it| it.verdict.hintable).count();
+        let lost: Vec<String> = lost.iter().map(|(why, n)| format!("{n} lost: {why}")).collect();
+        let lost = if lost.is_empty() { String::new() } else { format!("; {}", lost.join("; ")) };
+        let quarantine = own.quarantine(&self.shared.options.audit).map_or(String::new(), |why| format!("; {why}"));
+        let n_pairs = verdicts.judged.len();
+        (Fate::Made, format!("{n_hints} of {n_pairs} steps hintable, {n_rows} tokens read{lost}{quarantine}"))
+    }
+
+    /// Everything about the episode in one, and what was lost, by reason.
+    fn distilled(&self, own: &Own, verdicts: &Verdicts, versions: &Versions) -> (Distilled, BTreeMap<String, u64>) {
+        let mut lost: BTreeMap<String, u64> = BTreeMap::new();
+        let mut lose = |why: &str| *lost.entry(why.to_owned()).or_default() += 1;
+        verdicts.judged.iter().flat_map(Judged::losses).for_each(&mut lose);
+        let mut rows_of: BTreeMap<String, Vec<ActionRows>> = BTreeMap::new();
+        for Taught { step, lens, score } in verdicts.taught_rows(own, &self.shared.options) {
+            let Some(action) = &self.actions[step] else { continue };
+            match score {
+                Ok(score) => rows_of.entry(lens).or_default().push(self.rows(action, step, own, &score)),
+                Err(loss) => lose(loss.reason.name()),
+            }
+        }
+        rows_of.values_mut().for_each(|rows| rows.sort_by_key(|it| it.step));
+        let sequences = self.sequences(own);
+        let about = json!({
+            "episode": self.episode.id, "task": self.episode.task.id, "settings": self.shared.options.settings,
+            "reward": self.episode.outcome.as_ref().ok().map(|it| it.reward), "tokens": self.plain.source.name(),
+            "k": self.shared.options.k, "student_version": versions.student, "teacher_version": versions.teacher,
+            "teacher": if self.shared.options.teacher_is_live { "live" } else { "frozen" },
+            "quarantined": own.quarantine(&self.shared.options.audit), "audit": own.audit_row(), "lost": lost,
+            "pairs": verdicts.judged.len(), "counts": verdicts.counts(),
+        });
+        let episodes = vec![0; sequences.len()];
+        (Distilled { sequences, episodes, rows: rows_of, about }, lost)
+    }
+
+    fn rows(&self, action: &ActionIds, step: usize, own: &Own, score: &SpanScore) -> ActionRows {
+        let ActionIds { sequence, first, ref ids } = *action;
+        ActionRows { sequence, step, first, rows: rows(ids, &own.logprobs[step], score) }
+    }
+
+    /// The episode's sequences with the student's numbers.
+    fn sequences(&self, own: &Own) -> Vec<Sequence> {
+        let tree = &self.plain.tree;
+        let blank = |tip: &backsight_core::tree::Tip| Sequence {
+            tokens: tree.tokens(*tip, 0..tip.len()),
+            sampled: vec![false; tip.len()],
+            student: vec![None; tip.len()],
+        };
+        let mut sequences: Vec<Sequence> = self.plain.sequences.iter().map(blank).collect();
+        for (action, logprobs) in self.actions.iter().zip(&own.logprobs) {
+            let Some(action) = action else { continue };
+            let sequence = &mut sequences[action.sequence];
+            for (position, logprob) in (action.first..action.first + action.ids.len()).zip(logprobs) {
+                sequence.sampled[position] = true;
+                sequence.student[position] = *logprob;
+            }
+        }
+        sequences
+    }
+}

@@ -1,0 +1,143 @@
+//! The student's own logprobs: from sampling where they were kept, re-read where they were not; and whether the two agree.
+
+use serde_json::{Value, json};
+
+use super::Work;
+use crate::model::Model;
+use backsight_core::credit::sum::mean;
+use backsight_core::episode::{Episode, Version};
+use backsight_core::mix::{after, mix};
+use backsight_core::named;
+use backsight_core::tokens::Logprob;
+use std::sync::Arc;
+
+/// Which actions are read again although their logprobs are known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Which {
+    /// None.
+    Off,
+    /// One of each episode.
+    Sample,
+    /// All.
+    All,
+}
+
+named!(Which: Off = "off", Sample = "sample", All = "all");
+
+/// How the student's numbers are looked at again.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Audit {
+    /// Which actions.
+    pub which: Which,
+    /// An action whose numbers differ by more than this on average quarantines its episode, in nats.
+    pub max_mean_diff: f64,
+}
+
+/// What is known of the student's numbers.
+pub(super) struct Own {
+    /// By step, one for each token of its action; empty where the step could not be read.
+    pub(super) logprobs: Vec<Vec<Option<Logprob>>>,
+    /// How far sampled and re-read numbers are apart, by step, where both are there.
+    audited: Vec<(usize, f64)>,
+    /// Why nothing was looked at again.
+    skipped: Option<&'static str>,
+}
+
+impl Own {
+    /// Why the episode's rows are not to be trusted, if so.
+    pub(super) fn quarantine(&self, audit: &Audit) -> Option<String> {
+        let (step, diff) = self.audited.iter().find(|(_, diff)| *diff > audit.max_mean_diff)?;
+        Some(format!(
+            "quarantined: sampled and re-read logprobs of step {step} are {diff:.3} nats apart on average, so its \
+             template, its tokens or its weights are others"
+        ))
+    }
+
+    pub(super) fn audit_row(&self) -> Value {
+        json!({"steps": self.audited.iter().map(|(step, diff)| json!([step, diff])).collect::<Vec<_>>(),
+               "skipped": self.skipped})
+    }
+}
+
+impl Work<'_> {
+    /// The student's numbers; nothing where the run was stopped before they were there.
+    pub(super) async fn own(&self) -> Option<Own> {
+        let sampled: Vec<Vec<Option<Logprob>>> =
+            (0..self.actions.len()).map(|step| self.sampled(step)).collect();
+        let skipped = self.why_no_audit();
+        let looked_at = if skipped.is_none() { self.looked_at(&sampled) } else { Vec::new() };
+        let lacks = |step: &usize| sampled[*step].iter().any(Option::is_none);
+        let mut wanted: Vec<usize> = (0..sampled.len()).filter(lacks).chain(looked_at.clone()).collect();
+        wanted.sort_unstable();
+        wanted.dedup();
+        let again = self.re_read(&wanted).await?;
+        let mut own = Own { logprobs: sampled, audited: Vec::new(), skipped };
+        for (step, again) in wanted.into_iter().zip(again) {
+            let pairs = own.logprobs[step].iter().zip(&again);
+            let apart = |(a, b): (&Option<Logprob>, &Option<Logprob>)| Some(((*a)?.get() - (*b)?.get()).abs());
+            let apart: Vec<f64> = pairs.filter_map(apart).collect();
+            if looked_at.contains(&step) {
+                own.audited.extend(mean(&apart).map(|mean| (step, mean)));
+            }
+            own.logprobs[step].iter_mut().zip(again).for_each(|(own, again)| *own = own.or(again));
+        }
+        Some(own)
+    }
+
+    /// What was recorded while the action was sampled.
+    fn sampled(&self, step: usize) -> Vec<Option<Logprob>> {
+        let Some(action) = &self.actions[step] else { return Vec::new() };
+        let recorded = self.episode.steps()[step].tokens.as_ref().map(|it| it.logprobs.clone());
+        let mut logprobs = recorded.unwrap_or_default();
+        logprobs.resize(action.ids.len(), None);
+        logprobs
+    }
+
+    fn why_no_audit(&self) -> Option<&'static str> {
+        let now = self.student.version_now();
+        if self.shared.options.audit.which == Which::Off {
+            Some("it was not asked for")
+        } else if moved(&self.episode, now.as_deref()) {
+            Some("the weights that sampled it are others by now")
+        } else {
+            None
+        }
+    }
+
+    fn looked_at(&self, sampled: &[Vec<Option<Logprob>>]) -> Vec<usize> {
+        let has_any = |step: &usize| sampled[*step].iter().any(Option::is_some);
+        let steps: Vec<usize> = (0..sampled.len()).filter(has_any).collect();
+        match (self.shared.options.audit.which, steps.len()) {
+            (Which::Off, _) | (_, 0) => Vec::new(),
+            (Which::All, _) => steps,
+            (Which::Sample, n) => {
+                let seed = self.episode.id.bytes().fold(self.shared.options.seed, |seed, byte| {
+                    mix(after(seed) ^ u64::from(byte))
+                });
+                vec![steps[(seed % n as u64) as usize]]
+            }
+        }
+    }
+
+    /// The student's logprobs of these actions as it reads them now, absent where there are none.
+    async fn re_read(&self, steps: &[usize]) -> Option<Vec<Vec<Option<Logprob>>>> {
+        let wanted = steps.iter().map(|step| (*step, 0));
+        let asking = self.plain_jobs.plan(&self.plain, wanted, self.student.limits());
+        let model: Arc<dyn Model> = Arc::clone(&self.student) as Arc<dyn Model>;
+        let answers = asking.ask(&model, &self.pace(0), || !self.shared.is_stopped()).await;
+        if self.shared.is_stopped() && asking.is_cut_short(&answers) {
+            return None;
+        }
+        let of_step = |step: &usize| match self.plain_jobs.score(*step, 0, &answers) {
+            Ok(score) => score.logprobs().collect(),
+            Err(_) => vec![None; self.actions[*step].as_ref().map_or(0, |it| it.ids.len())],
+        };
+        Some(steps.iter().map(of_step).collect())
+    }
+}
+
+/// Whether an episode was sampled by other weights than those that answer now, or by several.
+fn moved(episode: &Episode, now: Option<&str>) -> bool {
+    let of_now = |version: &Version| matches!(version, Version::Known(name) if Some(name.as_str()) == now);
+    !episode.versions.is_empty() && !episode.versions.iter().all(|it| of_now(&it.version))
+}

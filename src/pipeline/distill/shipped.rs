@@ -1,0 +1,249 @@
+//! From distilled episodes to groups, and to the numbers that tell what they are worth.
+//!
+//! One pass over the episodes, after all of them: groups are written in the order in which they are complete, and everything
+//! told of them is computed from the files, so what an earlier run made counts as what this one did.
+
+use std::collections::{BTreeMap, HashMap};
+use std::io::{self, Write as _};
+use std::path::PathBuf;
+
+use serde_json::{Map, Value, json};
+
+use super::file_of;
+use crate::ship::compact::{Distilled, join, read};
+use crate::ship::groups::{GroupOptions, Member, group};
+use crate::store::atomic::Pending;
+use crate::store::episodes::{Source, load};
+use crate::store::run::RunDir;
+use crate::store::summary::Summary;
+use backsight_core::credit::distill::{Gaps, correlation, shared_with};
+use backsight_core::episode::{Episode, TokenSource};
+
+/// The groups, as Atropos takes them.
+const GROUPS: &str = "groups.jsonl";
+/// The same in fewer bytes, with what Atropos has no field for.
+const COMPACT: &str = "groups.safetensors";
+
+/// How groups are made.
+pub struct Shipping {
+    /// What ships of an episode.
+    pub options: GroupOptions,
+    /// Whether a group of equal rewards is for distillation alone.
+    pub ensure_scores_are_not_same: bool,
+}
+
+/// What all groups came to.
+#[derive(Default)]
+struct Totals {
+    groups: u64,
+    episodes: u64,
+    trained: u64,
+    shipped_rows: u64,
+    narrow: u64,
+    masked: u64,
+    distil_only: u64,
+    quarantined: u64,
+    hinted: u64,
+    counts: BTreeMap<String, f64>,
+    lost: BTreeMap<String, u64>,
+    left_out: BTreeMap<&'static str, u64>,
+    rows: u64,
+    actions: u64,
+    gaps: BTreeMap<String, Gaps>,
+    shared: (f64, f64),
+    gap_and_reward: Vec<(f64, f64)>,
+}
+
+/// Makes the groups of all episodes that are distilled, and fills in what a summary says of them.
+pub fn ship(sources: Vec<Source>, run: &RunDir, shipping: &Shipping, summary: &mut Summary) -> io::Result<()> {
+    let mut out = Pending::create(&run.dir().join(GROUPS))?;
+    let (mut pending, mut totals): (HashMap<String, Vec<Episode>>, Totals) = Default::default();
+    let (mut paths, mut names) = (Vec::new(), Vec::new());
+    let mut write = |members: Vec<Episode>, totals: &mut Totals| -> io::Result<()> {
+        let mut whole = Vec::new();
+        for episode in members {
+            let path = file_of(run.dir(), &episode.id);
+            if let Ok(distilled) = read(&path) {
+                paths.push(path);
+                names.push(json!({"episode": episode.id, "task": episode.task.id, "group": totals.groups,
+                                  "reward": distilled.about["reward"], "tokens": distilled.about["tokens"],
+                                  "teacher_version": distilled.about["teacher_version"],
+                                  "quarantined": distilled.about["quarantined"]}));
+                whole.push((episode, distilled));
+            }
+        }
+        let Some(line) = line(&whole, shipping, totals) else { return Ok(()) };
+        writeln!(out, "{line}")
+    };
+    for loaded in load(sources).flatten() {
+        let task = loaded.episode.task.id.clone();
+        let of_task = pending.entry(task.clone()).or_default();
+        of_task.push(loaded.episode);
+        if Some(of_task.len()) == shipping.options.group_size {
+            write(pending.remove(&task).unwrap_or_default(), &mut totals)?;
+        }
+    }
+    let mut rest: Vec<_> = pending.into_iter().collect();
+    rest.sort_by(|a, b| a.0.cmp(&b.0));
+    rest.into_iter().try_for_each(|(_, members)| write(members, &mut totals))?;
+    out.commit()?;
+    compact(run, &paths, &names, shipping)?;
+    totals.tell(summary);
+    Ok(())
+}
+
+fn compact(run: &RunDir, paths: &[PathBuf], names: &[Value], shipping: &Shipping) -> io::Result<()> {
+    let mut out = Pending::create(&run.dir().join(COMPACT))?;
+    let about = json!({"episodes": names, "lens": shipping.options.lens, "k": shipping.options.k});
+    join(paths, &about, &mut out)?;
+    out.commit()
+}
+
+/// A group as a line; none where nothing of it can ship.
+fn line(whole: &[(Episode, Distilled)], shipping: &Shipping, totals: &mut Totals) -> Option<String> {
+    let member = |(episode, distilled): &'_ (Episode, Distilled)| {
+        let source = distilled.about["tokens"].as_str().and_then(TokenSource::from_name);
+        (episode.clone(), source.unwrap_or(TokenSource::Rendered), !distilled.about["quarantined"].is_null())
+    };
+    let facts: Vec<_> = whole.iter().map(member).collect();
+    let members: Vec<Member<'_>> = facts
+        .iter()
+        .zip(whole)
+        .map(|((episode, source, quarantined), (_, distilled))| Member {
+            episode,
+            distilled,
+            source: *source,
+            quarantined: *quarantined,
+        })
+        .collect();
+    totals.look_at(whole);
+    let (group, shipped) = group(&members, &shipping.options);
+    totals.episodes += shipped.episodes;
+    totals.trained += shipped.trained;
+    totals.shipped_rows += shipped.rows;
+    totals.narrow += shipped.narrow;
+    totals.masked += shipped.masked;
+    shipped.left_out.iter().for_each(|(_, why)| *totals.left_out.entry(why).or_default() += 1);
+    let mut group = group?;
+    let is_same = group.scores.windows(2).all(|pair| pair[0] == pair[1]);
+    if shipping.ensure_scores_are_not_same && is_same {
+        // Groups that all failed are where hints matter.
+        group.distill_token_ids.as_ref()?;
+        group.overrides = Some(vec![json!({"set_advantage_to_zero": true}); group.scores.len()]);
+        totals.distil_only += 1;
+    }
+    totals.groups += 1;
+    serde_json::to_string(&group).ok()
+}
+
+impl Totals {
+    /// Counts what a group's episodes hold, whether or not it ships.
+    fn look_at(&mut self, whole: &[(Episode, Distilled)]) {
+        let mut of_group = Vec::new();
+        for (episode, distilled) in whole {
+            let about = &distilled.about;
+            self.quarantined += u64::from(!about["quarantined"].is_null());
+            add(&mut self.lost, &about["lost"]);
+            for (name, n) in about["counts"].as_object().into_iter().flatten() {
+                *self.counts.entry(name.clone()).or_default() += n.as_f64().unwrap_or(0.0);
+            }
+            *self.counts.entry("pairs".to_owned()).or_default() += about["pairs"].as_f64().unwrap_or(0.0);
+            self.hinted += u64::from(about["counts"]["hints"].as_u64().is_some_and(|n| n > 0));
+            let mut own = Gaps::default();
+            for (lens, actions) in &distilled.rows {
+                for action in actions {
+                    let gaps = Gaps::of(gaps(&action.rows));
+                    *self.gaps.entry(kind(lens)).or_default() += gaps;
+                    if kind(lens) != "placebo" {
+                        own += gaps;
+                        self.actions += 1;
+                        self.rows += action.rows.iter().flatten().count() as u64;
+                    }
+                }
+            }
+            self.share(distilled);
+            let reward = episode.outcome.as_ref().ok().map(|it| it.reward);
+            of_group.extend(own.mean().zip(reward));
+        }
+        // Within a group: what one task's episodes have in common tells nothing.
+        let n = of_group.len() as f64;
+        let mean = |of: fn(&(f64, f64)) -> f64| of_group.iter().map(of).sum::<f64>() / n;
+        let (gap, reward) = (mean(|it| it.0), mean(|it| it.1));
+        self.gap_and_reward.extend(of_group.iter().map(|it| (it.0 - gap, it.1 - reward)));
+    }
+
+    /// What of each hint's effect irrelevant words have too.
+    fn share(&mut self, distilled: &Distilled) {
+        let of = |which: &str| distilled.rows.iter().find(|(lens, _)| kind(lens) == which).map(|it| it.1);
+        for hint in of("hint").into_iter().flatten() {
+            let placebo = of("placebo").into_iter().flatten().find(|it| it.step == hint.step);
+            let Some(placebo) = placebo else { continue };
+            let all = |rows| gaps(rows).collect::<Vec<_>>();
+            let (shared, whole) = shared_with(&all(&hint.rows), &all(&placebo.rows));
+            self.shared = (self.shared.0 + shared, self.shared.1 + whole);
+        }
+    }
+
+    fn tell(&self, summary: &mut Summary) {
+        let count = |name: &str| self.counts.get(name).copied().unwrap_or(0.0);
+        let made = [
+            ("groups", self.groups),
+            ("shipped_episodes", self.episodes),
+            ("hints", count("hints") as u64),
+            ("scored_steps", self.actions),
+            ("scored_tokens", self.rows),
+            ("shipped_tokens", self.shipped_rows),
+            ("trained_tokens", self.trained),
+        ];
+        summary.made.extend(made);
+        for (why, n) in &self.lost {
+            let what = if why.starts_with("vote") { "votes" } else { "readings" };
+            *summary.lost.entry(what).or_default().entry(why.clone()).or_default() += n;
+        }
+        let tokens = [("narrow rows", self.narrow), ("no logprob of the student", self.masked)];
+        let tokens = tokens.into_iter().filter(|(_, n)| *n > 0).map(|(why, n)| (why.to_owned(), n));
+        summary.lost.entry("tokens").or_default().extend(tokens);
+        let left_out = self.left_out.iter().map(|(why, n)| ((*why).to_owned(), *n));
+        summary.lost.entry("shipped").or_default().extend(left_out);
+        summary.lost.retain(|_, reasons| !reasons.is_empty());
+        summary.more.extend(self.figures());
+    }
+
+    fn figures(&self) -> Map<String, Value> {
+        let count = |name: &str| self.counts.get(name).copied().unwrap_or(0.0);
+        let n = |name: &str| json!(count(name) as u64);
+        let per = |part: f64, whole: f64| (whole > 0.0).then_some(part / whole);
+        let of_lens = |gaps: &Gaps| {
+            json!({"tokens": gaps.n, "mean": gaps.mean(), "spread": gaps.spread(), "mean_size": gaps.mean_size(),
+                   "share_above_1": gaps.share_large(), "share_opening": gaps.share_opening()})
+        };
+        let gaps: Map<String, Value> =
+            self.gaps.iter().map(|(lens, gaps)| (lens.clone(), of_lens(gaps))).collect();
+        let votes = json!({"asked": n("votes"), "for": n("for"), "against": n("against"),
+                           "unreadable": n("unreadable"), "failed": n("failed"),
+                           "agreement": per(count("agreement"), count("pairs"))});
+        let leaks = json!({"next_state": n("leaks_next_state"), "tests": n("leaks_tests")});
+        let told = json!({
+            "pairs": n("pairs"), "votes": votes, "hintable": n("hintable"), "leaks": leaks, "gap": gaps,
+            "placebo_share": per(self.shared.0, self.shared.1), "gap_and_reward": correlation(&self.gap_and_reward),
+            "quarantined": self.quarantined, "distil_only_groups": self.distil_only,
+            "episodes_with_hints": self.hinted,
+        });
+        told.as_object().cloned().unwrap_or_default()
+    }
+}
+
+fn gaps(rows: &[Option<backsight_core::credit::distill::Row>]) -> impl Iterator<Item = Option<f64>> {
+    rows.iter().map(|row| row.as_ref()?.gap)
+}
+
+/// A lens's name without its placement.
+fn kind(lens: &str) -> String {
+    lens.split('-').next().unwrap_or(lens).to_owned()
+}
+
+fn add(all: &mut BTreeMap<String, u64>, more: &Value) {
+    for (why, n) in more.as_object().into_iter().flatten() {
+        *all.entry(why.clone()).or_default() += n.as_u64().unwrap_or(0);
+    }
+}
