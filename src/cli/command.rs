@@ -4,7 +4,9 @@ use clap::Command;
 
 use super::call::Call;
 use super::failure::Failure;
-use super::{chat, collect, config, credit, dataset, evaluate, keys, model, probe, quickstart, score, serve};
+use super::{
+    chat, collect, config, credit, dataset, distill, evaluate, keys, model, probe, quickstart, score, serve,
+};
 use crate::config::Typed;
 
 const EXIT_CODES: &str = "\
@@ -33,7 +35,7 @@ const ABOVE: [(&str, &str); 2] = [
 ];
 
 /// All of them.
-pub(super) static COMMANDS: [Entry; 14] = [
+pub(super) static COMMANDS: [Entry; 15] = [
     Entry {
         name: "quickstart",
         about: "See the whole thing work: a model, a recorded episode, and what its outcome changes",
@@ -72,8 +74,29 @@ Examples:
   backsight collect --url http://localhost:8000 --tasks my_tasks.jsonl --groups 100 --group-size 8 --run runs/first
   backsight collect --kind embedded --tasks fizzbuzz --group-size 2 --forced-calls 4
   backsight collect --config collect.toml --seed 7 --run runs/seed7",
-        next: "credit {server} --run {run}",
+        next: "distill {server} --run {run}",
         run: collect::run,
+    },
+    Entry {
+        name: "distill",
+        about: "Judge every action by its next state, and let a teacher who knows the hint say what it would have done",
+        more: "\
+Every action is shown with its next state to a judge, who votes whether there is a hint that would have helped. The
+teacher then re-reads the student's own tokens as if the hint had been given, and its likeliest candidates at each of
+them become targets: groups.jsonl as Atropos takes it, groups.safetensors in fewer bytes with ranks, tails and gaps,
+verdicts.jsonl with every vote. Without another server the student judges and teaches itself. The same command continues
+where it stopped, and asks only for what is new: more votes, another rule, a hint elsewhere.
+
+Examples:
+  backsight distill --run runs/collect --url http://localhost:8000
+  backsight distill --run runs/collect --url http://localhost:8000 --dry-run
+  backsight distill --run runs/collect --url http://localhost:8000 --judge-url https://api.example.com/v1 \\
+      --judge-kind openai --judge-model gpt-x --judge-api-key-env API_KEY
+  backsight distill --run runs/collect --url http://localhost:8000 --teacher-url http://big:30000 --lens plain
+  backsight distill --input-dir trajectories --url http://localhost:30000 --hint-placement last --placebo true \\
+      --allow-rendered true",
+        next: "credit {server} {input}",
+        run: distill::run,
     },
     Entry {
         name: "credit",

@@ -113,7 +113,7 @@ pub(super) async fn run(ask: Ask<'_>, choose: Choose<'_>) -> Result<Finished, Fa
     };
     let done = work(&batch, slots, &voice).await;
     let mut summary = done.summary(stage);
-    voice.end(&mut summary, &paid).await?;
+    voice.end(&mut summary, &[&paid]).await?;
     let Done { slots, digests, stopped } = done;
     Ok(Finished { run: batch.run, model: opened.info.model, slots, digests, stopped, summary })
 }
@@ -184,7 +184,7 @@ async fn try_out(bench: &Bench<'_>, chosen: &Chosen, voice: &Voice) -> Result<Tr
 }
 
 /// A sum over everything in the tasks, in their order.
-fn sum_of(tasks: &[CodingTask]) -> String {
+pub(super) fn sum_of(tasks: &[CodingTask]) -> String {
     check::sum_of(tasks.iter().flat_map(|CodingTask { task, check, .. }| {
         [task.id.as_str(), &task.prompt].into_iter().chain(check.iter().flat_map(Check::texts))
     }))

@@ -11,6 +11,7 @@ mod command;
 mod config;
 mod credit;
 mod dataset;
+mod distill;
 mod episodes;
 mod evaluate;
 mod failure;

@@ -120,7 +120,7 @@ async fn work(
     };
     let mut summary = completed(made, n, &args.out);
     summary.stopped_by = stopped.as_ref().map(Stopped::to_string);
-    voice.end(&mut summary, &paid).await?;
+    voice.end(&mut summary, &[&paid]).await?;
     let (made, lost) = (summary.made("jobs"), summary.lost("jobs"));
     let row = json!({"time": now(), "score/jobs": made, "score/lost": lost, "score/requests": summary.spent.requests});
     run.add_metrics(&row)?;

@@ -31,8 +31,12 @@ pub(super) struct ServerArgs {
 impl ServerArgs {
     /// As the configuration has it.
     pub(super) fn read(config: &Config) -> Result<Self, Failure> {
-        let part = config.read_of(ModelRole::Student)?;
-        Ok(Self { part, api_key: None, needs_text: false })
+        Self::of(config, ModelRole::Student)
+    }
+
+    /// As the configuration has it for a role.
+    pub(super) fn of(config: &Config, role: ModelRole) -> Result<Self, Failure> {
+        Ok(Self { part: config.read_of(role)?, api_key: None, needs_text: false })
     }
 
     /// The kind that was named; none if it is to be found out.

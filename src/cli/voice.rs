@@ -78,8 +78,10 @@ impl Voice {
     }
 
     /// Completes the summary, and tells how the work ended.
-    pub(super) async fn end(&self, summary: &mut Summary, paid: &Paid) -> Result<(), Failure> {
-        paid.settle(summary, &self.notices).await?;
+    pub(super) async fn end(&self, summary: &mut Summary, paid: &[&Paid]) -> Result<(), Failure> {
+        for paid in paid {
+            paid.settle(summary, &self.notices).await?;
+        }
         summary.notices = self.notices.all();
         summary.seconds = (self.talk.elapsed().as_secs_f64() * 1000.0).round() / 1000.0;
         self.news();

@@ -12,8 +12,10 @@ use crate::model::budget::ModelRole;
 use crate::model::kinds;
 use crate::model::serve::Personality;
 use backsight_core::credit::advantage::Normalise;
+use backsight_core::credit::distill::Audit;
 use backsight_core::credit::hcapo::{Ratio, Smoothing};
 use backsight_core::episode::ToolText;
+use backsight_core::hint::{Choice, Pairs, Quorum};
 use backsight_core::lens::{self, Placement};
 use backsight_core::named;
 
@@ -117,32 +119,50 @@ pub(super) const EITHER: [(&str, &str); 7] = [
 type Role = (ModelRole, &'static [&'static str], fn() -> Vec<Row>);
 
 /// The roles; one that no command has yet has no keys.
-const ROLES: [Role; 2] = [(ModelRole::Teacher, &[], Vec::new), (ModelRole::Judge, &[], judge)];
+const ROLES: [Role; 2] = [(ModelRole::Teacher, DISTILL, Vec::new), (ModelRole::Judge, DISTILL, judge)];
+
+/// What is true of one server, and of no other.
+pub const OF_SERVER: [&str; 6] = ["url", "kind", "model", "tokenizer", "api_key_env", "api_key_file"];
 
 /// What every role's server has.
 pub const OF_SERVERS: [&str; 8] =
     ["url", "kind", "model", "tokenizer", "api_key_env", "api_key_file", "timeout", "patience"];
 
 fn judge() -> Vec<Row> {
-    vec![(Result, "answer_tokens", Whole(1), Some("512"), "Tokens of one answer at most")]
+    vec![
+        (Result, "answer_tokens", Whole(1), Some("2048"), "Tokens of one answer at most, thinking included"),
+        (Result, "temperature", Number(0.0, 10.0), Some("0.7"), "How votes are drawn"),
+        (Result, "structured", Truth, Some("false"), "Force answers into form, where the server can"),
+        (
+            Recomputed,
+            "evaluates",
+            Truth,
+            Some("false"),
+            "Ask of each action itself whether it was good, neither or bad; kept beside the votes",
+        ),
+    ]
 }
+
 /// The stages that have a section of their own in a run directory's files.
-pub const STAGES: [&str; 5] = ["collect", "evaluate", "credit", "dataset", "score"];
+pub const STAGES: [&str; 6] = ["collect", "evaluate", "distill", "credit", "dataset", "score"];
 
 const BOTH: &[&str] = &["collect", "evaluate"];
 const COLLECT: &[&str] = &["collect"];
 const EVALUATE: &[&str] = &["evaluate"];
 const CREDIT: &[&str] = &["credit"];
+const DISTILL: &[&str] = &["distill"];
+/// Who reads recorded episodes again.
+const REREADING: &[&str] = &["credit", "distill"];
 const DATASET: &[&str] = &["dataset"];
 const SCORE: &[&str] = &["score"];
 const SERVE: &[&str] = &["model serve"];
 const RENDER: &[&str] = &["chat render"];
 /// Who asks a model.
-const ASKING: &[&str] = &["collect", "evaluate", "credit", "score", "probe"];
+const ASKING: &[&str] = &["collect", "evaluate", "distill", "credit", "score", "probe"];
 /// Who asks it so much that a budget makes sense.
-const PAYING: &[&str] = &["collect", "evaluate", "credit", "score"];
+const PAYING: &[&str] = &["collect", "evaluate", "distill", "credit", "score"];
 /// Who renders conversations.
-const RENDERING: &[&str] = &["collect", "evaluate", "credit", "chat render"];
+const RENDERING: &[&str] = &["collect", "evaluate", "distill", "credit", "chat render"];
 
 use Effect::{Call, Extent, Manner, Recomputed, Result};
 use Shape::{Number, Path, Positive, Program, Switch, Text, Truth, Whole, Words};
@@ -159,7 +179,7 @@ fn one_of(first: &[&'static str], choice: &[&'static str]) -> Shape {
 fn rows() -> Vec<(&'static str, &'static [&'static str], Vec<Row>)> {
     let tool_text = || one_of(&["auto", "none"], ToolText::NAMES);
     vec![
-    ("", &["credit", "dataset"], vec![
+    ("", &["distill", "credit", "dataset"], vec![
         (Call, "input_dir", Path, None, "Directory with episodes: a run directory, episode_*/ directories, or .json and .jsonl files; without it those of run, else trajectories"),
         (Call, "episodes", Words, None, "Files with episodes, instead of a directory"),
         (Call, "run", Path, None, "The run directory, where scores, ledger and summary are; without it the run of the episodes, else .backsight beside them"),
@@ -178,7 +198,7 @@ fn rows() -> Vec<(&'static str, &'static [&'static str], Vec<Row>)> {
     ("", &["quickstart", "model serve"], vec![(Result, "model", Text, None, "A name from `model list`, a model directory or a GGUF file; without it the default one")]),
     ("", &["model pull", "model path"], vec![(Result, "model", Text, None, "A name that `model list` shows, OWNER/NAME on the hub, or OWNER/NAME:FILE.gguf; without it the default one")]),
     ("", &["quickstart"], vec![(Call, "out", Path, Some("runs/quickstart"), "Where the results go")]),
-    ("", &["collect", "evaluate", "credit", "score", "probe", "chat render", "model serve"], vec![
+    ("", &["collect", "evaluate", "distill", "credit", "score", "probe", "chat render", "model serve"], vec![
         (Result, "tokenizer", Path, None, "The model's tokenizer: a directory, or owner/name on the hub; else the directory the server names, if readable here; else model"),
     ]),
     ("", BOTH, vec![(Result, "tasks", Words, None, "`builtin` (the default), names of built-in tasks, or files of tasks (JSON lines, Parquet)")]),
@@ -198,6 +218,10 @@ fn rows() -> Vec<(&'static str, &'static [&'static str], Vec<Row>)> {
         (Call, "overwrite", Switch, None, "Score again what is complete; paid answers are used again, and a file stays until one at least as complete is made"),
         (Extent, "min_reward", ANY, Some("0.0"), "Leave out episodes with less reward"),
     ]),
+    ("", DISTILL, vec![
+        (Call, "dry_run", Switch, None, "Show what would be done; needs no server, and a tokenizer only to count tokens"),
+        (Call, "overwrite", Switch, None, "Make again what is there; paid answers are used again"),
+    ]),
     ("", DATASET, vec![(Extent, "min_reward", ANY, Some("0.2"), "Leave out episodes with less reward")]),
     ("", SCORE, vec![(Result, "top_k", Whole(0), Some("0"), "Candidates per position, for jobs that name no top_k")]),
     ("", RENDER, vec![
@@ -205,14 +229,14 @@ fn rows() -> Vec<(&'static str, &'static [&'static str], Vec<Row>)> {
         (Manner, "add_generation_prompt", Truth, Some("false"), "End with the header that asks the model to speak"),
     ]),
     ("", &["chat parse"], vec![(Result, "tool_call_parser", Text, None, "The format to read; an unknown name lists those there are")]),
-    ("", &["credit", "chat render", "chat parse"], vec![(Result, "tools", Path, None, "The tools' schemas as a JSON list, for conversations that do not have any")]),
+    ("", &["distill", "credit", "chat render", "chat parse"], vec![(Result, "tools", Path, None, "The tools' schemas as a JSON list, for conversations that do not have any")]),
     ("", SERVE, vec![
         (Manner, "host", Text, Some("127.0.0.1"), "The address to listen on"),
         (Manner, "port", Whole(0), Some("8000"), "The port to listen on; 0 takes a free one"),
         (Manner, "as", one_of(&[], Personality::NAMES), Some(Personality::NAMES[0]), "Which server to play"),
         (Manner, "max_logprobs", Whole(0), Some("20"), "The largest number of candidates per position, as vLLM has it"),
     ]),
-    ("", &["collect", "evaluate", "credit", "dataset", "score", "probe", "config"], vec![
+    ("", &["collect", "evaluate", "distill", "credit", "dataset", "score", "probe", "config"], vec![
         (Call, "json", Switch, None, "Print the result as JSON on stdout, and what happens as one JSON object a line on stderr"),
     ]),
     ("", BOTH, vec![
@@ -230,9 +254,9 @@ fn rows() -> Vec<(&'static str, &'static [&'static str], Vec<Row>)> {
         (Manner, "weights_check_seconds", Whole(1), Some("60"), "Measure them again after so many seconds"),
         (Manner, "new_weights", one_of(&[], NewWeights::NAMES), Some("stop"), "What to do when the server has new weights: end the run, or go on with them and say which gave what"),
     ]),
+    ("Server", REREADING, vec![(Manner, "episode_requests", Whole(0), Some("0"), "Requests of one episode at once at most; 0 is no bound")]),
     ("Server", CREDIT, vec![
         (Call, "api_key", Text, None, "The API key itself; it is never stored or shown, but api_key_env hides it from `ps` too"),
-        (Manner, "episode_requests", Whole(0), Some("0"), "Requests of one episode at once at most; 0 is no bound"),
     ]),
     ("Server", PAYING, vec![
         (Manner, "max_requests", Whole(0), None, "Stop this process after so many requests; questions about the server itself and tries without an answer are not counted"),
@@ -250,19 +274,43 @@ fn rows() -> Vec<(&'static str, &'static [&'static str], Vec<Row>)> {
         (Result, "hindsight_template", Path, None, "File with the outcome's words: a minijinja template, or the published scorer's Python format"),
         (Result, "seed", Whole(0), Some("0"), "What every draw comes from: here which sentences a placebo says"),
     ]),
+    ("Hints", DISTILL, vec![
+        (Recomputed, "pairs", one_of(&[], Pairs::NAMES), Some("actions"), "Which actions are judged: every one, by everything that answered it; or those with prose, as published"),
+        (Extent, "prm_votes", Whole(1), Some("3"), "Votes on each pair of an action and its next state"),
+        (Recomputed, "verdict", one_of(&[], Quorum::NAMES), Some("majority"), "When there is a hint: where more than half of the votes say so, or any with a hint, as published"),
+        (Recomputed, "hint_choice", one_of(&[], Choice::NAMES), Some("longest"), "Which of several hints is taken; the most effective is found by reading under each"),
+        (Recomputed, "hint_placement", one_of(&[], Placement::NAMES), Some("last_user"), "Where a hint is written: last_user as published, last where servers cache, turns for exchanges"),
+        (Recomputed, "hint_exchange_file", Path, None, "JSON list of messages, a worked exchange that is shown in place of each hint"),
+        (Recomputed, "hint_leak_words", Whole(0), Some("12"), "Drop a hint that shares so many words in a row with the next state; 0 drops none"),
+        (Result, "hint_max_next_state_chars", Whole(1), Some("4000"), "Characters of each part of a next state that a judge is shown"),
+    ]),
+    ("Teacher", DISTILL, vec![
+        (Result, "lens", one_of(&[], &lens::NAMES), Some("hint"), "What actions are re-read under: hint, or plain for all of them as they are, without a judge"),
+        (Recomputed, "distill_topk", Whole(1), Some("50"), "The teacher's candidates at each token; a server may give fewer"),
+        (Recomputed, "placebo", Truth, Some("false"), "Re-read under as many irrelevant words too, so that what a hint says can be told from its being there"),
+        (Recomputed, "audit", one_of(&[], Audit::NAMES), Some("sample"), "Re-read one action of each episode as the student, all, or none, and compare with its sampling"),
+        (Recomputed, "audit_max_mean_diff", Number(0.0, 1e6), Some("0.1"), "Nats an action may differ on average before its episode teaches nothing"),
+        (Result, "seed", Whole(0), Some("0"), "What every draw comes from: here votes, irrelevant words and which action is audited"),
+    ]),
+    ("Groups", DISTILL, vec![
+        (Recomputed, "opd_enabled", Truth, Some("true"), "Judge and distil; without it groups have rewards alone"),
+        (Recomputed, "include_messages", Truth, Some("true"), "Whether groups hold the conversations"),
+        (Recomputed, "allow_rendered", Truth, Some("false"), "Whether episodes ship whose tokens were made from text"),
+        (Recomputed, "ensure_scores_are_not_same", Truth, Some("false"), "Ship a group of equal rewards for distillation alone, or not at all"),
+    ]),
     ("Conversation", RENDERING, vec![
         (Result, "template", Path, None, "Chat template file to use instead of the model's own"),
         (Result, "now", Text, None, "The time templates may print: seconds since 1970, or like 2026-01-31T12:00:00Z; without it when the run or the episode began"),
     ]),
     ("Conversation", BOTH, vec![(Result, "tool_text", tool_text(), Some("auto"), "Write tools as text; auto does so where the template leaves them out")]),
-    ("Conversation", &["credit", "chat render"], vec![
+    ("Conversation", &["distill", "credit", "chat render"], vec![
         (Result, "tool_text", tool_text(), Some("none"), "Write tools as text; auto does so where the template leaves them out"),
         (Result, "var", Words, None, "Give the template a variable, K=V; a value that is JSON is taken as JSON, otherwise as text"),
     ]),
-    ("Conversation", &["collect", "evaluate", "credit"], vec![
+    ("Conversation", &["collect", "evaluate", "distill", "credit"], vec![
         (Result, "system_prompt", Path, None, "File with other instructions for the agent; for `credit`, with those of episodes that do not have any"),
     ]),
-    ("Conversation", CREDIT, vec![
+    ("Conversation", REREADING, vec![
         (Result, "reread_result_chars", Whole(0), None, "Cut every tool's result to this many characters; without it they are uncut"),
         (Result, "max_context", Whole(1), None, "Shorten longer sequences, whole messages at a time; without it the server's own context counts"),
     ]),

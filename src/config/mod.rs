@@ -19,6 +19,7 @@ use toml::{Table, Value};
 
 use self::keys::{EITHER, Effect, Key, Shape};
 use crate::model::budget::ModelRole;
+use crate::model::kinds;
 use backsight_core::lens::{self, Placement, key_of};
 
 /// What is wrong with a configuration.
@@ -164,13 +165,18 @@ impl Config {
         read(self.values.clone())
     }
 
-    /// The same of a role: what is not said of it is as the student has it.
+    /// The same of a role: what is not said of it is as the student has it, unless it has a server of its own.
     pub fn read_of<T: DeserializeOwned>(&self, role: ModelRole) -> Result<T, ConfigError> {
         let prefix = format!("{}_", role.name());
         let own =
             |(name, value): (&String, &Value)| Some((name.strip_prefix(&prefix)?.to_owned(), value.clone()));
         let own: Table = self.values.iter().filter_map(own).collect();
-        read(self.values.clone().into_iter().chain(own).collect())
+        // What is true of one server is not true of another, and its key is nobody else's to see.
+        let is_elsewhere = own.contains_key("url") || own.contains_key("kind");
+        let is_shared = |name: &str| !(is_elsewhere && keys::OF_SERVER.contains(&name));
+        let shared = self.values.clone().into_iter().filter(|(name, _)| is_shared(name));
+        let kind = ("kind".to_owned(), Value::String(kinds::AUTO.to_owned()));
+        read(std::iter::once(kind).chain(shared).chain(own).collect())
     }
 
     /// The value of one key; an [`Option`] of one that may have none.

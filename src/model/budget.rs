@@ -49,6 +49,15 @@ pub struct Spent {
     pub completion_tokens: u64,
 }
 
+impl std::ops::AddAssign for Spent {
+    fn add_assign(&mut self, other: Self) {
+        self.requests += other.requests;
+        self.prompt_tokens += other.prompt_tokens;
+        self.cached_tokens += other.cached_tokens;
+        self.completion_tokens += other.completion_tokens;
+    }
+}
+
 impl Spent {
     fn add(&mut self, usage: Usage) {
         self.prompt_tokens += usage.prompt_tokens;

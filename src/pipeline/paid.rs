@@ -64,13 +64,14 @@ impl Paid {
         Ok(())
     }
 
-    /// Completes a summary by what it all cost.
+    /// Adds to a summary what it all cost.
     pub async fn settle(&self, summary: &mut Summary, notices: &Notices) -> Result<(), Error> {
         self.ledger.notice().into_iter().for_each(|notice| notices.add(notice));
-        summary.spent = self.meter.spent();
-        summary.weights = self.model.checks();
+        summary.spent += self.meter.spent();
+        summary.weights = summary.weights.take().or(self.model.checks());
         summary.paid = self.ledger.paid().await?;
-        summary.more.insert("found_in_ledger".to_owned(), self.model.all_lookups().found.into());
+        let found = summary.number("found_in_ledger") + self.model.all_lookups().found;
+        summary.more.insert("found_in_ledger".to_owned(), found.into());
         Ok(())
     }
 }

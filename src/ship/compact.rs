@@ -175,11 +175,11 @@ impl Part {
             io::Error::new(io::ErrorKind::InvalidData, format!("{}: {why}", path.display()))
         };
         let mut file = BufReader::new(File::open(path)?);
-        let mut header = vec![0; 8];
-        file.read_exact(&mut header)?;
-        let n = u64::from_le_bytes(header[..8].try_into().unwrap_or_default());
+        let mut n = [0; 8];
+        file.read_exact(&mut n)?;
+        let (n, mut header) = (u64::from_le_bytes(n), Vec::new());
         file.take(n).read_to_end(&mut header)?;
-        let (_, metadata) = SafeTensors::read_metadata(&header).map_err(|error| broken(&error))?;
+        let metadata: Metadata = serde_json::from_slice(&header).map_err(|error| broken(&error))?;
         let about = said_of(&metadata).map_err(|why| broken(&why))?;
         let tensors = metadata.tensors().into_iter().map(|(name, info)| (name, info.clone())).collect();
         Ok(Self { path: path.to_owned(), data: n + 8, tensors, about })

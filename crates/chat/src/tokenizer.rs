@@ -177,6 +177,29 @@ impl Tokenizer {
         self.added.get(&id).map(|token| token.content.as_str())
     }
 
+    /// In what another tokenizer gives other tokens for our ids, if in anything: what each id stands for, which of them are
+    /// special, and how a text is cut.
+    pub fn differs_from(&self, other: &Self, text: &str) -> Option<String> {
+        let bytes = [self.token_bytes(), other.token_bytes()];
+        let of = |it: usize, tokenizer: &Self, id: TokenId| match bytes[it]
+            .get(id as usize)
+            .and_then(Option::as_ref)
+        {
+            Some(bytes) => Some(format!("{:?}", String::from_utf8_lossy(bytes))),
+            // Special tokens stand for no text; they are told apart by how they are written.
+            None => tokenizer.spelling(id),
+        };
+        for id in (0..bytes[0].len()).filter_map(|id| TokenId::try_from(id).ok()) {
+            let (own, theirs) = (of(0, self, id), of(1, other, id));
+            if own != theirs || self.is_special(id) != other.is_special(id) {
+                let [own, theirs] = [own, theirs].map(|it| it.unwrap_or_else(|| "nothing".to_owned()));
+                return Some(format!("id {id} is {own} here and {theirs} there"));
+            }
+        }
+        let ids = |it: &Self| it.encode_ids(text).ok();
+        (ids(self) != ids(other)).then(|| "they cut the same text into other tokens".to_owned())
+    }
+
     /// The bytes each token stands for, by id; `None` for ids that stand for no text: special tokens and gaps.
     pub fn token_bytes(&self) -> Vec<Option<Vec<u8>>> {
         let vocabulary = self.inner.get_vocab(true);

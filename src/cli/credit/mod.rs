@@ -4,7 +4,7 @@ pub(super) mod args;
 mod dry;
 mod pace;
 mod recompute;
-mod setup;
+pub(super) mod setup;
 mod table;
 
 use std::fs::File;
@@ -120,7 +120,7 @@ async fn work(
     let done = watched(sources, teacher, options, Pace::new(n, Arc::clone(&paid.meter)), voice).await;
     done.notices().into_iter().for_each(|notice| voice.notices.add(notice));
     let mut summary = done.summary(n);
-    voice.end(&mut summary, &paid).await?;
+    voice.end(&mut summary, &[&paid]).await?;
     Ok((summary, done))
 }
 
@@ -152,7 +152,7 @@ async fn watched(
 }
 
 /// How many episodes a source probably has.
-fn n_episodes(source: &Source) -> usize {
+pub(super) fn n_episodes(source: &Source) -> usize {
     let Source::Lines(path) = source else { return 1 };
     let lines = File::open(path).map(|file| BufReader::new(file).split(b'\n').map_while(Result::ok).count());
     lines.unwrap_or(1)

@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 
 use super::args::CreditArgs;
 use crate::cli::block_on;
-use crate::cli::call::read_text;
+use crate::cli::call::{Call, read_text};
 use crate::cli::chat::{time, tools, variables};
 use crate::cli::failure::Failure;
 use crate::cli::voice::Voice;
@@ -51,6 +51,18 @@ pub(super) fn absences(args: &CreditArgs<'_>, sources: &[Source]) -> Option<Stri
     })
 }
 
+/// What was typed about conversations.
+pub(in crate::cli) fn framing(call: &Call) -> Result<Framing, Failure> {
+    Ok(Framing {
+        system: read_system(call)?,
+        tools: tools(call)?.unwrap_or_default(),
+        vars: variables(call)?,
+        tool_text: ToolText::from_name(&call.get::<String>("tool_text")?),
+        tool_result_chars: call.get("reread_result_chars")?,
+        now: time(call)?,
+    })
+}
+
 impl Shown {
     /// Reads the files that were named.
     pub(super) fn read(args: &CreditArgs<'_>) -> Result<Self, Failure> {
@@ -61,26 +73,23 @@ impl Shown {
         let template = lens_template(&words, path.as_deref())?;
         let hints = call.file("hints")?;
         let lens = lens_of(args, template, hints.as_deref())?;
-        let (system, tools, vars, now) = (read_system(args)?, tools(call)?, variables(call)?, time(call)?);
-        let tool_text = ToolText::from_name(&call.get::<String>("tool_text")?);
-        let tool_result_chars = call.get("reread_result_chars")?;
+        let framing = framing(call)?;
+        let Framing { system, tools, vars, tool_text, tool_result_chars, .. } = &framing;
         let mut other = Map::new();
-        other.extend(tool_text_entry(tool_text));
+        other.extend(tool_text_entry(*tool_text));
         other.extend(call.get::<Option<String>>("now")?.map(|now| ("now".to_owned(), now.into())));
-        other.extend((!vars.is_empty()).then(|| (VARS.to_owned(), sha256(sorted(&vars)).into())));
+        other.extend((!vars.is_empty()).then(|| (VARS.to_owned(), sha256(sorted(vars)).into())));
         let provenance = Provenance {
             backsight: env!("CARGO_PKG_VERSION").to_owned(),
             system_sha256: system.as_deref().map(sha256),
-            tools_sha256: tools.as_ref().map(|tools| sha256(Value::Array(tools.clone()).to_string())),
+            tools_sha256: (!tools.is_empty()).then(|| sha256(Value::Array(tools.clone()).to_string())),
             lens: Some(lens.name().to_owned()),
             lens_sha256: Some(sha256(format!("{}{}", hints.as_deref().unwrap_or(&words), seed_of(args)?))),
             placement: lens.placement().map(|it| it.name().to_owned()),
-            tool_result_chars,
+            tool_result_chars: *tool_result_chars,
             other,
             ..Provenance::default()
         };
-        let framing =
-            Framing { system, tools: tools.unwrap_or_default(), vars, tool_text, tool_result_chars, now };
         Ok(Self { framing, lens, provenance })
     }
 
@@ -158,8 +167,8 @@ fn lens_template(words: &str, path: Option<&Path>) -> Result<Wording, Failure> {
 }
 
 /// A file's system prompt; an empty one is a mistake, since none is given by leaving it out.
-fn read_system(args: &CreditArgs<'_>) -> Result<Option<String>, Failure> {
-    let Some(path) = args.call.get::<Option<PathBuf>>("system_prompt")? else { return Ok(None) };
+fn read_system(call: &Call) -> Result<Option<String>, Failure> {
+    let Some(path) = call.get::<Option<PathBuf>>("system_prompt")? else { return Ok(None) };
     let text = read_text(&path)?;
     if text.trim().is_empty() {
         let what = format!("{}: there is no system prompt in the file", path.display());
@@ -214,7 +223,7 @@ pub(super) fn named_texts(args: &CreditArgs<'_>, shown: &Shown) -> Result<Option
 }
 
 /// What the server is, in a word or two.
-pub(super) fn server_name(opened: &Opened) -> String {
+pub(in crate::cli) fn server_name(opened: &Opened) -> String {
     let version = opened.info.version.as_deref().map(|it| format!(" {it}")).unwrap_or_default();
     format!("{}{version}", opened.info.kind.name)
 }

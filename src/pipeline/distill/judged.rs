@@ -96,9 +96,10 @@ impl Verdicts {
         }
         let keeps_placebo = options.judging.as_ref().is_none_or(|it| it.placebo);
         let chosen = of_step.into_iter().flat_map(|(step, sets)| {
-            let best = sets.iter().enumerate().max_by(|a, b| {
-                effect(a.1, own, step).total_cmp(&effect(b.1, own, step)).then(b.0.cmp(&a.0))
-            });
+            let best = sets
+                .iter()
+                .enumerate()
+                .max_by(|a, b| effect(a.1, own, step).total_cmp(&effect(b.1, own, step)).then(b.0.cmp(&a.0)));
             best.map(|(_, set)| set.clone()).unwrap_or_default()
         });
         let is_kept = |it: &&Taught| keeps_placebo || !it.lens.starts_with("placebo");

@@ -10,7 +10,7 @@ mod own;
 mod shipped;
 mod taught;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -21,7 +21,6 @@ use tokio::task::JoinSet;
 
 pub use self::judged::Judging;
 use self::judged::{Judged, Verdicts};
-pub use self::own::Audit;
 use self::own::Own;
 pub use self::shipped::{Shipping, ship};
 use self::taught::{Taught, Through};
@@ -39,8 +38,9 @@ use crate::ship::compact::{ActionRows, Distilled, Sequence};
 use crate::store::episodes::{Loaded, Source, load};
 use crate::store::hindsight::file_name;
 use crate::store::run::RunDir;
+use crate::store::summary::Summary;
 use crate::store::{Ledgered, Stands};
-use backsight_core::credit::distill::rows;
+use backsight_core::credit::distill::{Audit, rows};
 use backsight_core::episode::{Episode, Message};
 use backsight_core::hint::Pairs;
 use backsight_core::lens::{Given, Lens, Lenses, PlainLens};
@@ -67,10 +67,14 @@ pub struct Options {
     pub max_chars: usize,
     /// How hints are found; none where every action is re-read as it is.
     pub judging: Option<Judging>,
+    /// Whether a teacher is asked at all; without one, only the student's own numbers are.
+    pub distils: bool,
     /// Candidates at each position.
     pub k: usize,
-    /// What the student's own numbers are compared with.
+    /// Which actions are read again although the student's logprobs are known.
     pub audit: Audit,
+    /// An action whose numbers then differ by more than this on average quarantines its episode, in nats.
+    pub audit_max_mean_diff: f64,
     /// What decides how an episode comes out, by name; with another value it is made again.
     pub settings: Value,
     /// The most tokens a sequence may have: the student's, the teacher's.
@@ -79,6 +83,8 @@ pub struct Options {
     pub requests_at_once: usize,
     /// At most this many episodes at once.
     pub episodes_at_once: usize,
+    /// Whether what is there is made again.
+    pub overwrite: bool,
     /// Whether the teacher's weights are the student's, which move as it is trained.
     pub teacher_is_live: bool,
     /// What seeds choices: which action is looked at again, which words a placebo says.
@@ -127,6 +133,26 @@ pub struct Done {
     pub reports: Vec<Report>,
     /// What stopped the work before its end.
     pub stopped: Option<Stopped>,
+}
+
+impl Done {
+    /// Counts the episodes, of so many that were asked for.
+    pub fn count(&self, summary: &mut Summary, n_asked: usize) {
+        summary.made.extend([("episodes", 0), ("kept_episodes", 0)]);
+        for report in &self.reports {
+            let mut count = |what| *summary.made.entry(what).or_default() += 1;
+            match &report.fate {
+                Fate::Made => count("episodes"),
+                Fate::Kept => count("kept_episodes"),
+                Fate::Lost(loss) => summary.lose("episodes", loss.reason.name()),
+                Fate::Unfinished => summary.left += 1,
+            }
+        }
+        if self.stopped.is_some() {
+            summary.left += n_asked.saturating_sub(self.reports.len()) as u64;
+        }
+        summary.stopped_by = self.stopped.as_ref().map(Stopped::to_string);
+    }
 }
 
 struct Shared {
@@ -236,7 +262,8 @@ impl Shared {
     async fn episode(self: &Arc<Self>, loaded: Loaded) -> Report {
         let id = loaded.episode.id.clone();
         let path = file_of(self.run.dir(), &id);
-        let is_made = crate::ship::compact::about(&path).is_ok_and(|about| self.is_made(&about));
+        let is_made = !self.options.overwrite
+            && crate::ship::compact::about(&path).is_ok_and(|about| self.is_made(&about));
         let (fate, text) = match (&loaded.episode.outcome, is_made) {
             (Err(why), _) => {
                 let loss = Loss::new(Reason::NoReward, why);
@@ -386,6 +413,7 @@ impl<'s> Work<'s> {
     async fn verdicts(&self) -> Option<Verdicts> {
         match (&self.shared.options.judging, &self.judge) {
             (Some(judging), Some(judge)) => self.judged(judging, judge).await,
+            _ if !self.shared.options.distils => Some(Verdicts { judged: Vec::new(), taught: Vec::new() }),
             _ => {
                 let every = (0..self.actions.len()).map(|step| (step, Given::Text(String::new()))).collect();
                 let taught = self.taught(self.under(&Through::Plain, every).await).await?;
@@ -408,17 +436,25 @@ impl<'s> Work<'s> {
             lock(&self.shared.disk).get_or_insert(why);
             return (Fate::Unfinished, "not written".to_owned());
         }
-        let n_rows: usize = distilled.rows.values().flatten().map(|it| it.rows.iter().flatten().count()).sum();
+        let n_rows: usize =
+            distilled.rows.values().flatten().map(|it| it.rows.iter().flatten().count()).sum();
         let n_hints = verdicts.judged.iter().filter(|it| it.verdict.hintable).count();
         let lost: Vec<String> = lost.iter().map(|(why, n)| format!("{n} lost: {why}")).collect();
         let lost = if lost.is_empty() { String::new() } else { format!("; {}", lost.join("; ")) };
-        let quarantine = own.quarantine(&self.shared.options.audit).map_or(String::new(), |why| format!("; {why}"));
+        let quarantine = own
+            .quarantine(self.shared.options.audit_max_mean_diff)
+            .map_or(String::new(), |why| format!("; {why}"));
         let n_pairs = verdicts.judged.len();
         (Fate::Made, format!("{n_hints} of {n_pairs} steps hintable, {n_rows} tokens read{lost}{quarantine}"))
     }
 
     /// Everything about the episode in one, and what was lost, by reason.
-    fn distilled(&self, own: &Own, verdicts: &Verdicts, versions: &Versions) -> (Distilled, BTreeMap<String, u64>) {
+    fn distilled(
+        &self,
+        own: &Own,
+        verdicts: &Verdicts,
+        versions: &Versions,
+    ) -> (Distilled, BTreeMap<String, u64>) {
         let mut lost: BTreeMap<String, u64> = BTreeMap::new();
         let mut lose = |why: &str| *lost.entry(why.to_owned()).or_default() += 1;
         verdicts.judged.iter().flat_map(Judged::losses).for_each(&mut lose);
@@ -437,7 +473,7 @@ impl<'s> Work<'s> {
             "reward": self.episode.outcome.as_ref().ok().map(|it| it.reward), "tokens": self.plain.source.name(),
             "k": self.shared.options.k, "student_version": versions.student, "teacher_version": versions.teacher,
             "teacher": if self.shared.options.teacher_is_live { "live" } else { "frozen" },
-            "quarantined": own.quarantine(&self.shared.options.audit), "audit": own.audit_row(), "lost": lost,
+            "quarantined": own.quarantine(self.shared.options.audit_max_mean_diff), "audit": own.audit_row(), "lost": lost,
             "pairs": verdicts.judged.len(), "counts": verdicts.counts(),
         });
         let episodes = vec![0; sequences.len()];

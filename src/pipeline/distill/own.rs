@@ -1,37 +1,16 @@
 //! The student's own logprobs: from sampling where they were kept, re-read where they were not; and whether the two agree.
 
+use std::sync::Arc;
+
 use serde_json::{Value, json};
 
 use super::Work;
 use crate::model::Model;
+use backsight_core::credit::distill::Audit;
 use backsight_core::credit::sum::mean;
 use backsight_core::episode::{Episode, Version};
 use backsight_core::mix::{after, mix};
-use backsight_core::named;
 use backsight_core::tokens::Logprob;
-use std::sync::Arc;
-
-/// Which actions are read again although their logprobs are known.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Which {
-    /// None.
-    Off,
-    /// One of each episode.
-    Sample,
-    /// All.
-    All,
-}
-
-named!(Which: Off = "off", Sample = "sample", All = "all");
-
-/// How the student's numbers are looked at again.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Audit {
-    /// Which actions.
-    pub which: Which,
-    /// An action whose numbers differ by more than this on average quarantines its episode, in nats.
-    pub max_mean_diff: f64,
-}
 
 /// What is known of the student's numbers.
 pub(super) struct Own {
@@ -45,8 +24,8 @@ pub(super) struct Own {
 
 impl Own {
     /// Why the episode's rows are not to be trusted, if so.
-    pub(super) fn quarantine(&self, audit: &Audit) -> Option<String> {
-        let (step, diff) = self.audited.iter().find(|(_, diff)| *diff > audit.max_mean_diff)?;
+    pub(super) fn quarantine(&self, max_mean_diff: f64) -> Option<String> {
+        let (step, diff) = self.audited.iter().find(|(_, diff)| *diff > max_mean_diff)?;
         Some(format!(
             "quarantined: sampled and re-read logprobs of step {step} are {diff:.3} nats apart on average, so its \
              template, its tokens or its weights are others"
@@ -74,7 +53,8 @@ impl Work<'_> {
         let mut own = Own { logprobs: sampled, audited: Vec::new(), skipped };
         for (step, again) in wanted.into_iter().zip(again) {
             let pairs = own.logprobs[step].iter().zip(&again);
-            let apart = |(a, b): (&Option<Logprob>, &Option<Logprob>)| Some(((*a)?.get() - (*b)?.get()).abs());
+            let apart =
+                |(a, b): (&Option<Logprob>, &Option<Logprob>)| Some(((*a)?.get() - (*b)?.get()).abs());
             let apart: Vec<f64> = pairs.filter_map(apart).collect();
             if looked_at.contains(&step) {
                 own.audited.extend(mean(&apart).map(|mean| (step, mean)));
@@ -95,7 +75,7 @@ impl Work<'_> {
 
     fn why_no_audit(&self) -> Option<&'static str> {
         let now = self.student.version_now();
-        if self.shared.options.audit.which == Which::Off {
+        if self.shared.options.audit == Audit::Off {
             Some("it was not asked for")
         } else if moved(&self.episode, now.as_deref()) {
             Some("the weights that sampled it are others by now")
@@ -107,13 +87,15 @@ impl Work<'_> {
     fn looked_at(&self, sampled: &[Vec<Option<Logprob>>]) -> Vec<usize> {
         let has_any = |step: &usize| sampled[*step].iter().any(Option::is_some);
         let steps: Vec<usize> = (0..sampled.len()).filter(has_any).collect();
-        match (self.shared.options.audit.which, steps.len()) {
-            (Which::Off, _) | (_, 0) => Vec::new(),
-            (Which::All, _) => steps,
-            (Which::Sample, n) => {
-                let seed = self.episode.id.bytes().fold(self.shared.options.seed, |seed, byte| {
-                    mix(after(seed) ^ u64::from(byte))
-                });
+        match (self.shared.options.audit, steps.len()) {
+            (Audit::Off, _) | (_, 0) => Vec::new(),
+            (Audit::All, _) => steps,
+            (Audit::Sample, n) => {
+                let seed = self
+                    .episode
+                    .id
+                    .bytes()
+                    .fold(self.shared.options.seed, |seed, byte| mix(after(seed) ^ u64::from(byte)));
                 vec![steps[(seed % n as u64) as usize]]
             }
         }

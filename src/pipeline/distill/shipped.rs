@@ -55,7 +55,12 @@ struct Totals {
 }
 
 /// Makes the groups of all episodes that are distilled, and fills in what a summary says of them.
-pub fn ship(sources: Vec<Source>, run: &RunDir, shipping: &Shipping, summary: &mut Summary) -> io::Result<()> {
+pub fn ship(
+    sources: Vec<Source>,
+    run: &RunDir,
+    shipping: &Shipping,
+    summary: &mut Summary,
+) -> io::Result<()> {
     let mut out = Pending::create(&run.dir().join(GROUPS))?;
     let (mut pending, mut totals): (HashMap<String, Vec<Episode>>, Totals) = Default::default();
     let (mut paths, mut names) = (Vec::new(), Vec::new());

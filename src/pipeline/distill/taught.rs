@@ -7,7 +7,7 @@ use super::{Loss, Reason, Work};
 use crate::model::Model;
 use crate::pipeline::ReadEpisode;
 use crate::pipeline::ask::Jobs;
-use backsight_core::lens::{Given, HintLens, Lenses, PlaceboLens, PlainLens, Placement};
+use backsight_core::lens::{Given, HintLens, Lenses, PlaceboLens, Placement, PlainLens};
 use backsight_core::score::SpanScore;
 
 /// Through what actions are read.

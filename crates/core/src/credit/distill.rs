@@ -4,8 +4,22 @@
 //! teach anything ([`Gaps`], [`shared_with`]). A position without a teacher's logprob has no row; one without the
 //! student's has a row without a gap.
 
+use crate::named;
 use crate::score::{SpanScore, TokenScore};
 use crate::tokens::{Logprob, TokenId, TopK};
+
+/// Which actions are read again by the student although their logprobs are known, to see that they are its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Audit {
+    /// None.
+    Off,
+    /// One of each episode.
+    Sample,
+    /// All.
+    All,
+}
+
+named!(Audit: Off = "off", Sample = "sample", All = "all");
 
 /// What the teacher says at one position.
 #[derive(Clone, Debug, PartialEq)]
