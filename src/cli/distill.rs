@@ -336,15 +336,16 @@ async fn hidden_tests(asked: &mut Asked, voice: &Voice) {
         return;
     };
     let stored = toml::to_string(&stored).unwrap_or_default();
-    match tests_of(&stored).await {
+    let name = voice.run.dir().join("config.toml");
+    match tests_of(&name.display().to_string(), &stored).await {
         Ok(tests) => judging.tests = tests,
         Err(why) => voice.notices.add(format!("hints are not compared with hidden tests: {why}")),
     }
 }
 
 /// The hidden tests by task, of the tasks that a stored configuration names.
-async fn tests_of(stored: &str) -> Result<HashMap<String, String>, String> {
-    let file = File { name: "config.toml", text: stored };
+async fn tests_of(name: &str, stored: &str) -> Result<HashMap<String, String>, String> {
+    let file = File { name, text: stored };
     let config = Config::resolve("collect", Some(file), &Typed::new()).map_err(|error| error.to_string())?;
     let sources = parts::sources(&config).map_err(|error| error.to_string())?;
     let hub = HuggingFace::from_env(|name| std::env::var(name).ok()).map_err(|error| error.to_string())?;

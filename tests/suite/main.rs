@@ -12,6 +12,7 @@ mod cli;
 mod collect;
 mod credit;
 mod dataset_cli;
+mod distill;
 mod embedded_cli;
 mod keys;
 mod model_cli;

@@ -1,0 +1,253 @@
+//! Distilling a run: hints from next states, a teacher's candidates on the student's own tokens, and what all of it costs.
+#![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
+
+use std::ops::Range;
+
+use serde_json::{Value, json};
+
+use crate::collect::place::{Place, Ran, Server, scripted};
+use crate::student::tokenizer;
+use crate::support::stand_in::{Asked, Dialect, Fault, Setup};
+use crate::support::toy::Toy;
+
+const HINT: &str = "Run the file once before you say that it is done.";
+
+/// What a judge says of what it is shown; here of every action that ran something.
+fn vote(shown: &str) -> String {
+    match shown.contains("[tool terminal]") {
+        true => format!("It could have looked.\n\\boxed{{1}}\n[HINT_START]{HINT}[HINT_END]"),
+        false => "\\boxed{-1}".to_owned(),
+    }
+}
+
+fn shown(body: &Value) -> String {
+    body["messages"][1]["content"].as_str().unwrap_or_default().to_owned()
+}
+
+fn judging(dialect: Dialect) -> Setup {
+    scripted(dialect).talks(|body| Some(json!({"role": "assistant", "content": vote(&shown(body))})))
+}
+
+fn kind(dialect: Dialect) -> &'static str {
+    match dialect {
+        Dialect::Vllm => "vllm",
+        Dialect::Sglang => "sglang",
+    }
+}
+
+/// Episodes of a server, in groups of two.
+fn collected(dialect: Dialect, setup: Setup) -> (Place, Server) {
+    let (place, server) = (Place::new(), Server::start(setup));
+    let url = server.url();
+    let arguments = Place::arguments(&url, &["--group-size", "2", "--run", "runs/all", "--show-tests", "false"]);
+    let arguments: Vec<&str> =
+        arguments.into_iter().map(|it| if it == "vllm" { kind(dialect) } else { it }).collect();
+    place.run(&arguments).expect(0);
+    server.stand_in.forget();
+    (place, server)
+}
+
+fn distill(place: &Place, server: &Server, dialect: Dialect, more: &[&str]) -> Ran {
+    let url = server.url();
+    let usual =
+        ["distill", "--run", "runs/all", "--url", &url, "--kind", kind(dialect), "--tokenizer", "model"];
+    let k: &[&str] = if more.contains(&"--distill-topk") { &[] } else { &["--distill-topk", "5"] };
+    place.run(&[&usual[..], &["--json"], k, more].concat())
+}
+
+/// What was asked of the judge.
+fn votes(server: &Server) -> Vec<Asked> {
+    server.stand_in.asked().into_iter().filter(|it| it.route == "/v1/chat/completions").collect()
+}
+
+/// Prompts that were scored, but for those that find out what the server is.
+fn scored(server: &Server) -> usize {
+    let probe = tokenizer().encode(backsight::model::PROBE_TEXT).unwrap().ids;
+    let asked = server.stand_in.asked().into_iter();
+    asked.flat_map(|it| it.prompts).filter(|ids| ids.len() > 1 && *ids != probe).count()
+}
+
+/// The stretches of trained tokens, which are the actions.
+fn actions(masks: &Value) -> Vec<Range<usize>> {
+    let trained: Vec<bool> = masks.as_array().unwrap().iter().map(|it| it != &json!(-100)).collect();
+    let starts = (0..trained.len()).filter(|at| trained[*at] && (*at == 0 || !trained[*at - 1]));
+    starts.map(|start| start..start + trained[start..].iter().take_while(|it| **it).count()).collect()
+}
+
+fn ids(list: &Value) -> Vec<u32> {
+    list.as_array().unwrap().iter().map(|it| it.as_u64().unwrap() as u32).collect()
+}
+
+/// A context as the teacher reads it, made here from its text.
+fn hinted(context: &[u32]) -> Vec<u32> {
+    let text = tokenizer().decode(context).unwrap();
+    // Results of tools stand in messages of their own; the last message of the user is the task.
+    let user = text.find("<|im_start|>user\n").unwrap();
+    let end = user + text[user..].find("<|im_end|>").unwrap();
+    let addition = format!("\n\n[user's hint / instruction]\n{HINT}");
+    tokenizer().encode(&format!("{}{addition}{}", &text[..end], &text[end..])).unwrap().ids
+}
+
+#[test]
+fn hints_become_targets_on_the_students_own_tokens() {
+    for dialect in [Dialect::Vllm, Dialect::Sglang] {
+        let (place, server) = collected(dialect, judging(dialect));
+        let summary = distill(&place, &server, dialect, &[]).expect(0).json();
+        let made = |what: &str| summary["made"][what].as_u64().unwrap();
+        assert_eq!((made("episodes"), made("groups"), made("shipped_episodes"), made("hints")), (6, 3, 6, 6));
+        assert_eq!(
+            (&summary["pairs"], votes(&server).len()),
+            (&json!(18), 54),
+            "the tests answer the last action"
+        );
+        let mut n_rows = 0;
+        for group in place.lines("runs/all/groups.jsonl") {
+            for (tokens, (masks, (rows, logprobs))) in sequences(&group) {
+                let tokens = ids(tokens);
+                let actions = actions(masks);
+                assert_eq!(actions.len(), 3);
+                let context = hinted(&tokens[..actions[1].start]);
+                let read = [&context[..], &tokens[actions[1].clone()]].concat();
+                let contexts = Toy { weights: 1 }.contexts(&read);
+                for (position, row) in rows.as_array().unwrap().iter().enumerate() {
+                    if !actions[1].contains(&position) {
+                        assert_eq!(row, &json!([]), "only the hinted action is read");
+                        continue;
+                    }
+                    let at = context.len() + position - actions[1].start;
+                    let mut expected = contexts[at].top(5);
+                    if !expected.iter().any(|it| it.0 == tokens[position]) {
+                        expected[4] = (tokens[position], contexts[at].logprob(tokens[position]));
+                    }
+                    let told: Vec<f64> = logprobs[position]
+                        .as_array()
+                        .unwrap()
+                        .iter()
+                        .map(|it| it.as_f64().unwrap())
+                        .collect();
+                    assert_eq!(ids(row), expected.iter().map(|it| it.0).collect::<Vec<_>>());
+                    for (told, (_, expected)) in told.iter().zip(&expected) {
+                        assert!((told - expected).abs() < 1e-6, "{told} {expected}");
+                    }
+                    n_rows += 1;
+                }
+            }
+        }
+        assert_eq!(n_rows, made("shipped_tokens"));
+        assert!(n_rows > 6 * 20, "calls and their ends are read too");
+        assert_eq!(place.lines("runs/all/verdicts.jsonl").len(), 18);
+    }
+}
+
+type Sequence<'a> = (&'a Value, (&'a Value, (&'a Value, &'a Value)));
+
+fn sequences(group: &Value) -> Vec<Sequence<'_>> {
+    let list = |key: &str| group[key].as_array().unwrap().iter();
+    let rows = list("distill_token_ids").zip(list("distill_logprobs"));
+    list("tokens").zip(list("masks").zip(rows)).collect()
+}
+
+#[test]
+fn nothing_is_paid_twice_and_only_what_is_new_is_asked() {
+    let (place, server) = collected(Dialect::Vllm, judging(Dialect::Vllm));
+    let asked = |more: &[&str]| {
+        server.stand_in.forget();
+        distill(&place, &server, Dialect::Vllm, more).expect(0);
+        (votes(&server).len(), scored(&server))
+    };
+    let (n_votes, n_scored) = asked(&[]);
+    // An audited action of each episode, and each hinted one.
+    assert_eq!((n_votes, n_scored), (54, 12));
+    let groups = place.read("runs/all/groups.jsonl");
+    assert_eq!(asked(&[]), (0, 0));
+    assert_eq!(asked(&["--overwrite"]), (0, 0));
+    assert_eq!(place.read("runs/all/groups.jsonl"), groups);
+    assert_eq!(asked(&["--prm-votes", "5"]), (36, 0), "two votes more on each pair");
+    assert_eq!(asked(&["--prm-votes", "5", "--verdict", "any", "--hint-choice", "shortest"]), (0, 0));
+    assert_eq!(
+        asked(&["--prm-votes", "5", "--placebo", "true"]),
+        (0, 6),
+        "irrelevant words beside each hint"
+    );
+    assert_eq!(asked(&["--hint-placement", "last"]), (0, 6), "the same hints elsewhere");
+    assert_eq!(asked(&["--distill-topk", "7"]).0, 0, "more candidates are other scores");
+    assert_eq!(asked(&["--lens", "plain", "--audit", "off"]).0, 0, "without a judge");
+    assert_eq!(asked(&["--opd-enabled", "false", "--audit", "off"]), (0, 0));
+    let plain = place.lines("runs/all/groups.jsonl");
+    assert_eq!((plain.len(), &plain[0]["distill_token_ids"]), (3, &Value::Null));
+}
+
+/// What the judge or the teacher may come to, what is made all the same, and what is said of the rest.
+#[test]
+fn what_goes_wrong_is_counted_and_never_a_number() {
+    let check = |setup: Setup, more: &[&str], code: i32, look: &dyn Fn(&Value, &Place)| {
+        let (place, server) = collected(Dialect::Vllm, setup);
+        let ran = distill(&place, &server, Dialect::Vllm, more).expect(code);
+        look(&ran.json(), &place);
+    };
+    let says = |answer: &'static str| {
+        scripted(Dialect::Vllm).talks(move |_| Some(json!({"role": "assistant", "content": answer})))
+    };
+    let no_targets = |place: &Place| {
+        let groups = place.lines("runs/all/groups.jsonl");
+        assert!(groups.iter().all(|it| it["distill_token_ids"].is_null()) && groups.len() == 3);
+    };
+    check(says("As a language model I like it."), &[], 0, &|summary, place| {
+        assert_eq!(summary["votes"]["unreadable"], json!(54));
+        no_targets(place);
+    });
+    check(says("\\boxed{1} [HINT_START] [HINT_END]"), &[], 0, &|summary, place| {
+        assert_eq!((&summary["hintable"], &summary["made"]["hints"]), (&json!(18), &json!(0)));
+        no_targets(place);
+    });
+    let no_chat = |it: &Asked| {
+        let gone = || Fault::Status(404, String::new(), "{\"detail\":\"Not Found\"}".to_owned());
+        (it.route == "/v1/chat/completions").then(gone)
+    };
+    check(scripted(Dialect::Vllm).faults(no_chat), &[], 1, &|summary, place| {
+        assert_eq!(summary["lost"]["votes"], json!({"vote failed": 54}));
+        no_targets(place);
+    });
+    let leaking = "\\boxed{1}[HINT_START]Just write assert add(1, 2) == 3 and assert twice(4) == 8 and \
+                   assert less_one(4) == 3 before anything else.[HINT_END]";
+    check(says(leaking), &["--hint-leak-words", "0"], 0, &|summary, place| {
+        // Lines of fewer than twenty characters say nothing of their own.
+        assert_eq!(summary["leaks"], json!({"next_state": 0, "tests": 12}), "{summary}");
+        assert_eq!(summary["made"]["hints"], json!(6));
+        assert_eq!(place.lines("runs/all/groups.jsonl").len(), 3);
+    });
+    check(judging(Dialect::Vllm), &["--distill-topk", "50"], 0, &|summary, place| {
+        let group = &place.lines("runs/all/groups.jsonl")[0];
+        assert_eq!(group["group_overrides"], json!({"teacher_top_k": 20}));
+        let notices = summary["notices"].as_array().unwrap();
+        assert!(
+            notices.iter().any(|it| it.as_str().unwrap().contains("at most 20 candidates")),
+            "{notices:?}"
+        );
+    });
+}
+
+#[test]
+fn a_teacher_that_scores_nothing_is_refused_before_anything_is_paid() {
+    let (place, server) = collected(Dialect::Vllm, judging(Dialect::Vllm));
+    let silent = Server::start(Setup { scores: false, ..judging(Dialect::Vllm) });
+    let teacher = silent.url();
+    let more = ["--teacher-url", &teacher, "--teacher-kind", "vllm", "--teacher-tokenizer", "model"];
+    let refused = distill(&place, &server, Dialect::Vllm, &more).expect(3);
+    assert!(refused.stderr.contains("cannot score a prompt"), "{}", refused.stderr);
+    assert_eq!((votes(&server).len(), scored(&server)), (0, 0));
+}
+
+#[test]
+fn numbers_of_other_weights_are_quarantined() {
+    let mut setup = judging(Dialect::Sglang);
+    // What it samples and what it reads are told apart by this.
+    setup.sampled_shift = -0.3;
+    let (place, server) = collected(Dialect::Sglang, setup);
+    let summary = distill(&place, &server, Dialect::Sglang, &[]).expect(0).json();
+    assert_eq!((&summary["quarantined"], &summary["made"]["shipped_tokens"]), (&json!(6), &json!(0)));
+    let group = &place.lines("runs/all/groups.jsonl")[0];
+    assert!(group["distill_token_ids"].is_null() && !actions(&group["masks"][0]).is_empty());
+    let summary = distill(&place, &server, Dialect::Sglang, &["--audit", "off"]).expect(0).json();
+    assert_eq!(summary["quarantined"], json!(0));
+}
