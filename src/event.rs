@@ -3,7 +3,12 @@
 //! Owns [`Event`] and its two forms: a JSON object for files and machines, a line for people. Keeping
 //! events is `store`'s business, showing them that of the command line.
 
+use std::sync::Arc;
+
 use serde_json::{Map, Value, json};
+
+/// Who is told of events.
+pub type Tell = Arc<dyn Fn(&Event) + Send + Sync>;
 
 /// Something that happened in a run.
 #[derive(Clone, Debug, PartialEq)]

@@ -20,7 +20,7 @@ use super::talk::Talk;
 use super::voice::{self, Voice};
 use crate::agent::{AgentSetting, OnStep, Speech};
 use crate::config::{Config, parts};
-use crate::event::{Event, counted};
+use crate::event::{Event, Tell, counted};
 use crate::hf::HuggingFace;
 use crate::metrics::Digest;
 use crate::model::budget::ModelRole;
@@ -33,7 +33,7 @@ use crate::pipeline::paid::Paid;
 use crate::pipeline::references::{Bench, Tried};
 use crate::pipeline::slots::{Chosen, Slot};
 use crate::pipeline::student;
-use crate::pipeline::watch::{TellTurn, Watched};
+use crate::pipeline::watch::Watched;
 use crate::store::NewWeights;
 use crate::store::fingerprint::differs;
 use crate::store::layout::EPISODES;
@@ -97,7 +97,7 @@ pub(super) async fn run(ask: Ask<'_>, choose: Choose<'_>) -> Result<Finished, Fa
     let paid = Paid::open(&opened, &voice.run, terms).await?;
     check_student(&paid, new_weights, &opened, &voice).await?;
     let talk = Arc::clone(&voice.talk);
-    let tell = talk.is_verbose().then(|| Arc::new(move |event: &Event| talk.tell(event)) as TellTurn);
+    let tell = talk.is_verbose().then(|| Arc::new(move |event: &Event| talk.tell(event)) as Tell);
     let watched = Watched::new(Arc::clone(&paid.model) as Arc<dyn Model>, tell);
     let at_once = if opened.info.kind.is_here() { CONCURRENCY.1 } else { CONCURRENCY.0 };
     let batch = Batch {

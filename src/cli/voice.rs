@@ -6,9 +6,8 @@ use std::sync::Arc;
 
 use super::failure::Failure;
 use super::interrupt;
-use super::server::Tell;
 use super::talk::Talk;
-use crate::event::Event;
+use crate::event::{Event, Tell};
 use crate::model::notice::Notices;
 use crate::pipeline::Stopped;
 use crate::pipeline::batch::now;
@@ -40,7 +39,7 @@ impl Voice {
     /// Tells of something that is no failure.
     pub(super) fn teller(self: &Arc<Self>) -> Tell {
         let voice = Arc::clone(self);
-        Arc::new(move |text| voice.say(&Event::Note(text.to_owned())))
+        Arc::new(move |event| voice.say(event))
     }
 
     /// Tells what must be known, and keeps it with the notices.

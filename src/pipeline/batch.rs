@@ -79,9 +79,6 @@ impl Done {
     }
 }
 
-/// Who is told of events.
-pub type Tell<'a> = &'a (dyn Fn(&Event) + Sync);
-
 /// Tells a run directory of every step that has ended, for those who follow it.
 pub fn step_journal(run: Arc<RunDir>) -> OnStep {
     Arc::new(move |episode, step| {
@@ -97,7 +94,7 @@ pub fn step_journal(run: Arc<RunDir>) -> OnStep {
 pub async fn run(
     batch: &Batch,
     groups: impl Stream<Item = Vec<Slot>>,
-    tell: Tell<'_>,
+    tell: &(dyn Fn(&Event) + Sync),
     interrupted: impl Future<Output = u8>,
 ) -> Done {
     let (mut groups, mut interrupted) = (pin!(groups.fuse()), pin!(interrupted));
@@ -141,7 +138,7 @@ struct Ran {
 struct Work<'a> {
     batch: &'a Batch,
     slots: Vec<Slot>,
-    tell: Tell<'a>,
+    tell: &'a (dyn Fn(&Event) + Sync),
     waiting: VecDeque<usize>,
     /// How often each was run again.
     retried: HashMap<usize, u32>,
@@ -154,7 +151,7 @@ struct Work<'a> {
 }
 
 impl<'a> Work<'a> {
-    fn new(batch: &'a Batch, tell: Tell<'a>) -> Self {
+    fn new(batch: &'a Batch, tell: &'a (dyn Fn(&Event) + Sync)) -> Self {
         let row_of = |row: &Value| row["group"].as_u64().filter(|_| row["lost"] == json!(0));
         Self {
             batch,

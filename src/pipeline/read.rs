@@ -68,6 +68,11 @@ pub struct ReadEpisode {
 }
 
 impl ReadStep {
+    /// Whether some of its context was left out.
+    pub(super) fn is_shortened(&self) -> bool {
+        !self.window.dropped.is_empty()
+    }
+
     /// What is seen through a lens; nothing where it does not apply.
     pub fn view(&self, lens: usize) -> Option<&Result<Seen, Loss>> {
         self.views.iter().find(|view| view.lens == lens).map(|view| &view.seen)

@@ -70,7 +70,7 @@ fn forecaster(
 fn table(forecasts: &[Forecast], placement: &str, has_tokens: bool) -> String {
     let mut total = Figures::default();
     forecasts.iter().for_each(|it| total += it.figures);
-    let (n_to_do, n) = (forecasts.iter().filter(|it| it.prospect.is_to_do()).count(), forecasts.len());
+    let (n_to_do, n) = (forecasts.iter().filter(|it| it.is_to_do).count(), forecasts.len());
     let lines: String = forecasts.iter().map(|it| lines(it, has_tokens)).collect();
     let all = cost(&total, has_tokens);
     format!("{lines}dry run{placement}: {n_to_do} of {n} episodes to be scored, {all}; nothing was asked\n")
@@ -88,9 +88,9 @@ fn lines(forecast: &Forecast, has_tokens: bool) -> String {
         forecast.n_steps,
         one_line(&groups.collect::<Vec<_>>().join(", ")),
         if scores.is_empty() { "none".to_owned() } else { one_line(&scores) },
-        one_line(&forecast.prospect.text()),
+        one_line(&forecast.state),
     );
-    if forecast.prospect.is_to_do() {
+    if forecast.is_to_do {
         text.push_str(&format!("    {}\n", cost(&forecast.figures, has_tokens)));
     }
     let distinct: BTreeSet<&String> = forecast.lost.iter().collect();
@@ -127,7 +127,7 @@ fn as_json(forecast: &Forecast, has_tokens: bool) -> Value {
     let figures = &forecast.figures;
     let mut json = json!({
         "episode": forecast.id, "reward": forecast.reward, "frozen_scores": scores, "steps": forecast.n_steps,
-        "subtask_steps": groups, "state": forecast.prospect.text(), "lost": forecast.lost, "notes": forecast.notes,
+        "subtask_steps": groups, "state": forecast.state, "lost": forecast.lost, "notes": forecast.notes,
         "requests": figures.requests, "naive_requests": figures.naive_requests,
     });
     if has_tokens {
