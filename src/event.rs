@@ -281,7 +281,7 @@ pub fn counted(n: u64, what: &str) -> String {
 }
 
 /// Milliseconds are enough.
-fn rounded(seconds: f64) -> f64 {
+pub fn rounded(seconds: f64) -> f64 {
     (seconds * 1000.0).round() / 1000.0
 }
 

@@ -5,9 +5,8 @@
 use std::sync::Arc;
 
 use super::failure::Failure;
-use super::interrupt;
 use super::talk::Talk;
-use crate::event::{Event, Tell};
+use crate::event::{Event, Tell, rounded};
 use crate::model::notice::Notices;
 use crate::pipeline::Stopped;
 use crate::pipeline::batch::now;
@@ -80,7 +79,7 @@ impl Voice {
     pub(super) async fn end(&self, summary: &mut Summary, paid: &Paid) -> Result<(), Failure> {
         paid.settle(summary, &self.notices).await?;
         summary.notices = self.notices.all();
-        summary.seconds = (self.talk.elapsed().as_secs_f64() * 1000.0).round() / 1000.0;
+        summary.seconds = rounded(self.talk.elapsed().as_secs_f64());
         self.news();
         if let Some(why) = &summary.stopped_by {
             self.say(&Event::Stopped(why.clone()));
@@ -95,7 +94,7 @@ impl Voice {
 pub(super) fn failure(stopped: &Stopped) -> Failure {
     let continues = "the same command continues";
     match stopped {
-        Stopped::Signal(number) => interrupt::failure(*number),
+        Stopped::Signal(number) => Failure::signal(*number),
         Stopped::Disk(why) => {
             Failure::stopped(why, format!("free some space or mend the directory; {continues}"))
         }

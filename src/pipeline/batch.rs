@@ -127,13 +127,6 @@ pub async fn run(
     Done { slots: work.slots, digests: work.digests, stopped }
 }
 
-/// An episode that ended, and how long it took.
-struct Ran {
-    idx: usize,
-    episode: Episode,
-    seconds: f64,
-}
-
 /// The state of a batch under way.
 struct Work<'a> {
     batch: &'a Batch,
@@ -142,7 +135,8 @@ struct Work<'a> {
     waiting: VecDeque<usize>,
     /// How often each was run again.
     retried: HashMap<usize, u32>,
-    under_way: JoinSet<Ran>,
+    /// Each gives its number, what became of it, and the seconds it took.
+    under_way: JoinSet<(usize, Episode, f64)>,
     digests: Vec<Option<Digest>>,
     /// The groups whose metrics an earlier process wrote.
     noted: HashSet<u64>,
@@ -225,14 +219,14 @@ impl<'a> Work<'a> {
                 let mut episode = run_episode(&setting, &task, place).await;
                 let seconds = began.elapsed().as_secs_f64();
                 episode.versions = versions(&episode, &own).await;
-                Ran { idx, episode, seconds }
+                (idx, episode, seconds)
             });
         }
     }
 
-    fn take(&mut self, ended: Result<Ran, JoinError>) {
+    fn take(&mut self, ended: Result<(usize, Episode, f64), JoinError>) {
         // A task that was aborted has nothing to tell; the episode stays waiting for another time.
-        let Ok(Ran { idx, episode, seconds }) = ended else { return };
+        let Ok((idx, episode, seconds)) = ended else { return };
         if let Err(error) = self.batch.run.keep_episode(&episode) {
             self.end_by(&error);
             return;
