@@ -33,7 +33,7 @@ pub(super) fn made(ask: Ask<'_>) -> Result<Finished, Failure> {
         Ok(Chosen { tasks: train.into_iter().map(Arc::new).collect(), n_groups, group_size })
     };
     let mut finished = block_on(episodes::run(ask, &choose))??;
-    finished.summary.more.extend(metrics::train(finished.digests.iter().flatten()));
+    finished.summary.more.extend(metrics::train(finished.done.digests.iter().flatten()));
     finished.run.keep_summary(&finished.summary)?;
     Ok(finished)
 }

@@ -11,7 +11,7 @@ use super::interrupt::Orderly;
 use super::output::one_line;
 use super::sources::sources;
 use super::stdout;
-use super::voice::Voice;
+use super::voice::{self, Voice};
 use crate::event::Event;
 use crate::pipeline::batch::now;
 use crate::ship::actions::MessageForm;
@@ -137,14 +137,13 @@ impl Account<'_> {
     }
 
     fn verdict(&self) -> Result<(), Failure> {
-        match (self.dataset.rows.is_empty(), self.input.lost.len()) {
-            (true, _) => Err(self.nothing()),
-            (false, 0) => Ok(()),
-            (false, n) => Err(Failure::losses(
-                format!("{n} of {} episodes could not be used", self.n_episodes()),
-                "mend what is said about each; the same command makes the dataset again",
-            )),
+        if self.dataset.rows.is_empty() {
+            return Err(self.nothing());
         }
+        let n_lost = self.input.lost.len() as u64;
+        let what = format!("{n_lost} of {} episodes could not be used", self.n_episodes());
+        let help = "mend what is said about each; the same command makes the dataset again";
+        voice::verdict(None, n_lost, what, help)
     }
 
     fn n_episodes(&self) -> usize {
@@ -197,7 +196,9 @@ impl Account<'_> {
             let n_left_out = self.dataset.left_out.iter().filter(|(_, it)| *it == why).count();
             text += &some("  left out", n_left_out, &self.reason(why));
         }
-        for (why, names) in self.losses() {
+        let mut losses: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+        self.input.lost.iter().for_each(|(episode, why)| losses.entry(why).or_default().push(episode));
+        for (why, names) in losses {
             text += &line("  lost", names.len(), &format!("{}: {}", listed(&names), one_line(why)));
         }
         text += &some("steps", count("total_steps") as usize, "");
@@ -206,15 +207,6 @@ impl Account<'_> {
         text += &some("  without credit", no_credit, "weight 0, in no mean");
         text.extend(self.files().iter().map(|path| format!("made {}\n", path.display())));
         text
-    }
-
-    /// The lost episodes by reason.
-    fn losses(&self) -> BTreeMap<&str, Vec<&str>> {
-        let mut losses: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
-        for (episode, why) in &self.input.lost {
-            losses.entry(why).or_default().push(episode);
-        }
-        losses
     }
 }
 

@@ -62,11 +62,11 @@ fn none_held_out(error: TaskError) -> Failure {
 
 /// Writes `metrics.json`, `samples.jsonl` and `summary.json`.
 fn keep(finished: &mut Finished, generation: &Value) -> Result<(), Failure> {
-    let metrics = evaluation::metrics(&finished.slots, &finished.digests);
+    let metrics = evaluation::metrics(&finished.done.slots, &finished.done.digests);
     let seconds = evaluation::seconds_worked(&finished.run.events());
     let file = evaluation::metrics_file(&finished.model, generation, seconds, &metrics);
     finished.summary.more.extend(metrics);
-    let samples = evaluation::samples_file(&finished.slots, &finished.digests);
+    let samples = evaluation::samples_file(&finished.done.slots, &finished.done.digests);
     let run = &finished.run;
     run.write("metrics.json", format!("{file:#}\n").as_bytes())?;
     run.write("samples.jsonl", samples.as_bytes())?;

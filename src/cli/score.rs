@@ -59,6 +59,7 @@ struct Rows {
 /// A job that is asked for.
 struct Row {
     id: score_jobs::Id,
+    job: ScoreJob,
     place: usize,
     /// Why it has no numbers, or not all of them.
     lack: Option<&'static str>,
@@ -152,18 +153,18 @@ async fn score(
 ) -> Result<(Summary, Option<Stopped>), Failure> {
     let failed = |error: io::Error| unwritable(&args.out, &error);
     let n = lines.len();
-    let (mut rows, jobs) = Rows::begin(&args.out, lines).map_err(failed)?;
+    let mut rows = Rows::begin(&args.out, lines).map_err(failed)?;
     voice.news();
     voice.say(&Event::Began { stage: "score", model: name.to_owned(), unit: "job", asked: n, found: 0 });
     voice.talk.advance(rows.summary.lost("jobs"));
     let as_model = Arc::clone(model) as Arc<dyn Model>;
-    let (mut planned, mut wanted) = (Planned::default(), (0..jobs.len()).collect::<Vec<_>>());
+    let (mut planned, mut wanted) = (Planned::default(), (0..rows.asked.len()).collect::<Vec<_>>());
     for _ in 0..ASKED_AT_MOST {
-        let chosen: Vec<ScoreJob> = wanted.iter().map(|&job| jobs[job].clone()).collect();
+        let chosen: Vec<ScoreJob> = wanted.iter().map(|&idx| rows.asked[idx].job.clone()).collect();
         let mut settle = |idx: usize, scored| {
             voice.talk.advance(1);
             voice.news();
-            rows.take(wanted[idx], &jobs[wanted[idx]], scored, model.n_measured())
+            rows.take(wanted[idx], scored, model.n_measured())
         };
         let asked = score_planned(&as_model, &chosen, &mut settle);
         planned = planned.and(with_pulse(asked, || voice.pulse()).await);
@@ -218,16 +219,14 @@ fn fewer_candidates(limit: usize, asked: usize, limits: &Limits) -> String {
 
 impl Rows {
     /// Writes the rows of what is no job; the others are to be asked for.
-    fn begin(out: &Path, lines: Vec<Line>) -> io::Result<(Self, Vec<ScoreJob>)> {
+    fn begin(out: &Path, lines: Vec<Line>) -> io::Result<Self> {
         let spool = Spool::create(&run_dir(out).join("rows.spool"), lines.len())?;
         let mut rows = Self { spool, asked: Vec::new(), summary: Summary::default(), unwritable: None };
-        let mut jobs = Vec::new();
         for (place, line) in lines.into_iter().enumerate() {
             match line.job {
                 Ok(job) => {
                     let (lack, is_open, measured) = (Some("not asked"), true, None);
-                    rows.asked.push(Row { id: line.id, place, lack, is_open, measured });
-                    jobs.push(job);
+                    rows.asked.push(Row { id: line.id, job, place, lack, is_open, measured });
                 }
                 Err(why) => {
                     rows.summary.lose("jobs", "no job");
@@ -235,17 +234,11 @@ impl Rows {
                 }
             }
         }
-        Ok((rows, jobs))
+        Ok(rows)
     }
 
     /// Takes the row of a job; when that is not possible nothing more need be asked for.
-    fn take(
-        &mut self,
-        idx: usize,
-        job: &ScoreJob,
-        scored: Result<JobScores, Error>,
-        n_measured: u64,
-    ) -> ControlFlow<()> {
+    fn take(&mut self, idx: usize, scored: Result<JobScores, Error>, n_measured: u64) -> ControlFlow<()> {
         let row = &mut self.asked[idx];
         let text = match &scored {
             Ok(JobScores { spans, version, unbroken_since }) => {
@@ -253,7 +246,7 @@ impl Rows {
                 row.is_open = false;
                 // A job that needs no answer has no weights either.
                 row.measured = version.as_ref().map(|_| (*unbroken_since, n_measured));
-                score_jobs::answer(&row.id, job, spans, version.as_deref())
+                score_jobs::answer(&row.id, &row.job, spans, version.as_deref())
             }
             Err(error) => {
                 (row.lack, row.is_open, row.measured) = (Some(reason(error)), error.leaves_open(), None);
@@ -356,20 +349,14 @@ fn locked(error: RunError) -> Failure {
 /// The answers must not take the place of the jobs.
 fn refuse_overwriting(jobs: &Path, out: &Path) -> Result<(), Failure> {
     let real = |path: &Path| fs::canonicalize(path).ok();
-    if out.is_dir() {
-        return Err(Failure::input(format!("{} is a directory", out.display()), "name a file with --out"));
-    }
-    // The answers replace a file; a pipe or a device cannot be replaced.
-    if fs::metadata(out).is_ok_and(|it| !it.is_file()) {
-        return Err(Failure::input(format!("{} is no file", out.display()), "name a file with --out"));
-    }
-    match real(jobs).filter(|jobs| real(out).as_ref() == Some(jobs)) {
-        Some(_) => Err(Failure::input(
-            format!("{} is the file of the jobs", out.display()),
-            "name another file with --out",
-        )),
-        None => Ok(()),
-    }
+    let (what, help) = match fs::metadata(out) {
+        Ok(there) if there.is_dir() => ("a directory", "name a file with --out"),
+        // The answers replace a file; a pipe or a device cannot be replaced.
+        Ok(there) if !there.is_file() => ("no file", "name a file with --out"),
+        Ok(_) if real(jobs) == real(out) => ("the file of the jobs", "name another file with --out"),
+        _ => return Ok(()),
+    };
+    Err(Failure::input(format!("{} is {what}", out.display()), help))
 }
 
 /// The ledger stands beside the answers.
@@ -390,17 +377,10 @@ fn told(out: &Path, summary: &Summary) {
 
 fn verdict(summary: &Summary, stopped: Option<Stopped>) -> Result<(), Failure> {
     let n_failed = summary.lost("jobs") + summary.left;
-    match (stopped, n_failed) {
-        (Some(stopped), _) => Err(voice::failure(&stopped)),
-        (None, 0) => Ok(()),
-        (None, n_failed) => Err(Failure::losses(
-            format!(
-                "{n_failed} of {} failed; their rows say why",
-                counted(summary.made("jobs") + n_failed, "job")
-            ),
-            "mend the cause; the same command asks only for what is missing",
-        )),
-    }
+    let jobs = counted(summary.made("jobs") + n_failed, "job");
+    let what = format!("{n_failed} of {jobs} failed; their rows say why");
+    let help = "mend the cause; the same command asks only for what is missing";
+    voice::verdict(stopped.as_ref(), n_failed, what, help)
 }
 
 /// What each job alone would have taken, and what was sent.

@@ -101,3 +101,17 @@ pub(super) fn failure(stopped: &Stopped) -> Failure {
         Stopped::Model(error) => Failure::stopped(error, error.help().unwrap_or(continues)),
     }
 }
+
+/// How a command ends that lost so much, as `what` says, or that something stopped.
+pub(super) fn verdict(
+    stopped: Option<&Stopped>,
+    n_lost: u64,
+    what: String,
+    help: &str,
+) -> Result<(), Failure> {
+    match (stopped, n_lost) {
+        (Some(stopped), _) => Err(failure(stopped)),
+        (None, 0) => Ok(()),
+        (None, _) => Err(Failure::losses(what, help)),
+    }
+}

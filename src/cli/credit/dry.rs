@@ -9,7 +9,7 @@ use super::setup::{Shown, absences, named_texts};
 use super::table::{clipped, gain};
 use crate::cli::failure::Failure;
 use crate::cli::output::one_line;
-use crate::cli::stdout;
+use crate::cli::{stdout, voice};
 use crate::event::Event;
 use crate::pipeline::Texts;
 use crate::pipeline::forecast::{Forecast, Forecaster};
@@ -44,12 +44,9 @@ pub(super) fn run(
     } else {
         stdout::data(table(&forecasts, &placement, has_tokens).as_bytes())?;
     }
-    let n_lost = losses.len();
+    let n_lost = losses.len() as u64;
     losses.into_iter().for_each(|why| talk.tell(&Event::Lost(why)));
-    match n_lost {
-        0 => Ok(()),
-        n => Err(Failure::losses(format!("{n} episodes cannot be scored"), "mend their files")),
-    }
+    voice::verdict(None, n_lost, format!("{n_lost} episodes cannot be scored"), "mend their files")
 }
 
 /// The server that was named decides what a plan costs; the best that any does where none was.

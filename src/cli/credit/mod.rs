@@ -215,21 +215,15 @@ fn found(args: &CreditArgs<'_>, options: &Options) -> Table {
 
 /// The exit code and its words.
 fn verdict(summary: &Summary, done: &Done) -> Result<(), Failure> {
-    if let Some(stopped) = &done.stopped {
-        return Err(voice::failure(stopped));
-    }
     let (n_lost, n_steps) = (summary.lost("episodes"), summary.lost("steps"));
-    if n_lost + n_steps == 0 {
-        return Ok(());
-    }
     let spared = match summary.made("spared_episodes") {
         0 => String::new(),
         n => format!("; {n} keep the more complete files they had"),
     };
-    Err(Failure::losses(
-        format!("{n_lost} episodes and {n_steps} steps of others have no credit; each says why{spared}"),
-        "mend the causes; the same command asks only for what is missing",
-    ))
+    let what =
+        format!("{n_lost} episodes and {n_steps} steps of others have no credit; each says why{spared}");
+    let help = "mend the causes; the same command asks only for what is missing";
+    voice::verdict(done.stopped.as_ref(), n_lost + n_steps, what, help)
 }
 
 /// A path as people write it.
