@@ -9,6 +9,7 @@ use super::block_on;
 use super::call::Call;
 use super::episodes::{self, Ask, Finished};
 use super::failure::Failure;
+use super::output::number;
 use crate::metrics;
 use crate::pipeline::slots::Chosen;
 use crate::tasks::CodingTask;
@@ -40,10 +41,7 @@ pub(super) fn made(ask: Ask<'_>) -> Result<Finished, Failure> {
 
 fn table(finished: &Finished) -> String {
     let more = &finished.summary.more;
-    let shown = |key: &str| {
-        let number = more.get(key).and_then(Value::as_f64);
-        number.map_or_else(|| "-".to_owned(), |it| format!("{it:.3}"))
-    };
+    let shown = |key: &str| number(more.get(key).and_then(Value::as_f64));
     format!(
         "{}reward     mean {} (correctness {}, efficiency {}, tool usage {})\nsolved     {} of {}\n",
         episodes::table(finished),

@@ -9,6 +9,7 @@ use super::block_on;
 use super::call::Call;
 use super::episodes::{self, Ask, Finished};
 use super::failure::Failure;
+use super::output::number;
 use crate::pipeline::evaluation;
 use crate::pipeline::slots::Chosen;
 use crate::tasks::source::{TaskSource, are_named, split_all};
@@ -76,11 +77,7 @@ fn keep(finished: &mut Finished, generation: &Value) -> Result<(), Failure> {
 fn table(finished: &Finished) -> String {
     let mut text = episodes::table(finished);
     for (key, value) in finished.summary.more.iter().filter(|(key, _)| key.starts_with("eval/")) {
-        let shown = match value {
-            Value::Number(number) if number.is_f64() => format!("{:.3}", number.as_f64().unwrap_or_default()),
-            Value::Null => "-".to_owned(),
-            other => other.to_string(),
-        };
+        let shown = if value.is_u64() { value.to_string() } else { number(value.as_f64()) };
         text.push_str(&format!("{key:<22} {shown}\n"));
     }
     text

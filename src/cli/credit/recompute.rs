@@ -66,7 +66,7 @@ fn show(args: &CreditArgs<'_>, directory: &Path, scores: &HindsightScores) -> Re
     let n_steps = scores.steps.len();
     let name = directory
         .file_name()
-        .map_or_else(|| super::shown_path(directory), |it| it.to_string_lossy().into_owned());
+        .map_or_else(|| directory.display().to_string(), |it| it.to_string_lossy().into_owned());
     let line = match args.call.is_json() {
         true => json!({"episode": name, "steps": n_steps, "credited": n_credited}).to_string(),
         false => format!("{}: {n_credited} of {n_steps} steps", clipped(&name)),

@@ -168,15 +168,12 @@ fn read_system(args: &CreditArgs<'_>) -> Result<Option<String>, Failure> {
     Ok(Some(text))
 }
 
-/// An opened model with its tokenizer and template.
-pub(super) struct Ready {
-    pub(super) opened: Opened,
-    pub(super) texts: Texts,
-    pub(super) tokenizer_sha256: String,
-}
-
 /// Opens the model and refuses one that cannot score, that has no text, or whose tokenizer is another than ours.
-pub(super) async fn open(args: &CreditArgs<'_>, shown: &Shown, voice: &Arc<Voice>) -> Result<Ready, Failure> {
+pub(super) async fn open(
+    args: &CreditArgs<'_>,
+    shown: &Shown,
+    voice: &Arc<Voice>,
+) -> Result<(Opened, Texts, String), Failure> {
     let opened = args.server.open(&voice.notices, voice.teller()).await?;
     require_scores(&opened).await?;
     let Some((path, tokenizer)) = opened.tokenizer.clone() else {
@@ -188,29 +185,28 @@ pub(super) async fn open(args: &CreditArgs<'_>, shown: &Shown, voice: &Arc<Voice
     };
     // Needed until the end, so it is not worth taking apart word by word then.
     std::mem::forget(Arc::clone(&tokenizer));
-    let texts = texts(args, &path, tokenizer, shown)?;
-    let tokenizer_sha256 = Tokenizer::sha256(&path)?;
-    Ok(Ready { opened, texts, tokenizer_sha256 })
+    let (texts, tokenizer_sha256) = texts(args, &path, tokenizer, shown)?;
+    Ok((opened, texts, tokenizer_sha256))
 }
 
-/// The texts of the model at `path`.
-pub(super) fn texts(
+/// The texts of the model at `path`, and its tokenizer's hash.
+fn texts(
     args: &CreditArgs<'_>,
     path: &Path,
     tokenizer: Arc<Tokenizer>,
     shown: &Shown,
-) -> Result<Texts, Failure> {
+) -> Result<(Texts, String), Failure> {
     let template: Option<PathBuf> = args.call.get("template")?;
-    Texts::open(path, tokenizer, template.as_deref(), &shown.framing.vars).map_err(Failure::from)
+    let texts = Texts::open(path, tokenizer, template.as_deref(), &shown.framing.vars)?;
+    Ok((texts, Tokenizer::sha256(path)?))
 }
 
 /// The tokenizer that was named, for those who ask no server, and its hash.
 pub(super) fn named_texts(args: &CreditArgs<'_>, shown: &Shown) -> Result<Option<(Texts, String)>, Failure> {
     let Some(path) = args.text_path() else { return Ok(None) };
     let path = block_on(tokenizer_path(&path))??;
-    let tokenizer = Tokenizer::open(&path)?;
-    let sha256 = Tokenizer::sha256(&path)?;
-    Ok(Some((texts(args, &path, Arc::new(tokenizer), shown)?, sha256)))
+    let tokenizer = Arc::new(Tokenizer::open(&path)?);
+    texts(args, &path, tokenizer, shown).map(Some)
 }
 
 /// What the server is, in a word or two.
