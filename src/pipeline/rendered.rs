@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::reader::Reader;
-use super::shorten::{Actions, Context, Contexts, ViewContext};
+use super::shorten::{ActionContext, Actions, Context, Contexts, ViewContext};
 use super::{Loss, Reason};
 use backsight_chat::error::TextError;
 use backsight_chat::reread::{Manner, Shown};
@@ -52,7 +52,8 @@ impl<'a> Rendered<'a> {
         wanted: &[(usize, usize)],
         tree: &mut TokenTree,
     ) -> Result<Read, Loss> {
-        let shown = Shown::new(self.manner, messages).map_err(|error| rendering(&error))?;
+        let shown = Shown::new(self.manner, messages)
+            .map_err(|error| Loss::new(Reason::Rendering, format!("{error}; help: {}", error.help())))?;
         let edits = |(step, action): &(usize, usize)| {
             let views = self.of.views[*step].iter();
             views.map(|view| (view.lens, view.addition.edit(&messages[..*action]))).collect::<Vec<_>>()
@@ -82,12 +83,7 @@ impl Contexts for Rendered<'_> {
         turn.map_or_else(|_| Vec::new(), |(turn, _)| tree.tokens(turn.tip, turn.span.range()))
     }
 
-    fn contexts(
-        &self,
-        dropped: &Range<usize>,
-        nths: &[usize],
-        tree: &mut TokenTree,
-    ) -> Vec<Result<Context, Loss>> {
+    fn contexts(&self, dropped: &Range<usize>, nths: &[usize], tree: &mut TokenTree) -> Vec<ActionContext> {
         if dropped.is_empty() {
             let whole = |nth: &usize| {
                 let (_, views) = self.read.turns[*nth].as_ref().map_err(Loss::clone)?;
@@ -146,8 +142,4 @@ fn shown_by(
 /// Nothing stands before the action.
 pub(super) fn no_place() -> Loss {
     Loss::new(Reason::NoPlace, "no message stands before the action that the lens could be written into")
-}
-
-fn rendering(error: &TextError) -> Loss {
-    Loss::new(Reason::Rendering, format!("{error}; help: {}", error.help()))
 }

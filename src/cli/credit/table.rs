@@ -68,9 +68,9 @@ pub(super) fn totals(summary: &Summary) -> String {
         spent.cached_tokens,
         computed(spent)
     ));
-    match summary.number("found_in_ledger") {
-        0 => {}
-        found => text.push_str(&format!("; {found} answers were in the ledger")),
+    let found = summary.number("found_in_ledger");
+    if found > 0 {
+        text.push_str(&format!("; {found} answers were in the ledger"));
     }
     let planned = summary.number("planned_tokens");
     let (n, tokens) = (naive.requests, naive.tokens);
