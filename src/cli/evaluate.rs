@@ -46,18 +46,14 @@ fn held_out(
     sources: &[TaskSource],
     tasks: Vec<CodingTask>,
 ) -> Result<Vec<CodingTask>, Failure> {
-    let held_out = split_all(sources, tasks, split).map_err(none_held_out)?.eval;
-    Ok(held_out.into_iter().take(split.eval_size).collect())
-}
-
-/// Too few tasks to hold some out may still be evaluated, all of them.
-fn none_held_out(error: TaskError) -> Failure {
-    match error {
-        TaskError::NothingToTrain { n_tasks, n_eval } => Failure::input(
+    match split_all(sources, tasks, split) {
+        Ok(tasks) => Ok(tasks.eval.into_iter().take(split.eval_size).collect()),
+        // They may still be evaluated, all of them.
+        Err(TaskError::NothingToTrain { n_tasks, n_eval }) => Err(Failure::input(
             format!("{n_tasks} tasks with {n_eval} held out leave none to train on"),
             "lower --eval-size, or evaluate every task with --eval-tasks all",
-        ),
-        other => other.into(),
+        )),
+        Err(other) => Err(other.into()),
     }
 }
 

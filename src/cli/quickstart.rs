@@ -208,16 +208,12 @@ fn table(steps: &[Step]) -> String {
 }
 
 fn changed(steps: &[Step], most_changed: &[usize]) -> String {
-    let mut text = "The outcome changed these steps most (mean logprob per token):\n".to_owned();
-    for &idx in most_changed.iter().take(N_CHANGED) {
-        let step = &steps[idx];
-        text.push_str(&format!(
-            "  step {idx:<3} {:>8}  {}\n",
-            signed(step.change()),
-            clipped(&step.title, 70)
-        ));
-    }
-    text
+    let line = |idx: &usize| {
+        let (change, title) = (signed(steps[*idx].change()), clipped(&steps[*idx].title, 70));
+        format!("  step {idx:<3} {change:>8}  {title}\n")
+    };
+    let lines: String = most_changed.iter().take(N_CHANGED).map(line).collect();
+    format!("The outcome changed these steps most (mean logprob per token):\n{lines}")
 }
 
 /// The steps, the most changed first.
