@@ -19,7 +19,7 @@ use super::server::ServerArgs;
 use super::stdout;
 use super::voice::{self, Voice};
 use crate::config::Config;
-use crate::event::{Event, counted};
+use crate::event::{Event, counted, if_any};
 use crate::model::JobScores;
 use crate::model::Opened;
 use crate::model::budget::{ModelRole, Spent};
@@ -386,14 +386,9 @@ fn verdict(summary: &Summary, stopped: Option<Stopped>) -> Result<(), Failure> {
 /// What each job alone would have taken, and what was sent.
 fn plan_line(summary: &Summary) -> String {
     let (naive, spent) = (summary.naive(), &summary.spent);
-    let cached = match spent.cached_tokens {
-        0 => String::new(),
-        cached => format!(", {cached} of them found in the cache"),
-    };
-    let found = match summary.number("found_in_ledger") {
-        0 => String::new(),
-        found => format!("; {} found in the ledger", counted(found, "answer")),
-    };
+    let cached = if_any(spent.cached_tokens, |n| format!(", {n} of them found in the cache"));
+    let found = summary.number("found_in_ledger");
+    let found = if_any(found, |n| format!("; {} found in the ledger", counted(n, "answer")));
     format!(
         "job by job: {}, {}; as planned: {}, {}{cached}{found}",
         counted(naive.requests, "request"),

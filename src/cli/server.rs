@@ -110,10 +110,7 @@ fn watch(tell: Tell) -> Watch {
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         let help = error.help().unwrap_or("look at the server's log");
-        match error {
-            Error::Invalid { .. } => Self::input(&error, help),
-            _ if error.is_denied() => Self::input(&error, help),
-            _ => Self::stopped(&error, help),
-        }
+        let is_usage = matches!(error, Error::Invalid { .. }) || error.is_denied();
+        if is_usage { Self::input(&error, help) } else { Self::stopped(&error, help) }
     }
 }

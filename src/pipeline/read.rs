@@ -130,7 +130,7 @@ impl Reader<'_> {
             Err(loss) => steps.iter().for_each(|step| all.steps[*step] = Err(loss.clone())),
             Ok(contexts) => {
                 let before = all.sequences.len();
-                all.sequences.extend_from_slice(contexts.sequences());
+                all.sequences.extend_from_slice(&contexts.sequences);
                 self.take(all, episode, &contexts, before);
             }
         }

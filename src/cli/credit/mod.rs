@@ -25,7 +25,7 @@ use super::pulse::with_pulse;
 use super::sources::sources;
 use super::stdout;
 use super::voice::{self, Voice};
-use crate::event::Event;
+use crate::event::{Event, if_any};
 use crate::model::Opened;
 use crate::model::budget::ModelRole;
 use crate::pipeline::Texts;
@@ -222,10 +222,8 @@ fn found(args: &CreditArgs<'_>, options: &Options) -> Table {
 /// The exit code and its words.
 fn verdict(summary: &Summary, done: &Done) -> Result<(), Failure> {
     let (n_lost, n_steps) = (summary.lost("episodes"), summary.lost("steps"));
-    let spared = match summary.made("spared_episodes") {
-        0 => String::new(),
-        n => format!("; {n} keep the more complete files they had"),
-    };
+    let spared = summary.made("spared_episodes");
+    let spared = if_any(spared, |n| format!("; {n} keep the more complete files they had"));
     let what =
         format!("{n_lost} episodes and {n_steps} steps of others have no credit; each says why{spared}");
     let help = "mend the causes; the same command asks only for what is missing";

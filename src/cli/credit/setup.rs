@@ -64,6 +64,9 @@ impl Shown {
         let (system, tools, vars, now) = (read_system(args)?, tools(call)?, variables(call)?, time(call)?);
         let tool_text = ToolText::from_name(&call.get::<String>("tool_text")?);
         let tool_result_chars = call.get("reread_result_chars")?;
+        // Only what a placebo says depends on the seed.
+        let seed = if lens.name() == "placebo" { call.get("seed")? } else { None::<u64> };
+        let seed = seed.map(|it| it.to_string()).unwrap_or_default();
         let mut other = Map::new();
         other.extend(tool_text_entry(tool_text));
         other.extend(call.get::<Option<String>>("now")?.map(|now| ("now".to_owned(), now.into())));
@@ -73,7 +76,7 @@ impl Shown {
             system_sha256: system.as_deref().map(sha256),
             tools_sha256: tools.as_ref().map(|tools| sha256(Value::Array(tools.clone()).to_string())),
             lens: Some(lens.name().to_owned()),
-            lens_sha256: Some(sha256(format!("{}{}", hints.as_deref().unwrap_or(&words), seed_of(args)?))),
+            lens_sha256: Some(sha256(format!("{}{}", hints.as_deref().unwrap_or(&words), seed))),
             placement: lens.placement().map(|it| it.name().to_owned()),
             tool_result_chars,
             other,
@@ -95,12 +98,6 @@ impl Shown {
 
 fn tool_text_entry(tool_text: Option<ToolText>) -> Option<(String, Value)> {
     tool_text.map(|it| ("tool_text".to_owned(), it.name().into()))
-}
-
-/// The seed, where it decides what is said.
-fn seed_of(args: &CreditArgs<'_>) -> Result<String, Failure> {
-    let (lens, seed): (String, u64) = (args.call.get("lens")?, args.call.get("seed")?);
-    Ok(if lens == "placebo" { seed.to_string() } else { String::new() })
 }
 
 /// The lens that was named.

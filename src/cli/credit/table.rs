@@ -1,6 +1,7 @@
 //! Tables for people: what became of each episode, and what it all cost.
 
 use crate::cli::output::{one_line, weights};
+use crate::event::if_any;
 use crate::pipeline::report::{Fate, Report};
 use crate::store::summary::{Summary, computed};
 use backsight_core::plan::Figures;
@@ -55,11 +56,7 @@ pub(super) fn totals(summary: &Summary) -> String {
         (summary.made("spared_episodes"), "spared"),
         (summary.left, "not finished"),
     ];
-    for (n, what) in rest {
-        if n > 0 {
-            text.push_str(&format!(", {n} {what}"));
-        }
-    }
+    text.extend(rest.map(|(n, what)| if_any(n, |n| format!(", {n} {what}"))));
     text.push_str(&format!(
         "\n{} requests in {:.1} s: {} tokens sent, {} of them cached, {} computed",
         spent.requests,
@@ -69,9 +66,7 @@ pub(super) fn totals(summary: &Summary) -> String {
         computed(spent)
     ));
     let found = summary.number("found_in_ledger");
-    if found > 0 {
-        text.push_str(&format!("; {found} answers were in the ledger"));
-    }
+    text.push_str(&if_any(found, |found| format!("; {found} answers were in the ledger")));
     let planned = summary.number("planned_tokens");
     let (n, tokens) = (naive.requests, naive.tokens);
     // What was sent depends on failures and on the ledger; the plan does not.
@@ -93,10 +88,7 @@ pub(super) fn totals(summary: &Summary) -> String {
 
 /// How many times less was computed.
 pub(super) fn gain(naive: u64, computed: u64) -> String {
-    match computed {
-        0 => String::new(),
-        computed => format!(", {:.1} times as many", naive as f64 / computed as f64),
-    }
+    if_any(computed, |computed| format!(", {:.1} times as many", naive as f64 / computed as f64))
 }
 
 /// A name on one line, not too long.
