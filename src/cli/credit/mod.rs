@@ -102,9 +102,10 @@ async fn work(
     let has_scores = |input: &PathBuf| find(input, dir, &lens).is_ok_and(|made| !made.is_empty());
     let is_made = inputs.iter().any(has_scores);
     paid.note(&voice.notices, &inputs[0], is_made).await?;
+    let version = opened.info.version.as_deref().map(|it| format!(" {it}")).unwrap_or_default();
     let provenance = Provenance {
         model: Some(opened.info.model.clone()),
-        server: Some(setup::server_name(&opened)),
+        server: Some(format!("{}{version}", opened.info.kind.name)),
         version: paid.model.version_now(),
         tokenizer_sha256: Some(tokenizer_sha256),
         template_sha256: Some(texts.template_sha256()),

@@ -205,9 +205,3 @@ pub(super) fn named_texts(args: &CreditArgs<'_>, shown: &Shown) -> Result<Option
     let tokenizer = Arc::new(Tokenizer::open(&path)?);
     texts(args, &path, tokenizer, shown).map(Some)
 }
-
-/// What the server is, in a word or two.
-pub(super) fn server_name(opened: &Opened) -> String {
-    let version = opened.info.version.as_deref().map(|it| format!(" {it}")).unwrap_or_default();
-    format!("{}{version}", opened.info.kind.name)
-}
