@@ -101,15 +101,14 @@ pub(super) fn run(call: &Call) -> Result<(), Failure> {
 
 async fn work(
     args: &ScoreArgs<'_>,
-    lines: Vec<Line>,
+    mut lines: Vec<Line>,
     voice: &Arc<Voice>,
 ) -> Result<(Summary, Option<Stopped>), Failure> {
     let (run, notices) = (&voice.run, &voice.notices);
     let opened = args.server.open(notices, voice.teller()).await?;
     require_scores(&opened).await?;
     run.keep_found(&args.config.seen_from(run.dir()), found(args, &opened), &[])?;
-    let lines: Vec<Line> =
-        lines.into_iter().map(|line| line.capped(opened.model.limits(), notices)).collect();
+    cap(&mut lines, opened.model.limits(), notices);
     let terms = args.server.terms(ModelRole::Teacher, "score", 0);
     let paid = Paid::open(&opened, run, terms).await?;
     paid.note(notices, &args.out, args.out.exists()).await?;
@@ -194,17 +193,14 @@ fn found(args: &ScoreArgs<'_>, opened: &Opened) -> Table {
     Table::try_from(found).unwrap_or_default()
 }
 
-impl Line {
-    /// Asks for no more candidates than the model gives, so that the ledger knows what was really asked.
-    fn capped(self, limits: &Limits, notices: &Notices) -> Self {
-        let limit = limits.max_top_k.into_iter().chain(limits.vocab_size).min();
-        let job = self.job.map(|job| {
-            if let Some(limit) = limit.filter(|limit| job.top_k() > *limit) {
-                notices.add(fewer_candidates(limit, job.top_k(), limits));
-            }
-            job.within(limit).into_owned()
-        });
-        Self { job, ..self }
+/// Asks for no more candidates than the model gives, so that the ledger knows what was really asked.
+fn cap(lines: &mut [Line], limits: &Limits, notices: &Notices) {
+    let limit = limits.max_top_k.into_iter().chain(limits.vocab_size).min();
+    for job in lines.iter_mut().filter_map(|line| line.job.as_mut().ok()) {
+        if let Some(limit) = limit.filter(|limit| job.top_k() > *limit) {
+            notices.add(fewer_candidates(limit, job.top_k(), limits));
+            *job = job.within(Some(limit)).into_owned();
+        }
     }
 }
 

@@ -83,8 +83,7 @@ impl Differences {
 
     /// All keys.
     pub fn names(&self) -> String {
-        let all: Vec<&str> = self.computed.iter().chain(&self.measured).copied().collect();
-        all.join(", ")
+        [self.computed.as_slice(), &self.measured].concat().join(", ")
     }
 }
 

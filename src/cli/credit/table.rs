@@ -94,11 +94,8 @@ pub(super) fn gain(naive: u64, computed: u64) -> String {
 /// A name on one line, not too long.
 pub(super) fn clipped(name: &str) -> String {
     let name = one_line(name);
-    match name.char_indices().nth(WIDTH) {
-        Some(_) => {
-            let tail: Vec<char> = name.chars().rev().take(WIDTH - 1).collect();
-            std::iter::once('…').chain(tail.into_iter().rev()).collect()
-        }
-        None => name,
+    match name.chars().count().saturating_sub(WIDTH) {
+        0 => name,
+        n_over => std::iter::once('…').chain(name.chars().skip(n_over + 1)).collect(),
     }
 }
