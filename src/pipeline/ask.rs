@@ -8,6 +8,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use super::read::ReadEpisode;
+use super::resume::OldScores;
 use crate::model::planned::{Pace, score_at};
 use crate::model::{Error, JobScores, Model};
 use backsight_core::lens::Lenses;
@@ -40,15 +41,10 @@ impl Jobs {
         Self { all, of_step }
     }
 
-    /// The requests that give some scores of an episode, named by step and lens.
-    pub(super) fn plan(
-        &self,
-        read: &ReadEpisode,
-        scores: impl IntoIterator<Item = (usize, usize)>,
-        limits: &Limits,
-    ) -> Asking {
-        let jobs = scores.into_iter().filter_map(|(step, lens)| self.of_step[step][lens]);
-        let mut wanted: Vec<usize> = jobs.collect();
+    /// The requests that give an episode's scores, but for those that are known.
+    pub(super) fn plan(&self, read: &ReadEpisode, known: &[OldScores], limits: &Limits) -> Asking {
+        let scores = self.of_step.iter().flatten().zip(known.iter().flatten());
+        let mut wanted: Vec<usize> = scores.filter(|it| it.1.is_none()).filter_map(|it| *it.0).collect();
         wanted.sort_unstable();
         let chosen = wanted.iter().map(|job| self.all[*job].clone()).collect();
         Asking { plan: plan_tree(Arc::clone(&read.tree), chosen, limits), wanted }

@@ -18,6 +18,7 @@ use super::talk::{Portion, Render, Talk};
 use super::tokenizer::Tokenizer;
 use backsight_core::episode::Role;
 use backsight_core::lens::Edit;
+use backsight_core::named;
 use backsight_core::tokens::{TokenId, TokenSpan};
 use backsight_core::tree::{Replacements, Tip, TokenTree};
 
@@ -47,6 +48,11 @@ pub enum Border {
     /// The template renders no prompt here, so what it writes before the turn's own words stands for one.
     Unprompted,
 }
+
+named!(
+    Border: Prefix = "prefix", Merged = "merged", Parted = "parted", Rewritten = "rewritten",
+    Unprompted = "unprompted",
+);
 
 /// One assistant turn as the student saw it.
 #[derive(Clone, Debug, PartialEq, Eq)]
