@@ -155,7 +155,8 @@ impl Growing<'_> {
             ("add_generation_prompt", minijinja::Value::from(add_generation_prompt)),
         ];
         let own = own.map(|(name, value)| (name.to_owned(), value)).into_iter();
-        let rendered = self.template.compiled.render(own.chain(self.variables.iter().cloned()), self.now);
+        let rendered =
+            jinja::render(&self.template.compiled, own.chain(self.variables.iter().cloned()), self.now);
         rendered.map(|(text, generation)| Rendered { text, generation }).map_err(failed)
     }
 }

@@ -133,8 +133,8 @@ fn title(value: &Value, args: &Args) -> Result<Value, Error> {
 }
 
 fn to_json_text(value: &Value, args: &Args) -> Result<Value, Error> {
-    if args.positional().is_empty()
-        && args.keywords().is_empty()
+    if args.positional.is_empty()
+        && args.keywords.is_empty()
         && let Some(dict) = value.downcast_object_ref::<Dict>()
     {
         return dict_json(value, dict);

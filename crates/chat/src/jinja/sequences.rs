@@ -103,20 +103,16 @@ fn sort_by_key<T>(
     }
 }
 
+/// Python's `len()`.
 fn length(value: &Value, args: &Args) -> Result<Value, Error> {
     args.bind([])?;
-    length_of(value).map(Value::from)
-}
-
-/// Python's `len()`.
-pub(super) fn length_of(value: &Value) -> Result<usize, Error> {
-    match py(value) {
-        Py::Undefined => Ok(0),
-        Py::Str(text) => Ok(text.chars().count()),
-        Py::Seq(seq) => Ok(seq.items.len()),
-        Py::Dict(dict) => Ok(dict.entries.len()),
-        _ => fail(format!("object of type '{}' has no len()", type_name(value))),
-    }
+    Ok(Value::from(match py(value) {
+        Py::Undefined => 0,
+        Py::Str(text) => text.chars().count(),
+        Py::Seq(seq) => seq.items.len(),
+        Py::Dict(dict) => dict.entries.len(),
+        _ => return fail(format!("object of type '{}' has no len()", type_name(value))),
+    }))
 }
 
 /// The mapping a filter needs.
@@ -137,7 +133,7 @@ fn items(value: &Value, args: &Args) -> Result<Value, Error> {
 }
 
 fn dictsort(value: &Value, args: &Args) -> Result<Value, Error> {
-    if !args.positional().is_empty() || !args.keywords().is_empty() {
+    if !args.positional.is_empty() || !args.keywords.is_empty() {
         return fail("the filter `dictsort` with arguments is not supported");
     }
     let path = Path::default().ignoring_case(true);
@@ -175,14 +171,14 @@ fn map(state: &mut State<'_, '_>, value: &Value, args: &Args) -> Result<Vec<Valu
         return Ok(Vec::new());
     }
     let items = iterate(value)?;
-    if let ([], Some(attribute)) = (args.positional(), args.keyword("attribute")) {
-        if let Some((name, _)) = args.keywords().iter().find(|(name, _)| name != "attribute") {
+    if let ([], Some(attribute)) = (&args.positional[..], args.keyword("attribute")) {
+        if let Some((name, _)) = args.keywords.iter().find(|(name, _)| name != "attribute") {
             return fail(format!("the filter `map` with `{name}=` is not supported"));
         }
         let path = Path::new(Some(&attribute));
         return items.iter().map(|item| path.get(item)).collect();
     }
-    let Some(name) = args.positional().first() else { return fail("map requires a filter argument") };
+    let Some(name) = args.positional.first() else { return fail("map requires a filter argument") };
     let name = public(as_str(name)?)?;
     let rest = args.skip(1);
     items.iter().map(|item| state.apply_filter(name, &rest.with_first(item))).collect()
@@ -203,13 +199,13 @@ fn select(
     if !value.is_true() {
         return Ok(Vec::new());
     }
-    let path = match args.positional().first() {
+    let path = match args.positional.first() {
         Some(attribute) if by_attribute => Path::new(Some(attribute)),
         None if by_attribute => return fail("missing parameter for attribute name"),
         _ => Path::default(),
     };
     let args = args.skip(usize::from(by_attribute));
-    let test = args.positional().first().map(as_str).transpose()?.map(public).transpose()?;
+    let test = args.positional.first().map(as_str).transpose()?.map(public).transpose()?;
     let rest = args.skip(1);
     let mut kept = Vec::new();
     for item in iterate(value)? {

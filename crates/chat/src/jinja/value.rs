@@ -344,7 +344,10 @@ pub(super) fn to_json(value: &Value) -> Result<serde_json::Value, Error> {
     match py(value) {
         Py::None => Ok(serde_json::Value::Null),
         Py::Bool(bool) => Ok(serde_json::Value::Bool(bool)),
-        Py::Int(int) => int_to_json(int),
+        Py::Int(int) => match Number::from_i128(int) {
+            Some(number) => Ok(serde_json::Value::Number(number)),
+            None => fail("an integer beyond 64 bits cannot be written as JSON here"),
+        },
         Py::Float(float) => match Number::from_f64(float) {
             Some(number) => Ok(serde_json::Value::Number(number)),
             None => fail("a float that is not finite cannot be written as JSON"),
@@ -355,13 +358,6 @@ pub(super) fn to_json(value: &Value) -> Result<serde_json::Value, Error> {
         }
         Py::Dict(dict) => dict_to_json(dict),
         _ => fail(format!("Object of type {} is not JSON serializable", type_name(value))),
-    }
-}
-
-fn int_to_json(int: i128) -> Result<serde_json::Value, Error> {
-    match Number::from_i128(int) {
-        Some(number) => Ok(serde_json::Value::Number(number)),
-        None => fail("an integer beyond 64 bits cannot be written as JSON here"),
     }
 }
 
