@@ -142,7 +142,10 @@ impl ChatFormat {
         now: Now,
     ) -> Result<Between, TextError> {
         let no_tail = |why| self.no_tail(action_idx, why);
-        let masked: Vec<Value> = skeleton.iter().enumerate().map(masked_after(action_idx)).collect();
+        let mut masked = skeleton.to_vec();
+        for (idx, message) in masked.iter_mut().enumerate().skip(action_idx + 1) {
+            message["content"] = mark("result", idx, 0).into();
+        }
         let (text, masked) =
             (self.render(skeleton, tools, true, now)?, self.render(&masked, tools, true, now)?);
         let action_end = last_mark(&masked, &skeleton[action_idx], action_idx)
@@ -303,14 +306,6 @@ fn mark_calls(idx: usize, message: &mut Value) {
 fn with_content(mut message: Value, text: String) -> Value {
     message["content"] = Value::String(text);
     message
-}
-
-/// Replaces the texts behind an action by marks.
-fn masked_after(action_idx: usize) -> impl Fn((usize, &Value)) -> Value {
-    move |(idx, message)| match idx > action_idx {
-        true => with_content(message.clone(), mark("result", idx, 0)),
-        false => message.clone(),
-    }
 }
 
 /// Where the last mark of an action ends in a rendering.
