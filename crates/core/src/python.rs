@@ -106,9 +106,12 @@ fn container(
     depth: usize,
 ) -> String {
     let line = |depth| style.indent.as_ref().map_or_else(String::new, |it| format!("\n{}", it.repeat(depth)));
-    let items: Vec<String> = items.map(|item| line(depth + 1) + &item).collect();
-    let end = if items.is_empty() { String::new() } else { line(depth) };
-    format!("{open}{}{end}{close}", items.join(&style.item_separator))
+    let items: Vec<String> = items.collect();
+    if items.is_empty() {
+        return format!("{open}{close}");
+    }
+    let separator = style.item_separator.clone() + &line(depth + 1);
+    format!("{open}{}{}{}{close}", line(depth + 1), items.join(&separator), line(depth))
 }
 
 fn number_repr(number: &Number) -> String {

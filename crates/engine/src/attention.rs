@@ -6,7 +6,7 @@
 //! at fixed places and stop at the diagonal, so a row's result does not depend on the rows computed
 //! beside it. Deliberately absent: positions' rotation, and threads.
 
-use super::gemm::{Rows, Shape, gemm};
+use super::gemm::{Dimensions, Rows, gemm};
 use super::kv::{Block, KvShape, PAGE};
 use super::simd::{Kernel, LANES, Simd};
 
@@ -108,14 +108,14 @@ impl<'a> Queries<'a> {
     /// Queries times keys.
     #[inline(always)]
     fn score<S: Simd>(&self, simd: S, pages: &'a [Block], scores: &mut [f32]) {
-        let shape = Shape {
+        let dimensions = Dimensions {
             n_rows: self.n_positions * self.group,
             n_panels: pages.len(),
             segments: 1,
             chained: true,
         };
         let keys = |page: usize, _| self.shape.keys(&pages[page], self.head);
-        gemm(simd, shape, |r| self.query(r), keys, scores, false);
+        gemm(simd, dimensions, |r| self.query(r), keys, scores, false);
     }
 
     /// Turns scores into weights relative to each row's largest score so far, and brings what was gathered down to it.
@@ -151,14 +151,18 @@ impl<'a> Queries<'a> {
     #[inline(always)]
     fn gather<S: Simd>(&self, simd: S, pages: &'a [Block], weights: &[f32], out: &mut [f32]) {
         let n_panels = self.shape.padded() / LANES;
-        let shape =
-            Shape { n_rows: self.n_positions * self.group, n_panels, segments: pages.len(), chained: true };
+        let dimensions = Dimensions {
+            n_rows: self.n_positions * self.group,
+            n_panels,
+            segments: pages.len(),
+            chained: true,
+        };
         let width = pages.len() * PAGE;
         let weights = Rows { data: weights, stride: width };
         let values = |panel: usize, page: usize| {
             &self.shape.values(&pages[page], self.head)[panel * PAGE..(panel + 1) * PAGE]
         };
-        gemm(simd, shape, |r| weights.row(r), values, out, true);
+        gemm(simd, dimensions, |r| weights.row(r), values, out, true);
     }
 }
 

@@ -279,7 +279,7 @@ impl Pass<'_> {
         let stride = weights.inner().next_multiple_of(LANES);
         let (n_rows, rows) = (rows.len() / stride, Rows { data: rows, stride });
         let product = |first_panel: usize, n_panels: usize, out: &mut [f32]| {
-            Product { rows, n_rows, weights, first_panel, n_panels, out }.compute(self.machine.isa);
+            self.machine.isa.run(Product { rows, n_rows, weights, first_panel, n_panels, out });
         };
         if self.wide {
             let width = weights.panels() * LANES;
@@ -304,7 +304,7 @@ impl Pass<'_> {
         let inner = sized(&mut scratch.inner, n_rows * width);
         let product = |first_panel: usize, n_panels: usize, tile: &mut Vec<f32>| {
             let out = sized(tile, n_rows * n_panels * LANES);
-            Product { rows, n_rows, weights, first_panel, n_panels, out }.compute(self.machine.isa);
+            self.machine.isa.run(Product { rows, n_rows, weights, first_panel, n_panels, out });
             if !linear.bias.is_empty() {
                 add_bias(out, &linear.bias[first_panel * LANES..][..n_panels * LANES]);
             }

@@ -17,7 +17,6 @@ use backsight_core::model::{
 use backsight_core::tokens::TokenId;
 
 /// A continuation under way.
-#[derive(Debug)]
 pub struct Sequence {
     /// The prompt and what was sampled.
     tokens: Vec<TokenId>,
@@ -54,7 +53,7 @@ impl Sequence {
     /// Draws the next token from its logits.
     fn advance(&mut self, engine: &Engine, logits: &[f32]) -> Result<(), Error> {
         let token = self.choose(logits)?;
-        let score = answer_from_logits(engine.isa(), logits, Ask { token, top_k: self.top_k });
+        let score = answer_from_logits(engine.isa, logits, Ask { token, top_k: self.top_k });
         self.tokens.push(token);
         self.sampled.push(SampledToken { id: token, logprob: score.logprob.ok(), top: score.top });
         let ended =
