@@ -8,7 +8,7 @@
 
 use std::fmt::Write;
 
-use serde_json::{Number, Value};
+use serde_json::Value;
 
 /// What Python's `repr` gives for a float: the shortest digits that read back as the same number,
 /// in exponent form below 1e-4 and from 1e16 on.
@@ -83,7 +83,10 @@ fn nested(value: &Value, style: &JsonStyle, depth: usize) -> String {
     let inside = |value: &Value| nested(value, style, depth + 1);
     match value {
         Value::Null | Value::Bool(_) => value.to_string(),
-        Value::Number(number) => number_repr(number),
+        Value::Number(number) => {
+            let float = number.as_f64().filter(|_| number.is_f64());
+            float.map_or_else(|| number.to_string(), float_repr)
+        }
         Value::String(text) => json_string(text, style.ensure_ascii),
         Value::Array(items) => container(['[', ']'], items.iter().map(inside), style, depth),
         Value::Object(fields) => {
@@ -112,13 +115,6 @@ fn container(
     }
     let separator = style.item_separator.clone() + &line(depth + 1);
     format!("{open}{}{}{}{close}", line(depth + 1), items.join(&separator), line(depth))
-}
-
-fn number_repr(number: &Number) -> String {
-    match number.as_f64() {
-        Some(float) if number.is_f64() => float_repr(float),
-        _ => number.to_string(),
-    }
 }
 
 /// Whether a character is whitespace to Python: four separators more than Unicode's property has.

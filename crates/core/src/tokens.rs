@@ -53,9 +53,11 @@ impl TokenSpan {
     /// The span `[start, end)`.
     pub fn new(start: usize, end: usize) -> Result<Self, String> {
         let is_one = start <= end;
-        is_one
-            .then_some(Self { start, end })
-            .ok_or_else(|| format!("span [{start}, {end}) ends before it starts"))
+        if is_one {
+            Ok(Self { start, end })
+        } else {
+            Err(format!("span [{start}, {end}) ends before it starts"))
+        }
     }
 
     /// The span of `len` tokens from `start`.

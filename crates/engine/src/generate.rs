@@ -61,7 +61,8 @@ impl Sequence {
         let complete = self.follower.as_ref().is_some_and(Follower::is_done);
         if ended || complete {
             self.outcome = Some(Ok(Finish::Stop));
-        } else if self.is_full(engine) {
+        } else if self.sampled.len() >= self.sampling.max_tokens || self.tokens.len() >= engine.config.context
+        {
             self.outcome = Some(Ok(Finish::Length));
         }
         Ok(())
@@ -76,10 +77,6 @@ impl Sequence {
         let token = draw(&masked, &self.sampling, &mut self.dice).ok_or_else(no_token)?;
         follower.take(token)?;
         Ok(token)
-    }
-
-    fn is_full(&self, engine: &Engine) -> bool {
-        self.sampled.len() >= self.sampling.max_tokens || self.tokens.len() >= engine.config.context
     }
 }
 

@@ -177,7 +177,7 @@ impl Cursor {
     pub(super) fn tuple(&mut self, with_ternary: bool) -> Result<Code, SyntaxError> {
         let mut items = Vec::new();
         let mut is_tuple = false;
-        while !self.at_tuple_end() {
+        while !matches!(self.peek(), None | Some(Tok::Op("}}" | "%}" | ")" | "]"))) {
             items.push(if with_ternary { self.expression()? } else { self.nested(Self::or)? });
             if !self.skip_op(",") {
                 break;
@@ -192,10 +192,6 @@ impl Cursor {
             }
             None => self.unexpected("an expression"),
         }
-    }
-
-    fn at_tuple_end(&self) -> bool {
-        matches!(self.peek(), None | Some(Tok::Op("}}" | "%}" | ")" | "]")))
     }
 
     pub(super) fn expression(&mut self) -> Result<Code, SyntaxError> {
