@@ -54,15 +54,9 @@ fn number(value: &Value) -> Py<'static> {
 }
 
 fn object(value: &Value) -> Py<'_> {
-    if let Some(dict) = value.downcast_object_ref::<Dict>() {
-        Py::Dict(dict)
-    } else if let Some(seq) = value.downcast_object_ref::<Seq>() {
-        Py::Seq(seq)
-    } else if let Some(generator) = value.downcast_object_ref::<Generator>() {
-        Py::Generator(generator)
-    } else {
-        Py::Other
-    }
+    let seq = || value.downcast_object_ref().map(Py::Seq);
+    let generator = || value.downcast_object_ref().map(Py::Generator);
+    value.downcast_object_ref().map(Py::Dict).or_else(seq).or_else(generator).unwrap_or(Py::Other)
 }
 
 /// The name of a value's type, as Python's error messages have it.
@@ -75,7 +69,10 @@ pub(super) fn type_name(value: &Value) -> &'static str {
         Py::Float(_) => "float",
         Py::Str(_) if value.is_safe() => "Markup",
         Py::Str(_) => "str",
-        Py::Seq(seq) => seq.kind.name(),
+        Py::Seq(Seq { kind: SeqKind::List, .. }) => "list",
+        Py::Seq(Seq { kind: SeqKind::Tuple, .. }) => "tuple",
+        Py::Seq(Seq { kind: SeqKind::Range, .. }) => "range",
+        Py::Seq(Seq { kind: SeqKind::View, .. }) => "dict view",
         Py::Dict(_) => "dict",
         Py::Generator(_) => "generator",
         Py::Other => "object",
@@ -100,17 +97,6 @@ pub(super) enum SeqKind {
     Range,
     /// What `dict.keys()` and its like give: neither indexed nor written as JSON.
     View,
-}
-
-impl SeqKind {
-    fn name(self) -> &'static str {
-        match self {
-            Self::List => "list",
-            Self::Tuple => "tuple",
-            Self::Range => "range",
-            Self::View => "dict view",
-        }
-    }
 }
 
 /// Items in order.
