@@ -16,8 +16,19 @@ const KEYS: usize = 256;
 const ROWS: usize = 192;
 const POSITIONS: usize = 64;
 
-/// What one key-value head attends to.
+/// What one key-value head attends to, in blocks.
 pub struct Attention<'a> {
+    /// All queries.
+    pub of: Queries<'a>,
+    /// Room to work in.
+    pub scratch: &'a mut Scratch,
+    /// `n_positions x group` rows of padded values, overwritten.
+    pub out: &'a mut [f32],
+}
+
+/// Queries of one key-value head.
+#[derive(Clone, Copy)]
+pub struct Queries<'a> {
     /// What the pages look like.
     pub shape: KvShape,
     /// The pages of this layer.
@@ -32,10 +43,6 @@ pub struct Attention<'a> {
     pub start: usize,
     /// How many positions.
     pub n_positions: usize,
-    /// Room to work in.
-    pub scratch: &'a mut Scratch,
-    /// `n_positions x group` rows of padded values, overwritten.
-    pub out: &'a mut [f32],
 }
 
 /// Room for one block, kept between calls.
@@ -53,27 +60,16 @@ impl Kernel for Attention<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let Self { shape, pages, head, queries, group, start, n_positions, scratch, out } = self;
-        let step = (ROWS / group).clamp(1, POSITIONS);
-        for first in (0..n_positions).step_by(step) {
-            let n = step.min(n_positions - first);
-            let queries = Rows { data: queries.row(first), stride: queries.stride };
-            let block = Queries { shape, pages, head, queries, group, start: start + first, n_positions: n };
-            let width = group * shape.padded();
-            block.attend(simd, scratch, &mut out[first * width..][..n * width]);
+        let Self { of, scratch, out } = self;
+        let step = (ROWS / of.group).clamp(1, POSITIONS);
+        for first in (0..of.n_positions).step_by(step) {
+            let n_positions = step.min(of.n_positions - first);
+            let queries = Rows { data: of.queries.row(first), stride: of.queries.stride };
+            let block = Queries { queries, start: of.start + first, n_positions, ..of };
+            let width = of.group * of.shape.padded();
+            block.attend(simd, scratch, &mut out[first * width..][..n_positions * width]);
         }
     }
-}
-
-/// A block of queries.
-struct Queries<'a> {
-    shape: KvShape,
-    pages: &'a [Block],
-    head: usize,
-    queries: Rows<'a>,
-    group: usize,
-    start: usize,
-    n_positions: usize,
 }
 
 impl<'a> Queries<'a> {
@@ -265,7 +261,7 @@ mod tests {
             let (queries, width) = (self.queries(), self.group * self.shape.padded());
             let n_positions = self.n - start;
             let mut out = vec![f32::NAN; n_positions * width];
-            isa.run(Attention {
+            let of = Queries {
                 shape: self.shape,
                 pages: &cache.layers_mut()[0],
                 head,
@@ -273,9 +269,8 @@ mod tests {
                 group: self.group,
                 start,
                 n_positions,
-                scratch,
-                out: &mut out,
-            });
+            };
+            isa.run(Attention { of, scratch, out: &mut out });
             out
         }
 

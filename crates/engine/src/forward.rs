@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use rayon::prelude::*;
 
-use super::attention::{self, Attention};
+use super::attention::{self, Attention, Queries};
 use super::config::Config;
 use super::elementwise::{Angles, Gated, Norm, add, add_bias};
 use super::gemm::{Product, Rows};
@@ -371,7 +371,7 @@ impl Pass<'_> {
         let config = self.machine.config;
         let (stride, padded) = (config.q_width() + 2 * config.kv_width(), config.head_padded());
         let first = piece.at * stride + head * config.group() * padded;
-        self.machine.isa.run(Attention {
+        let of = Queries {
             shape: self.shape(),
             pages,
             head,
@@ -379,9 +379,9 @@ impl Pass<'_> {
             group: config.group(),
             start: piece.position,
             n_positions: piece.n,
-            scratch,
-            out: sized(out, piece.n * config.group() * padded),
-        });
+        };
+        let out = sized(out, piece.n * config.group() * padded);
+        self.machine.isa.run(Attention { of, scratch, out });
     }
 
     fn place_head(&self, piece: &Piece, head: usize, from: &[f32], attended: &mut [f32]) {

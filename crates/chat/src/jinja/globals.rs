@@ -52,10 +52,8 @@ impl Carried {
     }
 
     fn of(state: &State<'_, '_>) -> Result<Arc<Self>, Error> {
-        match state.lookup(RUN).and_then(|it| it.downcast_object::<Self>()) {
-            Some(run) => Ok(run),
-            None => fail("this rendering has lost its state"),
-        }
+        let run = state.lookup(RUN).and_then(|it| it.downcast_object());
+        run.map_or_else(|| fail("this rendering has lost its state"), Ok)
     }
 }
 

@@ -187,10 +187,7 @@ fn add_test(
 
 /// The value a filter or test is applied to, and the arguments after it.
 fn receiver(args: &[Value]) -> Result<(&Value, &[Value]), Error> {
-    match args.split_first() {
-        Some(split) => Ok(split),
-        None => fail("nothing to apply this to"),
-    }
+    args.split_first().map_or_else(|| fail("nothing to apply this to"), Ok)
 }
 
 /// What a template's syntax is lowered to, besides operators with two sides.

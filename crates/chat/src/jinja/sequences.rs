@@ -92,10 +92,7 @@ fn sort_by_key<T>(
         let order = order.unwrap_or(Ordering::Equal);
         if reverse { order.reverse() } else { order }
     });
-    match failure {
-        Some(error) => Err(error),
-        None => Ok(keyed.into_iter().map(|(_, item)| item).collect()),
-    }
+    failure.map_or_else(|| Ok(keyed.into_iter().map(|(_, item)| item).collect()), Err)
 }
 
 /// Python's `len()`.
