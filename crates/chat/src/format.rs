@@ -104,7 +104,9 @@ impl ChatFormat {
     /// The first prompt of a conversation.
     pub fn opening(&self, messages: &[Message], tools: &[Value], now: Now) -> Result<Opening, TextError> {
         let messages: Vec<Value> = messages.iter().map(to_json).collect();
-        let input = self.input(&messages, tools, true, now);
+        let (messages, tools) = (&messages, (!tools.is_empty()).then_some(tools));
+        let input =
+            RenderInput { messages, tools, add_generation_prompt: true, vars: &self.vars, now: Some(now) };
         let text = render_conversation(&self.template, &input, self.tool_text)?.rendered.text;
         Ok(Opening { ids: self.tokenizer.encode(&text)?.ids, opens_thought: opens_thought(&text) })
     }
@@ -225,17 +227,6 @@ impl ChatFormat {
         Ok(n_same.checked_sub(1).map_or(0, |last| b.offsets[last].end))
     }
 
-    fn input<'a>(
-        &'a self,
-        messages: &'a [Value],
-        tools: &'a [Value],
-        add_generation_prompt: bool,
-        now: Now,
-    ) -> RenderInput<'a> {
-        let tools = (!tools.is_empty()).then_some(tools);
-        RenderInput { messages, tools, add_generation_prompt, vars: &self.vars, now: Some(now) }
-    }
-
     fn render(
         &self,
         messages: &[Value],
@@ -243,7 +234,8 @@ impl ChatFormat {
         add_generation_prompt: bool,
         now: Now,
     ) -> Result<String, TextError> {
-        let input = self.input(messages, tools, add_generation_prompt, now);
+        let tools = (!tools.is_empty()).then_some(tools);
+        let input = RenderInput { messages, tools, add_generation_prompt, vars: &self.vars, now: Some(now) };
         let given = given(&self.template, &input, self.tool_text)?;
         let input = RenderInput { messages: &given.messages, tools: given.tools, ..input };
         Ok(self.template.render(&input)?.text)

@@ -18,7 +18,7 @@ pub(super) fn value_of(text: &str) -> Option<Json> {
 fn read(text: &str) -> Option<Json> {
     looked_at(text.len());
     // Python refuses NUL in a source and rewrites carriage returns.
-    if text.is_empty() || text.contains(['\0', '\r']) {
+    if text.trim().is_empty() || text.contains(['\0', '\r']) {
         return None;
     }
     tuple(&mut Reader::new(text, 0), "")
