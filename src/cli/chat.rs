@@ -98,7 +98,8 @@ impl Job {
             note(format!("{} ignores {dropped}", self.template.origin()));
         }
         for Conversion { message_idx, call_idx, to } in &rendering.conversions {
-            note(format!("message {message_idx}: the arguments of call {call_idx} are passed as {to}"));
+            let form = to.name();
+            note(format!("message {message_idx}: the arguments of call {call_idx} are passed as {form}"));
         }
         for message in &rendering.joined {
             note(format!("message {message}: its parts of text are passed as one string"));
@@ -106,6 +107,7 @@ impl Job {
         for Loss { message_idx, part, .. } in &rendering.losses.parts {
             // What somebody said is never left out on purpose.
             let how = if *part == Part::Text { "warning" } else { "note" };
+            let part = part.name();
             output::talk(&format!("{how}: message {message_idx}: {part} is not in the rendered text"));
         }
         let schemas = rendering.losses.schemas.join(", ");
