@@ -8,23 +8,17 @@
 
 use std::borrow::Cow;
 use std::collections::HashSet;
-use std::fmt;
 
 use super::skim::{CUT, nested_len};
 
 /// Why bytes are no JSON, or not the JSON that was expected.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{why} at byte {at}")]
 pub struct Broken {
     /// Where, counted in bytes from the start.
     pub at: usize,
     /// What is wrong there.
     pub why: &'static str,
-}
-
-impl fmt::Display for Broken {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} at byte {}", self.why, self.at)
-    }
 }
 
 impl From<Broken> for String {
