@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use super::kind::{Client, Kind, Remote, ServerInfo};
 use super::remote;
-use super::transport::{Answer, Call, Transport};
+use super::transport::{Answer, Outgoing, Transport};
 use super::{ChatAnswer, ChatRequest, Constraint, Error, GenerateRequest, Generated, Limits, Model, Scored};
 use crate::wire::openai as wire;
 use backsight_chat::messages;
@@ -157,11 +157,11 @@ pub(super) async fn post_chat(
     decode: fn(&[u8]) -> Result<ChatAnswer, String>,
 ) -> Result<ChatAnswer, Error> {
     let write = |_: &str| remote::body(body);
-    let call = Call {
+    let call = Outgoing {
         tokens: chat_tokens(request),
         sticky: remote::sticky_step(&request.place),
         max_answer: remote::max_answer(request.sampling.max_tokens, 0),
-        ..Call::post(path, &write)
+        ..Outgoing::post(path, &write)
     };
     transport.call(&call, &|answer: &Answer<'_>| decode(answer.body)).await
 }

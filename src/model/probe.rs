@@ -12,7 +12,7 @@ use super::kind::ServerInfo;
 use super::kinds::names_of;
 use super::noise::{Noisy, mean_difference, noise_of, tolerance};
 use super::opened::Opened;
-use super::transport::{Answer, Call, Transport};
+use super::transport::{Answer, Outgoing, Transport};
 use super::{ChatRequest, Error, GenerateRequest, Generated, Limits, Model, Place, Sampling, Scored};
 use crate::wire::openai;
 use backsight_chat::drops::drops;
@@ -306,7 +306,7 @@ pub async fn tokenizer_agrees(opened: &Opened, notes: &mut Vec<String>) -> Optio
     let ours = [tokenizer.encode(PROBE_TEXT).ok()?.ids, tokenizer.encode_plain(PROBE_TEXT).ok()?.ids];
     let body = json!({"model": opened.info.model, "prompt": PROBE_TEXT, "add_special_tokens": false});
     let write = |_: &str| Ok(body.to_string().into_bytes());
-    let call = Call::post("/tokenize", &write);
+    let call = Outgoing::post("/tokenize", &write);
     match transport.call(&call, &|answer: &Answer<'_>| openai::tokenized(answer.body)).await {
         Ok(theirs) => Some(ours.contains(&theirs)),
         // SGLang behind a proxy and older servers have no such route.

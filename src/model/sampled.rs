@@ -9,7 +9,7 @@
 use tokio::sync::OnceCell;
 
 use super::kind::Remote;
-use super::{Error, GenerateRequest, Generated, Place, Sampling};
+use super::{Error, GenerateRequest, Generated, Place, Sampling, check_prompt};
 use backsight_core::tokens::{TokenId, TopK};
 
 /// Differences between two runs of one server stay far below this.
@@ -20,9 +20,27 @@ const NOISE: f64 = 1e-2;
 pub struct Sampled(OnceCell<bool>);
 
 impl Sampled {
-    /// Whether the logprobs of what `request` samples are the model's own; found out once, by `draw`. `help` says how to
+    /// What `draw` draws for `request`, whose logprobs are left out unless they are the model's own. `help` says how to
     /// start a server so that they are.
-    pub async fn are_own<F: Future<Output = Result<Generated, Error>>>(
+    pub async fn draw<F: Future<Output = Result<Generated, Error>>>(
+        &self,
+        request: &GenerateRequest,
+        remote: &Remote,
+        help: &str,
+        draw: impl Fn(GenerateRequest) -> F,
+    ) -> Result<Generated, Error> {
+        check_prompt(&request.prompt)?;
+        remote.check(&request.prompt)?;
+        let is_own = self.are_own(request, remote, help, &draw).await?;
+        let mut drawn = draw(request.clone()).await?;
+        for token in drawn.tokens.iter_mut().filter(|_| !is_own) {
+            (token.logprob, token.top) = (None, TopK::default());
+        }
+        Ok(drawn)
+    }
+
+    /// Whether the logprobs of what `request` samples are the model's own; found out once.
+    async fn are_own<F: Future<Output = Result<Generated, Error>>>(
         &self,
         request: &GenerateRequest,
         remote: &Remote,
@@ -55,14 +73,6 @@ impl Sampled {
         }
         Ok(is_own)
     }
-}
-
-/// A continuation whose logprobs are left out unless they are the model's own.
-pub fn with_own(mut drawn: Generated, own: bool) -> Generated {
-    for token in drawn.tokens.iter_mut().filter(|_| !own) {
-        (token.logprob, token.top) = (None, TopK::default());
-    }
-    drawn
 }
 
 /// A request for one token after `id`, with the two likeliest candidates.

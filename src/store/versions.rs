@@ -66,8 +66,8 @@ pub struct Gauge {
     pub expected: Fingerprint,
     /// How much it differed from itself meanwhile.
     pub noise: f64,
-    /// What finding that out has cost.
-    pub checks: Checks,
+    /// How often it was measured to find that out.
+    pub n_measured: u64,
 }
 
 /// What measuring has cost and shown.
@@ -81,13 +81,6 @@ pub struct Checks {
     pub changes: u64,
     /// The mean difference of logprobs from which on a change is seen.
     pub smallest_change: f64,
-}
-
-impl Checks {
-    fn and(self, other: &Self) -> Self {
-        let (requests, tokens) = (self.requests + other.requests, self.tokens + other.tokens);
-        Self { requests, tokens, ..self }
-    }
 }
 
 /// The versions of one model over one run.
@@ -147,7 +140,11 @@ impl Versions {
             expected: gauges.iter().map(|it| it.expected.clone()).collect(),
             noise: gauges.iter().map(|it| it.noise).collect(),
             names,
-            checks: gauges.iter().fold(Checks::default(), |all, it| all.and(&it.checks)),
+            checks: Checks {
+                requests: gauges.iter().map(|it| it.n_measured).sum(),
+                tokens: gauges.iter().map(|it| it.n_measured * it.expected.probe.len() as u64).sum(),
+                ..Checks::default()
+            },
             answers: 0,
             since: Instant::now(),
             disruptions: transport.as_ref().map_or(0, Transport::disruptions),
@@ -166,9 +163,9 @@ impl Versions {
         state.stopped_by.clone().map_or(Ok(state.order.begun), Err)
     }
 
-    /// How many measurements have been begun.
-    pub fn begun(&self) -> u64 {
-        self.lock().order.begun
+    /// What `ask` finds in the order of measurements and changes.
+    pub(super) fn order<T>(&self, ask: impl FnOnce(&Order) -> T) -> T {
+        ask(&self.lock().order)
     }
 
     /// The versions that a call may be answered by now: its home's, or those of all endpoints.
@@ -183,23 +180,6 @@ impl Versions {
     /// Whether endpoints may have different versions.
     pub fn may_differ(&self) -> bool {
         self.gauges.len() > 1 && self.rules.new_weights == NewWeights::Continue
-    }
-
-    /// What an answer is stamped with that comes in now from these endpoints; none if they have different versions.
-    pub fn stamp(&self, by: Endpoints) -> Option<Stamp> {
-        self.lock().order.stamp(by)
-    }
-
-    /// What a draw is of that was sent when so many measurements had been begun, and came in from these endpoints after
-    /// a change.
-    pub fn between(&self, sent: u64, by: Endpoints) -> Origin {
-        self.lock().order.between(sent, by)
-    }
-
-    /// The first measurement after the last doubt about these endpoints. What was sent before it and came in after is
-    /// of nobody knows whom.
-    pub fn unbroken_since(&self, by: Endpoints) -> u64 {
-        self.lock().order.unbroken_since(by)
     }
 
     /// Whether nothing at all was in doubt from then on until so many measurements had been begun; waits until that is
@@ -290,11 +270,6 @@ impl Versions {
         }
         self.measure(Patience::Full).await?;
         Ok(now())
-    }
-
-    /// Which weights an answer came from, if that is known by now.
-    pub fn origin(&self, stamp: Stamp) -> Option<Origin> {
-        self.lock().order.origin(stamp)
     }
 
     async fn measure(&self, patience: Patience) -> Result<(), Error> {
@@ -465,9 +440,9 @@ pub fn reason(new: Option<&Fingerprint>, old: &Fingerprint) -> String {
 
 /// The order of measurements and changes, by which an answer's origin is known.
 #[derive(Debug, PartialEq, Eq)]
-struct Order {
+pub(super) struct Order {
     /// Measurements that were begun.
-    begun: u64,
+    pub(super) begun: u64,
     endpoints: Vec<Line>,
 }
 
@@ -500,13 +475,16 @@ impl Order {
         self.endpoints[idx].current
     }
 
-    fn stamp(&self, by: Endpoints) -> Option<Stamp> {
+    /// What an answer is stamped with that comes in now from these endpoints; none if they have different versions.
+    pub(super) fn stamp(&self, by: Endpoints) -> Option<Stamp> {
         let mut models = self.lines(by).map(|it| it.current);
         let model = models.next()?;
         models.all(|it| it == model).then_some(Stamp { after: self.begun, by, model })
     }
 
-    fn unbroken_since(&self, by: Endpoints) -> u64 {
+    /// The first measurement after the last doubt about these endpoints. What was sent before it and came in after is
+    /// of nobody knows whom.
+    pub(super) fn unbroken_since(&self, by: Endpoints) -> u64 {
         self.lines(by).filter_map(|it| it.doubts.last()).map(|it| it.0.end).max().unwrap_or(0)
     }
 
@@ -534,7 +512,9 @@ impl Order {
         (line.settled, line.current) = (self.begun, model);
     }
 
-    fn between(&self, sent: u64, by: Endpoints) -> Origin {
+    /// What a draw is of that was sent when so many measurements had been begun, and came in from these endpoints after
+    /// a change.
+    pub(super) fn between(&self, sent: u64, by: Endpoints) -> Origin {
         let at = |line: &Line| line.doubts.iter().find(|it| it.0.end > sent).map_or(line.current, |it| it.1);
         let (before, after) = (self.lines(by).next().map(at), self.lines(by).last().map(|it| it.current));
         // Somebody has answered, so there is a line.
@@ -547,7 +527,8 @@ impl Order {
         self.lines(by).all(|it| after < it.settled)
     }
 
-    fn origin(&self, stamp: Stamp) -> Option<Origin> {
+    /// Which weights an answer came from, if that is known by now.
+    pub(super) fn origin(&self, stamp: Stamp) -> Option<Origin> {
         let mut doubts = self.lines(stamp.by).flat_map(|it| &it.doubts);
         match doubts.find(|it| it.0.contains(&stamp.after)) {
             Some(&(_, before, after)) => Some(Origin::Between(before, after)),
@@ -614,7 +595,7 @@ mod tests {
             let found = found.clone();
             Box::pin(async move { Ok(found) })
         });
-        let gauge = Gauge { server: "s".into(), measure, expected, noise: 0.0, checks: Checks::default() };
+        let gauge = Gauge { server: "s".into(), measure, expected, noise: 0.0, n_measured: 0 };
         let rules = WeightRules { answers: 3, time: Duration::from_secs(60), ..WeightRules::default() };
         let (role, known) = (ModelRole::Teacher, (vec![OLD], HashMap::new()));
         let versions = Versions::new(ledger, role, rules, None, vec![gauge], known);
@@ -626,7 +607,10 @@ mod tests {
             versions.answered(None, ONE);
             measurements.recv().await.unwrap();
             // What this one shows is waited for.
-            versions.settle(Stamp { after: versions.begun() - 1, by: ONE, model: OLD }).await.unwrap();
+            versions
+                .settle(Stamp { after: versions.order(|it| it.begun) - 1, by: ONE, model: OLD })
+                .await
+                .unwrap();
             versions.lock().is_checking = false;
         }
         tokio::time::advance(Duration::from_secs(59)).await;
