@@ -120,20 +120,19 @@ async fn open_one(transport: Transport, wanted: &Wanted) -> Result<Opened, Error
         Some(kind) => kind,
         None => kinds::recognise(&transport.briefly()).await?,
     };
-    let other_name = other_name(&transport, kind, wanted.model.as_deref()).await?;
-    let named = match (&wanted.tokenizer, &other_name) {
+    let served = other_name(&transport, kind, wanted.model.as_deref()).await?;
+    let named = match (&wanted.tokenizer, &wanted.model) {
         (Some(path), _) => Some(load(path)?),
         // A directory in place of the name says itself what the server's tokenizer must agree with.
-        (None, Some(name)) => load(Path::new(&name.wanted)).ok(),
-        (None, None) => None,
+        (None, Some(name)) if served.is_some() => load(Path::new(name)).ok(),
+        _ => None,
     };
-    let model = wanted.model.clone().filter(|_| wanted.needs_text || other_name.is_some());
+    let model = wanted.model.clone().filter(|_| wanted.needs_text || served.is_some());
     let sought = Sought { named, model, is_needed: wanted.needs_text };
-    let served = other_name.as_ref().map(|name| name.served.clone());
-    let asked = Wanted { model: served.or_else(|| wanted.model.clone()), ..wanted.clone() };
+    let asked = Wanted { model: served.clone().or_else(|| wanted.model.clone()), ..wanted.clone() };
     let opened = connect(transport, kind, sought, &asked).await?;
-    if let Some(name) = other_name {
-        wanted.notices.add(name.check(&opened).await?);
+    if let (Some(served), Some(name)) = (served, &wanted.model) {
+        wanted.notices.add(check_name(&opened, &served, name).await?);
     }
     Ok(opened)
 }
@@ -152,39 +151,30 @@ async fn connect(
     Opened::new(remote.knowing_vocab(vocab_size), tokenizer).ok_or_else(endpoint::no_endpoint)
 }
 
-/// The name of a server's only model, and another that it was asked for by.
-struct OtherName {
-    served: String,
-    wanted: String,
-}
-
-/// Both names, where they differ and the server can be asked whether its tokenizer is ours.
+/// The name of a server's only model, where it differs from the one it was asked for by and the server can be asked
+/// whether its tokenizer is ours.
 async fn other_name(
     transport: &Transport,
     kind: &Kind,
     wanted: Option<&str>,
-) -> Result<Option<OtherName>, Error> {
+) -> Result<Option<String>, Error> {
     let Some(wanted) = wanted.filter(|_| kind.tokenizes) else { return Ok(None) };
     Ok(match remote::listed(&transport.briefly()).await?.as_slice() {
-        [Listed { id, .. }] if id != wanted => {
-            Some(OtherName { served: id.clone(), wanted: wanted.to_owned() })
-        }
+        [Listed { id, .. }] if id != wanted => Some(id.clone()),
         _ => None,
     })
 }
 
-impl OtherName {
-    /// What is to be told where the only model is meant, because its tokenizer is ours; else there is no model of that name.
-    async fn check(self, opened: &Opened) -> Result<String, Error> {
-        let (Self { served, wanted }, server) = (self, opened.server());
-        let agrees = tokenizer_agrees(opened, &mut Vec::new()).await;
-        match (agrees, &opened.tokenizer) {
-            (Some(true), Some((path, _))) => Ok(format!(
-                "{server} has no model `{wanted}`; its only one, `{served}`, is taken for it, because its tokenizer is the one at {}",
-                path.display()
-            )),
-            _ => Err(remote::no_such_model(&server, vec![&served], &wanted)),
-        }
+/// What is to be told where the only model is meant, because its tokenizer is ours; else there is no model of that name.
+async fn check_name(opened: &Opened, served: &str, wanted: &str) -> Result<String, Error> {
+    let server = opened.server();
+    let agrees = tokenizer_agrees(opened, &mut Vec::new()).await;
+    match (agrees, &opened.tokenizer) {
+        (Some(true), Some((path, _))) => Ok(format!(
+            "{server} has no model `{wanted}`; its only one, `{served}`, is taken for it, because its tokenizer is the one at {}",
+            path.display()
+        )),
+        _ => Err(remote::no_such_model(&server, vec![served], wanted)),
     }
 }
 
