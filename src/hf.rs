@@ -190,7 +190,19 @@ impl HuggingFace {
         let what = format!("the list of files of {repo}");
         let told = match self.offline {
             true => fs::read(&copy).map_err(|_| HubError::Offline(what.clone()))?,
-            false => self.listed(repo, &what).await?,
+            false => {
+                let revision = repo.revision.replace('/', "%2F");
+                let url = format!("{}/api/{}/{}/revision/{revision}", self.endpoint, repo.kind, repo.name);
+                let asked = self.ask(&what, Method::GET, &url, 0).await;
+                let answer = asked.map_err(|error| match error {
+                    HubError::NotFound { endpoint, .. } => {
+                        let file = format!("{} {}", repo.kind.trim_end_matches('s'), repo.name);
+                        HubError::NotFound { endpoint, file }
+                    }
+                    other => other,
+                })?;
+                answer.bytes().await.map_err(|error| self.unreachable(error))?.into()
+            }
         };
         let json: Value =
             serde_json::from_slice(&told).map_err(|error| self.strange(&what, &error.to_string()))?;
@@ -200,19 +212,6 @@ impl HuggingFace {
             write_whole(&copy, &told)?;
         }
         Ok(Listing { commit: json["sha"].as_str().unwrap_or(&repo.revision).to_owned(), files })
-    }
-
-    async fn listed(&self, repo: &Repo, what: &str) -> Result<Vec<u8>, HubError> {
-        let revision = repo.revision.replace('/', "%2F");
-        let url = format!("{}/api/{}/{}/revision/{revision}", self.endpoint, repo.kind, repo.name);
-        let answer = self.ask(what, Method::GET, &url, 0).await.map_err(|error| match error {
-            HubError::NotFound { endpoint, .. } => HubError::NotFound {
-                endpoint,
-                file: format!("{} {}", repo.kind.trim_end_matches('s'), repo.name),
-            },
-            other => other,
-        })?;
-        Ok(answer.bytes().await.map_err(|error| self.unreachable(error))?.into())
     }
 
     /// The file, from the cache or from the hub. A file in the cache is not asked for again.

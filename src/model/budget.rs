@@ -50,12 +50,6 @@ pub struct Spent {
 }
 
 impl Spent {
-    fn add(&mut self, usage: Usage) {
-        self.prompt_tokens += usage.prompt_tokens;
-        self.cached_tokens += usage.cached_tokens.unwrap_or(0);
-        self.completion_tokens += usage.completion_tokens;
-    }
-
     /// The tokens a limit is compared with.
     pub fn tokens(&self) -> u64 {
         self.prompt_tokens + self.completion_tokens
@@ -160,8 +154,12 @@ impl Drop for Reservation {
         let mut account = self.meter.lock();
         account.reserved = account.reserved.saturating_sub(self.tokens);
         account.under_way -= 1;
-        account.spent.requests += u64::from(self.usage.is_some());
-        account.spent.add(self.usage.unwrap_or_default());
+        if let Some(usage) = self.usage {
+            account.spent.requests += 1;
+            account.spent.prompt_tokens += usage.prompt_tokens;
+            account.spent.cached_tokens += usage.cached_tokens.unwrap_or(0);
+            account.spent.completion_tokens += usage.completion_tokens;
+        }
         drop(account);
         self.meter.settled.notify_waiters();
     }

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use super::kind::{Kind, Remote, Wanted};
 use super::opened::Opened;
 use super::probe::{probe_logprobs, tokenizer_agrees};
-use super::tokenizers::{Sought, TokenizerAt, load};
+use super::tokenizers::{TokenizerAt, find, load};
 use super::transport::Transport;
 use super::weights::Weights;
 use super::{Error, embedded, endpoint, kinds, remote};
@@ -114,7 +114,7 @@ fn check_same_model(opened: &[Opened]) -> Result<(), Error> {
     Err(Error::invalid(what, "name servers of one model, and that model with --model"))
 }
 
-/// Opens the one server behind `transport`.
+/// Opens the one server behind `transport`: asks it what it is, and finds its tokenizer.
 async fn open_one(transport: Transport, wanted: &Wanted) -> Result<Opened, Error> {
     let kind = match wanted.kind {
         Some(kind) => kind,
@@ -127,28 +127,22 @@ async fn open_one(transport: Transport, wanted: &Wanted) -> Result<Opened, Error
         (None, Some(name)) if served.is_some() => load(Path::new(name)).ok(),
         _ => None,
     };
-    let model = wanted.model.clone().filter(|_| wanted.needs_text || served.is_some());
-    let sought = Sought { named, model, is_needed: wanted.needs_text };
     let asked = Wanted { model: served.clone().or_else(|| wanted.model.clone()), ..wanted.clone() };
-    let opened = connect(transport, kind, sought, &asked).await?;
+    let size = |found: &Option<TokenizerAt>| found.as_ref().map(|(_, tokenizer)| tokenizer.vocab_size());
+    let remote = Remote::ask(transport, kind, &asked).await?.knowing_vocab(size(&named));
+    let tokenizer = if named.is_none() && kind.tokenizes {
+        let model = wanted.model.as_deref().filter(|_| wanted.needs_text || served.is_some());
+        find(model, &remote.info, wanted.needs_text).await?
+    } else {
+        named
+    };
+    let vocab_size = remote.limits.vocab_size.or(size(&tokenizer).filter(|_| kind.tokenizes));
+    let opened =
+        Opened::new(remote.knowing_vocab(vocab_size), tokenizer).ok_or_else(endpoint::no_endpoint)?;
     if let (Some(served), Some(name)) = (served, &wanted.model) {
         wanted.notices.add(check_name(&opened, &served, name).await?);
     }
     Ok(opened)
-}
-
-/// Asks the server what it is, and finds its tokenizer.
-async fn connect(
-    transport: Transport,
-    kind: &'static Kind,
-    sought: Sought,
-    wanted: &Wanted,
-) -> Result<Opened, Error> {
-    let size = |found: &Option<TokenizerAt>| found.as_ref().map(|(_, tokenizer)| tokenizer.vocab_size());
-    let remote = Remote::ask(transport, kind, wanted).await?.knowing_vocab(size(&sought.named));
-    let tokenizer = if kind.tokenizes { sought.find(&remote.info).await? } else { sought.named };
-    let vocab_size = remote.limits.vocab_size.or(size(&tokenizer).filter(|_| kind.tokenizes));
-    Opened::new(remote.knowing_vocab(vocab_size), tokenizer).ok_or_else(endpoint::no_endpoint)
 }
 
 /// The name of a server's only model, where it differs from the one it was asked for by and the server can be asked

@@ -105,13 +105,12 @@ impl Model for OpenAi {
     }
 
     async fn chat(&self, request: &ChatRequest) -> Result<ChatAnswer, Error> {
-        for _ in REFUSABLE {
+        loop {
             match chat(&self.remote, Dialect::OpenAi, request, &self.refused()).await {
                 Err(error) if self.learns_refusal(&error) => {}
                 other => return other,
             }
         }
-        chat(&self.remote, Dialect::OpenAi, request, &self.refused()).await
     }
 
     fn limits(&self) -> &Limits {

@@ -285,19 +285,15 @@ impl<'a, 's> Work<'a, 's> {
         let Some(Ok((sent, since, scored))) = finished else { return };
         self.n_under_way -= sent.len();
         for (sent, scored) in sent.into_iter().zip(scored) {
-            let scores = self.paid(scored, since);
+            let scores = scored.map(|Scored { spans, version, usage }| {
+                self.usage += usage;
+                JobScores { spans, version, unbroken_since: since }
+            });
             match sent {
                 Sent::Request(request) => self.take_one(request, scores),
                 Sent::Alone(job) => self.finish(job, scores),
             }
         }
-    }
-
-    /// An answer whose cost is counted.
-    fn paid(&mut self, scored: Result<Scored, Error>, unbroken_since: u64) -> Result<JobScores, Error> {
-        let Scored { spans, version, usage } = scored?;
-        self.usage += usage;
-        Ok(JobScores { spans, version, unbroken_since })
     }
 
     fn take_one(&mut self, request: usize, scores: Result<JobScores, Error>) {
