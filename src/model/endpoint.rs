@@ -19,11 +19,10 @@ use super::Error;
 pub use super::breaker::BreakerRules;
 use super::breaker::{Admission, Breaker};
 use super::echo::Echo;
-use super::retry::{Miss, Symptom};
+use super::retry::{Miss, Notice, Symptom};
 use super::room::Room;
 pub use super::room::RoomRules;
 use super::secret::Secret;
-use super::transport::Notice;
 use backsight_core::mix::mix;
 
 /// The address of a server. Clones share what is learnt of it.
@@ -339,11 +338,25 @@ impl Lease {
 
     /// Tells the pool how the request failed, or that the endpoint answered; says whether its health turned by it. A
     /// server is given the time it asks for, unless that is longer than anybody waits.
-    pub fn report(mut self, failure: Option<&Miss>, longest_wait: Duration) -> Option<Notice> {
+    pub fn report(mut self, miss: Option<&Miss>, longest_wait: Duration) -> Option<Notice> {
         self.reported = true;
         let mut turn = None;
         self.change(|state, lease| {
-            turn = state.members[lease.idx].take_report(lease, failure, longest_wait);
+            let (member, now) = (&mut state.members[lease.idx], Instant::now());
+            let Some(Miss { symptom, error, retry_after }) = miss else {
+                turn = member.breaker.succeed().then(|| Notice::Back { server: lease.server() });
+                return;
+            };
+            member.last_error = Some(error.clone());
+            let retry_after = retry_after.filter(|asked| *asked <= longest_wait);
+            if *symptom == Symptom::Pressed {
+                member.room.cut(lease.begun, now);
+            }
+            if member.breaker.fail(lease.trial, retry_after, now) {
+                // Dropped grants send the waiters to look for another endpoint.
+                member.queue.clear();
+                turn = Some(Notice::Down { server: lease.server() });
+            }
         });
         if turn.is_some() {
             self.pool.changed.notify_waiters();
@@ -364,31 +377,6 @@ impl Lease {
         let gone = pool.admit(&mut state);
         drop(state);
         drop(gone);
-    }
-}
-
-impl Member {
-    fn take_report(
-        &mut self,
-        lease: &Lease,
-        failure: Option<&Miss>,
-        longest_wait: Duration,
-    ) -> Option<Notice> {
-        let now = Instant::now();
-        let Some(Miss { symptom, error, retry_after }) = failure else {
-            return self.breaker.succeed().then(|| Notice::Back { server: lease.server() });
-        };
-        self.last_error = Some(error.clone());
-        let retry_after = retry_after.filter(|asked| *asked <= longest_wait);
-        if *symptom == Symptom::Pressed {
-            self.room.cut(lease.begun, now);
-        }
-        let opened = self.breaker.fail(lease.trial, retry_after, now);
-        if opened {
-            // Dropped grants send the waiters to look for another endpoint.
-            self.queue.clear();
-        }
-        opened.then(|| Notice::Down { server: lease.server() })
     }
 }
 

@@ -120,7 +120,14 @@ async fn open_one(transport: Transport, wanted: &Wanted) -> Result<Opened, Error
         Some(kind) => kind,
         None => kinds::recognise(&transport.briefly()).await?,
     };
-    let served = other_name(&transport, kind, wanted.model.as_deref()).await?;
+    // The name of its only model, where that is another and its tokenizer can be compared with ours.
+    let served = match &wanted.model {
+        Some(wanted) if kind.tokenizes => match remote::listed(&transport.briefly()).await?.as_slice() {
+            [Listed { id, .. }] if id != wanted => Some(id.clone()),
+            _ => None,
+        },
+        _ => None,
+    };
     let named = match (&wanted.tokenizer, &wanted.model) {
         (Some(path), _) => Some(load(path)?),
         // A directory in place of the name says itself what the server's tokenizer must agree with.
@@ -143,20 +150,6 @@ async fn open_one(transport: Transport, wanted: &Wanted) -> Result<Opened, Error
         wanted.notices.add(check_name(&opened, &served, name).await?);
     }
     Ok(opened)
-}
-
-/// The name of a server's only model, where it differs from the one it was asked for by and the server can be asked
-/// whether its tokenizer is ours.
-async fn other_name(
-    transport: &Transport,
-    kind: &Kind,
-    wanted: Option<&str>,
-) -> Result<Option<String>, Error> {
-    let Some(wanted) = wanted.filter(|_| kind.tokenizes) else { return Ok(None) };
-    Ok(match remote::listed(&transport.briefly()).await?.as_slice() {
-        [Listed { id, .. }] if id != wanted => Some(id.clone()),
-        _ => None,
-    })
 }
 
 /// What is to be told where the only model is meant, because its tokenizer is ours; else there is no model of that name.

@@ -48,6 +48,30 @@ impl Miss {
     }
 }
 
+/// Something worth telling while a call is still under way.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Notice {
+    /// An attempt failed and the next one follows after `wait`.
+    Retry {
+        /// How many attempts this call has made.
+        attempts: u32,
+        /// How long until the next one.
+        wait: Duration,
+        /// What went wrong.
+        error: Error,
+    },
+    /// An endpoint failed several times in a row and is left alone for a while.
+    Down {
+        /// Which one.
+        server: String,
+    },
+    /// An endpoint that was left alone answers again.
+    Back {
+        /// Which one.
+        server: String,
+    },
+}
+
 /// What an HTTP status means, `None` when it carries an answer.
 pub fn judge_status(status: u16) -> Option<Symptom> {
     match status {

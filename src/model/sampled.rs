@@ -31,47 +31,36 @@ impl Sampled {
     ) -> Result<Generated, Error> {
         check_prompt(&request.prompt)?;
         remote.check(&request.prompt)?;
-        let is_own = self.are_own(request, remote, help, &draw).await?;
+        let server = remote.transport.server();
+        let is_own = if request.sampling.constraint.is_some() {
+            remote.notices.add(format!(
+                "{server} reports logprobs under the constraint rather than the model's own; they are left out"
+            ));
+            false
+        } else if [0.0, 1.0].contains(&request.sampling.temperature) {
+            // At these a server that applies the temperature reports the model's own values all the same.
+            true
+        } else {
+            let id = request.prompt.first().copied().unwrap_or_default();
+            let first_row = async |temperature| {
+                let drawn = draw(probe_request(id, temperature)).await?;
+                Ok(drawn.tokens.into_iter().next().map(|token| token.top).unwrap_or_default())
+            };
+            let compare = || async { Ok(are_same(&first_row(0.5).await?, &first_row(1.0).await?)) };
+            let is_own = *self.0.get_or_try_init(compare).await?;
+            if !is_own {
+                remote.notices.add(format!(
+                    "{server} reports logprobs after the temperature rather than the model's own; they are left out; \
+                     {help}, or sample at temperature 1"
+                ));
+            }
+            is_own
+        };
         let mut drawn = draw(request.clone()).await?;
         for token in drawn.tokens.iter_mut().filter(|_| !is_own) {
             (token.logprob, token.top) = (None, TopK::default());
         }
         Ok(drawn)
-    }
-
-    /// Whether the logprobs of what `request` samples are the model's own; found out once.
-    async fn are_own<F: Future<Output = Result<Generated, Error>>>(
-        &self,
-        request: &GenerateRequest,
-        remote: &Remote,
-        help: &str,
-        draw: impl Fn(GenerateRequest) -> F,
-    ) -> Result<bool, Error> {
-        let server = remote.transport.server();
-        if request.sampling.constraint.is_some() {
-            remote.notices.add(format!(
-                "{server} reports logprobs under the constraint rather than the model's own; they are left out"
-            ));
-            return Ok(false);
-        }
-        // At these a server that applies the temperature reports the model's own values all the same.
-        if [0.0, 1.0].contains(&request.sampling.temperature) {
-            return Ok(true);
-        }
-        let id = request.prompt.first().copied().unwrap_or_default();
-        let first_row = async |temperature| {
-            let drawn = draw(probe_request(id, temperature)).await?;
-            Ok(drawn.tokens.into_iter().next().map(|token| token.top).unwrap_or_default())
-        };
-        let compare = || async { Ok(are_same(&first_row(0.5).await?, &first_row(1.0).await?)) };
-        let is_own = *self.0.get_or_try_init(compare).await?;
-        if !is_own {
-            remote.notices.add(format!(
-                "{server} reports logprobs after the temperature rather than the model's own; they are left out; \
-                 {help}, or sample at temperature 1"
-            ));
-        }
-        Ok(is_own)
     }
 }
 

@@ -104,7 +104,7 @@ impl Sglang {
 
     async fn score_window(&self, job: &ScoreJob, window: Window) -> Result<Scored, Error> {
         let request = wire::score_request(job, window);
-        let decode = |answer: &Answer<'_>| read_scores(answer, job, window);
+        let decode = |answer: &Answer<'_>| answer.attempt.own(wire::scores(answer.body, job, window)?);
         self.post(&self.remote.transport, &request, size(&[(job, window)], job.top_k()), &decode).await
     }
 
@@ -202,11 +202,6 @@ fn named(request: &wire::GenerateRequest<'_>, id: &str) -> Result<Vec<u8>, Error
         _ => OneOrMany::One(id.to_owned()),
     };
     remote::body(&wire::GenerateRequest { rid: Some(rid), ..request.clone() })
-}
-
-/// The scores in an answer, if it is the answer to this attempt.
-fn read_scores(answer: &Answer<'_>, job: &ScoreJob, window: Window) -> Result<Scored, String> {
-    answer.attempt.own(wire::scores(answer.body, job, window)?)
 }
 
 fn size(sent: &[(&ScoreJob, Window)], top_k: usize) -> Size {

@@ -23,6 +23,7 @@ use reqwest::header::{
 use super::body;
 use super::echo::{Attempt, Ids};
 use super::endpoint::{Endpoint, Lease, Pool, PoolRules};
+pub use super::retry::Notice;
 use super::retry::{self, Jitter, Miss, Policy, Symptom};
 use super::secret::Secret;
 use super::{Error, resting, route};
@@ -83,30 +84,6 @@ pub struct Auth {
     pub prefix: &'static str,
     /// The key.
     pub key: Secret,
-}
-
-/// Something worth telling while a call is still under way.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Notice {
-    /// An attempt failed and the next one follows after `wait`.
-    Retry {
-        /// How many attempts this call has made.
-        attempts: u32,
-        /// How long until the next one.
-        wait: Duration,
-        /// What went wrong.
-        error: Error,
-    },
-    /// An endpoint failed several times in a row and is left alone for a while.
-    Down {
-        /// Which one.
-        server: String,
-    },
-    /// An endpoint that was left alone answers again.
-    Back {
-        /// Which one.
-        server: String,
-    },
 }
 
 /// Who is told of notices.

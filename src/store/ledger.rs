@@ -170,8 +170,16 @@ impl Ledger {
         key: Key,
         role: ModelRole,
     ) -> Result<Option<(R, Whose)>, Error> {
-        let found = self.disk.read(move |connection| stored_answer(connection, &key, role)).await?;
-        let Some(found) = found else { return Ok(None) };
+        // Stamps count the measurements of one role: what waits for another's is not found.
+        let read = move |connection: &Connection| {
+            let mut select = connection.prepare_cached(
+                "SELECT model, after, endpoints, until, checksum, answer FROM answers
+                 WHERE key = ?1 AND (after IS NULL OR role = ?2)",
+            )?;
+            select.query_row(params![key.bytes(), role.name()], |row| Ok(found(row).ok())).optional()
+        };
+        // The inner option is none where the columns hold something else than was written there.
+        let Some(found) = self.disk.read(read).await? else { return Ok(None) };
         // Bits may flip on the disk: then this answer is lost, and those beside it are not.
         let decoded = found
             .filter(|it| it.sum == answer_checksum(key.bytes(), it.whose.model(), &it.bytes))
@@ -331,21 +339,6 @@ struct StoredAnswer {
     whose: Whose,
     sum: Vec<u8>,
     bytes: Vec<u8>,
-}
-
-/// The answer under a key; the inner option is none where its columns hold something else than was written there.
-///
-/// Stamps count the measurements of one role: what waits for another's is not found.
-fn stored_answer(
-    connection: &Connection,
-    key: &Key,
-    role: ModelRole,
-) -> rusqlite::Result<Option<Option<StoredAnswer>>> {
-    let mut select = connection.prepare_cached(
-        "SELECT model, after, endpoints, until, checksum, answer FROM answers
-         WHERE key = ?1 AND (after IS NULL OR role = ?2)",
-    )?;
-    select.query_row(params![key.bytes(), role.name()], |row| Ok(found(row).ok())).optional()
 }
 
 /// What was written down of an answer or a block, behind whose it is.
