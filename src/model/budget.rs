@@ -209,8 +209,7 @@ impl Model for Budgeted {
     }
 
     async fn chat(&self, request: &ChatRequest) -> Result<ChatAnswer, Error> {
-        let prompt: usize = request.messages.iter().map(guessed_tokens).sum();
-        let room = self.meter.reserve((prompt + request.sampling.max_tokens) as u64).await?;
+        let room = self.meter.reserve(guessed_tokens(request)).await?;
         room.settle(self.inner.chat(request).await, |it| it.usage)
     }
 
@@ -223,11 +222,15 @@ impl Model for Budgeted {
     }
 }
 
-/// A guess at the tokens of a message that somebody else's tokenizer will see, at four bytes each.
-fn guessed_tokens(message: &Message) -> usize {
-    let text = message.content.as_ref().map_or(0, |content| content.text().len());
-    let thought = message.reasoning.as_ref().map_or(0, String::len);
-    (text + thought) / 4 + 4
+/// A guess at the tokens of a conversation and its answer that somebody else's tokenizer will see, at four bytes each.
+pub(super) fn guessed_tokens(request: &ChatRequest) -> u64 {
+    let of_message = |message: &Message| {
+        let text = message.content.as_ref().map_or(0, |content| content.text().len());
+        let thought = message.reasoning.as_ref().map_or(0, String::len);
+        (text + thought) / 4 + 4
+    };
+    let prompt: usize = request.messages.iter().map(of_message).sum();
+    (prompt + request.sampling.max_tokens) as u64
 }
 
 #[cfg(test)]

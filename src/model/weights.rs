@@ -115,7 +115,8 @@ impl WeightsError {
     pub fn help(&self) -> String {
         match self {
             Self::Unknown { .. } => {
-                format!("known names are {}; or name a directory, a GGUF file or OWNER/NAME", names())
+                let names = KNOWN.map(|known| known.name).join(", ");
+                format!("known names are {names}; or name a directory, a GGUF file or OWNER/NAME")
             }
             Self::NotPulled { name } => format!("run `backsight model pull {name}`"),
             Self::NoForm(error) => error.help(),
@@ -129,10 +130,6 @@ impl WeightsError {
             Self::Disk { .. } => "free some space, or set XDG_CACHE_HOME to another place".to_owned(),
         }
     }
-}
-
-fn names() -> String {
-    KNOWN.map(|known| known.name).join(", ")
 }
 
 /// The models on this machine and where to get more.

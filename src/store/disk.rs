@@ -67,10 +67,8 @@ type Write = Box<dyn FnOnce(&Connection) -> rusqlite::Result<i64> + Send>;
 /// Something to read; it hands its result on itself.
 type Read = Box<dyn FnOnce(&Connection) + Send>;
 
-struct QueuedWrite {
-    write: Write,
-    stored: oneshot::Sender<Result<i64, Error>>,
-}
+/// A write, and who waits for it to be durable.
+type QueuedWrite = (Write, oneshot::Sender<Result<i64, Error>>);
 
 /// An open ledger file.
 pub struct Disk {
@@ -112,7 +110,7 @@ impl Disk {
         write: impl FnOnce(&Connection) -> rusqlite::Result<i64> + Send + 'static,
     ) -> Result<i64, Error> {
         let (stored, answer) = oneshot::channel();
-        self.writer.send(QueuedWrite { write: Box::new(write), stored });
+        self.writer.send((Box::new(write), stored));
         answer.await.unwrap_or_else(|_| Err(self.ended()))
     }
 
@@ -183,7 +181,7 @@ impl<J> Drop for Worker<J> {
 fn write_loop(mut connection: Connection, path: &Path, jobs: &mpsc::Receiver<QueuedWrite>) {
     while let Ok(first) = jobs.recv() {
         let batch = std::iter::once(first).chain(jobs.try_iter().take(LARGEST_BATCH - 1));
-        let (writes, waiting): (Vec<Write>, Vec<_>) = batch.map(|it| (it.write, it.stored)).unzip();
+        let (writes, waiting): (Vec<Write>, Vec<_>) = batch.unzip();
         let committed = commit(&mut connection, writes).map_err(|why| ledger_error(path, &why));
         for (idx, stored) in waiting.into_iter().enumerate() {
             let _ = stored.send(committed.as_ref().map(|numbers| numbers[idx]).map_err(Error::clone));
