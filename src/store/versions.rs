@@ -336,30 +336,18 @@ impl Versions {
             let state = self.lock();
             (state.expected[idx].clone(), state.noise[idx])
         };
-        match read {
-            Ok(found) if found.agrees(&expected, noise) => Ok(Finding::Same),
+        let by = match read {
+            Ok(found) if found.agrees(&expected, noise) => return Ok(Finding::Same),
             // A server that names its new weights needs no further witness.
-            Ok(found) if found.identity != expected.identity => Ok(Finding::Changed(Some(found))),
-            Ok(found) => {
-                self.confirm(idx, &expected, noise, found.mean_difference(&expected), patience).await
-            }
-            Err(error) if error.may_pass() => Ok(Finding::Gone),
+            Ok(found) if found.identity != expected.identity => return Ok(Finding::Changed(Some(found))),
+            Ok(found) => found.mean_difference(&expected),
+            Err(error) if error.may_pass() => return Ok(Finding::Gone),
             // The same model would take the same text.
-            Err(Error::Refused { .. }) => Ok(Finding::Changed(None)),
-            Err(error) => Err(error),
-        }
-    }
-
-    /// Measures twice more: what both of them do not confirm was noise. Where a change would end the run nothing else
-    /// is under way meanwhile, so that company cannot be the reason.
-    async fn confirm(
-        &self,
-        idx: usize,
-        expected: &Fingerprint,
-        noise: f64,
-        by: Option<f64>,
-        patience: Patience,
-    ) -> Result<Finding, Error> {
+            Err(Error::Refused { .. }) => return Ok(Finding::Changed(None)),
+            Err(error) => return Err(error),
+        };
+        // What two more measurements do not both confirm was noise. Where a change would end the run nothing else is
+        // under way meanwhile, so that company cannot be the reason.
         let _quiet = match self.rules.new_weights {
             NewWeights::Stop => Some(self.asking.write().await),
             NewWeights::Continue => None,
@@ -367,7 +355,7 @@ impl Versions {
         let mut last = None;
         for _ in 0..2 {
             let again = self.read(idx, patience).await?;
-            if again.agrees(expected, noise) {
+            if again.agrees(&expected, noise) {
                 let noise = &mut self.lock().noise[idx];
                 *noise = noise.max(by.unwrap_or(0.0));
                 return Ok(Finding::Same);
