@@ -80,14 +80,9 @@ pub struct Disk {
 impl Disk {
     /// Opens the file at `path`, or makes it.
     pub fn open(path: &Path) -> Result<Self, Error> {
-        Self::open_with(path, |_| Ok(()))
-    }
-
-    fn open_with(path: &Path, adjust: fn(&Connection) -> rusqlite::Result<()>) -> Result<Self, Error> {
         let path: Arc<Path> = path.into();
         let writing = connect(&path)?;
         prepare(&writing, &path)?;
-        adjust(&writing).map_err(|why| ledger_error(&path, &why))?;
         let reading = connect(&path)?;
         let shown = Arc::clone(&path);
         Ok(Self {
@@ -328,8 +323,9 @@ mod tests {
     async fn a_full_disk_is_said_and_nothing_is_claimed() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("ledger.sqlite");
+        let disk = Disk::open(&path).unwrap();
         let small = |connection: &Connection| connection.pragma_update(None, "max_page_count", 40);
-        let disk = Disk::open_with(&path, small).unwrap();
+        disk.write(move |connection| small(connection).map(|()| 0)).await.unwrap();
         disk.write(add(1000)).await.unwrap();
         let error = disk.write(add(1_000_000)).await.unwrap_err();
         assert!(error.to_string().contains("database or disk is full"), "{error}");

@@ -90,15 +90,8 @@ impl Counts {
 #[derive(Default)]
 struct Handed {
     scores: BTreeSet<Whose>,
-    draws: Vec<Draw>,
-}
-
-/// A draw, as far as it matters whose it is.
-struct Draw {
-    step: usize,
-    whose: Whose,
-    /// The weights of its tokens, as the server names them.
-    told: Vec<(TokenSpan, Option<String>)>,
+    /// Stretches of draws, each with the weights as the server names them.
+    draws: Vec<(Whose, TokenVersion)>,
 }
 
 /// An answer, and whose it is.
@@ -298,14 +291,13 @@ impl Ledgered {
     pub async fn drawn_by(&self, to_the_end: bool) -> Vec<TokenVersion> {
         let draws = std::mem::take(&mut self.handed().draws);
         let mut all = Vec::new();
-        for Draw { step, whose, told } in draws {
+        for (whose, drawn) in draws {
             let origin = match whose {
                 Whose::Provisional(stamp) if !to_the_end => self.versions.order(|it| it.origin(stamp)),
                 whose => self.origin(whose).await.ok(),
             };
             let version = origin.map_or(Version::Unknown, |origin| self.version(origin));
-            let named = |(span, told)| TokenVersion { step, span, version: version.clone(), told };
-            all.extend(told.into_iter().map(named));
+            all.push(TokenVersion { version, ..drawn });
         }
         all.sort_by_key(|it| (it.step, it.span.start()));
         all
@@ -452,7 +444,9 @@ impl Ledgered {
         let all = TokenSpan::at(0, generated.tokens.len());
         let told: Vec<_> = generated.versions.iter().map(|it| (it.span, Some(it.version.clone()))).collect();
         let told = if told.is_empty() { vec![(all, None)] } else { told };
-        self.handed().draws.push(Draw { step: place.step, whose, told });
+        let (step, version) = (place.step, Version::Unknown);
+        let drawn = |(span, told)| (whose, TokenVersion { step, span, version: version.clone(), told });
+        self.handed().draws.extend(told.into_iter().map(drawn));
     }
 
     fn handed(&self) -> MutexGuard<'_, Handed> {
