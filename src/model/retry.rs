@@ -130,13 +130,11 @@ impl Policy {
     }
 
     /// Whether a failure is worth another try after `garbled` unusable answers.
-    pub fn tries_again(&self, failure: &Miss, garbled: u32) -> bool {
-        let is_busy =
-            failure.symptom == Symptom::Pressed && matches!(failure.error, Error::Unavailable { .. });
-        let is_silent =
-            failure.symptom == Symptom::Pressed && matches!(failure.error, Error::Unreachable { .. });
+    pub fn tries_again(&self, miss: &Miss, garbled: u32) -> bool {
+        let is_busy = miss.symptom == Symptom::Pressed && matches!(miss.error, Error::Unavailable { .. });
+        let is_silent = miss.symptom == Symptom::Pressed && matches!(miss.error, Error::Unreachable { .. });
         let is_worth_it = (is_busy || !self.only_when_busy) && (self.after_silence || !is_silent);
-        failure.symptom != Symptom::Refused && garbled < self.garbled_attempts && is_worth_it
+        miss.symptom != Symptom::Refused && garbled < self.garbled_attempts && is_worth_it
     }
 
     /// The wait after `round` failed rounds (from 1), or `None` when it is time to give up.
@@ -217,13 +215,12 @@ mod tests {
         ];
         let whole = Policy { only_when_busy: true, ..Policy::default() };
         for (symptom, error, patient, in_pieces) in table {
-            let failure = Miss { symptom, error, retry_after: None };
-            let tried = (Policy::default().tries_again(&failure, 1), whole.tries_again(&failure, 1));
-            assert_eq!(tried, (patient, in_pieces), "{failure:?}");
-            assert!(!Policy::default().tries_again(&failure, 4), "unusable too often");
-            let is_silent =
-                matches!((symptom, &failure.error), (Symptom::Pressed, Error::Unreachable { .. }));
-            assert_eq!(Policy::brief().tries_again(&failure, 1), patient && !is_silent, "{failure:?}");
+            let miss = Miss { symptom, error, retry_after: None };
+            let tried = (Policy::default().tries_again(&miss, 1), whole.tries_again(&miss, 1));
+            assert_eq!(tried, (patient, in_pieces), "{miss:?}");
+            assert!(!Policy::default().tries_again(&miss, 4), "unusable too often");
+            let is_silent = matches!((symptom, &miss.error), (Symptom::Pressed, Error::Unreachable { .. }));
+            assert_eq!(Policy::brief().tries_again(&miss, 1), patient && !is_silent, "{miss:?}");
         }
     }
 

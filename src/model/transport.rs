@@ -287,9 +287,9 @@ struct Tries {
 
 impl Tries {
     /// The wait before the next attempt: none if another endpoint is up, `None` when it is time to give up.
-    fn wait(&mut self, failure: &Miss, policy: &Policy, shared: &Shared) -> Option<Duration> {
-        self.garbled += u32::from(failure.symptom == Symptom::Garbled);
-        if !policy.tries_again(failure, self.garbled) {
+    fn wait(&mut self, miss: &Miss, policy: &Policy, shared: &Shared) -> Option<Duration> {
+        self.garbled += u32::from(miss.symptom == Symptom::Garbled);
+        if !policy.tries_again(miss, self.garbled) {
             return None;
         }
         if shared.pool.has_other(&self.tried) {
@@ -297,7 +297,7 @@ impl Tries {
         }
         self.tried.clear();
         self.rounds += 1;
-        policy.wait(self.rounds, failure.retry_after, &shared.jitter)
+        policy.wait(self.rounds, miss.retry_after, &shared.jitter)
     }
 }
 
@@ -319,26 +319,26 @@ impl Shared {
                 let attempt = Attempt { id: &id, echo: &endpoint.echo };
                 self.decode(&server, &Answer { body: &body, attempt }, decode)
             }
-            Err(failure) => Err(failure),
+            Err(miss) => Err(miss),
         };
         self.count(lease.idx, outcome.as_ref().err());
         // A refusal is an answer.
-        let failure = outcome.as_ref().err().filter(|it| it.symptom != Symptom::Refused);
-        if let Some(turn) = lease.report(failure, self.settings.policy.longest_retry_after) {
+        let miss = outcome.as_ref().err().filter(|it| it.symptom != Symptom::Refused);
+        if let Some(turn) = lease.report(miss, self.settings.policy.longest_retry_after) {
             self.tell(|| turn);
         }
         outcome
     }
 
     /// Counts answers and disruptions: a busy server says so itself, and a refusal is an answer.
-    fn count(&self, idx: usize, failure: Option<&Miss>) {
-        let Some(failure) = failure else {
+    fn count(&self, idx: usize, miss: Option<&Miss>) {
+        let Some(miss) = miss else {
             self.answers[idx].fetch_add(1, Relaxed);
             route::answered(idx);
             return;
         };
-        let is_busy = matches!(failure.error, Error::Unavailable { status: 408 | 425 | 429 | 529, .. });
-        if failure.symptom != Symptom::Refused && !is_busy {
+        let is_busy = matches!(miss.error, Error::Unavailable { status: 408 | 425 | 429 | 529, .. });
+        if miss.symptom != Symptom::Refused && !is_busy {
             self.disruptions.fetch_add(1, Relaxed);
         }
     }

@@ -101,8 +101,8 @@ pub struct Versions {
 
 struct Knowledge {
     order: Order,
-    expected: Vec<Fingerprint>,
-    noise: Vec<f64>,
+    /// What each endpoint gave last, and how much it differs from itself.
+    expected: Vec<(Fingerprint, f64)>,
     names: HashMap<ModelId, String>,
     checks: Checks,
     /// Since the last measurement.
@@ -137,8 +137,7 @@ impl Versions {
     ) -> Arc<Self> {
         let state = Knowledge {
             order: Order::new(models),
-            expected: gauges.iter().map(|it| it.expected.clone()).collect(),
-            noise: gauges.iter().map(|it| it.noise).collect(),
+            expected: gauges.iter().map(|it| (it.expected.clone(), it.noise)).collect(),
             names,
             checks: Checks {
                 requests: gauges.iter().map(|it| it.n_measured).sum(),
@@ -198,7 +197,7 @@ impl Versions {
     /// What measuring has cost and shown so far; nothing where weights cannot change, or cannot be measured.
     pub fn checks(&self) -> Option<Checks> {
         let state = self.lock();
-        let smallest_change = state.noise.iter().copied().map(tolerance).fold(0.0, f64::max);
+        let smallest_change = state.expected.iter().map(|it| tolerance(it.1)).fold(0.0, f64::max);
         (!self.gauges.is_empty()).then_some(Checks { smallest_change, ..state.checks })
     }
 
@@ -216,7 +215,7 @@ impl Versions {
     pub fn contradicts(&self, told: Option<&str>, by: Endpoints) -> bool {
         let state = self.lock();
         let mut expected = (0..).zip(&state.expected).filter(|(idx, _)| by.contain(*idx));
-        told.is_some() && expected.any(|(_, it)| it.identity.weights.as_deref() != told)
+        told.is_some() && expected.any(|(_, (it, _))| it.identity.weights.as_deref() != told)
     }
 
     /// Takes note of an answer, and measures again beside the work when it is time.
@@ -332,10 +331,7 @@ impl Versions {
         read: Result<Fingerprint, Error>,
         patience: Patience,
     ) -> Result<Finding, Error> {
-        let (expected, noise) = {
-            let state = self.lock();
-            (state.expected[idx].clone(), state.noise[idx])
-        };
+        let (expected, noise) = self.lock().expected[idx].clone();
         let by = match read {
             Ok(found) if found.agrees(&expected, noise) => return Ok(Finding::Same),
             // A server that names its new weights needs no further witness.
@@ -356,7 +352,7 @@ impl Versions {
         for _ in 0..2 {
             let again = self.read(idx, patience).await?;
             if again.agrees(&expected, noise) {
-                let noise = &mut self.lock().noise[idx];
+                let noise = &mut self.lock().expected[idx].1;
                 *noise = noise.max(by.unwrap_or(0.0));
                 return Ok(Finding::Same);
             }
@@ -385,13 +381,10 @@ impl Versions {
 
     /// An endpoint has other weights; `new` says which, unless it does not even take the probe text.
     async fn change(&self, idx: usize, new: Option<Fingerprint>) -> Result<(), Error> {
-        let (old, noise, before) = {
-            let state = self.lock();
-            (state.expected[idx].clone(), state.noise[idx], state.order.model(idx))
-        };
+        let (old, noise) = self.lock().expected[idx].clone();
         let model = match &new {
             Some(new) => self.ledger.identify(new, noise).await?.0,
-            None => before,
+            None => self.order(|it| it.model(idx)),
         };
         let _keeping = self.keeping.write().await;
         self.ledger.doubt(self.role, Endpoints::one(idx), model).await?;
@@ -404,7 +397,7 @@ impl Versions {
         }
         if let Some(new) = new {
             state.names.extend(new.version().map(|name| (model, name)));
-            state.expected[idx] = new;
+            state.expected[idx].0 = new;
         }
         Ok(())
     }
