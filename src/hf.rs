@@ -105,11 +105,6 @@ impl HubError {
         matches!(self, Self::Offline(_) | Self::Unreachable { .. })
     }
 
-    /// Whether it is this machine's fault, so that no other source would help.
-    pub fn is_local(&self) -> bool {
-        matches!(self, Self::Disk { .. })
-    }
-
     /// Whether another name or a setting would mend it, and another try would not.
     pub fn is_usage(&self) -> bool {
         matches!(self, Self::Offline(_) | Self::Denied { .. } | Self::NotFound { .. })

