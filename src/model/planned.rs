@@ -97,7 +97,7 @@ pub async fn score_at(pace: &Pace, model: &Arc<dyn Model>, plan: &Plan, settle: 
     let mut work = Work::new(pace, model, plan, settle);
     work.begin();
     let resting = work.resting.clone();
-    while !work.is_stopped() && work.send() {
+    while !work.is_over && !pace.outlook.is_stopped() && work.send() {
         tokio::select! {
             finished = work.under_way.join_next() => work.take(finished),
             // A request that waits for its next try makes room for another.
@@ -204,10 +204,6 @@ impl<'a, 's> Work<'a, 's> {
             n_alone: 0,
             is_over: false,
         }
-    }
-
-    fn is_stopped(&self) -> bool {
-        self.is_over || self.pace.outlook.is_stopped()
     }
 
     /// Settles the jobs that need no request.

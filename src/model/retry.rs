@@ -1,6 +1,6 @@
 //! Which failures are worth another try, and how long to wait before it.
 //!
-//! Owns the classification of failures, the jittered backoff and the reading of `Retry-After`. All
+//! Owns the classification of failures, what is told of them, the jittered backoff and the reading of `Retry-After`. All
 //! of it is pure: the clock and the source of randomness are given. Sending is `transport`'s business.
 //!
 //! | what happened | tried again | narrows the room | counts against the endpoint |

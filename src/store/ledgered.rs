@@ -247,9 +247,9 @@ impl Ledgered {
 
     /// Measures the weights once more if anything waits for that; tells whether the scores handed out so far stand.
     pub async fn settle(&self) -> Result<Stands, Error> {
-        let standings = self.handed().scores.clone();
+        let handed = self.handed().scores.clone();
         let mut origins = BTreeSet::new();
-        for whose in standings {
+        for whose in handed {
             origins.insert(self.origin(whose).await?);
         }
         let mut origins = origins.into_iter();
@@ -433,10 +433,10 @@ impl Ledgered {
     }
 
     /// Takes note of whose a score is; it says so itself from now on.
-    fn hand_out(&self, (scored, standings): Found<Scored>) -> Scored {
-        let name = standings.first().and_then(|whose| self.versions.name(whose.model()));
+    fn hand_out(&self, (scored, whose): Found<Scored>) -> Scored {
+        let name = whose.first().and_then(|it| self.versions.name(it.model()));
         let version = name.or(scored.version);
-        self.handed().scores.extend(standings);
+        self.handed().scores.extend(whose);
         Scored { version, ..scored }
     }
 
@@ -468,9 +468,9 @@ impl Model for Ledgered {
     async fn generate(&self, request: &GenerateRequest) -> Result<Generated, Error> {
         let sampling = self.seeded(&request.sampling, &request.place);
         let request = GenerateRequest { sampling, ..request.clone() };
-        let (generated, standings) = self.once(&request, 0).await?;
+        let (generated, whose) = self.once(&request, 0).await?;
         // A draw has one.
-        standings.into_iter().for_each(|whose| self.note_draw(&request.place, &generated, whose));
+        whose.into_iter().for_each(|it| self.note_draw(&request.place, &generated, it));
         Ok(generated)
     }
 
