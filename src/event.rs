@@ -3,7 +3,12 @@
 //! Owns [`Event`] and its two forms: a JSON object for files and machines, a line for people. Keeping
 //! events is `store`'s business, showing them that of the command line.
 
-use serde_json::{Map, Value, json};
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+/// Who is told of events.
+pub type Tell = Arc<dyn Fn(&Event) + Send + Sync>;
 
 /// Something that happened in a run.
 #[derive(Clone, Debug, PartialEq)]
@@ -203,12 +208,11 @@ impl Event {
                 ("ended", json!({"made": made, "lost": lost, "left": left, "seconds": rounded(*seconds)}))
             }
         };
-        let mut object: Map<String, Value> =
-            [("time".to_owned(), json!(rounded(time))), ("event".to_owned(), json!(name))]
-                .into_iter()
-                .collect();
-        object.extend(keys.as_object().cloned().unwrap_or_default());
-        Value::Object(object)
+        let mut event = json!({"time": rounded(time), "event": name});
+        if let (Value::Object(event), Value::Object(keys)) = (&mut event, keys) {
+            event.extend(keys);
+        }
+        event
     }
 
     /// As a line for people.
@@ -237,10 +241,9 @@ impl Event {
             Self::Retry { id, why, nth, of } => format!("{id}  run again ({nth} of {of}): {why}"),
             Self::Tasks { rows, usable, tried, refused } => {
                 let n_refused: usize = refused.iter().map(|it| it.n).sum();
-                let tried = match tried {
-                    0 => String::new(),
-                    n => format!("; {} tried with their own solutions", counted(*n as u64, "task")),
-                };
+                let tried = if_any(*tried as u64, |n| {
+                    format!("; {} tried with their own solutions", counted(n, "task"))
+                });
                 let line = |it: &Refused| format!("\n  {} refused: {} (first: {})", it.n, it.why, it.first);
                 let rest: String = refused.iter().map(line).collect();
                 format!("tasks: {usable} of {rows} usable, {n_refused} refused{tried}{rest}")
@@ -275,8 +278,13 @@ pub fn counted(n: u64, what: &str) -> String {
     if n == 1 { format!("1 {what}") } else { format!("{n} {what}s") }
 }
 
+/// What is said of so many; nothing of none.
+pub fn if_any(n: u64, said: impl FnOnce(u64) -> String) -> String {
+    if n > 0 { said(n) } else { String::new() }
+}
+
 /// Milliseconds are enough.
-fn rounded(seconds: f64) -> f64 {
+pub fn rounded(seconds: f64) -> f64 {
     (seconds * 1000.0).round() / 1000.0
 }
 

@@ -105,11 +105,6 @@ impl HubError {
         matches!(self, Self::Offline(_) | Self::Unreachable { .. })
     }
 
-    /// Whether it is this machine's fault, so that no other source would help.
-    pub fn is_local(&self) -> bool {
-        matches!(self, Self::Disk { .. })
-    }
-
     /// Whether another name or a setting would mend it, and another try would not.
     pub fn is_usage(&self) -> bool {
         matches!(self, Self::Offline(_) | Self::Denied { .. } | Self::NotFound { .. })
@@ -190,7 +185,19 @@ impl HuggingFace {
         let what = format!("the list of files of {repo}");
         let told = match self.offline {
             true => fs::read(&copy).map_err(|_| HubError::Offline(what.clone()))?,
-            false => self.listed(repo, &what).await?,
+            false => {
+                let revision = repo.revision.replace('/', "%2F");
+                let url = format!("{}/api/{}/{}/revision/{revision}", self.endpoint, repo.kind, repo.name);
+                let asked = self.ask(&what, Method::GET, &url, 0).await;
+                let answer = asked.map_err(|error| match error {
+                    HubError::NotFound { endpoint, .. } => {
+                        let file = format!("{} {}", repo.kind.trim_end_matches('s'), repo.name);
+                        HubError::NotFound { endpoint, file }
+                    }
+                    other => other,
+                })?;
+                answer.bytes().await.map_err(|error| self.unreachable(error))?.into()
+            }
         };
         let json: Value =
             serde_json::from_slice(&told).map_err(|error| self.strange(&what, &error.to_string()))?;
@@ -200,19 +207,6 @@ impl HuggingFace {
             write_whole(&copy, &told)?;
         }
         Ok(Listing { commit: json["sha"].as_str().unwrap_or(&repo.revision).to_owned(), files })
-    }
-
-    async fn listed(&self, repo: &Repo, what: &str) -> Result<Vec<u8>, HubError> {
-        let revision = repo.revision.replace('/', "%2F");
-        let url = format!("{}/api/{}/{}/revision/{revision}", self.endpoint, repo.kind, repo.name);
-        let answer = self.ask(what, Method::GET, &url, 0).await.map_err(|error| match error {
-            HubError::NotFound { endpoint, .. } => HubError::NotFound {
-                endpoint,
-                file: format!("{} {}", repo.kind.trim_end_matches('s'), repo.name),
-            },
-            other => other,
-        })?;
-        Ok(answer.bytes().await.map_err(|error| self.unreachable(error))?.into())
     }
 
     /// The file, from the cache or from the hub. A file in the cache is not asked for again.
@@ -313,42 +307,33 @@ impl HuggingFace {
         let mut last = None;
         for attempt in 0..ATTEMPTS {
             tokio::time::sleep(Duration::from_millis(200 * attempt as u64)).await;
-            match self.continue_download(file, url, meta, &mut out, progress).await {
+            let continued = async {
+                let mut have = out.seek(std::io::SeekFrom::End(0)).map_err(disk(&self.cache))?;
+                if meta.size == Some(have) {
+                    return Ok(());
+                }
+                let mut answer = self.ask(file, Method::GET, url, have).await?;
+                if answer.status() != StatusCode::PARTIAL_CONTENT && have > 0 {
+                    out.set_len(0).and_then(|()| out.rewind()).map_err(disk(&self.cache))?;
+                    have = 0;
+                }
+                while let Some(chunk) = answer.chunk().await.map_err(|error| self.unreachable(error))? {
+                    out.write_all(&chunk).map_err(disk(&self.cache))?;
+                    have += chunk.len() as u64;
+                    progress(have, meta.size);
+                }
+                out.sync_all().map_err(disk(&self.cache))
+            };
+            match continued.await {
                 Ok(()) => {
                     check(file, meta, &mut out, &partial)?;
-                    return fs::rename(&partial, blob).map_err(|error| disk(blob, &error));
+                    return fs::rename(&partial, blob).map_err(disk(blob));
                 }
                 Err(error @ HubError::Unreachable { .. }) => last = Some(error),
                 Err(error) => return Err(error),
             }
         }
         Err(last.unwrap_or_else(|| self.strange(file, "nothing arrived")))
-    }
-
-    async fn continue_download(
-        &self,
-        file: &str,
-        url: &str,
-        meta: &Meta,
-        out: &mut File,
-        progress: &Progress<'_>,
-    ) -> Result<(), HubError> {
-        let disk = |error| disk(&self.cache, &error);
-        let mut have = out.seek(std::io::SeekFrom::End(0)).map_err(disk)?;
-        if meta.size == Some(have) {
-            return Ok(());
-        }
-        let mut answer = self.ask(file, Method::GET, url, have).await?;
-        if answer.status() != StatusCode::PARTIAL_CONTENT && have > 0 {
-            out.set_len(0).and_then(|()| out.rewind()).map_err(disk)?;
-            have = 0;
-        }
-        while let Some(chunk) = answer.chunk().await.map_err(|error| self.unreachable(error))? {
-            out.write_all(&chunk).map_err(disk)?;
-            have += chunk.len() as u64;
-            progress(have, meta.size);
-        }
-        out.sync_all().map_err(disk)
     }
 
     /// Sends until there is an answer that another try would not change.
@@ -393,8 +378,8 @@ impl HuggingFace {
         let up = "../".repeat(file.split('/').count() + 1);
         if !path.exists() {
             let _ = fs::remove_file(&path);
-            let linked = std::os::unix::fs::symlink(format!("{up}blobs/{}", meta.etag), &path);
-            linked.map_err(|error| disk(&path, &error))?;
+            let blob = format!("{up}blobs/{}", meta.etag);
+            std::os::unix::fs::symlink(blob, &path).map_err(disk(&path))?;
         }
         if meta.commit != repo.revision {
             write_whole(&dir.join("refs").join(&repo.revision), meta.commit.as_bytes())?;
@@ -413,18 +398,18 @@ impl HuggingFace {
 
 /// Size and, where the etag is one, SHA-256. A file that fails is emptied, so that the next pull starts over.
 fn check(file: &str, meta: &Meta, out: &mut File, path: &Path) -> Result<(), HubError> {
-    let size = out.metadata().map_err(|error| disk(path, &error))?.len();
+    let size = out.metadata().map_err(disk(path))?.len();
     let mut why =
         meta.size.filter(|&promised| promised != size).map(|promised| format!("{size} bytes of {promised}"));
     if why.is_none() && is_sha256(&meta.etag) {
-        out.rewind().map_err(|error| disk(path, &error))?;
-        let found = sha256(out).map_err(|error| disk(path, &error))?;
+        out.rewind().map_err(disk(path))?;
+        let found = sha256(out).map_err(disk(path))?;
         why = (found != meta.etag).then(|| format!("SHA-256 is {found}, not {}", meta.etag));
     }
     match why {
         None => Ok(()),
         Some(why) => {
-            out.set_len(0).map_err(|error| disk(path, &error))?;
+            out.set_len(0).map_err(disk(path))?;
             Err(HubError::Damaged { file: file.to_owned(), why })
         }
     }
@@ -493,22 +478,21 @@ fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), HubError> {
     create_parent(path)?;
     let partial = path.with_extension(format!("partial-{}", std::process::id()));
     let written = fs::write(&partial, bytes).and_then(|()| fs::rename(&partial, path));
-    written.map_err(|error| disk(path, &error))
+    written.map_err(disk(path))
 }
 
 fn create_parent(path: &Path) -> Result<(), HubError> {
     let parent = path.parent().unwrap_or(Path::new("."));
-    fs::create_dir_all(parent).map_err(|error| disk(parent, &error))
+    fs::create_dir_all(parent).map_err(disk(parent))
 }
 
 /// Two processes that pull the same file must not write into each other's.
 fn open_locked(path: &Path) -> Result<File, HubError> {
-    let file = File::options().read(true).append(true).create(true).open(path);
-    let file = file.map_err(|error| disk(path, &error))?;
-    file.lock().map_err(|error| disk(path, &error))?;
+    let file = File::options().read(true).append(true).create(true).open(path).map_err(disk(path))?;
+    file.lock().map_err(disk(path))?;
     Ok(file)
 }
 
-fn disk(path: &Path, error: &std::io::Error) -> HubError {
-    HubError::Disk { path: path.to_owned(), why: error.to_string() }
+fn disk(path: &Path) -> impl Fn(std::io::Error) -> HubError {
+    move |error| HubError::Disk { path: path.to_owned(), why: error.to_string() }
 }

@@ -110,20 +110,25 @@ pub fn mean(values: impl IntoIterator<Item = f64>) -> Option<f64> {
     (n > 0).then(|| sum / f64::from(n))
 }
 
+/// Means over outcomes, by their published names without the stage: of rewards, of components, of those that pass.
+fn means(stage: &str, outcomes: &[&Outcome], names: &[&str]) -> Map<String, Value> {
+    let component =
+        |name: &str| -> Vec<f64> { outcomes.iter().filter_map(|it| it.component(name)).collect() };
+    let of = |name: &&str| match name.strip_prefix("mean_") {
+        None => mean(component("correctness").into_iter().map(|it| f64::from(u8::from(it >= PASSES)))),
+        Some("reward") => mean(outcomes.iter().map(|it| it.reward)),
+        Some(name) => mean(component(name)),
+    };
+    names.iter().map(|name| (format!("{stage}/{name}"), json!(of(name)))).collect()
+}
+
 /// The metrics of episodes that were collected for training, by their published names.
 pub fn train<'a>(digests: impl IntoIterator<Item = &'a Digest>) -> Map<String, Value> {
     let made: Vec<&Outcome> = digests.into_iter().filter_map(|it| it.outcome.as_ref().ok()).collect();
-    let component = |name: &str| mean(made.iter().filter_map(|it| it.component(name)));
-    let passes = |it: &&Outcome| it.component("correctness").map(|it| f64::from(u8::from(it >= PASSES)));
-    let metrics = [
-        ("train/mean_reward", mean(made.iter().map(|it| it.reward))),
-        ("train/mean_correctness", component("correctness")),
-        ("train/mean_efficiency", component("efficiency")),
-        ("train/mean_tool_usage", component("tool_usage")),
-        ("train/pass_rate", mean(made.iter().filter_map(passes))),
-    ];
-    let count = [("train/total_rollouts".to_owned(), json!(made.len()))];
-    metrics.map(|(name, value)| (name.to_owned(), json!(value))).into_iter().chain(count).collect()
+    let names = ["mean_reward", "mean_correctness", "mean_efficiency", "mean_tool_usage", "pass_rate"];
+    let mut map = means("train", &made, &names);
+    map.insert("train/total_rollouts".to_owned(), json!(made.len()));
+    map
 }
 
 /// The metrics of an evaluation by their published names. Where tasks were attempted more than once, the means are
@@ -131,16 +136,8 @@ pub fn train<'a>(digests: impl IntoIterator<Item = &'a Digest>) -> Map<String, V
 ///
 /// `tasks` are the attempts at each task.
 pub fn eval(tasks: &[Vec<&Digest>]) -> Map<String, Value> {
-    let made: Vec<&Digest> = tasks.iter().flatten().copied().filter(|it| it.outcome.is_ok()).collect();
-    let reward = |it: &&Digest| it.outcome.as_ref().ok().map(|it| it.reward);
-    let passes = |it: &&Digest| it.correctness().map(|it| f64::from(u8::from(it >= PASSES)));
-    let metrics = [
-        ("eval/mean_correctness", mean(made.iter().filter_map(|it| it.correctness()))),
-        ("eval/mean_reward", mean(made.iter().filter_map(reward))),
-        ("eval/pass_rate", mean(made.iter().filter_map(passes))),
-    ];
-    let mut map: Map<String, Value> =
-        metrics.into_iter().map(|(name, value)| (name.to_owned(), json!(value))).collect();
+    let made: Vec<&Outcome> = tasks.iter().flatten().filter_map(|it| it.outcome.as_ref().ok()).collect();
+    let mut map = means("eval", &made, &["mean_correctness", "mean_reward", "pass_rate"]);
     let is_made = |attempts: &&Vec<&Digest>| attempts.iter().any(|it| it.outcome.is_ok());
     map.insert("eval/n_items".to_owned(), json!(tasks.iter().filter(is_made).count()));
     let attempts = tasks.iter().map(Vec::len).max().unwrap_or(0);

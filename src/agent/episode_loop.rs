@@ -15,7 +15,7 @@ use super::reward::{self, RewardRule};
 use super::setting::{AgentSetting, EpisodePlace, Speech};
 use super::tools::{ToolResult, Toolbox, cut, schema};
 use super::transcript::{EPISODE_OUTPUT, Transcript};
-use super::turn::{Attempt, Failure, Said};
+use super::turn::{Attempt, Breakdown, Said};
 use super::verifier::{Level, TestReport, Verifier};
 use backsight_sandbox::{Sandbox, SandboxError};
 
@@ -37,7 +37,7 @@ pub async fn run_episode(setting: &AgentSetting, task: &CodingTask, place: Episo
     }
     let sandbox = match setting.sandboxes.start().await {
         Ok(sandbox) => sandbox,
-        Err(error) => return failed(talk.into_episode(), Failure::new(error.to_string())),
+        Err(error) => return failed(talk.into_episode(), Breakdown::new(error.to_string())),
     };
     let deadline = Instant::now() + setting.options.episode_time;
     let attempt = Attempt { setting, task, place: &place, deadline };
@@ -49,14 +49,18 @@ pub async fn run_episode(setting: &AgentSetting, task: &CodingTask, place: Episo
     }
 }
 
-fn failed(mut episode: Episode, Failure { stop, why }: Failure) -> Episode {
+fn failed(mut episode: Episode, Breakdown { stop, why }: Breakdown) -> Episode {
     episode.stop = Some(stop);
     episode.outcome = Err(why);
     episode
 }
 
 /// Lets the student work until it answers without a call, or a limit is reached.
-async fn converse(attempt: &Attempt<'_>, talk: &mut Transcript, sandbox: &Sandbox) -> Result<Stop, Failure> {
+async fn converse(
+    attempt: &Attempt<'_>,
+    talk: &mut Transcript,
+    sandbox: &Sandbox,
+) -> Result<Stop, Breakdown> {
     let setting = attempt.setting;
     let tools = Toolbox::new(sandbox, setting.tool_limits.clone());
     for turn in 0..setting.options.max_agent_turns {
@@ -80,7 +84,7 @@ async fn converse(attempt: &Attempt<'_>, talk: &mut Transcript, sandbox: &Sandbo
             }
             (false, ..) => {
                 let answered = answer(attempt, talk, &tools, &calls, &malformed).await;
-                answered.map_err(|why| at_turn(turn, Failure::new(why)))?;
+                answered.map_err(|why| at_turn(turn, Breakdown::new(why)))?;
                 None
             }
         };
@@ -92,8 +96,8 @@ async fn converse(attempt: &Attempt<'_>, talk: &mut Transcript, sandbox: &Sandbo
     Ok(Stop::TurnLimit)
 }
 
-fn at_turn(turn: usize, Failure { stop, why }: Failure) -> Failure {
-    Failure { stop, why: format!("turn {}: {why}", turn + 1) }
+fn at_turn(turn: usize, Breakdown { stop, why }: Breakdown) -> Breakdown {
+    Breakdown { stop, why: format!("turn {}: {why}", turn + 1) }
 }
 
 /// Runs the calls of a turn in order, since later ones may need what earlier ones did; an error if the sandbox is gone.
@@ -161,7 +165,7 @@ async fn settle(attempt: &Attempt<'_>, talk: Transcript, sandbox: &Sandbox, stop
     episode.stop = Some(stop);
     let report = match report {
         Ok(report) => report,
-        Err(error) => return failed(episode, Failure::new(error.to_string())),
+        Err(error) => return failed(episode, Breakdown::new(error.to_string())),
     };
     episode.verification = report.as_ref().map(|it| it.found.clone());
     let correctness = report.as_ref().and_then(TestReport::correctness);
@@ -170,7 +174,7 @@ async fn settle(attempt: &Attempt<'_>, talk: Transcript, sandbox: &Sandbox, stop
         (Ok(None), Some(_)) => episode,
         (Ok(None), None) => failed(episode, undecided(report)),
         (Ok(Some(number)), _) => rewarded(episode, number, correctness.is_some()),
-        (Err(why), _) => failed(episode, Failure::new(why)),
+        (Err(why), _) => failed(episode, Breakdown::new(why)),
     }
 }
 
@@ -183,15 +187,15 @@ async fn verify(attempt: &Attempt<'_>, sandbox: &Sandbox) -> Result<Option<TestR
 }
 
 /// Why tests alone give no reward.
-fn undecided(report: Option<TestReport>) -> Failure {
+fn undecided(report: Option<TestReport>) -> Breakdown {
     let Some(report) = report else {
-        return Failure::new("the task has no tests and there is no reward command");
+        return Breakdown::new("the task has no tests and there is no reward command");
     };
     let (stop, kind) = match report.level() {
         Level::Undecided => (Stop::Undecided, "undecided"),
         _ => (Stop::UnusableTests, "unusable"),
     };
-    Failure { stop, why: format!("the tests are {kind}: {}", report.problem()) }
+    Breakdown { stop, why: format!("the tests are {kind}: {}", report.problem()) }
 }
 
 /// The episode with another reward; what it would have been is kept beside it, where the tests decided.

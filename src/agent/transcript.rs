@@ -6,7 +6,6 @@
 use serde_json::Value;
 
 use crate::model::SampledToken;
-use backsight_chat::format::Opening;
 use backsight_core::episode::{
     ActionTokens, Content, Episode, Message, Progress, Role, Task, TokenSource, ToolCall, steps_of,
 };
@@ -56,17 +55,11 @@ impl Transcript {
         &self.ids
     }
 
-    /// Takes the first prompt.
-    pub fn open(&mut self, opening: Opening) {
-        self.ids = opening.ids;
-        self.opens_thought = opening.opens_thought;
-        self.episode.token_source = TokenSource::Exact;
-    }
-
     /// Takes what stands between two actions.
     pub fn extend(&mut self, ids: &[TokenId], opens_thought: bool) {
         self.ids.extend_from_slice(ids);
         self.opens_thought = opens_thought;
+        self.episode.token_source = TokenSource::Exact;
     }
 
     /// Takes the tokens of an action.

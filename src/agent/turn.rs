@@ -25,25 +25,25 @@ const BROKEN_OFF: [&str; 5] = ["abort", "cancelled", "content_filter", "error", 
 
 /// Why an episode cannot go on, other than by the student's doing.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Failure {
+pub(super) struct Breakdown {
     pub stop: Stop,
     pub why: String,
 }
 
-impl Failure {
+impl Breakdown {
     pub fn new(why: impl Into<String>) -> Self {
         Self { stop: Stop::Failed, why: why.into() }
     }
 }
 
-impl From<model::Error> for Failure {
+impl From<model::Error> for Breakdown {
     fn from(error: model::Error) -> Self {
         let help = error.help().map(|help| format!("\nhelp: {help}")).unwrap_or_default();
         Self::new(format!("{error}{help}"))
     }
 }
 
-impl From<TextError> for Failure {
+impl From<TextError> for Breakdown {
     fn from(error: TextError) -> Self {
         Self::new(format!("{error}\nhelp: {}", error.help()))
     }
@@ -68,7 +68,7 @@ pub(super) struct Attempt<'a> {
 
 impl Attempt<'_> {
     /// Asks in the student's own tokens; nothing if the context has no room.
-    pub async fn exact(&self, format: &ChatFormat, talk: &mut Transcript) -> Result<Option<Said>, Failure> {
+    pub async fn exact(&self, format: &ChatFormat, talk: &mut Transcript) -> Result<Option<Said>, Breakdown> {
         if !self.grow(format, talk)? {
             return Ok(None);
         }
@@ -84,7 +84,7 @@ impl Attempt<'_> {
         let generated = self.in_time(self.setting.student.generate(&request)).await??;
         check_finish(&generated.finish)?;
         if generated.tokens.is_empty() {
-            return Err(Failure::new("the student's server sampled no token at all"));
+            return Err(Breakdown::new("the student's server sampled no token at all"));
         }
         let ids: Vec<_> = generated.tokens.iter().map(|token| token.id).collect();
         let opened_thought = talk.opens_thought;
@@ -97,41 +97,44 @@ impl Attempt<'_> {
     }
 
     /// Puts what comes before the turn behind the ids so far; false if there is no room for it and one token more.
-    fn grow(&self, format: &ChatFormat, talk: &mut Transcript) -> Result<bool, Failure> {
+    fn grow(&self, format: &ChatFormat, talk: &mut Transcript) -> Result<bool, Breakdown> {
         let now = Now::utc(self.place.started_at);
         let (messages, tools) = (&talk.episode.messages, &talk.episode.tools);
-        let Some(action_idx) = talk.last_action() else {
-            let opening = format.opening(messages, tools, now)?;
-            self.check_opening(opening.ids.len())?;
-            talk.open(opening);
-            return Ok(true);
+        let (ids, opens_thought) = match talk.last_action() {
+            None => {
+                let opening = format.opening(messages, tools, now)?;
+                self.check_opening(opening.ids.len())?;
+                (opening.ids, opening.opens_thought)
+            }
+            Some(action_idx) => {
+                let between = format.between(messages, action_idx, tools, now)?;
+                // A turn that was cut never ended; the template's end is put there for it, unsampled.
+                let has_ended = talk.ids().last().is_some_and(|id| format.is_end(*id));
+                let end = between.end.filter(|_| !has_ended);
+                (end.into_iter().chain(between.ids).collect(), between.opens_thought)
+            }
         };
-        let between = format.between(messages, action_idx, tools, now)?;
-        // A turn that was cut never ended; the template's end is put there for it, unsampled.
-        let has_ended = talk.ids().last().is_some_and(|id| format.is_end(*id));
-        let end = between.end.filter(|_| !has_ended);
-        let ids: Vec<_> = end.into_iter().chain(between.ids).collect();
         let fits = talk.ids().len() + ids.len() < self.budget();
         if fits {
-            talk.extend(&ids, between.opens_thought);
+            talk.extend(&ids, opens_thought);
         }
         Ok(fits)
     }
 
     /// A student that cannot even read its task has done nothing wrong.
-    fn check_opening(&self, n_tokens: usize) -> Result<(), Failure> {
+    fn check_opening(&self, n_tokens: usize) -> Result<(), Breakdown> {
         let budget = self.budget();
         if n_tokens < budget {
             return Ok(());
         }
-        Err(Failure::new(format!(
+        Err(Breakdown::new(format!(
             "the task with its tools has {n_tokens} tokens and leaves no room in a context of {budget}\n\
              help: raise --context-budget, or serve the model with a longer context"
         )))
     }
 
     /// Asks over a chat route; nothing if the server says that the context is full.
-    pub async fn chat(&self, parser: Option<Parser>, talk: &Transcript) -> Result<Option<Said>, Failure> {
+    pub async fn chat(&self, parser: Option<Parser>, talk: &Transcript) -> Result<Option<Said>, Breakdown> {
         let request = ChatRequest {
             messages: talk.episode.messages.clone(),
             tools: talk.episode.tools.clone(),
@@ -170,7 +173,7 @@ impl Attempt<'_> {
         }
     }
 
-    fn constraint(&self, format: &ChatFormat, talk: &Transcript) -> Result<Option<Constraint>, Failure> {
+    fn constraint(&self, format: &ChatFormat, talk: &Transcript) -> Result<Option<Constraint>, Breakdown> {
         let turn = talk.n_turns();
         let forced = self.setting.options.forced_calls.as_ref().filter(|it| turn < it.turns);
         let Some(forced) = forced else { return Ok(None) };
@@ -179,7 +182,7 @@ impl Attempt<'_> {
         let pattern = call_pattern(format.parser(), &tools, forced.max_text, forced.arguments(turn));
         let none = || {
             let name = format.parser().name();
-            Failure::new(format!(
+            Breakdown::new(format!(
                 "calls in the format `{name}` cannot be forced\nhelp: leave out --forced-calls"
             ))
         };
@@ -189,9 +192,9 @@ impl Attempt<'_> {
     }
 
     /// Waits for an answer as long as the episode lasts.
-    async fn in_time<T>(&self, answer: impl Future<Output = T>) -> Result<T, Failure> {
+    async fn in_time<T>(&self, answer: impl Future<Output = T>) -> Result<T, Breakdown> {
         let seconds = self.setting.options.episode_time.as_secs();
-        tokio::time::timeout_at(self.deadline, answer).await.map_err(|_| Failure {
+        tokio::time::timeout_at(self.deadline, answer).await.map_err(|_| Breakdown {
             stop: Stop::WallClock,
             why: format!(
                 "the episode's {seconds} seconds were over before the student had answered\nhelp: raise --episode-seconds, or see why the server is slow"
@@ -201,10 +204,10 @@ impl Attempt<'_> {
 }
 
 /// An answer that the server broke off is no action of the student's.
-fn check_finish(finish: &Finish) -> Result<(), Failure> {
+fn check_finish(finish: &Finish) -> Result<(), Breakdown> {
     match finish {
         Finish::Other(word) if BROKEN_OFF.contains(&word.as_str()) => {
-            Err(Failure::new(format!("the student's server broke its answer off: {word}")))
+            Err(Breakdown::new(format!("the student's server broke its answer off: {word}")))
         }
         _ => Ok(()),
     }

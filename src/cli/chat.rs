@@ -59,7 +59,6 @@ pub(super) fn render(call: &Call) -> Result<(), Failure> {
 struct Job {
     template: Template,
     messages: Vec<Value>,
-    roles: Vec<Role>,
     tools: Option<Vec<Value>>,
     vars: Map<String, Value>,
     tool_text: Option<ToolText>,
@@ -68,13 +67,13 @@ struct Job {
 
 impl Job {
     fn read(call: &Call, model: Option<&Path>) -> Result<Self, Failure> {
-        let (messages, roles, own_tools) = read_conversation(&call.get::<PathBuf>("messages")?)?;
+        let (messages, own_tools) = read_conversation(&call.get::<PathBuf>("messages")?)?;
         let tools = tools(call)?.or(own_tools);
         let (template, mut vars) = read_template(model, call.get("template")?, tools.is_some())?;
         vars.extend(variables(call)?);
         let (tool_text, now) = (call.get::<String>("tool_text")?, time(call)?);
         let named = ToolText::from_name(&tool_text);
-        let mut job = Self { template, messages, roles, tools, vars, tool_text: named, now };
+        let mut job = Self { template, messages, tools, vars, tool_text: named, now };
         if tool_text == "auto" {
             job.tool_text = needed_tool_text(&job.template, &job.input(false));
         }
@@ -99,7 +98,8 @@ impl Job {
             note(format!("{} ignores {dropped}", self.template.origin()));
         }
         for Conversion { message_idx, call_idx, to } in &rendering.conversions {
-            note(format!("message {message_idx}: the arguments of call {call_idx} are passed as {to}"));
+            let form = to.name();
+            note(format!("message {message_idx}: the arguments of call {call_idx} are passed as {form}"));
         }
         for message in &rendering.joined {
             note(format!("message {message}: its parts of text are passed as one string"));
@@ -107,6 +107,7 @@ impl Job {
         for Loss { message_idx, part, .. } in &rendering.losses.parts {
             // What somebody said is never left out on purpose.
             let how = if *part == Part::Text { "warning" } else { "note" };
+            let part = part.name();
             output::talk(&format!("{how}: message {message_idx}: {part} is not in the rendered text"));
         }
         let schemas = rendering.losses.schemas.join(", ");
@@ -116,14 +117,6 @@ impl Job {
         }
     }
 
-    /// Refuses a conversation with an action whose own words are not rendered.
-    fn refuse_lost_answers(&self, rendering: &Rendering, roles: &[Role]) -> Result<(), Failure> {
-        let mut answers = (0..roles.len()).filter(|idx| roles[*idx] == Role::Assistant);
-        let lost =
-            answers.find_map(|idx| lost_answer(&self.template, &rendering.messages, &rendering.losses, idx));
-        lost.map_or(Ok(()), |error| Err(error.into()))
-    }
-
     /// The spans of everything, as JSON.
     fn spans(
         &self,
@@ -131,9 +124,13 @@ impl Job {
         tokenizer: &Tokenizer,
         generation: bool,
     ) -> Result<Value, Failure> {
-        // Messages that the named rendering merged or added have no counterpart among those that were typed.
-        let roles = roles_of(&rendering.messages, &self.roles);
-        self.refuse_lost_answers(rendering, &roles)?;
+        // Every role was checked when it was read; the named rendering may have merged messages or added some.
+        let role = |message: &Value| message["role"].as_str().and_then(Role::from_name);
+        let roles: Vec<Role> = rendering.messages.iter().filter_map(role).collect();
+        // A conversation with an action whose own words are not rendered is refused.
+        let mut answers = (0..roles.len()).filter(|idx| roles[*idx] == Role::Assistant);
+        let lost = |idx| lost_answer(&self.template, &rendering.messages, &rendering.losses, idx);
+        answers.find_map(lost).map_or(Ok(()), Err)?;
         let tools = self.tools.as_deref().filter(|_| self.tool_text.is_none());
         let input = RenderInput { messages: &rendering.messages, tools, ..self.input(generation) };
         let growing = self.template.growing(&input)?;
@@ -165,15 +162,10 @@ fn message_row(
     sequences: &[Beyond],
 ) -> Value {
     let mut row = json!({"role": role.name(), "start": place[0], "end": place[1]});
-    if let Ok(nth) = turns.binary_search_by_key(&idx, |turn| turn.message_idx) {
-        add_action(&mut row, &turns[nth], &sequences[turns[nth].sequence]);
-    }
-    row
-}
-
-fn add_action(row: &mut Value, turn: &Turn, sequence: &Beyond) {
+    let Ok(nth) = turns.binary_search_by_key(&idx, |turn| turn.message_idx) else { return row };
+    let turn = &turns[nth];
     let action = json!([turn.span.start(), turn.span.end()]);
-    if turn.span.end() <= sequence.shared {
+    if turn.span.end() <= sequences[turn.sequence].shared {
         row["action"] = action;
     } else {
         row["action"] = Value::Null;
@@ -182,31 +174,13 @@ fn add_action(row: &mut Value, turn: &Turn, sequence: &Beyond) {
     }
     row["ended"] = turn.ended.into();
     if turn.border != Border::Prefix {
-        row["border"] = border_name(turn.border).into();
+        row["border"] = turn.border.name().into();
     }
+    row
 }
-
-fn border_name(border: Border) -> &'static str {
-    match border {
-        Border::Prefix => "prefix",
-        Border::Merged => "merged",
-        Border::Parted => "parted",
-        Border::Rewritten => "rewritten",
-        Border::Unprompted => "unprompted",
-    }
-}
-
-/// The roles of messages that are about to be rendered; those we made ourselves have known roles.
-fn roles_of(messages: &[Value], typed: &[Role]) -> Vec<Role> {
-    let name = |message: &Value| message.get("role").and_then(Value::as_str).and_then(Role::from_name);
-    let roles: Option<Vec<Role>> = messages.iter().map(name).collect();
-    roles.unwrap_or_else(|| typed.to_vec())
-}
-
-type Conversation = (Vec<Value>, Vec<Role>, Option<Vec<Value>>);
 
 /// A list of messages, or an object that holds one and perhaps tools.
-fn read_conversation(path: &Path) -> Result<Conversation, Failure> {
+fn read_conversation(path: &Path) -> Result<(Vec<Value>, Option<Vec<Value>>), Failure> {
     let mut json = read_json(path)?;
     let tools = match json.get_mut("tools").map(Value::take) {
         Some(Value::Array(tools)) => Some(tools),
@@ -218,9 +192,9 @@ fn read_conversation(path: &Path) -> Result<Conversation, Failure> {
     };
     let json = json.get_mut("messages").map(Value::take).unwrap_or(json);
     let help = "give a JSON list of messages, each with `role` and `content`";
-    let read = messages::list_from_json(&json).map_err(|error| Failure::input(named(path, error), help))?;
+    messages::list_from_json(&json).map_err(|error| Failure::input(named(path, error), help))?;
     let Value::Array(raw) = json else { return Err(Failure::input(named(path, "not a list"), help)) };
-    Ok((raw, read.iter().map(|message| message.role).collect(), tools))
+    Ok((raw, tools))
 }
 
 /// The tools' schemas, where a file with them is named.

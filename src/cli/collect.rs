@@ -9,6 +9,7 @@ use super::block_on;
 use super::call::Call;
 use super::episodes::{self, Ask, Finished};
 use super::failure::Failure;
+use super::output::number;
 use crate::metrics;
 use crate::pipeline::slots::Chosen;
 use crate::tasks::CodingTask;
@@ -33,17 +34,14 @@ pub(super) fn made(ask: Ask<'_>) -> Result<Finished, Failure> {
         Ok(Chosen { tasks: train.into_iter().map(Arc::new).collect(), n_groups, group_size })
     };
     let mut finished = block_on(episodes::run(ask, &choose))??;
-    finished.summary.more.extend(metrics::train(finished.digests.iter().flatten()));
+    finished.summary.more.extend(metrics::train(finished.done.digests.iter().flatten()));
     finished.run.keep_summary(&finished.summary)?;
     Ok(finished)
 }
 
 fn table(finished: &Finished) -> String {
     let more = &finished.summary.more;
-    let shown = |key: &str| {
-        let number = more.get(key).and_then(Value::as_f64);
-        number.map_or_else(|| "-".to_owned(), |it| format!("{it:.3}"))
-    };
+    let shown = |key: &str| number(more.get(key).and_then(Value::as_f64));
     format!(
         "{}reward     mean {} (correctness {}, efficiency {}, tool usage {})\nsolved     {} of {}\n",
         episodes::table(finished),

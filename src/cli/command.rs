@@ -16,7 +16,7 @@ Exit codes: 0 all was made; 1 finished with losses, each with its reason; 2 usag
 130 and 143 ended by SIGINT and SIGTERM. After 1, 3 and a signal the same command continues.";
 
 /// One command.
-pub(super) struct Entry {
+pub(super) struct Listed {
     /// Its name; two words where it stands below another.
     pub(super) name: &'static str,
     about: &'static str,
@@ -35,8 +35,8 @@ const ABOVE: [(&str, &str); 2] = [
 ];
 
 /// All of them.
-pub(super) static COMMANDS: [Entry; 15] = [
-    Entry {
+pub(super) static COMMANDS: [Listed; 15] = [
+    Listed {
         name: "quickstart",
         about: "See the whole thing work: a model, a recorded episode, and what its outcome changes",
         more: "\
@@ -50,7 +50,7 @@ Examples:
         next: "",
         run: quickstart::run,
     },
-    Entry {
+    Listed {
         name: "probe",
         about: "Find out what a server is and can do",
         more: "\
@@ -62,7 +62,7 @@ Examples:
         next: "collect {server} --tasks builtin",
         run: probe::run,
     },
-    Entry {
+    Listed {
         name: "collect",
         about: "Run an agent on tasks, in groups of attempts, and record every token of it",
         more: "\
@@ -77,7 +77,7 @@ Examples:
         next: "distill {server} --run {run}",
         run: collect::run,
     },
-    Entry {
+    Listed {
         name: "distill",
         about: "Judge every action by its next state, and let a teacher who knows the hint say what it would have done",
         more: "\
@@ -98,7 +98,7 @@ Examples:
         next: "credit {server} {input}",
         run: distill::run,
     },
-    Entry {
+    Listed {
         name: "credit",
         about: "Credit every step of recorded episodes in hindsight of their outcome (HCAPO)",
         more: "\
@@ -120,7 +120,7 @@ Examples:
         next: "dataset {input}",
         run: credit::run,
     },
-    Entry {
+    Listed {
         name: "dataset",
         about: "Turn scored episodes into training rows with a weight for every step and token",
         more: "\
@@ -135,7 +135,7 @@ Examples:
         next: "evaluate --url http://localhost:8000 --tasks builtin",
         run: dataset::run,
     },
-    Entry {
+    Listed {
         name: "evaluate",
         about: "Measure a model on tasks that were held out",
         more: "\
@@ -148,7 +148,7 @@ Examples:
         next: "collect {server} --tasks builtin",
         run: evaluate::run,
     },
-    Entry {
+    Listed {
         name: "score",
         about: "Score spans of given tokens: the primitive under everything else",
         more: "\
@@ -165,7 +165,7 @@ Examples:
         next: "credit {server} --input-dir trajectories --dry-run",
         run: score::run,
     },
-    Entry {
+    Listed {
         name: "chat render",
         about: "Render a conversation with a model's own template, as text, token ids or spans",
         more: "\
@@ -183,7 +183,7 @@ Examples:
         next: "chat parse --tool-call-parser hermes",
         run: chat::render,
     },
-    Entry {
+    Listed {
         name: "chat parse",
         about: "Read tool calls out of a model's text on stdin",
         more: "\
@@ -195,7 +195,7 @@ Examples:
         next: "collect --url http://localhost:8000 --tool-call-parser {tool_call_parser}",
         run: chat::parse,
     },
-    Entry {
+    Listed {
         name: "model pull",
         about: "Bring a model here; without a name the default one",
         more: "\
@@ -216,7 +216,7 @@ Examples:
         next: "model list",
         run: model::pull,
     },
-    Entry {
+    Listed {
         name: "model list",
         about: "Show the models known by name, and all that are here",
         more: "\
@@ -225,7 +225,7 @@ Examples:
         next: "probe --kind embedded",
         run: model::list,
     },
-    Entry {
+    Listed {
         name: "model path",
         about: "Print where a model is",
         more: "\
@@ -235,7 +235,7 @@ Examples:
         next: "model serve",
         run: model::path,
     },
-    Entry {
+    Listed {
         name: "model serve",
         about: "Answer as vLLM or SGLang would, with a model inside this process",
         more: "\
@@ -251,7 +251,7 @@ Examples:
         next: "probe http://{host}:{port}",
         run: serve::run,
     },
-    Entry {
+    Listed {
         name: "config",
         about: "List every configuration key: default, meaning, effect, and the commands that use it",
         more: "\
@@ -277,10 +277,10 @@ pub(super) fn program() -> Command {
         .max_term_width(110)
         .subcommand_required(true)
         .arg_required_else_help(true);
-    COMMANDS.iter().fold(program, |program, entry| match entry.name.split_once(' ') {
-        None => program.subcommand(entry.parsed(entry.name)),
+    COMMANDS.iter().fold(program, |program, listed| match listed.name.split_once(' ') {
+        None => program.subcommand(listed.parsed(listed.name)),
         Some((above, name)) => {
-            below(program, above).mut_subcommand(above, |it| it.subcommand(entry.parsed(name)))
+            below(program, above).mut_subcommand(above, |it| it.subcommand(listed.parsed(name)))
         }
     })
 }
@@ -296,7 +296,7 @@ fn below(program: Command, above: &'static str) -> Command {
     }
 }
 
-impl Entry {
+impl Listed {
     fn parsed(&'static self, name: &'static str) -> Command {
         let next = Call::of(self.name, self.next, &Typed::new()).ok().and_then(|call| call.next());
         let next = next.map(|it| format!("\n\nNext: {it}")).unwrap_or_default();

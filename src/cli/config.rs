@@ -25,7 +25,7 @@ fn key_json(key: &Key) -> Value {
     let flags: Vec<String> = flags.map(|(_, flag, ..)| format!("--{flag}")).collect();
     let yaml = SAME.iter().filter(|(_, ours)| *ours == key.name).map(|(theirs, _)| *theirs);
     json!({
-        "key": key.name, "flag": format!("--{}", key.flag), "default": key.default, "value": key.shape.wanted(),
+        "key": key.name, "flag": format!("--{}", key.flag), "default": key.default, "value": key.accepts.wanted(),
         "about": key.about, "effect": key.effect.name(), "commands": key.commands, "published_flags": flags,
         "published_yaml": yaml.collect::<Vec<_>>(),
     })
@@ -33,6 +33,6 @@ fn key_json(key: &Key) -> Value {
 
 fn key_text(key: &Key) -> String {
     let default = key.default.unwrap_or("-");
-    let (about, wanted, effect) = (key.about, key.shape.wanted(), key.effect.name());
+    let (about, wanted, effect) = (key.about, key.accepts.wanted(), key.effect.name());
     format!("{:<22} {default:<16} {about} ({wanted}; {effect}; {})\n", key.name, key.commands.join(", "))
 }

@@ -11,7 +11,7 @@ use super::interrupt::Orderly;
 use super::output::one_line;
 use super::sources::sources;
 use super::stdout;
-use super::voice::Voice;
+use super::voice::{self, Voice};
 use crate::event::Event;
 use crate::pipeline::batch::now;
 use crate::ship::actions::MessageForm;
@@ -23,27 +23,27 @@ use crate::store::hindsight;
 use crate::store::run::RunDir;
 use crate::store::summary::Summary;
 
-/// The episodes of an input, usable or not.
-#[derive(Default)]
-struct Input {
-    episodes: Vec<ScoredEpisode>,
-    /// Those that could not be used, by name, with the reason.
-    lost: Vec<(String, String)>,
-    notes: Vec<String>,
-    best_reward: Option<f64>,
-}
-
 pub(super) fn run(call: &Call) -> Result<(), Failure> {
     let (options, out): (_, PathBuf) = (options(call)?, call.get("out")?);
     let (dir, lens, form) = (call.run_dir()?, call.result()?, call.choice("message_form")?);
     let sources = sources(&call.inputs()?)?;
     let voice = Voice::new(RunDir::open(&dir, "dataset")?, call.talk("row"));
     voice.run.note_config(call.config.to_table())?;
-    let mut input = Input::default();
-    load(sources).for_each(|loaded| input.take(loaded, |it| with_scores(it, &dir, &lens, form)));
-    input.notes.iter().for_each(|note| voice.notices.add(note));
-    let dataset = build(std::mem::take(&mut input.episodes), &options);
-    let account = Account { min_reward: options.min_reward, out: &out, dataset, input };
+    let (mut episodes, mut lost, mut notes) = (Vec::new(), Vec::new(), Vec::new());
+    for loaded in load(sources) {
+        match with_scores(loaded, &dir, &lens, form) {
+            Ok((episode, more)) => {
+                episodes.push(episode);
+                notes.extend(more);
+            }
+            Err(why) => lost.push(why),
+        }
+    }
+    notes.iter().for_each(|note| voice.notices.add(note));
+    let rewards = episodes.iter().filter_map(|it: &ScoredEpisode| it.hindsight.scores.reward.as_f64());
+    let (min_reward, best_reward) = (options.min_reward, rewards.reduce(f64::max));
+    let dataset = build(episodes, &options);
+    let account = Account { min_reward, best_reward, out: &out, dataset, lost, notes };
     account.keep(&voice)?;
     let shown = if call.is_json() { format!("{}\n", account.json()) } else { account.text() };
     stdout::data(shown.as_bytes())?;
@@ -59,38 +59,25 @@ fn options(call: &Call) -> Result<RowOptions, Failure> {
     })
 }
 
-/// An episode with its scores and what should be known about it, or why it has none.
-type Scored = Result<(ScoredEpisode, Vec<String>), String>;
-
-impl Input {
-    /// Takes an episode with its scores; what is wrong with it is its own loss.
-    fn take(&mut self, loaded: Result<Loaded, BadFile>, scored: impl Fn(&Loaded) -> Scored) {
-        let loaded = match loaded {
-            Ok(loaded) => loaded,
-            Err(error) => return self.lost.push((error.episode(), error.to_string())),
-        };
-        match scored(&loaded) {
-            Ok((episode, notes)) => {
-                self.notes.extend(notes);
-                self.notes.extend(stale(&loaded, &episode));
-                let reward = episode.hindsight.scores.reward.as_f64();
-                self.best_reward = [self.best_reward, reward].into_iter().flatten().reduce(f64::max);
-                self.episodes.push(episode);
-            }
-            Err(why) => self.lost.push((loaded.episode.id, why)),
-        }
-    }
-}
-
-fn with_scores(loaded: &Loaded, run_dir: &Path, lens: &str, form: MessageForm) -> Scored {
+/// An episode with its scores and what should be known about it; or its name, with why it cannot be used.
+fn with_scores(
+    loaded: Result<Loaded, BadFile>,
+    run_dir: &Path,
+    lens: &str,
+    form: MessageForm,
+) -> Result<(ScoredEpisode, Vec<String>), (String, String)> {
+    let loaded = loaded.map_err(|error| (error.episode(), error.to_string()))?;
+    let unusable = |why: String| (loaded.episode.id.clone(), why);
+    let bad = |error: BadFile| unusable(error.to_string());
     if let Err(why) = &loaded.episode.outcome {
-        return Err(format!("the episode failed: {why}"));
+        return Err(unusable(format!("the episode failed: {why}")));
     }
-    let directory = hindsight::directory_of(loaded, run_dir);
-    let found = hindsight::read(&directory, lens).map_err(|error| error.to_string())?;
-    let found = found.ok_or("not scored; help: run backsight credit first")?;
-    let found = hindsight::credited(found)?;
-    scored_episode(loaded, found, form).map_err(|error| error.to_string())
+    let found = hindsight::read(&hindsight::directory_of(&loaded, run_dir), lens).map_err(bad)?;
+    let found = found.ok_or_else(|| unusable("not scored; help: run backsight credit first".to_owned()))?;
+    let found = hindsight::credited(found).map_err(unusable)?;
+    let (episode, mut notes) = scored_episode(&loaded, found, form).map_err(bad)?;
+    notes.extend(stale(&loaded, &episode));
+    Ok((episode, notes))
 }
 
 /// Credit computed with another reward than the episode has now.
@@ -107,7 +94,10 @@ struct Account<'a> {
     min_reward: f64,
     out: &'a Path,
     dataset: Dataset,
-    input: Input,
+    /// The episodes that could not be used, by name, with the reason.
+    lost: Vec<(String, String)>,
+    notes: Vec<String>,
+    best_reward: Option<f64>,
 }
 
 impl Account<'_> {
@@ -122,7 +112,7 @@ impl Account<'_> {
         }
         let mut summary = Summary { stage: "dataset", ..Summary::default() };
         summary.made.insert("rows", self.dataset.rows.len() as u64);
-        self.input.lost.iter().for_each(|(_, why)| summary.lose("episodes", why));
+        self.lost.iter().for_each(|(_, why)| summary.lose("episodes", why));
         let left_out = self.dataset.left_out.iter();
         left_out.for_each(|(_, why)| summary.lose("rows", &self.reason(*why)));
         summary.more.insert("dataset".to_owned(), self.dataset.summary.clone());
@@ -137,23 +127,22 @@ impl Account<'_> {
     }
 
     fn verdict(&self) -> Result<(), Failure> {
-        match (self.dataset.rows.is_empty(), self.input.lost.len()) {
-            (true, _) => Err(self.nothing()),
-            (false, 0) => Ok(()),
-            (false, n) => Err(Failure::losses(
-                format!("{n} of {} episodes could not be used", self.n_episodes()),
-                "mend what is said about each; the same command makes the dataset again",
-            )),
+        if self.dataset.rows.is_empty() {
+            return Err(self.nothing());
         }
+        let n_lost = self.lost.len() as u64;
+        let what = format!("{n_lost} of {} episodes could not be used", self.n_episodes());
+        let help = "mend what is said about each; the same command makes the dataset again";
+        voice::verdict(None, n_lost, what, help)
     }
 
     fn n_episodes(&self) -> usize {
-        self.dataset.rows.len() + self.dataset.left_out.len() + self.input.lost.len()
+        self.dataset.rows.len() + self.dataset.left_out.len() + self.lost.len()
     }
 
     /// Why there is no dataset at all.
     fn nothing(&self) -> Failure {
-        let (min, best) = (self.min_reward, self.input.best_reward);
+        let (min, best) = (self.min_reward, self.best_reward);
         let help = match best.filter(|best| *best < min) {
             Some(best) => format!("lower --min-reward: the best reward is {best}"),
             None if best.is_none() => "score the episodes with backsight credit first".to_owned(),
@@ -168,7 +157,7 @@ impl Account<'_> {
     }
 
     fn json(&self) -> Value {
-        let lost = self.input.lost.iter().map(|(episode, why)| json!({"episode": episode, "why": why}));
+        let lost = self.lost.iter().map(|(episode, why)| json!({"episode": episode, "why": why}));
         let left_out = self.dataset.left_out.iter();
         let left_out = left_out.map(|(id, why)| json!({"episode": id, "why": self.reason(*why)}));
         json!({
@@ -176,7 +165,7 @@ impl Account<'_> {
             "summary": self.dataset.summary,
             "left_out": left_out.collect::<Vec<_>>(),
             "lost": lost.collect::<Vec<_>>(),
-            "notes": self.input.notes,
+            "notes": self.notes,
         })
     }
 
@@ -197,7 +186,9 @@ impl Account<'_> {
             let n_left_out = self.dataset.left_out.iter().filter(|(_, it)| *it == why).count();
             text += &some("  left out", n_left_out, &self.reason(why));
         }
-        for (why, names) in self.losses() {
+        let mut losses: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+        self.lost.iter().for_each(|(episode, why)| losses.entry(why).or_default().push(episode));
+        for (why, names) in losses {
             text += &line("  lost", names.len(), &format!("{}: {}", listed(&names), one_line(why)));
         }
         text += &some("steps", count("total_steps") as usize, "");
@@ -206,15 +197,6 @@ impl Account<'_> {
         text += &some("  without credit", no_credit, "weight 0, in no mean");
         text.extend(self.files().iter().map(|path| format!("made {}\n", path.display())));
         text
-    }
-
-    /// The lost episodes by reason.
-    fn losses(&self) -> BTreeMap<&str, Vec<&str>> {
-        let mut losses: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
-        for (episode, why) in &self.input.lost {
-            losses.entry(why).or_default().push(episode);
-        }
-        losses
     }
 }
 

@@ -373,7 +373,7 @@ fn keep(
     let mut found = Table::new();
     let mut insert = |key: &str, value: String| found.insert(key.to_owned(), value.into());
     insert("model", student.info.model.clone());
-    insert("server", setup::server_name(student));
+    insert("server", student.info.kind.name.to_owned());
     insert("teacher", teacher.info.model.clone());
     insert("judge", judge.info.model.clone());
     insert("tokenizer_sha256", Tokenizer::sha256(&path)?);

@@ -20,20 +20,18 @@ use super::talk::Talk;
 use super::voice::{self, Voice};
 use crate::agent::{AgentSetting, OnStep, Speech};
 use crate::config::{Config, parts};
-use crate::event::{Event, counted};
+use crate::event::{Event, Tell, counted};
 use crate::hf::HuggingFace;
-use crate::metrics::Digest;
 use crate::model::budget::ModelRole;
 use crate::model::probe::probe;
 use crate::model::{Model, Opened};
-use crate::pipeline::Stopped;
 use crate::pipeline::batch::{self, Batch, Done};
 use crate::pipeline::census::Census;
 use crate::pipeline::paid::Paid;
 use crate::pipeline::references::{Bench, Tried};
 use crate::pipeline::slots::{Chosen, Slot};
 use crate::pipeline::student;
-use crate::pipeline::watch::{TellTurn, Watched};
+use crate::pipeline::watch::Watched;
 use crate::store::NewWeights;
 use crate::store::fingerprint::differs;
 use crate::store::layout::EPISODES;
@@ -68,9 +66,7 @@ pub(super) type Choose<'a> =
 pub(super) struct Finished {
     pub(super) run: Arc<RunDir>,
     pub(super) model: String,
-    pub(super) slots: Vec<Slot>,
-    pub(super) digests: Vec<Option<Digest>>,
-    pub(super) stopped: Option<Stopped>,
+    pub(super) done: Done,
     pub(super) summary: Summary,
 }
 
@@ -97,7 +93,7 @@ pub(super) async fn run(ask: Ask<'_>, choose: Choose<'_>) -> Result<Finished, Fa
     let paid = Paid::open(&opened, &voice.run, terms).await?;
     check_student(&paid, new_weights, &opened, &voice).await?;
     let talk = Arc::clone(&voice.talk);
-    let tell = talk.is_verbose().then(|| Arc::new(move |event: &Event| talk.tell(event)) as TellTurn);
+    let tell = talk.is_verbose().then(|| Arc::new(move |event: &Event| talk.tell(event)) as Tell);
     let watched = Watched::new(Arc::clone(&paid.model) as Arc<dyn Model>, tell);
     let at_once = if opened.info.kind.is_here() { CONCURRENCY.1 } else { CONCURRENCY.0 };
     let batch = Batch {
@@ -114,8 +110,7 @@ pub(super) async fn run(ask: Ask<'_>, choose: Choose<'_>) -> Result<Finished, Fa
     let done = work(&batch, slots, &voice).await;
     let mut summary = done.summary(stage);
     voice.end(&mut summary, &[&paid]).await?;
-    let Done { slots, digests, stopped } = done;
-    Ok(Finished { run: batch.run, model: opened.info.model, slots, digests, stopped, summary })
+    Ok(Finished { run: batch.run, model: opened.info.model, done, summary })
 }
 
 /// The tasks, and what there is to be of them.
@@ -341,17 +336,9 @@ pub(super) fn end(call: &Call, finished: &Finished, table: fn(&Finished) -> Stri
 
 /// How the command ends: stopped, with losses, or well.
 pub(super) fn verdict(finished: &Finished) -> Result<(), Failure> {
-    if let Some(stopped) = &finished.stopped {
-        return Err(voice::failure(stopped));
-    }
-    match finished.summary.lost("episodes") {
-        0 => Ok(()),
-        n => Err(Failure::losses(
-            format!(
-                "{n} of {} failed; their records say why",
-                counted(finished.slots.len() as u64, "episode")
-            ),
-            "mend the cause; the same command runs them again",
-        )),
-    }
+    let n_lost = finished.summary.lost("episodes");
+    let episodes = counted(finished.done.slots.len() as u64, "episode");
+    let what = format!("{n_lost} of {episodes} failed; their records say why");
+    let help = "mend the cause; the same command runs them again";
+    voice::verdict(finished.done.stopped.as_ref(), n_lost, what, help)
 }

@@ -9,6 +9,7 @@ use super::block_on;
 use super::call::Call;
 use super::episodes::{self, Ask, Finished};
 use super::failure::Failure;
+use super::output::number;
 use crate::pipeline::evaluation;
 use crate::pipeline::slots::Chosen;
 use crate::tasks::source::{TaskSource, are_named, split_all};
@@ -45,28 +46,24 @@ fn held_out(
     sources: &[TaskSource],
     tasks: Vec<CodingTask>,
 ) -> Result<Vec<CodingTask>, Failure> {
-    let held_out = split_all(sources, tasks, split).map_err(none_held_out)?.eval;
-    Ok(held_out.into_iter().take(split.eval_size).collect())
-}
-
-/// Too few tasks to hold some out may still be evaluated, all of them.
-fn none_held_out(error: TaskError) -> Failure {
-    match error {
-        TaskError::NothingToTrain { n_tasks, n_eval } => Failure::input(
+    match split_all(sources, tasks, split) {
+        Ok(tasks) => Ok(tasks.eval.into_iter().take(split.eval_size).collect()),
+        // They may still be evaluated, all of them.
+        Err(TaskError::NothingToTrain { n_tasks, n_eval }) => Err(Failure::input(
             format!("{n_tasks} tasks with {n_eval} held out leave none to train on"),
             "lower --eval-size, or evaluate every task with --eval-tasks all",
-        ),
-        other => other.into(),
+        )),
+        Err(other) => Err(other.into()),
     }
 }
 
 /// Writes `metrics.json`, `samples.jsonl` and `summary.json`.
 fn keep(finished: &mut Finished, generation: &Value) -> Result<(), Failure> {
-    let metrics = evaluation::metrics(&finished.slots, &finished.digests);
+    let metrics = evaluation::metrics(&finished.done.slots, &finished.done.digests);
     let seconds = evaluation::seconds_worked(&finished.run.events());
     let file = evaluation::metrics_file(&finished.model, generation, seconds, &metrics);
     finished.summary.more.extend(metrics);
-    let samples = evaluation::samples_file(&finished.slots, &finished.digests);
+    let samples = evaluation::samples_file(&finished.done.slots, &finished.done.digests);
     let run = &finished.run;
     run.write("metrics.json", format!("{file:#}\n").as_bytes())?;
     run.write("samples.jsonl", samples.as_bytes())?;
@@ -76,11 +73,7 @@ fn keep(finished: &mut Finished, generation: &Value) -> Result<(), Failure> {
 fn table(finished: &Finished) -> String {
     let mut text = episodes::table(finished);
     for (key, value) in finished.summary.more.iter().filter(|(key, _)| key.starts_with("eval/")) {
-        let shown = match value {
-            Value::Number(number) if number.is_f64() => format!("{:.3}", number.as_f64().unwrap_or_default()),
-            Value::Null => "-".to_owned(),
-            other => other.to_string(),
-        };
+        let shown = if value.is_u64() { value.to_string() } else { number(value.as_f64()) };
         text.push_str(&format!("{key:<22} {shown}\n"));
     }
     text

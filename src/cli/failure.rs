@@ -30,8 +30,9 @@ impl Failure {
     }
 
     /// Ended by a signal of this number.
-    pub(super) fn signal(number: u8, message: impl Display, help: impl Display) -> Self {
-        Self { code: 128u8.saturating_add(number), ..Self::input(message, help) }
+    pub(super) fn signal(number: u8) -> Self {
+        let help = "what was finished is kept; the same command continues";
+        Self { code: 128u8.saturating_add(number), ..Self::input("interrupted", help) }
     }
 
     /// From a text whose last line may say `help:`.

@@ -42,17 +42,12 @@ pub(super) fn listen(as_json: bool) -> Result<(), Failure> {
     thread.spawn(move || runtime.block_on(heed_all)).map(drop).map_err(failed)
 }
 
-/// What a command that a signal ended says.
-pub(super) fn failure(number: u8) -> Failure {
-    Failure::signal(number, "interrupted", "what was finished is kept; the same command continues")
-}
-
 /// Does `work`, which is dropped by a signal: for work that has children to end.
 pub(super) async fn unless_interrupted<T>(work: impl Future<Output = T>) -> Result<T, Failure> {
     let mut orderly = Orderly::begin();
     tokio::select! {
         done = work => Ok(done),
-        number = orderly.signal() => Err(failure(number)),
+        number = orderly.signal() => Err(Failure::signal(number)),
     }
 }
 
@@ -100,6 +95,6 @@ fn heed(number: u8) {
 
 fn end(number: u8) -> ! {
     output::clear_line();
-    failure(number).report(AS_JSON.load(Ordering::Relaxed));
+    Failure::signal(number).report(AS_JSON.load(Ordering::Relaxed));
     std::process::exit(128 + i32::from(number))
 }

@@ -4,7 +4,7 @@ use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches};
 
 use super::failure::Failure;
-use crate::config::keys::{self, ALIASES, Alias, Effect, Key, Shape};
+use crate::config::keys::{self, ALIASES, Accepts, Alias, Effect, Key};
 use crate::config::{ConfigError, Typed};
 
 /// The id of what is typed without a flag.
@@ -60,23 +60,25 @@ fn aliases(command: &str) -> impl Iterator<Item = &'static Alias> {
 
 fn flag(command: &str, key: &'static Key) -> Arg {
     let default = key.default.map(|it| format!(" [default: {it}]")).unwrap_or_default();
-    let choices = match &key.shape {
-        Shape::OneOf(names) => format!(" [{}]", names.join(", ")),
+    let choices = match &key.accepts {
+        Accepts::OneOf(names) => format!(" [{}]", names.join(", ")),
         _ => String::new(),
     };
     let others = aliases(command).filter(|(.., name, value)| *name == key.name && value.is_none());
     let arg = Arg::new(key.name)
         .long(key.flag)
         .visible_aliases(others.map(|(_, flag, ..)| *flag))
-        .value_name(value_name(&key.shape))
+        .value_name(value_name(&key.accepts))
         .help(format!("{}{choices}{default}", key.about))
         .help_heading(Some(key.section).filter(|it| !it.is_empty()))
-        .allow_negative_numbers(!matches!(key.shape, Shape::Switch));
-    match (&key.shape, key.name) {
-        (Shape::Switch, "quiet" | "verbose") => arg.action(ArgAction::SetTrue).short(key.name.chars().next()),
-        (Shape::Switch, _) => arg.action(ArgAction::SetTrue),
-        (Shape::Words, _) => arg.num_args(1..).action(ArgAction::Append),
-        (Shape::Truth, _) => arg.num_args(0..=1).default_missing_value("true"),
+        .allow_negative_numbers(!matches!(key.accepts, Accepts::Switch));
+    match (&key.accepts, key.name) {
+        (Accepts::Switch, "quiet" | "verbose") => {
+            arg.action(ArgAction::SetTrue).short(key.name.chars().next())
+        }
+        (Accepts::Switch, _) => arg.action(ArgAction::SetTrue),
+        (Accepts::Words, _) => arg.num_args(1..).action(ArgAction::Append),
+        (Accepts::Truth, _) => arg.num_args(0..=1).default_missing_value("true"),
         _ => arg,
     }
 }
@@ -88,14 +90,14 @@ fn switch((command, flag, name, value): &'static Alias) -> Option<Arg> {
     Some(arg.help(format!("The same as --{} {}", key.flag, (*value)?)).help_heading(key.section))
 }
 
-fn value_name(shape: &Shape) -> &'static str {
-    match shape {
-        Shape::Text | Shape::Words => "TEXT",
-        Shape::Path => "PATH",
-        Shape::Program => "PROGRAM",
-        Shape::Whole(_) => "N",
-        Shape::Number(..) | Shape::Positive => "X",
-        Shape::Truth | Shape::Switch => "true|false",
-        Shape::OneOf(_) => "NAME",
+fn value_name(accepts: &Accepts) -> &'static str {
+    match accepts {
+        Accepts::Text | Accepts::Words => "TEXT",
+        Accepts::Path => "PATH",
+        Accepts::Program => "PROGRAM",
+        Accepts::Whole(_) => "N",
+        Accepts::Number(..) | Accepts::Positive => "X",
+        Accepts::Truth | Accepts::Switch => "true|false",
+        Accepts::OneOf(_) => "NAME",
     }
 }

@@ -67,7 +67,7 @@ pub(super) fn run(model: &Path, dir: &Path) -> Result<Finished, Failure> {
     };
     match episodes::verdict(&finished) {
         // Lost episodes are shown with the others.
-        Err(failure) if finished.stopped.is_some() => Err(failure),
+        Err(failure) if finished.done.stopped.is_some() => Err(failure),
         _ => Ok(finished),
     }
 }
@@ -98,7 +98,7 @@ pub(super) fn command(dir: &Path) -> String {
 /// What happened, step by step.
 pub(super) fn text(finished: &Finished) -> String {
     let mut text = HEAD.to_owned();
-    for slot in &finished.slots {
+    for slot in &finished.done.slots {
         match finished.run.reader().episode(&slot.id()) {
             Some(episode) => text.push_str(&told(&episode)),
             None => text.push_str(&format!("\n{}  not run\n", slot.id())),

@@ -70,10 +70,10 @@ fn called(matches: &ArgMatches) -> (String, &ArgMatches) {
 }
 
 fn dispatch(name: &str, matches: &ArgMatches) -> Result<(), Failure> {
-    let entry = COMMANDS.iter().find(|entry| entry.name == name);
-    let entry = entry.ok_or_else(|| Failure::input("no command was named", "see --help"))?;
-    let call = Call::resolve(entry.name, entry.next, matches)?;
-    (entry.run)(&call)?;
+    let listed = COMMANDS.iter().find(|listed| listed.name == name);
+    let listed = listed.ok_or_else(|| Failure::input("no command was named", "see --help"))?;
+    let call = Call::resolve(listed.name, listed.next, matches)?;
+    (listed.run)(&call)?;
     if let Some(next) = call.next().filter(|_| !call.is_json() && !call.config.is("quiet")) {
         output::talk(&format!("next: {next}"));
     }

@@ -35,6 +35,11 @@ pub(super) fn one_line(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
+/// A number to three digits; a dash where there is none.
+pub(super) fn number(value: Option<f64>) -> String {
+    value.map_or_else(|| "-".to_owned(), |it| format!("{it:.3}"))
+}
+
 /// The beginning of a text on one line, so many characters wide at most.
 pub(super) fn clipped(text: &str, width: usize) -> String {
     let line = one_line(text);

@@ -18,7 +18,7 @@ pub(super) fn run(call: &Call) -> Result<(), Failure> {
     let (notices, talk) = (Notices::default(), Arc::new(call.talk("server")));
     let told = Arc::clone(&talk);
     let findings = block_on(async {
-        let mut wanted = server.wanted(&notices, Arc::new(move |text| told.note(text)))?;
+        let mut wanted = server.wanted(&notices, Arc::new(move |event| told.tell(event)))?;
         wanted.settings = wanted.settings.briefly();
         let opened = open(&wanted).await?;
         Ok::<_, Failure>(probe(&opened).await)

@@ -10,7 +10,7 @@ use super::call::Call;
 use super::credit::args::CreditArgs;
 use super::credit::scored;
 use super::failure::Failure;
-use super::output::{self, clipped};
+use super::output::{self, clipped, number};
 use super::{live, model, program, stdout, voice};
 use crate::model::{Opened, embedded};
 use crate::pipeline::Texts;
@@ -197,9 +197,9 @@ fn table(steps: &[Step]) -> String {
     );
     for (idx, step) in steps.iter().enumerate() {
         let title = clipped(&step.title, TITLE_WIDTH);
-        let (plain, outcome) = (shown(step.scored.plain_mean_logprob), shown(step.scored.mean_logprob));
+        let (plain, outcome) = (number(step.scored.plain_mean_logprob), number(step.scored.mean_logprob));
         let (n, change) = (step.texts.len(), signed(step.change()));
-        let (rho, q_h) = (shown(step.scored.rho), shown(step.scored.q_h_smoothed));
+        let (rho, q_h) = (number(step.scored.rho), number(step.scored.q_h_smoothed));
         text.push_str(&format!(
             "{idx:>4}  {title:<TITLE_WIDTH$} {n:>6} {plain:>8} {outcome:>8} {change:>8} {rho:>6} {q_h:>6}\n"
         ));
@@ -208,16 +208,12 @@ fn table(steps: &[Step]) -> String {
 }
 
 fn changed(steps: &[Step], most_changed: &[usize]) -> String {
-    let mut text = "The outcome changed these steps most (mean logprob per token):\n".to_owned();
-    for &idx in most_changed.iter().take(N_CHANGED) {
-        let step = &steps[idx];
-        text.push_str(&format!(
-            "  step {idx:<3} {:>8}  {}\n",
-            signed(step.change()),
-            clipped(&step.title, 70)
-        ));
-    }
-    text
+    let line = |idx: &usize| {
+        let (change, title) = (signed(steps[*idx].change()), clipped(&steps[*idx].title, 70));
+        format!("  step {idx:<3} {change:>8}  {title}\n")
+    };
+    let lines: String = most_changed.iter().take(N_CHANGED).map(line).collect();
+    format!("The outcome changed these steps most (mean logprob per token):\n{lines}")
 }
 
 /// The steps, the most changed first.
@@ -238,14 +234,9 @@ fn tokens(idx: usize, step: &Step) -> String {
         let (plain, outcome) = (plain.map(Logprob::get), outcome.map(Logprob::get));
         let change = signed(plain.zip(outcome).map(|(plain, outcome)| outcome - plain));
         let token = clipped(&format!("{token:?}"), 20);
-        text.push_str(&format!("  {token:<20} {:>8} {:>8} {change:>8}\n", shown(plain), shown(outcome)));
+        text.push_str(&format!("  {token:<20} {:>8} {:>8} {change:>8}\n", number(plain), number(outcome)));
     }
     text
-}
-
-/// A number, or a dash where there is none.
-fn shown(value: Option<f64>) -> String {
-    value.map_or_else(|| "-".to_owned(), |it| format!("{it:.3}"))
 }
 
 fn signed(value: Option<f64>) -> String {

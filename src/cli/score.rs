@@ -19,7 +19,7 @@ use super::server::ServerArgs;
 use super::stdout;
 use super::voice::{self, Voice};
 use crate::config::Config;
-use crate::event::{Event, counted};
+use crate::event::{Event, counted, if_any};
 use crate::model::JobScores;
 use crate::model::Opened;
 use crate::model::budget::{ModelRole, Spent};
@@ -59,6 +59,7 @@ struct Rows {
 /// A job that is asked for.
 struct Row {
     id: score_jobs::Id,
+    job: ScoreJob,
     place: usize,
     /// Why it has no numbers, or not all of them.
     lack: Option<&'static str>,
@@ -100,15 +101,14 @@ pub(super) fn run(call: &Call) -> Result<(), Failure> {
 
 async fn work(
     args: &ScoreArgs<'_>,
-    lines: Vec<Line>,
+    mut lines: Vec<Line>,
     voice: &Arc<Voice>,
 ) -> Result<(Summary, Option<Stopped>), Failure> {
     let (run, notices) = (&voice.run, &voice.notices);
     let opened = args.server.open(notices, voice.teller()).await?;
     require_scores(&opened).await?;
     run.keep_found(&args.config.seen_from(run.dir()), found(args, &opened), &[])?;
-    let lines: Vec<Line> =
-        lines.into_iter().map(|line| line.capped(opened.model.limits(), notices)).collect();
+    cap(&mut lines, opened.model.limits(), notices);
     let terms = args.server.terms(ModelRole::Teacher, "score", 0);
     let paid = Paid::open(&opened, run, terms).await?;
     paid.note(notices, &args.out, args.out.exists()).await?;
@@ -152,18 +152,18 @@ async fn score(
 ) -> Result<(Summary, Option<Stopped>), Failure> {
     let failed = |error: io::Error| unwritable(&args.out, &error);
     let n = lines.len();
-    let (mut rows, jobs) = Rows::begin(&args.out, lines).map_err(failed)?;
+    let mut rows = Rows::begin(&args.out, lines).map_err(failed)?;
     voice.news();
     voice.say(&Event::Began { stage: "score", model: name.to_owned(), unit: "job", asked: n, found: 0 });
     voice.talk.advance(rows.summary.lost("jobs"));
     let as_model = Arc::clone(model) as Arc<dyn Model>;
-    let (mut planned, mut wanted) = (Planned::default(), (0..jobs.len()).collect::<Vec<_>>());
+    let (mut planned, mut wanted) = (Planned::default(), (0..rows.asked.len()).collect::<Vec<_>>());
     for _ in 0..ASKED_AT_MOST {
-        let chosen: Vec<ScoreJob> = wanted.iter().map(|&job| jobs[job].clone()).collect();
+        let chosen: Vec<ScoreJob> = wanted.iter().map(|&idx| rows.asked[idx].job.clone()).collect();
         let mut settle = |idx: usize, scored| {
             voice.talk.advance(1);
             voice.news();
-            rows.take(wanted[idx], &jobs[wanted[idx]], scored, model.n_measured())
+            rows.take(wanted[idx], scored, model.n_measured())
         };
         let asked = score_planned(&as_model, &chosen, &mut settle);
         planned = planned.and(with_pulse(asked, || voice.pulse()).await);
@@ -193,17 +193,14 @@ fn found(args: &ScoreArgs<'_>, opened: &Opened) -> Table {
     Table::try_from(found).unwrap_or_default()
 }
 
-impl Line {
-    /// Asks for no more candidates than the model gives, so that the ledger knows what was really asked.
-    fn capped(self, limits: &Limits, notices: &Notices) -> Self {
-        let limit = limits.max_top_k.into_iter().chain(limits.vocab_size).min();
-        let job = self.job.map(|job| {
-            if let Some(limit) = limit.filter(|limit| job.top_k() > *limit) {
-                notices.add(fewer_candidates(limit, job.top_k(), limits));
-            }
-            job.within(limit).into_owned()
-        });
-        Self { job, ..self }
+/// Asks for no more candidates than the model gives, so that the ledger knows what was really asked.
+fn cap(lines: &mut [Line], limits: &Limits, notices: &Notices) {
+    let limit = limits.max_top_k.into_iter().chain(limits.vocab_size).min();
+    for job in lines.iter_mut().filter_map(|line| line.job.as_mut().ok()) {
+        if let Some(limit) = limit.filter(|limit| job.top_k() > *limit) {
+            notices.add(fewer_candidates(limit, job.top_k(), limits));
+            *job = job.within(Some(limit)).into_owned();
+        }
     }
 }
 
@@ -218,16 +215,14 @@ fn fewer_candidates(limit: usize, asked: usize, limits: &Limits) -> String {
 
 impl Rows {
     /// Writes the rows of what is no job; the others are to be asked for.
-    fn begin(out: &Path, lines: Vec<Line>) -> io::Result<(Self, Vec<ScoreJob>)> {
+    fn begin(out: &Path, lines: Vec<Line>) -> io::Result<Self> {
         let spool = Spool::create(&run_dir(out).join("rows.spool"), lines.len())?;
         let mut rows = Self { spool, asked: Vec::new(), summary: Summary::default(), unwritable: None };
-        let mut jobs = Vec::new();
         for (place, line) in lines.into_iter().enumerate() {
             match line.job {
                 Ok(job) => {
                     let (lack, is_open, measured) = (Some("not asked"), true, None);
-                    rows.asked.push(Row { id: line.id, place, lack, is_open, measured });
-                    jobs.push(job);
+                    rows.asked.push(Row { id: line.id, job, place, lack, is_open, measured });
                 }
                 Err(why) => {
                     rows.summary.lose("jobs", "no job");
@@ -235,17 +230,11 @@ impl Rows {
                 }
             }
         }
-        Ok((rows, jobs))
+        Ok(rows)
     }
 
     /// Takes the row of a job; when that is not possible nothing more need be asked for.
-    fn take(
-        &mut self,
-        idx: usize,
-        job: &ScoreJob,
-        scored: Result<JobScores, Error>,
-        n_measured: u64,
-    ) -> ControlFlow<()> {
+    fn take(&mut self, idx: usize, scored: Result<JobScores, Error>, n_measured: u64) -> ControlFlow<()> {
         let row = &mut self.asked[idx];
         let text = match &scored {
             Ok(JobScores { spans, version, unbroken_since }) => {
@@ -253,7 +242,7 @@ impl Rows {
                 row.is_open = false;
                 // A job that needs no answer has no weights either.
                 row.measured = version.as_ref().map(|_| (*unbroken_since, n_measured));
-                score_jobs::answer(&row.id, job, spans, version.as_deref())
+                score_jobs::answer(&row.id, &row.job, spans, version.as_deref())
             }
             Err(error) => {
                 (row.lack, row.is_open, row.measured) = (Some(reason(error)), error.leaves_open(), None);
@@ -356,20 +345,14 @@ fn locked(error: RunError) -> Failure {
 /// The answers must not take the place of the jobs.
 fn refuse_overwriting(jobs: &Path, out: &Path) -> Result<(), Failure> {
     let real = |path: &Path| fs::canonicalize(path).ok();
-    if out.is_dir() {
-        return Err(Failure::input(format!("{} is a directory", out.display()), "name a file with --out"));
-    }
-    // The answers replace a file; a pipe or a device cannot be replaced.
-    if fs::metadata(out).is_ok_and(|it| !it.is_file()) {
-        return Err(Failure::input(format!("{} is no file", out.display()), "name a file with --out"));
-    }
-    match real(jobs).filter(|jobs| real(out).as_ref() == Some(jobs)) {
-        Some(_) => Err(Failure::input(
-            format!("{} is the file of the jobs", out.display()),
-            "name another file with --out",
-        )),
-        None => Ok(()),
-    }
+    let (what, help) = match fs::metadata(out) {
+        Ok(there) if there.is_dir() => ("a directory", "name a file with --out"),
+        // The answers replace a file; a pipe or a device cannot be replaced.
+        Ok(there) if !there.is_file() => ("no file", "name a file with --out"),
+        Ok(_) if real(jobs) == real(out) => ("the file of the jobs", "name another file with --out"),
+        _ => return Ok(()),
+    };
+    Err(Failure::input(format!("{} is {what}", out.display()), help))
 }
 
 /// The ledger stands beside the answers.
@@ -390,30 +373,18 @@ fn told(out: &Path, summary: &Summary) {
 
 fn verdict(summary: &Summary, stopped: Option<Stopped>) -> Result<(), Failure> {
     let n_failed = summary.lost("jobs") + summary.left;
-    match (stopped, n_failed) {
-        (Some(stopped), _) => Err(voice::failure(&stopped)),
-        (None, 0) => Ok(()),
-        (None, n_failed) => Err(Failure::losses(
-            format!(
-                "{n_failed} of {} failed; their rows say why",
-                counted(summary.made("jobs") + n_failed, "job")
-            ),
-            "mend the cause; the same command asks only for what is missing",
-        )),
-    }
+    let jobs = counted(summary.made("jobs") + n_failed, "job");
+    let what = format!("{n_failed} of {jobs} failed; their rows say why");
+    let help = "mend the cause; the same command asks only for what is missing";
+    voice::verdict(stopped.as_ref(), n_failed, what, help)
 }
 
 /// What each job alone would have taken, and what was sent.
 fn plan_line(summary: &Summary) -> String {
     let (naive, spent) = (summary.naive(), &summary.spent);
-    let cached = match spent.cached_tokens {
-        0 => String::new(),
-        cached => format!(", {cached} of them found in the cache"),
-    };
-    let found = match summary.number("found_in_ledger") {
-        0 => String::new(),
-        found => format!("; {} found in the ledger", counted(found, "answer")),
-    };
+    let cached = if_any(spent.cached_tokens, |n| format!(", {n} of them found in the cache"));
+    let found = summary.number("found_in_ledger");
+    let found = if_any(found, |n| format!("; {} found in the ledger", counted(n, "answer")));
     format!(
         "job by job: {}, {}; as planned: {}, {}{cached}{found}",
         counted(naive.requests, "request"),

@@ -7,6 +7,7 @@ use std::time::Duration;
 use super::failure::Failure;
 use crate::config::Config;
 use crate::config::parts::ModelPart;
+use crate::event::{Event, Tell};
 use crate::model::budget::{Allowance, ModelRole};
 use crate::model::kinds::named;
 use crate::model::notice::Notices;
@@ -85,46 +86,35 @@ impl ServerArgs {
     }
 }
 
-/// Is told what a person should know while a command goes on.
-pub(super) type Tell = Arc<dyn Fn(&str) + Send + Sync>;
-
 /// Tells what happens between us and servers. The same failure is told the first time, and then only when it has
 /// come up ten times as often.
 fn watch(tell: Tell) -> Watch {
     let seen: Mutex<BTreeMap<String, u32>> = Mutex::default();
     Arc::new(move |notice| {
-        let Notice::Retry { error, .. } = &notice else { return tell(&notice_text(&notice)) };
-        let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
-        let n_times = seen.entry(error.to_string()).or_default();
-        *n_times = n_times.saturating_add(1);
-        let n_times = *n_times;
-        drop(seen);
-        match n_times {
-            1 => tell(&notice_text(&notice)),
-            n if 10u32.pow(n.ilog10()) == n => tell(&format!("{error}; {n} times by now, trying again")),
-            _ => {}
-        }
+        let text = match &notice {
+            Notice::Retry { wait, error, .. } => {
+                let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+                let n_times = seen.entry(error.to_string()).or_default();
+                *n_times = n_times.saturating_add(1);
+                match *n_times {
+                    1 if wait.is_zero() => format!("{error}; trying another server"),
+                    1 => format!("{error}; trying again in {:.1} s", wait.as_secs_f64()),
+                    n if 10u32.pow(n.ilog10()) == n => format!("{error}; {n} times by now, trying again"),
+                    _ => return,
+                }
+            }
+            Notice::Down { server } => format!("{server} keeps failing and is left alone for a while"),
+            Notice::Back { server } => format!("{server} answers again"),
+        };
+        tell(&Event::Note(text));
     })
-}
-
-/// What happened between us and a server, for people.
-fn notice_text(notice: &Notice) -> String {
-    match notice {
-        Notice::Retry { wait, error, .. } if wait.is_zero() => format!("{error}; trying another server"),
-        Notice::Retry { wait, error, .. } => format!("{error}; trying again in {:.1} s", wait.as_secs_f64()),
-        Notice::Down { server } => format!("{server} keeps failing and is left alone for a while"),
-        Notice::Back { server } => format!("{server} answers again"),
-    }
 }
 
 /// What the user must mend ends with 2, a server that is gone or cannot do it with 3.
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         let help = error.help().unwrap_or("look at the server's log");
-        match error {
-            Error::Invalid { .. } => Self::input(&error, help),
-            _ if error.is_denied() => Self::input(&error, help),
-            _ => Self::stopped(&error, help),
-        }
+        let is_usage = matches!(error, Error::Invalid { .. }) || error.is_denied();
+        if is_usage { Self::input(&error, help) } else { Self::stopped(&error, help) }
     }
 }

@@ -5,10 +5,8 @@
 use std::sync::Arc;
 
 use super::failure::Failure;
-use super::interrupt;
-use super::server::Tell;
 use super::talk::Talk;
-use crate::event::Event;
+use crate::event::{Event, Tell, rounded};
 use crate::model::notice::Notices;
 use crate::pipeline::Stopped;
 use crate::pipeline::batch::now;
@@ -40,7 +38,7 @@ impl Voice {
     /// Tells of something that is no failure.
     pub(super) fn teller(self: &Arc<Self>) -> Tell {
         let voice = Arc::clone(self);
-        Arc::new(move |text| voice.say(&Event::Note(text.to_owned())))
+        Arc::new(move |event| voice.say(event))
     }
 
     /// Tells what must be known, and keeps it with the notices.
@@ -83,7 +81,7 @@ impl Voice {
             paid.settle(summary, &self.notices).await?;
         }
         summary.notices = self.notices.all();
-        summary.seconds = (self.talk.elapsed().as_secs_f64() * 1000.0).round() / 1000.0;
+        summary.seconds = rounded(self.talk.elapsed().as_secs_f64());
         self.news();
         if let Some(why) = &summary.stopped_by {
             self.say(&Event::Stopped(why.clone()));
@@ -98,10 +96,24 @@ impl Voice {
 pub(super) fn failure(stopped: &Stopped) -> Failure {
     let continues = "the same command continues";
     match stopped {
-        Stopped::Signal(number) => interrupt::failure(*number),
+        Stopped::Signal(number) => Failure::signal(*number),
         Stopped::Disk(why) => {
             Failure::stopped(why, format!("free some space or mend the directory; {continues}"))
         }
         Stopped::Model(error) => Failure::stopped(error, error.help().unwrap_or(continues)),
+    }
+}
+
+/// How a command ends that lost so much, as `what` says, or that something stopped.
+pub(super) fn verdict(
+    stopped: Option<&Stopped>,
+    n_lost: u64,
+    what: String,
+    help: &str,
+) -> Result<(), Failure> {
+    match (stopped, n_lost) {
+        (Some(stopped), _) => Err(failure(stopped)),
+        (None, 0) => Ok(()),
+        (None, _) => Err(Failure::losses(what, help)),
     }
 }

@@ -1,4 +1,4 @@
-//! Every key there is: its shape, its default, what it means, and which commands use it.
+//! Every key there is: what it accepts, its default, what it means, and which commands use it.
 //!
 //! Flags, configuration files, `backsight config` and the record in a run directory are all made from
 //! this one list. So are the keys of further roles: a teacher's server has the keys of the student's behind a prefix.
@@ -21,7 +21,7 @@ use backsight_core::named;
 
 /// What values a key can have.
 #[derive(Clone, Debug)]
-pub enum Shape {
+pub enum Accepts {
     /// Any text.
     Text,
     /// Texts, in order.
@@ -73,7 +73,7 @@ pub struct Key {
     /// What it is about, for `--help`; empty for those that are typed most.
     pub section: &'static str,
     /// What values it can have.
-    pub shape: Shape,
+    pub accepts: Accepts,
     /// Its value when none is given, as it would be typed.
     pub default: Option<&'static str>,
     /// What it has an influence on.
@@ -85,7 +85,7 @@ pub struct Key {
 }
 
 /// A key without what it has in common with those around it.
-type Row = (Effect, &'static str, Shape, Option<&'static str>, &'static str);
+type Row = (Effect, &'static str, Accepts, Option<&'static str>, &'static str);
 
 /// Another name that a key goes by, as published scripts have it: the command, the flag, the key, and the value it says
 /// where it takes none itself.
@@ -164,14 +164,14 @@ const PAYING: &[&str] = &["collect", "evaluate", "distill", "credit", "score"];
 /// Who renders conversations.
 const RENDERING: &[&str] = &["collect", "evaluate", "distill", "credit", "chat render"];
 
+use Accepts::{Number, Path, Positive, Program, Switch, Text, Truth, Whole, Words};
 use Effect::{Call, Extent, Manner, Recomputed, Result};
-use Shape::{Number, Path, Positive, Program, Switch, Text, Truth, Whole, Words};
 
-const ANY: Shape = Number(f64::MIN, f64::MAX);
+const ANY: Accepts = Number(f64::MIN, f64::MAX);
 
 /// These values, beside those that a choice has.
-fn one_of(first: &[&'static str], choice: &[&'static str]) -> Shape {
-    Shape::OneOf([first, choice].concat())
+fn one_of(first: &[&'static str], choice: &[&'static str]) -> Accepts {
+    Accepts::OneOf([first, choice].concat())
 }
 
 /// All keys by section and commands, in the order they are shown.
@@ -208,7 +208,7 @@ fn rows() -> Vec<(&'static str, &'static [&'static str], Vec<Row>)> {
         (Call, "run", Path, Some("runs/collect"), "Where everything that is made is kept"),
     ]),
     ("", EVALUATE, vec![
-        (Result, "eval_tasks", Shape::OneOf(vec!["held-out", "all"]), Some("held-out"), "Evaluate the held-out tasks, or every task"),
+        (Result, "eval_tasks", Accepts::OneOf(vec!["held-out", "all"]), Some("held-out"), "Evaluate the held-out tasks, or every task"),
         (Extent, "attempts", Whole(1), Some("1"), "Attempts at each task; with several, pass@k is told"),
         (Call, "run", Path, Some("runs/evaluate"), "Where everything that is made is kept"),
     ]),
@@ -225,7 +225,7 @@ fn rows() -> Vec<(&'static str, &'static [&'static str], Vec<Row>)> {
     ("", DATASET, vec![(Extent, "min_reward", ANY, Some("0.2"), "Leave out episodes with less reward")]),
     ("", SCORE, vec![(Result, "top_k", Whole(0), Some("0"), "Candidates per position, for jobs that name no top_k")]),
     ("", RENDER, vec![
-        (Manner, "format", Shape::OneOf(vec!["text", "ids", "spans"]), Some("text"), "What to print: the text byte for byte; token ids as a JSON list; or JSON that says where messages and actions are"),
+        (Manner, "format", Accepts::OneOf(vec!["text", "ids", "spans"]), Some("text"), "What to print: the text byte for byte; token ids as a JSON list; or JSON that says where messages and actions are"),
         (Manner, "add_generation_prompt", Truth, Some("false"), "End with the header that asks the model to speak"),
     ]),
     ("", &["chat parse"], vec![(Result, "tool_call_parser", Text, None, "The format to read; an unknown name lists those there are")]),
@@ -378,7 +378,7 @@ fn rows() -> Vec<(&'static str, &'static [&'static str], Vec<Row>)> {
         (Result, "reward_seconds", Whole(1), Some("60"), "Time the reward command may take"),
     ]),
     ("Sandbox", BOTH, vec![
-        (Result, "sandbox", Shape::OneOf(vec!["namespaces", "docker", "none"]), Some("namespaces"), "What keeps the agent's programs from this machine; `none` runs them unprotected"),
+        (Result, "sandbox", Accepts::OneOf(vec!["namespaces", "docker", "none"]), Some("namespaces"), "What keeps the agent's programs from this machine; `none` runs them unprotected"),
         (Result, "sandbox_network", Truth, Some("false"), "Whether the agent's programs may use the network"),
         (Result, "sandbox_python", Program, None, "The Python interpreter inside; without it python3 of the search path"),
         (Result, "sandbox_memory_mb", Whole(16), Some("2048"), "Memory"),
@@ -411,10 +411,10 @@ static KEYS: LazyLock<Vec<Key>> = LazyLock::new(|| {
 });
 
 fn key(section: &'static str, commands: &'static [&'static str], row: Row) -> Key {
-    let (effect, name, shape, default, about) = row;
+    let (effect, name, accepts, default, about) = row;
     // Names live as long as the program, as the list does.
     let flag = name.replace('_', "-").leak();
-    Key { name, flag, section, shape, default, effect, about, commands }
+    Key { name, flag, section, accepts, default, effect, about, commands }
 }
 
 /// A role's keys: those of the student's server behind its name, which say what differs, and its own.
@@ -423,10 +423,10 @@ fn of_role((role, commands, own): &Role, student: &[Key]) -> Vec<Key> {
     let server = OF_SERVERS.iter().filter_map(|name| student.iter().find(|key| key.name == *name));
     let server = server.map(|key| {
         let about = format!("As {}, for the {section}; without it the student's", key.name);
-        (key.effect, key.name, key.shape.clone(), None, &*about.leak())
+        (key.effect, key.name, key.accepts.clone(), None, &*about.leak())
     });
-    let rows = server.chain(own()).map(|(effect, name, shape, default, about)| {
-        (effect, &*format!("{section}_{name}").leak(), shape, default, about)
+    let rows = server.chain(own()).map(|(effect, name, accepts, default, about)| {
+        (effect, &*format!("{section}_{name}").leak(), accepts, default, about)
     });
     rows.map(|row| key(section, commands, row)).collect()
 }
@@ -457,7 +457,7 @@ pub fn nearest(name: &str) -> Option<&'static str> {
     (distance(&nearest) <= 1 + name.len() / 3).then_some(nearest.name)
 }
 
-impl Shape {
+impl Accepts {
     /// Reads what was typed; none where it is no such thing at all.
     pub(super) fn read_words(&self, words: &[String]) -> Option<Value> {
         let last = words.last()?;
@@ -479,8 +479,8 @@ impl Shape {
         match (self, value) {
             (Words, Value::String(word)) => Ok(Value::Array(vec![Value::String(word)])),
             (Number(..) | Positive, Value::Integer(number)) => self.fit(Value::Float(number as f64)),
-            (shape, value) => {
-                let fits = match (shape, &value) {
+            (accepts, value) => {
+                let fits = match (accepts, &value) {
                     (Words, Value::Array(words)) => words.iter().all(Value::is_str),
                     (Text | Path | Program, Value::String(text)) => !text.is_empty(),
                     (Self::OneOf(names), Value::String(name)) => names.contains(&name.as_str()),
@@ -521,7 +521,7 @@ mod tests {
     fn every_default_is_a_value_its_key_can_have() {
         for key in all() {
             let Some(default) = key.default else { continue };
-            let value = key.shape.read_words(&[default.to_owned()]).map(|value| key.shape.fit(value));
+            let value = key.accepts.read_words(&[default.to_owned()]).map(|value| key.accepts.fit(value));
             assert!(matches!(value, Some(Ok(_))), "{} = {default}", key.name);
         }
     }
@@ -542,8 +542,8 @@ mod tests {
             assert!(!key.about.ends_with('.') && key.about.chars().count() < 150, "{}", key.name);
             for other in all()[idx + 1..].iter().filter(|other| other.name == key.name) {
                 assert_eq!(
-                    (key.effect, key.shape.wanted()),
-                    (other.effect, other.shape.wanted()),
+                    (key.effect, key.accepts.wanted()),
+                    (other.effect, other.accepts.wanted()),
                     "{}",
                     key.name
                 );
@@ -557,7 +557,7 @@ mod tests {
     fn other_names_and_alternatives_are_of_keys_that_are() {
         for (command, flag, name, value) in ALIASES {
             let key = of(command).find(|key| key.name == name).unwrap();
-            let read = |it: &str| key.shape.fit(key.shape.read_words(&[it.to_owned()]).unwrap());
+            let read = |it: &str| key.accepts.fit(key.accepts.read_words(&[it.to_owned()]).unwrap());
             assert!(value.is_none_or(|it| read(it).is_ok()), "{flag}");
             assert!(of(command).all(|key| key.flag != flag), "{flag} is a key too");
         }
@@ -585,7 +585,7 @@ mod tests {
         for key in &keys {
             let student = all().iter().find(|it| format!("judge_{}", it.name) == key.name);
             if let Some(student) = student {
-                assert_eq!((key.shape.wanted(), key.effect), (student.shape.wanted(), student.effect));
+                assert_eq!((key.accepts.wanted(), key.effect), (student.accepts.wanted(), student.effect));
                 assert_eq!(key.default, None, "{}", key.name);
             }
             assert_eq!((key.commands, key.section), (COLLECT, "judge"));

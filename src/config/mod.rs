@@ -17,7 +17,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value as Json;
 use toml::{Table, Value};
 
-use self::keys::{EITHER, Effect, Key, Shape};
+use self::keys::{Accepts, EITHER, Effect, Key};
 use crate::model::budget::ModelRole;
 use crate::model::kinds;
 use backsight_core::lens::{self, Placement, key_of};
@@ -181,7 +181,7 @@ impl Config {
 
     /// The value of one key; an [`Option`] of one that may have none.
     pub fn get<T: DeserializeOwned>(&self, name: &str) -> Result<T, ConfigError> {
-        let is_list = |key: &Key| key.name == name && matches!(key.shape, Shape::Words);
+        let is_list = |key: &Key| key.name == name && matches!(key.accepts, Accepts::Words);
         let value = match self.values.get(name) {
             None if keys::all().iter().any(is_list) => Ok(Json::Array(Vec::new())),
             value => serde_json::to_value(value),
@@ -312,13 +312,13 @@ fn without_login(text: &str) -> String {
 impl Key {
     /// The value that was typed.
     fn parse(&self, words: &[String]) -> Result<Value, ConfigError> {
-        let value = self.shape.read_words(words);
+        let value = self.accepts.read_words(words);
         self.check(value.unwrap_or_else(|| Value::String(words.join(" "))), &format!("--{}", self.flag))
     }
 
-    /// The value, if it has the key's shape.
+    /// The value, if the key accepts it.
     fn check(&self, value: Value, place: &str) -> Result<Value, ConfigError> {
-        self.shape.fit(value).map_err(|value| ConfigError::wrong(place, &value, &self.shape.wanted()))
+        self.accepts.fit(value).map_err(|value| ConfigError::wrong(place, &value, &self.accepts.wanted()))
     }
 }
 

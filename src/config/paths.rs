@@ -5,7 +5,7 @@ use std::path::{Component, Path, PathBuf};
 use toml::{Table, Value};
 
 use super::Config;
-use super::keys::{self, Key, Shape};
+use super::keys::{self, Accepts, Key};
 use crate::hf::is_repo;
 use crate::tasks::source::TaskSource;
 
@@ -33,9 +33,9 @@ pub(super) fn replaced(mut values: Table, replace: impl Fn(&Path) -> PathBuf) ->
 
 /// Whether a word is meant as a path: some keys take names too.
 fn is_path(key: &Key, word: &str) -> bool {
-    match (&key.shape, key.name) {
-        (Shape::Path, _) => true,
-        (Shape::Program, _) => word.contains('/'),
+    match (&key.accepts, key.name) {
+        (Accepts::Path, _) => true,
+        (Accepts::Program, _) => word.contains('/'),
         (_, "tasks") => matches!(TaskSource::parse(word), TaskSource::File(_)),
         (_, "model") => word.starts_with("./") || word.starts_with("../"),
         _ => false,

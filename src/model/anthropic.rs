@@ -24,7 +24,7 @@ const API_VERSION: &str = "2023-06-01";
 pub static ANTHROPIC: Kind = Kind {
     name: "anthropic",
     about: "Anthropic's Messages API",
-    auth: |key| Auth::Header("x-api-key", key),
+    auth: |key| Auth { header: "x-api-key", prefix: "", key },
     headers: &[("anthropic-version", API_VERSION)],
     client: Some(Client {
         ask: |transport, model| Box::pin(ask(transport, model)),

@@ -59,12 +59,6 @@ impl std::ops::AddAssign for Spent {
 }
 
 impl Spent {
-    fn add(&mut self, usage: Usage) {
-        self.prompt_tokens += usage.prompt_tokens;
-        self.cached_tokens += usage.cached_tokens.unwrap_or(0);
-        self.completion_tokens += usage.completion_tokens;
-    }
-
     /// The tokens a limit is compared with.
     pub fn tokens(&self) -> u64 {
         self.prompt_tokens + self.completion_tokens
@@ -169,8 +163,12 @@ impl Drop for Reservation {
         let mut account = self.meter.lock();
         account.reserved = account.reserved.saturating_sub(self.tokens);
         account.under_way -= 1;
-        account.spent.requests += u64::from(self.usage.is_some());
-        account.spent.add(self.usage.unwrap_or_default());
+        if let Some(usage) = self.usage {
+            account.spent.requests += 1;
+            account.spent.prompt_tokens += usage.prompt_tokens;
+            account.spent.cached_tokens += usage.cached_tokens.unwrap_or(0);
+            account.spent.completion_tokens += usage.completion_tokens;
+        }
         drop(account);
         self.meter.settled.notify_waiters();
     }
@@ -220,8 +218,7 @@ impl Model for Budgeted {
     }
 
     async fn chat(&self, request: &ChatRequest) -> Result<ChatAnswer, Error> {
-        let prompt: usize = request.messages.iter().map(guessed_tokens).sum();
-        let room = self.meter.reserve((prompt + request.sampling.max_tokens) as u64).await?;
+        let room = self.meter.reserve(guessed_tokens(request)).await?;
         room.settle(self.inner.chat(request).await, |it| it.usage)
     }
 
@@ -234,11 +231,15 @@ impl Model for Budgeted {
     }
 }
 
-/// A guess at the tokens of a message that somebody else's tokenizer will see, at four bytes each.
-fn guessed_tokens(message: &Message) -> usize {
-    let text = message.content.as_ref().map_or(0, |content| content.text().len());
-    let thought = message.reasoning.as_ref().map_or(0, String::len);
-    (text + thought) / 4 + 4
+/// A guess at the tokens of a conversation and its answer that somebody else's tokenizer will see, at four bytes each.
+pub(super) fn guessed_tokens(request: &ChatRequest) -> u64 {
+    let of_message = |message: &Message| {
+        let text = message.content.as_ref().map_or(0, |content| content.text().len());
+        let thought = message.reasoning.as_ref().map_or(0, String::len);
+        (text + thought) / 4 + 4
+    };
+    let prompt: usize = request.messages.iter().map(of_message).sum();
+    (prompt + request.sampling.max_tokens) as u64
 }
 
 #[cfg(test)]

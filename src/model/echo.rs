@@ -43,11 +43,6 @@ impl Echo {
     pub fn is_heard(&self) -> Option<bool> {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
-
-    fn hear(&self, repeated: bool) {
-        let mut heard = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        *heard = (*heard).max(Some(repeated));
-    }
 }
 
 /// One attempt: the id it was sent under, and the endpoint that answered.
@@ -83,7 +78,8 @@ impl Attempt<'_> {
             let told = told.map_or_else(|| "none".to_owned(), |told| format!("`{told}`"));
             return Err(format!("it is the answer to another request: its id is {told}, not `{sent}`"));
         }
-        self.echo.hear(is_repeated);
+        let mut heard = self.echo.0.lock().unwrap_or_else(PoisonError::into_inner);
+        *heard = (*heard).max(Some(is_repeated));
         Ok(())
     }
 }

@@ -19,7 +19,7 @@ use super::Error;
 pub use super::breaker::BreakerRules;
 use super::breaker::{Admission, Breaker};
 use super::echo::Echo;
-use super::retry::{Failure, Fault};
+use super::retry::{Miss, Notice, Symptom};
 use super::room::Room;
 pub use super::room::RoomRules;
 use super::secret::Secret;
@@ -111,15 +111,6 @@ impl Default for PoolRules {
             patience: Duration::from_secs(300),
         }
     }
-}
-
-/// A change of an endpoint's health that a report brought about.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Turn {
-    /// It is left alone from now on.
-    Opened,
-    /// It is back.
-    Closed,
 }
 
 /// The endpoints of one model.
@@ -336,6 +327,10 @@ pub struct Lease {
 }
 
 impl Lease {
+    fn server(&self) -> String {
+        self.pool.endpoints[self.idx].name().to_owned()
+    }
+
     /// The whole answer is here: the endpoint has room again, although the answer is still to be judged.
     pub fn answered(&mut self) {
         self.change(|state, lease| state.members[lease.idx].room.widen(lease.tokens));
@@ -343,11 +338,25 @@ impl Lease {
 
     /// Tells the pool how the request failed, or that the endpoint answered; says whether its health turned by it. A
     /// server is given the time it asks for, unless that is longer than anybody waits.
-    pub fn report(mut self, failure: Option<&Failure>, longest_wait: Duration) -> Option<Turn> {
+    pub fn report(mut self, miss: Option<&Miss>, longest_wait: Duration) -> Option<Notice> {
         self.reported = true;
         let mut turn = None;
         self.change(|state, lease| {
-            turn = state.members[lease.idx].take_report(lease, failure, longest_wait);
+            let (member, now) = (&mut state.members[lease.idx], Instant::now());
+            let Some(Miss { symptom, error, retry_after }) = miss else {
+                turn = member.breaker.succeed().then(|| Notice::Back { server: lease.server() });
+                return;
+            };
+            member.last_error = Some(error.clone());
+            let retry_after = retry_after.filter(|asked| *asked <= longest_wait);
+            if *symptom == Symptom::Pressed {
+                member.room.cut(lease.begun, now);
+            }
+            if member.breaker.fail(lease.trial, retry_after, now) {
+                // Dropped grants send the waiters to look for another endpoint.
+                member.queue.clear();
+                turn = Some(Notice::Down { server: lease.server() });
+            }
         });
         if turn.is_some() {
             self.pool.changed.notify_waiters();
@@ -368,31 +377,6 @@ impl Lease {
         let gone = pool.admit(&mut state);
         drop(state);
         drop(gone);
-    }
-}
-
-impl Member {
-    fn take_report(
-        &mut self,
-        lease: &Lease,
-        failure: Option<&Failure>,
-        longest_wait: Duration,
-    ) -> Option<Turn> {
-        let now = Instant::now();
-        let Some(Failure { fault, error, retry_after }) = failure else {
-            return self.breaker.succeed().then_some(Turn::Closed);
-        };
-        self.last_error = Some(error.clone());
-        let retry_after = retry_after.filter(|asked| *asked <= longest_wait);
-        if *fault == Fault::Pressed {
-            self.room.cut(lease.begun, now);
-        }
-        let opened = self.breaker.fail(lease.trial, retry_after, now);
-        if opened {
-            // Dropped grants send the waiters to look for another endpoint.
-            self.queue.clear();
-        }
-        opened.then_some(Turn::Opened)
     }
 }
 
@@ -429,13 +413,13 @@ mod tests {
 
     const LONGEST: Duration = Duration::from_secs(900);
 
-    fn broken() -> Failure {
+    fn broken() -> Miss {
         let error = Error::Unreachable { server: "s".into(), why: "connection refused".into() };
-        Failure::new(Fault::Broken, error)
+        Miss::new(Symptom::Broken, error)
     }
 
-    fn pressed(retry_after: Option<Duration>) -> Failure {
-        Failure { fault: Fault::Pressed, retry_after, ..broken() }
+    fn pressed(retry_after: Option<Duration>) -> Miss {
+        Miss { symptom: Symptom::Pressed, retry_after, ..broken() }
     }
 
     async fn fail(pool: &Arc<Pool>, sticky: u64, times: usize) -> Vec<usize> {
@@ -562,7 +546,8 @@ mod tests {
         let trial = pool.lease(7, 1, &[]).await.unwrap();
         assert_eq!(trial.idx, home);
         assert_ne!(pool.lease(7, 1, &[]).await.unwrap().idx, home, "one trial at a time");
-        assert_eq!(trial.report(None, LONGEST), Some(Turn::Closed));
+        let server = trial.server();
+        assert_eq!(trial.report(None, LONGEST), Some(Notice::Back { server }));
         assert_eq!(pool.lease(7, 1, &[]).await.unwrap().idx, home);
     }
 

@@ -61,7 +61,7 @@ impl Kind {
         limits: Limits::CHAT,
         needs_vocab: false,
         tokenizes: false,
-        auth: Auth::Bearer,
+        auth: |key| Auth { header: "authorization", prefix: "Bearer ", key },
         headers: &[],
         client: None,
     };

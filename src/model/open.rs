@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use super::kind::{Kind, Remote, Wanted};
 use super::opened::Opened;
 use super::probe::{probe_logprobs, tokenizer_agrees};
-use super::tokenizers::{Sought, TokenizerAt, load};
+use super::tokenizers::{TokenizerAt, find, load};
 use super::transport::Transport;
 use super::weights::Weights;
 use super::{Error, embedded, endpoint, kinds, remote};
@@ -114,77 +114,54 @@ fn check_same_model(opened: &[Opened]) -> Result<(), Error> {
     Err(Error::invalid(what, "name servers of one model, and that model with --model"))
 }
 
-/// Opens the one server behind `transport`.
+/// Opens the one server behind `transport`: asks it what it is, and finds its tokenizer.
 async fn open_one(transport: Transport, wanted: &Wanted) -> Result<Opened, Error> {
     let kind = match wanted.kind {
         Some(kind) => kind,
         None => kinds::recognise(&transport.briefly()).await?,
     };
-    let other_name = other_name(&transport, kind, wanted.model.as_deref()).await?;
-    let named = match (&wanted.tokenizer, &other_name) {
+    // The name of its only model, where that is another and its tokenizer can be compared with ours.
+    let served = match &wanted.model {
+        Some(wanted) if kind.tokenizes => match remote::listed(&transport.briefly()).await?.as_slice() {
+            [Listed { id, .. }] if id != wanted => Some(id.clone()),
+            _ => None,
+        },
+        _ => None,
+    };
+    let named = match (&wanted.tokenizer, &wanted.model) {
         (Some(path), _) => Some(load(path)?),
         // A directory in place of the name says itself what the server's tokenizer must agree with.
-        (None, Some(name)) => load(Path::new(&name.wanted)).ok(),
-        (None, None) => None,
+        (None, Some(name)) if served.is_some() => load(Path::new(name)).ok(),
+        _ => None,
     };
-    let model = wanted.model.clone().filter(|_| wanted.needs_text || other_name.is_some());
-    let sought = Sought { named, model, is_needed: wanted.needs_text };
-    let served = other_name.as_ref().map(|name| name.served.clone());
-    let asked = Wanted { model: served.or_else(|| wanted.model.clone()), ..wanted.clone() };
-    let opened = connect(transport, kind, sought, &asked).await?;
-    if let Some(name) = other_name {
-        wanted.notices.add(name.check(&opened).await?);
+    let asked = Wanted { model: served.clone().or_else(|| wanted.model.clone()), ..wanted.clone() };
+    let size = |found: &Option<TokenizerAt>| found.as_ref().map(|(_, tokenizer)| tokenizer.vocab_size());
+    let remote = Remote::ask(transport, kind, &asked).await?.knowing_vocab(size(&named));
+    let tokenizer = if named.is_none() && kind.tokenizes {
+        let model = wanted.model.as_deref().filter(|_| wanted.needs_text || served.is_some());
+        find(model, &remote.info, wanted.needs_text).await?
+    } else {
+        named
+    };
+    let vocab_size = remote.limits.vocab_size.or(size(&tokenizer).filter(|_| kind.tokenizes));
+    let opened =
+        Opened::new(remote.knowing_vocab(vocab_size), tokenizer).ok_or_else(endpoint::no_endpoint)?;
+    if let (Some(served), Some(name)) = (served, &wanted.model) {
+        wanted.notices.add(check_name(&opened, &served, name).await?);
     }
     Ok(opened)
 }
 
-/// Asks the server what it is, and finds its tokenizer.
-async fn connect(
-    transport: Transport,
-    kind: &'static Kind,
-    sought: Sought,
-    wanted: &Wanted,
-) -> Result<Opened, Error> {
-    let size = |found: &Option<TokenizerAt>| found.as_ref().map(|(_, tokenizer)| tokenizer.vocab_size());
-    let remote = Remote::ask(transport, kind, wanted).await?.knowing_vocab(size(&sought.named));
-    let tokenizer = if kind.tokenizes { sought.find(&remote.info).await? } else { sought.named };
-    let vocab_size = remote.limits.vocab_size.or(size(&tokenizer).filter(|_| kind.tokenizes));
-    Opened::new(remote.knowing_vocab(vocab_size), tokenizer).ok_or_else(endpoint::no_endpoint)
-}
-
-/// The name of a server's only model, and another that it was asked for by.
-struct OtherName {
-    served: String,
-    wanted: String,
-}
-
-/// Both names, where they differ and the server can be asked whether its tokenizer is ours.
-async fn other_name(
-    transport: &Transport,
-    kind: &Kind,
-    wanted: Option<&str>,
-) -> Result<Option<OtherName>, Error> {
-    let Some(wanted) = wanted.filter(|_| kind.tokenizes) else { return Ok(None) };
-    Ok(match remote::listed(&transport.briefly()).await?.as_slice() {
-        [Listed { id, .. }] if id != wanted => {
-            Some(OtherName { served: id.clone(), wanted: wanted.to_owned() })
-        }
-        _ => None,
-    })
-}
-
-impl OtherName {
-    /// What is to be told where the only model is meant, because its tokenizer is ours; else there is no model of that name.
-    async fn check(self, opened: &Opened) -> Result<String, Error> {
-        let (Self { served, wanted }, server) = (self, opened.server());
-        let agrees = tokenizer_agrees(opened, &mut Vec::new()).await;
-        match (agrees, &opened.tokenizer) {
-            (Some(true), Some((path, _))) => Ok(format!(
-                "{server} has no model `{wanted}`; its only one, `{served}`, is taken for it, because its tokenizer is the one at {}",
-                path.display()
-            )),
-            _ => Err(remote::no_such_model(&server, vec![&served], &wanted)),
-        }
+/// What is to be told where the only model is meant, because its tokenizer is ours; else there is no model of that name.
+async fn check_name(opened: &Opened, served: &str, wanted: &str) -> Result<String, Error> {
+    let server = opened.server();
+    let agrees = tokenizer_agrees(opened, &mut Vec::new()).await;
+    match (agrees, &opened.tokenizer) {
+        (Some(true), Some((path, _))) => Ok(format!(
+            "{server} has no model `{wanted}`; its only one, `{served}`, is taken for it, because its tokenizer is the one at {}",
+            path.display()
+        )),
+        _ => Err(remote::no_such_model(&server, vec![served], wanted)),
     }
 }
 

@@ -11,13 +11,13 @@ use async_trait::async_trait;
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use super::budget::guessed_tokens;
 use super::kind::{Client, Kind, Remote, ServerInfo};
 use super::remote;
-use super::transport::{Answer, Call, Transport};
+use super::transport::{Answer, Outgoing, Transport};
 use super::{ChatAnswer, ChatRequest, Constraint, Error, GenerateRequest, Generated, Limits, Model, Scored};
 use crate::wire::openai as wire;
 use backsight_chat::messages;
-use backsight_core::episode::Content;
 use backsight_core::score::ScoreJob;
 
 /// Whatever lists models and was not recognised before: it can only be talked to.
@@ -105,13 +105,12 @@ impl Model for OpenAi {
     }
 
     async fn chat(&self, request: &ChatRequest) -> Result<ChatAnswer, Error> {
-        for _ in REFUSABLE {
+        loop {
             match chat(&self.remote, Dialect::OpenAi, request, &self.refused()).await {
                 Err(error) if self.learns_refusal(&error) => {}
                 other => return other,
             }
         }
-        chat(&self.remote, Dialect::OpenAi, request, &self.refused()).await
     }
 
     fn limits(&self) -> &Limits {
@@ -157,11 +156,11 @@ pub(super) async fn post_chat(
     decode: fn(&[u8]) -> Result<ChatAnswer, String>,
 ) -> Result<ChatAnswer, Error> {
     let write = |_: &str| remote::body(body);
-    let call = Call {
-        tokens: chat_tokens(request),
+    let call = Outgoing {
+        tokens: guessed_tokens(request),
         sticky: remote::sticky_step(&request.place),
         max_answer: remote::max_answer(request.sampling.max_tokens, 0),
-        ..Call::post(path, &write)
+        ..Outgoing::post(path, &write)
     };
     transport.call(&call, &|answer: &Answer<'_>| decode(answer.body)).await
 }
@@ -188,13 +187,6 @@ fn chat_request<'a>(model: &'a str, dialect: Dialect, request: &'a ChatRequest) 
         (Some(Constraint::Regex(regex)), _) => body.regex = Some(regex),
     }
     body
-}
-
-/// Tokens a conversation costs, roughly: four bytes make one. It only bounds what is in flight.
-fn chat_tokens(request: &ChatRequest) -> u64 {
-    let text = |content: &Option<Content>| content.as_ref().map_or(0, |it| it.text().len());
-    let bytes: usize = request.messages.iter().map(|message| text(&message.content)).sum();
-    (bytes / 4 + request.sampling.max_tokens) as u64
 }
 
 /// A constraint as vLLM writes it, on both of its routes.

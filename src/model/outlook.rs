@@ -35,7 +35,20 @@ impl Outlook {
 
     /// Looks at what a call came to that began when so many had been answered.
     pub fn heed<T>(&self, begun: u64, answer: &Result<T, Error>) {
-        self.lock().note(begun, answer.as_ref().err());
+        let mut sight = self.lock();
+        let Some(error) = answer.as_ref().err().filter(|error| error.leaves_open()) else {
+            (sight.in_a_row, sight.last) = (0, None);
+            sight.n_answers += 1;
+            return;
+        };
+        if error.may_pass() {
+            sight.in_a_row += 1;
+            let is_alone = begun == sight.n_answers && !matches!(error, Error::Garbled { .. });
+            sight.last = is_alone.then(|| error.clone());
+        }
+        if error.stops_the_run() || sight.in_a_row >= GONE_AFTER {
+            sight.stopped_by.get_or_insert_with(|| error.clone());
+        }
     }
 
     /// Gives up, for this reason.
@@ -61,24 +74,6 @@ impl Outlook {
 
     fn lock(&self) -> MutexGuard<'_, Sight> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Sight {
-    fn note(&mut self, begun: u64, error: Option<&Error>) {
-        let Some(error) = error.filter(|error| error.leaves_open()) else {
-            (self.in_a_row, self.last) = (0, None);
-            self.n_answers += 1;
-            return;
-        };
-        if error.may_pass() {
-            self.in_a_row += 1;
-            let is_alone = begun == self.n_answers && !matches!(error, Error::Garbled { .. });
-            self.last = is_alone.then(|| error.clone());
-        }
-        if error.stops_the_run() || self.in_a_row >= GONE_AFTER {
-            self.stopped_by.get_or_insert_with(|| error.clone());
-        }
     }
 }
 

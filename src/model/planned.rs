@@ -97,7 +97,7 @@ pub async fn score_at(pace: &Pace, model: &Arc<dyn Model>, plan: &Plan, settle: 
     let mut work = Work::new(pace, model, plan, settle);
     work.begin();
     let resting = work.resting.clone();
-    while !work.is_stopped() && work.send() {
+    while !work.is_over && !pace.outlook.is_stopped() && work.send() {
         tokio::select! {
             finished = work.under_way.join_next() => work.take(finished),
             // A request that waits for its next try makes room for another.
@@ -206,10 +206,6 @@ impl<'a, 's> Work<'a, 's> {
         }
     }
 
-    fn is_stopped(&self) -> bool {
-        self.is_over || self.pace.outlook.is_stopped()
-    }
-
     /// Settles the jobs that need no request.
     fn begin(&mut self) {
         for job in 0..self.jobs.len() {
@@ -285,19 +281,15 @@ impl<'a, 's> Work<'a, 's> {
         let Some(Ok((sent, since, scored))) = finished else { return };
         self.n_under_way -= sent.len();
         for (sent, scored) in sent.into_iter().zip(scored) {
-            let scores = self.paid(scored, since);
+            let scores = scored.map(|Scored { spans, version, usage }| {
+                self.usage += usage;
+                JobScores { spans, version, unbroken_since: since }
+            });
             match sent {
                 Sent::Request(request) => self.take_one(request, scores),
                 Sent::Alone(job) => self.finish(job, scores),
             }
         }
-    }
-
-    /// An answer whose cost is counted.
-    fn paid(&mut self, scored: Result<Scored, Error>, unbroken_since: u64) -> Result<JobScores, Error> {
-        let Scored { spans, version, usage } = scored?;
-        self.usage += usage;
-        Ok(JobScores { spans, version, unbroken_since })
     }
 
     fn take_one(&mut self, request: usize, scores: Result<JobScores, Error>) {

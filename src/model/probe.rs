@@ -12,7 +12,7 @@ use super::kind::ServerInfo;
 use super::kinds::names_of;
 use super::noise::{Noisy, mean_difference, noise_of, tolerance};
 use super::opened::Opened;
-use super::transport::{Answer, Call, Transport};
+use super::transport::{Answer, Outgoing, Transport};
 use super::{ChatRequest, Error, GenerateRequest, Generated, Limits, Model, Place, Sampling, Scored};
 use crate::wire::openai;
 use backsight_chat::drops::drops;
@@ -148,34 +148,31 @@ fn difference(a: &Scored, b: &Scored) -> Option<f64> {
 
 /// Asks the model everything.
 pub async fn probe(opened: &Opened) -> Findings {
+    let mut notes = Vec::new();
+    let tokenizer_agrees = tokenizer_agrees(opened, &mut notes).await;
+    let taking_ids = taking_ids(opened, &mut notes);
+    // The protocols of the others have no place for ids.
+    let no = taking_ids.is_none().then_some(false);
     let mut findings = Findings {
         info: opened.info.clone(),
         limits: opened.model.limits().clone(),
-        ids_in: None,
-        ids_out: None,
-        ids_echoed: None,
-        prompt_logprobs: None,
+        ids_in: no,
+        ids_out: no,
+        ids_echoed: no,
+        prompt_logprobs: no,
         prefix_cache_with_logprobs: None,
-        tokenizer_agrees: None,
+        tokenizer_agrees,
         template_drops: template_drops(opened),
         deterministic: None,
         smallest_change: None,
         self_test: None,
-        notes: Vec::new(),
+        notes,
     };
-    findings.tokenizer_agrees = tokenizer_agrees(opened, &mut findings.notes).await;
-    match taking_ids(opened, &mut findings.notes) {
-        Some(model) => {
-            measure_ids(&*model, &probe_ids(opened), &mut findings).await;
-            findings.ids_echoed = opened.transport.as_ref().and_then(Transport::ids_echoed);
-        }
-        None => {
-            // Their protocols have no place for ids.
-            (findings.ids_in, findings.ids_out, findings.prompt_logprobs) =
-                (Some(false), Some(false), Some(false));
-            findings.ids_echoed = Some(false);
-            findings.deterministic = same_chat(&*opened.model, &mut findings.notes).await;
-        }
+    if let Some(model) = taking_ids {
+        measure_ids(&*model, &probe_ids(opened), &mut findings).await;
+        findings.ids_echoed = opened.transport.as_ref().and_then(Transport::ids_echoed);
+    } else {
+        findings.deterministic = same_chat(&*opened.model, &mut findings.notes).await;
     }
     findings
 }
@@ -306,7 +303,7 @@ pub async fn tokenizer_agrees(opened: &Opened, notes: &mut Vec<String>) -> Optio
     let ours = [tokenizer.encode(PROBE_TEXT).ok()?.ids, tokenizer.encode_plain(PROBE_TEXT).ok()?.ids];
     let body = json!({"model": opened.info.model, "prompt": PROBE_TEXT, "add_special_tokens": false});
     let write = |_: &str| Ok(body.to_string().into_bytes());
-    let call = Call::post("/tokenize", &write);
+    let call = Outgoing::post("/tokenize", &write);
     match transport.call(&call, &|answer: &Answer<'_>| openai::tokenized(answer.body)).await {
         Ok(theirs) => Some(ours.contains(&theirs)),
         // SGLang behind a proxy and older servers have no such route.

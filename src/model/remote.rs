@@ -5,7 +5,7 @@
 use serde::Serialize;
 
 use super::endpoint::hashed;
-use super::transport::{Answer, Call, LOOK_UP, Transport, Write};
+use super::transport::{Answer, LOOK_UP, Outgoing, Transport, Write};
 use super::{Error, Place, Scored, Usage};
 use crate::wire::openai::{self, Listed};
 use backsight_core::needed::{Needed, absent};
@@ -23,7 +23,7 @@ pub async fn ask<T>(
     path: &str,
     decode: fn(&[u8]) -> Result<T, String>,
 ) -> Result<T, Error> {
-    let call = Call { timeout: Some(LOOK_UP), ..Call::get(path) };
+    let call = Outgoing { timeout: Some(LOOK_UP), ..Outgoing::get(path) };
     transport.call(&call, &|answer: &Answer<'_>| decode(answer.body)).await
 }
 
@@ -123,9 +123,14 @@ pub struct Size {
 
 impl Size {
     /// A call of this size.
-    pub fn call<'a>(self, path: &'a str, write: &'a Write<'a>) -> Call<'a> {
+    pub fn call<'a>(self, path: &'a str, write: &'a Write<'a>) -> Outgoing<'a> {
         let max_answer = max_answer(self.tokens, self.top_k);
-        Call { tokens: self.tokens as u64, sticky: self.sticky, max_answer, ..Call::post(path, write) }
+        Outgoing {
+            tokens: self.tokens as u64,
+            sticky: self.sticky,
+            max_answer,
+            ..Outgoing::post(path, write)
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! Which failures are worth another try, and how long to wait before it.
 //!
-//! Owns the classification of failures, the jittered backoff and the reading of `Retry-After`. All
+//! Owns the classification of failures, what is told of them, the jittered backoff and the reading of `Retry-After`. All
 //! of it is pure: the clock and the source of randomness are given. Sending is `transport`'s business.
 //!
 //! | what happened | tried again | narrows the room | counts against the endpoint |
@@ -19,7 +19,7 @@ use backsight_core::mix::{after, mix, share};
 
 /// What a failure says about the endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
+pub enum Symptom {
     /// Too much was asked of it at once.
     Pressed,
     /// It does not answer, or breaks while answering.
@@ -32,29 +32,53 @@ pub enum Fault {
 
 /// One attempt that gave no answer.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Failure {
+pub struct Miss {
     /// What it says about the endpoint.
-    pub fault: Fault,
+    pub symptom: Symptom,
     /// What the caller is told if this was the last attempt.
     pub error: Error,
     /// How long the server asked us to wait.
     pub retry_after: Option<Duration>,
 }
 
-impl Failure {
+impl Miss {
     /// A failure after which the server asked for no time.
-    pub fn new(fault: Fault, error: Error) -> Self {
-        Self { fault, error, retry_after: None }
+    pub fn new(symptom: Symptom, error: Error) -> Self {
+        Self { symptom, error, retry_after: None }
     }
 }
 
+/// Something worth telling while a call is still under way.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Notice {
+    /// An attempt failed and the next one follows after `wait`.
+    Retry {
+        /// How many attempts this call has made.
+        attempts: u32,
+        /// How long until the next one.
+        wait: Duration,
+        /// What went wrong.
+        error: Error,
+    },
+    /// An endpoint failed several times in a row and is left alone for a while.
+    Down {
+        /// Which one.
+        server: String,
+    },
+    /// An endpoint that was left alone answers again.
+    Back {
+        /// Which one.
+        server: String,
+    },
+}
+
 /// What an HTTP status means, `None` when it carries an answer.
-pub fn judge_status(status: u16) -> Option<Fault> {
+pub fn judge_status(status: u16) -> Option<Symptom> {
     match status {
-        408 | 429 | 503 | 504 | 529 => Some(Fault::Pressed),
-        204 | 425 | 500..=599 => Some(Fault::Broken),
+        408 | 429 | 503 | 504 | 529 => Some(Symptom::Pressed),
+        204 | 425 | 500..=599 => Some(Symptom::Broken),
         200..=299 => None,
-        _ => Some(Fault::Refused),
+        _ => Some(Symptom::Refused),
     }
 }
 
@@ -106,11 +130,11 @@ impl Policy {
     }
 
     /// Whether a failure is worth another try after `garbled` unusable answers.
-    pub fn tries_again(&self, failure: &Failure, garbled: u32) -> bool {
-        let is_busy = failure.fault == Fault::Pressed && matches!(failure.error, Error::Unavailable { .. });
-        let is_silent = failure.fault == Fault::Pressed && matches!(failure.error, Error::Unreachable { .. });
+    pub fn tries_again(&self, miss: &Miss, garbled: u32) -> bool {
+        let is_busy = miss.symptom == Symptom::Pressed && matches!(miss.error, Error::Unavailable { .. });
+        let is_silent = miss.symptom == Symptom::Pressed && matches!(miss.error, Error::Unreachable { .. });
         let is_worth_it = (is_busy || !self.only_when_busy) && (self.after_silence || !is_silent);
-        failure.fault != Fault::Refused && garbled < self.garbled_attempts && is_worth_it
+        miss.symptom != Symptom::Refused && garbled < self.garbled_attempts && is_worth_it
     }
 
     /// The wait after `round` failed rounds (from 1), or `None` when it is time to give up.
@@ -164,9 +188,9 @@ mod tests {
     #[test]
     fn each_status_has_its_meaning() {
         let table = [
-            (Some(Fault::Pressed), &[408, 429, 503, 504, 529][..]),
-            (Some(Fault::Broken), &[204, 425, 500, 501, 502, 507, 599]),
-            (Some(Fault::Refused), &[301, 307, 400, 401, 403, 404, 409, 413, 422, 600]),
+            (Some(Symptom::Pressed), &[408, 429, 503, 504, 529][..]),
+            (Some(Symptom::Broken), &[204, 425, 500, 501, 502, 507, 599]),
+            (Some(Symptom::Refused), &[301, 307, 400, 401, 403, 404, 409, 413, 422, 600]),
             (None, &[200, 201, 202]),
         ];
         for (expected, statuses) in table {
@@ -182,21 +206,21 @@ mod tests {
         let silent = Error::Unreachable { server: "s".into(), why: "no answer".into() };
         let garbled = Error::Garbled { server: "s".into(), why: "cut".into() };
         let table = [
-            (Fault::Pressed, busy.clone(), true, true),
-            (Fault::Pressed, silent.clone(), true, false),
-            (Fault::Broken, busy.clone(), true, false),
-            (Fault::Broken, silent, true, false),
-            (Fault::Garbled, garbled, true, false),
-            (Fault::Refused, busy, false, false),
+            (Symptom::Pressed, busy.clone(), true, true),
+            (Symptom::Pressed, silent.clone(), true, false),
+            (Symptom::Broken, busy.clone(), true, false),
+            (Symptom::Broken, silent, true, false),
+            (Symptom::Garbled, garbled, true, false),
+            (Symptom::Refused, busy, false, false),
         ];
         let whole = Policy { only_when_busy: true, ..Policy::default() };
-        for (fault, error, patient, in_pieces) in table {
-            let failure = Failure { fault, error, retry_after: None };
-            let tried = (Policy::default().tries_again(&failure, 1), whole.tries_again(&failure, 1));
-            assert_eq!(tried, (patient, in_pieces), "{failure:?}");
-            assert!(!Policy::default().tries_again(&failure, 4), "unusable too often");
-            let is_silent = matches!((fault, &failure.error), (Fault::Pressed, Error::Unreachable { .. }));
-            assert_eq!(Policy::brief().tries_again(&failure, 1), patient && !is_silent, "{failure:?}");
+        for (symptom, error, patient, in_pieces) in table {
+            let miss = Miss { symptom, error, retry_after: None };
+            let tried = (Policy::default().tries_again(&miss, 1), whole.tries_again(&miss, 1));
+            assert_eq!(tried, (patient, in_pieces), "{miss:?}");
+            assert!(!Policy::default().tries_again(&miss, 4), "unusable too often");
+            let is_silent = matches!((symptom, &miss.error), (Symptom::Pressed, Error::Unreachable { .. }));
+            assert_eq!(Policy::brief().tries_again(&miss, 1), patient && !is_silent, "{miss:?}");
         }
     }
 

@@ -9,7 +9,7 @@
 use tokio::sync::OnceCell;
 
 use super::kind::Remote;
-use super::{Error, GenerateRequest, Generated, Place, Sampling};
+use super::{Error, GenerateRequest, Generated, Place, Sampling, check_prompt};
 use backsight_core::tokens::{TokenId, TopK};
 
 /// Differences between two runs of one server stay far below this.
@@ -20,49 +20,48 @@ const NOISE: f64 = 1e-2;
 pub struct Sampled(OnceCell<bool>);
 
 impl Sampled {
-    /// Whether the logprobs of what `request` samples are the model's own; found out once, by `draw`. `help` says how to
+    /// What `draw` draws for `request`, whose logprobs are left out unless they are the model's own. `help` says how to
     /// start a server so that they are.
-    pub async fn are_own<F: Future<Output = Result<Generated, Error>>>(
+    pub async fn draw<F: Future<Output = Result<Generated, Error>>>(
         &self,
         request: &GenerateRequest,
         remote: &Remote,
         help: &str,
         draw: impl Fn(GenerateRequest) -> F,
-    ) -> Result<bool, Error> {
+    ) -> Result<Generated, Error> {
+        check_prompt(&request.prompt)?;
+        remote.check(&request.prompt)?;
         let server = remote.transport.server();
-        if request.sampling.constraint.is_some() {
+        let is_own = if request.sampling.constraint.is_some() {
             remote.notices.add(format!(
                 "{server} reports logprobs under the constraint rather than the model's own; they are left out"
             ));
-            return Ok(false);
-        }
-        // At these a server that applies the temperature reports the model's own values all the same.
-        if [0.0, 1.0].contains(&request.sampling.temperature) {
-            return Ok(true);
-        }
-        let id = request.prompt.first().copied().unwrap_or_default();
-        let first_row = async |temperature| {
-            let drawn = draw(probe_request(id, temperature)).await?;
-            Ok(drawn.tokens.into_iter().next().map(|token| token.top).unwrap_or_default())
+            false
+        } else if [0.0, 1.0].contains(&request.sampling.temperature) {
+            // At these a server that applies the temperature reports the model's own values all the same.
+            true
+        } else {
+            let id = request.prompt.first().copied().unwrap_or_default();
+            let first_row = async |temperature| {
+                let drawn = draw(probe_request(id, temperature)).await?;
+                Ok(drawn.tokens.into_iter().next().map(|token| token.top).unwrap_or_default())
+            };
+            let compare = || async { Ok(are_same(&first_row(0.5).await?, &first_row(1.0).await?)) };
+            let is_own = *self.0.get_or_try_init(compare).await?;
+            if !is_own {
+                remote.notices.add(format!(
+                    "{server} reports logprobs after the temperature rather than the model's own; they are left out; \
+                     {help}, or sample at temperature 1"
+                ));
+            }
+            is_own
         };
-        let compare = || async { Ok(are_same(&first_row(0.5).await?, &first_row(1.0).await?)) };
-        let is_own = *self.0.get_or_try_init(compare).await?;
-        if !is_own {
-            remote.notices.add(format!(
-                "{server} reports logprobs after the temperature rather than the model's own; they are left out; \
-                 {help}, or sample at temperature 1"
-            ));
+        let mut drawn = draw(request.clone()).await?;
+        for token in drawn.tokens.iter_mut().filter(|_| !is_own) {
+            (token.logprob, token.top) = (None, TopK::default());
         }
-        Ok(is_own)
+        Ok(drawn)
     }
-}
-
-/// A continuation whose logprobs are left out unless they are the model's own.
-pub fn with_own(mut drawn: Generated, own: bool) -> Generated {
-    for token in drawn.tokens.iter_mut().filter(|_| !own) {
-        (token.logprob, token.top) = (None, TopK::default());
-    }
-    drawn
 }
 
 /// A request for one token after `id`, with the two likeliest candidates.

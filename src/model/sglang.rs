@@ -16,11 +16,11 @@ use super::echo;
 use super::kind::{Client, Kind, Remote, ServerInfo};
 use super::openai::{self, Dialect};
 use super::remote::{self, Size};
-use super::sampled::{Sampled, with_own};
+use super::sampled::Sampled;
 use super::transport::{Answer, Decode, Transport};
 use super::{
     ChatAnswer, ChatRequest, Constraint, Error, GenerateRequest, Generated, Limits, Model, Scored, check_ids,
-    check_prompt, check_top_k,
+    check_top_k,
 };
 use crate::wire::OneOrMany;
 use crate::wire::sglang::{self as wire, SamplingParams, Window};
@@ -104,35 +104,20 @@ impl Sglang {
 
     async fn score_window(&self, job: &ScoreJob, window: Window) -> Result<Scored, Error> {
         let request = wire::score_request(job, window);
-        let decode = |answer: &Answer<'_>| read_scores(answer, job, window);
+        let decode = |answer: &Answer<'_>| answer.attempt.own(wire::scores(answer.body, job, window)?);
         self.post(&self.remote.transport, &request, size(&[(job, window)], job.top_k()), &decode).await
     }
 
-    /// Scores jobs in one request. Whatever goes wrong, but for a busy server, may be one job's fault: then each that
-    /// has no scores yet is asked for alone.
-    async fn score_together(&self, sent: &[(&ScoreJob, Window)]) -> Vec<Result<Scored, Error>> {
-        let together = if sent.len() > 1 { self.score_batch(sent).await } else { Vec::new() };
-        let all = sent.iter().enumerate().map(|(idx, &(job, window))| {
-            let found = together.get(idx).cloned().flatten();
-            async move {
-                match found {
-                    Some(scored) => Ok(scored),
-                    None => self.score_window(job, window).await,
-                }
-            }
-        });
-        join_all(all).await
-    }
-
     /// One request for several jobs: the scores of those whose part of the answer is usable as it stands.
-    async fn score_batch(&self, sent: &[(&ScoreJob, Window)]) -> Vec<Option<Scored>> {
-        let top_k = sent.iter().map(|(job, _)| job.top_k()).max().unwrap_or(0);
+    async fn score_batch(&self, jobs: &[&ScoreJob]) -> Vec<Option<Scored>> {
+        let sent: Vec<_> = jobs.iter().filter_map(|job| Some((*job, Window::of(job)?))).collect();
+        let top_k = jobs.iter().map(|job| job.top_k()).max().unwrap_or(0);
         let decode = |answer: &Answer<'_>| {
-            let all = wire::batch_scores(answer.body, sent)?.into_iter().enumerate();
+            let all = wire::batch_scores(answer.body, &sent)?.into_iter().enumerate();
             Ok(all.map(|(idx, scores)| answer.attempt.own_prompt(idx, scores?)).collect::<Vec<_>>())
         };
         let transport = self.remote.transport.only_when_busy();
-        let all = self.post(&transport, &wire::batch_request(sent), size(sent, top_k), &decode).await;
+        let all = self.post(&transport, &wire::batch_request(&sent), size(&sent, top_k), &decode).await;
         all.map_or_else(|_| Vec::new(), |all| all.into_iter().map(Result::ok).collect())
     }
 
@@ -161,14 +146,10 @@ impl Sglang {
 #[async_trait]
 impl Model for Sglang {
     async fn generate(&self, request: &GenerateRequest) -> Result<Generated, Error> {
-        check_prompt(&request.prompt)?;
-        self.remote.check(&request.prompt)?;
         check_ids(&request.stop_ids, self.remote.limits.vocab_size)?;
         let help = "start it with SGLANG_RETURN_ORIGINAL_LOGPROB=1";
-        let probe = async |probe| self.draw(&probe).await;
-        let own = self.sampled.are_own(request, &self.remote, help, probe).await?;
-        let drawn = self.draw(request).await?;
-        Ok(with_own(drawn, own))
+        let draw = async |request: GenerateRequest| self.draw(&request).await;
+        self.sampled.draw(request, &self.remote, help, draw).await
     }
 
     async fn score(&self, job: &ScoreJob) -> Result<Scored, Error> {
@@ -176,29 +157,31 @@ impl Model for Sglang {
         self.score_window(job, window).await
     }
 
-    /// One request for each endpoint that knows the beginnings of some of the jobs.
+    /// One request for each endpoint that knows the beginnings of some of the jobs. Whatever goes wrong with it, but for
+    /// a busy server, may be one job's fault: then each that has no scores yet is asked for alone.
     async fn score_many(&self, jobs: &[ScoreJob]) -> Vec<Result<Scored, Error>> {
-        let windows: Vec<_> = jobs.iter().map(|job| self.window(job)).collect();
-        let mut homes: BTreeMap<usize, Vec<(usize, Window)>> = BTreeMap::new();
-        for (idx, window) in windows.iter().enumerate() {
-            if let Ok(Some(window)) = window {
-                let home = self.remote.transport.home(remote::sticky_prompt(jobs[idx].tokens()));
-                homes.entry(home).or_default().push((idx, *window));
-            }
+        let mut groups: BTreeMap<Result<usize, usize>, (Vec<usize>, Vec<&ScoreJob>)> = BTreeMap::new();
+        for (idx, job) in jobs.iter().enumerate() {
+            let home = || self.remote.transport.home(remote::sticky_prompt(job.tokens()));
+            // What cannot be sent is in nobody's way.
+            let group = self.window(job).ok().flatten().map(|_| home()).ok_or(idx);
+            let (places, together) = groups.entry(group).or_default();
+            places.push(idx);
+            together.push(job);
         }
-        let asked = homes.values().map(|sent| async move {
-            let together: Vec<_> = sent.iter().map(|&(idx, window)| (&jobs[idx], window)).collect();
-            let scored = self.score_together(&together).await;
-            sent.iter().map(|it| it.0).zip(scored).collect::<Vec<_>>()
+        let scored = groups.into_values().map(|(places, together)| async move {
+            let batch = if together.len() > 1 { self.score_batch(&together).await } else { Vec::new() };
+            let found = batch.into_iter().chain(std::iter::repeat(None));
+            let all = together.into_iter().zip(found).map(|(job, found)| async move {
+                match found {
+                    Some(scored) => Ok(scored),
+                    None => self.score(job).await,
+                }
+            });
+            places.into_iter().zip(join_all(all).await).collect::<Vec<_>>()
         });
-        let missing = || Error::garbled(self.remote.transport.server(), "an answer is missing");
-        let mut answers: BTreeMap<usize, _> = join_all(asked).await.into_iter().flatten().collect();
-        let answer = |(idx, window): (usize, Result<Option<Window>, Error>)| match window {
-            Err(error) => Err(error),
-            Ok(None) => remote::nothing_to_score(&jobs[idx]),
-            Ok(Some(_)) => answers.remove(&idx).unwrap_or_else(|| Err(missing())),
-        };
-        windows.into_iter().enumerate().map(answer).collect()
+        let scored: BTreeMap<usize, _> = join_all(scored).await.into_iter().flatten().collect();
+        scored.into_values().collect()
     }
 
     async fn chat(&self, request: &ChatRequest) -> Result<ChatAnswer, Error> {
@@ -219,11 +202,6 @@ fn named(request: &wire::GenerateRequest<'_>, id: &str) -> Result<Vec<u8>, Error
         _ => OneOrMany::One(id.to_owned()),
     };
     remote::body(&wire::GenerateRequest { rid: Some(rid), ..request.clone() })
-}
-
-/// The scores in an answer, if it is the answer to this attempt.
-fn read_scores(answer: &Answer<'_>, job: &ScoreJob, window: Window) -> Result<Scored, String> {
-    answer.attempt.own(wire::scores(answer.body, job, window)?)
 }
 
 fn size(sent: &[(&ScoreJob, Window)], top_k: usize) -> Size {

@@ -13,27 +13,17 @@ use backsight_chat::tokenizer::Tokenizer;
 /// A tokenizer, and where it is.
 pub type TokenizerAt = (PathBuf, Arc<Tokenizer>);
 
-/// What is known of a tokenizer before its server was asked.
-pub struct Sought {
-    /// The one that was named.
-    pub named: Option<TokenizerAt>,
-    /// The model's name, where that may tell.
-    pub model: Option<String>,
-    /// Whether nothing can be done without it.
-    pub is_needed: bool,
-}
-
-impl Sought {
-    /// Looks for it in all places. A hub that does not give it is an error only where it is needed.
-    pub async fn find(self, info: &ServerInfo) -> Result<Option<TokenizerAt>, Error> {
-        if let Some(found) = self.named.or_else(|| beside(info)) {
-            return Ok(Some(found));
-        }
-        let Some(model) = self.model else { return Ok(None) };
-        match of_model(&model).await {
-            Err(error) if self.is_needed => Err(error),
-            found => Ok(found.ok().flatten()),
-        }
+/// Looks in all places for the tokenizer of a server's model, whose name is given where that may tell. A hub that does not
+/// give it is an error only where nothing can be done without it.
+pub async fn find(
+    model: Option<&str>,
+    info: &ServerInfo,
+    is_needed: bool,
+) -> Result<Option<TokenizerAt>, Error> {
+    let Some(model) = model else { return Ok(beside(info)) };
+    match beside(info) {
+        Some(found) => Ok(Some(found)),
+        None => of_model(model).await.or_else(|error| if is_needed { Err(error) } else { Ok(None) }),
     }
 }
 

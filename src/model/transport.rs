@@ -22,8 +22,9 @@ use reqwest::header::{
 
 use super::body;
 use super::echo::{Attempt, Ids};
-use super::endpoint::{Endpoint, Lease, Pool, PoolRules, Turn};
-use super::retry::{self, Failure, Fault, Jitter, Policy};
+use super::endpoint::{Endpoint, Lease, Pool, PoolRules};
+pub use super::retry::Notice;
+use super::retry::{self, Jitter, Miss, Policy, Symptom};
 use super::secret::Secret;
 use super::{Error, resting, route};
 
@@ -32,7 +33,7 @@ pub type Write<'a> = dyn Fn(&str) -> Result<Vec<u8>, Error> + Send + Sync + 'a;
 
 /// One request, described apart from where it is sent.
 #[derive(Clone)]
-pub struct Call<'a> {
+pub struct Outgoing<'a> {
     /// `POST`, mostly.
     pub method: Method,
     /// The route, `/v1/completions`.
@@ -49,7 +50,7 @@ pub struct Call<'a> {
     pub timeout: Option<Duration>,
 }
 
-impl<'a> Call<'a> {
+impl<'a> Outgoing<'a> {
     /// A question about the server.
     pub fn get(path: &'a str) -> Self {
         let (method, body) = (Method::GET, None);
@@ -74,52 +75,15 @@ pub struct Answer<'a> {
 /// Reads an answer. Its `Err` says why a body is none to this call.
 pub type Decode<'a, T> = dyn Fn(&Answer<'_>) -> Result<T, String> + Send + Sync + 'a;
 
-/// How an API key is presented.
+/// How an API key is presented: `HEADER: PREFIX KEY`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Auth {
-    /// `Authorization: Bearer KEY`.
-    Bearer(Secret),
-    /// `NAME: KEY`; the name in small letters.
-    Header(&'static str, Secret),
-}
-
-impl Auth {
-    fn key(&self) -> &Secret {
-        match self {
-            Self::Bearer(key) | Self::Header(_, key) => key,
-        }
-    }
-
-    fn header(&self) -> (HeaderName, String) {
-        match self {
-            Self::Bearer(key) => (AUTHORIZATION, format!("Bearer {}", key.expose())),
-            Self::Header(name, key) => (HeaderName::from_static(name), key.expose().to_owned()),
-        }
-    }
-}
-
-/// Something worth telling while a call is still under way.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Notice {
-    /// An attempt failed and the next one follows after `wait`.
-    Retry {
-        /// How many attempts this call has made.
-        attempts: u32,
-        /// How long until the next one.
-        wait: Duration,
-        /// What went wrong.
-        error: Error,
-    },
-    /// An endpoint failed several times in a row and is left alone for a while.
-    Down {
-        /// Which one.
-        server: String,
-    },
-    /// An endpoint that was left alone answers again.
-    Back {
-        /// Which one.
-        server: String,
-    },
+pub struct Auth {
+    /// The header's name in small letters.
+    pub header: &'static str,
+    /// What stands before the key.
+    pub prefix: &'static str,
+    /// The key.
+    pub key: Secret,
 }
 
 /// Who is told of notices.
@@ -283,32 +247,26 @@ impl Transport {
     ///
     /// `decode` is given a body with a status of 2xx. Its `Err` says why the body is no answer to this
     /// call; the call is then tried again like one whose answer was cut.
-    pub async fn call<T>(&self, call: &Call<'_>, decode: &Decode<'_, T>) -> Result<T, Error> {
+    pub async fn call<T>(&self, call: &Outgoing<'_>, decode: &Decode<'_, T>) -> Result<T, Error> {
         let mut tries = Tries::default();
         loop {
             let sticky = route::sticky(call.sticky);
             let lease = self.shared.pool.lease(sticky, call.tokens, &tries.tried).await?;
-            tries.begin(lease.idx);
+            tries.attempts += 1;
+            tries.tried.push(lease.idx);
             let limit = call.timeout.unwrap_or(self.shared.settings.timeout).min(self.longest);
-            match self.shared.attempt(lease, call, limit, decode).await {
+            let miss = match self.shared.attempt(lease, call, limit, decode).await {
                 Ok(answer) => return Ok(answer),
-                Err(failure) => self.pause(&mut tries, failure).await?,
+                Err(miss) => miss,
+            };
+            let Some(wait) = tries.wait(&miss, &self.policy, &self.shared) else { return Err(miss.error) };
+            let (attempts, error) = (tries.attempts, miss.error);
+            self.shared.tell(|| Notice::Retry { attempts, wait, error });
+            if !wait.is_zero() {
+                let _rest = resting::rest();
+                tokio::time::sleep(wait).await;
             }
         }
-    }
-
-    /// Waits as long as the failure calls for, or fails for good.
-    async fn pause(&self, tries: &mut Tries, failure: Failure) -> Result<(), Error> {
-        let Some(wait) = tries.wait(&failure, &self.policy, &self.shared) else {
-            return Err(failure.error);
-        };
-        let (attempts, error) = (tries.attempts, failure.error);
-        self.shared.tell(|| Notice::Retry { attempts, wait, error });
-        if !wait.is_zero() {
-            let _rest = resting::rest();
-            tokio::time::sleep(wait).await;
-        }
-        Ok(())
     }
 }
 
@@ -328,15 +286,10 @@ struct Tries {
 }
 
 impl Tries {
-    fn begin(&mut self, idx: usize) {
-        self.attempts += 1;
-        self.tried.push(idx);
-    }
-
     /// The wait before the next attempt: none if another endpoint is up, `None` when it is time to give up.
-    fn wait(&mut self, failure: &Failure, policy: &Policy, shared: &Shared) -> Option<Duration> {
-        self.garbled += u32::from(failure.fault == Fault::Garbled);
-        if !policy.tries_again(failure, self.garbled) {
+    fn wait(&mut self, miss: &Miss, policy: &Policy, shared: &Shared) -> Option<Duration> {
+        self.garbled += u32::from(miss.symptom == Symptom::Garbled);
+        if !policy.tries_again(miss, self.garbled) {
             return None;
         }
         if shared.pool.has_other(&self.tried) {
@@ -344,7 +297,7 @@ impl Tries {
         }
         self.tried.clear();
         self.rounds += 1;
-        policy.wait(self.rounds, failure.retry_after, &shared.jitter)
+        policy.wait(self.rounds, miss.retry_after, &shared.jitter)
     }
 }
 
@@ -353,10 +306,10 @@ impl Shared {
     async fn attempt<T>(
         &self,
         mut lease: Lease,
-        call: &Call<'_>,
+        call: &Outgoing<'_>,
         limit: Duration,
         decode: &Decode<'_, T>,
-    ) -> Result<T, Failure> {
+    ) -> Result<T, Miss> {
         let (endpoint, id) = (&self.pool.endpoints[lease.idx], self.ids.next());
         let server = endpoint.name().to_owned();
         let received = tokio::time::timeout(limit, self.exchange(&lease, call, &id)).await;
@@ -366,40 +319,37 @@ impl Shared {
                 let attempt = Attempt { id: &id, echo: &endpoint.echo };
                 self.decode(&server, &Answer { body: &body, attempt }, decode)
             }
-            Err(failure) => Err(failure),
+            Err(miss) => Err(miss),
         };
         self.count(lease.idx, outcome.as_ref().err());
         // A refusal is an answer.
-        let failure = outcome.as_ref().err().filter(|it| it.fault != Fault::Refused);
-        let turn = lease.report(failure, self.settings.policy.longest_retry_after);
-        match turn {
-            Some(Turn::Opened) => self.tell(|| Notice::Down { server }),
-            Some(Turn::Closed) => self.tell(|| Notice::Back { server }),
-            None => {}
+        let miss = outcome.as_ref().err().filter(|it| it.symptom != Symptom::Refused);
+        if let Some(turn) = lease.report(miss, self.settings.policy.longest_retry_after) {
+            self.tell(|| turn);
         }
         outcome
     }
 
     /// Counts answers and disruptions: a busy server says so itself, and a refusal is an answer.
-    fn count(&self, idx: usize, failure: Option<&Failure>) {
-        let Some(failure) = failure else {
+    fn count(&self, idx: usize, miss: Option<&Miss>) {
+        let Some(miss) = miss else {
             self.answers[idx].fetch_add(1, Relaxed);
             route::answered(idx);
             return;
         };
-        let is_busy = matches!(failure.error, Error::Unavailable { status: 408 | 425 | 429 | 529, .. });
-        if failure.fault != Fault::Refused && !is_busy {
+        let is_busy = matches!(miss.error, Error::Unavailable { status: 408 | 425 | 429 | 529, .. });
+        if miss.symptom != Symptom::Refused && !is_busy {
             self.disruptions.fetch_add(1, Relaxed);
         }
     }
 
     /// Sends the request and reads the answer; anything but a whole body with a status of 2xx is a failure.
-    async fn exchange(&self, lease: &Lease, call: &Call<'_>, id: &str) -> Result<Vec<u8>, Failure> {
+    async fn exchange(&self, lease: &Lease, call: &Outgoing<'_>, id: &str) -> Result<Vec<u8>, Miss> {
         let endpoint = &self.pool.endpoints[lease.idx];
         let mut request = self.http.request(call.method.clone(), endpoint.url(call.path));
         request = request.headers(self.headers[lease.idx].clone());
         if let Some(write) = call.body {
-            let body = write(id).map_err(|error| Failure::new(Fault::Refused, error))?;
+            let body = write(id).map_err(|error| Miss::new(Symptom::Refused, error))?;
             request = request.header(CONTENT_TYPE, "application/json").body(body);
         }
         let response = request.send().await.map_err(|why| self.not_sent(endpoint, why))?;
@@ -410,19 +360,19 @@ impl Shared {
         body.map_err(|why| garbled(endpoint.name(), self.scrub(&why)))
     }
 
-    fn decode<T>(&self, server: &str, answer: &Answer<'_>, decode: &Decode<'_, T>) -> Result<T, Failure> {
+    fn decode<T>(&self, server: &str, answer: &Answer<'_>, decode: &Decode<'_, T>) -> Result<T, Miss> {
         // No JSON text contains a NUL byte, however lenient its reader.
         let decoded = if answer.body.contains(&0) { Err("not JSON".to_owned()) } else { decode(answer) };
         decoded
             .map_err(|reason| garbled(server, body::describe(&reason, answer.body, &|text| self.scrub(text))))
     }
 
-    fn not_sent(&self, endpoint: &Endpoint, why: reqwest::Error) -> Failure {
+    fn not_sent(&self, endpoint: &Endpoint, why: reqwest::Error) -> Miss {
         let why = self.scrub(&crate::http::reason(why));
-        Failure::new(Fault::Broken, Error::Unreachable { server: endpoint.name().to_owned(), why })
+        Miss::new(Symptom::Broken, Error::Unreachable { server: endpoint.name().to_owned(), why })
     }
 
-    async fn bad_status(&self, endpoint: &Endpoint, fault: Fault, response: reqwest::Response) -> Failure {
+    async fn bad_status(&self, endpoint: &Endpoint, symptom: Symptom, response: reqwest::Response) -> Miss {
         let (server, status) = (endpoint.name().to_owned(), response.status().as_u16());
         let header = |name| response.headers().get(name).and_then(|value| value.to_str().ok());
         let retry_after = header(RETRY_AFTER).and_then(|value| retry::retry_after(value, SystemTime::now()));
@@ -436,16 +386,16 @@ impl Shared {
             }
             _ => body::message(&body, &|text| self.scrub(text)),
         };
-        let error = match fault {
-            Fault::Refused => Error::Refused { server, status, message },
+        let error = match symptom {
+            Symptom::Refused => Error::Refused { server, status, message },
             _ => Error::Unavailable { server, status, message },
         };
-        Failure { fault, error, retry_after }
+        Miss { symptom, error, retry_after }
     }
 
     /// Which key was sent, for whoever has to look after it.
     fn shown_key(&self, endpoint: &Endpoint) -> String {
-        let origin = self.settings.auth.as_ref().map(|auth| auth.key().origin());
+        let origin = self.settings.auth.as_ref().map(|auth| auth.key.origin());
         match (origin, &endpoint.login) {
             (Some(Some(origin)), _) => format!("the API key of {origin} was sent"),
             (Some(None), _) => "an API key was sent".to_owned(),
@@ -466,13 +416,13 @@ impl Shared {
     }
 }
 
-fn timed_out(server: &str, limit: Duration) -> Failure {
+fn timed_out(server: &str, limit: Duration) -> Miss {
     let why = format!("no answer within {} s", limit.as_secs_f64());
-    Failure::new(Fault::Pressed, Error::Unreachable { server: server.to_owned(), why })
+    Miss::new(Symptom::Pressed, Error::Unreachable { server: server.to_owned(), why })
 }
 
-fn garbled(server: &str, why: String) -> Failure {
-    Failure::new(Fault::Garbled, Error::garbled(server, why))
+fn garbled(server: &str, why: String) -> Miss {
+    Miss::new(Symptom::Garbled, Error::garbled(server, why))
 }
 
 fn http_client(settings: &Settings) -> Result<reqwest::Client, Error> {
@@ -494,7 +444,10 @@ fn headers_for(endpoint: &Endpoint, settings: &Settings) -> Result<HeaderMap, Er
     let plain = plain.map(|&(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value)));
     let mut headers: HeaderMap = plain.collect();
     let login = endpoint.login.as_ref().map(|(user, password)| (AUTHORIZATION, basic(user, password)));
-    for (name, text) in login.into_iter().chain(settings.auth.as_ref().map(Auth::header)) {
+    let key = settings.auth.as_ref().map(|Auth { header, prefix, key }| {
+        (HeaderName::from_static(header), format!("{prefix}{}", key.expose()))
+    });
+    for (name, text) in login.into_iter().chain(key) {
         let what = "the API key contains characters that no HTTP header may have";
         let invalid = |_| Error::invalid(what, "see that it is one line of ASCII");
         let mut value = HeaderValue::from_str(&text).map_err(invalid)?;
@@ -511,7 +464,7 @@ fn basic(user: &str, password: &Secret) -> String {
 
 /// Everything that must not appear in a message, in each form in which it is sent.
 fn secrets_of(endpoints: &[Endpoint], settings: &Settings) -> Vec<Secret> {
-    let key = settings.auth.iter().map(|auth| auth.key().clone());
+    let key = settings.auth.iter().map(|auth| auth.key.clone());
     let logins = endpoints.iter().filter_map(|it| it.login.as_ref());
     let logins = logins.flat_map(|(user, password)| {
         let encoded = basic(user, password);

@@ -13,11 +13,9 @@ use super::endpoint::hashed;
 use super::kind::{Client, Kind, Remote, ServerInfo};
 use super::openai::{self, Dialect};
 use super::remote::{self, Size};
-use super::sampled::{Sampled, with_own};
-use super::transport::{Answer, Call, LOOK_UP, Transport};
-use super::{
-    ChatAnswer, ChatRequest, Error, GenerateRequest, Generated, Limits, Model, Scored, check_prompt,
-};
+use super::sampled::Sampled;
+use super::transport::{Answer, LOOK_UP, Outgoing, Transport};
+use super::{ChatAnswer, ChatRequest, Error, GenerateRequest, Generated, Limits, Model, Scored};
 use crate::wire::vllm::{self as wire, CompletionRequest, LogprobLimit};
 use backsight_core::score::ScoreJob;
 
@@ -131,15 +129,10 @@ impl Vllm {
 #[async_trait]
 impl Model for Vllm {
     async fn generate(&self, request: &GenerateRequest) -> Result<Generated, Error> {
-        check_prompt(&request.prompt)?;
-        self.remote.check(&request.prompt)?;
-        let help = "start it with --logprobs-mode raw_logprobs";
-        let probe = async |probe: GenerateRequest| {
-            self.within_limit(probe.top_k, |top_k| self.draw(&probe, top_k)).await
+        let draw = async |request: GenerateRequest| {
+            self.within_limit(request.top_k, |top_k| self.draw(&request, top_k)).await
         };
-        let own = self.sampled.are_own(request, &self.remote, help, probe).await?;
-        let drawn = self.within_limit(request.top_k, |top_k| self.draw(request, top_k)).await?;
-        Ok(with_own(drawn, own))
+        self.sampled.draw(request, &self.remote, "start it with --logprobs-mode raw_logprobs", draw).await
     }
 
     async fn score(&self, job: &ScoreJob) -> Result<Scored, Error> {
@@ -201,7 +194,7 @@ async fn ask_limit(transport: &Transport, model: &str) -> Result<(Option<usize>,
 async fn too_much(transport: &Transport, model: &str, top_k: i64) -> Result<Option<LogprobLimit>, Error> {
     let request = CompletionRequest::score(model, &[0], top_k);
     let write = |_: &str| remote::body(&request);
-    let call = Call { tokens: 2, timeout: Some(LOOK_UP), ..Call::post(ROUTE, &write) };
+    let call = Outgoing { tokens: 2, timeout: Some(LOOK_UP), ..Outgoing::post(ROUTE, &write) };
     match transport.call(&call, &|_: &Answer<'_>| Ok(())).await {
         Err(Error::Refused { server, status, message }) => match wire::logprob_limit(&message) {
             None => Err(Error::Refused { server, status, message }),

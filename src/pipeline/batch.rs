@@ -79,9 +79,6 @@ impl Done {
     }
 }
 
-/// Who is told of events.
-pub type Tell<'a> = &'a (dyn Fn(&Event) + Sync);
-
 /// Tells a run directory of every step that has ended, for those who follow it.
 pub fn step_journal(run: Arc<RunDir>) -> OnStep {
     Arc::new(move |episode, step| {
@@ -97,7 +94,7 @@ pub fn step_journal(run: Arc<RunDir>) -> OnStep {
 pub async fn run(
     batch: &Batch,
     groups: impl Stream<Item = Vec<Slot>>,
-    tell: Tell<'_>,
+    tell: &(dyn Fn(&Event) + Sync),
     interrupted: impl Future<Output = u8>,
 ) -> Done {
     let (mut groups, mut interrupted) = (pin!(groups.fuse()), pin!(interrupted));
@@ -130,22 +127,16 @@ pub async fn run(
     Done { slots: work.slots, digests: work.digests, stopped }
 }
 
-/// An episode that ended, and how long it took.
-struct Ran {
-    idx: usize,
-    episode: Episode,
-    seconds: f64,
-}
-
 /// The state of a batch under way.
 struct Work<'a> {
     batch: &'a Batch,
     slots: Vec<Slot>,
-    tell: Tell<'a>,
+    tell: &'a (dyn Fn(&Event) + Sync),
     waiting: VecDeque<usize>,
     /// How often each was run again.
     retried: HashMap<usize, u32>,
-    under_way: JoinSet<Ran>,
+    /// Each gives its number, what became of it, and the seconds it took.
+    under_way: JoinSet<(usize, Episode, f64)>,
     digests: Vec<Option<Digest>>,
     /// The groups whose metrics an earlier process wrote.
     noted: HashSet<u64>,
@@ -154,7 +145,7 @@ struct Work<'a> {
 }
 
 impl<'a> Work<'a> {
-    fn new(batch: &'a Batch, tell: Tell<'a>) -> Self {
+    fn new(batch: &'a Batch, tell: &'a (dyn Fn(&Event) + Sync)) -> Self {
         let row_of = |row: &Value| row["group"].as_u64().filter(|_| row["lost"] == json!(0));
         Self {
             batch,
@@ -228,14 +219,14 @@ impl<'a> Work<'a> {
                 let mut episode = run_episode(&setting, &task, place).await;
                 let seconds = began.elapsed().as_secs_f64();
                 episode.versions = versions(&episode, &own).await;
-                Ran { idx, episode, seconds }
+                (idx, episode, seconds)
             });
         }
     }
 
-    fn take(&mut self, ended: Result<Ran, JoinError>) {
+    fn take(&mut self, ended: Result<(usize, Episode, f64), JoinError>) {
         // A task that was aborted has nothing to tell; the episode stays waiting for another time.
-        let Ok(Ran { idx, episode, seconds }) = ended else { return };
+        let Ok((idx, episode, seconds)) = ended else { return };
         if let Err(error) = self.batch.run.keep_episode(&episode) {
             self.end_by(&error);
             return;

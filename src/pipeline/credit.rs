@@ -17,15 +17,15 @@ use super::outline::{Framing, Outline, outline};
 use super::read::{ReadEpisode, ReadStep, ReadView};
 use super::reader::{Reader, Texts};
 use super::report::{Done, Fate, Report};
-use super::resume::{Asked, Differences, OldScores, Standing, reusable, standing};
+use super::resume::{Asked, OldScores, differences, is_complete, no_scores, reusable};
 use super::{Loss, Reason, Stopped};
-use crate::event::Event;
+use crate::event::{Event, Tell};
 use crate::model::Model;
 use crate::model::outlook::Outlook;
 use crate::model::planned::Pace;
 use crate::store::episodes::{BadFile, Loaded, Source, load, natural};
 use crate::store::hindsight::{
-    Hindsight, Measured, MeasuredStep, assemble, directory_of, n_scored, recompute, write,
+    Hindsight, Measured, MeasuredStep, assemble, directory_of, n_scored, read, recompute, write,
 };
 use crate::store::run::RunDir;
 use crate::store::{Ledgered, Stands};
@@ -83,27 +83,38 @@ pub struct Teacher {
     pub texts: Texts,
 }
 
-/// What scoring an episode would cost, beyond what an earlier run left, and why it takes more passes than it has texts.
-pub fn planned(
+impl Options {
+    /// What an earlier run left of an episode in its directory.
+    pub(super) fn left(&self, directory: &Path) -> Result<Option<Hindsight>, BadFile> {
+        if self.overwrite { Ok(None) } else { read(directory, &self.lenses.result()) }
+    }
+}
+
+/// An episode's jobs, the scores that an earlier run left, the plan for the others, and why it takes more passes than the
+/// episode has texts.
+pub(super) fn planned(
     read: &mut ReadEpisode,
     outline: &Outline,
     old: Option<&Hindsight>,
     asked: &Asked,
     lenses: &Lenses,
     limits: &Limits,
-) -> (Figures, Option<String>) {
+) -> (Jobs, Vec<OldScores>, Asking, Option<String>) {
     let jobs = Jobs::new(read, lenses, asked.settings.max_logprob_tokens);
-    let old = old_scores(old, read, asked, lenses);
-    let figures = jobs.plan(read, missing(&old), limits).figures();
-    (figures, more_passes(outline, read, &old, figures))
+    let old = match old {
+        Some(old) => reusable(old, read, asked, lenses),
+        None => no_scores(read, lenses),
+    };
+    let asking = jobs.plan(read, |step, lens| old[step][lens].is_none(), limits);
+    let more_passes = more_passes(outline, read, &old, asking.figures());
+    (jobs, old, asking, more_passes)
 }
 
 /// Says how many passes an episode needs beyond those that its messages and lenses ask for, and why.
 fn more_passes(outline: &Outline, read: &ReadEpisode, old: &[OldScores], figures: Figures) -> Option<String> {
     let (expected, _) = outline.n_requests(&|step, lens| old[step][lens].is_none());
     let more = figures.passes.checked_sub(expected as u64).filter(|more| *more > 0)?;
-    let is_shortened = |step: &ReadStep| !step.window.dropped.is_empty();
-    let why = if read.steps.iter().flatten().any(is_shortened) {
+    let why = if read.steps.iter().flatten().any(ReadStep::is_shortened) {
         "contexts that are shortened to fit do not begin alike"
     } else if read.source == TokenSource::Exact {
         "the recorded tokens of a turn differ from those in the history behind it"
@@ -113,38 +124,10 @@ fn more_passes(outline: &Outline, read: &ReadEpisode, old: &[OldScores], figures
     Some(format!("{more} passes more than the {expected} its texts need: {why}"))
 }
 
-/// What an earlier run left for each step.
-fn old_scores(
-    old: Option<&Hindsight>,
-    read: &mut ReadEpisode,
-    asked: &Asked,
-    lenses: &Lenses,
-) -> Vec<OldScores> {
-    match old {
-        Some(old) => reusable(old, read, asked, lenses),
-        None => no_scores(read, lenses),
-    }
-}
-
-fn no_scores(read: &ReadEpisode, lenses: &Lenses) -> Vec<OldScores> {
-    vec![vec![None; lenses.len()]; read.steps.len()]
-}
-
-/// The scores that no earlier run left, by step and lens.
-fn missing(old: &[OldScores]) -> impl Iterator<Item = (usize, usize)> {
-    let scores = old.iter().enumerate().flat_map(|(step, old)| {
-        old.iter().enumerate().map(move |(lens, scores)| ((step, lens), scores.is_none()))
-    });
-    scores.filter(|(_, is_missing)| *is_missing).map(|(place, _)| place)
-}
-
 /// Whether an earlier run left any.
 fn has_any(old: &[OldScores]) -> bool {
     old.iter().flatten().any(Option::is_some)
 }
-
-/// Who is told of events.
-pub type Tell = Arc<dyn Fn(&Event) + Send + Sync>;
 
 /// Scores the episodes in `sources` and writes their credit; `interrupted` ends the work with the number of a signal.
 pub async fn run(
@@ -280,19 +263,14 @@ impl Shared {
             return Err(lost(Loss::new(Reason::NoReward, why)));
         }
         let asked = options.asked.for_episode(&loaded.episode, &options.framing);
-        let left = match options.overwrite {
-            true => Ok(Standing::Nothing),
-            false => standing(&directory, &asked, &options.lenses),
-        };
-        let old = match left.map_err(lost)? {
-            Standing::Complete(old, differences) => {
-                let n_steps = old.scores.steps.len();
-                let complete = *ended(self.complete(&directory, &old, differences, &asked));
-                return Err(Box::new(Report { n_steps, n_credited: n_steps, ..complete }));
-            }
-            Standing::Partial(old) => Some(old),
-            Standing::Nothing => None,
-        };
+        let old = options.left(&directory).map_err(|error| {
+            lost(Loss::new(Reason::Left, format!("{error}; help: score it again with --overwrite")))
+        })?;
+        if let Some(old) = old.as_ref().filter(|old| is_complete(old, &asked, &options.lenses)) {
+            let n_steps = old.scores.steps.len();
+            let complete = *ended(self.complete(&directory, old, &asked));
+            return Err(Box::new(Report { n_steps, n_credited: n_steps, ..complete }));
+        }
         let n_tokens = |text: &str| self.teacher.texts.n_tokens(text);
         let outline = outline(&loaded.episode, &options.framing, &options.lenses, &n_tokens).map_err(lost)?;
         Ok(self.read(loaded, asked, directory, outline, old))
@@ -300,7 +278,8 @@ impl Shared {
 
     /// A complete file is left alone, unless other hyper-parameters are asked for and its scores give that credit too.
     /// What others have written stays as they wrote it.
-    fn complete(&self, directory: &Path, old: &Hindsight, differences: Differences, asked: &Asked) -> Fate {
+    fn complete(&self, directory: &Path, old: &Hindsight, asked: &Asked) -> Fate {
+        let differences = differences(&old.scores, asked);
         if !differences.are_computed() || old.scores.provenance.is_none() {
             return Fate::Kept(differences);
         }
@@ -326,7 +305,7 @@ impl Shared {
         asked: Asked,
         directory: PathBuf,
         outline: Outline,
-        old: Option<Box<Hindsight>>,
+        old: Option<Hindsight>,
     ) -> Work {
         let options = &self.options;
         let (id, steps) = (loaded.episode.id.clone(), outline.places.len());
@@ -334,22 +313,22 @@ impl Shared {
         let reader = Reader { texts: &self.teacher.texts, framing: &options.framing, limit: options.limit };
         let mut read = reader.read(&loaded.episode, &outline);
         let mut notes = notes(&loaded, &options.framing);
-        let reused = old_scores(old.as_deref(), &mut read, &asked, &options.lenses);
+        let limits = self.teacher.model.limits();
+        let (jobs, reused, asking, more_passes) =
+            planned(&mut read, &outline, old.as_ref(), &asked, &options.lenses, limits);
         notes.extend(old.and_then(|old| nothing_reused(&old, &reused)));
-        let jobs = Jobs::new(&read, &options.lenses, asked.settings.max_logprob_tokens);
-        let asking = jobs.plan(&read, missing(&reused), self.teacher.model.limits());
         let figures = match asking.n_scores() == jobs.len() {
             true => asking.figures(),
             false => self.asking_for_all(&jobs, &read).figures(),
         };
-        notes.extend(more_passes(&outline, &read, &reused, asking.figures()));
+        notes.extend(more_passes);
         let (places, old, _room) = (outline.places, reused, None);
         Work { loaded, asked, directory, places, read, jobs, figures, old, asking, notes, _room }
     }
 
     /// The plan for all of an episode's scores.
     fn asking_for_all(&self, jobs: &Jobs, read: &ReadEpisode) -> Asking {
-        jobs.plan(read, missing(&no_scores(read, &self.options.lenses)), self.teacher.model.limits())
+        jobs.plan(read, |_, _| true, self.teacher.model.limits())
     }
 
     /// Asks for what is missing, and writes what follows from it once it is known whose the answers are.
@@ -364,7 +343,10 @@ impl Shared {
             match self.stands(&mut work, &own, answers.as_ref()).await {
                 Some(true) => break (figures, self.written(work, answers).await),
                 Some(false) if n_asked < ASKED_AT_MOST => {}
-                Some(false) => break (figures, self.never_still(&work)),
+                Some(false) => {
+                    let why = format!("the weights changed while it was scored, {ASKED_AT_MOST} times");
+                    break (figures, work.report(Fate::Lost(Loss::new(Reason::Server, why))));
+                }
                 None => break (figures, work.report(Fate::Unfinished)),
             }
         };
@@ -423,15 +405,10 @@ impl Shared {
         written.unwrap_or(unfinished)
     }
 
-    fn never_still(&self, work: &Work) -> Report {
-        let why = format!("the weights changed while it was scored, {ASKED_AT_MOST} times");
-        work.report(Fate::Lost(Loss::new(Reason::Server, why)))
-    }
-
     fn write(&self, work: Work, answers: &Answers) -> Report {
         let mut report = Report {
             n_steps: work.read.steps.len(),
-            n_shortened: work.n_shortened(),
+            n_shortened: work.read.steps.iter().flatten().filter(|step| step.is_shortened()).count(),
             notes: work.notes.clone(),
             directory: Some(work.directory.clone()),
             ..work.report(Fate::Made)
@@ -483,11 +460,6 @@ impl Work {
     fn report(&self, fate: Fate) -> Report {
         let reward = self.loaded.episode.outcome.as_ref().ok().map(|outcome| outcome.reward);
         Report::new(&self.loaded.episode.id, reward, fate)
-    }
-
-    fn n_shortened(&self) -> usize {
-        let steps = self.read.steps.iter().flatten();
-        steps.filter(|step| !step.window.dropped.is_empty()).count()
     }
 
     fn measured(&self, answers: &Answers, lenses: &Lenses) -> Measured {

@@ -6,6 +6,7 @@
 use serde_json::{Map, Value, json};
 
 use super::slots::Slot;
+use crate::event::rounded;
 use crate::metrics::{self, Digest};
 
 /// The name the published environment gives to its evaluation.
@@ -17,37 +18,22 @@ const PROMPT_CHARS: usize = 200;
 /// last word. One that found everything there already did not work on it.
 pub fn seconds_worked(events: &[Value]) -> f64 {
     let time = |event: &Value| event["time"].as_f64().unwrap_or_default();
-    let mut total = 0.0;
-    let begins = events.iter().enumerate().filter(|(_, event)| event["event"] == json!("began"));
-    let begins: Vec<usize> = begins.map(|(idx, _)| idx).collect();
-    for (nth, begin) in begins.iter().enumerate() {
-        let end = begins.get(nth + 1).copied().unwrap_or(events.len());
-        let (first, last) = (&events[*begin], &events[end - 1]);
-        if first["found"] != first["asked"] {
-            total += last["seconds"]
-                .as_f64()
-                .filter(|_| last["event"] == json!("ended"))
-                .unwrap_or(time(last) - time(first));
-        }
-    }
-    (total * 1000.0).round() / 1000.0
-}
-
-/// The attempts at each task, in order.
-fn by_task<'a>(slots: &[Slot], digests: &'a [Option<Digest>]) -> Vec<Vec<&'a Digest>> {
-    let mut tasks: Vec<Vec<&Digest>> = Vec::new();
-    for (slot, digest) in slots.iter().zip(digests) {
-        if tasks.len() <= slot.group {
-            tasks.resize(slot.group + 1, Vec::new());
-        }
-        tasks[slot.group].extend(digest);
-    }
-    tasks
+    let worked = |process: &[Value]| {
+        let (first, last) = (process.first()?, process.last()?);
+        let has_worked = first["event"] == "began" && first["found"] != first["asked"];
+        let told = last["seconds"].as_f64().filter(|_| last["event"] == "ended");
+        has_worked.then(|| told.unwrap_or(time(last) - time(first)))
+    };
+    rounded(events.chunk_by(|_, next| next["event"] != "began").filter_map(worked).sum())
 }
 
 /// The metrics by their published names.
 pub fn metrics(slots: &[Slot], digests: &[Option<Digest>]) -> Map<String, Value> {
-    metrics::eval(&by_task(slots, digests))
+    let attempts: Vec<_> = slots.iter().zip(digests).collect();
+    let tasks = attempts.chunk_by(|(a, _), (b, _)| a.group == b.group);
+    let tasks: Vec<Vec<&Digest>> =
+        tasks.map(|of| of.iter().filter_map(|it| it.1.as_ref()).collect()).collect();
+    metrics::eval(&tasks)
 }
 
 /// `metrics.json`; `generation` are the parameters with which the model was asked for so many seconds.

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::reader::Reader;
 use super::rendered::no_place;
-use super::shorten::{Actions, Context, Contexts};
+use super::shorten::{ActionContext, Actions, Context, Contexts};
 use super::{Loss, Reason};
 use backsight_chat::near::Repeats;
 use backsight_chat::recorded::{Insertion, insert, insert_in_end};
@@ -201,7 +201,7 @@ impl<'a> Exact<'a> {
         dropped: &Range<usize>,
         nths: &[usize],
         tree: &mut TokenTree,
-    ) -> Vec<Result<Context, Loss>> {
+    ) -> Vec<ActionContext> {
         let cut = match (dropped.is_empty(), nths.last()) {
             (false, Some(last)) => self.cut(*last, dropped),
             _ => Some(Cut::default()),
@@ -230,12 +230,7 @@ impl Contexts for Exact<'_> {
             .map_or_else(Vec::new, |(sequence, span)| self.episode.sequences[sequence][span.range()].to_vec())
     }
 
-    fn contexts(
-        &self,
-        dropped: &Range<usize>,
-        nths: &[usize],
-        tree: &mut TokenTree,
-    ) -> Vec<Result<Context, Loss>> {
+    fn contexts(&self, dropped: &Range<usize>, nths: &[usize], tree: &mut TokenTree) -> Vec<ActionContext> {
         let sequence = |nth: &usize| self.recorded(*nth).map(|(sequence, _)| sequence);
         let chunks = nths.chunk_by(|a, b| sequence(a) == sequence(b));
         chunks.flat_map(|nths| self.of_sequence(dropped, nths, tree)).collect()

@@ -9,7 +9,7 @@ use super::read::{ReadEpisode, ReadStep};
 use super::resume::{Asked, is_complete, recorded};
 use super::{Loss, Reader, Texts};
 use crate::store::episodes::{BadFile, Loaded};
-use crate::store::hindsight::{Hindsight, directory_of, read};
+use crate::store::hindsight::{Hindsight, directory_of};
 use backsight_core::model::Limits;
 use backsight_core::plan::Figures;
 
@@ -29,42 +29,12 @@ pub struct Forecast {
     pub figures: Figures,
     /// Why some steps would have no score.
     pub lost: Vec<String>,
-    /// What is there already.
-    pub prospect: Prospect,
+    /// What is there already and so what would be done, in words.
+    pub state: String,
+    /// Whether anybody would be asked.
+    pub is_to_do: bool,
     /// What else should be known.
     pub notes: Vec<String>,
-}
-
-/// What is there of an episode, and so what would be done.
-pub enum Prospect {
-    /// Nothing is there.
-    New,
-    /// Some of it is.
-    Partial(Box<Hindsight>),
-    /// All of it is.
-    Complete,
-    /// Its reward is too small.
-    Skipped,
-    /// What is there cannot be read.
-    Unreadable(String),
-}
-
-impl Prospect {
-    /// In words.
-    pub fn text(&self) -> String {
-        match self {
-            Self::New => "to be scored".to_owned(),
-            Self::Partial(_) => "partial, would be completed".to_owned(),
-            Self::Complete => "complete, would be left alone".to_owned(),
-            Self::Skipped => "would be skipped: its reward is too small".to_owned(),
-            Self::Unreadable(why) => format!("would be lost: its old scores cannot be read: {why}"),
-        }
-    }
-
-    /// Whether anybody would be asked.
-    pub fn is_to_do(&self) -> bool {
-        matches!(self, Self::New | Self::Partial(_))
-    }
 }
 
 /// Everything that is the same for all episodes.
@@ -89,11 +59,20 @@ impl Forecaster {
             .map_err(|loss| named(&loss))?;
         let reward = loaded.episode.outcome.as_ref().map_err(|why| named(why))?.reward;
         let asked = self.options.asked.for_episode(&loaded.episode, framing);
-        let prospect = self.prospect(&loaded, reward, &asked);
-        let texts = self.texts.as_ref().filter(|_| prospect.is_to_do());
+        let left = self.options.left(&directory_of(&loaded, &self.options.run_dir));
+        // A file that is completed is taken to be from the model that will be asked.
+        let asked = match &left {
+            Ok(Some(old)) => asked.assuming(&old.scores),
+            _ => asked,
+        };
+        let (is_to_do, state) = self.state(left.as_ref().map(Option::as_ref), reward, &asked);
+        let texts = self.texts.as_ref().filter(|_| is_to_do);
         let reader = |texts| Reader { texts, framing, limit: self.options.limit };
         let mut read = texts.map(|texts| reader(texts).read(&loaded.episode, &outline));
-        let (figures, more_passes) = self.figures(asked, &outline, read.as_mut(), &prospect);
+        let (figures, more_passes) = match left.ok().filter(|_| is_to_do) {
+            Some(old) => self.figures(&asked, &outline, read.as_mut(), old.as_ref()),
+            None => Default::default(),
+        };
         let lost = read.iter().flat_map(|read| &read.steps).filter_map(lost_by);
         Ok(Forecast {
             id: loaded.episode.id.clone(),
@@ -104,49 +83,47 @@ impl Forecaster {
             figures,
             lost: lost.map(ToString::to_string).collect(),
             notes: notes(&loaded, framing).into_iter().chain(more_passes).collect(),
-            prospect,
+            state,
+            is_to_do,
         })
     }
 
-    fn prospect(&self, loaded: &Loaded, reward: f64, asked: &Asked) -> Prospect {
-        let Options { min_reward, overwrite, lenses, run_dir, .. } = &self.options;
-        if reward < *min_reward {
-            return Prospect::Skipped;
-        }
-        if *overwrite {
-            return Prospect::New;
-        }
-        match read(&directory_of(loaded, run_dir), &lenses.result()) {
-            Ok(None) => Prospect::New,
-            Ok(Some(old)) if is_complete(&old, &asked.assuming(&old.scores), lenses) => Prospect::Complete,
-            Ok(Some(old)) => Prospect::Partial(Box::new(old)),
-            Err(error) => Prospect::Unreadable(error.to_string()),
-        }
+    /// Whether anybody would be asked about an episode of which this is left, and what would be done in words.
+    fn state(
+        &self,
+        left: Result<Option<&Hindsight>, &BadFile>,
+        reward: f64,
+        asked: &Asked,
+    ) -> (bool, String) {
+        let (is_to_do, state) = match left {
+            _ if reward < self.options.min_reward => (false, "would be skipped: its reward is too small"),
+            Ok(None) => (true, "to be scored"),
+            Ok(Some(old)) if is_complete(old, asked, &self.options.lenses) => {
+                (false, "complete, would be left alone")
+            }
+            Ok(Some(_)) => (true, "partial, would be completed"),
+            Err(error) => {
+                return (false, format!("would be lost: its old scores cannot be read: {error}"));
+            }
+        };
+        (is_to_do, state.to_owned())
     }
 
-    /// From tokens where there are some, else as if every message were one. A file that is completed is taken to be
-    /// from the model that will be asked.
+    /// From tokens where there are some, else as if every message were one.
     fn figures(
         &self,
-        asked: Asked,
+        asked: &Asked,
         outline: &Outline,
         read: Option<&mut ReadEpisode>,
-        prospect: &Prospect,
+        old: Option<&Hindsight>,
     ) -> (Figures, Option<String>) {
-        let old = match prospect {
-            Prospect::New => None,
-            Prospect::Partial(old) => Some(old.as_ref()),
-            _ => return Default::default(),
-        };
-        let asked = match old {
-            Some(old) => asked.assuming(&old.scores),
-            None => asked,
-        };
         if let Some(read) = read {
-            return planned(read, outline, old, &asked, &self.options.lenses, &self.limits);
+            let (.., asking, more_passes) =
+                planned(read, outline, old, asked, &self.options.lenses, &self.limits);
+            return (asking.figures(), more_passes);
         }
         let keys = self.options.lenses.keys();
-        let wanted = |step, lens: usize| !old.is_some_and(|old| recorded(old, &asked, step, &keys[lens]));
+        let wanted = |step, lens: usize| !old.is_some_and(|old| recorded(old, asked, step, &keys[lens]));
         let (requests, naive_requests) = outline.n_requests(&wanted);
         let (requests, naive_requests) = (requests as u64, naive_requests as u64);
         (Figures { requests, naive_requests, ..Figures::default() }, None)

@@ -1,6 +1,6 @@
 //! Why a step or an episode was lost: a reason that can be counted, and the words that name the case.
 
-use std::fmt;
+use std::fmt::Display;
 
 use backsight_core::named;
 
@@ -38,7 +38,8 @@ named!(
 );
 
 /// Something that was lost.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{why}")]
 pub struct Loss {
     /// What kind of thing went wrong.
     pub reason: Reason,
@@ -48,13 +49,7 @@ pub struct Loss {
 
 impl Loss {
     /// A loss in words.
-    pub fn new(reason: Reason, why: impl fmt::Display) -> Self {
+    pub fn new(reason: Reason, why: impl Display) -> Self {
         Self { reason, why: why.to_string() }
-    }
-}
-
-impl fmt::Display for Loss {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.why)
     }
 }

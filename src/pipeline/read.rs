@@ -68,6 +68,11 @@ pub struct ReadEpisode {
 }
 
 impl ReadStep {
+    /// Whether some of its context was left out.
+    pub(super) fn is_shortened(&self) -> bool {
+        !self.window.dropped.is_empty()
+    }
+
     /// What is seen through a lens; nothing where it does not apply.
     pub fn view(&self, lens: usize) -> Option<&Result<Seen, Loss>> {
         self.views.iter().find(|view| view.lens == lens).map(|view| &view.seen)
@@ -81,10 +86,11 @@ impl Reader<'_> {
         let n_steps = episode.steps().len();
         let unread = || Err(Loss::new(Reason::Unreadable, "the step is in no conversation"));
         let mut tree = TokenTree::default();
-        let mut all = Taken {
+        let mut all = ReadEpisode {
             sequences: episode.sequences.iter().map(|ids| tree.grow(Tip::EMPTY, ids)).collect(),
+            source: if episode.is_exact() { TokenSource::Exact } else { TokenSource::Rendered },
             steps: (0..n_steps).map(|_| unread()).collect(),
-            tree,
+            tree: Arc::new(tree),
         };
         for conversation in &episode.conversations() {
             let wanted = steps_where(conversation, &is_exact);
@@ -93,7 +99,7 @@ impl Reader<'_> {
             self.take(&mut all, episode, &Exact { reader: *self, episode, of, sequences }, 0);
         }
         if episode.is_exact() {
-            return all.read(TokenSource::Exact);
+            return all;
         }
         if !(0..n_steps).any(is_exact) {
             all.sequences.clear();
@@ -102,12 +108,12 @@ impl Reader<'_> {
             let wanted = steps_where(conversation, &|step| !is_exact(step));
             self.take_rendered(&mut all, episode, conversation, wanted, outline);
         }
-        all.read(TokenSource::Rendered)
+        all
     }
 
     fn take_rendered(
         &self,
-        all: &mut Taken,
+        all: &mut ReadEpisode,
         episode: &Episode,
         conversation: &Conversation,
         wanted: Vec<(usize, usize)>,
@@ -120,28 +126,27 @@ impl Reader<'_> {
         let manner = self.manner(episode, tools);
         let steps: Vec<usize> = wanted.iter().map(|(step, _)| *step).collect();
         let of = Actions { messages: &conversation.messages, wanted, views: &outline.views };
-        match Rendered::new(*self, manner, of, &mut all.tree) {
+        match Rendered::new(*self, manner, of, Arc::make_mut(&mut all.tree)) {
             Err(loss) => steps.iter().for_each(|step| all.steps[*step] = Err(loss.clone())),
             Ok(contexts) => {
                 let before = all.sequences.len();
-                all.sequences.extend_from_slice(contexts.sequences());
+                all.sequences.extend_from_slice(&contexts.sequences);
                 self.take(all, episode, &contexts, before);
             }
         }
     }
 
     /// Takes what fits of one conversation; its sequences begin at `first_sequence`.
-    fn take(&self, all: &mut Taken, episode: &Episode, contexts: &dyn Contexts, first_sequence: usize) {
-        let fitted = fitted(contexts, self.limit, &mut all.tree);
+    fn take(&self, all: &mut ReadEpisode, episode: &Episode, contexts: &dyn Contexts, first_sequence: usize) {
+        let tree = Arc::make_mut(&mut all.tree);
+        let fitted = fitted(contexts, self.limit, tree);
         for ((nth, (step, action)), found) in contexts.actions().wanted.iter().enumerate().zip(fitted) {
             let message_idx = episode.steps()[*step].message_idx;
             all.steps[*step] = found.and_then(|(views, window)| {
                 let (sequence, span) = contexts.place(nth)?;
-                let action_ids = contexts.action(nth, &all.tree);
-                let mut seen = |context: Tip| Seen {
-                    tip: all.tree.grow(context, &action_ids),
-                    n_context: context.len(),
-                };
+                let action_ids = contexts.action(nth, tree);
+                let mut seen =
+                    |context: Tip| Seen { tip: tree.grow(context, &action_ids), n_context: context.len() };
                 let views = views.into_iter();
                 Ok(ReadStep {
                     place: (first_sequence + sequence, span),
@@ -150,19 +155,6 @@ impl Reader<'_> {
                 })
             });
         }
-    }
-}
-
-/// What has been read so far.
-struct Taken {
-    tree: TokenTree,
-    sequences: Vec<Tip>,
-    steps: Vec<Result<ReadStep, Loss>>,
-}
-
-impl Taken {
-    fn read(self, source: TokenSource) -> ReadEpisode {
-        ReadEpisode { tree: Arc::new(self.tree), sequences: self.sequences, source, steps: self.steps }
     }
 }
 

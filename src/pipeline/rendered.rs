@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::reader::Reader;
-use super::shorten::{Actions, Context, Contexts, ViewContext};
+use super::shorten::{ActionContext, Actions, Context, Contexts, ViewContext};
 use super::{Loss, Reason};
 use backsight_chat::error::TextError;
 use backsight_chat::reread::{Manner, Shown};
@@ -18,14 +18,13 @@ pub(super) struct Rendered<'a> {
     reader: Reader<'a>,
     manner: Manner<'a>,
     of: Actions<'a>,
-    read: Read,
+    /// The conversation's sequences.
+    pub(super) sequences: Vec<Tip>,
+    turns: Vec<SeenTurn>,
 }
 
-/// What came of rendering.
-struct Read {
-    sequences: Vec<Tip>,
-    turns: Vec<Result<(Turn, Vec<ViewContext>), Loss>>,
-}
+/// A turn with what is seen before it through each lens, or why it cannot be read.
+type SeenTurn = Result<(Turn, Vec<ViewContext>), Loss>;
 
 impl<'a> Rendered<'a> {
     /// Renders a conversation; an error is one of all its steps.
@@ -35,15 +34,9 @@ impl<'a> Rendered<'a> {
         of: Actions<'a>,
         tree: &mut TokenTree,
     ) -> Result<Self, Loss> {
-        let read = Read { sequences: Vec::new(), turns: Vec::new() };
-        let mut all = Self { reader, manner, of, read };
-        all.read = all.read(all.of.messages, &all.of.wanted, tree)?;
+        let mut all = Self { reader, manner, of, sequences: Vec::new(), turns: Vec::new() };
+        (all.sequences, all.turns) = all.read(all.of.messages, &all.of.wanted, tree)?;
         Ok(all)
-    }
-
-    /// The conversation's sequences.
-    pub(super) fn sequences(&self) -> &[Tip] {
-        &self.read.sequences
     }
 
     fn read(
@@ -51,8 +44,9 @@ impl<'a> Rendered<'a> {
         messages: &[Message],
         wanted: &[(usize, usize)],
         tree: &mut TokenTree,
-    ) -> Result<Read, Loss> {
-        let shown = Shown::new(self.manner, messages).map_err(|error| rendering(&error))?;
+    ) -> Result<(Vec<Tip>, Vec<SeenTurn>), Loss> {
+        let shown = Shown::new(self.manner, messages)
+            .map_err(|error| Loss::new(Reason::Rendering, format!("{error}; help: {}", error.help())))?;
         let edits = |(step, action): &(usize, usize)| {
             let views = self.of.views[*step].iter();
             views.map(|view| (view.lens, view.addition.edit(&messages[..*action]))).collect::<Vec<_>>()
@@ -63,8 +57,7 @@ impl<'a> Rendered<'a> {
         let asked: Vec<_> = wanted.iter().zip(&edits).map(|(it, edits)| (it.1, there(edits))).collect();
         let found = shown.reread(&asked, &self.reader.texts.tokenizer, tree);
         let turns = found.turns.into_iter().zip(edits);
-        let turns = turns.map(|(turn, edits)| seen(tree, turn, edits)).collect();
-        Ok(Read { sequences: found.sequences, turns })
+        Ok((found.sequences, turns.map(|(turn, edits)| seen(tree, turn, edits)).collect()))
     }
 }
 
@@ -74,50 +67,41 @@ impl Contexts for Rendered<'_> {
     }
 
     fn place(&self, nth: usize) -> Result<(usize, TokenSpan), Loss> {
-        self.read.turns[nth].as_ref().map(|(turn, _)| (turn.sequence, turn.span)).map_err(Loss::clone)
+        self.turns[nth].as_ref().map(|(turn, _)| (turn.sequence, turn.span)).map_err(Loss::clone)
     }
 
     fn action(&self, nth: usize, tree: &TokenTree) -> Vec<TokenId> {
-        let turn = self.read.turns[nth].as_ref();
+        let turn = self.turns[nth].as_ref();
         turn.map_or_else(|_| Vec::new(), |(turn, _)| tree.tokens(turn.tip, turn.span.range()))
     }
 
-    fn contexts(
-        &self,
-        dropped: &Range<usize>,
-        nths: &[usize],
-        tree: &mut TokenTree,
-    ) -> Vec<Result<Context, Loss>> {
+    fn contexts(&self, dropped: &Range<usize>, nths: &[usize], tree: &mut TokenTree) -> Vec<ActionContext> {
         if dropped.is_empty() {
             let whole = |nth: &usize| {
-                let (_, views) = self.read.turns[*nth].as_ref().map_err(Loss::clone)?;
+                let (_, views) = self.turns[*nth].as_ref().map_err(Loss::clone)?;
                 Ok(Context { views: views.clone(), dropped: dropped.clone() })
             };
             return nths.iter().map(whole).collect();
         }
         let moved = |nth: &usize| (self.of.wanted[*nth].0, self.of.wanted[*nth].1 - dropped.len());
         let wanted: Vec<(usize, usize)> = nths.iter().map(moved).collect();
-        let read = match self.read(&self.of.without(dropped, nths), &wanted, tree) {
-            Ok(read) => read,
+        let turns = match self.read(&self.of.without(dropped, nths), &wanted, tree) {
+            Ok((_, turns)) => turns,
             Err(loss) => return nths.iter().map(|_| Err(loss.clone())).collect(),
         };
-        let context = |(nth, turn): (&usize, &Result<(Turn, Vec<ViewContext>), Loss>)| {
+        let context = |(nth, turn): (&usize, &SeenTurn)| {
             let (turn, views) = turn.as_ref().map_err(Loss::clone)?;
             match tree.tokens(turn.tip, turn.span.range()) == self.action(*nth, tree) {
                 true => Ok(Context { views: views.clone(), dropped: dropped.clone() }),
                 false => Err(Loss::new(Reason::Rendering, "the action reads otherwise in a shorter context")),
             }
         };
-        nths.iter().zip(&read.turns).map(context).collect()
+        nths.iter().zip(&turns).map(context).collect()
     }
 }
 
 /// A turn with what is seen before it through each lens; `edits` are what the lenses add, where they find a place.
-fn seen(
-    tree: &TokenTree,
-    turn: Found,
-    edits: Vec<(usize, Option<Edit<'_>>)>,
-) -> Result<(Turn, Vec<ViewContext>), Loss> {
+fn seen(tree: &TokenTree, turn: Found, edits: Vec<(usize, Option<Edit<'_>>)>) -> SeenTurn {
     let (turn, contexts) = turn.map_err(|error| Loss::new(Reason::Rendering, error))?;
     let (mut contexts, plain) = (contexts.into_iter(), tree.cut(turn.tip, turn.span.start()));
     let view = |(lens, edit): (usize, Option<Edit<'_>>)| {
@@ -146,8 +130,4 @@ fn shown_by(
 /// Nothing stands before the action.
 pub(super) fn no_place() -> Loss {
     Loss::new(Reason::NoPlace, "no message stands before the action that the lens could be written into")
-}
-
-fn rendering(error: &TextError) -> Loss {
-    Loss::new(Reason::Rendering, format!("{error}; help: {}", error.help()))
 }

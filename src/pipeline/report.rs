@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::batch::now;
 use super::resume::Differences;
 use super::{Loss, Stopped};
-use crate::event::{Event, counted};
+use crate::event::{Event, counted, if_any};
 use crate::store::summary::{Naive, Summary};
 use backsight_core::plan::Figures;
 
@@ -94,8 +94,9 @@ impl Report {
 
     fn text(&self) -> String {
         let Self { n_steps, n_credited, n_sent, .. } = self;
-        let asked =
-            || format!("{n_credited} of {n_steps} steps, {n_sent} requests{}{}", self.found(), self.whys());
+        // What did not have to be sent.
+        let found = if_any(self.n_found, |n| format!(" ({n} answered by the ledger)"));
+        let asked = || format!("{n_credited} of {n_steps} steps, {n_sent} requests{found}{}", self.whys());
         let ended = match &self.fate {
             Fate::Made | Fate::Partial => asked(),
             Fate::Spared(n_before) => format!("{}; what is there has {n_before} and stays", asked()),
@@ -105,27 +106,18 @@ impl Report {
             Fate::Lost(loss) => format!("lost: {loss}"),
             Fate::Unfinished => "not finished".to_owned(),
         };
-        let shortened = match self.n_shortened {
-            0 => String::new(),
-            n => format!("; {n} steps read without some of their context, which is too long"),
-        };
+        let shortened = if_any(self.n_shortened as u64, |n| {
+            format!("; {n} steps read without some of their context, which is too long")
+        });
         let notes: String = self.notes.iter().map(|note| format!("; {note}")).collect();
         format!("{ended}{shortened}{notes}")
-    }
-
-    /// What did not have to be sent.
-    fn found(&self) -> String {
-        match self.n_found {
-            0 => String::new(),
-            n => format!(" ({n} answered by the ledger)"),
-        }
     }
 
     /// The distinct reasons for lost steps.
     fn whys(&self) -> String {
         let whys: BTreeSet<&str> = self.lost_steps.iter().map(|loss| loss.why.as_str()).collect();
         let all: Vec<&str> = whys.into_iter().take(3).collect();
-        if all.is_empty() { String::new() } else { format!("; lost: {}", all.join("; ")) }
+        if_any(all.len() as u64, |_| format!("; lost: {}", all.join("; ")))
     }
 
     fn to_json(&self) -> Value {

@@ -4,18 +4,17 @@
 //! every score is used that was measured in the same way on the same tokens. Numbers that were measured
 //! differently are never mixed.
 
-use std::path::Path;
 use std::sync::Arc;
 
+use super::Loss;
 use super::outline::Framing;
 use super::read::{ReadEpisode, ReadStep};
-use super::{Loss, Reason};
-use crate::store::hindsight::{Hindsight, Settings, read};
-use crate::wire::hindsight::{HindsightScores, Provenance, ScoredStep, StepTokens};
+use crate::store::hindsight::{Hindsight, Settings};
+use crate::wire::hindsight::{HindsightScores, HindsightTokens, Provenance, ScoredStep, StepTokens};
 use backsight_core::credit::hcapo::{Params, Ratio};
 use backsight_core::episode::{Episode, Role};
 use backsight_core::lens::Lenses;
-use backsight_core::tokens::Logprob;
+use backsight_core::tokens::{Logprob, TokenId};
 use backsight_core::tree::Tip;
 
 /// What a file is asked to be made with.
@@ -84,40 +83,14 @@ impl Differences {
 
     /// All keys.
     pub fn names(&self) -> String {
-        let all: Vec<&str> = self.computed.iter().chain(&self.measured).copied().collect();
-        all.join(", ")
+        [self.computed.as_slice(), &self.measured].concat().join(", ")
     }
-}
-
-/// What is there already.
-pub enum Standing {
-    /// Nothing.
-    Nothing,
-    /// Credit for every step, and scores through every lens that is asked for.
-    Complete(Box<Hindsight>, Differences),
-    /// Not all of that.
-    Partial(Box<Hindsight>),
-}
-
-/// Looks at the files in an episode's directory.
-pub fn standing(directory: &Path, asked: &Asked, lenses: &Lenses) -> Result<Standing, Loss> {
-    let unusable = |error| Loss::new(Reason::Left, format!("{error}; help: score it again with --overwrite"));
-    let Some(old) = read(directory, &lenses.result()).map_err(unusable)? else {
-        return Ok(Standing::Nothing);
-    };
-    if is_complete(&old, asked, lenses) {
-        let differences = differences(&old.scores, asked);
-        return Ok(Standing::Complete(Box::new(old), differences));
-    }
-    Ok(Standing::Partial(Box::new(old)))
 }
 
 /// Whether every step has credit, and every score through the lenses that are asked for. What was measured otherwise is
 /// whole as it is; so is a file that does not say what was measured.
 pub fn is_complete(old: &Hindsight, asked: &Asked, lenses: &Lenses) -> bool {
-    let Some(tokens) = old.tokens.as_ref().filter(|_| is_usable(old, asked)) else {
-        return old.scores.is_complete();
-    };
+    let Some(tokens) = usable(old, asked) else { return old.scores.is_complete() };
     let places: Vec<Option<usize>> = lenses.keys().iter().map(|key| tokens.lens(key)).collect();
     let has_all = |step: &StepTokens| places.iter().all(|place| step.through(*place).is_some());
     old.scores.is_complete() && tokens.steps.iter().all(has_all)
@@ -184,6 +157,11 @@ fn differing<const N: usize>(keys: [(&'static str, bool); N]) -> Vec<&'static st
 /// The scores of a step that an earlier run measured, by lens.
 pub type OldScores = Vec<Option<Vec<Option<Logprob>>>>;
 
+/// None for any step.
+pub fn no_scores(episode: &ReadEpisode, lenses: &Lenses) -> Vec<OldScores> {
+    vec![vec![None; lenses.len()]; episode.steps.len()]
+}
+
 /// What can be used of an earlier file: for each step the scores of the very tokens it has now, measured as is asked.
 pub fn reusable(
     old: &Hindsight,
@@ -191,21 +169,15 @@ pub fn reusable(
     asked: &Asked,
     lenses: &Lenses,
 ) -> Vec<OldScores> {
-    let nothing = || vec![None; lenses.len()];
-    let Some(tokens) = old.tokens.as_ref().filter(|_| is_usable(old, asked)) else {
-        return vec![nothing(); episode.steps.len()];
-    };
+    let Some(tokens) = usable(old, asked) else { return no_scores(episode, lenses) };
     let places: Vec<Option<usize>> = lenses.keys().iter().map(|key| tokens.lens(key)).collect();
     let n_tokens = asked.settings.max_logprob_tokens;
     let tree = Arc::make_mut(&mut episode.tree);
-    let mut before = Tip::EMPTY;
-    let sequences: Vec<Tip> = tokens
-        .sequences()
-        .map(|(shared, own)| {
-            before = tree.grow(tree.cut(before, shared), own);
-            before
-        })
-        .collect();
+    let grown = |before: &mut Tip, (shared, own): (usize, &[TokenId])| {
+        *before = tree.grow(tree.cut(*before, shared), own);
+        Some(*before)
+    };
+    let sequences: Vec<Tip> = tokens.sequences().scan(Tip::EMPTY, grown).collect();
     let of_step = |(idx, step): (usize, &Result<ReadStep, Loss>)| {
         let step = step.as_ref().ok()?;
         let scored = at_step(&old.scores.steps, idx, |it| it.step_index)?;
@@ -213,13 +185,12 @@ pub fn reusable(
         let (sequence, [_, end]) = (*sequences.get(tokens_of.sequence?)?, tokens_of.span?);
         let now = tree.cut(episode.sequences[step.place.0], step.place.1.end());
         let is_same = tree.are_equal(tree.cut(sequence, end), now) && same_window(scored, step);
-        let n_wanted = match n_tokens {
-            0 => step.place.1.len(),
-            n => n.min(step.place.1.len()),
-        };
+        let n_action = step.place.1.len();
+        let n_wanted = if n_tokens == 0 { n_action } else { n_tokens.min(n_action) };
         let whole = |place: &Option<usize>| whole(tokens_of.through(*place)?, n_wanted);
         is_same.then(|| places.iter().map(whole).collect())
     };
+    let nothing = || vec![None; lenses.len()];
     episode.steps.iter().enumerate().map(|it| of_step(it).unwrap_or_else(nothing)).collect()
 }
 
@@ -229,17 +200,18 @@ fn at_step<T>(all: &[T], step: usize, step_of: impl Fn(&T) -> usize) -> Option<&
     all.get(step).filter(is_own).or_else(|| all.iter().find(is_own))
 }
 
-/// Whether a file's scores were measured as is asked, and their tokens kept.
-fn is_usable(old: &Hindsight, asked: &Asked) -> bool {
-    let measured = |it: &Provenance| differing_measures(it, &asked.provenance).is_empty();
-    old.tokens.is_some() && old.scores.provenance.as_ref().is_some_and(measured)
+/// The tokens of a file whose scores were measured as is asked.
+fn usable<'h>(old: &'h Hindsight, asked: &Asked) -> Option<&'h HindsightTokens> {
+    let differing = differing_measures(old.scores.provenance.as_ref()?, &asked.provenance);
+    old.tokens.as_ref().filter(|_| differing.is_empty())
 }
 
 /// Whether a file has a step's score through a lens, as far as can be told without tokens.
 pub fn recorded(old: &Hindsight, asked: &Asked, step: usize, lens: &str) -> bool {
-    let Some(tokens) = old.tokens.as_ref().filter(|_| is_usable(old, asked)) else { return false };
-    let found = at_step(&tokens.steps, step, |it| it.step_index);
-    found.is_some_and(|it| it.through(tokens.lens(lens)).is_some())
+    let found = |tokens: &HindsightTokens| {
+        at_step(&tokens.steps, step, |it| it.step_index)?.through(tokens.lens(lens)).map(drop)
+    };
+    usable(old, asked).and_then(found).is_some()
 }
 
 fn same_window(old: &ScoredStep, new: &ReadStep) -> bool {

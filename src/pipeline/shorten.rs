@@ -18,6 +18,9 @@ const ATTEMPTS: usize = 6;
 /// What stands before an action as seen through a lens, or why that is not known.
 pub(super) type ViewContext = (usize, Result<Tip, Loss>);
 
+/// What stands before an action, or why that is not known.
+pub(super) type ActionContext = Result<Context, Loss>;
+
 /// What stands before an action.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Context {
@@ -66,12 +69,7 @@ pub(super) trait Contexts {
     /// The tokens of the `nth` action.
     fn action(&self, nth: usize, tree: &TokenTree) -> Vec<TokenId>;
     /// The contexts of some actions when these messages are left out.
-    fn contexts(
-        &self,
-        dropped: &Range<usize>,
-        nths: &[usize],
-        tree: &mut TokenTree,
-    ) -> Vec<Result<Context, Loss>>;
+    fn contexts(&self, dropped: &Range<usize>, nths: &[usize], tree: &mut TokenTree) -> Vec<ActionContext>;
 
     /// How many tokens the `nth` action has.
     fn n_action(&self, nth: usize) -> usize {
@@ -92,7 +90,7 @@ pub(super) fn fitted(
     if overflow(of, &found, limit) > 0 {
         found = shortened(of, found, limit, tree);
     }
-    let fit = |(nth, found): (usize, Result<Context, Loss>)| {
+    let fit = |(nth, found): (usize, ActionContext)| {
         let context = found?;
         let needed = context.longest() + of.n_action(nth);
         if needed > limit {
@@ -105,20 +103,19 @@ pub(super) fn fitted(
 }
 
 /// By how many tokens the longest is too long.
-fn overflow(of: &dyn Contexts, found: &[Result<Context, Loss>], limit: usize) -> usize {
-    let size = |(nth, found): (usize, &Result<Context, Loss>)| {
-        Some(found.as_ref().ok()?.longest() + of.n_action(nth))
-    };
+fn overflow(of: &dyn Contexts, found: &[ActionContext], limit: usize) -> usize {
+    let size =
+        |(nth, found): (usize, &ActionContext)| Some(found.as_ref().ok()?.longest() + of.n_action(nth));
     found.iter().enumerate().filter_map(size).max().unwrap_or(0).saturating_sub(limit)
 }
 
 /// Leaves messages out until everything fits that can; lengths are estimates, so the room shrinks where they were short.
 fn shortened(
     of: &dyn Contexts,
-    whole: Vec<Result<Context, Loss>>,
+    whole: Vec<ActionContext>,
     limit: usize,
     tree: &mut TokenTree,
-) -> Vec<Result<Context, Loss>> {
+) -> Vec<ActionContext> {
     let mut reserved = most_added(of, &whole);
     let mut found = windowed(of, &whole, Room { limit, reserved }, tree);
     for _ in 1..ATTEMPTS {
@@ -132,7 +129,7 @@ fn shortened(
 }
 
 /// The most tokens a lens adds.
-fn most_added(of: &dyn Contexts, whole: &[Result<Context, Loss>]) -> usize {
+fn most_added(of: &dyn Contexts, whole: &[ActionContext]) -> usize {
     let sizes = whole.iter().enumerate().filter_map(|(nth, context)| {
         let (_, span) = of.place(nth).ok()?;
         Some(context.as_ref().ok()?.longest().saturating_sub(span.start()))
@@ -142,10 +139,10 @@ fn most_added(of: &dyn Contexts, whole: &[Result<Context, Loss>]) -> usize {
 
 fn windowed(
     of: &dyn Contexts,
-    whole: &[Result<Context, Loss>],
+    whole: &[ActionContext],
     room: Room,
     tree: &mut TokenTree,
-) -> Vec<Result<Context, Loss>> {
+) -> Vec<ActionContext> {
     let Actions { messages, .. } = of.actions();
     let chosen = windows(messages, &lengths(of), &of.actions().messages_of(), room);
     let mut found = whole.to_vec();

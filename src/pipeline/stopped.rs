@@ -1,26 +1,17 @@
 //! What stops the work on a run before all was done.
 
-use std::fmt;
-
 use crate::model::Error;
 
 /// Why nothing more is begun.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum Stopped {
     /// The model cannot be asked any more.
+    #[error("{0}")]
     Model(Error),
     /// Something cannot be written any more.
+    #[error("{0}")]
     Disk(String),
     /// A signal of this number.
+    #[error("signal {0}")]
     Signal(u8),
-}
-
-impl fmt::Display for Stopped {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Model(error) => error.fmt(f),
-            Self::Disk(why) => f.write_str(why),
-            Self::Signal(number) => write!(f, "signal {number}"),
-        }
-    }
 }

@@ -81,14 +81,13 @@ fn choose_tool_text(
     vars: &serde_json::Map<String, serde_json::Value>,
     part: &SpeechPart,
 ) -> Result<Option<ToolText>, Error> {
-    match (part.tool_text.as_str(), ToolText::from_name(&part.tool_text)) {
-        ("none", _) => return Ok(None),
-        (_, Some(ToolText::Flatten)) => {
-            let what = "calls in the rendering `flatten` cannot be read back, so no student can make them";
-            return Err(Error::invalid(what.to_owned(), "choose --tool-text hermes or auto"));
-        }
-        (_, Some(chosen)) => return Ok(Some(chosen)),
-        (_, None) => {}
+    let chosen = ToolText::from_name(&part.tool_text);
+    if chosen == Some(ToolText::Flatten) {
+        let what = "calls in the rendering `flatten` cannot be read back, so no student can make them";
+        return Err(Error::invalid(what.to_owned(), "choose --tool-text hermes or auto"));
+    }
+    if chosen.is_some() || part.tool_text == "none" {
+        return Ok(chosen);
     }
     let tools = schema::schemas();
     let messages = [serde_json::json!({"role": "user", "content": "."})];

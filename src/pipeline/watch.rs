@@ -8,26 +8,23 @@ use std::time::Instant;
 
 use async_trait::async_trait;
 
-use crate::event::Event;
+use crate::event::{Event, Tell};
 use crate::model::outlook::Outlook;
 use crate::model::{
     ChatAnswer, ChatRequest, Error, GenerateRequest, Generated, Limits, Model, Place, Scored, Usage,
 };
 use backsight_core::score::ScoreJob;
 
-/// Who is told of each turn.
-pub type TellTurn = Arc<dyn Fn(&Event) + Send + Sync>;
-
 /// A model that stops answering when there is no point in asking.
 pub struct Watched {
     inner: Arc<dyn Model>,
-    tell: Option<TellTurn>,
+    tell: Option<Tell>,
     outlook: Outlook,
 }
 
 impl Watched {
     /// `inner`, which has not failed yet; `tell` hears of each of its turns.
-    pub fn new(inner: Arc<dyn Model>, tell: Option<TellTurn>) -> Arc<Self> {
+    pub fn new(inner: Arc<dyn Model>, tell: Option<Tell>) -> Arc<Self> {
         Arc::new(Self { inner, tell, outlook: Outlook::default() })
     }
 

@@ -106,7 +106,8 @@ pub fn build(episodes: Vec<ScoredEpisode>, options: &RowOptions) -> Dataset {
     let (kept, poor): (Vec<_>, Vec<_>) = episodes.into_iter().partition(is_kept);
     let mut left_out: Vec<_> = poor.into_iter().map(|it| (it.id, LeftOut::BelowMinReward)).collect();
     let credits: Vec<_> = kept.iter().map(|it| episode_credit(it, options)).collect();
-    let weighed = advantages(&credits, &advantage_options(options));
+    let weigh = AdvantageOptions { omega: options.omega, normalise: options.normalise };
+    let weighed = advantages(&credits, &weigh);
     let n_without_credit = credits.iter().flat_map(|it| &it.q).filter(|q| q.is_none()).count();
     let mut rows = Vec::new();
     for (episode, weighed) in kept.into_iter().zip(&weighed) {
@@ -117,10 +118,6 @@ pub fn build(episodes: Vec<ScoredEpisode>, options: &RowOptions) -> Dataset {
         }
     }
     Dataset { summary: summary(&rows, &left_out, n_without_credit, options), rows, left_out }
-}
-
-fn advantage_options(options: &RowOptions) -> AdvantageOptions {
-    AdvantageOptions { omega: options.omega, normalise: options.normalise }
 }
 
 fn episode_credit<'e>(episode: &'e ScoredEpisode, options: &RowOptions) -> EpisodeCredit<'e> {
@@ -199,8 +196,8 @@ pub fn write(directory: &Path, dataset: &Dataset) -> io::Result<()> {
     for row in &dataset.rows {
         writeln!(lines, "{}", row.to_line())?;
     }
-    let columns = Pending::create(&directory.join(TRAIN_PARQUET))?;
-    let columns = parquet::write(&dataset.rows, columns).map_err(io::Error::other)?;
+    let mut columns = Pending::create(&directory.join(TRAIN_PARQUET))?;
+    parquet::write(&dataset.rows, &mut columns).map_err(io::Error::other)?;
     let mut summary = Pending::create(&directory.join(SUMMARY))?;
     summary.write_all(json_dumps(&dataset.summary, &JsonStyle::default().indented("  ")).as_bytes())?;
     for file in [lines, columns, summary] {

@@ -38,8 +38,8 @@ message row {
 /// Rows that are held in memory as columns at a time.
 const GROUP: usize = 64;
 
-/// Writes a Parquet file with these rows and gives the file back.
-pub fn write<W: Write + Send>(rows: &[Row], file: W) -> Result<W, ParquetError> {
+/// Writes a Parquet file with these rows.
+pub fn write(rows: &[Row], file: &mut (dyn Write + Send)) -> Result<(), ParquetError> {
     let schema = Arc::new(parse_message_type(SCHEMA)?);
     let properties = WriterProperties::builder().set_compression(Compression::SNAPPY).build();
     let mut writer = SerializedFileWriter::new(file, schema, Arc::new(properties))?;
@@ -48,32 +48,32 @@ pub fn write<W: Write + Send>(rows: &[Row], file: W) -> Result<W, ParquetError> 
         columns(rows, &mut group)?;
         group.close()?;
     }
-    writer.into_inner()
+    writer.close().map(drop)
 }
 
-type Group<'a, W> = SerializedRowGroupWriter<'a, W>;
+type Group<'a, 'w> = SerializedRowGroupWriter<'a, &'w mut (dyn Write + Send)>;
 
-fn columns<W: Write + Send>(rows: &[Row], group: &mut Group<'_, W>) -> Result<(), ParquetError> {
+fn columns(rows: &[Row], group: &mut Group<'_, '_>) -> Result<(), ParquetError> {
     let messages =
         |row: &Row| text(json_dumps(&Value::Array(row.messages.clone()), &JsonStyle::transformers()));
-    flat::<ByteArrayType, W>(group, rows.iter().map(messages).collect())?;
-    lists::<DoubleType, W>(group, rows.iter().map(Row::weights).collect())?;
-    lists::<Int64Type, W>(group, rows.iter().map(|row| integers(&row.step_messages)).collect())?;
-    flat::<ByteArrayType, W>(group, rows.iter().map(|row| text(id_text(&row.episode_id))).collect())?;
-    flat::<DoubleType, W>(group, rows.iter().map(|row| row.reward.as_f64().unwrap_or(f64::NAN)).collect())?;
-    flat::<DoubleType, W>(group, rows.iter().map(|row| row.reward_advantage).collect())?;
-    flat::<Int64Type, W>(group, rows.iter().map(|row| row.step_weights.len() as i64).collect())?;
+    flat::<ByteArrayType>(group, rows.iter().map(messages).collect())?;
+    lists::<DoubleType>(group, rows.iter().map(Row::weights).collect())?;
+    lists::<Int64Type>(group, rows.iter().map(|row| integers(&row.step_messages)).collect())?;
+    flat::<ByteArrayType>(group, rows.iter().map(|row| text(id_text(&row.episode_id))).collect())?;
+    flat::<DoubleType>(group, rows.iter().map(|row| row.reward.as_f64().unwrap_or(f64::NAN)).collect())?;
+    flat::<DoubleType>(group, rows.iter().map(|row| row.reward_advantage).collect())?;
+    flat::<Int64Type>(group, rows.iter().map(|row| row.step_weights.len() as i64).collect())?;
     let ids = |row: &Row| {
         Some(row.tokens.as_ref()?.ids.iter().map(|ids| ids.iter().map(|id| *id as i32).collect()).collect())
     };
-    nested::<Int32Type, W>(group, rows.iter().map(ids).collect())?;
+    nested::<Int32Type>(group, rows.iter().map(ids).collect())?;
     let weights = |row: &Row| Some(row.tokens.as_ref()?.weights(&row.step_weights));
-    nested::<DoubleType, W>(group, rows.iter().map(weights).collect())?;
+    nested::<DoubleType>(group, rows.iter().map(weights).collect())?;
     let spans = |row: &Row| {
         let spans = row.tokens.as_ref()?.spans.iter();
         Some(spans.map(|span| span.map(|it| integers(&it)).unwrap_or_default()).collect())
     };
-    nested::<Int64Type, W>(group, rows.iter().map(spans).collect())
+    nested::<Int64Type>(group, rows.iter().map(spans).collect())
 }
 
 fn text(text: String) -> ByteArray {
@@ -89,18 +89,12 @@ fn integers(values: &[usize]) -> Vec<i64> {
 }
 
 /// A column with one value a row.
-fn flat<T: DataType, W: Write + Send>(
-    group: &mut Group<'_, W>,
-    values: Vec<T::T>,
-) -> Result<(), ParquetError> {
-    column::<T, W>(group, &values, None)
+fn flat<T: DataType>(group: &mut Group<'_, '_>, values: Vec<T::T>) -> Result<(), ParquetError> {
+    column::<T>(group, &values, None)
 }
 
 /// A column with a list a row. An empty list is written as a missing first element.
-fn lists<T: DataType, W: Write + Send>(
-    group: &mut Group<'_, W>,
-    rows: Vec<Vec<T::T>>,
-) -> Result<(), ParquetError> {
+fn lists<T: DataType>(group: &mut Group<'_, '_>, rows: Vec<Vec<T::T>>) -> Result<(), ParquetError> {
     let (mut values, mut levels) = (Vec::new(), Levels::default());
     for row in rows {
         if row.is_empty() {
@@ -111,12 +105,12 @@ fn lists<T: DataType, W: Write + Send>(
             values.push(value);
         }
     }
-    column::<T, W>(group, &values, Some(&levels))
+    column::<T>(group, &values, Some(&levels))
 }
 
 /// A column with a list of lists a row, or nothing.
-fn nested<T: DataType, W: Write + Send>(
-    group: &mut Group<'_, W>,
+fn nested<T: DataType>(
+    group: &mut Group<'_, '_>,
     rows: Vec<Option<Vec<Vec<T::T>>>>,
 ) -> Result<(), ParquetError> {
     let (mut values, mut levels) = (Vec::new(), Levels::default());
@@ -136,7 +130,7 @@ fn nested<T: DataType, W: Write + Send>(
             }
         }
     }
-    column::<T, W>(group, &values, Some(&levels))
+    column::<T>(group, &values, Some(&levels))
 }
 
 /// How deep each entry is defined, and at which depth it repeats the one before.
@@ -154,8 +148,8 @@ impl Levels {
 }
 
 /// Writes the next column of the schema.
-fn column<T: DataType, W: Write + Send>(
-    group: &mut Group<'_, W>,
+fn column<T: DataType>(
+    group: &mut Group<'_, '_>,
     values: &[T::T],
     levels: Option<&Levels>,
 ) -> Result<(), ParquetError> {

@@ -67,10 +67,8 @@ type Write = Box<dyn FnOnce(&Connection) -> rusqlite::Result<i64> + Send>;
 /// Something to read; it hands its result on itself.
 type Read = Box<dyn FnOnce(&Connection) + Send>;
 
-struct QueuedWrite {
-    write: Write,
-    stored: oneshot::Sender<Result<i64, Error>>,
-}
+/// A write, and who waits for it to be durable.
+type QueuedWrite = (Write, oneshot::Sender<Result<i64, Error>>);
 
 /// An open ledger file.
 pub struct Disk {
@@ -82,14 +80,9 @@ pub struct Disk {
 impl Disk {
     /// Opens the file at `path`, or makes it.
     pub fn open(path: &Path) -> Result<Self, Error> {
-        Self::open_with(path, |_| Ok(()))
-    }
-
-    fn open_with(path: &Path, adjust: fn(&Connection) -> rusqlite::Result<()>) -> Result<Self, Error> {
         let path: Arc<Path> = path.into();
         let writing = connect(&path)?;
         prepare(&writing, &path)?;
-        adjust(&writing).map_err(|why| ledger_error(&path, &why))?;
         let reading = connect(&path)?;
         let shown = Arc::clone(&path);
         Ok(Self {
@@ -112,7 +105,7 @@ impl Disk {
         write: impl FnOnce(&Connection) -> rusqlite::Result<i64> + Send + 'static,
     ) -> Result<i64, Error> {
         let (stored, answer) = oneshot::channel();
-        self.writer.send(QueuedWrite { write: Box::new(write), stored });
+        self.writer.send((Box::new(write), stored));
         answer.await.unwrap_or_else(|_| Err(self.ended()))
     }
 
@@ -183,7 +176,7 @@ impl<J> Drop for Worker<J> {
 fn write_loop(mut connection: Connection, path: &Path, jobs: &mpsc::Receiver<QueuedWrite>) {
     while let Ok(first) = jobs.recv() {
         let batch = std::iter::once(first).chain(jobs.try_iter().take(LARGEST_BATCH - 1));
-        let (writes, waiting): (Vec<Write>, Vec<_>) = batch.map(|it| (it.write, it.stored)).unzip();
+        let (writes, waiting): (Vec<Write>, Vec<_>) = batch.unzip();
         let committed = commit(&mut connection, writes).map_err(|why| ledger_error(path, &why));
         for (idx, stored) in waiting.into_iter().enumerate() {
             let _ = stored.send(committed.as_ref().map(|numbers| numbers[idx]).map_err(Error::clone));
@@ -330,8 +323,9 @@ mod tests {
     async fn a_full_disk_is_said_and_nothing_is_claimed() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("ledger.sqlite");
+        let disk = Disk::open(&path).unwrap();
         let small = |connection: &Connection| connection.pragma_update(None, "max_page_count", 40);
-        let disk = Disk::open_with(&path, small).unwrap();
+        disk.write(move |connection| small(connection).map(|()| 0)).await.unwrap();
         disk.write(add(1000)).await.unwrap();
         let error = disk.write(add(1_000_000)).await.unwrap_err();
         assert!(error.to_string().contains("database or disk is full"), "{error}");

@@ -175,19 +175,12 @@ pub fn load_directory(directory: &Path) -> Result<Loaded, BadFile> {
     }
     let id = if name(directory).is_empty() { "episode".to_owned() } else { name(directory) };
     let left_out = session.left_out.iter().map(|it| format!("{SESSION} {it}")).collect();
-    let mut loaded = Loaded {
-        path: directory.to_owned(),
-        line: None,
-        file_id: result.episode_id.clone(),
-        file_reward: Some(result.reward.clone()),
-        file_scores: result.frozen_scores.clone(),
-        notes: left_out,
-        episode: episode(id, result, session).map_err(|it| BadFile::fault(&session_path, it))?,
-    };
-    if loaded.file_id.is_null() {
-        loaded.file_id = loaded.episode.id.clone().into();
-    }
-    Ok(loaded)
+    let file_id = Some(result.episode_id.clone()).filter(|it| !it.is_null());
+    let (file_reward, file_scores) = (Some(result.reward.clone()), result.frozen_scores.clone());
+    let episode = episode(id, result, session).map_err(|it| BadFile::fault(&session_path, it))?;
+    let loaded = loaded(episode, directory, None);
+    let file_id = file_id.unwrap_or_else(|| loaded.file_id.clone());
+    Ok(Loaded { file_id, file_reward, file_scores, notes: left_out, ..loaded })
 }
 
 fn episode(

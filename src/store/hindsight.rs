@@ -369,7 +369,17 @@ fn with_means(
     let total = end - start;
     let wanted =
         if settings.max_logprob_tokens == 0 { total } else { total.min(settings.max_logprob_tokens) };
-    let tail = |lens| tail_mean(tokens.through(lens), wanted, step.step_index);
+    // The mean over the last of them; none when they were not scored or one has no logprob.
+    let tail = |lens| -> Result<Option<f64>, String> {
+        let Some(logprobs) = tokens.through(lens) else { return Ok(None) };
+        let (scored, step_index) = (logprobs.len(), step.step_index);
+        let unused = scored.checked_sub(wanted).ok_or_else(|| {
+            format!(
+                "step {step_index}: {wanted} of its tokens are asked for and the last {scored} were scored; help: score again without --recompute"
+            )
+        })?;
+        Ok(mean_logprob(logprobs[unused..].iter().copied()))
+    };
     (step.mean_logprob, step.plain_mean_logprob) = (tail(Some(0))?, tail(reference)?);
     let skipped = total - wanted;
     let skipped_before = step.skipped_action_tokens.unwrap_or(0);
@@ -382,22 +392,6 @@ fn with_means(
         step.error = Some("a token of the action has no logprob".to_owned());
     }
     Ok(step)
-}
-
-/// The mean over the last `wanted` tokens; none when they were not scored or one has no logprob.
-fn tail_mean(
-    logprobs: Option<&Vec<Option<Logprob>>>,
-    wanted: usize,
-    step_index: usize,
-) -> Result<Option<f64>, String> {
-    let Some(logprobs) = logprobs else { return Ok(None) };
-    let scored = logprobs.len();
-    let unused = scored.checked_sub(wanted).ok_or_else(|| {
-        format!(
-            "step {step_index}: {wanted} of its tokens are asked for and the last {scored} were scored; help: score again without --recompute"
-        )
-    })?;
-    Ok(mean_logprob(logprobs[unused..].iter().copied()))
 }
 
 /// Fills in everything that follows from the measured values; a step whose values do not give any says why.

@@ -10,7 +10,7 @@ use futures_util::future::join_all;
 use super::fingerprint::{Fingerprint, Identity};
 use super::ledger::{Ledger, Recognition};
 use super::ledgered::{Ledgered, RunPlace};
-use super::versions::{Checks, Gauge, Measure, NewWeights, Patience, Versions, WeightRules, reason};
+use super::versions::{Gauge, Measure, NewWeights, Patience, Versions, WeightRules, reason};
 use crate::model::budget::{Budgeted, Meter};
 use crate::model::key::ModelId;
 use crate::model::noise::{Noisy, noise_of};
@@ -96,7 +96,6 @@ async fn gauge(
     let endpoint = endpoint?;
     let (brief, patient) = (opened.over(endpoint.briefly()), opened.over(endpoint.clone()));
     let (identity, probe) = (identity.clone(), Arc::<[TokenId]>::from(probe));
-    let n_tokens = probe.len() as u64;
     let measure: Measure = Box::new(move |patience| {
         let model = Arc::clone(if patience == Patience::Brief { &brief } else { &patient });
         let (identity, probe) = (identity.clone(), Arc::clone(&probe));
@@ -104,6 +103,5 @@ async fn gauge(
     });
     let Noisy { first: expected, noise, n_measured } =
         noise_of(|| measure(Patience::Full), Fingerprint::mean_difference).await?;
-    let checks = Checks { requests: n_measured, tokens: n_measured * n_tokens, ..Checks::default() };
-    Ok(Gauge { server: endpoint.server(), measure, expected, noise, checks })
+    Ok(Gauge { server: endpoint.server(), measure, expected, noise, n_measured })
 }

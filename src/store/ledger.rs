@@ -21,8 +21,8 @@ use super::blocks;
 use super::disk::Disk;
 use super::fingerprint::{Fingerprint, Identity};
 use super::lock::RunLock;
-use super::record::{Block, Drawn, Record};
-use super::stamp::{Origin, Stamp, Standing};
+use super::record::{Block, Record};
+use super::stamp::{Origin, Stamp, Whose};
 use crate::model::budget::{ModelRole, Spent};
 use crate::model::key::{Key, ModelId};
 use crate::model::noise::tolerance;
@@ -138,7 +138,7 @@ impl Ledger {
         model: ModelId,
         job: &ScoreJob,
         role: ModelRole,
-    ) -> Result<Option<(Scored, BTreeSet<Standing>)>, Error> {
+    ) -> Result<Option<(Scored, BTreeSet<Whose>)>, Error> {
         let starts = blocks::starts(job);
         // What needs no number costs nothing either.
         if starts.is_empty() {
@@ -150,7 +150,7 @@ impl Ledger {
         };
         let (mut found, mut damaged) = (BTreeMap::new(), BTreeSet::new());
         for (start, rows) in starts.into_iter().zip(self.disk.read(read).await?) {
-            let blocks: &mut Vec<(Block, Standing)> = found.entry(start).or_default();
+            let blocks: &mut Vec<(Block, Whose)> = found.entry(start).or_default();
             for (answer, block) in rows {
                 match block {
                     Some(block) => blocks.push(block),
@@ -165,17 +165,25 @@ impl Ledger {
     }
 
     /// The stored answer to the call with this key, and whose it is.
-    pub(super) async fn get<R: Drawn>(
+    pub(super) async fn get<R: Record>(
         &self,
         key: Key,
         role: ModelRole,
-    ) -> Result<Option<(R, Standing)>, Error> {
-        let found = self.disk.read(move |connection| stored_answer(connection, &key, role)).await?;
-        let Some(found) = found else { return Ok(None) };
+    ) -> Result<Option<(R, Whose)>, Error> {
+        // Stamps count the measurements of one role: what waits for another's is not found.
+        let read = move |connection: &Connection| {
+            let mut select = connection.prepare_cached(
+                "SELECT model, after, endpoints, until, checksum, answer FROM answers
+                 WHERE key = ?1 AND (after IS NULL OR role = ?2)",
+            )?;
+            select.query_row(params![key.bytes(), role.name()], |row| Ok(found(row).ok())).optional()
+        };
+        // The inner option is none where the columns hold something else than was written there.
+        let Some(found) = self.disk.read(read).await? else { return Ok(None) };
         // Bits may flip on the disk: then this answer is lost, and those beside it are not.
         let decoded = found
-            .filter(|it| it.sum == answer_checksum(key.bytes(), it.standing.model(), &it.bytes))
-            .and_then(|it| Some((R::decode(&it.bytes)?, it.standing)));
+            .filter(|it| it.sum == answer_checksum(key.bytes(), it.whose.model(), &it.bytes))
+            .and_then(|it| Some((R::decode(&it.bytes)?, it.whose)));
         if decoded.is_none() {
             self.drop_damaged(FORGET_ANSWER, *key.bytes()).await?;
         }
@@ -208,17 +216,17 @@ impl Ledger {
     pub(super) async fn put<R: Record>(
         &self,
         key: Key,
-        standing: Standing,
+        whose: Whose,
         role: ModelRole,
         answer: &R,
         blocks: Vec<(Key, Block)>,
     ) -> Result<(), Error> {
         let (bytes, (sent, cached, sampled)) = (answer.encode(), columns(answer.usage()));
-        let (model, key) = (standing.model(), *key.bytes());
-        let (after, endpoints, until) = match standing {
-            Standing::Provisional(stamp) => (Some(signed(stamp.after)), stamp.by.0.cast_signed(), None),
-            Standing::Settled(Origin::Between(_, until)) => (None, 0, Some(until.0)),
-            Standing::Settled(Origin::Known(_)) => (None, 0, None),
+        let (model, key) = (whose.model(), *key.bytes());
+        let (after, endpoints, until) = match whose {
+            Whose::Provisional(stamp) => (Some(signed(stamp.after)), stamp.by.0.cast_signed(), None),
+            Whose::Settled(Origin::Between(_, until)) => (None, 0, Some(until.0)),
+            Whose::Settled(Origin::Known(_)) => (None, 0, None),
         };
         let (role, sum) = (role.name(), answer_checksum(&key, model, &bytes));
         let row = (key, R::KIND, model.0, role, sent, cached, sampled, after, endpoints, until, sum, bytes);
@@ -328,39 +336,24 @@ const OUST: [&str; 2] = [
 
 /// An answer as it was found.
 struct StoredAnswer {
-    standing: Standing,
+    whose: Whose,
     sum: Vec<u8>,
     bytes: Vec<u8>,
-}
-
-/// The answer under a key; the inner option is none where its columns hold something else than was written there.
-///
-/// Stamps count the measurements of one role: what waits for another's is not found.
-fn stored_answer(
-    connection: &Connection,
-    key: &Key,
-    role: ModelRole,
-) -> rusqlite::Result<Option<Option<StoredAnswer>>> {
-    let mut select = connection.prepare_cached(
-        "SELECT model, after, endpoints, until, checksum, answer FROM answers
-         WHERE key = ?1 AND (after IS NULL OR role = ?2)",
-    )?;
-    select.query_row(params![key.bytes(), role.name()], |row| Ok(found(row).ok())).optional()
 }
 
 /// What was written down of an answer or a block, behind whose it is.
 fn found(row: &Row<'_>) -> rusqlite::Result<StoredAnswer> {
     let (model, after, until) =
         (ModelId(row.get(0)?), row.get::<_, Option<i64>>(1)?, row.get::<_, Option<i64>>(3)?);
-    let standing = match (after, until) {
+    let whose = match (after, until) {
         (Some(after), _) => {
             let by = Endpoints(row.get::<_, i64>(2)?.cast_unsigned());
-            Standing::Provisional(Stamp { after: after.unsigned_abs(), by, model })
+            Whose::Provisional(Stamp { after: after.unsigned_abs(), by, model })
         }
-        (None, Some(until)) => Standing::Settled(Origin::Between(model, ModelId(until))),
-        (None, None) => Standing::Settled(Origin::Known(model)),
+        (None, Some(until)) => Whose::Settled(Origin::Between(model, ModelId(until))),
+        (None, None) => Whose::Settled(Origin::Known(model)),
     };
-    Ok(StoredAnswer { standing, sum: row.get(4)?, bytes: row.get(5)? })
+    Ok(StoredAnswer { whose, sum: row.get(4)?, bytes: row.get(5)? })
 }
 
 fn block_checksum(block: &Key, answer: &[u8], model: ModelId, found: &[u8]) -> Vec<u8> {
@@ -368,7 +361,7 @@ fn block_checksum(block: &Key, answer: &[u8], model: ModelId, found: &[u8]) -> V
 }
 
 /// A block with whose it is, under the key of the answer it came with; none where it is not what was written.
-type FoundBlock = (Vec<u8>, Option<(Block, Standing)>);
+type FoundBlock = (Vec<u8>, Option<(Block, Whose)>);
 
 /// Everything that was ever found behind one beginning; what waits for another role's measurement is not found.
 fn stored_blocks(connection: &Connection, block: &Key, role: ModelRole) -> rusqlite::Result<Vec<FoundBlock>> {
@@ -379,10 +372,9 @@ fn stored_blocks(connection: &Connection, block: &Key, role: ModelRole) -> rusql
     )?;
     let read = |row: &Row<'_>| {
         let key: Vec<u8> = row.get(6)?;
-        let is_whole =
-            |it: &StoredAnswer| it.sum == block_checksum(block, &key, it.standing.model(), &it.bytes);
+        let is_whole = |it: &StoredAnswer| it.sum == block_checksum(block, &key, it.whose.model(), &it.bytes);
         let stored = found(row).ok().filter(is_whole);
-        let block = stored.and_then(|it| Some((Block::decode(&it.bytes)?, it.standing)));
+        let block = stored.and_then(|it| Some((Block::decode(&it.bytes)?, it.whose)));
         Ok((key, block))
     };
     select.query_map(params![block.bytes(), role.name()], read)?.collect()

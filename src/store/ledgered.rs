@@ -4,9 +4,7 @@
 //! knows whose the answers are that it handed out. An answer that lacks a number is never kept: it is asked for again,
 //! twice at most. Where answers are kept is the business of `ledger`, whose they are that of `versions`.
 
-use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
-use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -15,8 +13,8 @@ use futures_util::future::join_all;
 
 use super::blocks;
 use super::ledger::Ledger;
-use super::record::{Block, Drawn, Record};
-use super::stamp::{Origin, Stamp, Standing};
+use super::record::{Block, Record};
+use super::stamp::{Origin, Stamp, Whose};
 use super::versions::{Checks, Patience, Versions};
 use crate::model::budget::ModelRole;
 use crate::model::endpoint::hashed;
@@ -91,87 +89,91 @@ impl Counts {
 /// Whose the answers are that were handed out.
 #[derive(Default)]
 struct Handed {
-    scores: BTreeSet<Standing>,
-    draws: Vec<Draw>,
+    scores: BTreeSet<Whose>,
+    /// Stretches of draws, each with the weights as the server names them.
+    draws: Vec<(Whose, TokenVersion)>,
 }
 
-/// A draw, as far as it matters whose it is.
-struct Draw {
-    step: usize,
-    standing: Standing,
-    /// The weights of its tokens, as the server names them.
-    told: Vec<(TokenSpan, Option<String>)>,
-}
+/// An answer, and whose it is.
+type Found<R> = (R, BTreeSet<Whose>);
 
-/// What is stored of an answer, and whose it is.
-type Found<R> = Option<(R, BTreeSet<Standing>)>;
-
-/// Something that is paid once: how its answer is known and found.
+/// Something that is paid once: how it is asked for, and how its answer is known and found.
 trait PaidCall: Sync {
     /// What is answered.
     type Answer: Record + Send + Sync;
 
     /// The key of the answer of a model.
-    fn key(&self, model: ModelId) -> Key;
+    fn key(&self, of: &Ledgered, model: ModelId) -> Key;
 
-    /// What is stored of that.
+    /// Asks for all of them.
+    fn ask(
+        calls: &[&Self],
+        inner: &dyn Model,
+    ) -> impl Future<Output = Vec<Result<Self::Answer, Error>>> + Send;
+
+    /// What is stored of a model's answer.
     fn find(
         &self,
-        ledger: &Ledger,
+        of: &Ledgered,
         model: ModelId,
-        role: ModelRole,
-    ) -> impl Future<Output = Result<Found<Self::Answer>, Error>> + Send;
+    ) -> impl Future<Output = Result<Option<Found<Self::Answer>>, Error>> + Send {
+        async move {
+            let found = of.ledger.get(self.key(of, model), of.role).await?;
+            Ok(found.map(|(answer, whose)| (answer, [whose].into())))
+        }
+    }
 
     /// The answer's numbers by position, under the keys of what stands before them.
-    fn blocks(&self, model: ModelId, answer: &Self::Answer) -> Vec<(Key, Block)>;
-}
-
-/// A draw, by its key.
-struct DrawCall<F, R>(F, PhantomData<fn() -> R>);
-
-impl<F: Fn(ModelId) -> Key + Sync, R: Drawn + Send + Sync> PaidCall for DrawCall<F, R> {
-    type Answer = R;
-
-    fn key(&self, model: ModelId) -> Key {
-        (self.0)(model)
-    }
-
-    async fn find(&self, ledger: &Ledger, model: ModelId, role: ModelRole) -> Result<Found<R>, Error> {
-        let found = ledger.get(self.key(model), role).await?;
-        Ok(found.map(|(answer, standing)| (answer, [standing].into())))
-    }
-
-    fn blocks(&self, _: ModelId, _: &R) -> Vec<(Key, Block)> {
+    fn blocks(&self, _: &Ledgered, _: ModelId, _: &Self::Answer) -> Vec<(Key, Block)> {
         Vec::new()
     }
 }
 
-/// A score with as many candidates as the model gives now. That is asked again after the answer, because the largest K
-/// may have become less meanwhile, and an answer with fewer candidates is never kept as one with more.
-struct ScoreCall<'a> {
-    job: &'a ScoreJob,
-    inner: &'a dyn Model,
-}
+impl PaidCall for GenerateRequest {
+    type Answer = Generated;
 
-impl ScoreCall<'_> {
-    fn job(&self) -> Cow<'_, ScoreJob> {
-        self.job.within(self.inner.top_k_limit())
+    fn key(&self, of: &Ledgered, model: ModelId) -> Key {
+        let top_k = of.inner.top_k_limit().unwrap_or(usize::MAX).min(self.top_k);
+        Key::of_generate(model, of.place.stage, &Self { top_k, ..self.clone() })
+    }
+
+    async fn ask(calls: &[&Self], inner: &dyn Model) -> Vec<Result<Generated, Error>> {
+        join_all(calls.iter().map(|call| inner.generate(call))).await
     }
 }
 
-impl PaidCall for ScoreCall<'_> {
+impl PaidCall for ChatRequest {
+    type Answer = ChatAnswer;
+
+    fn key(&self, of: &Ledgered, model: ModelId) -> Key {
+        Key::of_chat(model, of.place.stage, self)
+    }
+
+    async fn ask(calls: &[&Self], inner: &dyn Model) -> Vec<Result<ChatAnswer, Error>> {
+        join_all(calls.iter().map(|call| inner.chat(call))).await
+    }
+}
+
+/// A score has as many candidates as the model gives now. That is asked again after the answer, because the largest K
+/// may have become less meanwhile, and an answer with fewer candidates is never kept as one with more.
+impl PaidCall for ScoreJob {
     type Answer = Scored;
 
-    fn key(&self, model: ModelId) -> Key {
-        Key::of_score(model, &self.job())
+    fn key(&self, of: &Ledgered, model: ModelId) -> Key {
+        Key::of_score(model, &self.within(of.inner.top_k_limit()))
     }
 
-    async fn find(&self, ledger: &Ledger, model: ModelId, role: ModelRole) -> Result<Found<Scored>, Error> {
-        ledger.scores(model, &self.job(), role).await
+    async fn ask(calls: &[&Self], inner: &dyn Model) -> Vec<Result<Scored, Error>> {
+        let jobs: Vec<Self> = calls.iter().copied().cloned().collect();
+        inner.score_many(&jobs).await
     }
 
-    fn blocks(&self, model: ModelId, answer: &Scored) -> Vec<(Key, Block)> {
-        let job = self.job();
+    async fn find(&self, of: &Ledgered, model: ModelId) -> Result<Option<Found<Scored>>, Error> {
+        of.ledger.scores(model, &self.within(of.inner.top_k_limit()), of.role).await
+    }
+
+    fn blocks(&self, of: &Ledgered, model: ModelId, answer: &Scored) -> Vec<(Key, Block)> {
+        let job = self.within(of.inner.top_k_limit());
         let blocks = blocks::cut(&job, answer);
         let keys = Key::of_prefixes(model, job.tokens(), blocks.keys().copied());
         keys.into_iter().zip(blocks.into_values()).collect()
@@ -181,7 +183,7 @@ impl PaidCall for ScoreCall<'_> {
 /// What became of an answer.
 enum Kept<R> {
     /// It is in the ledger.
-    Stored(R, Standing),
+    Stored(Found<R>),
     /// It lacks a number.
     Incomplete(R, Stamp),
     /// The weights changed while it was under way, and what they were is unknown.
@@ -245,10 +247,10 @@ impl Ledgered {
 
     /// Measures the weights once more if anything waits for that; tells whether the scores handed out so far stand.
     pub async fn settle(&self) -> Result<Stands, Error> {
-        let standings = self.handed().scores.clone();
+        let handed = self.handed().scores.clone();
         let mut origins = BTreeSet::new();
-        for standing in standings {
-            origins.insert(self.origin(standing).await?);
+        for whose in handed {
+            origins.insert(self.origin(whose).await?);
         }
         let mut origins = origins.into_iter();
         match (origins.next(), origins.next()) {
@@ -265,12 +267,12 @@ impl Ledgered {
 
     /// What the weights are called that answer now, where they could be measured and are the same everywhere.
     pub fn version_now(&self) -> Option<String> {
-        self.versions.name(self.versions.stamp(Endpoints::ALL)?.model)
+        self.versions.name(self.versions.order(|it| it.stamp(Endpoints::ALL))?.model)
     }
 
     /// How many measurements of the weights have been begun.
     pub fn n_measured(&self) -> u64 {
-        self.versions.begun()
+        self.versions.order(|it| it.begun)
     }
 
     /// Whether the weights were the same all the time from when they were `unbroken_since` until `n_measured`
@@ -289,28 +291,22 @@ impl Ledgered {
     pub async fn drawn_by(&self, to_the_end: bool) -> Vec<TokenVersion> {
         let draws = std::mem::take(&mut self.handed().draws);
         let mut all = Vec::new();
-        for Draw { step, standing, told } in draws {
-            let origin =
-                if to_the_end { self.origin(standing).await.ok() } else { self.origin_now(standing) };
+        for (whose, drawn) in draws {
+            let origin = match whose {
+                Whose::Provisional(stamp) if !to_the_end => self.versions.order(|it| it.origin(stamp)),
+                whose => self.origin(whose).await.ok(),
+            };
             let version = origin.map_or(Version::Unknown, |origin| self.version(origin));
-            let named = |(span, told)| TokenVersion { step, span, version: version.clone(), told };
-            all.extend(told.into_iter().map(named));
+            all.push(TokenVersion { version, ..drawn });
         }
         all.sort_by_key(|it| (it.step, it.span.start()));
         all
     }
 
-    fn origin_now(&self, standing: Standing) -> Option<Origin> {
-        match standing {
-            Standing::Provisional(stamp) => self.versions.origin(stamp),
-            Standing::Settled(origin) => Some(origin),
-        }
-    }
-
-    async fn origin(&self, standing: Standing) -> Result<Origin, Error> {
-        match standing {
-            Standing::Provisional(stamp) => self.versions.settle(stamp).await,
-            Standing::Settled(origin) => Ok(origin),
+    async fn origin(&self, whose: Whose) -> Result<Origin, Error> {
+        match whose {
+            Whose::Provisional(stamp) => self.versions.settle(stamp).await,
+            Whose::Settled(origin) => Ok(origin),
         }
     }
 
@@ -325,44 +321,70 @@ impl Ledgered {
         }
     }
 
-    /// The stored answer, or the one `ask` gives, stored.
-    async fn once<C: PaidCall, F: Future<Output = Result<C::Answer, Error>>>(
-        &self,
-        call: &C,
-        ask: impl Fn() -> F,
-        mut n_asked: u32,
-    ) -> Result<(C::Answer, BTreeSet<Standing>), Error> {
+    /// The stored answer, or the one that is given now, stored.
+    async fn once<C: PaidCall>(&self, call: &C, mut n_asked: u32) -> Result<Found<C::Answer>, Error> {
         loop {
             self.versions.current()?;
             let models = self.versions.serving(self.home);
-            let _flight = self.ledger.flights.enter(call.key(models[0])).await;
-            if let Some(found) = self.find(call, &models).await? {
-                return Ok(found);
-            }
             n_asked += 1;
-            let answer = {
-                let _asking = self.versions.asking().await;
-                let sent = self.versions.current()?;
-                let (answer, by) = route::follow(self.home, ask()).await;
-                self.keep((sent, by), call, answer).await?
-            };
-            match answer {
-                Kept::Stored(answer, standing) => return Ok((answer, [standing].into())),
-                // The numbers that did come are good; whoever needs the others sees that they are absent.
-                Kept::Incomplete(answer, stamp) if n_asked >= ASKED_AT_MOST => {
-                    return Ok((answer, [Standing::Provisional(stamp)].into()));
+            let kept = self.once_each(&models, &[(call.key(self, models[0]), call)].into()).await;
+            for kept in kept.into_values() {
+                match kept? {
+                    Kept::Stored(found) => return Ok(found),
+                    // The numbers that did come are good; whoever needs the others sees that they are absent.
+                    Kept::Incomplete(answer, stamp) if n_asked >= ASKED_AT_MOST => {
+                        return Ok((answer, [Whose::Provisional(stamp)].into()));
+                    }
+                    Kept::Straddles if n_asked >= ASKED_AT_MOST => return Err(never_still()),
+                    Kept::Incomplete(..) => {}
+                    Kept::Straddles => self.versions.check(Patience::Brief).await?,
                 }
-                Kept::Straddles if n_asked >= ASKED_AT_MOST => return Err(never_still()),
-                Kept::Incomplete(..) => {}
-                Kept::Straddles => self.versions.check(Patience::Brief).await?,
             }
         }
     }
 
+    /// What is stored of calls under distinct keys, and for the rest what is answered now, stored. They are asked for
+    /// together, and once.
+    async fn once_each<C: PaidCall>(
+        &self,
+        models: &[ModelId],
+        calls: &BTreeMap<Key, &C>,
+    ) -> BTreeMap<Key, Result<Kept<C::Answer>, Error>> {
+        let (mut answers, mut missing, mut flights) = (BTreeMap::new(), Vec::new(), Vec::new());
+        // Keys are entered in their order by everybody, so that no two callers wait for each other.
+        for (&key, &call) in calls {
+            let flight = self.ledger.flights.enter(key).await;
+            if let Some(found) = self.find(call, models).await.transpose() {
+                answers.insert(key, found.map(Kept::Stored));
+            } else {
+                flights.push(flight);
+                missing.push((key, call));
+            }
+        }
+        if missing.is_empty() {
+            return answers;
+        }
+        let (keys, missing): (Vec<Key>, Vec<&C>) = missing.into_iter().unzip();
+        let _asking = self.versions.asking().await;
+        match self.versions.current() {
+            Ok(sent) => {
+                let (asked, by) = route::follow(self.home, C::ask(&missing, &*self.inner)).await;
+                let kept = missing.iter().zip(asked).map(|(call, it)| self.keep((sent, by), *call, it));
+                answers.extend(keys.into_iter().zip(join_all(kept).await));
+            }
+            Err(error) => answers.extend(keys.into_iter().map(|key| (key, Err(error.clone())))),
+        }
+        answers
+    }
+
     /// What is stored of one of these models.
-    async fn find<C: PaidCall>(&self, call: &C, models: &[ModelId]) -> Result<Found<C::Answer>, Error> {
+    async fn find<C: PaidCall>(
+        &self,
+        call: &C,
+        models: &[ModelId],
+    ) -> Result<Option<Found<C::Answer>>, Error> {
         for model in models {
-            if let Some(found) = call.find(&self.ledger, *model, self.role).await? {
+            if let Some(found) = call.find(self, *model).await? {
                 self.count(|it| &it.found, 1);
                 return Ok(Some(found));
             }
@@ -384,108 +406,51 @@ impl Ledgered {
         self.count(|it| &it.sent, u64::from(left));
         let answer = answer?;
         let _keeping = self.versions.keeping().await;
-        let is_still = self.versions.unbroken_since(by) <= sent;
+        let is_still = self.versions.order(|it| it.unbroken_since(by)) <= sent;
         let is_told = !self.versions.contradicts(answer.told(), by);
-        let standing = match self.versions.stamp(by) {
-            Some(stamp) if is_still && (is_told || C::Answer::IS_DRAW) => Standing::Provisional(stamp),
-            _ if C::Answer::IS_DRAW => Standing::Settled(self.versions.between(sent, by)),
+        let whose = match self.versions.order(|it| it.stamp(by)) {
+            Some(stamp) if is_still && (is_told || C::Answer::IS_DRAW) => Whose::Provisional(stamp),
+            _ if C::Answer::IS_DRAW => Whose::Settled(self.versions.order(|it| it.between(sent, by))),
             _ => {
                 self.ledger.spend(self.role, answer.usage()).await?;
                 return Ok(Kept::Straddles);
             }
         };
-        if let (false, Standing::Provisional(stamp)) = (answer.is_whole(), standing) {
+        if let (false, Whose::Provisional(stamp)) = (answer.is_whole(), whose) {
             self.ledger.spend(self.role, answer.usage()).await?;
             return Ok(Kept::Incomplete(answer, stamp));
         }
-        let (key, blocks) = (call.key(standing.model()), call.blocks(standing.model(), &answer));
-        self.ledger.put(key, standing, self.role, &answer, blocks).await?;
+        let (key, blocks) = (call.key(self, whose.model()), call.blocks(self, whose.model(), &answer));
+        self.ledger.put(key, whose, self.role, &answer, blocks).await?;
         self.count(|it| &it.paid, 1);
         self.versions.answered(answer.told(), by);
-        Ok(Kept::Stored(answer, standing))
-    }
-
-    /// Scores jobs under distinct keys: what is stored, and for the rest what is answered now, stored.
-    async fn once_many(
-        &self,
-        model: ModelId,
-        jobs: &BTreeMap<Key, &ScoreJob>,
-    ) -> BTreeMap<Key, Result<Scored, Error>> {
-        let (mut answers, mut missing, mut flights) = (BTreeMap::new(), Vec::new(), Vec::new());
-        // Keys are entered in their order by everybody, so that no two callers wait for each other.
-        for (&key, &job) in jobs {
-            let flight = self.ledger.flights.enter(key).await;
-            match self.find(&self.scoring(job), &[model]).await.transpose() {
-                Some(answer) => {
-                    answers.insert(key, answer.map(|it| self.hand_out(it)));
-                }
-                None => {
-                    flights.push(flight);
-                    missing.push((key, job));
-                }
-            }
-        }
-        let together = self.ask_together(&missing).await;
-        drop(flights);
-        let rest = missing.into_iter().zip(together).map(|((key, job), kept)| async move {
-            match kept {
-                Ok(Kept::Stored(answer, standing)) => (key, Ok(self.hand_out((answer, [standing].into())))),
-                Ok(Kept::Incomplete(..) | Kept::Straddles) => (key, self.score_again(job, 1).await),
-                Err(error) => (key, Err(error)),
-            }
-        });
-        answers.extend(join_all(rest).await);
-        answers
-    }
-
-    async fn ask_together(&self, missing: &[(Key, &ScoreJob)]) -> Vec<Result<Kept<Scored>, Error>> {
-        if missing.is_empty() {
-            return Vec::new();
-        }
-        let _asking = self.versions.asking().await;
-        let sent = match self.versions.current() {
-            Ok(sent) => sent,
-            Err(error) => return missing.iter().map(|_| Err(error.clone())).collect(),
-        };
-        let jobs: Vec<ScoreJob> = missing.iter().map(|(_, job)| (*job).clone()).collect();
-        let (scored, by) = route::follow(self.home, self.inner.score_many(&jobs)).await;
-        let kept = jobs.iter().zip(scored);
-        let kept =
-            kept.map(|(job, scored)| async move { self.keep((sent, by), &self.scoring(job), scored).await });
-        join_all(kept).await
+        Ok(Kept::Stored((answer, [whose].into())))
     }
 
     async fn score_again(&self, job: &ScoreJob, n_asked: u32) -> Result<Scored, Error> {
-        let found = self.once(&self.scoring(job), || self.inner.score(job), n_asked).await?;
+        let found = self.once(job, n_asked).await?;
         Ok(self.hand_out(found))
     }
 
     /// Takes note of whose a score is; it says so itself from now on.
-    fn hand_out(&self, (scored, standings): (Scored, BTreeSet<Standing>)) -> Scored {
-        let name = standings.first().and_then(|standing| self.versions.name(standing.model()));
+    fn hand_out(&self, (scored, whose): Found<Scored>) -> Scored {
+        let name = whose.first().and_then(|it| self.versions.name(it.model()));
         let version = name.or(scored.version);
-        self.handed().scores.extend(standings);
+        self.handed().scores.extend(whose);
         Scored { version, ..scored }
     }
 
-    fn note_draw(&self, place: &Place, generated: &Generated, standing: Standing) {
+    fn note_draw(&self, place: &Place, generated: &Generated, whose: Whose) {
         let all = TokenSpan::at(0, generated.tokens.len());
         let told: Vec<_> = generated.versions.iter().map(|it| (it.span, Some(it.version.clone()))).collect();
         let told = if told.is_empty() { vec![(all, None)] } else { told };
-        self.handed().draws.push(Draw { step: place.step, standing, told });
+        let (step, version) = (place.step, Version::Unknown);
+        let drawn = |(span, told)| (whose, TokenVersion { step, span, version: version.clone(), told });
+        self.handed().draws.extend(told.into_iter().map(drawn));
     }
 
     fn handed(&self) -> MutexGuard<'_, Handed> {
         self.handed.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn scoring<'a>(&'a self, job: &'a ScoreJob) -> ScoreCall<'a> {
-        ScoreCall { job, inner: &*self.inner }
-    }
-
-    fn generate_key(&self, model: ModelId, request: &GenerateRequest) -> Key {
-        let top_k = self.inner.top_k_limit().unwrap_or(usize::MAX).min(request.top_k);
-        Key::of_generate(model, self.place.stage, &GenerateRequest { top_k, ..request.clone() })
     }
 
     fn seeded(&self, sampling: &Sampling, place: &Place) -> Sampling {
@@ -503,10 +468,9 @@ impl Model for Ledgered {
     async fn generate(&self, request: &GenerateRequest) -> Result<Generated, Error> {
         let sampling = self.seeded(&request.sampling, &request.place);
         let request = GenerateRequest { sampling, ..request.clone() };
-        let call = DrawCall(|model| self.generate_key(model, &request), PhantomData);
-        let (generated, standings) = self.once(&call, || self.inner.generate(&request), 0).await?;
+        let (generated, whose) = self.once(&request, 0).await?;
         // A draw has one.
-        standings.into_iter().for_each(|standing| self.note_draw(&request.place, &generated, standing));
+        whose.into_iter().for_each(|it| self.note_draw(&request.place, &generated, it));
         Ok(generated)
     }
 
@@ -520,17 +484,24 @@ impl Model for Ledgered {
             // Who answers one of them decides only about that one.
             return join_all(jobs.iter().map(|job| self.score(job))).await;
         };
-        let keys: Vec<Key> = jobs.iter().map(|job| self.scoring(job).key(model)).collect();
+        let keys: Vec<Key> = jobs.iter().map(|job| job.key(self, model)).collect();
         let distinct: BTreeMap<Key, &ScoreJob> = keys.iter().copied().zip(jobs).collect();
-        let answers = self.once_many(model, &distinct).await;
+        let kept = self.once_each(&serving, &distinct).await.into_iter();
+        let answers = kept.zip(distinct.into_values()).map(|((key, kept), job)| async move {
+            match kept {
+                Ok(Kept::Stored(found)) => (key, Ok(self.hand_out(found))),
+                Ok(Kept::Incomplete(..) | Kept::Straddles) => (key, self.score_again(job, 1).await),
+                Err(error) => (key, Err(error)),
+            }
+        });
+        let answers: BTreeMap<Key, Result<Scored, Error>> = join_all(answers).await.into_iter().collect();
         keys.iter().map(|key| answers[key].clone()).collect()
     }
 
     async fn chat(&self, request: &ChatRequest) -> Result<ChatAnswer, Error> {
         let sampling = self.seeded(&request.sampling, &request.place);
         let request = ChatRequest { sampling, ..request.clone() };
-        let call = DrawCall(|model| Key::of_chat(model, self.place.stage, &request), PhantomData);
-        Ok(self.once(&call, || self.inner.chat(&request), 0).await?.0)
+        Ok(self.once(&request, 0).await?.0)
     }
 
     fn limits(&self) -> &Limits {
@@ -542,7 +513,7 @@ impl Model for Ledgered {
     }
 
     fn unbroken_since(&self) -> u64 {
-        self.versions.unbroken_since(Endpoints::ALL)
+        self.versions.order(|it| it.unbroken_since(Endpoints::ALL))
     }
 }
 
@@ -689,7 +660,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (ledger, model) = (open(dir.path()), Arithmetic::new(0.1));
         let (judge, _) = ledgered(&ledger, &model).await;
-        let id = judge.versions.stamp(Endpoints::ALL).unwrap().model;
+        let id = judge.versions.order(|it| it.stamp(Endpoints::ALL)).unwrap().model;
         let teacher = kept_for(ModelRole::Teacher, &ledger, Arc::<Arithmetic>::clone(&model), id);
         let first = judge.score(&job(&[1, 2, 3])).await.unwrap();
         assert_eq!(teacher.score(&job(&[1, 2, 3])).await.unwrap().spans, first.spans);
@@ -699,7 +670,7 @@ mod tests {
         assert_eq!(paid, [1, 1], "what either paid is counted");
         // The teacher's measurement settles its own, which everybody may then use.
         ledger.settle(ModelRole::Judge, u64::MAX >> 1).await.unwrap();
-        assert!(judge.find(&judge.scoring(&job(&[1, 2, 3])), &[id]).await.unwrap().is_none());
+        assert!(judge.find(&job(&[1, 2, 3]), &[id]).await.unwrap().is_none());
         ledger.settle(ModelRole::Teacher, u64::MAX >> 1).await.unwrap();
         let found = judge.score(&job(&[1, 2, 3])).await.unwrap();
         assert_eq!((found.spans, asked(&model)), (first.spans, 2));
@@ -863,7 +834,7 @@ mod tests {
                 .await
                 .0
                 .versions
-                .stamp(Endpoints::ALL)
+                .order(|it| it.stamp(Endpoints::ALL))
                 .unwrap()
                 .model;
             ledger.resume(ModelRole::Judge, &[id]).await.unwrap();
@@ -883,7 +854,8 @@ mod tests {
         let (healthy, _) = ledgered(&ledger, &model).await;
         let limits = model.limits.clone();
         let broken = Arc::new(Arithmetic { weights: 0.1, asked: AtomicU64::new(0), broken: true, limits });
-        let failing = kept(&ledger, broken, healthy.versions.stamp(Endpoints::ALL).unwrap().model);
+        let failing =
+            kept(&ledger, broken, healthy.versions.order(|it| it.stamp(Endpoints::ALL)).unwrap().model);
         assert!(failing.score(&job(&[1, 2])).await.is_err());
         healthy.score(&job(&[1, 2])).await.unwrap();
         assert_eq!(asked(&model), 1);
@@ -1004,7 +976,7 @@ mod tests {
             let found = found[usize::from(is_other.load(Ordering::SeqCst))].clone();
             Box::pin(async move { Ok(found) })
         });
-        Gauge { server: "s".into(), measure, expected, noise: 0.0, checks: Checks::default() }
+        Gauge { server: "s".into(), measure, expected, noise: 0.0, n_measured: 0 }
     }
 
     #[tokio::test]
@@ -1066,7 +1038,13 @@ mod tests {
             let dir = tempfile::tempdir().unwrap();
             let arithmetic = Arithmetic::new(0.1);
             let ledger = open(dir.path());
-            let id = ledgered(&ledger, &arithmetic).await.0.versions.stamp(Endpoints::ALL).unwrap().model;
+            let id = ledgered(&ledger, &arithmetic)
+                .await
+                .0
+                .versions
+                .order(|it| it.stamp(Endpoints::ALL))
+                .unwrap()
+                .model;
             let inner = Arc::new(Lacking { inner: Arc::clone(&arithmetic), left: AtomicU64::new(lacks) });
             let ledgered = kept(&ledger, inner, id);
             let score = async || match together {

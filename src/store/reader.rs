@@ -7,6 +7,7 @@ use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
+use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 use toml::Table;
 
@@ -40,10 +41,7 @@ impl RunReader {
 
     /// What became of the stages that ended; empty before the first.
     pub fn summary(&self) -> io::Result<Map<String, Value>> {
-        match or_nothing(fs::read_to_string(self.dir.join(SUMMARY)))?.as_str() {
-            "" => Ok(Map::new()),
-            text => serde_json::from_str(text).map_err(io::Error::other),
-        }
+        Ok(json(&self.dir.join(SUMMARY))?.unwrap_or_default())
     }
 
     /// What happened behind the first `at` bytes of the journal, and how many bytes there are then.
@@ -82,11 +80,15 @@ impl RunReader {
 
     /// An episode's scores through a lens, named with its placement.
     pub fn scores(&self, id: &str, lens: &str) -> io::Result<Option<Value>> {
-        let path = self.dir.join(EPISODES).join(file_name(id)).join(scores_file(lens));
-        match or_nothing(fs::read_to_string(path))?.as_str() {
-            "" => Ok(None),
-            text => serde_json::from_str(text).map(Some).map_err(io::Error::other),
-        }
+        json(&self.dir.join(EPISODES).join(file_name(id)).join(scores_file(lens)))
+    }
+}
+
+/// What a JSON file holds; nothing while there is none.
+fn json<T: DeserializeOwned>(path: &Path) -> io::Result<Option<T>> {
+    match or_nothing(fs::read(path))?.as_slice() {
+        [] => Ok(None),
+        text => serde_json::from_slice(text).map(Some).map_err(io::Error::other),
     }
 }
 

@@ -22,6 +22,9 @@ pub trait Record: Sized {
     /// The bytes to store.
     fn encode(&self) -> Vec<u8>;
 
+    /// What was stored; none where the bytes are something else.
+    fn decode(bytes: &[u8]) -> Option<Self>;
+
     /// What it cost.
     fn usage(&self) -> Usage;
 
@@ -34,12 +37,6 @@ pub trait Record: Sized {
     fn told(&self) -> Option<&str> {
         None
     }
-}
-
-/// What was drawn is stored as a whole.
-pub trait Drawn: Record {
-    /// What was stored; none where the bytes are something else.
-    fn decode(bytes: &[u8]) -> Option<Self>;
 }
 
 /// Plain structs always serialise.
@@ -131,6 +128,10 @@ impl Record for Scored {
         Vec::new()
     }
 
+    fn decode(_: &[u8]) -> Option<Self> {
+        None
+    }
+
     fn usage(&self) -> Usage {
         self.usage
     }
@@ -170,16 +171,6 @@ impl Record for Generated {
         })
     }
 
-    fn usage(&self) -> Usage {
-        self.usage
-    }
-
-    fn told(&self) -> Option<&str> {
-        self.versions.last().map(|it| it.version.as_str())
-    }
-}
-
-impl Drawn for Generated {
     fn decode(bytes: &[u8]) -> Option<Self> {
         let StoredGenerated { usage, finish, versions, tokens } = read(bytes)?;
         let version = |(version, start, len)| ToldVersion { version, span: TokenSpan::at(start, len) };
@@ -189,6 +180,14 @@ impl Drawn for Generated {
         };
         let tokens = tokens.into_iter().map(token).collect::<Option<_>>()?;
         Some(Self { tokens, finish, versions: versions.into_iter().map(version).collect(), usage })
+    }
+
+    fn usage(&self) -> Usage {
+        self.usage
+    }
+
+    fn told(&self) -> Option<&str> {
+        self.versions.last().map(|it| it.version.as_str())
     }
 }
 
@@ -210,16 +209,14 @@ impl Record for ChatAnswer {
         written(&StoredChat { usage: self.usage, finish: self.finish.clone(), message })
     }
 
-    fn usage(&self) -> Usage {
-        self.usage
-    }
-}
-
-impl Drawn for ChatAnswer {
     fn decode(bytes: &[u8]) -> Option<Self> {
         let StoredChat { usage, finish, message } = read(bytes)?;
         let message = messages::from_json(&serde_json::from_str(&message).ok()?).ok()?;
         Some(Self { message, finish, usage })
+    }
+
+    fn usage(&self) -> Usage {
+        self.usage
     }
 }
 
@@ -232,7 +229,7 @@ mod tests {
     use serde_json::{Map, Value};
     use std::fmt::Debug;
 
-    fn check<R: Drawn + PartialEq + Debug>(record: &R) {
+    fn check<R: Record + PartialEq + Debug>(record: &R) {
         assert_eq!(&R::decode(&record.encode()).unwrap(), record);
     }
 

@@ -25,14 +25,14 @@ pub enum Origin {
 
 /// What is known of that so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Standing {
+pub enum Whose {
     /// No measurement has come after it yet.
     Provisional(Stamp),
     /// It is known.
     Settled(Origin),
 }
 
-impl Standing {
+impl Whose {
     /// The version that the answer was sent to, as far as was known.
     pub fn model(self) -> ModelId {
         match self {

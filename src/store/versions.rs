@@ -66,8 +66,8 @@ pub struct Gauge {
     pub expected: Fingerprint,
     /// How much it differed from itself meanwhile.
     pub noise: f64,
-    /// What finding that out has cost.
-    pub checks: Checks,
+    /// How often it was measured to find that out.
+    pub n_measured: u64,
 }
 
 /// What measuring has cost and shown.
@@ -81,13 +81,6 @@ pub struct Checks {
     pub changes: u64,
     /// The mean difference of logprobs from which on a change is seen.
     pub smallest_change: f64,
-}
-
-impl Checks {
-    fn and(self, other: &Self) -> Self {
-        let (requests, tokens) = (self.requests + other.requests, self.tokens + other.tokens);
-        Self { requests, tokens, ..self }
-    }
 }
 
 /// The versions of one model over one run.
@@ -108,8 +101,8 @@ pub struct Versions {
 
 struct Knowledge {
     order: Order,
-    expected: Vec<Fingerprint>,
-    noise: Vec<f64>,
+    /// What each endpoint gave last, and how much it differs from itself.
+    expected: Vec<(Fingerprint, f64)>,
     names: HashMap<ModelId, String>,
     checks: Checks,
     /// Since the last measurement.
@@ -144,10 +137,13 @@ impl Versions {
     ) -> Arc<Self> {
         let state = Knowledge {
             order: Order::new(models),
-            expected: gauges.iter().map(|it| it.expected.clone()).collect(),
-            noise: gauges.iter().map(|it| it.noise).collect(),
+            expected: gauges.iter().map(|it| (it.expected.clone(), it.noise)).collect(),
             names,
-            checks: gauges.iter().fold(Checks::default(), |all, it| all.and(&it.checks)),
+            checks: Checks {
+                requests: gauges.iter().map(|it| it.n_measured).sum(),
+                tokens: gauges.iter().map(|it| it.n_measured * it.expected.probe.len() as u64).sum(),
+                ..Checks::default()
+            },
             answers: 0,
             since: Instant::now(),
             disruptions: transport.as_ref().map_or(0, Transport::disruptions),
@@ -166,9 +162,9 @@ impl Versions {
         state.stopped_by.clone().map_or(Ok(state.order.begun), Err)
     }
 
-    /// How many measurements have been begun.
-    pub fn begun(&self) -> u64 {
-        self.lock().order.begun
+    /// What `ask` finds in the order of measurements and changes.
+    pub(super) fn order<T>(&self, ask: impl FnOnce(&Order) -> T) -> T {
+        ask(&self.lock().order)
     }
 
     /// The versions that a call may be answered by now: its home's, or those of all endpoints.
@@ -183,23 +179,6 @@ impl Versions {
     /// Whether endpoints may have different versions.
     pub fn may_differ(&self) -> bool {
         self.gauges.len() > 1 && self.rules.new_weights == NewWeights::Continue
-    }
-
-    /// What an answer is stamped with that comes in now from these endpoints; none if they have different versions.
-    pub fn stamp(&self, by: Endpoints) -> Option<Stamp> {
-        self.lock().order.stamp(by)
-    }
-
-    /// What a draw is of that was sent when so many measurements had been begun, and came in from these endpoints after
-    /// a change.
-    pub fn between(&self, sent: u64, by: Endpoints) -> Origin {
-        self.lock().order.between(sent, by)
-    }
-
-    /// The first measurement after the last doubt about these endpoints. What was sent before it and came in after is
-    /// of nobody knows whom.
-    pub fn unbroken_since(&self, by: Endpoints) -> u64 {
-        self.lock().order.unbroken_since(by)
     }
 
     /// Whether nothing at all was in doubt from then on until so many measurements had been begun; waits until that is
@@ -218,7 +197,7 @@ impl Versions {
     /// What measuring has cost and shown so far; nothing where weights cannot change, or cannot be measured.
     pub fn checks(&self) -> Option<Checks> {
         let state = self.lock();
-        let smallest_change = state.noise.iter().copied().map(tolerance).fold(0.0, f64::max);
+        let smallest_change = state.expected.iter().map(|it| tolerance(it.1)).fold(0.0, f64::max);
         (!self.gauges.is_empty()).then_some(Checks { smallest_change, ..state.checks })
     }
 
@@ -236,7 +215,7 @@ impl Versions {
     pub fn contradicts(&self, told: Option<&str>, by: Endpoints) -> bool {
         let state = self.lock();
         let mut expected = (0..).zip(&state.expected).filter(|(idx, _)| by.contain(*idx));
-        told.is_some() && expected.any(|(_, it)| it.identity.weights.as_deref() != told)
+        told.is_some() && expected.any(|(_, (it, _))| it.identity.weights.as_deref() != told)
     }
 
     /// Takes note of an answer, and measures again beside the work when it is time.
@@ -290,11 +269,6 @@ impl Versions {
         }
         self.measure(Patience::Full).await?;
         Ok(now())
-    }
-
-    /// Which weights an answer came from, if that is known by now.
-    pub fn origin(&self, stamp: Stamp) -> Option<Origin> {
-        self.lock().order.origin(stamp)
     }
 
     async fn measure(&self, patience: Patience) -> Result<(), Error> {
@@ -357,34 +331,19 @@ impl Versions {
         read: Result<Fingerprint, Error>,
         patience: Patience,
     ) -> Result<Finding, Error> {
-        let (expected, noise) = {
-            let state = self.lock();
-            (state.expected[idx].clone(), state.noise[idx])
-        };
-        match read {
-            Ok(found) if found.agrees(&expected, noise) => Ok(Finding::Same),
+        let (expected, noise) = self.lock().expected[idx].clone();
+        let by = match read {
+            Ok(found) if found.agrees(&expected, noise) => return Ok(Finding::Same),
             // A server that names its new weights needs no further witness.
-            Ok(found) if found.identity != expected.identity => Ok(Finding::Changed(Some(found))),
-            Ok(found) => {
-                self.confirm(idx, &expected, noise, found.mean_difference(&expected), patience).await
-            }
-            Err(error) if error.may_pass() => Ok(Finding::Gone),
+            Ok(found) if found.identity != expected.identity => return Ok(Finding::Changed(Some(found))),
+            Ok(found) => found.mean_difference(&expected),
+            Err(error) if error.may_pass() => return Ok(Finding::Gone),
             // The same model would take the same text.
-            Err(Error::Refused { .. }) => Ok(Finding::Changed(None)),
-            Err(error) => Err(error),
-        }
-    }
-
-    /// Measures twice more: what both of them do not confirm was noise. Where a change would end the run nothing else
-    /// is under way meanwhile, so that company cannot be the reason.
-    async fn confirm(
-        &self,
-        idx: usize,
-        expected: &Fingerprint,
-        noise: f64,
-        by: Option<f64>,
-        patience: Patience,
-    ) -> Result<Finding, Error> {
+            Err(Error::Refused { .. }) => return Ok(Finding::Changed(None)),
+            Err(error) => return Err(error),
+        };
+        // What two more measurements do not both confirm was noise. Where a change would end the run nothing else is
+        // under way meanwhile, so that company cannot be the reason.
         let _quiet = match self.rules.new_weights {
             NewWeights::Stop => Some(self.asking.write().await),
             NewWeights::Continue => None,
@@ -392,8 +351,8 @@ impl Versions {
         let mut last = None;
         for _ in 0..2 {
             let again = self.read(idx, patience).await?;
-            if again.agrees(expected, noise) {
-                let noise = &mut self.lock().noise[idx];
+            if again.agrees(&expected, noise) {
+                let noise = &mut self.lock().expected[idx].1;
                 *noise = noise.max(by.unwrap_or(0.0));
                 return Ok(Finding::Same);
             }
@@ -422,13 +381,10 @@ impl Versions {
 
     /// An endpoint has other weights; `new` says which, unless it does not even take the probe text.
     async fn change(&self, idx: usize, new: Option<Fingerprint>) -> Result<(), Error> {
-        let (old, noise, before) = {
-            let state = self.lock();
-            (state.expected[idx].clone(), state.noise[idx], state.order.model(idx))
-        };
+        let (old, noise) = self.lock().expected[idx].clone();
         let model = match &new {
             Some(new) => self.ledger.identify(new, noise).await?.0,
-            None => before,
+            None => self.order(|it| it.model(idx)),
         };
         let _keeping = self.keeping.write().await;
         self.ledger.doubt(self.role, Endpoints::one(idx), model).await?;
@@ -441,7 +397,7 @@ impl Versions {
         }
         if let Some(new) = new {
             state.names.extend(new.version().map(|name| (model, name)));
-            state.expected[idx] = new;
+            state.expected[idx].0 = new;
         }
         Ok(())
     }
@@ -465,9 +421,9 @@ pub fn reason(new: Option<&Fingerprint>, old: &Fingerprint) -> String {
 
 /// The order of measurements and changes, by which an answer's origin is known.
 #[derive(Debug, PartialEq, Eq)]
-struct Order {
+pub(super) struct Order {
     /// Measurements that were begun.
-    begun: u64,
+    pub(super) begun: u64,
     endpoints: Vec<Line>,
 }
 
@@ -500,13 +456,16 @@ impl Order {
         self.endpoints[idx].current
     }
 
-    fn stamp(&self, by: Endpoints) -> Option<Stamp> {
+    /// What an answer is stamped with that comes in now from these endpoints; none if they have different versions.
+    pub(super) fn stamp(&self, by: Endpoints) -> Option<Stamp> {
         let mut models = self.lines(by).map(|it| it.current);
         let model = models.next()?;
         models.all(|it| it == model).then_some(Stamp { after: self.begun, by, model })
     }
 
-    fn unbroken_since(&self, by: Endpoints) -> u64 {
+    /// The first measurement after the last doubt about these endpoints. What was sent before it and came in after is
+    /// of nobody knows whom.
+    pub(super) fn unbroken_since(&self, by: Endpoints) -> u64 {
         self.lines(by).filter_map(|it| it.doubts.last()).map(|it| it.0.end).max().unwrap_or(0)
     }
 
@@ -534,7 +493,9 @@ impl Order {
         (line.settled, line.current) = (self.begun, model);
     }
 
-    fn between(&self, sent: u64, by: Endpoints) -> Origin {
+    /// What a draw is of that was sent when so many measurements had been begun, and came in from these endpoints after
+    /// a change.
+    pub(super) fn between(&self, sent: u64, by: Endpoints) -> Origin {
         let at = |line: &Line| line.doubts.iter().find(|it| it.0.end > sent).map_or(line.current, |it| it.1);
         let (before, after) = (self.lines(by).next().map(at), self.lines(by).last().map(|it| it.current));
         // Somebody has answered, so there is a line.
@@ -547,7 +508,8 @@ impl Order {
         self.lines(by).all(|it| after < it.settled)
     }
 
-    fn origin(&self, stamp: Stamp) -> Option<Origin> {
+    /// Which weights an answer came from, if that is known by now.
+    pub(super) fn origin(&self, stamp: Stamp) -> Option<Origin> {
         let mut doubts = self.lines(stamp.by).flat_map(|it| &it.doubts);
         match doubts.find(|it| it.0.contains(&stamp.after)) {
             Some(&(_, before, after)) => Some(Origin::Between(before, after)),
@@ -614,7 +576,7 @@ mod tests {
             let found = found.clone();
             Box::pin(async move { Ok(found) })
         });
-        let gauge = Gauge { server: "s".into(), measure, expected, noise: 0.0, checks: Checks::default() };
+        let gauge = Gauge { server: "s".into(), measure, expected, noise: 0.0, n_measured: 0 };
         let rules = WeightRules { answers: 3, time: Duration::from_secs(60), ..WeightRules::default() };
         let (role, known) = (ModelRole::Teacher, (vec![OLD], HashMap::new()));
         let versions = Versions::new(ledger, role, rules, None, vec![gauge], known);
@@ -626,7 +588,10 @@ mod tests {
             versions.answered(None, ONE);
             measurements.recv().await.unwrap();
             // What this one shows is waited for.
-            versions.settle(Stamp { after: versions.begun() - 1, by: ONE, model: OLD }).await.unwrap();
+            versions
+                .settle(Stamp { after: versions.order(|it| it.begun) - 1, by: ONE, model: OLD })
+                .await
+                .unwrap();
             versions.lock().is_checking = false;
         }
         tokio::time::advance(Duration::from_secs(59)).await;

@@ -8,33 +8,24 @@ use std::path::PathBuf;
 use super::TaskError;
 use crate::hf::{HubError, HuggingFace, Repo, is_part};
 
-/// A dataset of the hub: `owner/name`, or `owner/name:config` for one of its configurations.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct DatasetName<'a> {
-    repo: &'a str,
-    config: Option<&'a str>,
-}
-
-impl<'a> DatasetName<'a> {
-    /// Reads a name; none when it is no name the hub would take.
-    fn parse(text: &'a str) -> Option<Self> {
-        let (repo, config) = text.split_once(':').map_or((text, None), |(repo, config)| (repo, Some(config)));
-        let is_fine = repo.split('/').count() <= 2 && repo.split('/').chain(config).all(is_part);
-        is_fine.then_some(Self { repo, config })
-    }
+/// A dataset on the hub: `owner/name`, or `owner/name:config`.
+fn parse(text: &str) -> Option<(&str, Option<&str>)> {
+    let (repo, config) = text.split_once(':').map_or((text, None), |(repo, config)| (repo, Some(config)));
+    let is_fine = repo.split('/').count() <= 2 && repo.split('/').chain(config).all(is_part);
+    is_fine.then_some((repo, config))
 }
 
 /// The Parquet files of one split of a dataset, as local copies in order. Those of the newest commit are fetched once.
 pub async fn parquet_files(hub: &HuggingFace, name: &str, split: &str) -> Result<Vec<PathBuf>, TaskError> {
-    let name = DatasetName::parse(name).ok_or_else(|| TaskError::BadName(name.to_owned()))?;
-    let repo = Repo::dataset(name.repo);
+    let (name, config) = parse(name).ok_or_else(|| TaskError::BadName(name.to_owned()))?;
+    let repo = Repo::dataset(name);
     let listing = hub.files(&repo).await.map_err(|error| match error {
-        HubError::NotFound { .. } => TaskError::NoParquet(name.repo.to_owned()),
+        HubError::NotFound { .. } => TaskError::NoParquet(name.to_owned()),
         other => other.into(),
     })?;
     let repo = repo.at(&listing.commit);
     let mut paths = Vec::new();
-    for file in choose(&listing.files, &name, split)? {
+    for file in choose(&listing.files, (name, config), split)? {
         paths.push(hub.fetch(&repo, file, &|_, _| {}).await?);
     }
     Ok(paths)
@@ -48,12 +39,16 @@ fn place(path: &str) -> Option<(&str, &str)> {
 }
 
 /// The files of a split: of the configuration that was named, else of the default one, else of the first that has it.
-fn choose<'f>(files: &'f [String], name: &DatasetName<'_>, split: &str) -> Result<Vec<&'f str>, TaskError> {
+fn choose<'f>(
+    files: &'f [String],
+    (name, config): (&str, Option<&str>),
+    split: &str,
+) -> Result<Vec<&'f str>, TaskError> {
     let placed = || files.iter().filter_map(|file| Some((place(file)?, file.as_str())));
     let configs: Vec<&str> =
         placed().filter(|((_, of), _)| *of == split).map(|((config, _), _)| config).collect();
     let default = || configs.iter().find(|it| **it == "default").or(configs.first()).copied();
-    let config = name.config.or_else(default);
+    let config = config.or_else(default);
     let mut chosen: Vec<&str> =
         placed().filter(|(at, _)| config.is_some_and(|it| *at == (it, split))).map(|it| it.1).collect();
     chosen.sort_unstable();
@@ -63,7 +58,7 @@ fn choose<'f>(files: &'f [String], name: &DatasetName<'_>, split: &str) -> Resul
     let mut available: Vec<String> =
         placed().map(|((config, split), _)| format!("{config}/{split}")).collect();
     available.dedup();
-    let (name, split, available) = (name.repo.to_owned(), split.to_owned(), available.join(", "));
+    let (name, split, available) = (name.to_owned(), split.to_owned(), available.join(", "));
     Err(TaskError::NoSplit { name, split, available })
 }
 
@@ -74,7 +69,6 @@ mod tests {
 
     #[test]
     fn names_cannot_lead_elsewhere() {
-        let parse = |text| DatasetName::parse(text).map(|it| (it.repo, it.config));
         assert_eq!(parse("owner/name"), Some(("owner/name", None)));
         assert_eq!(parse("name:main"), Some(("name", Some("main"))));
         for bad in ["", "a/b/c", "../x", "a/..", "a b", "a/b:", "a/b:../c", "a?b", "/a"] {
@@ -91,7 +85,7 @@ mod tests {
             "default/partial-test/0000.parquet",
         ];
         let files = files.map(str::to_owned);
-        let chosen = choose(&files, &DatasetName::parse(name).unwrap(), split);
+        let chosen = choose(&files, parse(name).unwrap(), split);
         let chosen = chosen.map_err(|error| error.to_string().lines().next().unwrap().to_owned());
         assert_eq!(chosen.as_deref().map_err(String::as_str), expected);
     }

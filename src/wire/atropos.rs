@@ -79,37 +79,8 @@ pub fn read(json: &Map<String, Value>, group_id: &str) -> Result<Vec<Result<Epis
         let (masks, scores) = (masks.len(), scores.len());
         return Err(Fault::new(format_args!("there are {n} token lists, {masks} masks and {scores} scores")));
     }
-    let episode = |idx| episode(&Sequence::read(json, idx)?, format!("{group_id}/{idx}"), task.clone());
+    let episode = |idx| episode(json, idx, format!("{group_id}/{idx}"), task.clone());
     Ok((0..n).map(episode).collect())
-}
-
-/// One sequence of a group, as far as an episode is made of it.
-struct Sequence<'j> {
-    tokens: Vec<TokenId>,
-    masks: Vec<i64>,
-    score: f64,
-    logprobs: Vec<Option<Logprob>>,
-    messages: Option<&'j Value>,
-}
-
-impl<'j> Sequence<'j> {
-    fn read(json: &'j Map<String, Value>, idx: usize) -> Result<Self, Fault> {
-        let token = |it: &Value| it.as_u64().and_then(|id| TokenId::try_from(id).ok());
-        let score = &json["scores"][idx];
-        // At masked positions the logprob is 1.0, which is none.
-        let logprob = |it: &Value| Some(it.as_f64().and_then(|it| Logprob::new(it).ok()));
-        let logprobs = json.get("inference_logprobs").and_then(|all| all.get(idx)).filter(|it| !it.is_null());
-        let logprobs = logprobs
-            .map(|row| row_of("inference_logprobs", idx, row, "a number or null", logprob))
-            .transpose()?;
-        Ok(Self {
-            tokens: row_of("tokens", idx, &json["tokens"][idx], "a token id", token)?,
-            masks: row_of("masks", idx, &json["masks"][idx], "a token id or -100", Value::as_i64)?,
-            score: score.as_f64().ok_or_else(|| wrong(&format!("scores[{idx}]"), "a number", score))?,
-            logprobs: logprobs.unwrap_or_default(),
-            messages: json.get("messages").and_then(|all| all.get(idx)).filter(|it| !it.is_null()),
-        })
-    }
 }
 
 /// The items of one sequence's list under `key`, each of which must be `expected`.
@@ -127,19 +98,36 @@ fn row_of<T>(
     items.iter().enumerate().map(read).collect()
 }
 
-fn episode(sequence: &Sequence<'_>, id: String, task: Option<String>) -> Result<Episode, Fault> {
+/// One sequence of a group, as far as an episode is made of it.
+fn episode(
+    json: &Map<String, Value>,
+    idx: usize,
+    id: String,
+    task: Option<String>,
+) -> Result<Episode, Fault> {
+    let given = |key: &str| json.get(key).and_then(|all| all.get(idx)).filter(|it| !it.is_null());
+    // At masked positions the logprob is 1.0, which is none.
+    let logprob = |it: &Value| Some(it.as_f64().and_then(|it| Logprob::new(it).ok()));
+    let logprobs = given("inference_logprobs")
+        .map(|row| row_of("inference_logprobs", idx, row, "a number or null", logprob))
+        .transpose()?
+        .unwrap_or_default();
+    let token = |it: &Value| it.as_u64().and_then(|id| TokenId::try_from(id).ok());
+    let tokens = row_of("tokens", idx, &json["tokens"][idx], "a token id", token)?;
+    let masks = row_of("masks", idx, &json["masks"][idx], "a token id or -100", Value::as_i64)?;
+    let score = &json["scores"][idx];
+    let reward = score.as_f64().ok_or_else(|| wrong(&format!("scores[{idx}]"), "a number", score))?;
     let none = "there are no messages, so no outcome can be shown; export the groups with messages";
-    let messages = sequence.messages.ok_or_else(|| Fault::new(none))?;
-    let messages = list_from_json(messages).map_err(Fault::new)?;
+    let messages = list_from_json(given("messages").ok_or_else(|| Fault::new(none))?).map_err(Fault::new)?;
     let mut episode = Episode::new(id, task_of(task, &messages), messages);
-    episode.outcome = Ok(Outcome { reward: sequence.score, components: Vec::new() });
+    episode.outcome = Ok(Outcome { reward, components: Vec::new() });
     episode.progress.plan = submitted_plan(&episode.messages, &[]);
     let mut steps = steps_of(&episode.messages);
-    if let Some(spans) = action_spans(sequence, steps.len())? {
-        episode.sequences = vec![sequence.tokens.clone()];
+    if let Some(spans) = action_spans(tokens.len(), &masks, steps.len())? {
+        episode.sequences = vec![tokens];
         episode.token_source = TokenSource::Exact;
         for (step, span) in steps.iter_mut().rev().zip(spans.into_iter().rev()) {
-            let logprobs = sequence.logprobs.get(span.range()).unwrap_or(&[]).to_vec();
+            let logprobs = logprobs.get(span.range()).unwrap_or(&[]).to_vec();
             step.tokens = Some(ActionTokens { sequence: 0, span, logprobs, top: Vec::new() });
         }
     }
@@ -148,10 +136,9 @@ fn episode(sequence: &Sequence<'_>, id: String, task: Option<String>) -> Result<
 }
 
 /// The trained stretches, when it is clear which steps they are: one for each, or one for the last.
-fn action_spans(sequence: &Sequence<'_>, n_steps: usize) -> Result<Option<Vec<TokenSpan>>, Fault> {
-    let (tokens, masks) = (&sequence.tokens, &sequence.masks);
-    if tokens.len() != masks.len() {
-        return Err(Fault::new(format_args!("there are {} tokens and {} masks", tokens.len(), masks.len())));
+fn action_spans(n_tokens: usize, masks: &[i64], n_steps: usize) -> Result<Option<Vec<TokenSpan>>, Fault> {
+    if n_tokens != masks.len() {
+        return Err(Fault::new(format_args!("there are {n_tokens} tokens and {} masks", masks.len())));
     }
     let mut spans: Vec<TokenSpan> = Vec::new();
     for at in (0..masks.len()).filter(|at| masks[*at] != MASKED) {

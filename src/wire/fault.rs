@@ -9,7 +9,8 @@ use backsight_core::episode::Subtask;
 use backsight_core::subtasks::read_plan;
 
 /// A reason, and the line it was found on where lines mean something.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{}{why}", line.map(|line| format!("line {line}: ")).unwrap_or_default())]
 pub struct Fault {
     /// From 1.
     pub line: Option<usize>,
@@ -39,17 +40,6 @@ impl Fault {
         Self { line: self.line.or(Some(line)), ..self }
     }
 }
-
-impl fmt::Display for Fault {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.line {
-            Some(line) => write!(f, "line {line}: {}", self.why),
-            None => f.write_str(&self.why),
-        }
-    }
-}
-
-impl std::error::Error for Fault {}
 
 /// What serde_json says, without the line it says it about.
 fn reason(error: &serde_json::Error) -> String {

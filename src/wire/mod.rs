@@ -31,8 +31,9 @@ use serde::{Deserialize, Serialize};
 
 use backsight_core::episode::Message;
 use backsight_core::model::{ChatAnswer, Finish, SampledToken, Usage};
+use backsight_core::needed::{Candidate, token_score};
 use backsight_core::score::TokenScore;
-use backsight_core::tokens::TokenId;
+use backsight_core::tokens::TopK;
 
 /// One value for all prompts, or one for each.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -79,9 +80,26 @@ fn chat_answer(message: Message, word: Option<&str>, usage: Usage) -> ChatAnswer
     ChatAnswer { message, finish, usage }
 }
 
-/// A sampled token. What is no logprob is absent.
-fn sampled(id: TokenId, score: TokenScore) -> SampledToken {
-    SampledToken { id, logprob: score.logprob.ok(), top: score.top }
+/// Sampled tokens with their own logprobs and the rows of their alternatives, `top_k` in each; `check` refuses a row that
+/// contradicts itself. What is no logprob is absent.
+fn sampled(
+    own: &[Candidate],
+    rows: &[Vec<Candidate>],
+    (top_k, floor): (usize, f64),
+    check: impl Fn(Candidate, &[Candidate], &TopK) -> Result<(), &'static str>,
+) -> Result<Vec<SampledToken>, String> {
+    if top_k > 0 && rows.len() != own.len() {
+        return Err(format!("{} sampled tokens have {} rows of alternatives", own.len(), rows.len()));
+    }
+    let token = |(index, &(id, value)): (usize, &Candidate)| {
+        let row = rows.get(index).map_or(&[][..], Vec::as_slice);
+        let TokenScore { logprob, top } = token_score(id, value, row, top_k, Some(floor));
+        if logprob.is_ok() {
+            check((id, value), row, &top).map_err(|why| format!("sampled token {index} {why}"))?;
+        }
+        Ok(SampledToken { id, logprob: logprob.ok(), top })
+    };
+    own.iter().enumerate().map(token).collect()
 }
 
 /// Why sampling ended, from a server's word for it.

@@ -26,19 +26,14 @@ pub struct EpisodeResult {
 
 /// Reads a whole file.
 pub fn parse(content: &str) -> Result<EpisodeResult, Fault> {
-    let json: Map<String, Value> = serde_json::from_str(content).map_err(|error| Fault::json(&error))?;
-    read(&json).map_err(|(key, fault)| Fault { line: line_of(content, key), ..fault })
-}
-
-type Keyed<T> = Result<T, (&'static str, Fault)>;
-
-fn read(json: &Map<String, Value>) -> Keyed<EpisodeResult> {
-    let reward = reward(json)?;
-    let scores = numbers(json, "frozen_scores").map_err(|fault| ("frozen_scores", fault))?;
+    let json: &Map<String, Value> = &serde_json::from_str(content).map_err(|error| Fault::json(&error))?;
+    let at = |key| move |fault| Fault { line: line_of(content, key), ..fault };
+    let reward = reward(json).map_err(|(key, fault)| at(key)(fault))?;
+    let scores = numbers(json, "frozen_scores").map_err(at("frozen_scores"))?;
     let progress = Progress {
-        phase: text(json, "phase").map_err(|fault| ("phase", fault))?,
-        plan_score: number(json, "plan_score").map_err(|fault| ("plan_score", fault))?,
-        plan: plan(json).map_err(|fault| ("plan", fault))?,
+        phase: text(json, "phase").map_err(at("phase"))?,
+        plan_score: number(json, "plan_score").map_err(at("plan_score"))?,
+        plan: plan(json).map_err(at("plan"))?,
         subtask_scores: scores,
         turns: json.get("turns").and_then(Value::as_u64),
         tool_calls: json.get("tool_call_count").and_then(Value::as_u64),
@@ -52,7 +47,8 @@ fn read(json: &Map<String, Value>) -> Keyed<EpisodeResult> {
     })
 }
 
-fn reward(json: &Map<String, Value>) -> Keyed<serde_json::Number> {
+/// The reward, or what is wrong and under which key.
+fn reward(json: &Map<String, Value>) -> Result<serde_json::Number, (&'static str, Fault)> {
     match (json.get("episode_reward"), json.get("error").and_then(Value::as_str)) {
         (Some(Value::Number(reward)), _) => Ok(reward.clone()),
         (_, Some(error)) => Err(("error", Fault::new(format_args!("the collector gave up: {error}")))),

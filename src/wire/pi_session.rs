@@ -8,9 +8,10 @@
 //! Version 1 has no ids, version 3 calls `hookMessage` `custom`. There is neither system prompt nor
 //! tool schema in the file. Deliberately absent: cutting or stripping any text.
 
+use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::fault::{Fault, object_on_line, required, text, wrong};
 use backsight_chat::messages::arguments;
@@ -50,12 +51,12 @@ pub fn parse(text: &str) -> Result<Session, Fault> {
     Ok(talk.session)
 }
 
-pub(super) struct Entry {
+pub(super) struct SessionLine {
     pub(super) line: usize,
     pub(super) json: Map<String, Value>,
 }
 
-impl Entry {
+impl SessionLine {
     fn key(&self, key: &str) -> Option<&str> {
         self.json.get(key).and_then(Value::as_str)
     }
@@ -67,14 +68,14 @@ impl Entry {
 }
 
 /// Every line that is not blank.
-pub(super) fn entries(text: &str) -> Result<Vec<Entry>, Fault> {
+pub(super) fn entries(text: &str) -> Result<Vec<SessionLine>, Fault> {
     let lines = text.split('\n').enumerate().map(|(idx, line)| (idx + 1, line.trim()));
-    let entry = |(line, text)| object_on_line(line, text).map(|json| Entry { line, json });
+    let entry = |(line, text)| object_on_line(line, text).map(|json| SessionLine { line, json });
     lines.filter(|(_, text)| !text.is_empty()).map(entry).collect()
 }
 
 /// The entries from the first to the leaf: all of them in version 1, the leaf's ancestors from version 2 on.
-fn path(entries: &[Entry]) -> Result<Vec<&Entry>, Fault> {
+fn path(entries: &[SessionLine]) -> Result<Vec<&SessionLine>, Fault> {
     let is_tree = match entries.first().filter(|entry| entry.kind() == "session") {
         Some(header) => version(header)? > 1,
         None => entries.iter().any(|entry| entry.json.contains_key("parentId")),
@@ -83,7 +84,7 @@ fn path(entries: &[Entry]) -> Result<Vec<&Entry>, Fault> {
     if is_tree { ancestors(&body.collect::<Vec<_>>()) } else { Ok(body.collect()) }
 }
 
-fn version(header: &Entry) -> Result<u64, Fault> {
+fn version(header: &SessionLine) -> Result<u64, Fault> {
     match header.json.get("version").map(|version| (version, version.as_u64())) {
         None => Ok(1),
         Some((_, Some(version))) if version <= NEWEST => Ok(version),
@@ -98,7 +99,7 @@ fn version(header: &Entry) -> Result<u64, Fault> {
 ///
 /// An entry that names no parent continues the line before it. One without an id can be nobody's parent, so
 /// it belongs to the entry it continues: a compaction written like that counts for everything that follows.
-fn ancestors<'e>(body: &[&'e Entry]) -> Result<Vec<&'e Entry>, Fault> {
+fn ancestors<'e>(body: &[&'e SessionLine]) -> Result<Vec<&'e SessionLine>, Fault> {
     let by_id: HashMap<&str, usize> =
         body.iter().enumerate().filter_map(|(idx, entry)| Some((entry.key("id")?, idx))).collect();
     let mut path: Vec<usize> = Vec::new();
@@ -111,7 +112,7 @@ fn ancestors<'e>(body: &[&'e Entry]) -> Result<Vec<&'e Entry>, Fault> {
         next = parent(body, idx, &by_id)?;
     }
     path.reverse();
-    let mut all: Vec<&Entry> = Vec::new();
+    let mut all: Vec<&SessionLine> = Vec::new();
     for (nth, idx) in path.iter().enumerate() {
         all.push(body[*idx]);
         let continues = |at: &usize| is_bare(body[*at]) && path.get(nth + 1) != Some(at);
@@ -121,12 +122,12 @@ fn ancestors<'e>(body: &[&'e Entry]) -> Result<Vec<&'e Entry>, Fault> {
 }
 
 /// Whether an entry stands outside of the tree.
-fn is_bare(entry: &Entry) -> bool {
+fn is_bare(entry: &SessionLine) -> bool {
     entry.key("id").is_none() && !entry.json.contains_key("parentId")
 }
 
 /// The entry an entry continues; none for a root.
-fn parent(body: &[&Entry], idx: usize, by_id: &HashMap<&str, usize>) -> Result<Option<usize>, Fault> {
+fn parent(body: &[&SessionLine], idx: usize, by_id: &HashMap<&str, usize>) -> Result<Option<usize>, Fault> {
     let entry = body[idx];
     match entry.json.get("parentId") {
         Some(Value::Null) => Ok(None),
@@ -152,7 +153,7 @@ struct Talk {
 }
 
 impl Talk {
-    fn read(&mut self, entry: &Entry, entries: &[Entry]) -> Result<(), Fault> {
+    fn read(&mut self, entry: &SessionLine, entries: &[SessionLine]) -> Result<(), Fault> {
         self.place_of_line.insert(entry.line, self.session.messages.len());
         match entry.kind() {
             "message" => self.message(entry),
@@ -166,7 +167,7 @@ impl Talk {
         }
     }
 
-    fn message(&mut self, entry: &Entry) -> Result<(), Fault> {
+    fn message(&mut self, entry: &SessionLine) -> Result<(), Fault> {
         let json = required(&entry.json, "message", "an object", Value::as_object)?;
         if self.session.messages.is_empty() {
             self.session.started_at =
@@ -260,7 +261,7 @@ impl Talk {
         }
     }
 
-    fn compaction(&mut self, entry: &Entry, entries: &[Entry]) -> Result<(), Fault> {
+    fn compaction(&mut self, entry: &SessionLine, entries: &[SessionLine]) -> Result<(), Fault> {
         let summary = entry.key("summary").ok_or_else(|| Fault::new("the compaction has no summary"))?;
         let first_kept = match (entry.key("firstKeptEntryId"), entry.json.get("firstKeptEntryIndex")) {
             (Some(id), _) => entries.iter().find(|it| it.key("id") == Some(id)),
@@ -305,24 +306,25 @@ fn bash_execution(json: &Map<String, Value>) -> Result<String, Fault> {
     Ok(shown)
 }
 
-/// A user's content: a string, or text blocks.
+/// A user's content: a string, or text blocks. What a person showed in an image cannot be re-read by a text model, so
+/// that fails the episode.
 fn content(json: &Map<String, Value>) -> Result<Content, Fault> {
-    let mut texts = blocks_text(json)?;
+    let mut texts = blocks(json)?.iter().map(text_block).collect::<Result<Vec<_>, _>>()?;
     Ok(if texts.len() == 1 { Content::Text(texts.remove(0)) } else { Content::Parts(texts) })
 }
 
-/// The text of each block. What a person showed in an image cannot be re-read by a text model, so that fails the episode.
-fn blocks_text(json: &Map<String, Value>) -> Result<Vec<String>, Fault> {
+/// The blocks of a content; a bare string is one of text.
+fn blocks(json: &Map<String, Value>) -> Result<Cow<'_, [Value]>, Fault> {
     match json.get("content") {
-        Some(Value::String(text)) => Ok(vec![text.clone()]),
-        Some(Value::Array(blocks)) => blocks.iter().map(text_block).collect(),
+        Some(Value::String(text)) => Ok(vec![json!({"type": "text", "text": text})].into()),
+        Some(Value::Array(blocks)) => Ok(blocks.into()),
         other => Err(wrong("content", "a string or a list of blocks", other.unwrap_or(&Value::Null))),
     }
 }
 
 /// The text of each block of a tool's result, and how many images stand between them.
 fn result_text(json: &Map<String, Value>) -> Result<(Vec<String>, usize), Fault> {
-    let Some(Value::Array(blocks)) = json.get("content") else { return Ok((blocks_text(json)?, 0)) };
+    let blocks = blocks(json)?;
     let (images, texts): (Vec<&Value>, Vec<&Value>) =
         blocks.iter().partition(|block| block.get("type").and_then(Value::as_str) == Some("image"));
     Ok((texts.into_iter().map(text_block).collect::<Result<_, _>>()?, images.len()))
@@ -342,17 +344,12 @@ fn text_block(block: &Value) -> Result<String, Fault> {
 /// An assistant's turn. Text blocks are one text, thinking blocks are lines, as pi sends them.
 fn assistant(json: &Map<String, Value>) -> Result<Message, Fault> {
     let (mut texts, mut thoughts, mut tool_calls) = (Vec::new(), Vec::new(), Vec::new());
-    let blocks = match json.get("content") {
-        Some(Value::Array(blocks)) => blocks.as_slice(),
-        Some(Value::String(text)) => {
-            texts.push(text.clone());
-            &[]
-        }
-        other => return Err(wrong("content", "a string or a list of blocks", other.unwrap_or(&Value::Null))),
-    };
-    for block in blocks {
+    for block in blocks(json)?.iter() {
         match block.get("type").and_then(Value::as_str) {
-            Some("thinking") => thoughts.extend(thinking(block)),
+            Some("thinking") => {
+                let found = ["thinking", "text"].iter().find_map(|key| block.get(key)?.as_str());
+                thoughts.extend(found.map(str::to_owned));
+            }
             Some("toolCall") => tool_calls.push(tool_call(block)?),
             _ => texts.push(text_block(block)?),
         }
@@ -365,11 +362,6 @@ fn assistant(json: &Map<String, Value>) -> Result<Message, Fault> {
         tool_calls,
         ..Message::text(Role::Assistant, "")
     })
-}
-
-fn thinking(block: &Value) -> Option<String> {
-    let found = ["thinking", "text"].iter().find_map(|key| block.get(*key).and_then(Value::as_str));
-    found.map(str::to_owned)
 }
 
 fn tool_call(block: &Value) -> Result<ToolCall, Fault> {

@@ -22,7 +22,7 @@ pub fn messages_by_line(session: &str, max_tool_result_chars: usize) -> Result<V
         let message = required(&entry.json, "message", "an object", Value::as_object);
         let message = message.map_err(|fault| fault.on(entry.line))?;
         let converted = match message.get("role").and_then(Value::as_str) {
-            Some("user") => user(message),
+            Some("user") => said("user", message),
             Some("assistant") => assistant(message),
             Some("toolResult") => tool_result(message, max_tool_result_chars).map(Some),
             _ => Ok(None),
@@ -33,22 +33,21 @@ pub fn messages_by_line(session: &str, max_tool_result_chars: usize) -> Result<V
     Ok(messages)
 }
 
-fn user(message: &Map<String, Value>) -> Result<Option<Value>, Fault> {
+/// A message that is text alone; none where it says nothing.
+fn said(role: &str, message: &Map<String, Value>) -> Result<Option<Value>, Fault> {
     let text = content_text(message)?;
-    Ok((!text.is_empty()).then(|| json!({"role": "user", "content": text})))
+    Ok((!text.is_empty()).then(|| json!({"role": role, "content": text})))
 }
 
 fn assistant(message: &Map<String, Value>) -> Result<Option<Value>, Fault> {
-    let Some(Value::Array(blocks)) = message.get("content") else {
-        let text = content_text(message)?;
-        return Ok((!text.is_empty()).then(|| json!({"role": "assistant", "content": text})));
-    };
+    let Some(Value::Array(blocks)) = message.get("content") else { return said("assistant", message) };
     let (mut parts, mut calls) = (Vec::new(), Vec::new());
     for block in blocks.iter().filter_map(Value::as_object) {
         let text = || Ok(strip(&block_text(block)?).to_owned());
         match block.get("type").and_then(Value::as_str) {
             Some("thinking") => {
-                parts.push(Some(text()?).filter(|it| !it.is_empty()).map(think).unwrap_or_default())
+                let thought = text()?;
+                parts.extend((!thought.is_empty()).then(|| format!("<think>\n{thought}\n</think>")));
             }
             Some("text") => parts.push(text()?),
             Some("toolCall") => calls.push(tool_call(block)),
@@ -62,10 +61,6 @@ fn assistant(message: &Map<String, Value>) -> Result<Option<Value>, Fault> {
         converted["tool_calls"] = calls.into();
     }
     Ok((!is_empty).then_some(converted))
-}
-
-fn think(text: String) -> String {
-    format!("<think>\n{text}\n</think>")
 }
 
 fn tool_call(block: &Map<String, Value>) -> Value {

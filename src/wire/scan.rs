@@ -8,23 +8,17 @@
 
 use std::borrow::Cow;
 use std::collections::HashSet;
-use std::fmt;
 
 use super::skim::{CUT, nested_len};
 
 /// Why bytes are no JSON, or not the JSON that was expected.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{why} at byte {at}")]
 pub struct Broken {
     /// Where, counted in bytes from the start.
     pub at: usize,
     /// What is wrong there.
     pub why: &'static str,
-}
-
-impl fmt::Display for Broken {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} at byte {}", self.why, self.at)
-    }
 }
 
 impl From<Broken> for String {
@@ -194,16 +188,19 @@ impl<'a> Scanner<'a> {
     /// Steps over the next value.
     pub fn skip(&mut self) -> Result<(), Broken> {
         match self.peek()? {
-            b'{' | b'[' => self.skip_nested(),
+            b'{' | b'[' => {
+                let stopped = |(at, why)| Broken { at: self.at + at, why };
+                self.at += nested_len(&self.bytes[self.at..]).map_err(stopped)?;
+                Ok(())
+            }
             b'"' => self.string().map(drop),
-            _ => self.skip_word(),
+            _ => {
+                let word = self.word()?;
+                let known =
+                    matches!(word, b"null" | b"true" | b"false" | b"NaN" | b"Infinity" | b"-Infinity");
+                if known || finite(word).is_some() { Ok(()) } else { Err(self.broken("expected a value")) }
+            }
         }
-    }
-
-    fn skip_nested(&mut self) -> Result<(), Broken> {
-        let stopped = |(at, why)| Broken { at: self.at + at, why };
-        self.at += nested_len(&self.bytes[self.at..]).map_err(stopped)?;
-        Ok(())
     }
 
     /// Moves behind the closing quote of the string the cursor is in.
@@ -222,12 +219,6 @@ impl<'a> Scanner<'a> {
                 _ => return Err(self.broken("a control character in a string")),
             }
         }
-    }
-
-    fn skip_word(&mut self) -> Result<(), Broken> {
-        let word = self.word()?;
-        let known = matches!(word, b"null" | b"true" | b"false" | b"NaN" | b"Infinity" | b"-Infinity");
-        if known || finite(word).is_some() { Ok(()) } else { Err(self.broken("expected a value")) }
     }
 
     /// The letters, digits and signs of a number or a literal.

@@ -23,7 +23,7 @@ use super::aside::Aside;
 use super::error::server_message;
 use super::scan::Scanner;
 use super::{OneOrMany, Signed, finish, paid, rows, sampled, strict};
-use backsight_core::model::{Generated, SampledToken, Scored};
+use backsight_core::model::{Generated, Scored};
 use backsight_core::needed::{self, Candidate, Needed};
 use backsight_core::score::{Absence, ScoreJob, TokenScore};
 use backsight_core::tokens::{TokenId, TopK};
@@ -218,6 +218,23 @@ fn with_message(why: String, body: &[u8]) -> String {
 
 const NO_META: &str = "the answer has no meta_info";
 
+/// Walks an answer: `beside` must take what stands beside `meta_info`, `field` what stands in it.
+fn walk_meta<'a>(
+    scanner: &mut Scanner<'a>,
+    mut beside: impl FnMut(&mut Scanner<'a>, &'a [u8]) -> Result<(), String>,
+    mut field: impl FnMut(&mut Scanner<'a>, &'a [u8]) -> Result<(), String>,
+) -> Result<(), String> {
+    let mut found = false;
+    scanner.object(|scanner, key| {
+        if key != b"meta_info" {
+            return beside(scanner, key);
+        }
+        found = true;
+        scanner.object(&mut field)
+    })?;
+    if found { Ok(()) } else { Err(NO_META.to_owned()) }
+}
+
 /// What is kept of one prompt's answer while walking it.
 struct PromptReader<'job> {
     job: &'job ScoreJob,
@@ -243,15 +260,8 @@ impl<'job> PromptReader<'job> {
             finish: None,
             told: Aside::default(),
         };
-        let mut found = false;
-        scanner.object(|scanner, key| {
-            if key != b"meta_info" {
-                return Ok(scanner.skip()?);
-            }
-            found = true;
-            scanner.object(|scanner, key| reader.field(scanner, key))
-        })?;
-        if found { Ok(reader) } else { Err(NO_META.to_owned()) }
+        walk_meta(scanner, |scanner, _| Ok(scanner.skip()?), |scanner, key| reader.field(scanner, key))?;
+        Ok(reader)
     }
 
     fn field(&mut self, scanner: &mut Scanner<'_>, key: &[u8]) -> Result<(), String> {
@@ -504,80 +514,42 @@ fn words(text: &[u8]) -> Result<Vec<[u8; 4]>, String> {
     if rest.is_empty() { Ok(words.to_vec()) } else { Err("flat top logprobs end within a number".to_owned()) }
 }
 
-/// What is kept of a continuation while walking its answer.
-#[derive(Default)]
-struct DrawnReader {
-    ids: Option<Vec<TokenId>>,
-    own: Option<Vec<Candidate>>,
-    tops: Vec<Vec<Candidate>>,
-    finish: Option<Value>,
-    told: Aside,
-}
-
-impl DrawnReader {
-    fn read(&mut self, body: &[u8]) -> Result<(), String> {
-        let mut scanner = Scanner::new(body);
-        let mut found = false;
-        scanner.object(|scanner, key| {
-            match key {
-                b"output_ids" => self.ids = strict::read(scanner.raw()?)?,
-                b"meta_info" => {
-                    found = true;
-                    scanner.object(|scanner, key| self.field(scanner, key))?;
-                }
-                _ => scanner.skip()?,
-            }
-            Ok(())
-        })?;
-        scanner.end()?;
-        if found { Ok(()) } else { Err(NO_META.to_owned()) }
-    }
-
-    fn field(&mut self, scanner: &mut Scanner<'_>, key: &[u8]) -> Result<(), String> {
-        match key {
-            b"output_token_logprobs" | b"output_top_logprobs" if scanner.null()? => {}
-            b"output_token_logprobs" => self.own = Some(scanner.items(triple)?),
-            b"output_top_logprobs" => self.tops = scanner.items(row)?,
-            b"finish_reason" => self.finish = strict::read(scanner.raw()?)?,
-            _ => self.told.field(key, scanner)?,
-        }
-        Ok(())
-    }
-}
 /// Reads a sampled continuation of `n_sent` tokens.
 pub fn drawn(body: &[u8], n_sent: usize, top_k: usize) -> Result<Signed<Generated>, String> {
-    let mut reader = DrawnReader::default();
-    reader.read(body).map_err(|why| with_message(why, body))?;
-    let DrawnReader { ids, own, tops, finish: ended, told } = reader;
+    let (mut ids, mut own, mut tops) = (None::<Vec<TokenId>>, None, Vec::new());
+    let (mut ended, mut told) = (None, Aside::default());
+    let beside = |scanner: &mut Scanner<'_>, key: &[u8]| {
+        match key {
+            b"output_ids" => ids = strict::read(scanner.raw()?)?,
+            _ => scanner.skip()?,
+        }
+        Ok(())
+    };
+    let field = |scanner: &mut Scanner<'_>, key: &[u8]| {
+        match key {
+            b"output_token_logprobs" | b"output_top_logprobs" if scanner.null()? => {}
+            b"output_token_logprobs" => own = Some(scanner.items(triple)?),
+            b"output_top_logprobs" => tops = scanner.items(row)?,
+            b"finish_reason" => ended = strict::read(scanner.raw()?)?,
+            _ => told.field(key, scanner)?,
+        }
+        Ok(())
+    };
+    let mut scanner = Scanner::new(body);
+    walk_meta(&mut scanner, beside, field).map_err(|why| with_message(why, body))?;
+    scanner.end()?;
     check_finished(ended.as_ref())?;
     let own = own.ok_or("the answer has no output_token_logprobs")?;
     let n = own.len();
     if ids.is_some_and(|ids| !ids.iter().eq(own.iter().map(|candidate| &candidate.0))) {
         return Err("the logprobs are those of other tokens than the sampled ones".to_owned());
     }
-    if top_k > 0 && tops.len() != n {
-        return Err(format!("{n} sampled tokens have {} rows of alternatives", tops.len()));
-    }
-    let token = |index: usize| {
-        sampled_token(own[index], tops.get(index), top_k)
-            .map_err(|why| format!("sampled token {index} {why}"))
+    let check = |(id, value), row: &[Candidate], top: &TopK| {
+        if top_k > 0 { check_row(id, value, row, top) } else { Ok(()) }
     };
-    let tokens = (0..n).map(token).collect::<Result<_, _>>()?;
+    let tokens = sampled(&own, &tops, (top_k, FLOOR), check)?;
     let (usage, versions) = (paid(told.counted, n_sent)?, told.versions.of_sampled(n)?);
     Ok((told.id, Generated { tokens, finish: finish(word(ended.as_ref())), versions, usage }))
-}
-
-fn sampled_token(
-    (id, value): Candidate,
-    row: Option<&Vec<Candidate>>,
-    top_k: usize,
-) -> Result<SampledToken, &'static str> {
-    let row = row.map_or(&[][..], Vec::as_slice);
-    let score = needed::token_score(id, value, row, top_k, Some(FLOOR));
-    if score.logprob.is_ok() && top_k > 0 {
-        check_row(id, value, row, &score.top)?;
-    }
-    Ok(sampled(id, score))
 }
 
 /// What `/get_model_info` and `/get_server_info` tell that we use.

@@ -9,7 +9,7 @@
 //! `return_tokens_as_token_ids` is set; values under `structured_outputs` are those of the
 //! constrained distribution. Deliberately absent: the chat route, which is OpenAI's.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -25,7 +25,7 @@ use super::{Signed, finish, paid, sampled};
 use backsight_core::model::{Generated, SampledToken, Scored, Usage};
 use backsight_core::needed::{self, Candidate, Needed};
 use backsight_core::score::{Absence, ScoreJob, TokenScore};
-use backsight_core::tokens::TokenId;
+use backsight_core::tokens::{TokenId, TopK};
 
 /// What vLLM writes for minus infinity, since JSON has none.
 pub const FLOOR: f64 = -9999.0;
@@ -187,7 +187,15 @@ impl PromptReader<'_> {
             if needed.next_if_eq(&position).is_none() || position >= n_sent {
                 return Ok(scanner.skip()?);
             }
-            let score = self.position(scanner, position, &mut row)?;
+            let score = if position == 0 {
+                scanner.skip()?;
+                needed::absent(Absence::NoContext)
+            } else if scanner.null()? {
+                needed::absent(Absence::NotReturned)
+            } else {
+                row.read(scanner, position)?;
+                self.score(position, &mut row)?
+            };
             self.rows.push(score);
             Ok(())
         })?;
@@ -195,23 +203,6 @@ impl PromptReader<'_> {
             return Ok(());
         }
         Err(format!("prompt_logprobs has {n_found} positions, {n_sent} tokens were sent"))
-    }
-
-    fn position(
-        &self,
-        scanner: &mut Scanner<'_>,
-        position: usize,
-        row: &mut Row,
-    ) -> Result<TokenScore, String> {
-        if position == 0 {
-            scanner.skip()?;
-            return Ok(needed::absent(Absence::NoContext));
-        }
-        if scanner.null()? {
-            return Ok(needed::absent(Absence::NotReturned));
-        }
-        row.read(scanner, position)?;
-        self.score(position, row)
     }
 
     /// A row must have K entries, or one more for the given token, each id once.
@@ -223,7 +214,8 @@ impl PromptReader<'_> {
             return Err(format!("position {position} has {n} candidates, {k} were asked for"));
         }
         let score = needed::token_score(given, row.candidates[own].1, &row.candidates, k, Some(FLOOR));
-        if score.top.entries().len() != n && !has_distinct_ids(&row.candidates) {
+        let mut seen = HashSet::new();
+        if score.top.entries().len() != n && !row.candidates.iter().all(|it| seen.insert(it.0)) {
             return Err(format!("position {position} lists a token twice"));
         }
         if score.logprob.is_ok() && k > 0 {
@@ -294,12 +286,6 @@ fn candidate(scanner: &mut Scanner<'_>) -> Result<(Option<f64>, Option<u64>), St
     Ok((logprob.flatten(), rank.flatten()))
 }
 
-fn has_distinct_ids(candidates: &[Candidate]) -> bool {
-    let mut ids: Vec<_> = candidates.iter().map(|candidate| candidate.0).collect();
-    ids.sort_unstable();
-    ids.windows(2).all(|pair| pair[0] != pair[1])
-}
-
 fn show(key: &[u8]) -> String {
     String::from_utf8_lossy(key).chars().take(40).collect()
 }
@@ -346,7 +332,7 @@ pub fn drawn(body: &[u8], prompt: &[TokenId], top_k: usize) -> Result<Signed<Gen
     }
     let tokens = match &choice.logprobs {
         Some(logprobs) => logprobs.read(&ids, top_k)?,
-        None => ids.iter().map(|&id| sampled(id, needed::absent(Absence::NotReturned))).collect(),
+        None => ids.iter().map(|&id| SampledToken { id, logprob: None, top: TopK::default() }).collect(),
     };
     let versions = choice.versions.or(answer.versions).of_sampled(ids.len())?;
     let usage = paid(answer.usage.map(Usage::from).unwrap_or_default(), prompt.len())?;
@@ -364,27 +350,18 @@ impl CompletionLogprobs {
         if !self.tokens.is_empty() && named.is_some_and(|named| named != ids) {
             return Err("the logprobs are those of other tokens than the sampled ones".to_owned());
         }
-        let tops = self.top_logprobs.as_deref().unwrap_or_default();
-        if top_k > 0 && tops.len() != n {
-            return Err(format!("{n} sampled tokens have {} rows of alternatives", tops.len()));
-        }
-        (0..n).map(|index| self.token(index, ids[index], top_k)).collect()
-    }
-
-    fn token(&self, index: usize, id: TokenId, top_k: usize) -> Result<SampledToken, String> {
-        let row = self.top_logprobs.as_deref().and_then(|rows| rows.get(index)?.as_ref());
-        let row = row.map(|row| alternatives(index, row)).transpose()?.unwrap_or_default();
-        let value = self.token_logprobs[index];
-        let score = needed::token_score(id, value, &row, top_k, Some(FLOOR));
+        let rows = self.top_logprobs.iter().flatten().enumerate();
+        let rows = rows.map(|(index, row)| alternatives(index, row)).collect::<Result<Vec<_>, _>>()?;
+        let own: Vec<Candidate> = ids.iter().copied().zip(self.token_logprobs.iter().copied()).collect();
         // With one more than K the sampled token is the one from outside the best.
-        if score.logprob.is_ok() && row.len() > top_k {
-            rows::check_outsider(value, &row).map_err(|why| format!("sampled token {index} {why}"))?;
-        }
-        Ok(sampled(id, score))
+        let check = |own: Candidate, row: &[Candidate], _: &_| {
+            if row.len() > top_k { rows::check_outsider(own.1, row) } else { Ok(()) }
+        };
+        sampled(&own, &rows, (top_k, FLOOR), check)
     }
 }
 
-fn alternatives(index: usize, row: &Alternatives) -> Result<Vec<Candidate>, String> {
+fn alternatives(index: usize, row: &Option<Alternatives>) -> Result<Vec<Candidate>, String> {
     let read = |(token, &value): (&String, &Option<f64>)| match named_id(token) {
         Some(id) => Ok((id, value)),
         None => Err(format!(
@@ -392,7 +369,7 @@ fn alternatives(index: usize, row: &Alternatives) -> Result<Vec<Candidate>, Stri
             show(token.as_bytes())
         )),
     };
-    row.iter().map(read).collect()
+    row.iter().flatten().map(read).collect()
 }
 
 /// The id in `token_id:N`.

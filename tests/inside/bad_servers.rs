@@ -11,7 +11,7 @@ use backsight::model::endpoint::{BreakerRules, PoolRules};
 use backsight::model::planned::{JobScores, Pace, Planned, score_at, score_planned};
 use backsight::model::retry::Policy;
 use backsight::model::secret::Secret;
-use backsight::model::transport::{Auth, Call, Method, Notice, Settings, Transport};
+use backsight::model::transport::{Auth, Method, Notice, Outgoing, Settings, Transport};
 use backsight::model::{Error, Model, Scored};
 use backsight::score::{ScoreJob, SpanScore};
 use backsight::tokens::{Logprob, TokenSpan};
@@ -412,7 +412,7 @@ async fn a_key_is_sent_and_never_shown() {
         let notices = Arc::new(Mutex::new(String::new()));
         let written = Arc::clone(&notices);
         let mut settings = settings();
-        settings.auth = Some(Auth::Bearer(Secret::new(key)));
+        settings.auth = Some(Auth { header: "authorization", prefix: "Bearer ", key: Secret::new(key) });
         settings.watch =
             Some(Arc::new(move |notice| written.lock().unwrap().push_str(&format!("{notice:?}"))));
         let url = server.url().replace("http://", "http://me:hunter2-secret@");
@@ -600,7 +600,7 @@ async fn routes_are_reached_with_every_way_to_write_the_address() {
     let server = StandIn::start(Setup::new(Dialect::Vllm)).await;
     for tail in ["", "/", "/v1", "/v1/"] {
         let transport = Transport::open(&[server.url() + tail], settings()).unwrap();
-        let call = Call {
+        let call = Outgoing {
             method: Method::GET,
             path: "/v1/models",
             body: None,

@@ -1,7 +1,7 @@
 //! The stand-in keeps the rules that were measured on real servers, so that costs counted on it mean something.
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
-use backsight::model::transport::{Call, Method, Settings, Transport};
+use backsight::model::transport::{Method, Outgoing, Settings, Transport};
 use serde_json::{Value, json};
 
 use crate::inside::support::stand_in::{Dialect, Setup, StandIn};
@@ -10,7 +10,7 @@ use crate::inside::support::toy::{Toy, Work};
 async fn ask(server: &StandIn, path: &str, body: &Value) -> Value {
     let transport = Transport::open(&[server.url()], Settings::default()).unwrap();
     let write = |_: &str| Ok(body.to_string().into_bytes());
-    let call = Call {
+    let call = Outgoing {
         method: Method::POST,
         path,
         body: Some(&write),

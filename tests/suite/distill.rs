@@ -39,7 +39,8 @@ fn kind(dialect: Dialect) -> &'static str {
 fn collected(dialect: Dialect, setup: Setup) -> (Place, Server) {
     let (place, server) = (Place::new(), Server::start(setup));
     let url = server.url();
-    let arguments = Place::arguments(&url, &["--group-size", "2", "--run", "runs/all", "--show-tests", "false"]);
+    let arguments =
+        Place::arguments(&url, &["--group-size", "2", "--run", "runs/all", "--show-tests", "false"]);
     let arguments: Vec<&str> =
         arguments.into_iter().map(|it| if it == "vllm" { kind(dialect) } else { it }).collect();
     place.run(&arguments).expect(0);
@@ -211,10 +212,8 @@ fn what_goes_wrong_is_counted_and_never_a_number() {
     let leaking = "\\boxed{1}[HINT_START]Just write assert add(1, 2) == 3 and assert twice(4) == 8 and \
                    assert less_one(4) == 3 before anything else.[HINT_END]";
     check(says(leaking), &["--hint-leak-words", "0"], 0, &|summary, place| {
-        // Lines of fewer than twenty characters say nothing of their own.
-        assert_eq!(summary["leaks"], json!({"next_state": 0, "tests": 12}), "{summary}");
-        assert_eq!(summary["made"]["hints"], json!(6));
-        assert_eq!(place.lines("runs/all/groups.jsonl").len(), 3);
+        assert_eq!(summary["leaks"], json!({"next_state": 0, "tests": 18}), "{summary}");
+        no_targets(place);
     });
     check(judging(Dialect::Vllm), &["--distill-topk", "50"], 0, &|summary, place| {
         let group = &place.lines("runs/all/groups.jsonl")[0];

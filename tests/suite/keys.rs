@@ -209,7 +209,7 @@ async fn a_missing_key_is_told_by_the_name_of_its_place() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_hubs_token_is_not_shown_either() {
-    let file = "/HuggingFaceTB/SmolLM2-135M-Instruct/resolve/main/config.json";
+    let file = "/api/models/HuggingFaceTB/SmolLM2-135M-Instruct/revision/main";
     let closed = crate::support::hub_stand_in::Served {
         token: Some("another"),
         ..crate::support::hub_stand_in::plain(b"{}")

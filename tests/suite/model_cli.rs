@@ -14,7 +14,7 @@ use crate::support::hub_stand_in::{Served, StandIn, plain, stand_in};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-const REPO: &str = "/HuggingFaceTB/SmolLM2-135M-Instruct/resolve/main/";
+const REPO: &str = "HuggingFaceTB/SmolLM2-135M-Instruct";
 const FILES: [&str; 5] =
     ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"];
 const JOB: &str = r#"{"id": 1, "tokens": [5, 6, 7, 8, 9], "spans": [[2, 5]]}"#;
@@ -65,15 +65,12 @@ fn hub(breaks: usize) -> StandIn {
     let dir = TempDir::new().unwrap();
     crate::support::tiny::write_model(dir.path(), json!({}));
     fs::write(dir.path().join("generation_config.json"), "{}").unwrap();
-    let served = |name: &&str| {
-        let body = fs::read(dir.path().join(name)).unwrap();
-        let in_storage = name.ends_with(".safetensors");
-        (
-            format!("{REPO}{name}"),
-            Served { in_storage, breaks: if in_storage { breaks } else { 0 }, ..plain(&body) },
-        )
+    let files = FILES.map(|name| (name, fs::read(dir.path().join(name)).unwrap()));
+    let breaking = |(path, it): (String, Served)| {
+        let breaks = if it.in_storage { breaks } else { 0 };
+        (path, Served { breaks, ..it })
     };
-    serving(&FILES.iter().map(served).collect::<Vec<_>>())
+    serving(&repository(REPO, &files).into_iter().map(breaking).collect::<Vec<_>>())
 }
 
 fn serving(files: &[(String, Served)]) -> StandIn {

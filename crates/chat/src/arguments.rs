@@ -39,8 +39,8 @@ pub fn prepare_messages(
     // Text in parts must not keep a template from showing arguments.
     let strings: Vec<Value> = input.messages.iter().map(parts::joined).collect();
     let input = &RenderInput { messages: &strings, ..*input };
-    for from in [ArgumentForm::Text, ArgumentForm::Object] {
-        let to = other(from);
+    let forms = [ArgumentForm::Text, ArgumentForm::Object];
+    for (from, to) in forms.into_iter().zip(forms.into_iter().rev()) {
         if has_form(input.messages, from) && !shows(template, input, from) && shows(template, input, to) {
             conversions.extend(convert(&mut messages, to)?);
         }
@@ -48,20 +48,9 @@ pub fn prepare_messages(
     Ok((messages, conversions))
 }
 
-fn form_of(arguments: &Value) -> ArgumentForm {
-    if arguments.is_string() { ArgumentForm::Text } else { ArgumentForm::Object }
-}
-
-fn other(form: ArgumentForm) -> ArgumentForm {
-    match form {
-        ArgumentForm::Object => ArgumentForm::Text,
-        ArgumentForm::Text => ArgumentForm::Object,
-    }
-}
-
 fn has_form(messages: &[Value], form: ArgumentForm) -> bool {
     let arguments = messages.iter().flat_map(calls).filter_map(|call| function(call).get("arguments"));
-    arguments.filter(|it| !it.is_null()).any(|arguments| form_of(arguments) == form)
+    arguments.filter(|it| !it.is_null()).any(|it| it.is_string() == (form == ArgumentForm::Text))
 }
 
 /// Whether arguments of this form come out whole, once, and as JSON.

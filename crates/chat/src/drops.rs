@@ -5,7 +5,6 @@
 //! that refuses something does not drop it. Writing tools as text instead is left to `tool_text`.
 
 use std::collections::HashMap;
-use std::fmt;
 
 use serde_json::{Map, Value, json};
 
@@ -13,6 +12,7 @@ use super::error::TextError;
 use super::probe::{calls, function, mark, marked, marked_tools, marks, role, texts, thought_and_prose};
 use super::template::{Now, RenderInput, Template};
 use crate::messages::REASONING_FIELDS;
+use backsight_core::named;
 
 /// What a template ignores whatever the conversation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -66,18 +66,11 @@ pub enum Part {
     ToolResult,
 }
 
-impl fmt::Display for Part {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::System => "the system message",
-            Self::Text => "the text",
-            Self::Reasoning => "the reasoning",
-            Self::CallName => "the name of the tool call",
-            Self::CallArguments => "the arguments of the tool call",
-            Self::ToolResult => "the tool's result",
-        })
-    }
-}
+named!(
+    Part: System = "the system message", Text = "the text", Reasoning = "the reasoning",
+    CallName = "the name of the tool call", CallArguments = "the arguments of the tool call",
+    ToolResult = "the tool's result"
+);
 
 /// Something of a conversation that is not in the rendered text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,18 +85,21 @@ pub struct Loss {
 
 /// Finds out what a template ignores, with conversations made for the purpose.
 pub fn drops(template: &Template, vars: &Map<String, Value>, now: Option<Now>) -> Drops {
-    let probe = Probe { template, vars, now };
+    // What is lost, or nothing if the template refuses.
+    let losses = |messages: &[Value], tools: Option<&[Value]>| {
+        losses(template, &RenderInput { messages, tools, add_generation_prompt: false, vars, now }).ok()
+    };
     let says = |role: &str| json!({"role": role, "content": "Hello."});
     let thinks = json!({"role": "assistant", "content": "Yes.", "reasoning_content": "I see."});
-    let talk = probe.losses(&[says("user"), says("assistant")], None);
-    let framed = probe.losses(&[says("system"), says("user")], None);
-    let thought = probe.losses(&[says("user"), thinks], None);
-    let told = probe.losses(&[says("user")], Some(&[schema()]));
-    let exchange = probe.exchange(&[json!(""), Value::Null, json!("I look.")], |it| {
+    let talk = losses(&[says("user"), says("assistant")], None);
+    let framed = losses(&[says("system"), says("user")], None);
+    let thought = losses(&[says("user"), thinks], None);
+    let told = losses(&[says("user")], Some(&[schema()]));
+    let exchange = losses_of_exchange(losses, &[json!(""), Value::Null, json!("I look.")], |it| {
         !it.calls() && !it.has(2, Part::ToolResult)
     });
     // Asked of what shows the call; a template that shows no call is asked about its text all the same.
-    let beside = probe.exchange(&[json!("I look.")], |it| !it.has(1, Part::CallName));
+    let beside = losses_of_exchange(losses, &[json!("I look.")], |it| !it.has(1, Part::CallName));
     let is = |losses: &Option<Losses>, lost: fn(&Losses) -> bool| losses.as_ref().is_some_and(lost);
     Drops {
         tools: is(&told, |it| !it.schemas.is_empty()),
@@ -116,37 +112,27 @@ pub fn drops(template: &Template, vars: &Map<String, Value>, now: Option<Now>) -
     }
 }
 
-struct Probe<'a> {
-    template: &'a Template,
-    vars: &'a Map<String, Value>,
-    now: Option<Now>,
-}
-
-impl Probe<'_> {
-    /// What is lost, or nothing if the template refuses.
-    fn losses(&self, messages: &[Value], tools: Option<&[Value]>) -> Option<Losses> {
-        let Self { template, vars, now } = *self;
-        losses(template, &RenderInput { messages, tools, add_generation_prompt: false, vars, now }).ok()
-    }
-
-    /// What is lost of a question, a tool call beside one of these contents, and its result: in the first form of which
-    /// the template shows enough, else in the first that it takes.
-    fn exchange(&self, contents: &[Value], is_enough: impl Fn(&Losses) -> bool) -> Option<Losses> {
-        let object = json!({"key": "value"});
-        let text = Value::String(object.to_string());
-        let forms = contents.iter().flat_map(|content| [&object, &text].map(|form| (content, form)));
-        let mut first = None;
-        for (content, arguments) in forms {
-            for tools in [Some([schema()].as_slice()), None] {
-                let Some(losses) = self.losses(&exchange(content, arguments), tools) else { continue };
-                if is_enough(&losses) {
-                    return Some(losses);
-                }
-                first.get_or_insert(losses);
+/// What is lost of a question, a tool call beside one of these contents, and its result: in the first form of which
+/// the template shows enough, else in the first that it takes.
+fn losses_of_exchange(
+    losses: impl Fn(&[Value], Option<&[Value]>) -> Option<Losses>,
+    contents: &[Value],
+    is_enough: impl Fn(&Losses) -> bool,
+) -> Option<Losses> {
+    let object = json!({"key": "value"});
+    let text = Value::String(object.to_string());
+    let forms = contents.iter().flat_map(|content| [&object, &text].map(|form| (content, form)));
+    let mut first = None;
+    for (content, arguments) in forms {
+        for tools in [Some([schema()].as_slice()), None] {
+            let Some(losses) = losses(&exchange(content, arguments), tools) else { continue };
+            if is_enough(&losses) {
+                return Some(losses);
             }
+            first.get_or_insert(losses);
         }
-        first
     }
+    first
 }
 
 fn schema() -> Value {

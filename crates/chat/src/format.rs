@@ -104,7 +104,9 @@ impl ChatFormat {
     /// The first prompt of a conversation.
     pub fn opening(&self, messages: &[Message], tools: &[Value], now: Now) -> Result<Opening, TextError> {
         let messages: Vec<Value> = messages.iter().map(to_json).collect();
-        let input = self.input(&messages, tools, true, now);
+        let (messages, tools) = (&messages, (!tools.is_empty()).then_some(tools));
+        let input =
+            RenderInput { messages, tools, add_generation_prompt: true, vars: &self.vars, now: Some(now) };
         let text = render_conversation(&self.template, &input, self.tool_text)?.rendered.text;
         Ok(Opening { ids: self.tokenizer.encode(&text)?.ids, opens_thought: opens_thought(&text) })
     }
@@ -142,7 +144,10 @@ impl ChatFormat {
         now: Now,
     ) -> Result<Between, TextError> {
         let no_tail = |why| self.no_tail(action_idx, why);
-        let masked: Vec<Value> = skeleton.iter().enumerate().map(masked_after(action_idx)).collect();
+        let mut masked = skeleton.to_vec();
+        for (idx, message) in masked.iter_mut().enumerate().skip(action_idx + 1) {
+            message["content"] = mark("result", idx, 0).into();
+        }
         let (text, masked) =
             (self.render(skeleton, tools, true, now)?, self.render(&masked, tools, true, now)?);
         let action_end = last_mark(&masked, &skeleton[action_idx], action_idx)
@@ -222,17 +227,6 @@ impl ChatFormat {
         Ok(n_same.checked_sub(1).map_or(0, |last| b.offsets[last].end))
     }
 
-    fn input<'a>(
-        &'a self,
-        messages: &'a [Value],
-        tools: &'a [Value],
-        add_generation_prompt: bool,
-        now: Now,
-    ) -> RenderInput<'a> {
-        let tools = (!tools.is_empty()).then_some(tools);
-        RenderInput { messages, tools, add_generation_prompt, vars: &self.vars, now: Some(now) }
-    }
-
     fn render(
         &self,
         messages: &[Value],
@@ -240,7 +234,8 @@ impl ChatFormat {
         add_generation_prompt: bool,
         now: Now,
     ) -> Result<String, TextError> {
-        let input = self.input(messages, tools, add_generation_prompt, now);
+        let tools = (!tools.is_empty()).then_some(tools);
+        let input = RenderInput { messages, tools, add_generation_prompt, vars: &self.vars, now: Some(now) };
         let given = given(&self.template, &input, self.tool_text)?;
         let input = RenderInput { messages: &given.messages, tools: given.tools, ..input };
         Ok(self.template.render(&input)?.text)
@@ -303,14 +298,6 @@ fn mark_calls(idx: usize, message: &mut Value) {
 fn with_content(mut message: Value, text: String) -> Value {
     message["content"] = Value::String(text);
     message
-}
-
-/// Replaces the texts behind an action by marks.
-fn masked_after(action_idx: usize) -> impl Fn((usize, &Value)) -> Value {
-    move |(idx, message)| match idx > action_idx {
-        true => with_content(message.clone(), mark("result", idx, 0)),
-        false => message.clone(),
-    }
 }
 
 /// Where the last mark of an action ends in a rendering.

@@ -50,10 +50,7 @@ impl Gguf {
             let value = bytes.value(kind, &key, 0)?;
             gguf.metadata.insert(key, value);
         }
-        for _ in 0..n_tensors {
-            let (name, tensor) = bytes.tensor()?;
-            gguf.tensors.insert(name, tensor);
-        }
+        gguf.tensors = (0..n_tensors).map(|_| bytes.tensor()).collect::<Result<_, _>>()?;
         gguf.place_tensors(bytes.read)?;
         Ok(gguf)
     }
@@ -136,11 +133,7 @@ impl<R: Read> Bytes<R> {
 
     fn list(&mut self, key: &str, depth: u32) -> Result<Value, String> {
         let (kind, len) = (self.u32(key)?, self.u64(key)?);
-        let mut list = Vec::new();
-        for _ in 0..len {
-            list.push(self.value(kind, key, depth)?);
-        }
-        Ok(Value::Array(list))
+        (0..len).map(|_| self.value(kind, key, depth)).collect()
     }
 
     fn tensor(&mut self) -> Result<(String, TensorInfo), String> {
@@ -150,11 +143,9 @@ impl<R: Read> Bytes<R> {
         if n_dims > 4 {
             return Err(broken(format!("tensor {name} has {n_dims} dimensions")));
         }
-        let mut shape = Vec::new();
-        for _ in 0..n_dims {
-            let dim = usize::try_from(self.u64(what)?);
-            shape.push(dim.map_err(|_| broken(format!("tensor {name} is too large")))?);
-        }
+        let too_large = |_| broken(format!("tensor {name} is too large"));
+        let dim = |_| usize::try_from(self.u64(what)?).map_err(too_large);
+        let mut shape: Vec<usize> = (0..n_dims).map(dim).collect::<Result<_, _>>()?;
         shape.reverse();
         let kind = self.u32(what)?;
         Ok((name, TensorInfo { shape, kind, start: self.u64(what)? }))

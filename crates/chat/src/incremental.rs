@@ -157,14 +157,15 @@ pub(super) fn common_suffix(a: &str, b: &str) -> usize {
 }
 
 /// Other words in one place of a text.
-pub(super) struct Change<'a> {
+#[derive(Clone, PartialEq)]
+pub(super) struct Change {
     pub(super) bytes: Range<usize>,
-    pub(super) with: &'a str,
+    pub(super) with: String,
 }
 
 /// What makes another text of `plain`.
-pub(super) fn change<'a>(plain: &str, seen: &'a str) -> Change<'a> {
+pub(super) fn change(plain: &str, seen: &str) -> Change {
     let start = common_prefix(plain, seen);
     let rest = common_suffix(&plain[start..], &seen[start..]);
-    Change { bytes: start..plain.len() - rest, with: &seen[start..seen.len() - rest] }
+    Change { bytes: start..plain.len() - rest, with: seen[start..seen.len() - rest].to_owned() }
 }

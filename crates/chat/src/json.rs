@@ -6,6 +6,7 @@
 //! editors write, is passed over.
 
 use std::borrow::Cow;
+use std::collections::HashSet;
 use std::ops::Range;
 
 use serde_json::Value;
@@ -28,34 +29,22 @@ pub enum BadJson {
 pub fn read(text: &str) -> Result<Value, BadJson> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let value = serde_json::from_str(&with_plain_zeros(text))?;
-    match integers(text).find(|number| !fits(number)) {
+    let fits = |integer: &str| integer.parse::<i64>().is_ok() || integer.parse::<u64>().is_ok();
+    let integers = numbers(text).map(|place| &text[place]).filter(|it| !it.contains(['.', 'e', 'E']));
+    match integers.into_iter().find(|integer| !fits(integer)) {
         Some(number) => Err(BadJson::Inexact { number: number.to_owned() }),
         None => Ok(value),
     }
 }
 
-fn fits(integer: &str) -> bool {
-    integer.parse::<i64>().is_ok() || integer.parse::<u64>().is_ok()
-}
-
-fn integers(text: &str) -> impl Iterator<Item = &str> {
-    numbers(text).map(|place| &text[place]).filter(|number| !number.contains(['.', 'e', 'E']))
-}
-
 /// The text with every `-0` written as `0`.
 fn with_plain_zeros(text: &str) -> Cow<'_, str> {
-    let signs: Vec<usize> =
-        numbers(text).filter(|place| &text[place.clone()] == "-0").map(|place| place.start).collect();
+    let zeros = numbers(text).filter(|place| &text[place.clone()] == "-0");
+    let signs: HashSet<usize> = zeros.map(|place| place.start).collect();
     if signs.is_empty() {
         return Cow::Borrowed(text);
     }
-    let (mut plain, mut from) = (String::with_capacity(text.len()), 0);
-    for sign in signs {
-        plain.push_str(&text[from..sign]);
-        from = sign + 1;
-    }
-    plain.push_str(&text[from..]);
-    Cow::Owned(plain)
+    text.char_indices().filter(|(at, _)| !signs.contains(at)).map(|(_, c)| c).collect()
 }
 
 /// Where the numbers of a JSON text are: runs of their letters outside strings.

@@ -6,12 +6,11 @@
 //! `reasoning` or `thinking`; content is a string, a list of parts, or null beside tool calls.
 //! Deliberately absent: rendering, which is the business of `chat`.
 
-use std::fmt;
-
 use serde_json::{Map, Value, json};
 
 use super::json;
 use backsight_core::episode::{Arguments, Content, Message, Role, ToolCall};
+use backsight_core::named;
 
 /// The names under which a message may carry its reasoning, the one we write first; where there are several, the first one counts.
 pub const REASONING_FIELDS: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
@@ -25,14 +24,7 @@ pub enum ArgumentForm {
     Object,
 }
 
-impl fmt::Display for ArgumentForm {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Text => "JSON text",
-            Self::Object => "an object",
-        })
-    }
-}
+named!(ArgumentForm: Text = "JSON text", Object = "an object");
 
 /// Why a JSON value is no message, or no list of them.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -121,7 +113,7 @@ pub fn from_json(value: &Value) -> Result<Message, BadMessage> {
     let not_an_object = || unreadable(format!("a message must be an object, not {}", kind(value)));
     let json = value.as_object().ok_or_else(not_an_object)?;
     let role = role(json)?;
-    let reasoning = reasoning(json)?;
+    let reasoning = REASONING_FIELDS.iter().find_map(|key| text(json, key).transpose()).transpose()?;
     let tool_calls = tool_calls(json)?;
     let content = content(json)?;
     let speaks = content.is_some() || !tool_calls.is_empty() || reasoning.is_some();
@@ -136,15 +128,6 @@ fn role(json: &Map<String, Value>) -> Result<Role, BadMessage> {
     let role = text(json, "role")?.ok_or_else(|| unreadable("the message has no role"))?;
     let unknown = || format!("unknown role `{role}`; the roles are {}", Role::NAMES.join(", "));
     Role::from_name(&role).ok_or_else(|| unreadable(unknown()))
-}
-
-fn reasoning(json: &Map<String, Value>) -> Result<Option<String>, BadMessage> {
-    for key in REASONING_FIELDS {
-        if let Some(reasoning) = text(json, key)? {
-            return Ok(Some(reasoning));
-        }
-    }
-    Ok(None)
 }
 
 fn content(json: &Map<String, Value>) -> Result<Option<Content>, BadMessage> {

@@ -91,7 +91,7 @@ impl Text {
         &self,
         tokenizer: &Tokenizer,
         sampled: &[TokenSpan],
-        edit: &Change<'_>,
+        edit: &Change,
     ) -> Result<Replacement, String> {
         let piece = self.piece_of(&edit.bytes).ok_or(NOT_FOUND)?;
         let Piece { tokens, start, .. } = &self.pieces[piece];
@@ -119,16 +119,16 @@ impl Text {
     }
 
     /// Where the rendering has it, if the text begins or ends as the rendering does; else behind the message's text.
-    fn find<'a>(&self, insertion: &Insertion<'a>) -> Option<Change<'a>> {
+    fn find(&self, insertion: &Insertion<'_>) -> Option<Change> {
         insertion.rendered.and_then(|(plain, seen)| self.find_rendered(plain, seen)).or_else(|| {
             let at = self.text.find(insertion.content).filter(|_| !insertion.content.is_empty())?;
             let is_only = self.text.rfind(insertion.content) == Some(at);
             let end = at + insertion.content.len();
-            is_only.then_some(Change { bytes: end..end, with: insertion.addition })
+            is_only.then_some(Change { bytes: end..end, with: insertion.addition.to_owned() })
         })
     }
 
-    fn find_rendered<'a>(&self, plain: &str, seen: &'a str) -> Option<Change<'a>> {
+    fn find_rendered(&self, plain: &str, seen: &str) -> Option<Change> {
         let change = change(plain, seen);
         if self.text.starts_with(&plain[..change.bytes.end]) {
             return Some(change);
@@ -137,7 +137,7 @@ impl Text {
     }
 
     /// Where the text has the change if it ends as the rendering does.
-    fn find_at_end<'a>(&self, plain: &str, Change { bytes, with }: Change<'a>) -> Option<Change<'a>> {
+    fn find_at_end(&self, plain: &str, Change { bytes, with }: Change) -> Option<Change> {
         let start = self.text.strip_suffix(&plain[bytes.start..])?.len();
         Some(Change { bytes: start..start + bytes.len(), with })
     }

@@ -222,7 +222,7 @@ impl<'a> Shown<'a> {
 
 impl Talk for &Shown<'_> {
     fn render(&mut self, portion: Portion<'_>, without: &Range<usize>) -> Result<String, TextError> {
-        self.growing.portion(portion, without)
+        (&mut &self.growing).render(portion, without)
     }
 
     fn edited(

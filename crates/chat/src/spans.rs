@@ -8,8 +8,6 @@
 //! action does not stand right behind its prompt is left to `header`. Everything here is made from text and
 //! so is `rendered`; recorded ids need none of it.
 
-use std::ops::Range;
-
 use super::error::TextError;
 use super::header;
 use super::incremental::{Change, Incremental, change, common_prefix};
@@ -18,6 +16,7 @@ use super::talk::{Portion, Render, Talk};
 use super::tokenizer::Tokenizer;
 use backsight_core::episode::Role;
 use backsight_core::lens::Edit;
+use backsight_core::named;
 use backsight_core::tokens::{TokenId, TokenSpan};
 use backsight_core::tree::{Replacements, Tip, TokenTree};
 
@@ -47,6 +46,11 @@ pub enum Border {
     /// The template renders no prompt here, so what it writes before the turn's own words stands for one.
     Unprompted,
 }
+
+named!(
+    Border: Prefix = "prefix", Merged = "merged", Parted = "parted", Rewritten = "rewritten",
+    Unprompted = "unprompted",
+);
 
 /// One assistant turn as the student saw it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -125,7 +129,9 @@ pub fn turns_beside<T: Talk>(
     tokenizer: &Tokenizer,
 ) -> Beside {
     let mut tree = TokenTree::default();
-    let found = reread(&assistants(roles), likeness, talk, tokenizer, &mut tree);
+    let actions = (0..roles.len()).filter(|idx| roles[*idx] == Role::Assistant);
+    let wanted: Vec<Wanted<'_>> = actions.map(|action| (action, Vec::new())).collect();
+    let found = reread(&wanted, likeness, talk, tokenizer, &mut tree);
     let turns = found.turns.into_iter().map(|turn| turn.map(|(turn, _)| turn)).collect::<Result<_, _>>()?;
     let rendering = tree.grow(Tip::EMPTY, ids);
     // From the last on: each is looked for where the one behind it was.
@@ -140,40 +146,10 @@ pub fn turns_beside<T: Talk>(
     Ok((turns, beyond))
 }
 
-fn assistants(roles: &[Role]) -> Vec<Wanted<'static>> {
-    let actions = (0..roles.len()).filter(|idx| roles[*idx] == Role::Assistant);
-    actions.map(|action| (action, Vec::new())).collect()
-}
-
 /// A short rendering did not stand for the whole one.
 struct Distrust;
 
-/// One step's sequence, from the first token of its context to the last of its action.
-struct Step {
-    tip: Tip,
-    span: TokenSpan,
-    border: Border,
-    ended: bool,
-    /// The context with each of the additions.
-    others: Vec<Result<Tip, TextError>>,
-}
-
-/// A step, or why it is not found.
-type Stepped = Result<Step, TextError>;
-
-/// What an addition does to a text: other words in one place.
-#[derive(Clone, PartialEq)]
-struct Splice {
-    bytes: Range<usize>,
-    with: String,
-}
-
-impl Splice {
-    fn between(plain: &str, seen: &str) -> Self {
-        let Change { bytes, with } = change(plain, seen);
-        Self { bytes, with: with.to_owned() }
-    }
-
+impl Change {
     /// The same in a whole text, of which `near` is the short one; none if it is not certain where that is.
     fn moved(mut self, is_in_front: bool, near: &Near) -> Option<Self> {
         let is_certain = match is_in_front {
@@ -203,7 +179,7 @@ struct Walk<'a, 'w, T> {
     last: Option<(usize, bool)>,
     replacements: Replacements,
     /// What additions do to the text.
-    known: Repeats<Edit<'w>, Splice>,
+    known: Repeats<Edit<'w>, Change>,
     /// Whether this step is compared with whole renderings, and whether one differed.
     is_checked: bool,
     differs: bool,
@@ -227,9 +203,8 @@ impl<'a, 'w, T: Talk> Walk<'a, 'w, T> {
         for (nth, (message_idx, edits)) in wanted.iter().enumerate() {
             self.is_checked = (nth + 1).is_power_of_two() || nth + 1 == wanted.len();
             let found = self.step(*message_idx, edits)?;
-            turns.push(found.map(|Step { tip, span, border, ended, others }| {
-                let sequence = self.continued(&mut sequences, tip);
-                (Turn { message_idx: *message_idx, sequence, tip, span, border, ended }, others)
+            turns.push(found.map(|(turn, others)| {
+                (Turn { sequence: self.continued(&mut sequences, turn.tip), ..turn }, others)
             }));
         }
         Ok(Reread { sequences, turns, encoded_bytes: self.encoder.encoded_bytes() })
@@ -270,7 +245,7 @@ impl<'a, 'w, T: Talk> Walk<'a, 'w, T> {
     }
 
     /// Renders and encodes one step.
-    fn step(&mut self, message_idx: usize, edits: &[Placed<'w>]) -> Result<Stepped, Distrust> {
+    fn step(&mut self, message_idx: usize, edits: &[Placed<'w>]) -> Result<Found, Distrust> {
         for wider in 0.. {
             let near = self.near(message_idx + 1, wider);
             let text = self.text(message_idx, near.as_ref());
@@ -306,14 +281,8 @@ impl<'a, 'w, T: Talk> Walk<'a, 'w, T> {
         text(message_idx, &mut |portion: Portion<'_>| self.talk.render(portion, &without), self.tokenizer)
     }
 
-    /// Encodes a step: the prompt as the student saw it, then the action.
-    fn take(
-        &mut self,
-        message_idx: usize,
-        text: &Text,
-        near: Option<&Near>,
-        edits: &[Placed<'w>],
-    ) -> Result<Step, TextError> {
+    /// Encodes a step: the prompt as the student saw it, then the action. Its sequence is still to be named.
+    fn take(&mut self, message_idx: usize, text: &Text, near: Option<&Near>, edits: &[Placed<'w>]) -> Found {
         self.encode(&text.prompt, near)?;
         self.last = Some((message_idx, true));
         let prompt = self.tip;
@@ -326,7 +295,8 @@ impl<'a, 'w, T: Talk> Walk<'a, 'w, T> {
             return Err(TextError::new(what, LOOK));
         }
         let tip = self.tree.grow(prompt, &action[..n_action]);
-        Ok(Step { tip, span: TokenSpan::at(prompt.len(), n_action), border, ended, others })
+        let span = TokenSpan::at(prompt.len(), n_action);
+        Ok((Turn { message_idx, sequence: 0, tip, span, border, ended }, others))
     }
 
     /// The action's ids: of both together where it stands behind the prompt and they keep the prompt's, else its own.
@@ -359,7 +329,7 @@ impl<'a, 'w, T: Talk> Walk<'a, 'w, T> {
     }
 
     /// What an addition does to the prompt that was encoded last: what it did twice before, or as it is rendered.
-    fn splice(&mut self, prompt: Prompt<'_>, placed: Placed<'w>) -> Result<Splice, TextError> {
+    fn splice(&mut self, prompt: Prompt<'_>, placed: Placed<'w>) -> Result<Change, TextError> {
         let edit = placed.0;
         let short = match self.known.sure(&edit).filter(|_| prompt.near.is_some()) {
             Some(known) => Some(known.clone()),
@@ -371,23 +341,23 @@ impl<'a, 'w, T: Talk> Walk<'a, 'w, T> {
         }
         let seen = self.talk.edited(prompt.message_idx, edit, &(0..0))?;
         self.differs |= short.is_some_and(|splice| splice.applied(self.encoder.text()) != seen);
-        let splice = Splice::between(self.encoder.text(), &seen);
+        let splice = change(self.encoder.text(), &seen);
         self.remember(edit, &splice);
         Ok(splice)
     }
 
     /// Remembers what an addition does. What reaches the end of the prompt stands elsewhere in the next one.
-    fn remember(&mut self, edit: Edit<'w>, splice: &Splice) {
+    fn remember(&mut self, edit: Edit<'w>, splice: &Change) {
         let is_inside = splice.bytes.end < self.encoder.text().len();
         if is_inside && matches!(edit, Edit::Behind { .. }) {
             self.known.agrees(edit, splice.clone());
         }
     }
 
-    fn short_splice(&mut self, prompt: Prompt<'_>, (edit, round): Placed<'w>) -> Option<Splice> {
+    fn short_splice(&mut self, prompt: Prompt<'_>, (edit, round): Placed<'w>) -> Option<Change> {
         let near = prompt.near.filter(|near| round == 0 || round > self.likeness.round(near.without.end))?;
         let seen = self.talk.edited(prompt.message_idx, edit, &near.without).ok()?;
-        Splice::between(prompt.text, &seen).moved(round == 0, near)
+        change(prompt.text, &seen).moved(round == 0, near)
     }
 }
 
@@ -527,6 +497,7 @@ impl<T: Talk> Walk<'_, '_, T> {
 #[cfg(test)]
 #[expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 mod tests {
+    use std::ops::Range;
     use std::path::Path;
 
     use super::*;

@@ -125,14 +125,6 @@ pub struct Growing<'t> {
 }
 
 impl Growing<'_> {
-    /// Renders a part of the conversation, as if the messages `without` were not in it.
-    pub fn portion(&self, portion: Portion<'_>, without: &Range<usize>) -> Result<String, TextError> {
-        let said = portion.said.iter().map(|&(idx, words)| (idx, saying(&self.given[idx], words)));
-        let said: Vec<(usize, Value)> = said.collect();
-        let rendered = self.part(portion.n_messages, portion.generation_prompt, without, &said)?;
-        Ok(rendered.text)
-    }
-
     /// Renders the first `n_messages`, with or without the generation prompt behind them, as if the messages `without`
     /// were not there, with others in the place of some.
     pub fn part(
@@ -155,14 +147,17 @@ impl Growing<'_> {
             ("add_generation_prompt", minijinja::Value::from(add_generation_prompt)),
         ];
         let own = own.map(|(name, value)| (name.to_owned(), value)).into_iter();
-        let rendered = self.template.compiled.render(own.chain(self.variables.iter().cloned()), self.now);
+        let rendered =
+            jinja::render(&self.template.compiled, own.chain(self.variables.iter().cloned()), self.now);
         rendered.map(|(text, generation)| Rendered { text, generation }).map_err(failed)
     }
 }
 
 impl Talk for &Growing<'_> {
     fn render(&mut self, portion: Portion<'_>, without: &Range<usize>) -> Result<String, TextError> {
-        self.portion(portion, without)
+        let said = portion.said.iter().map(|&(idx, words)| (idx, saying(&self.given[idx], words)));
+        let said: Vec<(usize, Value)> = said.collect();
+        Ok(self.part(portion.n_messages, portion.generation_prompt, without, &said)?.text)
     }
 }
 

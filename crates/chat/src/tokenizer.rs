@@ -205,13 +205,13 @@ impl Tokenizer {
         let vocabulary = self.inner.get_vocab(true);
         let highest = vocabulary.values().max().map_or(0, |&id| id as usize + 1);
         let mut bytes = vec![None; highest];
-        let spelling = Spelling::of(&self.inner);
+        let letters = is_byte_level(&self.inner).then(byte_letters);
         for (token, id) in vocabulary {
             bytes[id as usize] = match self.added.get(&id) {
                 // Byte-fallback tokens are sometimes listed as special, and stand for text all the same.
                 Some(added) if added.special => fallback_byte(&token).map(|byte| vec![byte]),
                 Some(added) => Some(added.content.clone().into_bytes()),
-                None => Some(spelling.bytes(&token)),
+                None => Some(spelled_bytes(&token, letters.as_ref())),
             };
         }
         bytes
@@ -245,32 +245,21 @@ fn id_limit(tokenizer: &tokenizers::Tokenizer) -> usize {
     highest.map_or(0, |id| id as usize + 1)
 }
 
-/// How a vocabulary spells bytes.
-enum Spelling {
-    /// Every byte by a printable character of its own, as GPT-2 does.
-    ByteLevel(HashMap<char, u8>),
-    /// Text as it is, but for `▁` as space and `<0xNN>` as a byte.
-    Text,
+/// Whether a vocabulary spells every byte by a printable character of its own, as GPT-2 does; others write text as it
+/// is, but for `▁` as space and `<0xNN>` as a byte.
+fn is_byte_level(tokenizer: &tokenizers::Tokenizer) -> bool {
+    let decoder = tokenizer.get_decoder().and_then(|it| serde_json::to_string(it).ok());
+    decoder.is_some_and(|it| it.contains("\"type\":\"ByteLevel\""))
 }
 
-impl Spelling {
-    fn of(tokenizer: &tokenizers::Tokenizer) -> Self {
-        let decoder = tokenizer.get_decoder().and_then(|it| serde_json::to_string(it).ok());
-        let is_byte_level = decoder.is_some_and(|it| it.contains("\"type\":\"ByteLevel\""));
-        if is_byte_level { Self::ByteLevel(byte_letters()) } else { Self::Text }
-    }
-
-    fn bytes(&self, token: &str) -> Vec<u8> {
-        match self {
-            Self::ByteLevel(letters) => match token.chars().map(|c| letters.get(&c).copied()).collect() {
-                Some(bytes) => bytes,
-                None => token.as_bytes().to_vec(),
-            },
-            Self::Text => match fallback_byte(token) {
-                Some(byte) => vec![byte],
-                None => token.replace('▁', " ").into_bytes(),
-            },
+/// The bytes of a token, whose vocabulary spells them by `letters` if there are any.
+fn spelled_bytes(token: &str, letters: Option<&HashMap<char, u8>>) -> Vec<u8> {
+    match letters {
+        Some(letters) => {
+            let bytes: Option<_> = token.chars().map(|c| letters.get(&c).copied()).collect();
+            bytes.unwrap_or_else(|| token.as_bytes().to_vec())
         }
+        None => fallback_byte(token).map_or_else(|| token.replace('▁', " ").into_bytes(), |byte| vec![byte]),
     }
 }
 

@@ -19,7 +19,7 @@ use backsight_core::python::dumps;
 pub fn apply(choice: ToolText, template: &Template, input: &RenderInput<'_>) -> Vec<Value> {
     match choice {
         ToolText::Hermes => hermes(input.messages, input.tools, takes_tool_role(template, input)),
-        ToolText::Flatten => flatten(input.messages),
+        ToolText::Flatten => input.messages.iter().map(flatten_message).collect(),
     }
 }
 
@@ -60,7 +60,7 @@ fn with_schemas(messages: &[Value], tools: &[Value]) -> Vec<Value> {
         Some(first) if role(first) == "system" => {
             let text = texts(first).concat();
             let gap = if text.is_empty() { "" } else { "\n\n" };
-            set_content(first, format!("{text}{gap}{explained}"));
+            first["content"] = format!("{text}{gap}{explained}").into();
         }
         _ => messages.insert(0, json!({"role": "system", "content": explained})),
     }
@@ -81,8 +81,7 @@ fn explain(tools: &[Value]) -> String {
 
 /// The assistant message with its calls at the end of its text.
 fn with_call_text(mut message: Value) -> Value {
-    let text = text_and_calls(&message, call_text);
-    set_content(&mut message, text);
+    message["content"] = text_and_calls(&message, call_text).into();
     if let Some(fields) = message.as_object_mut() {
         fields.shift_remove("tool_calls");
     }
@@ -113,24 +112,13 @@ fn push_result(out: &mut Vec<Value>, message: &Value) {
     let wrapped = format!("<tool_response>\n{}\n</tool_response>", texts(message).concat());
     match out.last_mut() {
         Some(last) if role(last) == "user" && texts(last).concat().ends_with("</tool_response>") => {
-            let joined = format!("{}\n{wrapped}", texts(last).concat());
-            set_content(last, joined);
+            last["content"] = format!("{}\n{wrapped}", texts(last).concat()).into();
         }
         _ => out.push(json!({"role": "user", "content": wrapped})),
     }
 }
 
-fn set_content(message: &mut Value, text: String) {
-    if let Some(fields) = message.as_object_mut() {
-        fields.insert("content".to_owned(), Value::String(text));
-    }
-}
-
-/// The published scorer's plain text: what stands in Python's f-strings is Python's `str()`.
-fn flatten(messages: &[Value]) -> Vec<Value> {
-    messages.iter().map(flatten_message).collect()
-}
-
+/// A message in the published scorer's plain text: what stands in Python's f-strings is Python's `str()`.
 fn flatten_message(message: &Value) -> Value {
     match role(message) {
         "tool" => {

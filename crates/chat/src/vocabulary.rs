@@ -90,6 +90,8 @@ impl Vocabulary {
         };
         let found = PRE_TOKENIZERS.into_iter().find(|it| it.0 == *pre);
         let (_, split, nfc, ignore_merges) = found.ok_or_else(unknown)?;
+        let ids: Map<String, Value> =
+            self.tokens.iter().enumerate().map(|(id, token)| (token.clone(), id.into())).collect();
         Ok(json!({
             "version": "1.0",
             "truncation": null,
@@ -102,7 +104,7 @@ impl Vocabulary {
             "model": {
                 "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
                 "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false,
-                "ignore_merges": ignore_merges, "vocab": self.ids(), "merges": self.pairs()?,
+                "ignore_merges": ignore_merges, "vocab": ids, "merges": self.pairs()?,
             },
         }))
     }
@@ -114,16 +116,13 @@ impl Vocabulary {
             return Err(format!("the GGUF file has {tokens} tokens but {types} token types"));
         }
         let added = self.tokens.iter().zip(&self.types).enumerate();
-        let added = added.filter_map(|(id, (content, kind))| match kind {
-            3 => Some(added_token(id, content, true)),
-            4 => Some(added_token(id, content, false)),
-            _ => None,
+        let added = added.filter(|(_, (_, kind))| matches!(kind, 3 | 4)).map(|(id, (content, kind))| {
+            json!({
+                "id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
+                "normalized": false, "special": *kind == 3,
+            })
         });
         Ok(added.collect())
-    }
-
-    fn ids(&self) -> Map<String, Value> {
-        self.tokens.iter().enumerate().map(|(id, token)| (token.clone(), id.into())).collect()
     }
 
     fn pairs(&self) -> Result<Vec<Value>, String> {
@@ -148,13 +147,6 @@ impl Vocabulary {
             "special_tokens": {token: {"id": token, "ids": [id], "tokens": [token]}},
         })
     }
-}
-
-fn added_token(id: usize, content: &str, special: bool) -> Value {
-    json!({
-        "id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
-        "normalized": false, "special": special,
-    })
 }
 
 fn pre_tokenizer(split: Split) -> Value {

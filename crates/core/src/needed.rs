@@ -47,14 +47,11 @@ impl Needed {
             return Ok(vec![SpanScore::new(*only, scores)?]);
         }
         let of = |span: &TokenSpan| {
-            let first = self.n_before(span.start());
+            let before = |range: &Range<usize>| range.len().min(span.start().saturating_sub(range.start));
+            let first = self.ranges.iter().map(before).sum::<usize>();
             SpanScore::new(*span, scores[first..first + span.len()].to_vec())
         };
         job.spans().iter().map(of).collect()
-    }
-
-    fn n_before(&self, position: usize) -> usize {
-        self.ranges.iter().map(|range| range.len().min(position.saturating_sub(range.start))).sum()
     }
 }
 

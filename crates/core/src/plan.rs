@@ -266,20 +266,11 @@ impl<'j> Paths<'j> {
 
     fn mark_needed(&mut self, job: &TipJob) {
         for span in &job.spans {
-            for (node, positions) in self.overlaps(job, *span) {
+            for (node, positions) in self.tree.path(job.tip, needed_of(*span)) {
                 self.nodes[node].needed.push(positions);
                 self.nodes[node].top_k = self.nodes[node].top_k.max(job.top_k);
             }
         }
-    }
-
-    /// The nodes a job's span runs through, upwards, with its positions in each. Position 0 is in none.
-    fn overlaps(
-        &self,
-        job: &TipJob,
-        span: TokenSpan,
-    ) -> impl Iterator<Item = (usize, Range<usize>)> + use<'j> {
-        self.tree.path(job.tip, span.start().max(1)..span.end())
     }
 
     /// Tells every node of those behind it, the last ones first.
@@ -369,7 +360,7 @@ impl<'j> Paths<'j> {
     fn parts(&self, job: &TipJob) -> Vec<Part> {
         let mut parts = Vec::new();
         for (span_idx, span) in job.spans.iter().enumerate() {
-            let own: Vec<_> = self.overlaps(job, *span).collect();
+            let own: Vec<_> = self.tree.path(job.tip, needed_of(*span)).collect();
             for (node, positions) in own.into_iter().rev() {
                 let served = within(&self.nodes[node].served, &positions, |(it, _)| it.clone());
                 parts.extend(served.map(|(positions, (_, request))| Part {
@@ -381,6 +372,11 @@ impl<'j> Paths<'j> {
         }
         parts
     }
+}
+
+/// The positions of a span that requests score: nothing precedes position 0.
+fn needed_of(span: TokenSpan) -> Range<usize> {
+    span.start().max(1)..span.end()
 }
 
 /// Those of some ranges in order that overlap another, and where.

@@ -8,7 +8,7 @@
 
 use std::fmt::Write;
 
-use serde_json::{Map, Number, Value};
+use serde_json::Value;
 
 /// What Python's `repr` gives for a float: the shortest digits that read back as the same number,
 /// in exponent form below 1e-4 and from 1e16 on.
@@ -75,78 +75,46 @@ pub fn dumps(value: &Value) -> String {
 
 /// What Python's `json.dumps` gives for a value.
 pub fn json_dumps(value: &Value, style: &JsonStyle) -> String {
-    let mut out = String::new();
-    Writer { style, out: &mut out, depth: 0 }.value(value);
-    out
+    nested(value, style, 0)
 }
 
-struct Writer<'a> {
-    style: &'a JsonStyle,
-    out: &'a mut String,
-    depth: usize,
-}
-
-impl Writer<'_> {
-    fn value(&mut self, value: &Value) {
-        match value {
-            Value::Null => self.out.push_str("null"),
-            Value::Bool(true) => self.out.push_str("true"),
-            Value::Bool(false) => self.out.push_str("false"),
-            Value::Number(number) => self.out.push_str(&number_repr(number)),
-            Value::String(text) => write_json_string(self.out, text, self.style.ensure_ascii),
-            Value::Array(items) => self.container(['[', ']'], items.iter(), Self::value),
-            Value::Object(fields) => self.object(fields),
+/// The same inside so many lists and objects.
+fn nested(value: &Value, style: &JsonStyle, depth: usize) -> String {
+    let inside = |value: &Value| nested(value, style, depth + 1);
+    match value {
+        Value::Null | Value::Bool(_) => value.to_string(),
+        Value::Number(number) => {
+            let float = number.as_f64().filter(|_| number.is_f64());
+            float.map_or_else(|| number.to_string(), float_repr)
         }
-    }
-
-    fn object(&mut self, fields: &Map<String, Value>) {
-        let mut fields: Vec<_> = fields.iter().collect();
-        if self.style.sort_keys {
-            fields.sort_by_key(|&(key, _)| key);
-        }
-        self.container(['{', '}'], fields.into_iter(), |writer, (key, value)| {
-            write_json_string(writer.out, key, writer.style.ensure_ascii);
-            writer.out.push_str(&writer.style.key_separator);
-            writer.value(value);
-        });
-    }
-
-    fn container<T>(
-        &mut self,
-        [open, close]: [char; 2],
-        items: impl ExactSizeIterator<Item = T>,
-        mut write: impl FnMut(&mut Self, T),
-    ) {
-        let is_empty = items.len() == 0;
-        self.out.push(open);
-        self.depth += 1;
-        for (idx, item) in items.enumerate() {
-            if idx > 0 {
-                self.out.push_str(&self.style.item_separator);
+        Value::String(text) => json_string(text, style.ensure_ascii),
+        Value::Array(items) => container(['[', ']'], items.iter().map(inside), style, depth),
+        Value::Object(fields) => {
+            let mut fields: Vec<_> = fields.iter().collect();
+            if style.sort_keys {
+                fields.sort_by_key(|&(key, _)| key);
             }
-            self.new_line();
-            write(self, item);
-        }
-        self.depth -= 1;
-        if !is_empty {
-            self.new_line();
-        }
-        self.out.push(close);
-    }
-
-    fn new_line(&mut self) {
-        if let Some(indent) = &self.style.indent {
-            self.out.push('\n');
-            (0..self.depth).for_each(|_| self.out.push_str(indent));
+            let field = |(key, value): (&String, _)| {
+                json_string(key, style.ensure_ascii) + &style.key_separator + &inside(value)
+            };
+            container(['{', '}'], fields.into_iter().map(field), style, depth)
         }
     }
 }
 
-fn number_repr(number: &Number) -> String {
-    match number.as_f64() {
-        Some(float) if number.is_f64() => float_repr(float),
-        _ => number.to_string(),
+fn container(
+    [open, close]: [char; 2],
+    items: impl Iterator<Item = String>,
+    style: &JsonStyle,
+    depth: usize,
+) -> String {
+    let line = |depth| style.indent.as_ref().map_or_else(String::new, |it| format!("\n{}", it.repeat(depth)));
+    let items: Vec<String> = items.collect();
+    if items.is_empty() {
+        return format!("{open}{close}");
     }
+    let separator = style.item_separator.clone() + &line(depth + 1);
+    format!("{open}{}{}{}{close}", line(depth + 1), items.join(&separator), line(depth))
 }
 
 /// Whether a character is whitespace to Python: four separators more than Unicode's property has.
@@ -154,8 +122,9 @@ pub fn is_space(c: char) -> bool {
     c.is_whitespace() || matches!(c, '\u{1c}'..='\u{1f}')
 }
 
-/// Appends `text` as Python's JSON string, quotes included.
-pub fn write_json_string(out: &mut String, text: &str, ensure_ascii: bool) {
+/// A text as Python's JSON string, quotes included.
+pub fn json_string(text: &str, ensure_ascii: bool) -> String {
+    let mut out = String::with_capacity(text.len() + 2);
     out.push('"');
     for c in text.chars() {
         match c {
@@ -166,12 +135,13 @@ pub fn write_json_string(out: &mut String, text: &str, ensure_ascii: bool) {
             '\t' => out.push_str("\\t"),
             '\u{8}' => out.push_str("\\b"),
             '\u{c}' => out.push_str("\\f"),
-            '\0'..' ' => push_utf16(out, c),
-            '\u{7f}'.. if ensure_ascii => push_utf16(out, c),
+            '\0'..' ' => push_utf16(&mut out, c),
+            '\u{7f}'.. if ensure_ascii => push_utf16(&mut out, c),
             _ => out.push(c),
         }
     }
     out.push('"');
+    out
 }
 
 /// Appends a character as `\uXXXX`, as a surrogate pair where one unit is not enough.

@@ -113,12 +113,11 @@ impl PlanState {
     }
 
     fn place(&self, ids: &[&str], progress: &Progress) -> PlanPlace {
-        let (phase, subtask) = match self.phase {
-            Phase::Planning => {
-                return PlanPlace { phase: self.phase, subtask: None, reward: progress.plan_score };
-            }
-            Phase::Executing => (self.phase, self.idx.and_then(|idx| ids.get(idx))),
-        };
+        let phase = self.phase;
+        if phase == Phase::Planning {
+            return PlanPlace { phase, subtask: None, reward: progress.plan_score };
+        }
+        let subtask = self.idx.and_then(|idx| ids.get(idx));
         let score = |id: &str| {
             let found = progress.subtask_scores.iter().find(|(name, _)| name == id);
             // The environment counts a planned subtask that was never scored as zero.

@@ -53,9 +53,11 @@ impl TokenSpan {
     /// The span `[start, end)`.
     pub fn new(start: usize, end: usize) -> Result<Self, String> {
         let is_one = start <= end;
-        is_one
-            .then_some(Self { start, end })
-            .ok_or_else(|| format!("span [{start}, {end}) ends before it starts"))
+        if is_one {
+            Ok(Self { start, end })
+        } else {
+            Err(format!("span [{start}, {end}) ends before it starts"))
+        }
     }
 
     /// The span of `len` tokens from `start`.
@@ -140,13 +142,10 @@ impl TopK {
 
 /// Refuses ids at or above `vocab_size`: one of them is enough to kill a real server.
 pub fn check_ids(ids: &[TokenId], vocab_size: usize) -> Result<(), String> {
-    match ids.iter().position(|&id| id as usize >= vocab_size) {
-        Some(position) => {
-            let id = ids[position];
-            Err(format!("token {id} at position {position} is outside the vocabulary of {vocab_size}"))
-        }
-        None => Ok(()),
-    }
+    let outside = ids.iter().enumerate().find(|(_, id)| **id as usize >= vocab_size);
+    outside.map_or(Ok(()), |(position, id)| {
+        Err(format!("token {id} at position {position} is outside the vocabulary of {vocab_size}"))
+    })
 }
 
 #[cfg(test)]

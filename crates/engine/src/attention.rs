@@ -6,7 +6,7 @@
 //! at fixed places and stop at the diagonal, so a row's result does not depend on the rows computed
 //! beside it. Deliberately absent: positions' rotation, and threads.
 
-use super::gemm::{Rows, Shape, gemm};
+use super::gemm::{Dimensions, Rows, gemm};
 use super::kv::{Block, KvShape, PAGE};
 use super::simd::{Kernel, LANES, Simd};
 
@@ -16,8 +16,19 @@ const KEYS: usize = 256;
 const ROWS: usize = 192;
 const POSITIONS: usize = 64;
 
-/// What one key-value head attends to.
+/// What one key-value head attends to, in blocks.
 pub struct Attention<'a> {
+    /// All queries.
+    pub of: Queries<'a>,
+    /// Room to work in.
+    pub scratch: &'a mut Scratch,
+    /// `n_positions x group` rows of padded values, overwritten.
+    pub out: &'a mut [f32],
+}
+
+/// Queries of one key-value head.
+#[derive(Clone, Copy)]
+pub struct Queries<'a> {
     /// What the pages look like.
     pub shape: KvShape,
     /// The pages of this layer.
@@ -32,10 +43,6 @@ pub struct Attention<'a> {
     pub start: usize,
     /// How many positions.
     pub n_positions: usize,
-    /// Room to work in.
-    pub scratch: &'a mut Scratch,
-    /// `n_positions x group` rows of padded values, overwritten.
-    pub out: &'a mut [f32],
 }
 
 /// Room for one block, kept between calls.
@@ -53,27 +60,16 @@ impl Kernel for Attention<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let Self { shape, pages, head, queries, group, start, n_positions, scratch, out } = self;
-        let step = (ROWS / group).clamp(1, POSITIONS);
-        for first in (0..n_positions).step_by(step) {
-            let n = step.min(n_positions - first);
-            let queries = Rows { data: queries.row(first), stride: queries.stride };
-            let block = Queries { shape, pages, head, queries, group, start: start + first, n_positions: n };
-            let width = group * shape.padded();
-            block.attend(simd, scratch, &mut out[first * width..][..n * width]);
+        let Self { of, scratch, out } = self;
+        let step = (ROWS / of.group).clamp(1, POSITIONS);
+        for first in (0..of.n_positions).step_by(step) {
+            let n_positions = step.min(of.n_positions - first);
+            let queries = Rows { data: of.queries.row(first), stride: of.queries.stride };
+            let block = Queries { queries, start: of.start + first, n_positions, ..of };
+            let width = of.group * of.shape.padded();
+            block.attend(simd, scratch, &mut out[first * width..][..n_positions * width]);
         }
     }
-}
-
-/// A block of queries.
-struct Queries<'a> {
-    shape: KvShape,
-    pages: &'a [Block],
-    head: usize,
-    queries: Rows<'a>,
-    group: usize,
-    start: usize,
-    n_positions: usize,
 }
 
 impl<'a> Queries<'a> {
@@ -108,14 +104,14 @@ impl<'a> Queries<'a> {
     /// Queries times keys.
     #[inline(always)]
     fn score<S: Simd>(&self, simd: S, pages: &'a [Block], scores: &mut [f32]) {
-        let shape = Shape {
+        let dimensions = Dimensions {
             n_rows: self.n_positions * self.group,
             n_panels: pages.len(),
             segments: 1,
             chained: true,
         };
         let keys = |page: usize, _| self.shape.keys(&pages[page], self.head);
-        gemm(simd, shape, |r| self.query(r), keys, scores, false);
+        gemm(simd, dimensions, |r| self.query(r), keys, scores, false);
     }
 
     /// Turns scores into weights relative to each row's largest score so far, and brings what was gathered down to it.
@@ -151,14 +147,18 @@ impl<'a> Queries<'a> {
     #[inline(always)]
     fn gather<S: Simd>(&self, simd: S, pages: &'a [Block], weights: &[f32], out: &mut [f32]) {
         let n_panels = self.shape.padded() / LANES;
-        let shape =
-            Shape { n_rows: self.n_positions * self.group, n_panels, segments: pages.len(), chained: true };
+        let dimensions = Dimensions {
+            n_rows: self.n_positions * self.group,
+            n_panels,
+            segments: pages.len(),
+            chained: true,
+        };
         let width = pages.len() * PAGE;
         let weights = Rows { data: weights, stride: width };
         let values = |panel: usize, page: usize| {
             &self.shape.values(&pages[page], self.head)[panel * PAGE..(panel + 1) * PAGE]
         };
-        gemm(simd, shape, |r| weights.row(r), values, out, true);
+        gemm(simd, dimensions, |r| weights.row(r), values, out, true);
     }
 }
 
@@ -261,7 +261,7 @@ mod tests {
             let (queries, width) = (self.queries(), self.group * self.shape.padded());
             let n_positions = self.n - start;
             let mut out = vec![f32::NAN; n_positions * width];
-            isa.run(Attention {
+            let of = Queries {
                 shape: self.shape,
                 pages: &cache.layers_mut()[0],
                 head,
@@ -269,9 +269,8 @@ mod tests {
                 group: self.group,
                 start,
                 n_positions,
-                scratch,
-                out: &mut out,
-            });
+            };
+            isa.run(Attention { of, scratch, out: &mut out });
             out
         }
 

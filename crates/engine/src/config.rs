@@ -57,9 +57,12 @@ pub enum Family {
 /// Which architecture a GGUF file holds, and below whose name its other keys stand.
 const ARCHITECTURE: &str = "general.architecture";
 
-/// What GGUF calls the classes of Hugging Face that we know.
-const GGUF_CLASSES: [(&str, &str); 3] =
-    [("llama", "LlamaForCausalLM"), ("qwen2", "Qwen2ForCausalLM"), ("qwen3", "Qwen3ForCausalLM")];
+/// The kinds by the names of their classes, and what GGUF calls them.
+const FAMILIES: [(Family, &str, &str); 3] = [
+    (Family::Llama, "LlamaForCausalLM", "llama"),
+    (Family::Qwen2, "Qwen2ForCausalLM", "qwen2"),
+    (Family::Qwen3, "Qwen3ForCausalLM", "qwen3"),
+];
 
 /// Keys of `config.json`, and what GGUF calls them below the architecture's name.
 const GGUF_KEYS: [(&str, &str); 9] = [
@@ -175,7 +178,7 @@ impl Config {
         let numbers = Value::Object(GGUF_KEYS.iter().filter_map(number).collect());
         let numbers: HfConfig = serde_json::from_value(numbers)
             .map_err(|why| ConfigError::Unfit(format!("the metadata cannot be read: {why}")))?;
-        let class = GGUF_CLASSES.iter().find(|it| it.0 == architecture).map_or(architecture, |it| it.1);
+        let class = FAMILIES.iter().find(|it| it.2 == architecture).map_or(architecture, |it| it.1);
         let hf = HfConfig { architectures: vec![class.to_owned()], vocab_size: Some(vocab), ..numbers };
         let spelled = |hf: &str| GGUF_KEYS.iter().find(|it| it.0 == hf).map_or(hf.to_owned(), |it| key(it.1));
         Ok(Self {
@@ -244,13 +247,9 @@ impl Config {
 }
 
 fn hf_family(hf: &HfConfig) -> Result<Family, ConfigError> {
-    match hf.architectures.first().map(String::as_str) {
-        Some("LlamaForCausalLM") => Ok(Family::Llama),
-        Some("Qwen2ForCausalLM") => Ok(Family::Qwen2),
-        Some("Qwen3ForCausalLM") => Ok(Family::Qwen3),
-        Some(other) => Err(ConfigError::Architecture(other.to_owned())),
-        None => Err(missing("architectures")),
-    }
+    let class = hf.architectures.first().ok_or_else(|| missing("architectures"))?;
+    let known = FAMILIES.iter().find(|it| it.1 == class).map(|it| it.0);
+    known.ok_or_else(|| ConfigError::Architecture(class.clone()))
 }
 
 /// Settings that change what is computed.

@@ -74,7 +74,7 @@ pub struct Counters {
 pub struct Engine {
     pub(super) config: Config,
     weights: Weights,
-    isa: Isa,
+    pub(super) isa: Isa,
     pool: ThreadPool,
     pub(super) tree: KvTree,
     pub(super) counters: Counters,
@@ -250,10 +250,6 @@ impl Engine {
     pub(super) fn with_machine<T: Send>(&self, work: impl FnOnce(Machine<'_>) -> T + Send) -> T {
         let machine = Machine { config: &self.config, weights: &self.weights, isa: self.isa };
         self.pool.install(|| work(machine))
-    }
-
-    pub(super) fn isa(&self) -> Isa {
-        self.isa
     }
 }
 

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use rayon::prelude::*;
 
-use super::attention::{self, Attention};
+use super::attention::{self, Attention, Queries};
 use super::config::Config;
 use super::elementwise::{Angles, Gated, Norm, add, add_bias};
 use super::gemm::{Product, Rows};
@@ -279,7 +279,7 @@ impl Pass<'_> {
         let stride = weights.inner().next_multiple_of(LANES);
         let (n_rows, rows) = (rows.len() / stride, Rows { data: rows, stride });
         let product = |first_panel: usize, n_panels: usize, out: &mut [f32]| {
-            Product { rows, n_rows, weights, first_panel, n_panels, out }.compute(self.machine.isa);
+            self.machine.isa.run(Product { rows, n_rows, weights, first_panel, n_panels, out });
         };
         if self.wide {
             let width = weights.panels() * LANES;
@@ -304,7 +304,7 @@ impl Pass<'_> {
         let inner = sized(&mut scratch.inner, n_rows * width);
         let product = |first_panel: usize, n_panels: usize, tile: &mut Vec<f32>| {
             let out = sized(tile, n_rows * n_panels * LANES);
-            Product { rows, n_rows, weights, first_panel, n_panels, out }.compute(self.machine.isa);
+            self.machine.isa.run(Product { rows, n_rows, weights, first_panel, n_panels, out });
             if !linear.bias.is_empty() {
                 add_bias(out, &linear.bias[first_panel * LANES..][..n_panels * LANES]);
             }
@@ -371,7 +371,7 @@ impl Pass<'_> {
         let config = self.machine.config;
         let (stride, padded) = (config.q_width() + 2 * config.kv_width(), config.head_padded());
         let first = piece.at * stride + head * config.group() * padded;
-        self.machine.isa.run(Attention {
+        let of = Queries {
             shape: self.shape(),
             pages,
             head,
@@ -379,9 +379,9 @@ impl Pass<'_> {
             group: config.group(),
             start: piece.position,
             n_positions: piece.n,
-            scratch,
-            out: sized(out, piece.n * config.group() * padded),
-        });
+        };
+        let out = sized(out, piece.n * config.group() * padded);
+        self.machine.isa.run(Attention { of, scratch, out });
     }
 
     fn place_head(&self, piece: &Piece, head: usize, from: &[f32], attended: &mut [f32]) {

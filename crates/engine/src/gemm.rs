@@ -6,7 +6,7 @@
 //! multiply-adds along the inner dimension, the chains then added), so results do not depend on how rows
 //! are batched, chunked or spread over threads. Deliberately absent: threads, and what the matrices mean.
 
-use super::simd::{Isa, Kernel, LANES, Lane, Simd};
+use super::simd::{Kernel, LANES, Lane, Simd};
 
 /// Rows of one tile.
 const TILE_ROWS: usize = 6;
@@ -93,13 +93,6 @@ pub struct Product<'a> {
     pub out: &'a mut [f32],
 }
 
-impl Product<'_> {
-    /// Computes it on this thread.
-    pub fn compute(self, isa: Isa) {
-        isa.run(self);
-    }
-}
-
 impl Kernel for Product<'_> {
     type Output = ();
 
@@ -116,7 +109,7 @@ impl Kernel for Product<'_> {
             let (n_rows, n_panels, segments) = (self.n_rows, self.n_panels, len.div_ceil(CHAIN));
             gemm(
                 simd,
-                Shape { n_rows, n_panels, segments, chained: false },
+                Dimensions { n_rows, n_panels, segments, chained: false },
                 left,
                 right,
                 self.out,
@@ -126,9 +119,9 @@ impl Kernel for Product<'_> {
     }
 }
 
-/// The extent of a product.
+/// The dimensions of a product.
 #[derive(Clone, Copy, Debug)]
-pub struct Shape {
+pub struct Dimensions {
     /// Rows of the left-hand side.
     pub n_rows: usize,
     /// Panels of the right-hand side.
@@ -146,29 +139,24 @@ pub struct Shape {
 #[inline(always)]
 pub fn gemm<'a, S: Simd>(
     simd: S,
-    shape: Shape,
+    dimensions: Dimensions,
     left: impl Fn(usize) -> &'a [f32] + Copy,
     right: impl Fn(usize, usize) -> &'a [Lane] + Copy,
     out: &mut [f32],
     add: bool,
 ) {
     let mut panel = 0;
-    while panel < shape.n_panels {
+    while panel < dimensions.n_panels {
         let mut row = 0;
-        let wide = shape.n_panels - panel >= 4;
-        let step = panels_at_once::<S>(shape.n_rows.min(TILE_ROWS), wide);
-        while row < shape.n_rows {
-            let at = TileAt { row, panel, shape, add };
-            row += tiles(simd, at, shape.n_rows - row, step, left, right, out);
+        let wide = dimensions.n_panels - panel >= 4;
+        // As many sums as there are registers, and enough of them to hide the latency of one row.
+        let step = if wide && (S::MANY_REGISTERS || dimensions.n_rows == 1) { 4 } else { 1 };
+        while row < dimensions.n_rows {
+            let at = TileAt { row, panel, dimensions, add };
+            row += tiles(simd, at, dimensions.n_rows - row, step, left, right, out);
         }
         panel += step;
     }
-}
-
-/// How many panels a tile takes: as many sums as there are registers, and enough of them to hide the latency of one row.
-#[inline(always)]
-fn panels_at_once<S: Simd>(rows: usize, wide: bool) -> usize {
-    if wide && (S::MANY_REGISTERS || rows == 1) { 4 } else { 1 }
 }
 
 /// Where a tile lies.
@@ -176,7 +164,7 @@ fn panels_at_once<S: Simd>(rows: usize, wide: bool) -> usize {
 struct TileAt {
     row: usize,
     panel: usize,
-    shape: Shape,
+    dimensions: Dimensions,
     add: bool,
 }
 
@@ -223,11 +211,11 @@ fn tile<'a, S: Simd, const R: usize, const P: usize>(
         each::<R, P>(at, out, |r, p, out| totals[r][p] = simd.load(out));
     }
     let mut done = 0;
-    for segment in 0..at.shape.segments {
+    for segment in 0..at.dimensions.segments {
         let right: [&[Lane]; P] = std::array::from_fn(|p| right(at.panel + p, segment));
         let n = right[0].len();
         sums = chain(simd, left.map(|row| &row[done..done + n]), right.map(|panel| &panel[..n]), sums);
-        if !at.shape.chained {
+        if !at.dimensions.chained {
             totals = add(simd, totals, sums);
             sums = zero;
         }
@@ -282,7 +270,7 @@ fn each<const R: usize, const P: usize>(
     mut visit: impl FnMut(usize, usize, &mut [f32; LANES]),
 ) {
     for r in 0..R {
-        let row = &mut out[(at.row + r) * at.shape.n_panels * LANES + at.panel * LANES..][..P * LANES];
+        let row = &mut out[(at.row + r) * at.dimensions.n_panels * LANES + at.panel * LANES..][..P * LANES];
         for (p, lane) in row.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
             visit(r, p, lane);
         }
@@ -292,6 +280,7 @@ fn each<const R: usize, const P: usize>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::simd::Isa;
 
     fn numbers(n: usize, seed: u32) -> Vec<f32> {
         let mut state = seed.wrapping_mul(2_654_435_761) | 1;
@@ -306,7 +295,7 @@ mod tests {
         let mut out = vec![f32::NAN; n_rows * weights.panels() * LANES];
         let rows = Rows { data: rows, stride: weights.inner() };
         let n_panels = weights.panels();
-        Product { rows, n_rows, weights, first_panel: 0, n_panels, out: &mut out }.compute(isa);
+        isa.run(Product { rows, n_rows, weights, first_panel: 0, n_panels, out: &mut out });
         out
     }
 

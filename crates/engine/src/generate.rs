@@ -17,7 +17,6 @@ use backsight_core::model::{
 use backsight_core::tokens::TokenId;
 
 /// A continuation under way.
-#[derive(Debug)]
 pub struct Sequence {
     /// The prompt and what was sampled.
     tokens: Vec<TokenId>,
@@ -54,7 +53,7 @@ impl Sequence {
     /// Draws the next token from its logits.
     fn advance(&mut self, engine: &Engine, logits: &[f32]) -> Result<(), Error> {
         let token = self.choose(logits)?;
-        let score = answer_from_logits(engine.isa(), logits, Ask { token, top_k: self.top_k });
+        let score = answer_from_logits(engine.isa, logits, Ask { token, top_k: self.top_k });
         self.tokens.push(token);
         self.sampled.push(SampledToken { id: token, logprob: score.logprob.ok(), top: score.top });
         let ended =
@@ -62,7 +61,8 @@ impl Sequence {
         let complete = self.follower.as_ref().is_some_and(Follower::is_done);
         if ended || complete {
             self.outcome = Some(Ok(Finish::Stop));
-        } else if self.is_full(engine) {
+        } else if self.sampled.len() >= self.sampling.max_tokens || self.tokens.len() >= engine.config.context
+        {
             self.outcome = Some(Ok(Finish::Length));
         }
         Ok(())
@@ -77,10 +77,6 @@ impl Sequence {
         let token = draw(&masked, &self.sampling, &mut self.dice).ok_or_else(no_token)?;
         follower.take(token)?;
         Ok(token)
-    }
-
-    fn is_full(&self, engine: &Engine) -> bool {
-        self.sampled.len() >= self.sampling.max_tokens || self.tokens.len() >= engine.config.context
     }
 }
 

@@ -72,8 +72,8 @@ impl Machine<'_> {
             let n_panels = n.div_ceil(LANES);
             let out = &mut logits[..asks.len() * n_panels * LANES];
             let first_panel = tile / LANES;
-            Product { rows, n_rows: asks.len(), weights: &self.weights.head, first_panel, n_panels, out }
-                .compute(self.isa);
+            let (n_rows, weights) = (asks.len(), &self.weights.head);
+            self.isa.run(Product { rows, n_rows, weights, first_panel, n_panels, out });
             let rows = logits.chunks_exact_mut(n_panels * LANES).zip(asks).zip(&mut seen);
             for ((row, ask), seen) in rows {
                 row[n..].fill(f32::NEG_INFINITY);
@@ -87,12 +87,12 @@ impl Machine<'_> {
     pub fn logits(self, hidden: &[f32]) -> Vec<Vec<f32>> {
         let rows = Rows { data: hidden, stride: self.config.hidden_padded() };
         let n_rows = hidden.len() / rows.stride;
-        let parts = (0..self.weights.head.panels()).into_par_iter().step_by(PART / LANES);
+        let weights = &self.weights.head;
+        let parts = (0..weights.panels()).into_par_iter().step_by(PART / LANES);
         let parts = parts.map(|first_panel| {
-            let n_panels = (self.weights.head.panels() - first_panel).min(PART / LANES);
+            let n_panels = (weights.panels() - first_panel).min(PART / LANES);
             let mut out = vec![0.0; n_rows * n_panels * LANES];
-            Product { rows, n_rows, weights: &self.weights.head, first_panel, n_panels, out: &mut out }
-                .compute(self.isa);
+            self.isa.run(Product { rows, n_rows, weights, first_panel, n_panels, out: &mut out });
             out
         });
         let parts: Vec<Vec<f32>> = parts.collect();

@@ -192,21 +192,17 @@ impl KvTree {
         for (i, tokens) in tokens[..cache.len().min(tokens.len())].chunks(PAGE).enumerate() {
             at = match self.best_child(at, tokens) {
                 Some((child, n)) if n == tokens.len() => child,
+                // A page that was part full gets the tokens that followed.
                 Some((child, n)) if n == self.nodes[child].tokens.len() => {
-                    self.extend(child, tokens, cache.page(i))
+                    let node = &mut self.nodes[child];
+                    (node.tokens, node.page) = (tokens.to_vec(), cache.page(i));
+                    child
                 }
                 _ => self.add(at, tokens, cache.page(i)),
             };
             self.nodes[at].used = self.clock;
         }
         while self.n_pages() > self.max_pages && self.drop_oldest() {}
-    }
-
-    /// A page that was part full gets the tokens that followed.
-    fn extend(&mut self, at: usize, tokens: &[TokenId], page: Vec<Block>) -> usize {
-        self.nodes[at].tokens = tokens.to_vec();
-        self.nodes[at].page = page;
-        at
     }
 
     fn add(&mut self, parent: usize, tokens: &[TokenId], page: Vec<Block>) -> usize {

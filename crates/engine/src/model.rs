@@ -58,7 +58,7 @@ pub struct Talked {
 
 /// How a conversation is put to the model and its answer read, where more can be told than every model understands.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Manner {
+pub struct TalkOptions {
     /// Candidates at every sampled token.
     pub top_k: usize,
     /// Ids after which to stop, beside those that end a turn.
@@ -73,7 +73,7 @@ pub struct Manner {
     pub skips_special: bool,
 }
 
-impl Default for Manner {
+impl Default for TalkOptions {
     fn default() -> Self {
         Self {
             top_k: 0,
@@ -118,19 +118,19 @@ impl Embedded {
     }
 
     /// Answers a conversation.
-    pub async fn talk(&self, request: &ChatRequest, manner: &Manner) -> Result<Talked, Error> {
+    pub async fn talk(&self, request: &ChatRequest, options: &TalkOptions) -> Result<Talked, Error> {
         let tokenizer = self.tokenizer()?;
-        let prompt = self.prompt_in(&request.messages, &request.tools, manner)?;
+        let prompt = self.prompt_in(&request.messages, &request.tools, options)?;
         let generate = GenerateRequest {
             prompt: prompt.clone(),
             sampling: request.sampling.clone(),
-            stop_ids: [&manner.stop_ids, tokenizer.end_ids()].concat(),
-            top_k: manner.top_k,
+            stop_ids: [&options.stop_ids, tokenizer.end_ids()].concat(),
+            top_k: options.top_k,
             place: request.place.clone(),
         };
         let generated = self.worker.generate(&generate).await?;
-        let text = answer_text(tokenizer, &generate.stop_ids, manner, &generated)?;
-        let tools = if manner.reads_calls { &request.tools[..] } else { &[] };
+        let text = answer_text(tokenizer, &generate.stop_ids, options, &generated)?;
+        let tools = if options.reads_calls { &request.tools[..] } else { &[] };
         Ok(Talked { answer: answer(&text, tools, &generated), prompt, generated })
     }
 
@@ -138,14 +138,14 @@ impl Embedded {
     ///
     /// Tools are written as [`Embedded::tool_text`] says, and the time is that at which the model was opened.
     pub fn prompt(&self, messages: &[Message], tools: &[Value]) -> Result<Vec<TokenId>, Error> {
-        self.prompt_in(messages, tools, &Manner::default())
+        self.prompt_in(messages, tools, &TalkOptions::default())
     }
 
     fn prompt_in(
         &self,
         messages: &[Message],
         tools: &[Value],
-        manner: &Manner,
+        options: &TalkOptions,
     ) -> Result<Vec<TokenId>, Error> {
         let templates = self.templates()?;
         let has_tools = !tools.is_empty();
@@ -153,11 +153,11 @@ impl Embedded {
         let has_calls = messages.iter().any(|message| !message.tool_calls.is_empty());
         let tool_text = self.tool_text.filter(|_| has_tools || has_calls);
         let messages: Vec<Value> = messages.iter().map(messages::to_json).collect();
-        let vars = templates.special_tokens().clone().into_iter().chain(manner.vars.clone()).collect();
+        let vars = templates.special_tokens().clone().into_iter().chain(options.vars.clone()).collect();
         let input = RenderInput {
             messages: &messages,
             tools: has_tools.then_some(tools),
-            add_generation_prompt: manner.add_generation_prompt,
+            add_generation_prompt: options.add_generation_prompt,
             vars: &vars,
             now: Some(self.now),
         };
@@ -179,7 +179,7 @@ impl Model for Embedded {
     }
 
     async fn chat(&self, request: &ChatRequest) -> Result<ChatAnswer, Error> {
-        self.talk(request, &Manner::default()).await.map(|talked| talked.answer)
+        self.talk(request, &TalkOptions::default()).await.map(|talked| talked.answer)
     }
 
     fn limits(&self) -> &Limits {
@@ -212,12 +212,12 @@ fn set_vocabulary(engine: &mut Engine, tokenizer: &Tokenizer) -> Result<(), Erro
 fn answer_text(
     tokenizer: &Tokenizer,
     stop_ids: &[TokenId],
-    manner: &Manner,
+    options: &TalkOptions,
     generated: &Generated,
 ) -> Result<String, Error> {
     let mut ids: Vec<TokenId> = generated.tokens.iter().map(|token| token.id).collect();
     ids.pop_if(|id| stop_ids.contains(id));
-    ids.retain(|&id| !(manner.skips_special && tokenizer.is_special(id)));
+    ids.retain(|&id| !(options.skips_special && tokenizer.is_special(id)));
     tokenizer.decode(&ids).map_err(|error| Error::invalid(&error, error.help()))
 }
 

@@ -133,12 +133,6 @@ struct Stored {
     inner: usize,
 }
 
-impl Stored {
-    fn row(&self, i: usize) -> &[f32] {
-        &self.weights[i * self.inner..][..self.inner]
-    }
-}
-
 /// An output column: which stored matrix and which of its rows. `None` is filling.
 type Column = Option<(usize, usize)>;
 
@@ -231,8 +225,8 @@ impl WeightReader<'_> {
 fn pack(stored: &[Stored], columns: impl Iterator<Item = Column>) -> Linear {
     let columns: Vec<Column> = columns.collect();
     let inner = stored.first().map_or(0, |it| it.inner);
-    let rows: Vec<_> =
-        columns.iter().map(|column| column.map(|(which, row)| stored[which].row(row))).collect();
+    let row = |(which, row): (usize, usize)| &stored[which].weights[row * inner..][..inner];
+    let rows: Vec<_> = columns.iter().map(|column| column.map(row)).collect();
     let bias = |column: &Column| column.map_or(0.0, |(which, row)| stored[which].bias[row]);
     let has_bias = stored.iter().any(|it| !it.bias.is_empty());
     let mut bias: Vec<f32> = if has_bias { columns.iter().map(bias).collect() } else { Vec::new() };

@@ -22,10 +22,7 @@ enum Request {
 }
 
 /// A continuation and who waits for it.
-struct UnderWay {
-    sequence: Sequence,
-    reply: Reply<Generated>,
-}
+type UnderWay = (Sequence, Reply<Generated>);
 
 /// The way to an engine on its own thread, which ends when this is dropped.
 pub(super) struct Worker {
@@ -74,7 +71,7 @@ fn work(mut engine: Engine, requests: &Receiver<Request>) {
             match request {
                 Request::Score(job, reply) => jobs.push((job, reply)),
                 Request::Generate(request, reply) => match engine.admit(&request) {
-                    Ok(sequence) => under_way.push(UnderWay { sequence, reply }),
+                    Ok(sequence) => under_way.push((sequence, reply)),
                     // Whoever asked may have gone, which is no concern of ours.
                     Err(error) => drop(reply.send(Err(error))),
                 },
@@ -101,13 +98,13 @@ fn score(engine: &mut Engine, waiting: Vec<(ScoreJob, Reply<Scored>)>) {
 
 /// Lengthens every continuation by one token and hands over those that are finished.
 fn step(engine: &mut Engine, under_way: &mut Vec<UnderWay>) {
-    under_way.retain(|it| !it.reply.is_closed());
-    let open = under_way.iter_mut().map(|it| &mut it.sequence).filter(|it| !it.is_finished());
+    under_way.retain(|(_, reply)| !reply.is_closed());
+    let open = under_way.iter_mut().map(|(sequence, _)| sequence).filter(|it| !it.is_finished());
     let mut open: Vec<&mut Sequence> = open.collect();
     if !open.is_empty() {
         engine.step(&mut open);
     }
-    for done in under_way.extract_if(.., |it| it.sequence.is_finished()) {
-        drop(done.reply.send(done.sequence.into_generated()));
+    for (sequence, reply) in under_way.extract_if(.., |(sequence, _)| sequence.is_finished()) {
+        drop(reply.send(sequence.into_generated()));
     }
 }

@@ -54,4 +54,4 @@ pub use launcher::{HIDDEN_ARGUMENT, become_launcher_if_asked};
 pub use protocol::{End, Exit, Refusal};
 pub use sandbox::{BackgroundStatus, Command, Output, Program, Sandbox, Streams};
 pub use start::Sandboxes;
-pub use workspace::{Entry, FileError, FileRead, Selection, Workspace};
+pub use workspace::{FileEntry, FileError, FileRead, Selection, Workspace};

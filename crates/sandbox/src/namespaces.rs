@@ -181,7 +181,10 @@ async fn read_replies(
     let mut end = End::Unknown;
     loop {
         match channel.receive().await {
-            Ok(Some((Reply::Ended { job, ended }, _))) => tell(&pending, job, ended),
+            Ok(Some((Reply::Ended { job, ended }, _))) => {
+                // Nobody may be waiting any more.
+                let _ = lock(&pending).remove(&job).map(|waiting| waiting.send(ended));
+            }
             Ok(Some((Reply::Measured(time), _))) => drop(used.send_replace(time)),
             // The groups are removed before the socket closes.
             Ok(Some((Reply::Over(it), _))) => end = it,
@@ -195,13 +198,6 @@ async fn read_replies(
         let _ = waiting.send(Ok(Exit::Lost));
     }
     let _ = over.send(Some(end));
-}
-
-fn tell(pending: &Pending, job: u64, ended: Ended) {
-    if let Some(waiting) = lock(pending).remove(&job) {
-        // Nobody may be waiting any more.
-        let _ = waiting.send(ended);
-    }
 }
 
 #[async_trait]

@@ -168,7 +168,6 @@ impl Sandbox {
     /// Runs a program that has others work for it: the processor time of their sandboxes counts as its own.
     pub async fn run_beside(&self, command: Command, others: &[&Sandbox]) -> Result<Output, SandboxError> {
         let timeout = command.timeout;
-        let program = describe(&command.program);
         // The shell itself is there, so it is the directory that is not.
         let directory = command.cwd.clone().filter(|_| matches!(command.program, Program::Shell(_)));
         let counted = [&[self], others].concat().iter().map(|it| &*it.backend).collect();
@@ -184,7 +183,7 @@ impl Sandbox {
             Some(end) => end,
             None => self.kill_and_wait(id, &job).await,
         };
-        let exit = started(ended, &program, directory)?;
+        let exit = started(ended, &job.command, directory)?;
         let processor_time = budget.used().await;
         Ok(Output { exit, capture: job.output(), timed_out, duration, processor_time })
     }
@@ -257,7 +256,10 @@ impl Sandbox {
     async fn start(&self, command: Command) -> Result<(u64, Job), SandboxError> {
         let job = self.next_job.fetch_add(1, Ordering::Relaxed);
         let Command { program, cwd, env, streams, output_cap, .. } = command;
-        let text = describe(&program);
+        let text = match &program {
+            Program::Shell(line) => line.clone(),
+            Program::Argv(argv) => argv.join(" "),
+        };
         let argv = self.argv(program)?;
         let (output, writer) = io::pipe()?;
         let (stdin, stdout, input) = connect(streams, &writer)?;
@@ -307,13 +309,6 @@ fn feed(bytes: Vec<u8>) -> io::Result<OwnedFd> {
     // A program that does not read to the end is its own business.
     tokio::spawn(async move { drop(tokio::io::AsyncWriteExt::write_all(&mut writer, &bytes).await) });
     Ok(reader.into())
-}
-
-fn describe(program: &Program) -> String {
-    match program {
-        Program::Shell(line) => line.clone(),
-        Program::Argv(argv) => argv.join(" "),
-    }
 }
 
 fn started(ended: Ended, program: &str, directory: Option<String>) -> Result<Exit, SandboxError> {

@@ -71,7 +71,7 @@ pub struct FileRead {
 
 /// A file or directory found below the workspace.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Entry {
+pub struct FileEntry {
     /// Its path from the workspace.
     pub path: String,
     /// Whether it is a directory.
@@ -86,7 +86,7 @@ pub struct Entry {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Selection {
     /// The files and links.
-    pub entries: Vec<Entry>,
+    pub entries: Vec<FileEntry>,
     /// How many were wanted and left out.
     pub n_left: usize,
     /// Whether there was more in the workspace than is looked through.
@@ -186,7 +186,7 @@ impl Workspace {
     }
 
     /// Everything below `path`, directories before what they hold, in order of names; links are not followed.
-    pub fn walk(&self, path: &str, allowance: &Allowance) -> Result<Vec<Entry>, FileError> {
+    pub fn walk(&self, path: &str, allowance: &Allowance) -> Result<Vec<FileEntry>, FileError> {
         let top = relative(path, &self.inside)?;
         let _identity = self.identity()?;
         let mut found = Vec::new();
@@ -245,14 +245,9 @@ impl Workspace {
             match self.copy_one(to, file, allowance) {
                 Ok(()) => copied.entries.push(file.clone()),
                 Err(FileError::Full(_)) => copied.n_left += 1,
+                Err(error @ (FileError::Stopped(_) | FileError::Other(..))) => return Err(error),
                 // What the episode made unreadable, or is no file at all, nobody can run either.
-                Err(
-                    FileError::Denied(_)
-                    | FileError::NotAFile(_)
-                    | FileError::Missing(_)
-                    | FileError::Outside(_),
-                ) => {}
-                Err(error) => return Err(error),
+                Err(_) => {}
             }
         }
         Ok(copied)
@@ -264,7 +259,7 @@ impl Workspace {
         &self,
         keep: impl Fn(&str) -> bool,
         allowance: &Allowance,
-    ) -> Result<(Vec<Entry>, bool), FileError> {
+    ) -> Result<(Vec<FileEntry>, bool), FileError> {
         let _identity = self.identity()?;
         let (mut found, mut n_seen) = (Vec::new(), 0);
         let mut open = VecDeque::from([PathBuf::new()]);
@@ -289,7 +284,7 @@ impl Workspace {
         Ok((found, false))
     }
 
-    fn copy_one(&self, to: &Self, file: &Entry, allowance: &Allowance) -> Result<(), FileError> {
+    fn copy_one(&self, to: &Self, file: &FileEntry, allowance: &Allowance) -> Result<(), FileError> {
         if !file.is_link {
             return to.write(&file.path, &self.read_within(&file.path, file.n_bytes, allowance)?.bytes);
         }
@@ -372,7 +367,7 @@ impl Workspace {
     }
 
     /// What a directory holds, `max` entries at most.
-    fn list(&self, directory: &Path, max: usize) -> rustix::io::Result<Vec<Entry>> {
+    fn list(&self, directory: &Path, max: usize) -> rustix::io::Result<Vec<FileEntry>> {
         let opened = self.open(directory, OFlags::RDONLY | OFlags::DIRECTORY)?;
         let mut entries = Vec::new();
         for entry in Dir::read_from(&opened)? {
@@ -389,12 +384,12 @@ impl Workspace {
         Ok(entries)
     }
 
-    fn describe(&self, opened: &OwnedFd, directory: &Path, name: &str) -> Option<Entry> {
+    fn describe(&self, opened: &OwnedFd, directory: &Path, name: &str) -> Option<FileEntry> {
         let stat = statat(opened, name, AtFlags::SYMLINK_NOFOLLOW).ok()?;
         let path = directory.join(name).to_str()?.to_owned();
         let kind = FileType::from_raw_mode(stat.st_mode);
         let (is_dir, is_link) = (kind == FileType::Directory, kind == FileType::Symlink);
-        Some(Entry { path, is_dir, is_link, n_bytes: u64::try_from(stat.st_size).unwrap_or(0) })
+        Some(FileEntry { path, is_dir, is_link, n_bytes: u64::try_from(stat.st_size).unwrap_or(0) })
     }
 }
 

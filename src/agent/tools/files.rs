@@ -87,23 +87,6 @@ pub(super) fn write_file(files: &Files<'_>, arguments: Arguments<'_>) -> Result<
     Ok(json!({ "path": path, "bytes_written": content.len() }))
 }
 
-/// What to search for.
-struct Query {
-    target: Target,
-    path: String,
-    glob: Option<Glob>,
-    limit: usize,
-    offset: usize,
-    n_context: usize,
-    output: OutputMode,
-}
-
-/// What a pattern is compared with.
-enum Target {
-    Lines(Regex),
-    Names(Glob),
-}
-
 /// What is told of lines that match.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum OutputMode {
@@ -114,40 +97,25 @@ enum OutputMode {
 
 /// Searches names or contents.
 pub(super) fn search_files(files: &Files<'_>, arguments: Arguments<'_>) -> Result<ToolResult, ToolError> {
-    let query = read_query(&arguments)?;
-    Ok(Search { files, query: &query, matches: Matches::default() }.run()?)
-}
-
-fn read_query(arguments: &Arguments<'_>) -> Result<Query, String> {
     let pattern = arguments.text("pattern")?;
     let unusable = |error: String| format!("pattern cannot be used: {error}");
-    let target = match arguments.optional_text("target")?.unwrap_or("content") {
-        "content" => Target::Lines(search::pattern(pattern).map_err(unusable)?),
-        "files" => Target::Names(Glob::new(pattern).map_err(unusable)?),
-        other => return Err(format!("target must be content or files, not {other:?}")),
-    };
-    let output = match arguments.optional_text("output_mode")?.unwrap_or("content") {
-        "content" => OutputMode::Content,
-        "files_only" => OutputMode::FilesOnly,
-        "count" => OutputMode::Count,
-        other => return Err(format!("output_mode must be content, files_only or count, not {other:?}")),
-    };
-    let read_glob = |text: &str| Glob::new(text).map_err(|error| format!("file_glob is no pattern: {error}"));
-    Ok(Query {
-        target,
-        path: arguments.optional_text("path")?.unwrap_or(".").to_owned(),
-        glob: arguments.optional_text("file_glob")?.map(read_glob).transpose()?,
-        limit: arguments.number("limit")?.unwrap_or(DEFAULT_RESULTS).clamp(1, 1000) as usize,
-        offset: arguments.number("offset")?.unwrap_or(0).min(u32::MAX.into()) as usize,
-        n_context: arguments.number("context")?.unwrap_or(0).min(20) as usize,
-        output,
-    })
+    let search = Search::read(files, &arguments)?;
+    match arguments.optional_text("target")?.unwrap_or("content") {
+        "content" => Ok(search.lines(&search::pattern(pattern).map_err(unusable)?)?),
+        "files" => Ok(search.names(&Glob::new(pattern).map_err(unusable)?)?.into()),
+        other => Err(format!("target must be content or files, not {other:?}").into()),
+    }
 }
 
 /// A search that goes on.
 struct Search<'a> {
     files: &'a Files<'a>,
-    query: &'a Query,
+    path: String,
+    glob: Option<Glob>,
+    limit: usize,
+    offset: usize,
+    n_context: usize,
+    output: OutputMode,
     matches: Matches,
 }
 
@@ -163,17 +131,36 @@ struct Matches {
     n_partly: usize,
 }
 
-impl Search<'_> {
-    fn run(&mut self) -> Result<ToolResult, FileError> {
-        let mut paths = self.paths()?;
-        let pattern = match &self.query.target {
-            Target::Lines(pattern) => pattern,
-            Target::Names(name) => {
-                paths.retain(|path| name.matches(path));
-                let n_found = paths.len();
-                return Ok(self.page_of(paths.into_iter(), n_found).into());
-            }
+impl<'a> Search<'a> {
+    fn read(files: &'a Files<'a>, arguments: &Arguments<'_>) -> Result<Self, String> {
+        let output = match arguments.optional_text("output_mode")?.unwrap_or("content") {
+            "content" => OutputMode::Content,
+            "files_only" => OutputMode::FilesOnly,
+            "count" => OutputMode::Count,
+            other => return Err(format!("output_mode must be content, files_only or count, not {other:?}")),
         };
+        let glob = |text: &str| Glob::new(text).map_err(|error| format!("file_glob is no pattern: {error}"));
+        Ok(Self {
+            files,
+            path: arguments.optional_text("path")?.unwrap_or(".").to_owned(),
+            glob: arguments.optional_text("file_glob")?.map(glob).transpose()?,
+            limit: arguments.number("limit")?.unwrap_or(DEFAULT_RESULTS).clamp(1, 1000) as usize,
+            offset: arguments.number("offset")?.unwrap_or(0).min(u32::MAX.into()) as usize,
+            n_context: arguments.number("context")?.unwrap_or(0).min(20) as usize,
+            output,
+            matches: Matches::default(),
+        })
+    }
+
+    fn names(&self, name: &Glob) -> Result<Value, FileError> {
+        let mut paths = self.paths()?;
+        paths.retain(|path| name.matches(path));
+        let n_found = paths.len();
+        Ok(self.page_of(paths.into_iter(), n_found))
+    }
+
+    fn lines(mut self, pattern: &Regex) -> Result<ToolResult, FileError> {
+        let paths = self.paths()?;
         for (idx, path) in paths.iter().enumerate() {
             match self.look_into(path, pattern) {
                 Err(FileError::Stopped(stopped @ Stopped::TooMuch(_))) => {
@@ -194,15 +181,15 @@ impl Search<'_> {
     /// The files to search, in order of their paths. A path that is a file is searched alone; what we saved ourselves
     /// is searched only where it is asked for.
     fn paths(&self) -> Result<Vec<String>, FileError> {
-        let Self { files: Files { workspace, allowance, .. }, query, .. } = self;
-        let paths = match workspace.walk(&query.path, allowance) {
-            Err(FileError::Missing(_)) if workspace.read(&query.path, 0).is_ok() => vec![query.path.clone()],
+        let Files { workspace, allowance, .. } = self.files;
+        let paths = match workspace.walk(&self.path, allowance) {
+            Err(FileError::Missing(_)) if workspace.read(&self.path, 0).is_ok() => vec![self.path.clone()],
             walked => walked?.into_iter().filter(|entry| !entry.is_dir).map(|entry| entry.path).collect(),
         };
-        let is_asked_for = workspace.place(&query.path)?.starts_with(DIRECTORY);
+        let is_asked_for = workspace.place(&self.path)?.starts_with(DIRECTORY);
         let is_wanted = |path: &String| {
             let is_ours = path.strip_prefix(DIRECTORY).is_some_and(|below| below.starts_with('/'));
-            (is_asked_for || !is_ours) && query.glob.as_ref().is_none_or(|glob| glob.matches(path))
+            (is_asked_for || !is_ours) && self.glob.as_ref().is_none_or(|glob| glob.matches(path))
         };
         Ok(paths.into_iter().filter(is_wanted).collect())
     }
@@ -216,7 +203,7 @@ impl Search<'_> {
         self.matches.n_partly += usize::from(file.n_bytes > file.bytes.len() as u64);
         let text = String::from_utf8_lossy(&file.bytes);
         let n_before = self.matches.n_lines;
-        for hit in search::hits(&text, pattern, self.query.n_context, allowance)? {
+        for hit in search::hits(&text, pattern, self.n_context, allowance)? {
             self.take(path, hit);
         }
         if self.matches.n_lines > n_before {
@@ -226,13 +213,13 @@ impl Search<'_> {
     }
 
     fn take(&mut self, path: &str, hit: Hit<'_>) {
-        let (matches, query) = (&mut self.matches, self.query);
+        let matches = &mut self.matches;
         matches.n_lines += usize::from(hit.is_match);
-        let page = query.offset + 1..=query.offset + query.limit;
+        let page = self.offset + 1..=self.offset + self.limit;
         // A line that is only near a match may be before it.
         let is_shown =
             page.contains(&matches.n_lines) || !hit.is_match && page.contains(&(matches.n_lines + 1));
-        if query.output != OutputMode::Content || matches.is_full || !is_shown {
+        if self.output != OutputMode::Content || matches.is_full || !is_shown {
             return;
         }
         let sign = if hit.is_match { ':' } else { '-' };
@@ -243,23 +230,23 @@ impl Search<'_> {
     }
 
     fn page_of(&self, files: impl Iterator<Item = String>, n_found: usize) -> Value {
-        let page: Vec<String> = files.skip(self.query.offset).take(self.query.limit).collect();
-        let truncated = self.query.offset + page.len() < n_found;
+        let page: Vec<String> = files.skip(self.offset).take(self.limit).collect();
+        let truncated = self.offset + page.len() < n_found;
         json!({ "files": page, "total_count": n_found, "truncated": truncated })
     }
 
     fn answer(&mut self) -> Value {
         let Matches { n_lines, shown, is_full, counts, n_partly } = std::mem::take(&mut self.matches);
-        let page_end = self.query.offset + self.query.limit;
+        let page_end = self.offset + self.limit;
         let n_files = counts.len();
-        let mut json = match self.query.output {
+        let mut json = match self.output {
             OutputMode::Content => {
                 let truncated = is_full || n_lines > page_end;
                 json!({ "matches": shown, "total_count": n_lines, "truncated": truncated })
             }
             OutputMode::FilesOnly => self.page_of(counts.into_iter().map(|it| it.0), n_files),
             OutputMode::Count => {
-                let counts = counts.into_iter().skip(self.query.offset).take(self.query.limit);
+                let counts = counts.into_iter().skip(self.offset).take(self.limit);
                 let counts: Map<String, Value> = counts.map(|(path, count)| (path, json!(count))).collect();
                 json!({ "counts": counts, "total_count": n_lines, "truncated": n_files > page_end })
             }

@@ -62,18 +62,6 @@ pub struct ToolLimits {
     pub saved_bytes: u64,
 }
 
-impl ToolLimits {
-    /// How much is kept of the output of a command that is waited for.
-    fn capture(&self) -> usize {
-        self.memory / 8
-    }
-
-    /// How much is kept of one in the background; with all of them it is three quarters of the memory.
-    fn background_capture(&self) -> usize {
-        self.memory / 64
-    }
-}
-
 impl Default for ToolLimits {
     fn default() -> Self {
         Self {

@@ -69,14 +69,6 @@ struct Told {
     deleted: Vec<String>,
 }
 
-impl Told {
-    fn show(&mut self, path: &str, old: &str, new: &str) {
-        if self.diff.len() < MAX_DIFF {
-            self.diff.push_str(&diff::show(path, old, new));
-        }
-    }
-}
-
 /// The files of a patch as it leaves them, before anything is written; nothing where one is removed.
 struct Changes<'a> {
     files: &'a Files<'a>,
@@ -95,7 +87,9 @@ impl Changes<'_> {
             Change::Update => hunks::apply(&path, &old, &hunks, self.files.allowance)?,
             Change::Delete => String::new(),
         };
-        self.told.show(&path, &old, &new);
+        if self.told.diff.len() < MAX_DIFF {
+            self.told.diff.push_str(&diff::show(&path, &old, &new));
+        }
         match (change, to) {
             (Change::Delete, _) => self.told.deleted.push(path),
             (Change::Add, _) => {

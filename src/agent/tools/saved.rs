@@ -11,13 +11,7 @@ pub(super) const DIRECTORY: &str = ".tool-results";
 
 /// What was saved of one episode so far.
 #[derive(Debug, Default)]
-pub(super) struct Saved(Mutex<Count>);
-
-#[derive(Clone, Copy, Debug, Default)]
-struct Count {
-    n_files: u64,
-    n_bytes: u64,
-}
+pub(super) struct Saved(Mutex<(u64, u64)>);
 
 impl Saved {
     /// Saves a text; what a student is told about it, behind how much is missing. Nothing where all of them would have
@@ -38,9 +32,9 @@ impl Saved {
     /// The number of the next file, if there is room for it.
     fn count(&self, n_bytes: u64, max: u64) -> Option<u64> {
         let mut count = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let all = count.n_bytes + n_bytes;
-        *count = (all <= max).then_some(Count { n_files: count.n_files + 1, n_bytes: all })?;
-        Some(count.n_files)
+        let (nth, all) = (count.0 + 1, count.1 + n_bytes);
+        *count = (all <= max).then_some((nth, all))?;
+        Some(nth)
     }
 }
 

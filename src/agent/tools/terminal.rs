@@ -33,7 +33,7 @@ pub(super) async fn terminal(tools: &Toolbox<'_>, arguments: Arguments<'_>) -> R
     if arguments.flag("background")? {
         return start(tools, command).await;
     }
-    command.output_cap = tools.limits.capture();
+    command.output_cap = tools.limits.memory / 8;
     let output = tools.sandbox.run(command).await?;
     let error = match (output.timed_out, output.exit) {
         (true, _) => Some(format!("Command timed out after {} seconds and was killed", timeout.as_secs())),
@@ -89,7 +89,8 @@ async fn start(tools: &Toolbox<'_>, mut command: Command) -> Result<ToolResult, 
         sandbox.forget_background(ended);
     }
     command.streams = Streams::Fed;
-    command.output_cap = tools.limits.background_capture();
+    // With all of them it is three quarters of the memory.
+    command.output_cap = tools.limits.memory / 64;
     let id = sandbox.start_background(command).await?;
     Ok(json!({ "session_id": id.to_string(), "status": "running", "exit_code": null, "error": null }).into())
 }

@@ -301,10 +301,6 @@ def made_exception(kind, *args, **kwargs):
     return [str(error), list(error.args), attributes_of(error)]
 
 
-def names_in(target):
-    return [name for name in dir(target) if not name.startswith("_")]
-
-
 @functools.cache
 def loop():
     return asyncio.new_event_loop()
@@ -323,7 +319,7 @@ OPERATIONS = {
     "delete": delattr,
     "state": lambda it: decode(state_of(it), None),
     "signature": signature_of,
-    "dir": names_in,
+    "dir": lambda it: [name for name in dir(it) if not name.startswith("_")],
     "asdict": dataclasses.asdict,
     "astuple": dataclasses.astuple,
     "call": lambda it, *args, **kwargs: it(*args, **kwargs),

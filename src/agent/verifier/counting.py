@@ -179,9 +179,6 @@ class Counted(ast.NodeTransformer):
             node.test = ast.copy_location(ast.UnaryOp(ast.Not(), holds), node)
         return node
 
-    def visit_ClassDef(self, node):
-        return self.visit_inside(node)
-
     def visit_FunctionDef(self, node):
         mark = ast.Expr(called("__entered__", ast.Constant(".".join([*self.inside, node.name]))))
         self.visit_inside(node)
@@ -196,3 +193,5 @@ class Counted(ast.NodeTransformer):
         self.generic_visit(node)
         self.inside.pop()
         return node
+
+    visit_ClassDef = visit_inside

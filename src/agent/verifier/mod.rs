@@ -56,7 +56,7 @@ use tokio::sync::Semaphore;
 use crate::tasks::{Check, is_identifier};
 use backsight_core::hash::hex;
 use backsight_sandbox::{
-    Allowance, Command, Entry, FileError, Output, Priority, Sandbox, SandboxError, Sandboxes, Selection,
+    Allowance, Command, FileEntry, FileError, Output, Priority, Sandbox, SandboxError, Sandboxes, Selection,
     Streams, Workspace,
 };
 
@@ -288,7 +288,7 @@ fn is_kept(path: &str) -> bool {
 }
 
 /// What can be imported from the top of a workspace.
-fn module_names(entries: &[Entry]) -> BTreeSet<&str> {
+fn module_names(entries: &[FileEntry]) -> BTreeSet<&str> {
     let names = entries.iter().filter_map(|entry| match entry.path.split_once('/') {
         Some((directory, _)) => Some(directory),
         // A link may lead to a directory.
@@ -349,10 +349,11 @@ mod tests {
 
     #[test]
     fn modules_are_what_can_be_imported() {
-        let file = |path: &str| Entry { path: path.to_owned(), is_dir: false, is_link: false, n_bytes: 1 };
+        let file =
+            |path: &str| FileEntry { path: path.to_owned(), is_dir: false, is_link: false, n_bytes: 1 };
         let entries = ["solution.py", "pkg/a.py", "data.txt", "my-file.py"].map(file);
         assert_eq!(Vec::from_iter(module_names(&entries)), ["pkg", "solution"]);
-        let links = ["linked", "other.py"].map(|path| Entry { is_link: true, ..file(path) });
+        let links = ["linked", "other.py"].map(|path| FileEntry { is_link: true, ..file(path) });
         assert_eq!(Vec::from_iter(module_names(&links)), ["linked", "other"]);
     }
 

@@ -9,7 +9,7 @@ use super::setup::{Shown, absences, named_texts};
 use super::table::{clipped, gain};
 use crate::cli::failure::Failure;
 use crate::cli::output::one_line;
-use crate::cli::stdout;
+use crate::cli::{stdout, voice};
 use crate::event::Event;
 use crate::pipeline::Texts;
 use crate::pipeline::forecast::{Forecast, Forecaster};
@@ -44,12 +44,9 @@ pub(super) fn run(
     } else {
         stdout::data(table(&forecasts, &placement, has_tokens).as_bytes())?;
     }
-    let n_lost = losses.len();
+    let n_lost = losses.len() as u64;
     losses.into_iter().for_each(|why| talk.tell(&Event::Lost(why)));
-    match n_lost {
-        0 => Ok(()),
-        n => Err(Failure::losses(format!("{n} episodes cannot be scored"), "mend their files")),
-    }
+    voice::verdict(None, n_lost, format!("{n_lost} episodes cannot be scored"), "mend their files")
 }
 
 /// The server that was named decides what a plan costs; the best that any does where none was.
@@ -70,7 +67,7 @@ fn forecaster(
 fn table(forecasts: &[Forecast], placement: &str, has_tokens: bool) -> String {
     let mut total = Figures::default();
     forecasts.iter().for_each(|it| total += it.figures);
-    let (n_to_do, n) = (forecasts.iter().filter(|it| it.prospect.is_to_do()).count(), forecasts.len());
+    let (n_to_do, n) = (forecasts.iter().filter(|it| it.is_to_do).count(), forecasts.len());
     let lines: String = forecasts.iter().map(|it| lines(it, has_tokens)).collect();
     let all = cost(&total, has_tokens);
     format!("{lines}dry run{placement}: {n_to_do} of {n} episodes to be scored, {all}; nothing was asked\n")
@@ -88,9 +85,9 @@ fn lines(forecast: &Forecast, has_tokens: bool) -> String {
         forecast.n_steps,
         one_line(&groups.collect::<Vec<_>>().join(", ")),
         if scores.is_empty() { "none".to_owned() } else { one_line(&scores) },
-        one_line(&forecast.prospect.text()),
+        one_line(&forecast.state),
     );
-    if forecast.prospect.is_to_do() {
+    if forecast.is_to_do {
         text.push_str(&format!("    {}\n", cost(&forecast.figures, has_tokens)));
     }
     let distinct: BTreeSet<&String> = forecast.lost.iter().collect();
@@ -127,7 +124,7 @@ fn as_json(forecast: &Forecast, has_tokens: bool) -> Value {
     let figures = &forecast.figures;
     let mut json = json!({
         "episode": forecast.id, "reward": forecast.reward, "frozen_scores": scores, "steps": forecast.n_steps,
-        "subtask_steps": groups, "state": forecast.prospect.text(), "lost": forecast.lost, "notes": forecast.notes,
+        "subtask_steps": groups, "state": forecast.state, "lost": forecast.lost, "notes": forecast.notes,
         "requests": figures.requests, "naive_requests": figures.naive_requests,
     });
     if has_tokens {

@@ -9,14 +9,14 @@ mod table;
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use toml::{Table, Value};
 
 use self::args::CreditArgs;
 use self::pace::Pace;
-use self::setup::{Ready, Shown};
+use self::setup::Shown;
 use super::block_on;
 use super::call::Call;
 use super::failure::Failure;
@@ -25,8 +25,10 @@ use super::pulse::with_pulse;
 use super::sources::sources;
 use super::stdout;
 use super::voice::{self, Voice};
-use crate::event::Event;
+use crate::event::{Event, if_any};
+use crate::model::Opened;
 use crate::model::budget::ModelRole;
+use crate::pipeline::Texts;
 use crate::pipeline::credit::{Options, Teacher, lenses, run as score};
 use crate::pipeline::paid::Paid;
 use crate::pipeline::report::Done;
@@ -92,31 +94,32 @@ async fn work(
     sources: Vec<Source>,
     voice: &Arc<Voice>,
 ) -> Result<(Summary, Done), Failure> {
-    let ready = setup::open(args, &shown, voice).await?;
-    shown.settle(args, &ready.texts);
+    let (opened, texts, tokenizer_sha256) = setup::open(args, &shown, voice).await?;
+    shown.settle(args, &texts);
     let terms = args.server.terms(ModelRole::Teacher, "credit", 0);
-    let paid = Paid::open(&ready.opened, &voice.run, terms).await?;
+    let paid = Paid::open(&opened, &voice.run, terms).await?;
     let (inputs, lens, dir) = (&args.inputs, shown.lens.key(), voice.run.dir());
     let has_scores = |input: &PathBuf| find(input, dir, &lens).is_ok_and(|made| !made.is_empty());
     let is_made = inputs.iter().any(has_scores);
     paid.note(&voice.notices, &inputs[0], is_made).await?;
+    let version = opened.info.version.as_deref().map(|it| format!(" {it}")).unwrap_or_default();
     let provenance = Provenance {
-        model: Some(ready.opened.info.model.clone()),
-        server: Some(setup::server_name(&ready.opened)),
+        model: Some(opened.info.model.clone()),
+        server: Some(format!("{}{version}", opened.info.kind.name)),
         version: paid.model.version_now(),
-        tokenizer_sha256: Some(ready.tokenizer_sha256.clone()),
-        template_sha256: Some(ready.texts.template_sha256()),
+        tokenizer_sha256: Some(tokenizer_sha256),
+        template_sha256: Some(texts.template_sha256()),
         ..shown.provenance.clone()
     };
-    let context_length = ready.opened.model.limits().context_length;
+    let context_length = opened.model.limits().context_length;
     let options = options(args, settings, shown, provenance, context_length)?;
     let decide = if args.call.config.is("overwrite") { &[][..] } else { &MEASURED };
     let asked = args.call.config.seen_from(dir);
     voice.run.keep_found(&asked, found(args, &options), decide).map_err(refused)?;
-    let (model, n) = (ready.opened.info.model.clone(), sources.iter().map(n_episodes).sum());
+    let (model, n) = (opened.info.model.clone(), sources.iter().map(n_episodes).sum());
     voice.say(&Event::Began { stage: "credit", model, unit: "episode", asked: n, found: 0 });
-    tell_absences(args, &ready, &sources, voice, options.framing.tool_text.is_some());
-    let teacher = Teacher { model: Arc::clone(&paid.model), texts: ready.texts };
+    tell_absences(args, &opened, &texts, &sources, voice, options.framing.tool_text.is_some());
+    let teacher = Teacher { model: Arc::clone(&paid.model), texts };
     let done = watched(sources, teacher, options, Pace::new(n, Arc::clone(&paid.meter)), voice).await;
     done.notices().into_iter().for_each(|notice| voice.notices.add(notice));
     let mut summary = done.summary(n);
@@ -187,17 +190,18 @@ fn options(
 /// What recorded sessions lack and nobody supplied, and what the template ignores.
 fn tell_absences(
     args: &CreditArgs<'_>,
-    ready: &Ready,
+    opened: &Opened,
+    texts: &Texts,
     sources: &[Source],
     voice: &Voice,
     has_tool_text: bool,
 ) {
-    let ignored = ready.texts.ignored(args.has("tools")).join(", ");
+    let ignored = texts.ignored(args.has("tools")).join(", ");
     if !ignored.is_empty() && !has_tool_text {
-        let origin = ready.texts.template(args.has("tools")).origin();
+        let origin = texts.template(args.has("tools")).origin();
         voice.notices.add(format!("{origin} ignores {ignored}"));
     }
-    if !args.server.is_here() && ready.opened.model.limits().context_length.is_none() {
+    if !args.server.is_here() && opened.model.limits().context_length.is_none() {
         let what = "the server does not tell its context; nothing is shortened unless --max-context says so";
         voice.notices.add(what);
     }
@@ -208,31 +212,21 @@ fn tell_absences(
 /// What is measured with what, for people and for comparing runs.
 fn found(args: &CreditArgs<'_>, options: &Options) -> Table {
     let mut found = Table::try_from(&options.asked.provenance).unwrap_or_default();
-    found.insert("input".to_owned(), args.inputs.iter().map(|it| shown_path(it)).collect::<Vec<_>>().into());
+    found.insert(
+        "input".to_owned(),
+        args.inputs.iter().map(|it| it.display().to_string()).collect::<Vec<_>>().into(),
+    );
     found.extend(options.limit.map(|limit| ("max_context".to_owned(), Value::Integer(limit as i64))));
     found
 }
 
 /// The exit code and its words.
 fn verdict(summary: &Summary, done: &Done) -> Result<(), Failure> {
-    if let Some(stopped) = &done.stopped {
-        return Err(voice::failure(stopped));
-    }
     let (n_lost, n_steps) = (summary.lost("episodes"), summary.lost("steps"));
-    if n_lost + n_steps == 0 {
-        return Ok(());
-    }
-    let spared = match summary.made("spared_episodes") {
-        0 => String::new(),
-        n => format!("; {n} keep the more complete files they had"),
-    };
-    Err(Failure::losses(
-        format!("{n_lost} episodes and {n_steps} steps of others have no credit; each says why{spared}"),
-        "mend the causes; the same command asks only for what is missing",
-    ))
-}
-
-/// A path as people write it.
-fn shown_path(path: &Path) -> String {
-    path.display().to_string()
+    let spared = summary.made("spared_episodes");
+    let spared = if_any(spared, |n| format!("; {n} keep the more complete files they had"));
+    let what =
+        format!("{n_lost} episodes and {n_steps} steps of others have no credit; each says why{spared}");
+    let help = "mend the causes; the same command asks only for what is missing";
+    voice::verdict(done.stopped.as_ref(), n_lost + n_steps, what, help)
 }

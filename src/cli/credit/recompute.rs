@@ -9,8 +9,7 @@ use serde_json::json;
 use super::args::CreditArgs;
 use super::table::clipped;
 use crate::cli::failure::Failure;
-use crate::cli::output;
-use crate::cli::stdout;
+use crate::cli::{output, stdout, voice};
 use crate::event::Event;
 use crate::store::hindsight::{self, Hindsight, Settings, find, recompute, scores_file};
 use crate::wire::hindsight::HindsightScores;
@@ -40,17 +39,15 @@ pub(super) fn run(args: &CreditArgs<'_>) -> Result<(), Failure> {
             Err(why) => losses.push(format!("{}: {why}", directory.display())),
         }
     }
-    let (talk, n_lost, all) = (args.call.talk("file"), losses.len(), directories.len());
+    let (talk, n_lost, all) = (args.call.talk("file"), losses.len() as u64, directories.len());
     losses.into_iter().for_each(|why| talk.tell(&Event::Lost(why)));
     let seconds = began.elapsed().as_secs_f64();
-    talk.tell(&Event::Ended { made: n_made, lost: n_lost as u64, left: 0, seconds });
+    talk.tell(&Event::Ended { made: n_made, lost: n_lost, left: 0, seconds });
     if !args.call.is_json() {
         output::talk(&format!("computed again: {n_made} of {all} files; nothing was asked"));
     }
-    match n_lost {
-        0 => Ok(()),
-        n => Err(Failure::losses(format!("{n} files could not be computed again"), "see the reasons above")),
-    }
+    let what = format!("{n_lost} files could not be computed again");
+    voice::verdict(None, n_lost, what, "see the reasons above")
 }
 
 /// Reads a directory's files, and rewrites its scores in place.
@@ -69,7 +66,7 @@ fn show(args: &CreditArgs<'_>, directory: &Path, scores: &HindsightScores) -> Re
     let n_steps = scores.steps.len();
     let name = directory
         .file_name()
-        .map_or_else(|| super::shown_path(directory), |it| it.to_string_lossy().into_owned());
+        .map_or_else(|| directory.display().to_string(), |it| it.to_string_lossy().into_owned());
     let line = match args.call.is_json() {
         true => json!({"episode": name, "steps": n_steps, "credited": n_credited}).to_string(),
         false => format!("{}: {n_credited} of {n_steps} steps", clipped(&name)),

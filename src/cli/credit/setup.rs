@@ -75,6 +75,9 @@ impl Shown {
         let lens = lens_of(args, template, hints.as_deref())?;
         let framing = framing(call)?;
         let Framing { system, tools, vars, tool_text, tool_result_chars, .. } = &framing;
+        // Only what a placebo says depends on the seed.
+        let seed = if lens.name() == "placebo" { call.get("seed")? } else { None::<u64> };
+        let seed = seed.map(|it| it.to_string()).unwrap_or_default();
         let mut other = Map::new();
         other.extend(tool_text_entry(*tool_text));
         other.extend(call.get::<Option<String>>("now")?.map(|now| ("now".to_owned(), now.into())));
@@ -84,7 +87,7 @@ impl Shown {
             system_sha256: system.as_deref().map(sha256),
             tools_sha256: (!tools.is_empty()).then(|| sha256(Value::Array(tools.clone()).to_string())),
             lens: Some(lens.name().to_owned()),
-            lens_sha256: Some(sha256(format!("{}{}", hints.as_deref().unwrap_or(&words), seed_of(args)?))),
+            lens_sha256: Some(sha256(format!("{}{}", hints.as_deref().unwrap_or(&words), seed))),
             placement: lens.placement().map(|it| it.name().to_owned()),
             tool_result_chars: *tool_result_chars,
             other,
@@ -104,12 +107,6 @@ impl Shown {
 
 fn tool_text_entry(tool_text: Option<ToolText>) -> Option<(String, Value)> {
     tool_text.map(|it| ("tool_text".to_owned(), it.name().into()))
-}
-
-/// The seed, where it decides what is said.
-fn seed_of(args: &CreditArgs<'_>) -> Result<String, Failure> {
-    let (lens, seed): (String, u64) = (args.call.get("lens")?, args.call.get("seed")?);
-    Ok(if lens == "placebo" { seed.to_string() } else { String::new() })
 }
 
 /// The lens that was named.
@@ -177,15 +174,12 @@ fn read_system(call: &Call) -> Result<Option<String>, Failure> {
     Ok(Some(text))
 }
 
-/// An opened model with its tokenizer and template.
-pub(super) struct Ready {
-    pub(super) opened: Opened,
-    pub(super) texts: Texts,
-    pub(super) tokenizer_sha256: String,
-}
-
 /// Opens the model and refuses one that cannot score, that has no text, or whose tokenizer is another than ours.
-pub(super) async fn open(args: &CreditArgs<'_>, shown: &Shown, voice: &Arc<Voice>) -> Result<Ready, Failure> {
+pub(super) async fn open(
+    args: &CreditArgs<'_>,
+    shown: &Shown,
+    voice: &Arc<Voice>,
+) -> Result<(Opened, Texts, String), Failure> {
     let opened = args.server.open(&voice.notices, voice.teller()).await?;
     require_scores(&opened).await?;
     let Some((path, tokenizer)) = opened.tokenizer.clone() else {
@@ -197,33 +191,26 @@ pub(super) async fn open(args: &CreditArgs<'_>, shown: &Shown, voice: &Arc<Voice
     };
     // Needed until the end, so it is not worth taking apart word by word then.
     std::mem::forget(Arc::clone(&tokenizer));
-    let texts = texts(args, &path, tokenizer, shown)?;
-    let tokenizer_sha256 = Tokenizer::sha256(&path)?;
-    Ok(Ready { opened, texts, tokenizer_sha256 })
+    let (texts, tokenizer_sha256) = texts(args, &path, tokenizer, shown)?;
+    Ok((opened, texts, tokenizer_sha256))
 }
 
-/// The texts of the model at `path`.
-pub(super) fn texts(
+/// The texts of the model at `path`, and its tokenizer's hash.
+fn texts(
     args: &CreditArgs<'_>,
     path: &Path,
     tokenizer: Arc<Tokenizer>,
     shown: &Shown,
-) -> Result<Texts, Failure> {
+) -> Result<(Texts, String), Failure> {
     let template: Option<PathBuf> = args.call.get("template")?;
-    Texts::open(path, tokenizer, template.as_deref(), &shown.framing.vars).map_err(Failure::from)
+    let texts = Texts::open(path, tokenizer, template.as_deref(), &shown.framing.vars)?;
+    Ok((texts, Tokenizer::sha256(path)?))
 }
 
 /// The tokenizer that was named, for those who ask no server, and its hash.
 pub(super) fn named_texts(args: &CreditArgs<'_>, shown: &Shown) -> Result<Option<(Texts, String)>, Failure> {
     let Some(path) = args.text_path() else { return Ok(None) };
     let path = block_on(tokenizer_path(&path))??;
-    let tokenizer = Tokenizer::open(&path)?;
-    let sha256 = Tokenizer::sha256(&path)?;
-    Ok(Some((texts(args, &path, Arc::new(tokenizer), shown)?, sha256)))
-}
-
-/// What the server is, in a word or two.
-pub(in crate::cli) fn server_name(opened: &Opened) -> String {
-    let version = opened.info.version.as_deref().map(|it| format!(" {it}")).unwrap_or_default();
-    format!("{}{version}", opened.info.kind.name)
+    let tokenizer = Arc::new(Tokenizer::open(&path)?);
+    texts(args, &path, tokenizer, shown).map(Some)
 }

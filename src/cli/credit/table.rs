@@ -1,6 +1,7 @@
 //! Tables for people: what became of each episode, and what it all cost.
 
 use crate::cli::output::{one_line, weights};
+use crate::event::if_any;
 use crate::pipeline::report::{Fate, Report};
 use crate::store::summary::{Summary, computed};
 use backsight_core::plan::Figures;
@@ -55,11 +56,7 @@ pub(super) fn totals(summary: &Summary) -> String {
         (summary.made("spared_episodes"), "spared"),
         (summary.left, "not finished"),
     ];
-    for (n, what) in rest {
-        if n > 0 {
-            text.push_str(&format!(", {n} {what}"));
-        }
-    }
+    text.extend(rest.map(|(n, what)| if_any(n, |n| format!(", {n} {what}"))));
     text.push_str(&format!(
         "\n{} requests in {:.1} s: {} tokens sent, {} of them cached, {} computed",
         spent.requests,
@@ -68,10 +65,8 @@ pub(super) fn totals(summary: &Summary) -> String {
         spent.cached_tokens,
         computed(spent)
     ));
-    match summary.number("found_in_ledger") {
-        0 => {}
-        found => text.push_str(&format!("; {found} answers were in the ledger")),
-    }
+    let found = summary.number("found_in_ledger");
+    text.push_str(&if_any(found, |found| format!("; {found} answers were in the ledger")));
     let planned = summary.number("planned_tokens");
     let (n, tokens) = (naive.requests, naive.tokens);
     // What was sent depends on failures and on the ledger; the plan does not.
@@ -93,20 +88,14 @@ pub(super) fn totals(summary: &Summary) -> String {
 
 /// How many times less was computed.
 pub(super) fn gain(naive: u64, computed: u64) -> String {
-    match computed {
-        0 => String::new(),
-        computed => format!(", {:.1} times as many", naive as f64 / computed as f64),
-    }
+    if_any(computed, |computed| format!(", {:.1} times as many", naive as f64 / computed as f64))
 }
 
 /// A name on one line, not too long.
 pub(super) fn clipped(name: &str) -> String {
     let name = one_line(name);
-    match name.char_indices().nth(WIDTH) {
-        Some(_) => {
-            let tail: Vec<char> = name.chars().rev().take(WIDTH - 1).collect();
-            std::iter::once('…').chain(tail.into_iter().rev()).collect()
-        }
-        None => name,
+    match name.chars().count().saturating_sub(WIDTH) {
+        0 => name,
+        n_over => std::iter::once('…').chain(name.chars().skip(n_over + 1)).collect(),
     }
 }

@@ -11,7 +11,7 @@ use crate::model::{ChatRequest, Generated, Model as _};
 use crate::wire::served;
 use backsight_chat::messages;
 use backsight_core::tokens::{Logprob, TokenId};
-use backsight_engine::model::{Manner, Talked};
+use backsight_engine::model::{TalkOptions, Talked};
 
 impl Served {
     pub(super) async fn chat(&self, body: &[u8]) -> Result<Value, Refusal> {
@@ -40,7 +40,7 @@ impl Served {
         Ok(answer)
     }
 
-    fn chat_request(&self, asked: &served::Chat, manner: &Manner) -> Result<ChatRequest, Refusal> {
+    fn chat_request(&self, asked: &served::Chat, manner: &TalkOptions) -> Result<ChatRequest, Refusal> {
         // OpenAI's default is as many tokens as the context has room for.
         let room = self.model.limits().context_length.unwrap_or(usize::MAX);
         let sampling = sampling(&asked.drawing, room)?;
@@ -94,12 +94,12 @@ impl Served {
 }
 
 /// How the conversation is to be put and the answer read.
-fn manner(asked: &served::Chat) -> Result<Manner, Refusal> {
+fn manner(asked: &served::Chat) -> Result<TalkOptions, Refusal> {
     if asked.add_special_tokens {
         return Err(Refusal::bad("add_special_tokens is not supported by this server for conversations"));
     }
     let has_tools = asked.tools.as_ref().is_some_and(|tools| !tools.is_empty());
-    Ok(Manner {
+    Ok(TalkOptions {
         top_k: asked.top_logprobs,
         stop_ids: asked.stop_token_ids.clone().unwrap_or_default(),
         vars: template_vars(asked)?,

@@ -22,10 +22,11 @@ use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
-use super::{Constraint, Error, Finish, Model as _, Place, Sampling};
+use super::{Constraint, Error, Finish, Model as _, Place, Sampling, Scored};
 use crate::wire::served::{self, Drawing};
 use backsight_core::named;
-use backsight_core::tokens::TokenId;
+use backsight_core::score::ScoreJob;
+use backsight_core::tokens::{Logprob, TokenId, TokenSpan, TopK};
 use backsight_engine::model::Embedded;
 
 /// A request longer than this is refused.
@@ -189,11 +190,24 @@ impl Served {
         Ok(encoded.map_err(Refusal::bad)?.ids)
     }
 
+    /// The scores of a prompt from a position on.
+    async fn score_from(&self, prompt: &[TokenId], from: usize, top_k: usize) -> Result<Scored, Refusal> {
+        let span = TokenSpan::at(from, prompt.len() - from);
+        let job = ScoreJob::new(prompt.into(), vec![span], top_k).map_err(Refusal::bad)?;
+        Ok(self.model.score(&job).await?)
+    }
+
     fn tokenize(&self, body: &[u8]) -> Result<Value, Refusal> {
         let asked: served::Tokenize = served::read(body).map_err(Refusal::bad)?;
         let ids = self.encode(&asked.prompt, asked.add_special_tokens)?;
         Ok(json!({"count": ids.len(), "max_model_len": self.model.limits().context_length, "tokens": ids}))
     }
+}
+
+/// The K best of a row: one of ours that holds more holds the given token from outside of them.
+fn best_of(top: &TopK, given: TokenId, top_k: usize) -> impl Iterator<Item = &(TokenId, Logprob)> {
+    let outsider = (top.entries().len() > top_k).then_some(given);
+    top.entries().iter().filter(move |it| Some(it.0) != outsider)
 }
 
 /// The stop token with which sampled ids end.

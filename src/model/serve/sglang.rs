@@ -6,13 +6,15 @@ use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
 
-use super::{Refusal, Served, matched};
-use crate::model::{Constraint, Finish, GenerateRequest, Generated, Model as _, Sampling, Scored, Usage};
+use super::{Refusal, Served, best_of, matched};
+use crate::model::{
+    Constraint, Finish, GenerateRequest, Generated, Model as _, SampledToken, Sampling, Scored, Usage,
+};
 use crate::wire::OneOrMany;
 use crate::wire::served;
 use crate::wire::sglang::{GenerateRequest as Generate, SamplingParams};
-use backsight_core::score::{ScoreJob, TokenScore};
-use backsight_core::tokens::{Logprob, TokenId, TokenSpan, TopK};
+use backsight_core::score::TokenScore;
+use backsight_core::tokens::{Logprob, TokenId, TopK};
 
 /// One prompt of a request.
 struct One {
@@ -81,7 +83,7 @@ impl Served {
         sampling: &Sampling,
     ) -> Result<Value, Refusal> {
         let scored = match one.start {
-            Some(start) => Some((start, self.score_from(one, start).await?)),
+            Some(start) => Some((start, self.score_from(&one.prompt, start + 1, one.top_k).await?)),
             None => None,
         };
         let mut generated = Generated {
@@ -90,35 +92,19 @@ impl Served {
             versions: Vec::new(),
             usage: Usage::default(),
         };
+        let params = &asked.sampling_params;
+        let stop_ids = self.stop_ids(&params.stop_token_ids);
         if sampling.max_tokens > 0 {
             let request = GenerateRequest {
                 prompt: one.prompt.clone(),
                 sampling: sampling.clone(),
-                stop_ids: self.stop_ids(&asked.sampling_params.stop_token_ids),
+                stop_ids: stop_ids.clone(),
                 top_k: one.top_k,
                 place: self.place(sampling),
             };
             generated = self.model.generate(&request).await?;
         }
-        Ok(self.generated(asked, one, scored, &generated))
-    }
-
-    async fn score_from(&self, one: &One, start: usize) -> Result<Scored, Refusal> {
-        let span = TokenSpan::at(start + 1, one.prompt.len() - start - 1);
-        let job = ScoreJob::new(one.prompt.as_slice().into(), vec![span], one.top_k);
-        Ok(self.model.score(&job.map_err(Refusal::bad)?).await?)
-    }
-
-    fn generated(
-        &self,
-        asked: &Generate<'_>,
-        one: &One,
-        scored: Option<(usize, Scored)>,
-        generated: &Generated,
-    ) -> Value {
         let ids: Vec<TokenId> = generated.tokens.iter().map(|token| token.id).collect();
-        let params = &asked.sampling_params;
-        let stop_ids = self.stop_ids(&params.stop_token_ids);
         let finish = match generated.finish {
             Finish::Stop => json!({"type": "stop", "matched": matched(&ids, &stop_ids)}),
             _ => json!({"type": "length", "length": ids.len()}),
@@ -130,17 +116,17 @@ impl Served {
         });
         if asked.return_logprob {
             let (inputs, input_tops) = input_logprobs(one, scored.as_ref());
-            let own = |token: &crate::model::SampledToken| triple(token.logprob, token.id);
+            let own = |token: &SampledToken| triple(token.logprob, token.id);
             meta["input_token_logprobs"] = inputs;
             meta["output_token_logprobs"] = generated.tokens.iter().map(own).collect();
             if one.top_k > 0 {
-                let row = |token: &crate::model::SampledToken| best(&token.top, token.id, one.top_k);
+                let row = |token: &SampledToken| best(&token.top, token.id, one.top_k);
                 meta["input_top_logprobs"] = input_tops;
                 meta["output_top_logprobs"] = generated.tokens.iter().map(row).collect();
             }
         }
         let text = self.sampled_text(&ids, &stop_ids, params.skip_special_tokens);
-        json!({"text": text, "output_ids": ids, "meta_info": meta})
+        Ok(json!({"text": text, "output_ids": ids, "meta_info": meta}))
     }
 }
 
@@ -177,11 +163,9 @@ fn triple(logprob: Option<Logprob>, id: TokenId) -> Value {
     json!([logprob.map(Logprob::get), id, null])
 }
 
-/// The K best alone: a row of ours holds the given token too, which SGLang leaves out when it is not among them.
+/// The K best alone, without the given token when it is not among them.
 fn best(top: &TopK, given: TokenId, top_k: usize) -> Value {
-    let extra = (top.entries().len() > top_k).then_some(given);
-    let kept = top.entries().iter().filter(|entry| Some(entry.0) != extra);
-    kept.map(|&(id, logprob)| triple(Some(logprob), id)).collect()
+    best_of(top, given, top_k).map(|&(id, logprob)| triple(Some(logprob), id)).collect()
 }
 
 fn sampling(params: &SamplingParams) -> Result<Sampling, Refusal> {

@@ -5,11 +5,11 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{Personality, Refusal, Served, finish_word, sampling};
+use super::{Personality, Refusal, Served, best_of, finish_word, sampling};
 use crate::model::{GenerateRequest, Generated, Model as _, Usage};
 use crate::wire::served::{self, Completion, Prompt};
-use backsight_core::score::{ScoreJob, TokenScore};
-use backsight_core::tokens::{TokenId, TokenSpan};
+use backsight_core::score::TokenScore;
+use backsight_core::tokens::TokenId;
 
 /// How many tokens vLLM samples when it is not told.
 const MAX_TOKENS: usize = 16;
@@ -59,8 +59,16 @@ impl Served {
             // Sampling finds what scoring has just read, which was not there before.
             generated.usage.cached_tokens = *cached;
         }
-        let prompt_logprobs = prompt_logprobs.map(|(rows, _)| rows);
-        let choice = self.completed(asked, index, &request.prompt, prompt_logprobs, &generated);
+        let ids: Vec<TokenId> = generated.tokens.iter().map(|token| token.id).collect();
+        let logprobs = asked.logprobs.map(|_| self.logprobs(&generated, asked.return_tokens_as_token_ids));
+        let choice = json!({
+            "index": index, "logprobs": logprobs,
+            "text": self.sampled_text(&ids, &request.stop_ids, asked.drawing.skip_special_tokens),
+            "finish_reason": finish_word(&generated.finish), "stop_reason": null,
+            "token_ids": asked.return_token_ids.then_some(&ids),
+            "prompt_logprobs": prompt_logprobs.map(|(rows, _)| rows),
+            "prompt_token_ids": asked.return_token_ids.then_some(&request.prompt),
+        });
         Ok((choice, generated.usage))
     }
 
@@ -113,9 +121,7 @@ impl Served {
     ) -> Result<(Vec<Value>, Option<u64>), Refusal> {
         let (mut rows, mut cached) = (vec![Value::Null], Some(0));
         if prompt.len() > 1 {
-            let span = TokenSpan::at(1, prompt.len() - 1);
-            let job = ScoreJob::new(prompt.into(), vec![span], top_k).map_err(Refusal::bad)?;
-            let scored = self.model.score(&job).await?;
+            let scored = self.score_from(prompt, 1, top_k).await?;
             cached = scored.usage.cached_tokens;
             let scores = scored.spans.iter().flat_map(|span| span.scores());
             rows.extend(scores.zip(&prompt[1..]).map(|(score, &id)| self.row(score, id, top_k)));
@@ -128,34 +134,10 @@ impl Served {
         let mut row = Map::new();
         let entry = |id: TokenId, logprob: f64, rank: Option<usize>| json!({"logprob": logprob, "rank": rank, "decoded_token": self.text(&[id])});
         row.insert(given.to_string(), entry(given, own.get(), None));
-        // A row with one more than K holds the given token from outside the best.
-        let outsider = (score.top.entries().len() > top_k).then_some(given);
-        let best = score.top.entries().iter().filter(|it| Some(it.0) != outsider);
-        for (idx, &(id, logprob)) in best.enumerate() {
+        for (idx, &(id, logprob)) in best_of(&score.top, given, top_k).enumerate() {
             row.insert(id.to_string(), entry(id, logprob.get(), Some(idx + 1)));
         }
         Value::Object(row)
-    }
-
-    fn completed(
-        &self,
-        asked: &Completion,
-        index: usize,
-        prompt: &[TokenId],
-        prompt_logprobs: Option<Vec<Value>>,
-        generated: &Generated,
-    ) -> Value {
-        let ids: Vec<TokenId> = generated.tokens.iter().map(|token| token.id).collect();
-        let logprobs = asked.logprobs.map(|_| self.logprobs(generated, asked.return_tokens_as_token_ids));
-        let stop_ids = self.stop_ids(&asked.stop_token_ids);
-        json!({
-            "index": index, "logprobs": logprobs,
-            "text": self.sampled_text(&ids, &stop_ids, asked.drawing.skip_special_tokens),
-            "finish_reason": finish_word(&generated.finish), "stop_reason": null,
-            "token_ids": asked.return_token_ids.then_some(&ids),
-            "prompt_logprobs": prompt_logprobs,
-            "prompt_token_ids": asked.return_token_ids.then_some(prompt),
-        })
     }
 
     fn logprobs(&self, generated: &Generated, as_ids: bool) -> Value {

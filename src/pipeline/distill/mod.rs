@@ -25,12 +25,11 @@ use self::own::Own;
 pub use self::shipped::{Shipping, ship};
 use self::taught::{Taught, Through};
 use super::ask::Jobs;
-use super::credit::Tell;
 use super::outline::{Framing, outline};
 use super::read::ReadEpisode;
 use super::reader::{Reader, Texts};
 use super::{Loss, Reason, Stopped};
-use crate::event::Event;
+use crate::event::{Event, Tell};
 use crate::judge::Judge;
 use crate::model::outlook::Outlook;
 use crate::model::planned::Pace;
@@ -311,14 +310,14 @@ impl Shared {
         episode: &Arc<Episode>,
         lenses: Lenses,
         limit: Option<usize>,
-    ) -> Result<(ReadEpisode, Jobs, Lenses), Loss> {
+    ) -> Result<(ReadEpisode, Jobs), Loss> {
         let (shared, episode) = (Arc::clone(self), Arc::clone(episode));
         let read = tokio::task::spawn_blocking(move || {
             let (texts, framing) = (&shared.roles.texts, &shared.options.framing);
             let outline = outline(&episode, framing, &lenses, &|text: &str| texts.n_tokens(text))?;
             let read = Reader { texts, framing, limit }.read(&episode, &outline);
             let jobs = Jobs::new(&read, &lenses, 0);
-            Ok((read, jobs, lenses))
+            Ok((read, jobs))
         });
         read.await.unwrap_or_else(|error| Err(Loss::new(Reason::Unreadable, error)))
     }
@@ -356,7 +355,7 @@ impl<'s> Work<'s> {
     async fn new(shared: &'s Arc<Shared>, episode: &Arc<Episode>) -> Result<Self, Loss> {
         let options = &shared.options;
         let lens = Lenses::default().and(Arc::new(PlainLens), 0);
-        let (plain, plain_jobs, _) = shared.read(episode, lens, options.limits[0]).await?;
+        let (plain, plain_jobs) = shared.read(episode, lens, options.limits[0]).await?;
         let action = |step: &Result<super::ReadStep, Loss>| {
             let (sequence, span) = step.as_ref().ok()?.place;
             let ids = plain.tree.tokens(*plain.sequences.get(sequence)?, span.range());

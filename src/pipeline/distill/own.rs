@@ -103,8 +103,8 @@ impl Work<'_> {
 
     /// The student's logprobs of these actions as it reads them now, absent where there are none.
     async fn re_read(&self, steps: &[usize]) -> Option<Vec<Vec<Option<Logprob>>>> {
-        let wanted = steps.iter().map(|step| (*step, 0));
-        let asking = self.plain_jobs.plan(&self.plain, wanted, self.student.limits());
+        let is_wanted = |step: usize, _| steps.contains(&step);
+        let asking = self.plain_jobs.plan(&self.plain, is_wanted, self.student.limits());
         let model: Arc<dyn Model> = Arc::clone(&self.student) as Arc<dyn Model>;
         let answers = asking.ask(&model, &self.pace(0), || !self.shared.is_stopped()).await;
         if self.shared.is_stopped() && asking.is_cut_short(&answers) {

@@ -35,7 +35,7 @@ pub(super) struct Taught {
 pub(super) struct Under {
     steps: Vec<usize>,
     keys: Vec<String>,
-    read: Result<(ReadEpisode, Jobs, Lenses), Loss>,
+    read: Result<(ReadEpisode, Jobs), Loss>,
 }
 
 impl Work<'_> {
@@ -49,7 +49,7 @@ impl Work<'_> {
 
     /// Asks what the teacher says of them; nothing where the run was stopped.
     pub(super) async fn taught(&self, Under { steps, keys, read }: Under) -> Option<Vec<Taught>> {
-        let (read, jobs, lenses) = match read {
+        let (read, jobs) = match read {
             Ok(read) => read,
             Err(why) => {
                 let lost =
@@ -57,8 +57,8 @@ impl Work<'_> {
                 return Some(steps.iter().map(lost).collect());
             }
         };
-        let wanted = steps.iter().flat_map(|step| (0..lenses.len()).map(|lens| (*step, lens)));
-        let asking = jobs.plan(&read, wanted, self.teacher.limits());
+        // Where there is something to read a step under, it is wanted.
+        let asking = jobs.plan(&read, |_, _| true, self.teacher.limits());
         self.begun(asking.n_scores(), asking.figures().computed_tokens());
         let model: Arc<dyn Model> = Arc::clone(&self.teacher) as Arc<dyn Model>;
         let answers = asking.ask(&model, &self.pace(1), || !self.shared.is_stopped()).await;

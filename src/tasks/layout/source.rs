@@ -1,5 +1,7 @@
 //! Python source as far as tests are put together from it.
 
+use std::collections::HashSet;
+
 use crate::tasks::calls::is_identifier;
 
 /// How a line begins that defines something.
@@ -19,13 +21,9 @@ fn words(text: &str) -> impl Iterator<Item = &str> {
 /// The names that code defines and tests mention.
 pub(super) fn tested(code: &str, tests: &str) -> Vec<String> {
     let words: Vec<&str> = words(tests).collect();
-    let mut names: Vec<&str> = Vec::new();
-    for name in defined(code) {
-        if words.contains(&name) && !names.contains(&name) {
-            names.push(name);
-        }
-    }
-    names.into_iter().map(str::to_owned).collect()
+    let mut seen = HashSet::new();
+    let names = defined(code).into_iter().filter(|name| words.contains(name) && seen.insert(*name));
+    names.map(str::to_owned).collect()
 }
 
 /// Imports what tests are about: the names, or everything where none is known.

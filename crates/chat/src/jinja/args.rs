@@ -8,8 +8,8 @@ use super::value::{Py, fail, py, type_name};
 /// What a call was given besides the value it is applied to.
 #[derive(Clone, Debug)]
 pub(super) struct Args {
-    positional: Vec<Value>,
-    keywords: Vec<(String, Value)>,
+    pub(super) positional: Vec<Value>,
+    pub(super) keywords: Vec<(String, Value)>,
 }
 
 impl Args {
@@ -22,14 +22,6 @@ impl Args {
         let keyword = |name: &str| Ok((name.to_owned(), kwargs.get::<Value>(name)?));
         let keywords = kwargs.args().map(keyword).collect::<Result<_, Error>>()?;
         Ok(Self { positional: positional.to_vec(), keywords })
-    }
-
-    pub(super) fn positional(&self) -> &[Value] {
-        &self.positional
-    }
-
-    pub(super) fn keywords(&self) -> &[(String, Value)] {
-        &self.keywords
     }
 
     pub(super) fn keyword(&self, name: &str) -> Option<Value> {
@@ -69,19 +61,17 @@ impl Args {
                 None => return fail(format!("got an unexpected keyword argument '{name}'")),
             }
         }
-        Ok(Bound { values })
+        Ok(Bound(values))
     }
 }
 
 /// Arguments by parameter.
-pub(super) struct Bound<const N: usize> {
-    values: [Option<Value>; N],
-}
+pub(super) struct Bound<const N: usize>([Option<Value>; N]);
 
 impl<const N: usize> Bound<N> {
     /// The argument, unless it was left out.
     pub(super) fn get(&self, at: usize) -> Option<&Value> {
-        self.values.get(at).and_then(Option::as_ref)
+        self.0.get(at).and_then(Option::as_ref)
     }
 
     /// The argument, unless it was left out or is `None`.
@@ -91,10 +81,7 @@ impl<const N: usize> Bound<N> {
 
     /// An argument that must be given.
     pub(super) fn required(&self, at: usize) -> Result<&Value, Error> {
-        match self.get(at) {
-            Some(value) => Ok(value),
-            None => fail("missing a required argument"),
-        }
+        self.get(at).map_or_else(|| fail("missing a required argument"), Ok)
     }
 
     /// Whether the argument is given and true.

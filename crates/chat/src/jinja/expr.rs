@@ -7,7 +7,8 @@
 use super::SyntaxError;
 use super::lex::{Tok, Token};
 use super::methods::is_python_attribute;
-use backsight_core::python::write_json_string;
+use super::ops::COMPARISONS;
+use backsight_core::python::json_string;
 
 /// Deeper nesting is refused, because both parsers recurse.
 const MAX_DEPTH: usize = 50;
@@ -57,9 +58,10 @@ pub(super) struct Cursor {
     tokens: Vec<Token>,
     pos: usize,
     depth: usize,
-    n_operations: usize,
-    /// Every variable that was read so far.
-    names: Vec<String>,
+    /// Those of the tag that is being read.
+    pub(super) n_operations: usize,
+    /// Every variable that was read so far, in order.
+    pub(super) names: Vec<String>,
 }
 
 impl Cursor {
@@ -86,19 +88,9 @@ impl Cursor {
         tok
     }
 
-    /// Every variable that was read so far, in order.
-    pub(super) fn names(&self) -> &[String] {
-        &self.names
-    }
-
     /// Notes that a variable is read.
     pub(super) fn note_name(&mut self, name: &str) {
         self.names.push(name.to_owned());
-    }
-
-    /// Forgets how many operations were counted: called at the start of every tag.
-    pub(super) fn start_tag(&mut self) {
-        self.n_operations = 0;
     }
 
     pub(super) fn fail<T>(&self, message: impl Into<String>) -> Result<T, SyntaxError> {
@@ -185,7 +177,7 @@ impl Cursor {
     pub(super) fn tuple(&mut self, with_ternary: bool) -> Result<Code, SyntaxError> {
         let mut items = Vec::new();
         let mut is_tuple = false;
-        while !self.at_tuple_end() {
+        while !matches!(self.peek(), None | Some(Tok::Op("}}" | "%}" | ")" | "]"))) {
             items.push(if with_ternary { self.expression()? } else { self.nested(Self::or)? });
             if !self.skip_op(",") {
                 break;
@@ -200,10 +192,6 @@ impl Cursor {
             }
             None => self.unexpected("an expression"),
         }
-    }
-
-    fn at_tuple_end(&self) -> bool {
-        matches!(self.peek(), None | Some(Tok::Op("}}" | "%}" | ")")))
     }
 
     pub(super) fn expression(&mut self) -> Result<Code, SyntaxError> {
@@ -273,12 +261,7 @@ impl Cursor {
     /// Our filter for the comparison that is next, and whether its answer is to be turned round.
     fn comparison(&mut self) -> Option<(&'static str, bool)> {
         let found = match (self.peek()?, self.look(1)) {
-            (Tok::Op("=="), _) => ("__eq", false),
-            (Tok::Op("!="), _) => ("__ne", false),
-            (Tok::Op("<"), _) => ("__lt", false),
-            (Tok::Op("<="), _) => ("__le", false),
-            (Tok::Op(">"), _) => ("__gt", false),
-            (Tok::Op(">="), _) => ("__ge", false),
+            (Tok::Op(op), _) => (COMPARISONS.iter().find(|(_, tests, _)| tests.contains(op))?.0, false),
             (Tok::Name(word), _) if word == "in" => ("__in", false),
             (Tok::Name(word), Some(Tok::Name(next))) if word == "not" && next == "in" => ("__in", true),
             _ => return None,
@@ -436,9 +419,8 @@ impl Cursor {
     }
 
     fn subscript_args(&mut self) -> Result<(&'static str, String), SyntaxError> {
-        let first = if self.is_op(":") { None } else { Some(self.expression()?.text) };
+        let first = if self.is_op(":") { None } else { Some(self.tuple(true)?.text) };
         match first {
-            Some(key) if self.is_op(",") => Ok(("__item", self.tuple_key(key)?)),
             Some(key) if !self.is_op(":") => Ok(("__item", key)),
             start => Ok(("__slice", self.slice_args(start)?)),
         }
@@ -453,15 +435,6 @@ impl Cursor {
         }
         let parts: Vec<_> = parts.iter().map(|part| part.as_deref().unwrap_or("none")).collect();
         Ok(parts.join(", "))
-    }
-
-    /// The rest of `[a, b]`, whose key is a tuple.
-    fn tuple_key(&mut self, first: String) -> Result<String, SyntaxError> {
-        let mut parts = vec![first];
-        while self.skip_op(",") {
-            parts.push(self.expression()?.text);
-        }
-        Ok(format!("none|__tuple({})", parts.join(", ")))
     }
 
     fn call(&mut self, callee: Code) -> Result<Code, SyntaxError> {
@@ -555,7 +528,5 @@ fn container(filter: &str, items: Vec<Code>) -> Code {
 
 /// A string literal that minijinja reads back as `text`: it takes JSON's escapes.
 pub(super) fn quote(text: &str) -> String {
-    let mut out = String::with_capacity(text.len() + 2);
-    write_json_string(&mut out, text, false);
-    out
+    json_string(text, false)
 }

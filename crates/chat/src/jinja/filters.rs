@@ -97,11 +97,7 @@ fn indent(value: &Value, args: &Args) -> Result<Value, Error> {
         Py::Undefined => return undefined("`indent` of"),
         _ => as_str(value)?,
     };
-    let indent = match args.get(0).map(|it| (it, py(it))) {
-        Some((_, Py::Str(indent))) => indent.to_owned(),
-        Some((width, _)) => spaces(as_int(width)?)?,
-        None => spaces(4)?,
-    };
+    let indent = indentation(args.get(0).unwrap_or(&Value::from(4)))?;
     let text = format!("{text}\n");
     let lines = strings::split_lines(&text, false);
     room(lines.len().saturating_mul(indent.len()))?;
@@ -112,8 +108,12 @@ fn indent(value: &Value, args: &Args) -> Result<Value, Error> {
     Ok(like(value, lines.collect::<Vec<_>>().join("\n")))
 }
 
-fn spaces(width: i128) -> Result<String, Error> {
-    let width = usize::try_from(width.max(0)).unwrap_or(usize::MAX);
+/// A string, or that many spaces.
+fn indentation(value: &Value) -> Result<String, Error> {
+    if let Py::Str(text) = py(value) {
+        return Ok(text.to_owned());
+    }
+    let width = usize::try_from(as_int(value)?.max(0)).unwrap_or(usize::MAX);
     room(width)?;
     Ok(" ".repeat(width))
 }
@@ -133,8 +133,8 @@ fn title(value: &Value, args: &Args) -> Result<Value, Error> {
 }
 
 fn to_json_text(value: &Value, args: &Args) -> Result<Value, Error> {
-    if args.positional().is_empty()
-        && args.keywords().is_empty()
+    if args.positional.is_empty()
+        && args.keywords.is_empty()
         && let Some(dict) = value.downcast_object_ref::<Dict>()
     {
         return dict_json(value, dict);
@@ -142,8 +142,7 @@ fn to_json_text(value: &Value, args: &Args) -> Result<Value, Error> {
     let args = args.bind(["ensure_ascii", "indent", "separators", "sort_keys"])?;
     let mut style = JsonStyle { ensure_ascii: args.flag(0), ..JsonStyle::default() };
     if let Some(indent) = args.some(1) {
-        let indent =
-            if let Py::Str(indent) = py(indent) { indent.to_owned() } else { spaces(as_int(indent)?)? };
+        let indent = indentation(indent)?;
         room(indent.len().saturating_mul(1000))?;
         style = style.indented(indent);
     }

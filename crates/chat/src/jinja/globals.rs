@@ -52,10 +52,8 @@ impl Carried {
     }
 
     fn of(state: &State<'_, '_>) -> Result<Arc<Self>, Error> {
-        match state.lookup(RUN).and_then(|it| it.downcast_object::<Self>()) {
-            Some(run) => Ok(run),
-            None => fail("this rendering has lost its state"),
-        }
+        let run = state.lookup(RUN).and_then(|it| it.downcast_object());
+        run.map_or_else(|| fail("this rendering has lost its state"), Ok)
     }
 }
 
@@ -133,15 +131,15 @@ fn range(args: &[Value]) -> Result<Value, Error> {
 
 fn namespace(args: &[Value]) -> Result<Value, Error> {
     let args = Args::new(args)?;
-    if !args.positional().is_empty() {
+    if !args.positional.is_empty() {
         return fail("`namespace` of anything but keywords is not supported");
     }
-    for (name, value) in args.keywords() {
+    for (name, value) in &args.keywords {
         if name.starts_with('_') {
             return fail(format!("a namespace cannot hold `{name}`"));
         }
         check_storable(value)?;
     }
-    let pairs = args.keywords().iter().map(|(name, value)| (Value::from(name.as_str()), value.clone()));
+    let pairs = args.keywords.iter().map(|(name, value)| (Value::from(name.as_str()), value.clone()));
     minijinja::functions::namespace(Some(ValueOrKwargs::from(Value::from_pairs(pairs))))
 }

@@ -104,12 +104,11 @@ impl<'a> Lexer<'a> {
     /// Reads the text up to the next tag, and that tag.
     fn step(&mut self) -> Result<(), SyntaxError> {
         let Some((at, kind)) = find_tag(self.rest()) else {
-            let text = self.rest().to_owned();
-            self.push(Tok::Data(text));
-            self.advance(self.rest().len());
+            self.data(self.rest().len(), None, false);
             return Ok(());
         };
-        let sign = sign_at(&self.rest()[at + 2..]);
+        // The white-space sign right after the opening delimiter.
+        let sign = self.rest()[at + 2..].chars().next().filter(|c| matches!(c, '-' | '+'));
         self.data(at, sign, kind != TagKind::Print);
         self.advance(2 + sign.map_or(0, char::len_utf8));
         match kind {
@@ -119,7 +118,7 @@ impl<'a> Lexer<'a> {
         }
     }
 
-    /// Emits the `n_bytes` of text before a tag, without the white space that the tag removes.
+    /// Emits the `n_bytes` of text before a tag or the end, without the white space that the tag removes.
     fn data(&mut self, n_bytes: usize, sign: Option<char>, lstrip: bool) {
         let line = self.line;
         let line_starting = self.line_starting;
@@ -208,7 +207,8 @@ impl<'a> Lexer<'a> {
             return (n_bytes, Tok::Float(rest[..n_bytes].to_owned()));
         }
         // A leading zero is a number of its own: `012` reads as `0` and `12`.
-        let n_bytes = if rest.starts_with('0') { zeros_len(rest) } else { digits_len(rest) };
+        let n_zeros = rest.len() - rest.trim_start_matches('0').len();
+        let n_bytes = if n_zeros > 0 { n_zeros } else { digits_len(rest) };
         (n_bytes, Tok::Int(rest[..n_bytes].to_owned()))
     }
 
@@ -270,11 +270,6 @@ fn find_tag(text: &str) -> Option<(usize, TagKind)> {
     })
 }
 
-/// The white-space sign right after a tag's opening delimiter.
-fn sign_at(text: &str) -> Option<char> {
-    text.chars().next().filter(|c| matches!(c, '-' | '+'))
-}
-
 /// Drops what stands between the last newline and a tag, if that is white space only.
 fn strip_indent(text: &str, line_starting: bool) -> &str {
     let line_start = text.rfind('\n').map_or(0, |at| at + 1);
@@ -285,10 +280,6 @@ fn strip_indent(text: &str, line_starting: bool) -> &str {
 /// Whether a tag opens a raw block, whose text would have to be left unread.
 fn is_raw(text: &str) -> bool {
     text.trim_start_matches(is_space).split(|c: char| !c.is_alphanumeric()).next() == Some("raw")
-}
-
-fn zeros_len(text: &str) -> usize {
-    text.len() - text.trim_start_matches('0').len()
 }
 
 fn digits_len(text: &str) -> usize {

@@ -7,7 +7,7 @@
 use std::collections::BTreeSet;
 
 use super::SyntaxError;
-use super::expr::{Code, Cursor, quote};
+use super::expr::{Cursor, quote};
 use super::lex::{Tok, lex};
 
 /// More `elif`s on one `if` are refused, because minijinja nests them.
@@ -20,11 +20,11 @@ enum Open {
     For { in_else: bool },
     Set,
     Filter,
-    Macro(Body),
-    Generation(Body),
+    Macro,
+    Generation,
 }
 
-/// Where the body of a macro starts, in the output and in the names that were read.
+/// Where the body of a block starts, in the output and in the names that were read.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Body {
     out: usize,
@@ -39,8 +39,8 @@ impl Open {
             Self::For { .. } => "endfor",
             Self::Set => "endset",
             Self::Filter => "endfilter",
-            Self::Macro(_) => "endmacro",
-            Self::Generation(_) => "endgeneration",
+            Self::Macro => "endmacro",
+            Self::Generation => "endgeneration",
         }
     }
 }
@@ -54,7 +54,7 @@ pub(super) fn lower(source: &str) -> Result<String, SyntaxError> {
     }
     match lowering.open.last() {
         None => Ok(lowering.out),
-        Some(open) => lowering.parser.fail(format!("`{}` is missing", open.end())),
+        Some((open, _)) => lowering.parser.fail(format!("`{}` is missing", open.end())),
     }
 }
 
@@ -62,18 +62,19 @@ struct Lowering {
     parser: Cursor,
     out: String,
     out_line: usize,
-    open: Vec<Open>,
+    open: Vec<(Open, Body)>,
 }
 
 impl Lowering {
     fn step(&mut self) -> Result<(), SyntaxError> {
-        self.parser.start_tag();
+        self.parser.n_operations = 0;
         let line = self.parser.line();
         match self.parser.next() {
-            Some(Tok::Data(text)) => self.data(&text),
+            // Text, as a printed literal: it cannot be taken for a tag, and what is printed is counted.
+            Some(Tok::Data(text)) => self.out.push_str(&format!("{{{{ {} }}}}", quote(&text))),
             Some(Tok::Op("{{")) => {
-                let value = self.parser.tuple(true)?;
-                self.print(value, line);
+                let (value, gap) = (self.parser.tuple(true)?.text, self.catch_up(line));
+                self.out.push_str(&format!("{{{{{gap} {value} }}}}"));
                 return self.parser.expect_op("}}");
             }
             Some(Tok::Op("{%")) => {
@@ -85,11 +86,6 @@ impl Lowering {
         Ok(())
     }
 
-    /// Text, as a printed literal: it cannot be taken for a tag, and what is printed is counted.
-    fn data(&mut self, text: &str) {
-        self.out.push_str(&format!("{{{{ {} }}}}", quote(text)));
-    }
-
     /// Newlines that bring the output to the line of the source; removed text left it behind.
     fn catch_up(&mut self, line: usize) -> String {
         let n_missing = line.saturating_sub(self.out_line);
@@ -97,47 +93,28 @@ impl Lowering {
         "\n".repeat(n_missing)
     }
 
-    fn print(&mut self, value: Code, line: usize) {
-        let gap = self.catch_up(line);
-        self.out.push_str(&format!("{{{{{gap} {} }}}}", value.text));
-    }
-
-    fn tag(&mut self, line: usize, text: &str) {
-        let gap = self.catch_up(line);
-        self.out.push_str(&format!("{{%{gap} {text} %}}"));
-    }
-
     fn statement(&mut self, line: usize) -> Result<(), SyntaxError> {
         let name = self.parser.expect_name()?;
-        match name.as_str() {
-            "for" => self.for_loop(line),
+        let (text, opened) = match name.as_str() {
+            "for" => (self.for_loop()?, Some(Open::For { in_else: false })),
             "if" => {
                 let condition = self.parser.tuple(false)?.text;
-                self.begin(line, Open::If { n_elifs: 0, has_else: false }, &format!("if {condition}"));
-                Ok(())
+                (format!("if {condition}"), Some(Open::If { n_elifs: 0, has_else: false }))
             }
-            "elif" => self.elif(line),
-            "else" => self.otherwise(line),
-            "set" => self.set(line),
-            "macro" => self.macro_definition(line),
-            "filter" => self.filter_block(line),
-            "generation" => {
-                self.begin_body(line, Open::Generation, "call __generation()");
-                Ok(())
-            }
-            "break" | "continue" => self.loop_control(line, &name),
-            _ => self.end(line, &name),
-        }
-    }
-
-    fn begin(&mut self, line: usize, open: Open, text: &str) {
-        self.tag(line, text);
-        self.open.push(open);
-    }
-
-    fn begin_body(&mut self, line: usize, open: fn(Body) -> Open, text: &str) {
-        self.tag(line, text);
-        self.open.push(open(Body { out: self.out.len(), names: self.parser.names().len() }));
+            "elif" => (self.elif()?, None),
+            "else" => (self.otherwise()?, None),
+            "set" => self.set()?,
+            "macro" => (self.macro_definition()?, Some(Open::Macro)),
+            "filter" => (format!("filter {}|__printed()", self.filters()?), Some(Open::Filter)),
+            "generation" => ("call __generation()".to_owned(), Some(Open::Generation)),
+            "break" | "continue" => (self.loop_control(name)?, None),
+            _ => (self.end(&name)?, None),
+        };
+        let gap = self.catch_up(line);
+        self.out.push_str(&format!("{{%{gap} {text} %}}"));
+        let body = Body { out: self.out.len(), names: self.parser.names.len() };
+        self.open.extend(opened.map(|open| (open, body)));
+        Ok(())
     }
 
     /// Names every variable of a macro's body at its start, in a branch that is never taken.
@@ -145,31 +122,28 @@ impl Lowering {
     /// A macro keeps what it reads of its surroundings, but minijinja overlooks variables that the
     /// body also sets (`set x = x + 1`) and those in a namespace's or filter's place.
     fn name_variables(&mut self, body: Body) {
-        let names: BTreeSet<&String> = self.parser.names().iter().skip(body.names).collect();
+        let names: BTreeSet<&String> = self.parser.names.iter().skip(body.names).collect();
         let reads: String = names.into_iter().map(|name| format!("{{{{ {name} }}}}")).collect();
         self.out.insert_str(body.out, &format!("{{% if false %}}{reads}{{% endif %}}"));
     }
 
-    fn end(&mut self, line: usize, name: &str) -> Result<(), SyntaxError> {
+    fn end(&mut self, name: &str) -> Result<String, SyntaxError> {
         match self.open.last() {
-            Some(open) if open.end() == name => {
-                // minijinja knows no generation; its text is given to a call.
-                let text = if name == "endgeneration" { "endcall" } else { name };
-                if let Some(Open::Macro(body) | Open::Generation(body)) = self.open.pop() {
+            Some((open, _)) if open.end() == name => {
+                if let Some((Open::Macro | Open::Generation, body)) = self.open.pop() {
                     self.name_variables(body);
                 }
-                self.tag(line, text);
-                Ok(())
+                // minijinja knows no generation; its text is given to a call.
+                Ok(if name == "endgeneration" { "endcall" } else { name }.to_owned())
             }
-            Some(open) if name.starts_with("end") => {
-                let expected = open.end();
-                self.parser.fail(format!("expected `{expected}`, found `{name}`"))
+            Some((open, _)) if name.starts_with("end") => {
+                self.parser.fail(format!("expected `{}`, found `{name}`", open.end()))
             }
             _ => self.parser.fail(format!("the tag `{name}` is not supported, or there is none")),
         }
     }
 
-    fn for_loop(&mut self, line: usize) -> Result<(), SyntaxError> {
+    fn for_loop(&mut self) -> Result<String, SyntaxError> {
         let (target, n_names) = self.targets()?;
         if !self.parser.skip_name("in") {
             return self.parser.unexpected("`in`");
@@ -180,8 +154,7 @@ impl Lowering {
         if self.parser.skip_name("if") {
             text = format!("{text} if {}", self.parser.expression()?.text);
         }
-        self.begin(line, Open::For { in_else: false }, &text);
-        Ok(())
+        Ok(text)
     }
 
     /// Names to assign to, with commas between them, and how many there are.
@@ -202,28 +175,25 @@ impl Lowering {
         Ok(format!("({})", self.parser.separated(")", Cursor::assignable)?.join(", ")))
     }
 
-    fn elif(&mut self, line: usize) -> Result<(), SyntaxError> {
+    fn elif(&mut self) -> Result<String, SyntaxError> {
         let condition = self.parser.tuple(false)?.text;
         match self.open.last_mut() {
-            Some(Open::If { n_elifs, has_else: false }) if *n_elifs < MAX_ELIFS => *n_elifs += 1,
-            Some(Open::If { has_else: false, .. }) => return self.parser.fail("too many `elif`s"),
+            Some((Open::If { n_elifs, has_else: false }, _)) if *n_elifs < MAX_ELIFS => *n_elifs += 1,
+            Some((Open::If { has_else: false, .. }, _)) => return self.parser.fail("too many `elif`s"),
             _ => return self.parser.fail("unexpected `elif`"),
         }
-        self.tag(line, &format!("elif {condition}"));
-        Ok(())
+        Ok(format!("elif {condition}"))
     }
 
-    fn otherwise(&mut self, line: usize) -> Result<(), SyntaxError> {
+    fn otherwise(&mut self) -> Result<String, SyntaxError> {
         match self.open.last_mut() {
-            Some(Open::If { has_else, .. }) if !*has_else => *has_else = true,
-            Some(Open::For { in_else }) if !*in_else => *in_else = true,
+            Some((Open::If { has_else: had, .. } | Open::For { in_else: had }, _)) if !*had => *had = true,
             _ => return self.parser.fail("unexpected `else`"),
         }
-        self.tag(line, "else");
-        Ok(())
+        Ok("else".to_owned())
     }
 
-    fn set(&mut self, line: usize) -> Result<(), SyntaxError> {
+    fn set(&mut self) -> Result<(String, Option<Open>), SyntaxError> {
         let mut target = self.targets()?.0;
         if self.parser.skip_op(".") {
             let attribute = self.parser.expect_name()?;
@@ -237,61 +207,42 @@ impl Lowering {
         let store = if target.contains('.') { "|__store()" } else { "" };
         if self.parser.skip_op("=") {
             let value = self.parser.tuple(true)?.text;
-            self.tag(line, &format!("set {target} = ({value}){store}"));
-            return Ok(());
+            return Ok((format!("set {target} = ({value}){store}"), None));
         }
         if self.parser.skip_op("|") {
-            target = format!("{target} | {}", self.filters()?.join(" | "));
+            target = format!("{target}|{}", self.filters()?);
         }
-        self.begin(line, Open::Set, &format!("set {target}"));
-        Ok(())
+        Ok((format!("set {target}"), Some(Open::Set)))
     }
 
-    /// Parameters in brackets, with their defaults.
-    fn signature(&mut self) -> Result<String, SyntaxError> {
+    /// A name, and parameters in brackets with their defaults.
+    fn macro_definition(&mut self) -> Result<String, SyntaxError> {
+        let name = self.parser.assignable()?;
         self.parser.expect_op("(")?;
         let params = self.parser.separated(")", |parser| {
             let name = parser.assignable()?;
-            let default = if parser.skip_op("=") { Some(parser.expression()?.text) } else { None };
-            Ok(default.map_or_else(|| name.clone(), |default| format!("{name}={default}")))
-        });
-        Ok(params?.join(", "))
-    }
-
-    fn macro_definition(&mut self, line: usize) -> Result<(), SyntaxError> {
-        let name = self.parser.assignable()?;
-        let params = self.signature()?;
-        self.begin_body(line, Open::Macro, &format!("macro {name}({params})"));
-        Ok(())
-    }
-
-    fn filter_block(&mut self, line: usize) -> Result<(), SyntaxError> {
-        let mut chain = self.filters()?;
-        chain.push("__printed()".to_owned());
-        self.begin(line, Open::Filter, &format!("filter {}", chain.join("|")));
-        Ok(())
+            Ok(if parser.skip_op("=") { format!("{name}={}", parser.expression()?.text) } else { name })
+        })?;
+        Ok(format!("macro {name}({})", params.join(", ")))
     }
 
     /// Filters with `|` between them.
-    fn filters(&mut self) -> Result<Vec<String>, SyntaxError> {
+    fn filters(&mut self) -> Result<String, SyntaxError> {
         let mut chain = Vec::new();
         loop {
             let (name, args) = self.parser.filter_call()?;
             chain.push(format!("{name}({args})"));
             if !self.parser.skip_op("|") {
-                return Ok(chain);
+                return Ok(chain.join("|"));
             }
         }
     }
 
     /// `break` and `continue`, which minijinja mishandles anywhere but directly in a loop.
-    fn loop_control(&mut self, line: usize, name: &str) -> Result<(), SyntaxError> {
-        let around = self.open.iter().rev().find(|open| !matches!(open, Open::If { .. }));
-        match around {
-            Some(Open::For { in_else: false }) => {
-                self.tag(line, name);
-                Ok(())
-            }
+    fn loop_control(&mut self, name: String) -> Result<String, SyntaxError> {
+        let mut around = self.open.iter().rev().map(|(open, _)| open);
+        match around.find(|open| !matches!(open, Open::If { .. })) {
+            Some(Open::For { in_else: false }) => Ok(name),
             Some(Open::Set | Open::Filter | Open::For { .. }) => {
                 self.parser.fail(format!("`{name}` is supported directly in a loop only"))
             }

@@ -57,8 +57,8 @@ type Filter = fn(&mut State<'_, '_>, &Value, &Args) -> Result<Value, Error>;
 /// A test: the value and the arguments.
 type Check = fn(&Value, &Args) -> Result<bool, Error>;
 
-/// The filters a template may name.
-const FILTER_TABLES: &[&[(&str, Filter)]] = &[filters::FILTERS, sequences::FILTERS];
+/// The filters a template may name, and those that its syntax is lowered to.
+const FILTER_TABLES: [&[(&str, Filter)]; 3] = [filters::FILTERS, sequences::FILTERS, OPERATORS];
 
 /// A template that cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -73,11 +73,8 @@ impl SyntaxError {
     }
 }
 
-/// A template ready to be rendered.
-#[derive(Debug)]
-pub(super) struct Compiled {
-    env: Environment<'static>,
-}
+/// A template ready to be rendered: the only one of its environment.
+pub(super) type Compiled = Environment<'static>;
 
 /// Reads a template.
 pub(super) fn compile(source: &str) -> Result<Compiled, SyntaxError> {
@@ -88,28 +85,25 @@ pub(super) fn compile(source: &str) -> Result<Compiled, SyntaxError> {
     let mut env = environment();
     guarded(|| env.add_template_owned(NAME, lowered))
         .map_err(|error| SyntaxError::new(message(&error), error.line().unwrap_or(1)))?;
-    Ok(Compiled { env })
+    Ok(env)
 }
 
-impl Compiled {
-    /// The text and, in bytes, where `{% generation %}` blocks are in it.
-    pub(super) fn render(
-        &self,
-        variables: impl Iterator<Item = (String, Value)>,
-        now: Option<Now>,
-    ) -> Result<(String, Vec<Range<usize>>), Error> {
-        let run = Arc::new(Carried::new(now));
-        let own = (Value::from(globals::RUN), Value::from_dyn_object(run.clone()));
-        let context = variables.map(|(name, value)| (Value::from(name), value)).chain([own]);
-        let mut writer = Writer { out: Vec::new(), run: run.clone() };
-        let template = self.env.get_template(NAME)?;
-        guarded(|| template.render_captured_to(Value::from_pairs(context), &mut writer).map(drop))?;
-        let lossy =
-            |error: std::string::FromUtf8Error| String::from_utf8_lossy(error.as_bytes()).into_owned();
-        let text = String::from_utf8(writer.out).unwrap_or_else(lossy);
-        let spans = run.spans(&text);
-        Ok((text, spans))
-    }
+/// The text and, in bytes, where `{% generation %}` blocks are in it.
+pub(super) fn render(
+    compiled: &Compiled,
+    variables: impl Iterator<Item = (String, Value)>,
+    now: Option<Now>,
+) -> Result<(String, Vec<Range<usize>>), Error> {
+    let run = Arc::new(Carried::new(now));
+    let own = (Value::from(globals::RUN), Value::from_dyn_object(run.clone()));
+    let context = variables.map(|(name, value)| (Value::from(name), value)).chain([own]);
+    let mut writer = Writer { out: Vec::new(), run: run.clone() };
+    let template = compiled.get_template(NAME)?;
+    guarded(|| template.render_captured_to(Value::from_pairs(context), &mut writer).map(drop))?;
+    let text = String::from_utf8(writer.out)
+        .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned());
+    let spans = run.spans(&text);
+    Ok((text, spans))
 }
 
 /// What the engine says is wrong.
@@ -154,8 +148,8 @@ fn environment() -> Environment<'static> {
     if let Ok(syntax) = syntax.keep_trailing_newline(true).build() {
         env.set_syntax(syntax);
     }
-    for (name, filter) in FILTER_TABLES.iter().copied().flatten().copied() {
-        add_filter(&mut env, name, filter);
+    for (name, filter) in FILTER_TABLES.into_iter().flatten().copied() {
+        add_filter(&mut env, name, move |state, value, args| filter(state, value, &Args::new(args)?));
     }
     for (name, check) in checks::CHECKS.iter().copied() {
         add_test(&mut env, name, check);
@@ -165,11 +159,15 @@ fn environment() -> Environment<'static> {
     env
 }
 
-fn add_filter(env: &mut Environment<'static>, name: &'static str, filter: Filter) {
+fn add_filter(
+    env: &mut Environment<'static>,
+    name: &'static str,
+    filter: impl Fn(&mut State<'_, '_>, &Value, &[Value]) -> Result<Value, Error> + Send + Sync + 'static,
+) {
     env.add_filter(name, move |state: &mut State, args: Values| -> Result<Value, Error> {
         let args = args.into_values();
         let (value, args) = receiver(&args)?;
-        let result = filter(state, value, &Args::new(args)?)?;
+        let result = filter(state, value, args)?;
         charge(state, size(&result))?;
         Ok(result)
     });
@@ -189,24 +187,21 @@ fn add_test(
 
 /// The value a filter or test is applied to, and the arguments after it.
 fn receiver(args: &[Value]) -> Result<(&Value, &[Value]), Error> {
-    match args.split_first() {
-        Some(split) => Ok(split),
-        None => fail("nothing to apply this to"),
-    }
+    args.split_first().map_or_else(|| fail("nothing to apply this to"), Ok)
 }
 
 /// What a template's syntax is lowered to, besides operators with two sides.
 const OPERATORS: &[(&str, Filter)] = &[
     ("__neg", |_, value, _| ops::signed(value, -1)),
     ("__pos", |_, value, _| ops::signed(value, 1)),
-    ("__concat", |_, value, args| ops::tilde(value, args.positional())),
-    ("__slice", |_, value, args| ops::slice(value, args.positional())),
+    ("__concat", |_, value, args| ops::tilde(value, &args.positional)),
+    ("__slice", |_, value, args| ops::slice(value, &args.positional)),
     ("__attr", |_, value, args| ops::attribute(value, args.bind(["name"])?.str(0)?)),
-    ("__iter", |_, value, args| for_loop(value, !args.positional().is_empty())),
-    ("__list", |_, _, args| list(args.positional().to_vec())),
-    ("__tuple", |_, _, args| value::seq(value::SeqKind::Tuple, args.positional().to_vec())),
+    ("__iter", |_, value, args| for_loop(value, !args.positional.is_empty())),
+    ("__list", |_, _, args| list(args.positional.to_vec())),
+    ("__tuple", |_, _, args| value::seq(value::SeqKind::Tuple, args.positional.to_vec())),
     ("__dict", |_, _, args| {
-        let pairs = args.positional().chunks_exact(2);
+        let pairs = args.positional.chunks_exact(2);
         value::dict(pairs.map(|pair| (pair[0].clone(), pair[1].clone())))
     }),
     // What a `filter` block ends up with goes into the text as it is, so it must be text.
@@ -232,16 +227,9 @@ fn add_operators(env: &mut Environment<'static>) {
             Ok(result)
         });
     }
-    for (name, operator) in OPERATORS.iter().copied() {
-        add_filter(env, name, operator);
-    }
-    env.add_filter("__call", |state: &mut State, args: Values| -> Result<Value, Error> {
-        let args = args.into_values();
-        let (value, args) = receiver(&args)?;
+    add_filter(env, "__call", |state, value, args| {
         let (name, args) = receiver(args)?;
-        let result = methods::call(state, value, name.as_str().unwrap_or_default(), args)?;
-        charge(state, size(&result))?;
-        Ok(result)
+        methods::call(state, value, name.as_str().unwrap_or_default(), args)
     });
 }
 

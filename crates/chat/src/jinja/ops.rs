@@ -125,15 +125,15 @@ fn is_stored(seq: &Seq) -> bool {
 fn mul(a: &Value, b: &Value) -> Result<Value, Error> {
     let (repeated, times) = if Num::of(a).is_some() { (b, a) } else { (a, b) };
     let times = match Num::of(times) {
-        Some(Num::Int(times)) => usize::try_from(times.max(0)).unwrap_or(usize::MAX),
-        _ => return arithmetic("*", a, b, i128::checked_mul, |a, b| a * b),
+        Some(Num::Int(times)) => Some(usize::try_from(times.max(0)).unwrap_or(usize::MAX)),
+        _ => None,
     };
-    match py(repeated) {
-        Py::Str(text) => {
+    match (py(repeated), times) {
+        (Py::Str(text), Some(times)) => {
             room(text.len().saturating_mul(times))?;
             Ok(like(repeated, text.repeat(times)))
         }
-        Py::Seq(items) if is_stored(items) => {
+        (Py::Seq(items), Some(times)) if is_stored(items) => {
             room(items.items.len().saturating_mul(times).saturating_mul(size_of::<Value>()))?;
             let repeated = std::iter::repeat_n(&items.items, times).flatten();
             seq(items.kind, repeated.cloned().collect())

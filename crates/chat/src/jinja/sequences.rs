@@ -41,24 +41,19 @@ pub(super) const FILTERS: &[(&str, Filter)] = &[
 ];
 
 /// Where an `attribute=` argument leads: dots go deeper, digits are indexes.
-#[derive(Clone, Default)]
 struct Path {
     parts: Vec<Value>,
     ignore_case: bool,
 }
 
 impl Path {
-    fn new(attribute: Option<&Value>) -> Self {
+    fn new(attribute: Option<&Value>, ignore_case: bool) -> Self {
         let parts = match attribute.map(|it| (it, py(it))) {
             None | Some((_, Py::None)) => Vec::new(),
             Some((_, Py::Str(text))) => text.split('.').map(path_part).collect(),
             Some((value, _)) => vec![value.clone()],
         };
-        Self { parts, ..Self::default() }
-    }
-
-    fn ignoring_case(self, ignore_case: bool) -> Self {
-        Self { ignore_case, ..self }
+        Self { parts, ignore_case }
     }
 
     fn get(&self, value: &Value) -> Result<Value, Error> {
@@ -97,26 +92,19 @@ fn sort_by_key<T>(
         let order = order.unwrap_or(Ordering::Equal);
         if reverse { order.reverse() } else { order }
     });
-    match failure {
-        Some(error) => Err(error),
-        None => Ok(keyed.into_iter().map(|(_, item)| item).collect()),
-    }
-}
-
-fn length(value: &Value, args: &Args) -> Result<Value, Error> {
-    args.bind([])?;
-    length_of(value).map(Value::from)
+    failure.map_or_else(|| Ok(keyed.into_iter().map(|(_, item)| item).collect()), Err)
 }
 
 /// Python's `len()`.
-pub(super) fn length_of(value: &Value) -> Result<usize, Error> {
-    match py(value) {
-        Py::Undefined => Ok(0),
-        Py::Str(text) => Ok(text.chars().count()),
-        Py::Seq(seq) => Ok(seq.items.len()),
-        Py::Dict(dict) => Ok(dict.entries.len()),
-        _ => fail(format!("object of type '{}' has no len()", type_name(value))),
-    }
+fn length(value: &Value, args: &Args) -> Result<Value, Error> {
+    args.bind([])?;
+    Ok(Value::from(match py(value) {
+        Py::Undefined => 0,
+        Py::Str(text) => text.chars().count(),
+        Py::Seq(seq) => seq.items.len(),
+        Py::Dict(dict) => dict.entries.len(),
+        _ => return fail(format!("object of type '{}' has no len()", type_name(value))),
+    }))
 }
 
 /// The mapping a filter needs.
@@ -137,10 +125,10 @@ fn items(value: &Value, args: &Args) -> Result<Value, Error> {
 }
 
 fn dictsort(value: &Value, args: &Args) -> Result<Value, Error> {
-    if !args.positional().is_empty() || !args.keywords().is_empty() {
+    if !args.positional.is_empty() || !args.keywords.is_empty() {
         return fail("the filter `dictsort` with arguments is not supported");
     }
-    let path = Path::default().ignoring_case(true);
+    let path = Path::new(None, true);
     let entries = mapping(value)?.entries.values().cloned().collect();
     let sorted = sort_by_key(entries, false, |(key, _): &(Value, Value)| path.get(key))?;
     list(sorted.into_iter().map(|(key, value)| pair(key, value)).collect::<Result<_, _>>()?)
@@ -162,7 +150,7 @@ fn last(value: &Value, args: &Args) -> Result<Value, Error> {
 fn join(value: &Value, args: &Args) -> Result<Value, Error> {
     let args = args.bind(["d", "attribute"])?;
     let separator = args.get(0).map_or(Ok(String::new()), to_str)?;
-    let path = Path::new(args.some(1));
+    let path = Path::new(args.some(1), false);
     let items = iterate(value)?;
     room(items.len().saturating_mul(separator.len()))?;
     let parts = items.iter().map(|item| to_str(&path.get(item)?));
@@ -175,14 +163,14 @@ fn map(state: &mut State<'_, '_>, value: &Value, args: &Args) -> Result<Vec<Valu
         return Ok(Vec::new());
     }
     let items = iterate(value)?;
-    if let ([], Some(attribute)) = (args.positional(), args.keyword("attribute")) {
-        if let Some((name, _)) = args.keywords().iter().find(|(name, _)| name != "attribute") {
+    if let ([], Some(attribute)) = (&args.positional[..], args.keyword("attribute")) {
+        if let Some((name, _)) = args.keywords.iter().find(|(name, _)| name != "attribute") {
             return fail(format!("the filter `map` with `{name}=` is not supported"));
         }
-        let path = Path::new(Some(&attribute));
+        let path = Path::new(Some(&attribute), false);
         return items.iter().map(|item| path.get(item)).collect();
     }
-    let Some(name) = args.positional().first() else { return fail("map requires a filter argument") };
+    let Some(name) = args.positional.first() else { return fail("map requires a filter argument") };
     let name = public(as_str(name)?)?;
     let rest = args.skip(1);
     items.iter().map(|item| state.apply_filter(name, &rest.with_first(item))).collect()
@@ -203,13 +191,13 @@ fn select(
     if !value.is_true() {
         return Ok(Vec::new());
     }
-    let path = match args.positional().first() {
-        Some(attribute) if by_attribute => Path::new(Some(attribute)),
+    let path = match args.positional.first() {
+        Some(attribute) if by_attribute => Path::new(Some(attribute), false),
         None if by_attribute => return fail("missing parameter for attribute name"),
-        _ => Path::default(),
+        _ => Path::new(None, false),
     };
     let args = args.skip(usize::from(by_attribute));
-    let test = args.positional().first().map(as_str).transpose()?.map(public).transpose()?;
+    let test = args.positional.first().map(as_str).transpose()?.map(public).transpose()?;
     let rest = args.skip(1);
     let mut kept = Vec::new();
     for item in iterate(value)? {
@@ -227,7 +215,7 @@ fn select(
 
 fn extreme(value: &Value, args: &Args, wanted: Ordering) -> Result<Value, Error> {
     let args = args.bind(["case_sensitive", "attribute"])?;
-    let path = Path::new(args.some(1)).ignoring_case(!args.flag(0));
+    let path = Path::new(args.some(1), !args.flag(0));
     let mut best: Option<(Value, Value)> = None;
     for item in iterate(value)? {
         let key = path.get(&item)?;
@@ -257,11 +245,10 @@ fn sort(value: &Value, args: &Args) -> Result<Value, Error> {
     let args = args.bind(["reverse", "case_sensitive", "attribute"])?;
     let ignore_case = !args.flag(1);
     let paths: Vec<Path> = match args.some(2).map(|it| (it, py(it))) {
-        Some((_, Py::Str(names))) => names
-            .split(',')
-            .map(|name| Path::new(Some(&Value::from(name))).ignoring_case(ignore_case))
-            .collect(),
-        other => vec![Path::new(other.map(|(value, _)| value)).ignoring_case(ignore_case)],
+        Some((_, Py::Str(names))) => {
+            names.split(',').map(|name| Path::new(Some(&Value::from(name)), ignore_case)).collect()
+        }
+        other => vec![Path::new(other.map(|(value, _)| value), ignore_case)],
     };
     // The key is a list, so that values are compared only where they differ.
     let key = |item: &Value| list(paths.iter().map(|path| path.get(item)).collect::<Result<_, _>>()?);
@@ -270,7 +257,7 @@ fn sort(value: &Value, args: &Args) -> Result<Value, Error> {
 
 fn unique(value: &Value, args: &Args) -> Result<Vec<Value>, Error> {
     let args = args.bind(["case_sensitive", "attribute"])?;
-    let path = Path::new(args.some(1)).ignoring_case(!args.flag(0));
+    let path = Path::new(args.some(1), !args.flag(0));
     let mut seen = std::collections::HashSet::new();
     let mut kept = Vec::new();
     for item in iterate(value)? {

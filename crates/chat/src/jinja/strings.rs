@@ -260,10 +260,10 @@ fn field_value(field: &str, args: &Args, n_unnamed: &mut usize) -> Result<Value,
         return fail(format!("the field `{{{field}}}` in a format string is not supported"));
     }
     let found = match field.parse::<usize>() {
-        Ok(at) => args.positional().get(at).cloned(),
+        Ok(at) => args.positional.get(at).cloned(),
         Err(_) if field.is_empty() => {
             *n_unnamed += 1;
-            args.positional().get(*n_unnamed - 1).cloned()
+            args.positional.get(*n_unnamed - 1).cloned()
         }
         Err(_) => args.keyword(field),
     };

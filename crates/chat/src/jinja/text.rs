@@ -6,7 +6,7 @@ use std::fmt::Write;
 
 use minijinja::{Error, Value};
 
-use super::value::{Dict, Py, Seq, SeqKind, fail, py};
+use super::value::{Py, Seq, SeqKind, fail, py};
 use backsight_core::python::float_repr;
 
 /// Python's `str()`.
@@ -20,35 +20,28 @@ pub(super) fn to_str(value: &Value) -> Result<String, Error> {
 
 /// Python's `repr()`.
 pub(super) fn repr(value: &Value) -> Result<String, Error> {
-    let mut out = String::new();
-    write_repr(&mut out, value)?;
-    Ok(out)
-}
-
-fn write_repr(out: &mut String, value: &Value) -> Result<(), Error> {
-    match py(value) {
-        Py::Undefined => out.push_str("Undefined"),
-        Py::None => out.push_str("None"),
-        Py::Bool(true) => out.push_str("True"),
-        Py::Bool(false) => out.push_str("False"),
-        Py::Int(int) => out.push_str(&int.to_string()),
-        Py::Float(float) => out.push_str(&float_repr(float)),
-        Py::Str(text) if value.is_safe() => {
-            out.push_str("Markup(");
-            write_quoted(out, text);
-            out.push(')');
+    Ok(match py(value) {
+        Py::Undefined => "Undefined".to_owned(),
+        Py::None => "None".to_owned(),
+        Py::Bool(true) => "True".to_owned(),
+        Py::Bool(false) => "False".to_owned(),
+        Py::Int(int) => int.to_string(),
+        Py::Float(float) => float_repr(float),
+        Py::Str(text) if value.is_safe() => format!("Markup({})", quoted(text)),
+        Py::Str(text) => quoted(text),
+        Py::Seq(seq) => repr_of_seq(seq)?,
+        Py::Dict(dict) => {
+            let entry = |(key, value): &(Value, Value)| Ok(format!("{}: {}", repr(key)?, repr(value)?));
+            let entries: Vec<String> = dict.entries.values().map(entry).collect::<Result<_, Error>>()?;
+            format!("{{{}}}", entries.join(", "))
         }
-        Py::Str(text) => write_quoted(out, text),
-        Py::Seq(seq) => write_seq(out, seq)?,
-        Py::Dict(dict) => write_dict(out, dict)?,
         // Python prints the address of such things, which no prompt can depend on.
         Py::Generator(_) => return fail("a generator cannot be printed; `|list` makes it a list"),
-        Py::Other => out.push_str(&value.to_string()),
-    }
-    Ok(())
+        Py::Other => value.to_string(),
+    })
 }
 
-fn write_seq(out: &mut String, seq: &Seq) -> Result<(), Error> {
+fn repr_of_seq(seq: &Seq) -> Result<String, Error> {
     let (open, close) = match seq.kind {
         SeqKind::List => ("[", "]"),
         SeqKind::Tuple if seq.items.len() == 1 => ("(", ",)"),
@@ -58,36 +51,14 @@ fn write_seq(out: &mut String, seq: &Seq) -> Result<(), Error> {
             return fail("a range or a view of a dict cannot be printed; `|list` makes it a list");
         }
     };
-    write_joined(out, [open, close], &seq.items, write_repr)
-}
-
-fn write_dict(out: &mut String, dict: &Dict) -> Result<(), Error> {
-    write_joined(out, ["{", "}"], dict.entries.values(), |out, (key, value)| {
-        write_repr(out, key)?;
-        out.push_str(": ");
-        write_repr(out, value)
-    })
-}
-
-fn write_joined<T>(
-    out: &mut String,
-    [open, close]: [&str; 2],
-    items: impl IntoIterator<Item = T>,
-    write: impl Fn(&mut String, T) -> Result<(), Error>,
-) -> Result<(), Error> {
-    out.push_str(open);
-    for (idx, item) in items.into_iter().enumerate() {
-        out.push_str(if idx > 0 { ", " } else { "" });
-        write(out, item)?;
-    }
-    out.push_str(close);
-    Ok(())
+    let items: Vec<String> = seq.items.iter().map(repr).collect::<Result<_, _>>()?;
+    Ok(format!("{open}{}{close}", items.join(", ")))
 }
 
 /// A string as Python's `repr` quotes it: double quotes only around text with single quotes alone.
-fn write_quoted(out: &mut String, text: &str) {
+fn quoted(text: &str) -> String {
     let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
-    out.push(quote);
+    let mut out = String::from(quote);
     for c in text.chars() {
         match c {
             '\\' => out.push_str("\\\\"),
@@ -96,10 +67,10 @@ fn write_quoted(out: &mut String, text: &str) {
             '\t' => out.push_str("\\t"),
             _ if c == quote => out.extend(['\\', c]),
             _ if is_printable(c) => out.push(c),
-            _ => write_code(out, c),
+            _ => write_code(&mut out, c),
         }
     }
-    out.push(quote);
+    out + quote.encode_utf8(&mut [0; 4])
 }
 
 fn write_code(out: &mut String, c: char) {

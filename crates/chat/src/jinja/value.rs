@@ -54,15 +54,9 @@ fn number(value: &Value) -> Py<'static> {
 }
 
 fn object(value: &Value) -> Py<'_> {
-    if let Some(dict) = value.downcast_object_ref::<Dict>() {
-        Py::Dict(dict)
-    } else if let Some(seq) = value.downcast_object_ref::<Seq>() {
-        Py::Seq(seq)
-    } else if let Some(generator) = value.downcast_object_ref::<Generator>() {
-        Py::Generator(generator)
-    } else {
-        Py::Other
-    }
+    let seq = || value.downcast_object_ref().map(Py::Seq);
+    let generator = || value.downcast_object_ref().map(Py::Generator);
+    value.downcast_object_ref().map(Py::Dict).or_else(seq).or_else(generator).unwrap_or(Py::Other)
 }
 
 /// The name of a value's type, as Python's error messages have it.
@@ -75,7 +69,10 @@ pub(super) fn type_name(value: &Value) -> &'static str {
         Py::Float(_) => "float",
         Py::Str(_) if value.is_safe() => "Markup",
         Py::Str(_) => "str",
-        Py::Seq(seq) => seq.kind.name(),
+        Py::Seq(Seq { kind: SeqKind::List, .. }) => "list",
+        Py::Seq(Seq { kind: SeqKind::Tuple, .. }) => "tuple",
+        Py::Seq(Seq { kind: SeqKind::Range, .. }) => "range",
+        Py::Seq(Seq { kind: SeqKind::View, .. }) => "dict view",
         Py::Dict(_) => "dict",
         Py::Generator(_) => "generator",
         Py::Other => "object",
@@ -100,17 +97,6 @@ pub(super) enum SeqKind {
     Range,
     /// What `dict.keys()` and its like give: neither indexed nor written as JSON.
     View,
-}
-
-impl SeqKind {
-    fn name(self) -> &'static str {
-        match self {
-            Self::List => "list",
-            Self::Tuple => "tuple",
-            Self::Range => "range",
-            Self::View => "dict view",
-        }
-    }
 }
 
 /// Items in order.
@@ -344,7 +330,10 @@ pub(super) fn to_json(value: &Value) -> Result<serde_json::Value, Error> {
     match py(value) {
         Py::None => Ok(serde_json::Value::Null),
         Py::Bool(bool) => Ok(serde_json::Value::Bool(bool)),
-        Py::Int(int) => int_to_json(int),
+        Py::Int(int) => match Number::from_i128(int) {
+            Some(number) => Ok(serde_json::Value::Number(number)),
+            None => fail("an integer beyond 64 bits cannot be written as JSON here"),
+        },
         Py::Float(float) => match Number::from_f64(float) {
             Some(number) => Ok(serde_json::Value::Number(number)),
             None => fail("a float that is not finite cannot be written as JSON"),
@@ -355,13 +344,6 @@ pub(super) fn to_json(value: &Value) -> Result<serde_json::Value, Error> {
         }
         Py::Dict(dict) => dict_to_json(dict),
         _ => fail(format!("Object of type {} is not JSON serializable", type_name(value))),
-    }
-}
-
-fn int_to_json(int: i128) -> Result<serde_json::Value, Error> {
-    match Number::from_i128(int) {
-        Some(number) => Ok(serde_json::Value::Number(number)),
-        None => fail("an integer beyond 64 bits cannot be written as JSON here"),
     }
 }
 

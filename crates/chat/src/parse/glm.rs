@@ -26,16 +26,12 @@ pub(super) struct Dialect {
     skip_gap: fn(&str) -> &str,
 }
 
-pub(super) const GLM45: Dialect = Dialect { split_name: split_at_line_break, skip_gap: strip_start };
-pub(super) const GLM47: Dialect = Dialect { split_name: split_at_key, skip_gap: skip_written_breaks };
-
-fn split_at_line_break(piece: &str) -> Option<(&str, &str)> {
-    find(piece, "\n", 0).map(|end| piece.split_at(end))
-}
-
-fn split_at_key(piece: &str) -> Option<(&str, &str)> {
-    Some(piece.split_at(find(piece, KEY[0], 0).unwrap_or(piece.len())))
-}
+pub(super) const GLM45: Dialect = Dialect {
+    split_name: |piece| find(piece, "\n", 0).map(|end| piece.split_at(end)),
+    skip_gap: strip_start,
+};
+pub(super) const GLM47: Dialect =
+    Dialect { split_name: |piece| Some(split_before(piece, KEY[0])), skip_gap: skip_written_breaks };
 
 fn skip_written_breaks(text: &str) -> &str {
     let mut rest = strip_start(text);

@@ -9,7 +9,7 @@ use std::collections::HashSet;
 use indexmap::IndexMap;
 
 use super::scan::{Reader, excerpt, find, looked_at, strip_start};
-use backsight_core::python::{float_repr, write_json_string};
+use backsight_core::python::{float_repr, json_string};
 
 /// How deep a value may be nested to be read: a little less than `serde_json` allows, so that
 /// arguments made of such values can be read there.
@@ -34,25 +34,19 @@ pub(super) type Fields = IndexMap<String, Json>;
 impl Json {
     /// What `json.dumps(value, ensure_ascii=False)` gives.
     pub(super) fn dumps(&self) -> String {
-        let mut out = String::new();
-        self.write(&mut out);
-        out
-    }
-
-    fn write(&self, out: &mut String) {
         match self {
-            Self::Null => out.push_str("null"),
-            Self::Bool(true) => out.push_str("true"),
-            Self::Bool(false) => out.push_str("false"),
-            Self::Int(digits) => out.push_str(digits),
-            Self::Float(number) => out.push_str(&json_float(*number)),
-            Self::Text(text) => write_json_string(out, text, false),
-            Self::List(items) => write_items(out, ['[', ']'], items, |out, item| item.write(out)),
-            Self::Object(fields) => write_items(out, ['{', '}'], fields, |out, (key, value)| {
-                write_json_string(out, key, false);
-                out.push_str(": ");
-                value.write(out);
-            }),
+            Self::Null => "null".to_owned(),
+            Self::Bool(bool) => bool.to_string(),
+            Self::Int(digits) => digits.clone(),
+            Self::Float(number) => json_float(*number),
+            Self::Text(text) => json_string(text, false),
+            Self::List(items) => {
+                format!("[{}]", items.iter().map(Self::dumps).collect::<Vec<_>>().join(", "))
+            }
+            Self::Object(fields) => {
+                let fields = fields.iter().map(|(key, it)| json_string(key, false) + ": " + &it.dumps());
+                format!("{{{}}}", fields.collect::<Vec<_>>().join(", "))
+            }
         }
     }
 
@@ -60,20 +54,6 @@ impl Json {
     pub(super) fn int(digits: &str) -> Self {
         Self::Int(if digits == "-0" { "0" } else { digits }.to_owned())
     }
-}
-
-fn write_items<T>(
-    out: &mut String,
-    [open, close]: [char; 2],
-    items: impl IntoIterator<Item = T>,
-    write: impl Fn(&mut String, T),
-) {
-    out.push(open);
-    for (idx, item) in items.into_iter().enumerate() {
-        out.push_str(if idx > 0 { ", " } else { "" });
-        write(out, item);
-    }
-    out.push(close);
 }
 
 /// A float in JSON; Python has words for the ones JSON lacks.

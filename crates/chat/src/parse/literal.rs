@@ -18,12 +18,10 @@ pub(super) fn value_of(text: &str) -> Option<Json> {
 fn read(text: &str) -> Option<Json> {
     looked_at(text.len());
     // Python refuses NUL in a source and rewrites carriage returns.
-    if text.contains(['\0', '\r']) {
+    if text.trim().is_empty() || text.contains(['\0', '\r']) {
         return None;
     }
-    let mut reader = Reader::new(text, 0);
-    let (mut items, is_tuple) = items(&mut reader, "", value)?;
-    if is_tuple { Some(Json::List(items)) } else { items.pop() }
+    tuple(&mut Reader::new(text, 0), "")
 }
 
 /// Passes space; line breaks are space inside brackets.
@@ -35,9 +33,7 @@ fn skip_space(reader: &mut Reader<'_>) {
 fn value(reader: &mut Reader<'_>) -> Option<Json> {
     skip_space(reader);
     match reader.peek()? {
-        '(' => bracketed(reader, tuple),
-        '[' => bracketed(reader, list),
-        '{' => bracketed(reader, dictionary),
+        '(' | '[' | '{' => bracketed(reader),
         '+' | '-' => signed(reader),
         '.' | '0'..='9' => number(reader),
         '\'' | '"' => strings(reader),
@@ -45,11 +41,17 @@ fn value(reader: &mut Reader<'_>) -> Option<Json> {
     }
 }
 
-/// Reads inside a bracket; the opening one is still ahead.
-fn bracketed(reader: &mut Reader<'_>, read: fn(&mut Reader<'_>) -> Option<Json>) -> Option<Json> {
+/// Reads what is in brackets; the opening one is still ahead.
+fn bracketed(reader: &mut Reader<'_>) -> Option<Json> {
+    if reader.open.len() == MAX_DEPTH {
+        return None;
+    }
     reader.open.push(reader.at);
-    reader.next()?;
-    let value = if reader.open.len() <= MAX_DEPTH { read(reader) } else { None };
+    let value = match reader.next()? {
+        '(' => tuple(reader, ")"),
+        '[' => items(reader, "]", value).map(|(items, _)| Json::List(items)),
+        _ => items(reader, "}", field).map(|(fields, _)| Json::Object(fields.into_iter().collect())),
+    };
     reader.open.pop();
     value
 }
@@ -78,19 +80,10 @@ fn ends(reader: &mut Reader<'_>, close: &str) -> bool {
     if close.is_empty() { reader.rest().is_empty() } else { reader.take(close) }
 }
 
-fn list(reader: &mut Reader<'_>) -> Option<Json> {
-    items(reader, "]", value).map(|(items, _)| Json::List(items))
-}
-
-/// One value in parentheses is that value.
-fn tuple(reader: &mut Reader<'_>) -> Option<Json> {
-    let (mut items, has_comma) = items(reader, ")", value)?;
+/// One value without a comma is that value.
+fn tuple(reader: &mut Reader<'_>, close: &str) -> Option<Json> {
+    let (mut items, has_comma) = items(reader, close, value)?;
     if has_comma || items.is_empty() { Some(Json::List(items)) } else { items.pop() }
-}
-
-fn dictionary(reader: &mut Reader<'_>) -> Option<Json> {
-    let (fields, _) = items(reader, "}", field)?;
-    Some(Json::Object(fields.into_iter().collect()))
 }
 
 fn field(reader: &mut Reader<'_>) -> Option<(String, Json)> {
@@ -215,14 +208,8 @@ fn based(text: &str) -> Option<Json> {
 
 /// The digits without the underscores between them; none may stand elsewhere.
 fn without_underscores(text: &str, radix: u32) -> Option<String> {
-    let is_digit = |c: Option<&char>| c.is_some_and(|c| c.is_digit(radix));
-    let mut before = None;
-    let mut rest = text.chars().peekable();
-    while let Some(c) = rest.next() {
-        if c == '_' && !(is_digit(before.as_ref()) && is_digit(rest.peek())) {
-            return None;
-        }
-        before = Some(c);
-    }
-    (!text.is_empty()).then(|| text.replace('_', ""))
+    let is_digit = |c: char| c.is_digit(radix);
+    let parts: Vec<&str> = text.split('_').collect();
+    let is_between = |pair: &[&str]| pair[0].ends_with(is_digit) && pair[1].starts_with(is_digit);
+    (!text.is_empty() && parts.windows(2).all(is_between)).then(|| parts.concat())
 }

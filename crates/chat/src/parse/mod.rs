@@ -102,8 +102,9 @@ impl Parser {
     /// text need them to tell a string from a number.
     pub fn parse(self, text: &str, tools: &[Value]) -> Parsed {
         match self {
-            Self::Hermes => hermes::parse(text, &hermes::HERMES),
-            Self::Longcat => hermes::parse(text, &hermes::LONGCAT),
+            // A closing tag in a string ends the call and breaks it: the recorded vectors hold Hermes to that.
+            Self::Hermes => hermes::parse(text, hermes::HERMES, scan::find),
+            Self::Longcat => hermes::parse(text, hermes::LONGCAT, json::find_outside),
             Self::Mistral => mistral::parse(text),
             Self::LlamaJson => llama::parse(text),
             Self::Qwen3Coder => qwen3_coder::parse(text, tools),

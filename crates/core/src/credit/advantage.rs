@@ -94,11 +94,8 @@ impl Scale {
 
 /// The scales of rewards and of Q_H in a group.
 fn group_scales(group: &[&EpisodeCredit<'_>]) -> (Scale, Scale) {
-    let (mut rewards, mut q) = (Vec::new(), Vec::new());
-    for episode in group {
-        rewards.push(episode.reward);
-        q.extend(episode.q.iter().copied().flatten());
-    }
+    let rewards: Vec<f64> = group.iter().map(|episode| episode.reward).collect();
+    let q: Vec<f64> = group.iter().flat_map(|episode| episode.q.iter().copied().flatten()).collect();
     (Scale::of(&rewards), Scale::of(&q))
 }
 

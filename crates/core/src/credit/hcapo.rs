@@ -153,9 +153,11 @@ pub fn credit(steps: &[StepScore<'_>], episode_reward: f64, params: &Params) -> 
     let pi: Vec<Option<f64>> = steps.iter().map(|step| pi_hind(step.lens?, params)).collect();
     let known: Vec<f64> = pi.iter().copied().flatten().collect();
     let pi_mean = mean(&known);
-    let ends = group_ends(steps);
+    // The last step of each group; steps of other groups in between count for the discount.
+    let ends: HashMap<&str, usize> = steps.iter().enumerate().map(|(t, step)| (step.group, t)).collect();
     let raw = steps.iter().zip(&pi).enumerate().map(|(t, (step, pi))| {
-        let pi_hind = pi.ok_or(no_score(step))?;
+        let no_score = if step.lens.is_some() { NoCredit::NotFinite } else { NoCredit::NoScore };
+        let pi_hind = pi.ok_or(no_score)?;
         let rho = rho(step, pi_hind, pi_mean.unwrap_or(0.0), params)?;
         let end = if params.dense_rewards { ends[step.group] } else { steps.len() - 1 };
         let q_h = q_h(rho, end - t, reward(step, episode_reward, params), params);
@@ -199,17 +201,8 @@ fn reward(step: &StepScore<'_>, episode_reward: f64, params: &Params) -> f64 {
     step.reward.filter(|_| params.dense_rewards).unwrap_or(episode_reward)
 }
 
-fn no_score(step: &StepScore<'_>) -> NoCredit {
-    if step.lens.is_some() { NoCredit::NotFinite } else { NoCredit::NoScore }
-}
-
 fn finite(value: f64) -> Result<f64, NoCredit> {
     if value.is_finite() { Ok(value) } else { Err(NoCredit::NotFinite) }
-}
-
-/// The last step of each group; steps of other groups in between count for the discount.
-fn group_ends<'a>(steps: &[StepScore<'a>]) -> HashMap<&'a str, usize> {
-    steps.iter().enumerate().map(|(t, step)| (step.group, t)).collect()
 }
 
 /// Appendix A: Q~_t = α·Q_t + (1−α)·Q_{t+1}, where t+1 is the next step that has credit.

@@ -177,14 +177,6 @@ impl Addition {
 }
 
 impl Edit<'_> {
-    /// How many messages it adds.
-    pub fn n_messages(&self) -> usize {
-        match self {
-            Self::Before { messages, .. } => messages.len(),
-            Self::Nothing | Self::Behind { .. } => 0,
-        }
-    }
-
     /// The messages with the addition among them.
     pub fn apply(&self, before: &[Message]) -> Vec<Message> {
         let mut seen = before.to_vec();
@@ -259,9 +251,7 @@ mod tests {
         let before = talk(&[Role::System, Role::User, Role::Assistant, Role::User]);
         let exchange = talk(&[Role::User, Role::Assistant]);
         let addition = Addition::Turns(exchange.clone());
-        let edit = addition.edit(&before).unwrap();
-        assert_eq!(edit.n_messages(), 2);
-        let seen = edit.apply(&before);
+        let seen = addition.edit(&before).unwrap().apply(&before);
         assert_eq!(seen, [&before[..3], &exchange, &before[3..]].concat());
         assert_eq!(Addition::Nothing.edit(&[]).unwrap().apply(&before), before);
     }
