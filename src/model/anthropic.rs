@@ -100,7 +100,14 @@ impl Model for Anthropic {
 
     async fn chat(&self, request: &ChatRequest) -> Result<ChatAnswer, Error> {
         let body = self.messages_request(request)?;
-        post_chat(&self.remote.transport, "/v1/messages", &body, request, wire::answered).await
+        post_chat(
+            &self.remote.transport,
+            "/v1/messages",
+            &body,
+            std::slice::from_ref(request),
+            wire::answered,
+        )
+        .await
     }
 
     fn limits(&self) -> &Limits {

@@ -110,11 +110,15 @@ impl Meter {
         }
     }
 
-    /// Room for the first of `jobs`, and for as many of the following as there is room for at once.
-    async fn reserve_some(self: &Arc<Self>, jobs: &[ScoreJob]) -> Result<Vec<Reservation>, Error> {
-        let (Some(first), rest) = (jobs.first(), jobs.iter().skip(1)) else { return Ok(Vec::new()) };
-        let mut rooms = vec![self.reserve(first.tokens().len() as u64).await?];
-        rooms.extend(rest.map_while(|job| self.try_reserve(job.tokens().len() as u64).ok().flatten()));
+    /// Room for the first of calls of these sizes, and for as many of the following as there is room for at once.
+    async fn reserve_some(
+        self: &Arc<Self>,
+        sizes: impl Iterator<Item = u64>,
+    ) -> Result<Vec<Reservation>, Error> {
+        let mut sizes = sizes;
+        let Some(first) = sizes.next() else { return Ok(Vec::new()) };
+        let mut rooms = vec![self.reserve(first).await?];
+        rooms.extend(sizes.map_while(|size| self.try_reserve(size).ok().flatten()));
         Ok(rooms)
     }
 
@@ -205,12 +209,29 @@ impl Model for Budgeted {
         let mut answers = Vec::with_capacity(jobs.len());
         while answers.len() < jobs.len() {
             let rest = &jobs[answers.len()..];
-            match self.meter.reserve_some(rest).await {
+            match self.meter.reserve_some(rest.iter().map(|job| job.tokens().len() as u64)).await {
                 Err(error) => answers.push(Err(error)),
                 Ok(rooms) => {
                     let scored = self.inner.score_many(&rest[..rooms.len()]).await;
                     let settled = rooms.into_iter().zip(scored);
                     answers.extend(settled.map(|(room, scored)| room.settle(scored, |it| it.usage)));
+                }
+            }
+        }
+        answers
+    }
+
+    /// The same of conversations: a draw counts as a request also where several are made in one.
+    async fn chat_many(&self, requests: &[ChatRequest]) -> Vec<Result<ChatAnswer, Error>> {
+        let mut answers = Vec::with_capacity(requests.len());
+        while answers.len() < requests.len() {
+            let rest = &requests[answers.len()..];
+            match self.meter.reserve_some(rest.iter().map(guessed_tokens)).await {
+                Err(error) => answers.push(Err(error)),
+                Ok(rooms) => {
+                    let said = self.inner.chat_many(&rest[..rooms.len()]).await;
+                    let settled = rooms.into_iter().zip(said);
+                    answers.extend(settled.map(|(room, said)| room.settle(said, |it| it.usage)));
                 }
             }
         }

@@ -8,6 +8,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use async_trait::async_trait;
+use futures_util::future::join_all;
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -73,6 +74,16 @@ impl OpenAi {
         Self { remote, refused: Mutex::default() }
     }
 
+    /// Draws of one conversation; what is refused on the way is left out.
+    async fn together(&self, draws: &[ChatRequest]) -> Result<Vec<ChatAnswer>, Error> {
+        loop {
+            match chat(&self.remote, Dialect::OpenAi, draws, &self.refused()).await {
+                Err(error) if self.learns_refusal(&error) => {}
+                other => return other,
+            }
+        }
+    }
+
     fn refused(&self) -> Vec<&'static str> {
         self.refused.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -105,12 +116,11 @@ impl Model for OpenAi {
     }
 
     async fn chat(&self, request: &ChatRequest) -> Result<ChatAnswer, Error> {
-        loop {
-            match chat(&self.remote, Dialect::OpenAi, request, &self.refused()).await {
-                Err(error) if self.learns_refusal(&error) => {}
-                other => return other,
-            }
-        }
+        only(self.together(std::slice::from_ref(request)).await)
+    }
+
+    async fn chat_many(&self, requests: &[ChatRequest]) -> Vec<Result<ChatAnswer, Error>> {
+        chat_many(requests, |draws| self.together(draws)).await
     }
 
     fn limits(&self) -> &Limits {
@@ -131,35 +141,73 @@ pub(super) enum Dialect {
     Sglang,
 }
 
-/// A conversation answered over OpenAI's chat route, without the parameters that are refused.
+/// The one answer that was asked for.
+pub(super) fn only(answers: Result<Vec<ChatAnswer>, Error>) -> Result<ChatAnswer, Error> {
+    let first = answers?.into_iter().next();
+    first.ok_or_else(|| Error::garbled("the server", "there is no answer"))
+}
+
+/// Several conversations, draws of the same one together.
+pub(super) async fn chat_many<'r, F: Future<Output = Result<Vec<ChatAnswer>, Error>>>(
+    requests: &'r [ChatRequest],
+    together: impl Fn(&'r [ChatRequest]) -> F,
+) -> Vec<Result<ChatAnswer, Error>> {
+    let mut answers = Vec::with_capacity(requests.len());
+    while let Some(first) = requests.get(answers.len()) {
+        let rest = &requests[answers.len()..];
+        let n = rest.iter().take_while(|it| it.is_another_draw_of(first)).count();
+        let some = match together(&rest[..n]).await {
+            Ok(some) => some,
+            Err(Error::Refused { .. }) if n > 1 => Vec::new(),
+            Err(error) => {
+                answers.extend(std::iter::repeat_n(Err(error), n));
+                continue;
+            }
+        };
+        // Who does not know how to draw several gives one or refuses, and is asked for each of the others.
+        let alone = rest[..n].iter().skip(some.len()).map(|it| together(std::slice::from_ref(it)));
+        let alone = join_all(alone).await.into_iter().map(only);
+        answers.extend(some.into_iter().take(n).map(Ok).chain(alone));
+    }
+    answers
+}
+
+/// Draws of one conversation over OpenAI's chat route, without the parameters that are refused.
 pub(super) async fn chat(
     remote: &Remote,
     dialect: Dialect,
-    request: &ChatRequest,
+    draws: &[ChatRequest],
     refused: &[&str],
-) -> Result<ChatAnswer, Error> {
-    let body = chat_request(&remote.info.model, dialect, request);
+) -> Result<Vec<ChatAnswer>, Error> {
+    let [request, others @ ..] = draws else { return Ok(Vec::new()) };
+    let mut body = chat_request(&remote.info.model, dialect, request);
+    if !others.is_empty() {
+        body.n = Some(draws.len());
+        // One seed for all of them would make them one draw where it is honoured for each.
+        body.seed = body.seed.filter(|_| dialect == Dialect::Vllm);
+    }
     if body.regex.is_some() && dialect == Dialect::OpenAi {
         return Err(unsupported(&remote.transport, "force a text to match a regular expression"));
     }
     let mut body = json!(body);
     refused.iter().for_each(|parameter| leave_out(parameter, &mut body));
-    post_chat(&remote.transport, "/v1/chat/completions", &body, request, wire::answered).await
+    post_chat(&remote.transport, "/v1/chat/completions", &body, draws, wire::answered).await
 }
 
 /// Sends a conversation as `body` and reads the answer.
-pub(super) async fn post_chat(
+pub(super) async fn post_chat<T>(
     transport: &Transport,
     path: &str,
     body: &(impl Serialize + Sync),
-    request: &ChatRequest,
-    decode: fn(&[u8]) -> Result<ChatAnswer, String>,
-) -> Result<ChatAnswer, Error> {
+    draws: &[ChatRequest],
+    decode: fn(&[u8]) -> Result<T, String>,
+) -> Result<T, Error> {
     let write = |_: &str| remote::body(body);
+    let n_sampled: usize = draws.iter().map(|it| it.sampling.max_tokens).sum();
     let call = Outgoing {
-        tokens: guessed_tokens(request),
-        sticky: remote::sticky_step(&request.place),
-        max_answer: remote::max_answer(request.sampling.max_tokens, 0),
+        tokens: draws.iter().map(guessed_tokens).sum(),
+        sticky: draws.first().map_or(0, |it| remote::sticky_step(&it.place)),
+        max_answer: remote::max_answer(n_sampled, 0),
         ..Outgoing::post(path, &write)
     };
     transport.call(&call, &|answer: &Answer<'_>| decode(answer.body)).await

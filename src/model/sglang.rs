@@ -185,7 +185,11 @@ impl Model for Sglang {
     }
 
     async fn chat(&self, request: &ChatRequest) -> Result<ChatAnswer, Error> {
-        openai::chat(&self.remote, Dialect::Sglang, request, &[]).await
+        openai::only(openai::chat(&self.remote, Dialect::Sglang, std::slice::from_ref(request), &[]).await)
+    }
+
+    async fn chat_many(&self, requests: &[ChatRequest]) -> Vec<Result<ChatAnswer, Error>> {
+        openai::chat_many(requests, |draws| openai::chat(&self.remote, Dialect::Sglang, draws, &[])).await
     }
 
     fn limits(&self) -> &Limits {

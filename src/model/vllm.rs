@@ -144,7 +144,11 @@ impl Model for Vllm {
     }
 
     async fn chat(&self, request: &ChatRequest) -> Result<ChatAnswer, Error> {
-        openai::chat(&self.remote, Dialect::Vllm, request, &[]).await
+        openai::only(openai::chat(&self.remote, Dialect::Vllm, std::slice::from_ref(request), &[]).await)
+    }
+
+    async fn chat_many(&self, requests: &[ChatRequest]) -> Vec<Result<ChatAnswer, Error>> {
+        openai::chat_many(requests, |draws| openai::chat(&self.remote, Dialect::Vllm, draws, &[])).await
     }
 
     fn limits(&self) -> &Limits {

@@ -85,6 +85,21 @@ impl Model for Watched {
         answer
     }
 
+    async fn chat_many(&self, requests: &[ChatRequest]) -> Vec<Result<ChatAnswer, Error>> {
+        if let Some(error) = self.outlook.stopped_by() {
+            return vec![Err(error); requests.len()];
+        }
+        let (begun, began) = (self.outlook.begin(), Instant::now());
+        let answers = self.inner.chat_many(requests).await;
+        for (request, answer) in requests.iter().zip(&answers) {
+            self.told(&request.place, began, answer, |it| it.usage);
+        }
+        // They were one call: it found a server if one of them was answered.
+        let one = answers.iter().find(|it| it.is_ok()).or(answers.first());
+        one.into_iter().for_each(|answer| self.outlook.heed(begun, answer));
+        answers
+    }
+
     fn limits(&self) -> &Limits {
         self.inner.limits()
     }

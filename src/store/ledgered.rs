@@ -150,7 +150,8 @@ impl PaidCall for ChatRequest {
     }
 
     async fn ask(calls: &[&Self], inner: &dyn Model) -> Vec<Result<ChatAnswer, Error>> {
-        join_all(calls.iter().map(|call| inner.chat(call))).await
+        let requests: Vec<Self> = calls.iter().copied().cloned().collect();
+        inner.chat_many(&requests).await
     }
 }
 
@@ -377,6 +378,30 @@ impl Ledgered {
         answers
     }
 
+    /// The stored answers, or those that are given now, stored; what is asked twice is asked for once.
+    async fn once_all<C: PaidCall>(&self, calls: &[C]) -> Vec<Result<Found<C::Answer>, Error>>
+    where
+        C::Answer: Clone,
+    {
+        let serving = self.versions.serving(self.home);
+        let &[model] = &serving[..] else {
+            // Who answers one of them decides only about that one.
+            return join_all(calls.iter().map(|call| self.once(call, 0))).await;
+        };
+        let keys: Vec<Key> = calls.iter().map(|call| call.key(self, model)).collect();
+        let distinct: BTreeMap<Key, &C> = keys.iter().copied().zip(calls).collect();
+        let kept = self.once_each(&serving, &distinct).await.into_iter();
+        let answers = kept.zip(distinct.into_values()).map(|((key, kept), call)| async move {
+            match kept {
+                Ok(Kept::Stored(found)) => (key, Ok(found)),
+                Ok(Kept::Incomplete(..) | Kept::Straddles) => (key, self.once(call, 1).await),
+                Err(error) => (key, Err(error)),
+            }
+        });
+        let answers: BTreeMap<Key, _> = join_all(answers).await.into_iter().collect();
+        keys.iter().map(|key| answers[key].clone()).collect()
+    }
+
     /// What is stored of one of these models.
     async fn find<C: PaidCall>(
         &self,
@@ -427,11 +452,6 @@ impl Ledgered {
         Ok(Kept::Stored((answer, [whose].into())))
     }
 
-    async fn score_again(&self, job: &ScoreJob, n_asked: u32) -> Result<Scored, Error> {
-        let found = self.once(job, n_asked).await?;
-        Ok(self.hand_out(found))
-    }
-
     /// Takes note of whose a score is; it says so itself from now on.
     fn hand_out(&self, (scored, whose): Found<Scored>) -> Scored {
         let name = whose.first().and_then(|it| self.versions.name(it.model()));
@@ -451,6 +471,10 @@ impl Ledgered {
 
     fn handed(&self) -> MutexGuard<'_, Handed> {
         self.handed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn seeded_chat(&self, request: &ChatRequest) -> ChatRequest {
+        ChatRequest { sampling: self.seeded(&request.sampling, &request.place), ..request.clone() }
     }
 
     fn seeded(&self, sampling: &Sampling, place: &Place) -> Sampling {
@@ -475,33 +499,21 @@ impl Model for Ledgered {
     }
 
     async fn score(&self, job: &ScoreJob) -> Result<Scored, Error> {
-        self.score_again(job, 0).await
+        Ok(self.hand_out(self.once(job, 0).await?))
     }
 
     async fn score_many(&self, jobs: &[ScoreJob]) -> Vec<Result<Scored, Error>> {
-        let serving = self.versions.serving(self.home);
-        let &[model] = &serving[..] else {
-            // Who answers one of them decides only about that one.
-            return join_all(jobs.iter().map(|job| self.score(job))).await;
-        };
-        let keys: Vec<Key> = jobs.iter().map(|job| job.key(self, model)).collect();
-        let distinct: BTreeMap<Key, &ScoreJob> = keys.iter().copied().zip(jobs).collect();
-        let kept = self.once_each(&serving, &distinct).await.into_iter();
-        let answers = kept.zip(distinct.into_values()).map(|((key, kept), job)| async move {
-            match kept {
-                Ok(Kept::Stored(found)) => (key, Ok(self.hand_out(found))),
-                Ok(Kept::Incomplete(..) | Kept::Straddles) => (key, self.score_again(job, 1).await),
-                Err(error) => (key, Err(error)),
-            }
-        });
-        let answers: BTreeMap<Key, Result<Scored, Error>> = join_all(answers).await.into_iter().collect();
-        keys.iter().map(|key| answers[key].clone()).collect()
+        let found = self.once_all(jobs).await.into_iter();
+        found.map(|found| found.map(|found| self.hand_out(found))).collect()
     }
 
     async fn chat(&self, request: &ChatRequest) -> Result<ChatAnswer, Error> {
-        let sampling = self.seeded(&request.sampling, &request.place);
-        let request = ChatRequest { sampling, ..request.clone() };
-        Ok(self.once(&request, 0).await?.0)
+        Ok(self.once(&self.seeded_chat(request), 0).await?.0)
+    }
+
+    async fn chat_many(&self, requests: &[ChatRequest]) -> Vec<Result<ChatAnswer, Error>> {
+        let requests: Vec<ChatRequest> = requests.iter().map(|request| self.seeded_chat(request)).collect();
+        self.once_all(&requests).await.into_iter().map(|found| found.map(|(answer, _)| answer)).collect()
     }
 
     fn limits(&self) -> &Limits {

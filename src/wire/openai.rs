@@ -37,6 +37,8 @@ pub struct ChatRequest<'a> {
     pub top_p: Option<f64>,
     /// Keep this many; not known to OpenAI itself.
     pub top_k: Option<usize>,
+    /// So many answers; without it one.
+    pub n: Option<usize>,
     /// Makes a draw repeatable where it is honoured; a signed number.
     pub seed: Option<i64>,
     /// A JSON schema the answer must satisfy.
@@ -70,14 +72,18 @@ struct Choice {
     finish_reason: Option<String>,
 }
 
-/// Reads the answer to a [`ChatRequest`].
-pub fn answered(body: &[u8]) -> Result<ChatAnswer, String> {
+/// Reads the answers to a [`ChatRequest`]; what all of them cost stands at the first.
+pub fn answered(body: &[u8]) -> Result<Vec<ChatAnswer>, String> {
     let answer: Chat = strict::read(body)?;
-    let Some(choice) = answer.choices.into_iter().next() else {
+    if answer.choices.is_empty() {
         return Err(format!("no choices in the answer: {}", server_message(body)));
-    };
+    }
     let usage = answer.usage.map(Usage::from).unwrap_or_default();
-    Ok(chat_answer(said(choice.message)?, choice.finish_reason.as_deref(), usage))
+    let usages = std::iter::once(usage).chain(std::iter::repeat(Usage::NOTHING));
+    let read = |(choice, usage): (Choice, Usage)| {
+        Ok(chat_answer(said(choice.message)?, choice.finish_reason.as_deref(), usage))
+    };
+    answer.choices.into_iter().zip(usages).map(read).collect()
 }
 
 /// Reads what the model said. Unlike a message of a conversation it may be empty, and a refusal is its text.
@@ -175,7 +181,10 @@ mod tests {
 
     fn check(body: Value, expected: Expect) {
         let found = match answered(body.to_string().as_bytes()) {
-            Ok(it) => format!("{} {:?} {:?}", messages::to_json(&it.message), it.finish, it.usage),
+            Ok(all) => {
+                let it = &all[0];
+                format!("{} {:?} {:?}", messages::to_json(&it.message), it.finish, it.usage)
+            }
             Err(why) => format!("error: {why}"),
         };
         expected.assert_eq(&found);
@@ -213,7 +222,7 @@ mod tests {
 
     #[test]
     fn empty_answers_and_refusals_are_texts() {
-        let text = |message: Value| answered(chat(message).to_string().as_bytes()).unwrap().message;
+        let text = |message: Value| answered(chat(message).to_string().as_bytes()).unwrap().remove(0).message;
         assert_eq!(text(json!({"role": "assistant", "content": null})), Message::text(Role::Assistant, ""));
         assert_eq!(text(json!({"content": "x"})), Message::text(Role::Assistant, "x"));
         let refused = json!({"role": "assistant", "content": null, "refusal": "no"});

@@ -688,9 +688,10 @@ impl State {
         self.pay(n_prompt, 0, n_sampled);
         let toy = json!({"role": "assistant", "content": format!("answer {hash:016x}"), "tool_calls": null});
         let message = (self.setup.talks)(body).unwrap_or(toy);
-        let choice = json!({"index": 0, "message": message, "finish_reason": "stop"});
+        let choice = |index| json!({"index": index, "message": message, "finish_reason": "stop"});
+        let choices: Vec<Value> = (0..body["n"].as_u64().unwrap_or(1)).map(choice).collect();
         let usage = json!({"prompt_tokens": n_prompt, "completion_tokens": n_sampled, "total_tokens": n_prompt + n_sampled});
-        (200, json!({"id": "chatcmpl-1", "object": "chat.completion", "model": "toy", "choices": [choice], "usage": usage}).to_string())
+        (200, json!({"id": "chatcmpl-1", "object": "chat.completion", "model": "toy", "choices": choices, "usage": usage}).to_string())
     }
 
     /// Why the prompts cannot be read, in the servers' words.

@@ -186,6 +186,14 @@ pub struct ChatRequest {
     pub place: Place,
 }
 
+impl ChatRequest {
+    /// Whether another one asks the same, as another draw.
+    pub fn is_another_draw_of(&self, other: &Self) -> bool {
+        let sampling = Sampling { seed: other.sampling.seed, ..self.sampling.clone() };
+        self.messages == other.messages && self.tools == other.tools && sampling == other.sampling
+    }
+}
+
 /// The answer to a conversation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ChatAnswer {
