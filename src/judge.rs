@@ -124,6 +124,11 @@ fn text_of(message: &Message) -> String {
     message.content.as_ref().map(Content::text).unwrap_or_default()
 }
 
+/// All of a question in one text, for whoever counts its tokens.
+pub fn shown_to(question: Question, episode: &Episode, pair: &Pair, max_chars: usize) -> String {
+    format!("{}\n{}", question.words(), shown(episode, pair, max_chars))
+}
+
 /// The user's part of a question: task, action and next state.
 fn shown(episode: &Episode, pair: &Pair, max_chars: usize) -> String {
     let action = &episode.messages[episode.steps()[pair.step].message_idx];

@@ -227,6 +227,35 @@ fn what_goes_wrong_is_counted_and_never_a_number() {
 }
 
 #[test]
+fn a_dry_run_says_what_it_would_cost_and_asks_nobody() {
+    let (place, server) = collected(Dialect::Vllm, judging(Dialect::Vllm));
+    let dry = |more: &[&str]| {
+        let all = distill(&place, &server, Dialect::Vllm, &[&["--dry-run"], more].concat()).expect(0).json();
+        let all = all["episodes"].as_array().unwrap().clone();
+        assert_eq!(all.len(), 6);
+        all
+    };
+    let total = |all: &[Value], at: &str| -> u64 {
+        all.iter().map(|it| it.pointer(at).unwrap().as_u64().unwrap()).sum()
+    };
+    let first = dry(&[]);
+    assert_eq!((total(&first, "/votes"), total(&first, "/teacher/naive_requests")), (54, 18));
+    assert_eq!((total(&first, "/student/requests"), server.stand_in.asked().len()), (6, 0));
+    let effective = dry(&["--hint-choice", "effective"]);
+    assert_eq!(
+        total(&effective, "/teacher/naive_requests"),
+        18 * 2 * 3,
+        "each vote's hint, and irrelevant words"
+    );
+    assert_eq!(total(&dry(&["--lens", "plain"]), "/votes"), 0);
+    distill(&place, &server, Dialect::Vllm, &[]).expect(0);
+    let n_asked = server.stand_in.asked().len();
+    assert!(dry(&[]).iter().all(|it| it["made"] == json!(true)));
+    assert!(dry(&["--distill-topk", "9"]).iter().all(|it| it["fewer_candidates"] == json!(5)));
+    assert_eq!(server.stand_in.asked().len(), n_asked);
+}
+
+#[test]
 fn a_teacher_that_scores_nothing_is_refused_before_anything_is_paid() {
     let (place, server) = collected(Dialect::Vllm, judging(Dialect::Vllm));
     let silent = Server::start(Setup { scores: false, ..judging(Dialect::Vllm) });

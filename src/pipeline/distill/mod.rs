@@ -5,6 +5,7 @@
 //! when all of it is known, groups when all episodes are (`shipped`). Everything paid for is in the ledger, so
 //! whatever is asked differently later costs only what is new.
 
+mod forecast;
 mod judged;
 mod own;
 mod shipped;
@@ -19,6 +20,7 @@ use serde_json::{Value, json};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
 
+pub use self::forecast::{Forecast, Forecaster};
 pub use self::judged::Judging;
 use self::judged::{Judged, Verdicts};
 use self::own::Own;
@@ -76,6 +78,8 @@ pub struct Options {
     pub audit_max_mean_diff: f64,
     /// What decides how an episode comes out, by name; with another value it is made again.
     pub settings: Value,
+    /// The same, as far as it was found out.
+    pub found: Value,
     /// The most tokens a sequence may have: the student's, the teacher's.
     pub limits: [Option<usize>; 2],
     /// At most this many requests of one episode at once.
@@ -203,6 +207,11 @@ pub fn file_of(run: &Path, episode: &str) -> PathBuf {
     run.join(DISTILLED).join(format!("{}.safetensors", file_name(episode)))
 }
 
+/// Whether a file holds all of what is asked for, as far as that was typed.
+fn same_settings(about: &Value, settings: &Value) -> bool {
+    about["settings"] == *settings && about["lost"] == json!({})
+}
+
 impl Shared {
     async fn work(self: Arc<Self>, sources: Vec<Source>) {
         let mut tasks = JoinSet::new();
@@ -277,7 +286,7 @@ impl Shared {
 
     /// Whether a file holds what is asked for, all of it.
     fn is_made(&self, about: &Value) -> bool {
-        about["settings"] == self.options.settings && about["lost"] == json!({})
+        same_settings(about, &self.options.settings) && about["found"] == self.options.found
     }
 
     /// Distils an episode, again if the weights changed around its numbers.
@@ -469,6 +478,7 @@ impl<'s> Work<'s> {
         let sequences = self.sequences(own);
         let about = json!({
             "episode": self.episode.id, "task": self.episode.task.id, "settings": self.shared.options.settings,
+            "found": self.shared.options.found,
             "reward": self.episode.outcome.as_ref().ok().map(|it| it.reward), "tokens": self.plain.source.name(),
             "k": self.shared.options.k, "student_version": versions.student, "teacher_version": versions.teacher,
             "teacher": if self.shared.options.teacher_is_live { "live" } else { "frozen" },

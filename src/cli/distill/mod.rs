@@ -1,32 +1,34 @@
 //! `distill`: hints from next states, and a teacher's candidates on the student's own tokens.
 
+mod asked;
+mod dry;
+mod table;
+
 use std::collections::HashMap;
-use std::path::PathBuf;
 use std::sync::Arc;
 
-use serde_json::{Value, json};
+use serde_json::json;
 use toml::Table;
 
-use super::block_on;
-use super::call::Call;
-use super::credit::{n_episodes, setup};
-use super::episodes::sum_of;
-use super::failure::Failure;
-use super::interrupt::Orderly;
-use super::pulse::with_pulse;
-use super::server::ServerArgs;
-use super::sources::sources;
-use super::stdout;
-use super::voice::{self, Voice};
+use self::asked::Asked;
+use crate::cli::block_on;
+use crate::cli::call::Call;
+use crate::cli::credit::n_episodes;
+use crate::cli::episodes::sum_of;
+use crate::cli::failure::Failure;
+use crate::cli::interrupt::Orderly;
+use crate::cli::pulse::with_pulse;
+use crate::cli::server::ServerArgs;
+use crate::cli::sources::sources;
+use crate::cli::stdout;
+use crate::cli::voice::{self, Voice};
 use crate::config::{Config, File, Typed, parts};
 use crate::event::Event;
 use crate::hf::HuggingFace;
-use crate::judge;
 use crate::model::budget::ModelRole;
 use crate::model::probe::require_scores;
 use crate::model::{Opened, PROBE_TEXT};
-use crate::pipeline::distill::{self, Done, Judging, Options, Roles, Shipping, ship};
-use crate::pipeline::outline::Framing;
+use crate::pipeline::distill::{self, Done, Options, Roles, Shipping, ship};
 use crate::pipeline::paid::Paid;
 use crate::pipeline::reader::Texts;
 use crate::ship::groups::GroupOptions;
@@ -35,10 +37,7 @@ use crate::store::run::{RunDir, RunError};
 use crate::store::summary::Summary;
 use crate::tasks::check::Check;
 use crate::tasks::source::load_all;
-use backsight_chat::messages::list_from_json;
 use backsight_chat::tokenizer::Tokenizer;
-use backsight_core::hash::sha256;
-use backsight_core::lens::{Given, Placement, key_of};
 
 /// Episodes at once: their pairs are judged together, and what bounds them is what servers take.
 const EPISODES_AT_ONCE: usize = 256;
@@ -48,138 +47,24 @@ const STAGE: &str = "distill";
 const MEASURED: [&str; 3] = ["model", "tokenizer_sha256", "template_sha256"];
 
 pub(super) fn run(call: &Call) -> Result<(), Failure> {
-    let (summary, done) = distilled(call)?;
-    match call.is_json() {
-        true => stdout::json(&summary.to_json())?,
-        false => stdout::data(table(&summary).as_bytes())?,
-    }
-    verdict(&summary, &done)
-}
-
-/// Distils what is asked for, makes the groups, and keeps the summary.
-fn distilled(call: &Call) -> Result<(Summary, Done), Failure> {
-    let inputs = call.inputs()?;
-    let (sources, run_dir) = (sources(&inputs)?, call.run_dir()?);
+    let (sources, run_dir) = (sources(&call.inputs()?)?, call.run_dir()?);
     let asked = Asked::read(call)?;
     let server = ServerArgs { needs_text: true, ..ServerArgs::read(&call.config)? };
+    if call.config.is("dry_run") {
+        return dry::run(call, asked, &server, sources, &run_dir);
+    }
     server.check()?;
     let voice = Voice::new(RunDir::open(&run_dir, STAGE)?, call.talk("episode"));
     let (summary, done) = block_on(work(call, asked, &server, sources, &voice))??;
     voice.run.keep_summary(&summary)?;
-    Ok((summary, done))
-}
-
-/// What was typed, with the files it names.
-struct Asked {
-    framing: Framing,
-    judging: Option<Judging>,
-    manner: judge::Manner,
-    /// The lens whose rows ship; none where nothing is distilled.
-    lens: Option<String>,
-}
-
-impl Asked {
-    fn read(call: &Call) -> Result<Self, Failure> {
-        let name: String = call.get("lens")?;
-        let placement: Placement = call.choice("hint_placement")?;
-        let exchange = exchange(call)?;
-        let is_hint = match name.as_str() {
-            "hint" => true,
-            "plain" => false,
-            other => {
-                let what =
-                    format!("actions are distilled under hints or as they are, not through the lens {other}");
-                return Err(Failure::input(what, "choose --lens hint or --lens plain"));
-            }
-        };
-        if (placement == Placement::Turns) != exchange.is_some() {
-            let what = "a worked exchange and its placement belong together";
-            return Err(Failure::input(
-                what,
-                "name both --hint-placement turns and --hint-exchange-file FILE, or none",
-            ));
-        }
-        let judging = Judging {
-            quorum: call.choice("verdict")?,
-            choice: call.choice("hint_choice")?,
-            leak_words: call.get("hint_leak_words")?,
-            tests: HashMap::new(),
-            evaluates: call.get("judge_evaluates")?,
-            placement,
-            placebo: call.get("placebo")?,
-            exchange,
-        };
-        let manner = judge::Manner {
-            votes: call.get("prm_votes")?,
-            answer_tokens: call.get("judge_answer_tokens")?,
-            temperature: call.get("judge_temperature")?,
-            structured: call.get("judge_structured")?,
-            max_chars: call.get("hint_max_next_state_chars")?,
-        };
-        let is_on: bool = call.get("opd_enabled")?;
-        let key = key_of(&name, is_hint.then_some(placement));
-        Ok(Self {
-            framing: setup::framing(call)?,
-            judging: is_hint.then_some(judging),
-            manner,
-            lens: is_on.then_some(key),
-        })
+    match call.is_json() {
+        true => stdout::json(&summary.to_json())?,
+        false => stdout::data(table::table(&summary).as_bytes())?,
     }
-
-    /// Everything that decides what a file says, by name.
-    fn settings(&self, call: &Call, k: usize, terms: &[&str]) -> Result<Value, Failure> {
-        let shown = |key: &&str| ((*key).to_owned(), json!(call.config.shown(key)));
-        let mut all: serde_json::Map<String, Value> = SETTINGS.iter().map(shown).collect();
-        all.insert("k".to_owned(), json!(k));
-        all.insert("roles".to_owned(), json!(terms));
-        let tests = self.judging.as_ref().map(|it| it.tests.len());
-        all.insert("tests_known".to_owned(), json!(tests));
-        all.insert(
-            "exchange".to_owned(),
-            json!(self.judging.as_ref().map(|it| sha256(format!("{:?}", it.exchange)))),
-        );
-        all.insert("framing".to_owned(), json!(sha256(format!("{:?}", self.framing))));
-        Ok(Value::Object(all))
-    }
+    verdict(&summary, &done)
 }
 
-/// The keys that decide what is distilled from an episode.
-const SETTINGS: [&str; 17] = [
-    "lens",
-    "pairs",
-    "prm_votes",
-    "verdict",
-    "hint_choice",
-    "hint_placement",
-    "hint_leak_words",
-    "hint_max_next_state_chars",
-    "judge_answer_tokens",
-    "judge_temperature",
-    "judge_structured",
-    "judge_evaluates",
-    "placebo",
-    "audit",
-    "audit_max_mean_diff",
-    "seed",
-    "max_context",
-];
-
-fn exchange(call: &Call) -> Result<Option<Given>, Failure> {
-    let Some(text) = call.file("hint_exchange_file")? else { return Ok(None) };
-    let wrong = |why: &dyn std::fmt::Display| {
-        Failure::input(
-            format!("--hint-exchange-file: {why}"),
-            "give a JSON list of messages with role and content",
-        )
-    };
-    let json: Value = serde_json::from_str(&text).map_err(|error| wrong(&error))?;
-    match list_from_json(&json) {
-        Ok(messages) if !messages.is_empty() => Ok(Some(Given::Exchange(messages))),
-        Ok(_) => Err(wrong(&"there is no message in it")),
-        Err(error) => Err(wrong(&error)),
-    }
-}
-
+/// Distils what is asked for, and makes the groups.
 async fn work(
     call: &Call,
     mut asked: Asked,
@@ -191,7 +76,12 @@ async fn work(
     let n = sources.iter().map(n_episodes).sum();
     let student = server.open(&voice.notices, voice.teller()).await?;
     require_scores(&student).await?;
-    let texts = texts(call, &student, &mut asked.framing)?;
+    let Some((path, tokenizer)) = student.tokenizer.clone() else {
+        let what = "no tokenizer was named, and the server's own is not on this machine";
+        let help = "name the model's directory with --tokenizer, or the model as on the hub with --model";
+        return Err(Failure::input(what, help));
+    };
+    let texts = asked.texts(call, &path, tokenizer)?;
     let teacher = role(call, ModelRole::Teacher, true, voice).await?;
     let judge = role(call, ModelRole::Judge, false, voice).await?;
     if let Some(teacher) = &teacher {
@@ -211,8 +101,10 @@ async fn work(
     let outputs = voice.run.dir().join(distill::DISTILLED);
     paid[0].note(&voice.notices, &outputs, outputs.is_dir()).await?;
     keep(call, &student, teaching, judging, &texts, voice)?;
-    let models = [&student, teaching, judging].map(|it| it.info.model.as_str());
-    let settings = asked.settings(call, k, &models)?;
+    let settings = asked.settings(call);
+    let roles = [&student, teaching, judging].map(|it| it.info.model.as_str());
+    let tests = asked.judging.as_ref().map(|it| it.tests.len());
+    let found = json!({"k": k, "roles": roles, "tests_known": tests});
     let is_here = server.is_here();
     let limit = |opened: &Opened| -> Result<Option<usize>, Failure> {
         let own = opened.model.limits().context_length.map(|length| length.saturating_sub(1));
@@ -230,6 +122,7 @@ async fn work(
         audit: call.choice("audit")?,
         audit_max_mean_diff: call.get("audit_max_mean_diff")?,
         settings,
+        found,
         limits: [limit(&student)?, limit(teaching)?],
         requests_at_once: if is_here { 1 } else { episode_requests },
         episodes_at_once: if is_here { 1 } else { EPISODES_AT_ONCE },
@@ -284,20 +177,6 @@ async fn role(
     let server = ServerArgs { needs_text, ..ServerArgs::of(&call.config, role)? };
     server.check()?;
     server.open(&voice.notices, voice.teller()).await.map(Some)
-}
-
-fn texts(call: &Call, student: &Opened, framing: &mut Framing) -> Result<Texts, Failure> {
-    let Some((path, tokenizer)) = student.tokenizer.clone() else {
-        let what = "no tokenizer was named, and the server's own is not on this machine";
-        let help = "name the model's directory with --tokenizer, or the model as on the hub with --model";
-        return Err(Failure::input(what, help));
-    };
-    let template: Option<PathBuf> = call.get("template")?;
-    let texts = Texts::open(&path, tokenizer, template.as_deref(), &framing.vars)?;
-    if call.config.shown("tool_text") == ["auto"] {
-        framing.tool_text = texts.needed_tool_text(!framing.tools.is_empty());
-    }
-    Ok(texts)
 }
 
 /// Refuses a teacher for whom the student's ids are other tokens.
@@ -401,69 +280,6 @@ fn shipping(call: &Call, lens: Option<String>, k: usize, voice: &Voice) -> Resul
         },
         ensure_scores_are_not_same: call.get("ensure_scores_are_not_same")?,
     })
-}
-
-/// What there is now, in a few lines.
-fn table(summary: &Summary) -> String {
-    let made = |what| summary.made(what);
-    let mut text = format!(
-        "episodes   {} distilled, {} kept, {} lost, {} left\n",
-        made("episodes"),
-        made("kept_episodes"),
-        summary.lost("episodes"),
-        summary.left
-    );
-    let number = |value: &Value| value.as_f64().map_or_else(|| "-".to_owned(), |it| format!("{it:.3}"));
-    let more = |key: &str| summary.more.get(key).unwrap_or(&Value::Null);
-    let votes = more("votes");
-    text.push_str(&format!(
-        "votes      {} asked: {} for a hint, {} against, {} unreadable, {} failed; agreement {}\n",
-        votes["asked"],
-        votes["for"],
-        votes["against"],
-        votes["unreadable"],
-        votes["failed"],
-        number(&votes["agreement"])
-    ));
-    let leaks = more("leaks");
-    text.push_str(&format!(
-        "hints      {} of {} pairs; {} dropped that repeat the next state, {} hidden tests\n",
-        made("hints"),
-        more("pairs"),
-        leaks["next_state"],
-        leaks["tests"]
-    ));
-    for (lens, gap) in more("gap").as_object().into_iter().flatten() {
-        text.push_str(&format!(
-            "gap        {lens}: {} tokens, mean {} ± {}, {} of them beyond 1 nat, {} on the first two tokens\n",
-            gap["tokens"], number(&gap["mean"]), number(&gap["spread"]), number(&gap["share_above_1"]),
-            number(&gap["share_opening"])
-        ));
-    }
-    text.push_str(&format!(
-        "groups     {} with {} episodes, {} trained tokens, {} with targets\n",
-        made("groups"),
-        made("shipped_episodes"),
-        made("trained_tokens"),
-        made("shipped_tokens")
-    ));
-    for (what, reasons) in &summary.lost {
-        for (why, n) in reasons {
-            text.push_str(&format!("lost       {n} {what}: {}\n", super::output::one_line(why)));
-        }
-    }
-    for (role, paid) in &summary.paid {
-        text.push_str(&format!(
-            "paid       {}: {} requests, {} tokens sent ({} of them cached), {} sampled\n",
-            role.name(),
-            paid.requests,
-            paid.prompt_tokens,
-            paid.cached_tokens,
-            paid.completion_tokens
-        ));
-    }
-    text.push_str(&format!("seconds    {:.1}\n", summary.seconds));
-    text
 }
 
 /// The exit code and its words.
