@@ -44,6 +44,16 @@ impl Call {
         Ok(Self { next, file: None, config: Config::resolve(command, None, typed)? })
     }
 
+    /// With these values.
+    pub(super) fn over(config: Config) -> Self {
+        Self { next: "", file: None, config }
+    }
+
+    /// A stage of it.
+    pub(super) fn stage(&self, stage: &str) -> Result<Self, Failure> {
+        Ok(Self::over(self.config.of_stage(stage)?))
+    }
+
     /// The value of one key.
     pub(super) fn get<T: DeserializeOwned>(&self, name: &str) -> Result<T, Failure> {
         self.config.get(name).map_err(Failure::from)

@@ -18,8 +18,8 @@ use crate::tasks::split::SplitOptions;
 
 pub(super) fn run(call: &Call) -> Result<(), Failure> {
     let dir: PathBuf = call.get("run")?;
-    let finished =
-        made(Ask { stage: "collect", config: call.config.clone(), dir: &dir, talk: call.talk("episode") })?;
+    let (config, talk) = (call.config.clone(), call.talk("episode"));
+    let finished = made(Ask { stage: "collect", config, dir: &dir, talk, early: None })?;
     episodes::end(call, &finished, table)
 }
 
@@ -39,7 +39,7 @@ pub(super) fn made(ask: Ask<'_>) -> Result<Finished, Failure> {
     Ok(finished)
 }
 
-fn table(finished: &Finished) -> String {
+pub(super) fn table(finished: &Finished) -> String {
     let more = &finished.summary.more;
     let shown = |key: &str| number(more.get(key).and_then(Value::as_f64));
     format!(

@@ -5,7 +5,8 @@ use clap::Command;
 use super::call::Call;
 use super::failure::Failure;
 use super::{
-    chat, collect, config, credit, dataset, distill, evaluate, keys, model, probe, quickstart, score, serve,
+    chat, collect, config, credit, dataset, distill, evaluate, keys, model, probe, quickstart, run, score,
+    serve,
 };
 use crate::config::Typed;
 
@@ -35,7 +36,7 @@ const ABOVE: [(&str, &str); 2] = [
 ];
 
 /// All of them.
-pub(super) static COMMANDS: [Listed; 15] = [
+pub(super) static COMMANDS: [Listed; 16] = [
     Listed {
         name: "quickstart",
         about: "See the whole thing work: a model, a recorded episode, and what its outcome changes",
@@ -61,6 +62,20 @@ Examples:
       --api-key-env API_KEY --json",
         next: "collect {server} --tasks builtin",
         run: probe::run,
+    },
+    Listed {
+        name: "run",
+        about: "The whole job: run an agent in groups, judge what it does while it goes on, and distil what was learned",
+        more: "\
+As `collect` and then `distill` on one directory, but every action is judged as soon as its next state is there. The
+same command continues where it stopped; so does each of the two.
+
+Examples:
+  backsight run --url http://localhost:8000 --tasks builtin
+  backsight run --url http://localhost:8000 --tasks my_tasks.jsonl --groups 100 --group-size 8 --run runs/first
+  backsight run --kind embedded --tasks fizzbuzz --group-size 2 --forced-calls 4 --judge-structured",
+        next: "credit {server} --run {run}",
+        run: run::run,
     },
     Listed {
         name: "collect",

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use futures_util::stream;
 
 use super::call::Call;
+use super::distill::Early;
 use super::failure::Failure;
 use super::interrupt::{Orderly, unless_interrupted};
 use super::now;
@@ -56,6 +57,8 @@ pub(super) struct Ask<'a> {
     pub(super) dir: &'a Path,
     /// Who is told.
     pub(super) talk: Talk,
+    /// Of what is judged as soon as it has happened, the configuration.
+    pub(super) early: Option<Config>,
 }
 
 /// Chooses the episodes there are to be, of the tasks there are.
@@ -72,7 +75,7 @@ pub(super) struct Finished {
 
 /// Runs what is missing of the episodes that `choose` chooses.
 pub(super) async fn run(ask: Ask<'_>, choose: Choose<'_>) -> Result<Finished, Failure> {
-    let Ask { stage, mut config, dir, talk } = ask;
+    let Ask { stage, mut config, dir, talk, early } = ask;
     let (chosen, census) = chosen(stage, &mut config, &talk, choose).await?;
     let voice = Voice::new(RunDir::open(dir, stage)?, talk);
     if !config.left_out().is_empty() {
@@ -95,11 +98,15 @@ pub(super) async fn run(ask: Ask<'_>, choose: Choose<'_>) -> Result<Finished, Fa
     let talk = Arc::clone(&voice.talk);
     let tell = talk.is_verbose().then(|| Arc::new(move |event: &Event| talk.tell(event)) as Tell);
     let watched = Watched::new(Arc::clone(&paid.model) as Arc<dyn Model>, tell);
+    let early = match &early {
+        Some(config) => Early::open(config, &opened, &voice).await?,
+        None => None,
+    };
     let at_once = if opened.info.kind.is_here() { CONCURRENCY.1 } else { CONCURRENCY.0 };
     let batch = Batch {
         stage,
         model: format!("{} ({})", opened.info.model, opened.info.kind.name),
-        setting: setting(&config, &opened, speech, Arc::clone(&watched), sandboxes, &voice)?,
+        setting: setting(&config, &opened, speech, Arc::clone(&watched), sandboxes, &voice, early.as_ref())?,
         student: Arc::clone(&paid.model),
         watched,
         run: Arc::clone(&voice.run),
@@ -109,7 +116,12 @@ pub(super) async fn run(ask: Ask<'_>, choose: Choose<'_>) -> Result<Finished, Fa
     };
     let done = work(&batch, slots, &voice).await;
     let mut summary = done.summary(stage);
-    voice.end(&mut summary, &[&paid]).await?;
+    if let Some(early) = &early {
+        early.finish().await;
+    }
+    voice
+        .end(&mut summary, &std::iter::once(&paid).chain(early.iter().map(|it| &it.paid)).collect::<Vec<_>>())
+        .await?;
     Ok(Finished { run: batch.run, model: opened.info.model, done, summary })
 }
 
@@ -267,6 +279,7 @@ fn setting(
     student: Arc<Watched>,
     sandboxes: Arc<Sandboxes>,
     voice: &Voice,
+    early: Option<&Early>,
 ) -> Result<AgentSetting, Failure> {
     let part = config.read()?;
     let instructions = student::instructions(&part)?;
@@ -279,7 +292,14 @@ fn setting(
         options.student_topk = most;
     }
     let (tool_limits, reward) = (parts::tools(config)?, parts::reward(config)?);
-    let on_step: Option<OnStep> = Some(batch::step_journal(Arc::clone(&voice.run)));
+    let journal = batch::step_journal(Arc::clone(&voice.run));
+    let on_step: Option<OnStep> = Some(match early.map(Early::on_step) {
+        None => journal,
+        Some(judged) => Arc::new(move |episode, step| {
+            journal(episode, step);
+            judged(episode, step);
+        }),
+    });
     let setting = AgentSetting { student, speech, sandboxes, tool_limits, reward, options, on_step };
     setting.checked().map_err(|error| Failure::from_text(&error, true))
 }

@@ -33,7 +33,7 @@ pub(super) fn run(call: &Call) -> Result<(), Failure> {
         let (n_groups, group_size) = (tasks.len(), attempts);
         Ok(Chosen { tasks: tasks.into_iter().map(Arc::new).collect(), n_groups, group_size })
     };
-    let ask = Ask { stage: "evaluate", config: call.config.clone(), dir: &dir, talk };
+    let ask = Ask { stage: "evaluate", config: call.config.clone(), dir: &dir, talk, early: None };
     let mut finished = block_on(episodes::run(ask, &choose))??;
     let max_new_tokens: usize = call.get("max_turn_tokens")?;
     keep(&mut finished, &json!({"max_new_tokens": max_new_tokens, "temperature": temperature}))?;

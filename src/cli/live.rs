@@ -77,7 +77,8 @@ fn begin(model: &Path, dir: &Path) -> Result<Finished, Failure> {
         KEYS.iter().map(|(key, words)| (*key, words.iter().map(|it| (*it).to_owned()).collect())).collect();
     typed.insert("model", vec![model.display().to_string()]);
     let config = Config::resolve("collect", None, &typed)?;
-    collect::made(Ask { stage: "collect", config, dir, talk: Talk::new(false, Loudness::Usual, "episode") })
+    let talk = Talk::new(false, Loudness::Usual, "episode");
+    collect::made(Ask { stage: "collect", config, dir, talk, early: None })
 }
 
 /// Takes away what an earlier quickstart left.

@@ -25,6 +25,7 @@ mod probe;
 mod program;
 mod pulse;
 mod quickstart;
+mod run;
 mod score;
 mod serve;
 mod server;

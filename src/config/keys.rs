@@ -119,7 +119,7 @@ pub(super) const EITHER: [(&str, &str); 7] = [
 type Role = (ModelRole, &'static [&'static str], fn() -> Vec<Row>);
 
 /// The roles; one that no command has yet has no keys.
-const ROLES: [Role; 2] = [(ModelRole::Teacher, DISTILL, Vec::new), (ModelRole::Judge, DISTILL, judge)];
+const ROLES: [Role; 2] = [(ModelRole::Teacher, DISTILLING, Vec::new), (ModelRole::Judge, DISTILLING, judge)];
 
 /// What is true of one server, and of no other.
 pub const OF_SERVER: [&str; 6] = ["url", "kind", "model", "tokenizer", "api_key_env", "api_key_file"];
@@ -146,11 +146,16 @@ fn judge() -> Vec<Row> {
 /// The stages that have a section of their own in a run directory's files.
 pub const STAGES: [&str; 6] = ["collect", "evaluate", "distill", "credit", "dataset", "score"];
 
-const BOTH: &[&str] = &["collect", "evaluate"];
+/// Who runs an agent.
+const RUNNING: &[&str] = &["collect", "evaluate", "run"];
+/// Who makes groups of episodes.
+const COLLECTING: &[&str] = &["collect", "run"];
 const COLLECT: &[&str] = &["collect"];
 const EVALUATE: &[&str] = &["evaluate"];
 const CREDIT: &[&str] = &["credit"];
 const DISTILL: &[&str] = &["distill"];
+/// Who makes hints and targets.
+const DISTILLING: &[&str] = &["distill", "run"];
 /// Who reads recorded episodes again.
 const REREADING: &[&str] = &["credit", "distill"];
 const DATASET: &[&str] = &["dataset"];
@@ -158,11 +163,11 @@ const SCORE: &[&str] = &["score"];
 const SERVE: &[&str] = &["model serve"];
 const RENDER: &[&str] = &["chat render"];
 /// Who asks a model.
-const ASKING: &[&str] = &["collect", "evaluate", "distill", "credit", "score", "probe"];
+const ASKING: &[&str] = &["collect", "evaluate", "run", "distill", "credit", "score", "probe"];
 /// Who asks it so much that a budget makes sense.
-const PAYING: &[&str] = &["collect", "evaluate", "distill", "credit", "score"];
+const PAYING: &[&str] = &["collect", "evaluate", "run", "distill", "credit", "score"];
 /// Who renders conversations.
-const RENDERING: &[&str] = &["collect", "evaluate", "distill", "credit", "chat render"];
+const RENDERING: &[&str] = &["collect", "evaluate", "run", "distill", "credit", "chat render"];
 
 use Accepts::{Number, Path, Positive, Program, Switch, Text, Truth, Whole, Words};
 use Effect::{Call, Extent, Manner, Recomputed, Result};
@@ -198,15 +203,16 @@ fn rows() -> Vec<(&'static str, &'static [&'static str], Vec<Row>)> {
     ("", &["quickstart", "model serve"], vec![(Result, "model", Text, None, "A name from `model list`, a model directory or a GGUF file; without it the default one")]),
     ("", &["model pull", "model path"], vec![(Result, "model", Text, None, "A name that `model list` shows, OWNER/NAME on the hub, or OWNER/NAME:FILE.gguf; without it the default one")]),
     ("", &["quickstart"], vec![(Call, "out", Path, Some("runs/quickstart"), "Where the results go")]),
-    ("", &["collect", "evaluate", "distill", "credit", "score", "probe", "chat render", "model serve"], vec![
+    ("", &["collect", "evaluate", "run", "distill", "credit", "score", "probe", "chat render", "model serve"], vec![
         (Result, "tokenizer", Path, None, "The model's tokenizer: a directory, or owner/name on the hub; else the directory the server names, if readable here; else model"),
     ]),
-    ("", BOTH, vec![(Result, "tasks", Words, None, "`builtin` (the default), names of built-in tasks, or files of tasks (JSON lines, Parquet)")]),
-    ("", COLLECT, vec![
+    ("", RUNNING, vec![(Result, "tasks", Words, None, "`builtin` (the default), names of built-in tasks, or files of tasks (JSON lines, Parquet)")]),
+    ("", COLLECTING, vec![
         (Extent, "groups", Whole(1), None, "How many groups to collect; without it one for each training task"),
         (Result, "group_size", Whole(1), Some("4"), "Episodes of one task that are compared with each other"),
-        (Call, "run", Path, Some("runs/collect"), "Where everything that is made is kept"),
     ]),
+    ("", COLLECT, vec![(Call, "run", Path, Some("runs/collect"), "Where everything that is made is kept")]),
+    ("", &["run"], vec![(Call, "run", Path, Some("runs/run"), "Where everything that is made is kept")]),
     ("", EVALUATE, vec![
         (Result, "eval_tasks", Accepts::OneOf(vec!["held-out", "all"]), Some("held-out"), "Evaluate the held-out tasks, or every task"),
         (Extent, "attempts", Whole(1), Some("1"), "Attempts at each task; with several, pass@k is told"),
@@ -236,10 +242,10 @@ fn rows() -> Vec<(&'static str, &'static [&'static str], Vec<Row>)> {
         (Manner, "as", one_of(&[], Personality::NAMES), Some(Personality::NAMES[0]), "Which server to play"),
         (Manner, "max_logprobs", Whole(0), Some("20"), "The largest number of candidates per position, as vLLM has it"),
     ]),
-    ("", &["collect", "evaluate", "distill", "credit", "dataset", "score", "probe", "config"], vec![
+    ("", &["collect", "evaluate", "run", "distill", "credit", "dataset", "score", "probe", "config"], vec![
         (Call, "json", Switch, None, "Print the result as JSON on stdout, and what happens as one JSON object a line on stderr"),
     ]),
-    ("", BOTH, vec![
+    ("", RUNNING, vec![
         (Call, "quiet", Switch, None, "Tell only what goes wrong"),
         (Call, "verbose", Switch, None, "Tell of each turn"),
     ]),
@@ -274,7 +280,7 @@ fn rows() -> Vec<(&'static str, &'static [&'static str], Vec<Row>)> {
         (Result, "hindsight_template", Path, None, "File with the outcome's words: a minijinja template, or the published scorer's Python format"),
         (Result, "seed", Whole(0), Some("0"), "What every draw comes from: here which sentences a placebo says"),
     ]),
-    ("Hints", DISTILL, vec![
+    ("Hints", DISTILLING, vec![
         (Recomputed, "pairs", one_of(&[], Pairs::NAMES), Some("actions"), "Which actions are judged: every one, by everything that answered it; or those with prose, as published"),
         (Extent, "prm_votes", Whole(1), Some("3"), "Votes on each pair of an action and its next state"),
         (Recomputed, "verdict", one_of(&[], Quorum::NAMES), Some("majority"), "When there is a hint: where more than half of the votes say so, or any with a hint, as published"),
@@ -284,15 +290,15 @@ fn rows() -> Vec<(&'static str, &'static [&'static str], Vec<Row>)> {
         (Recomputed, "hint_leak_words", Whole(0), Some("12"), "Drop a hint that shares so many words in a row with the next state; 0 drops none"),
         (Result, "hint_max_next_state_chars", Whole(1), Some("4000"), "Characters of each part of a next state that a judge is shown"),
     ]),
-    ("Teacher", DISTILL, vec![
+    ("Teacher", DISTILLING, vec![
         (Result, "lens", one_of(&[], &lens::NAMES), Some("hint"), "What actions are re-read under: hint, or plain for all of them as they are, without a judge"),
         (Recomputed, "distill_topk", Whole(1), Some("50"), "The teacher's candidates at each token; a server may give fewer"),
         (Recomputed, "placebo", Truth, Some("false"), "Re-read under as many irrelevant words too, so that what a hint says can be told from its being there"),
         (Recomputed, "audit", one_of(&[], Audit::NAMES), Some("sample"), "Re-read one action of each episode as the student, all, or none, and compare with its sampling"),
         (Recomputed, "audit_max_mean_diff", Number(0.0, 1e6), Some("0.1"), "Nats an action may differ on average before its episode teaches nothing"),
-        (Result, "seed", Whole(0), Some("0"), "What every draw comes from: here votes, irrelevant words and which action is audited"),
     ]),
-    ("Groups", DISTILL, vec![
+    ("Teacher", DISTILL, vec![(Result, "seed", Whole(0), Some("0"), "What every draw comes from: here votes, irrelevant words and which action is audited")]),
+    ("Groups", DISTILLING, vec![
         (Recomputed, "opd_enabled", Truth, Some("true"), "Judge and distil; without it groups have rewards alone"),
         (Recomputed, "include_messages", Truth, Some("true"), "Whether groups hold the conversations"),
         (Recomputed, "allow_rendered", Truth, Some("false"), "Whether episodes ship whose tokens were made from text"),
@@ -302,12 +308,12 @@ fn rows() -> Vec<(&'static str, &'static [&'static str], Vec<Row>)> {
         (Result, "template", Path, None, "Chat template file to use instead of the model's own"),
         (Result, "now", Text, None, "The time templates may print: seconds since 1970, or like 2026-01-31T12:00:00Z; without it when the run or the episode began"),
     ]),
-    ("Conversation", BOTH, vec![(Result, "tool_text", tool_text(), Some("auto"), "Write tools as text; auto does so where the template leaves them out")]),
+    ("Conversation", RUNNING, vec![(Result, "tool_text", tool_text(), Some("auto"), "Write tools as text; auto does so where the template leaves them out")]),
     ("Conversation", &["distill", "credit", "chat render"], vec![
         (Result, "tool_text", tool_text(), Some("none"), "Write tools as text; auto does so where the template leaves them out"),
         (Result, "var", Words, None, "Give the template a variable, K=V; a value that is JSON is taken as JSON, otherwise as text"),
     ]),
-    ("Conversation", &["collect", "evaluate", "distill", "credit"], vec![
+    ("Conversation", &["collect", "evaluate", "run", "distill", "credit"], vec![
         (Result, "system_prompt", Path, None, "File with other instructions for the agent; for `credit`, with those of episodes that do not have any"),
     ]),
     ("Conversation", REREADING, vec![
@@ -334,7 +340,7 @@ fn rows() -> Vec<(&'static str, &'static [&'static str], Vec<Row>)> {
         (Result, "message_form", one_of(&[], MessageForm::NAMES), Some("full"), "Messages with thinking and uncut results, or exactly as the published loader converts session files"),
     ]),
 
-    ("Tasks", BOTH, vec![
+    ("Tasks", RUNNING, vec![
         (Result, "dataset_name", Text, None, "A dataset of the Hugging Face hub, owner/name or owner/name:config, instead of tasks"),
         (Result, "dataset_split", Text, Some("train"), "The dataset's split"),
         (Result, "prompt_field", Text, None, "The column with the question; without it known layouts are recognised by their columns"),
@@ -346,9 +352,9 @@ fn rows() -> Vec<(&'static str, &'static [&'static str], Vec<Row>)> {
         (Result, "eval_size", Whole(0), Some("10"), "Tasks held out at least (built-in ones are held out by share alone), and evaluated at most"),
         (Result, "eval_split_ratio", Number(0.0, 0.999_999), Some("0.15"), "Share of the tasks held out at least"),
     ]),
-    ("Agent", COLLECT, vec![(Result, "agent_temperature", Number(0.0, 10.0), Some("1.0"), "Sampling temperature")]),
+    ("Agent", COLLECTING, vec![(Result, "agent_temperature", Number(0.0, 10.0), Some("1.0"), "Sampling temperature")]),
     ("Agent", EVALUATE, vec![(Result, "eval_temperature", Number(0.0, 10.0), Some("0.0"), "Sampling temperature; 0 takes the likeliest token")]),
-    ("Agent", BOTH, vec![
+    ("Agent", RUNNING, vec![
         (Result, "max_agent_turns", Whole(1), Some("15"), "Steps of an episode at most"),
         (Result, "max_turn_tokens", Whole(1), Some("2048"), "Tokens of one action at most"),
         (Result, "context_budget", Whole(1), None, "Tokens of an episode at most; without it what the model can take"),
@@ -369,7 +375,7 @@ fn rows() -> Vec<(&'static str, &'static [&'static str], Vec<Row>)> {
         (Result, "tool_memory_mb", Whole(1), Some("32"), "Output of commands that is held for an episode, in MiB"),
         (Result, "saved_results_mb", Whole(0), Some("32"), "Results an episode saves in its workspace because they are too long to show, in MiB"),
     ]),
-    ("Reward", BOTH, vec![
+    ("Reward", RUNNING, vec![
         (Result, "correctness_weight", Number(0.0, 1e6), Some("0.7"), "Weight of the hidden tests"),
         (Result, "efficiency_weight", Number(0.0, 1e6), Some("0.15"), "Weight of needing few steps"),
         (Result, "tool_usage_weight", Number(0.0, 1e6), Some("0.15"), "Weight of using the tools"),
@@ -377,7 +383,7 @@ fn rows() -> Vec<(&'static str, &'static [&'static str], Vec<Row>)> {
         (Result, "reward_command", Text, None, "Shell command that reads the episode as JSON and prints its reward; runs as you, outside the sandbox"),
         (Result, "reward_seconds", Whole(1), Some("60"), "Time the reward command may take"),
     ]),
-    ("Sandbox", BOTH, vec![
+    ("Sandbox", RUNNING, vec![
         (Result, "sandbox", Accepts::OneOf(vec!["namespaces", "docker", "none"]), Some("namespaces"), "What keeps the agent's programs from this machine; `none` runs them unprotected"),
         (Result, "sandbox_network", Truth, Some("false"), "Whether the agent's programs may use the network"),
         (Result, "sandbox_python", Program, None, "The Python interpreter inside; without it python3 of the search path"),
@@ -393,7 +399,7 @@ fn rows() -> Vec<(&'static str, &'static [&'static str], Vec<Row>)> {
         (Result, "docker_runtime", Text, None, "The engine's runtime for sandbox docker, such as gVisor's runsc; without it the engine's own"),
         (Manner, "docker_program", Program, Some("docker"), "The engine's client for sandbox docker"),
     ]),
-    ("Run", BOTH, vec![
+    ("Run", RUNNING, vec![
         (Result, "seed", Whole(0), Some("0"), "What every draw comes from: the order of tasks, and what is sampled"),
         (Manner, "episode_retries", Whole(0), Some("2"), "How often an episode that failed by its server, its sandbox or its time is run again at once"),
     ]),

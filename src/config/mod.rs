@@ -124,6 +124,19 @@ impl Config {
         config.check_either().map(|()| config)
     }
 
+    /// The same for a stage of the command: its keys, those that the command has none for at their defaults.
+    pub fn of_stage(&self, stage: &str) -> Result<Self, ConfigError> {
+        let mut values = Table::new();
+        for key in keys::of(stage) {
+            let default = || key.default.map(|text| key.parse(&[text.to_owned()]));
+            let own = self.values.get(key.name).cloned().map(Ok);
+            if let Some(value) = own.or_else(default).transpose()? {
+                values.insert(key.name.to_owned(), value);
+            }
+        }
+        Ok(Self { values, ..self.clone() })
+    }
+
     /// Refuses what was said in two ways.
     fn check_either(&self) -> Result<(), ConfigError> {
         let is_given = |(one, other): &&(&str, &str)| self.given.contains(one) && self.given.contains(other);

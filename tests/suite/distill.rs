@@ -279,3 +279,31 @@ fn numbers_of_other_weights_are_quarantined() {
     let summary = distill(&place, &server, Dialect::Sglang, &["--audit", "off"]).expect(0).json();
     assert_eq!(summary["quarantined"], json!(0));
 }
+
+#[test]
+fn run_does_the_whole_job_and_judges_while_it_goes_on() {
+    let (place, server) = (Place::new(), Server::start(judging(Dialect::Vllm)));
+    let url = server.url();
+    let arguments =
+        Place::arguments(&url, &["--group-size", "2", "--run", "runs/all", "--distill-topk", "5"]);
+    let run = |server: &Server| {
+        let arguments = arguments.iter().map(|it| if *it == "collect" { "run" } else { it });
+        let arguments: Vec<&str> = arguments.chain(["--json"]).collect();
+        server.stand_in.forget();
+        place.run(&arguments).expect(0).json()
+    };
+    let told = run(&server);
+    assert_eq!(
+        (&told["collect"]["made"]["episodes"], &told["distill"]["made"]["hints"]),
+        (&json!(6), &json!(6))
+    );
+    let asked = server.stand_in.asked();
+    let last_draw = asked.iter().rposition(|it| it.route == "/v1/completions" && it.ids.len() > 80).unwrap();
+    let first_vote = asked.iter().position(|it| it.route == "/v1/chat/completions").unwrap();
+    assert!(first_vote < last_draw, "the first vote is asked for before the last episode has ended");
+    assert_eq!(votes(&server).len(), 18, "and none twice");
+    assert!(asked.iter().all(|it| it.times_before == 0 || it.ids.len() < 80), "nothing is paid twice");
+    assert_eq!(place.lines("runs/all/groups.jsonl").len(), 3);
+    run(&server);
+    assert_eq!((votes(&server).len(), scored(&server)), (0, 0));
+}

@@ -19,16 +19,16 @@ use backsight_core::hash::sha256;
 use backsight_core::lens::{Given, Placement, key_of};
 
 /// What was typed, with the files it names.
-pub(super) struct Asked {
+pub(in crate::cli) struct Asked {
     pub(super) framing: Framing,
     pub(super) judging: Option<Judging>,
     pub(super) manner: judge::Manner,
     /// The lens whose rows ship; none where nothing is distilled.
-    pub(super) lens: Option<String>,
+    pub(in crate::cli) lens: Option<String>,
 }
 
 impl Asked {
-    pub(super) fn read(call: &Call) -> Result<Self, Failure> {
+    pub(in crate::cli) fn read(call: &Call) -> Result<Self, Failure> {
         let name: String = call.get("lens")?;
         let placement: Placement = call.choice("hint_placement")?;
         let exchange = exchange(call)?;

@@ -2,7 +2,8 @@
 
 mod asked;
 mod dry;
-mod table;
+mod early;
+pub(super) mod table;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,7 +11,8 @@ use std::sync::Arc;
 use serde_json::json;
 use toml::Table;
 
-use self::asked::Asked;
+pub(super) use self::asked::Asked;
+pub(super) use self::early::Early;
 use crate::cli::block_on;
 use crate::cli::call::Call;
 use crate::cli::credit::n_episodes;
@@ -53,10 +55,7 @@ pub(super) fn run(call: &Call) -> Result<(), Failure> {
     if call.config.is("dry_run") {
         return dry::run(call, asked, &server, sources, &run_dir);
     }
-    server.check()?;
-    let voice = Voice::new(RunDir::open(&run_dir, STAGE)?, call.talk("episode"));
-    let (summary, done) = block_on(work(call, asked, &server, sources, &voice))??;
-    voice.run.keep_summary(&summary)?;
+    let (summary, done) = distilled(call, asked)?;
     match call.is_json() {
         true => stdout::json(&summary.to_json())?,
         false => stdout::data(table::table(&summary).as_bytes())?,
@@ -64,7 +63,17 @@ pub(super) fn run(call: &Call) -> Result<(), Failure> {
     verdict(&summary, &done)
 }
 
-/// Distils what is asked for, and makes the groups.
+/// Distils what is asked for, makes the groups, and keeps the summary.
+pub(super) fn distilled(call: &Call, asked: Asked) -> Result<(Summary, Done), Failure> {
+    let sources = sources(&call.inputs()?)?;
+    let server = ServerArgs { needs_text: true, ..ServerArgs::read(&call.config)? };
+    server.check()?;
+    let voice = Voice::new(RunDir::open(&call.run_dir()?, STAGE)?, call.talk("episode"));
+    let (summary, done) = block_on(work(call, asked, &server, sources, &voice))??;
+    voice.run.keep_summary(&summary)?;
+    Ok((summary, done))
+}
+
 async fn work(
     call: &Call,
     mut asked: Asked,
@@ -283,7 +292,7 @@ fn shipping(call: &Call, lens: Option<String>, k: usize, voice: &Voice) -> Resul
 }
 
 /// The exit code and its words.
-fn verdict(summary: &Summary, done: &Done) -> Result<(), Failure> {
+pub(super) fn verdict(summary: &Summary, done: &Done) -> Result<(), Failure> {
     if let Some(stopped) = &done.stopped {
         return Err(voice::failure(stopped));
     }

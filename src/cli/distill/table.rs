@@ -6,7 +6,7 @@ use crate::cli::output::one_line;
 use crate::store::summary::Summary;
 
 /// What there is now, in a few lines.
-pub(super) fn table(summary: &Summary) -> String {
+pub(in crate::cli) fn table(summary: &Summary) -> String {
     let made = |what| summary.made(what);
     let mut text = format!(
         "episodes   {} distilled, {} kept, {} lost, {} left\n",

@@ -40,7 +40,7 @@ pub struct Judging {
 }
 
 /// A model in the judge's place, which is not asked any more once there is no point in it.
-pub(super) fn watched(model: &Arc<Ledgered>, outlook: &Outlook) -> Arc<dyn Model> {
+pub fn watched(model: &Arc<Ledgered>, outlook: &Outlook) -> Arc<dyn Model> {
     Watched::sharing(Arc::clone(model) as Arc<dyn Model>, outlook.clone())
 }
 

@@ -21,8 +21,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
 
 pub use self::forecast::{Forecast, Forecaster};
-pub use self::judged::Judging;
 use self::judged::{Judged, Verdicts};
+pub use self::judged::{Judging, watched};
 use self::own::Own;
 pub use self::shipped::{Shipping, ship};
 use self::taught::{Taught, Through};
@@ -373,10 +373,9 @@ impl<'s> Work<'s> {
         let actions = plain.steps.iter().map(action).collect();
         let at_home = |role: &Arc<Ledgered>| Arc::new(role.at_home(&episode.id));
         let judging = shared.roles.judge.as_ref().map(|(model, manner)| (at_home(model), *manner));
-        let judge = judging.as_ref().map(|(model, manner)| Judge {
-            model: judged::watched(model, &shared.outlooks[2]),
-            manner: *manner,
-        });
+        let judge = judging
+            .as_ref()
+            .map(|(model, manner)| Judge { model: watched(model, &shared.outlooks[2]), manner: *manner });
         Ok(Self {
             shared,
             episode: Arc::clone(episode),
