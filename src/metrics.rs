@@ -122,6 +122,18 @@ fn means(stage: &str, outcomes: &[&Outcome], names: &[&str]) -> Map<String, Valu
     names.iter().map(|name| (format!("{stage}/{name}"), json!(of(name)))).collect()
 }
 
+/// The metrics of distillation by their published names, of the hints and the scored turns of each episode.
+pub fn opd(episodes: &[(u64, u64)]) -> Map<String, Value> {
+    let of = |number: fn(&(u64, u64)) -> u64| episodes.iter().map(move |it| number(it) as f64);
+    let with_hints = episodes.iter().map(|it| f64::from(u8::from(it.0 > 0)));
+    let metrics = json!({
+        "opd/mean_hints_per_rollout": mean(of(|it| it.0)), "opd/mean_turns_scored": mean(of(|it| it.1)),
+        "opd/hint_rate": mean(with_hints), "opd/total_hints": of(|it| it.0).sum::<f64>() as u64,
+        "opd/total_scored_turns": of(|it| it.1).sum::<f64>() as u64,
+    });
+    metrics.as_object().cloned().unwrap_or_default()
+}
+
 /// The metrics of episodes that were collected for training, by their published names.
 pub fn train<'a>(digests: impl IntoIterator<Item = &'a Digest>) -> Map<String, Value> {
     let made: Vec<&Outcome> = digests.into_iter().filter_map(|it| it.outcome.as_ref().ok()).collect();

@@ -27,6 +27,7 @@ use self::own::Own;
 pub use self::shipped::{Shipping, ship};
 use self::taught::{Taught, Through};
 use super::ask::Jobs;
+use super::batch::now;
 use super::outline::{Framing, outline};
 use super::read::ReadEpisode;
 use super::reader::{Reader, Texts};
@@ -128,6 +129,8 @@ pub struct Report {
     pub fate: Fate,
     /// In words.
     pub text: String,
+    /// In numbers, by the names of metrics.
+    pub numbers: Value,
 }
 
 /// What became of all of them.
@@ -212,6 +215,15 @@ fn same_settings(about: &Value, settings: &Value) -> bool {
     about["settings"] == *settings && about["lost"] == json!({})
 }
 
+fn ended(id: String, fate: Fate, text: &str) -> Report {
+    Report { id, fate, text: text.to_owned(), numbers: Value::Null }
+}
+
+fn lost(id: String, loss: Loss) -> Report {
+    let text = format!("lost: {loss}");
+    ended(id, Fate::Lost(loss), &text)
+}
+
 impl Shared {
     async fn work(self: Arc<Self>, sources: Vec<Source>) {
         let mut tasks = JoinSet::new();
@@ -234,8 +246,7 @@ impl Shared {
                     });
                 }
                 Err(error) => {
-                    let fate = Fate::Lost(Loss::new(Reason::Unreadable, &error));
-                    self.finish(Report { id: error.episode(), fate, text: format!("lost: {error}") });
+                    self.finish(lost(error.episode(), Loss::new(Reason::Unreadable, &error)));
                 }
             }
             while tasks.len() >= self.options.episodes_at_once.max(1) {
@@ -253,7 +264,14 @@ impl Shared {
     }
 
     fn finish(&self, report: Report) {
-        let keys = json!({"episode": report.id, "text": report.text});
+        let mut keys = json!({"episode": report.id, "text": report.text});
+        if let (Some(keys), Some(numbers)) = (keys.as_object_mut(), report.numbers.as_object()) {
+            let row = json!({"time": now(), "episode": report.id});
+            let row = row.as_object().into_iter().flatten().chain(numbers);
+            // What is made is what matters; a journal that cannot be written harms none of it.
+            let _ = self.run.add_metrics(&row.map(|(key, it)| (key.clone(), it.clone())).collect());
+            keys.extend(numbers.clone());
+        }
         (self.tell)(&Event::Scored { id: report.id.clone(), text: report.text.clone(), keys });
         lock(&self.reports).push(report);
     }
@@ -272,16 +290,11 @@ impl Shared {
         let path = file_of(self.run.dir(), &id);
         let is_made = !self.options.overwrite
             && crate::ship::compact::about(&path).is_ok_and(|about| self.is_made(&about));
-        let (fate, text) = match (&loaded.episode.outcome, is_made) {
-            (Err(why), _) => {
-                let loss = Loss::new(Reason::NoReward, why);
-                let text = format!("lost: {loss}");
-                (Fate::Lost(loss), text)
-            }
-            (Ok(_), true) => (Fate::Kept, "distilled already, left alone".to_owned()),
+        match (&loaded.episode.outcome, is_made) {
+            (Err(why), _) => lost(id, Loss::new(Reason::NoReward, why)),
+            (Ok(_), true) => ended(id, Fate::Kept, "distilled already, left alone"),
             (Ok(_), false) => self.distil(Arc::new(loaded.episode)).await,
-        };
-        Report { id, fate, text }
+        }
     }
 
     /// Whether a file holds what is asked for, all of it.
@@ -290,11 +303,11 @@ impl Shared {
     }
 
     /// Distils an episode, again if the weights changed around its numbers.
-    async fn distil(self: &Arc<Self>, episode: Arc<Episode>) -> (Fate, String) {
-        let work = Work::new(self, &episode);
-        let work = match work.await {
+    async fn distil(self: &Arc<Self>, episode: Arc<Episode>) -> Report {
+        let id = episode.id.clone();
+        let work = match Work::new(self, &episode).await {
             Ok(work) => work,
-            Err(loss) => return (Fate::Lost(loss.clone()), format!("lost: {loss}")),
+            Err(loss) => return lost(id, loss),
         };
         for _ in 0..ASKED_AT_MOST {
             work.begin_again();
@@ -307,10 +320,10 @@ impl Shared {
             }
         }
         if self.is_stopped() {
-            return (Fate::Unfinished, "not finished".to_owned());
+            return ended(id, Fate::Unfinished, "not finished");
         }
         let why = format!("the weights changed while it was read, {ASKED_AT_MOST} times");
-        (Fate::Lost(Loss::new(Reason::Server, &why)), format!("lost: {why}"))
+        lost(id, Loss::new(Reason::Server, why))
     }
 
     /// Reads an episode through lenses, off the threads that ask.
@@ -430,7 +443,7 @@ impl<'s> Work<'s> {
     }
 
     /// Writes what is known of the episode.
-    async fn written(&self, own: &Own, verdicts: &Verdicts, versions: &Versions) -> (Fate, String) {
+    async fn written(&self, own: &Own, verdicts: &Verdicts, versions: &Versions) -> Report {
         let (distilled, lost) = self.distilled(own, verdicts, versions);
         let path = file_of(self.shared.run.dir(), &self.episode.id);
         let written = verdicts
@@ -441,10 +454,11 @@ impl<'s> Work<'s> {
             .and_then(|()| crate::ship::compact::keep(&path, &distilled).map_err(|error| error.to_string()));
         if let Err(why) = written {
             lock(&self.shared.disk).get_or_insert(why);
-            return (Fate::Unfinished, "not written".to_owned());
+            return ended(self.episode.id.clone(), Fate::Unfinished, "not written");
         }
-        let n_rows: usize =
-            distilled.rows.values().flatten().map(|it| it.rows.iter().flatten().count()).sum();
+        let read = distilled.rows.iter().filter(|(lens, _)| !lens.starts_with("placebo"));
+        let actions: Vec<&ActionRows> = read.flat_map(|(_, actions)| actions).collect();
+        let n_rows: usize = actions.iter().map(|it| it.rows.iter().flatten().count()).sum();
         let n_hints = verdicts.judged.iter().filter(|it| it.verdict.hintable).count();
         let lost: Vec<String> = lost.iter().map(|(why, n)| format!("{n} lost: {why}")).collect();
         let lost = if lost.is_empty() { String::new() } else { format!("; {}", lost.join("; ")) };
@@ -452,7 +466,13 @@ impl<'s> Work<'s> {
             .quarantine(self.shared.options.audit_max_mean_diff)
             .map_or(String::new(), |why| format!("; {why}"));
         let n_pairs = verdicts.judged.len();
-        (Fate::Made, format!("{n_hints} of {n_pairs} steps hintable, {n_rows} tokens read{lost}{quarantine}"))
+        let counts = &distilled.about["counts"];
+        let numbers = json!({
+            "opd/pairs": n_pairs, "opd/votes": counts["votes"], "opd/hints": counts["hints"],
+            "opd/scored_turns": actions.len(), "opd/scored_tokens": n_rows,
+        });
+        let text = format!("{n_hints} of {n_pairs} steps hintable, {n_rows} tokens read{lost}{quarantine}");
+        Report { numbers, ..ended(self.episode.id.clone(), Fate::Made, &text) }
     }
 
     /// Everything about the episode in one, and what was lost, by reason.

@@ -3,13 +3,14 @@
 //! One pass over the episodes, after all of them: groups are written in the order in which they are complete, and everything
 //! told of them is computed from the files, so what an earlier run made counts as what this one did.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io::{self, Write as _};
 use std::path::PathBuf;
 
 use serde_json::{Map, Value, json};
 
 use super::file_of;
+use crate::metrics;
 use crate::ship::compact::{Distilled, join, read};
 use crate::ship::groups::{GroupOptions, Member, group};
 use crate::store::atomic::Pending;
@@ -43,7 +44,8 @@ struct Totals {
     masked: u64,
     distil_only: u64,
     quarantined: u64,
-    hinted: u64,
+    /// Hints and scored turns of each episode.
+    of_episodes: Vec<(u64, u64)>,
     counts: BTreeMap<String, f64>,
     lost: BTreeMap<String, u64>,
     left_out: BTreeMap<&'static str, u64>,
@@ -153,7 +155,8 @@ impl Totals {
                 *self.counts.entry(name.clone()).or_default() += n.as_f64().unwrap_or(0.0);
             }
             *self.counts.entry("pairs".to_owned()).or_default() += about["pairs"].as_f64().unwrap_or(0.0);
-            self.hinted += u64::from(about["counts"]["hints"].as_u64().is_some_and(|n| n > 0));
+            let turns: BTreeSet<usize> = distilled.rows.values().flatten().map(|it| it.step).collect();
+            self.of_episodes.push((about["counts"]["hints"].as_u64().unwrap_or(0), turns.len() as u64));
             let mut own = Gaps::default();
             for (lens, actions) in &distilled.rows {
                 for action in actions {
@@ -212,6 +215,7 @@ impl Totals {
         summary.lost.entry("shipped").or_default().extend(left_out);
         summary.lost.retain(|_, reasons| !reasons.is_empty());
         summary.more.extend(self.figures());
+        summary.more.extend(metrics::opd(&self.of_episodes));
     }
 
     fn figures(&self) -> Map<String, Value> {
@@ -232,7 +236,6 @@ impl Totals {
             "pairs": n("pairs"), "votes": votes, "hintable": n("hintable"), "leaks": leaks, "gap": gaps,
             "placebo_share": per(self.shared.0, self.shared.1), "gap_and_reward": correlation(&self.gap_and_reward),
             "quarantined": self.quarantined, "distil_only_groups": self.distil_only,
-            "episodes_with_hints": self.hinted,
         });
         told.as_object().cloned().unwrap_or_default()
     }
