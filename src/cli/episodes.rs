@@ -41,7 +41,7 @@ use crate::store::run::{RunDir, RunError};
 use crate::store::summary::Summary;
 use crate::tasks::source::{TaskSource, load_all};
 use crate::tasks::split::SplitOptions;
-use crate::tasks::{Check, CodingTask, TaskError, check};
+use crate::tasks::{self, CodingTask, TaskError};
 use backsight_sandbox::Sandboxes;
 
 /// Episodes at once where nothing else is said: for servers, and for a model on this machine's own cores.
@@ -137,7 +137,7 @@ async fn chosen(
     let options = parts::dataset(config)?;
     let loaded = load_all(&sources, &options, &hub).await?;
     let census = Census::of(&loaded);
-    let sum = sum_of(&loaded.tasks);
+    let sum = tasks::sum_of(&loaded.tasks);
     let wanted: Option<String> = config.get("tasks_sha256")?;
     if let Some(wanted) = wanted.filter(|wanted| *wanted != sum) {
         let what =
@@ -188,13 +188,6 @@ async fn try_out(bench: &Bench<'_>, chosen: &Chosen, voice: &Voice) -> Result<Tr
     };
     let tried = with_pulse(bench.first_usable(&chosen.tasks, chosen.n_wanted()), say).await;
     tried.map_err(|error| Failure::from_text(&error, false))
-}
-
-/// A sum over everything in the tasks, in their order.
-pub(super) fn sum_of(tasks: &[CodingTask]) -> String {
-    check::sum_of(tasks.iter().flat_map(|CodingTask { task, check, .. }| {
-        [task.id.as_str(), &task.prompt].into_iter().chain(check.iter().flat_map(Check::texts))
-    }))
 }
 
 /// A hub that does not answer is bad luck, everything else about tasks the user's to mend.

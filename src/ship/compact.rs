@@ -128,7 +128,7 @@ impl Distilled {
 }
 
 fn flags((sampled, student): (&bool, &Option<Logprob>)) -> u8 {
-    SAMPLED * u8::from(*sampled) | KNOWN * u8::from(student.is_some())
+    (SAMPLED * u8::from(*sampled)) | (KNOWN * u8::from(student.is_some()))
 }
 
 fn of_lens(actions: &[ActionRows]) -> [(&'static str, Tensor); 7] {

@@ -223,7 +223,7 @@ mod tests {
             source: TokenSource::Exact,
             quarantined: false,
         };
-        let (group, shipped) = super::group(&[member], &options());
+        let (made, shipped) = group(&[member], &options());
         let expected = json!({
             "tokens": [[1, 2, 7, 3]], "masks": [[-100, -100, 7, -100]], "scores": [0.5],
             "advantages": null, "ref_logprobs": null, "inference_logprobs": [[1.0, 1.0, -1.5, 1.0]],
@@ -232,7 +232,7 @@ mod tests {
             "distill_token_ids": [[[], [], [9, 7], []]], "distill_logprobs": [[[], [], [-0.5, -4.0], []]],
             "task": "t",
         });
-        assert_eq!(serde_json::to_value(group.unwrap()).unwrap(), expected);
+        assert_eq!(serde_json::to_value(made.unwrap()).unwrap(), expected);
         let wanted = Shipped { episodes: 1, trained: 1, rows: 1, narrow: 1, masked: 1, left_out: vec![] };
         assert_eq!(shipped, wanted);
     }
@@ -246,16 +246,16 @@ mod tests {
             source: TokenSource::Exact,
             quarantined: false,
         };
-        let (group, _) = super::group(&[Member { quarantined: true, ..exact }], &options());
-        let group = group.unwrap();
-        assert_eq!((group.masks[0][2], group.distill_token_ids), (7, None));
+        let (made, _) = group(&[Member { quarantined: true, ..exact }], &options());
+        let made = made.unwrap();
+        assert_eq!((made.masks[0][2], made.distill_token_ids), (7, None));
         let rendered = Member { source: TokenSource::Rendered, ..exact };
-        let (group, shipped) = super::group(&[rendered], &options());
-        assert_eq!((group, shipped.left_out.len()), (None, 1));
+        let (made, shipped) = group(&[rendered], &options());
+        assert_eq!((made, shipped.left_out.len()), (None, 1));
         let mut silent = distilled.clone();
         silent.sequences[0].student = vec![None; 4];
-        let (group, shipped) = super::group(&[Member { distilled: &silent, ..exact }], &options());
-        assert_eq!(group, None);
+        let (made, shipped) = group(&[Member { distilled: &silent, ..exact }], &options());
+        assert_eq!(made, None);
         assert_eq!(shipped.left_out, [("a".to_owned(), "no token of it has a logprob of the student")]);
     }
 }

@@ -42,6 +42,13 @@ pub struct CodingTask {
     pub references: Vec<String>,
 }
 
+/// A sum over everything in the tasks, in their order.
+pub fn sum_of(tasks: &[CodingTask]) -> String {
+    check::sum_of(tasks.iter().flat_map(|CodingTask { task, check, .. }| {
+        [task.id.as_str(), &task.prompt].into_iter().chain(check.iter().flat_map(Check::texts))
+    }))
+}
+
 /// Why there are no tasks.
 #[derive(Debug, thiserror::Error)]
 pub enum TaskError {

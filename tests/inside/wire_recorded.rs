@@ -178,7 +178,7 @@ fn check_info(it: &Exchange) -> &'static str {
 }
 
 fn check_chat(it: &Exchange) -> &'static str {
-    let answered = openai::answered(&it.body()).unwrap();
+    let answered = openai::answered(&it.body()).unwrap().remove(0);
     let choice = &it.response["choices"][0];
     let written = backsight::chat::messages::to_json(&answered.message);
     assert_eq!(written["content"], choice["message"]["content"], "{}", it.name);

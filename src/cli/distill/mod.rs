@@ -16,7 +16,6 @@ pub(super) use self::early::Early;
 use crate::cli::block_on;
 use crate::cli::call::Call;
 use crate::cli::credit::n_episodes;
-use crate::cli::episodes::sum_of;
 use crate::cli::failure::Failure;
 use crate::cli::interrupt::Orderly;
 use crate::cli::pulse::with_pulse;
@@ -37,8 +36,8 @@ use crate::ship::groups::GroupOptions;
 use crate::store::episodes::Source;
 use crate::store::run::{RunDir, RunError};
 use crate::store::summary::Summary;
-use crate::tasks::check::Check;
 use crate::tasks::source::load_all;
+use crate::tasks::{Check, sum_of};
 use backsight_chat::tokenizer::Tokenizer;
 
 /// Episodes at once: their pairs are judged together, and what bounds them is what servers take.

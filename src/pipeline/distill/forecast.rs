@@ -10,14 +10,14 @@ use serde_json::Value;
 
 use super::judged::Judging;
 use super::{file_of, same_settings};
-use crate::judge::{self, Question};
+use crate::judge;
 use crate::pipeline::ask::Jobs;
 use crate::pipeline::outline::{Framing, outline};
 use crate::pipeline::{Loss, Reader, Texts};
 use crate::ship::compact;
 use backsight_core::credit::distill::Audit;
 use backsight_core::episode::Episode;
-use backsight_core::hint::{Choice, Pairs, pairs};
+use backsight_core::hint::{Choice, Pairs, Question, pairs, shown};
 use backsight_core::lens::{Given, HintLens, Lens, Lenses, PlaceboLens, PlainLens};
 use backsight_core::model::Limits;
 use backsight_core::plan::Figures;
@@ -101,9 +101,9 @@ impl Forecaster<'_> {
         let set = self.figures(episode, &hinted, Some((judging, with_placebo)))?;
         let mut teacher = set;
         (1..if is_compared { self.manner.votes } else { 1 }).for_each(|_| teacher += set);
-        let asked =
-            pairs.iter().map(|pair| judge::shown_to(Question::Hint, episode, pair, self.manner.max_chars));
-        let judge_tokens = asked.map(|text| self.texts.n_tokens(&text) as u64).sum();
+        let n_words = self.texts.n_tokens(Question::Hint.words());
+        let asked = pairs.iter().map(|pair| shown(episode, pair, self.manner.max_chars));
+        let judge_tokens = asked.map(|text| (n_words + self.texts.n_tokens(&text)) as u64).sum();
         let votes = pairs.len() * (self.manner.votes + usize::from(judging.evaluates));
         Ok(Forecast { pairs: pairs.len(), votes, judge_tokens, teacher, ..forecast })
     }

@@ -6,8 +6,10 @@
 
 mod leak;
 mod pairs;
+mod question;
 mod vote;
 
 pub use leak::{Leak, Leaks};
 pub use pairs::{Pair, Pairs, Said, cut_middle, pairs, verdict_of_tests};
+pub use question::{Question, shown};
 pub use vote::{Choice, Quorum, SHORTEST_HINT, Verdict, Vote, read_evaluation};

@@ -209,7 +209,7 @@ mod tests {
             pairs(episode, Pairs::Actions, 5).iter().map(text).collect::<Vec<_>>()
         };
         let first = (0, "one\n---\n012\n...[5 characters left out]...\n89\n---\nno".to_owned());
-        assert_eq!(texts(&episode), [first.clone()]);
+        assert_eq!(texts(&episode), vec![first.clone()]);
         episode.verification = Some(Verification { n_passed: 2, ..Verification::default() });
         let last = "Hidden tests were run: 2 assertions held, 0 did not.".to_owned();
         assert_eq!(texts(&episode), [first, (1, last)]);
