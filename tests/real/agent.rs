@@ -39,7 +39,7 @@ use tokio::net::TcpListener;
 
 use crate::student::{call, place, sandboxes, task, write_solution};
 
-fn url(name: &str) -> Option<String> {
+pub fn url(name: &str) -> Option<String> {
     let url = std::env::var(name).ok().filter(|url| !url.is_empty());
     let required = std::env::var("BACKSIGHT_REQUIRE_SERVERS").unwrap_or_default();
     let is_required =

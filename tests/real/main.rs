@@ -6,6 +6,7 @@ mod student;
 mod support;
 
 mod agent;
+mod distill;
 mod servers;
 
 /// Says how much was really compared with a server; `.ci/run` adds these lines up and fails when nothing was.
