@@ -25,11 +25,10 @@ pub const SAME: [(&str, &str); 7] = [
 /// Names that concern training, logging or another way of running tools.
 const LEFT_OUT: &str = "
     batch_size custom_thinking_prompt data_dir_to_save_evals data_path_to_save_groups disabled_toolsets
-    distill_topk distribution enabled_toolsets ensure_scores_are_not_same eval_handling eval_limit_ratio
-    extra_body health_check hint_max_next_state_chars include_messages inference_weight max_batches_offpolicy
-    max_eval_workers max_num_workers_per_node max_reasoning_tokens min_batch_allocation
-    min_items_sent_before_logging n_kwarg_is_ignored num_max_requests_at_once num_requests_for_eval
-    num_rollouts_per_group_for_logging num_rollouts_to_keep opd_enabled preview_size_chars prm_votes
+    distribution enabled_toolsets eval_handling eval_limit_ratio extra_body health_check inference_weight
+    max_batches_offpolicy max_eval_workers max_num_workers_per_node max_reasoning_tokens
+    min_batch_allocation min_items_sent_before_logging n_kwarg_is_ignored num_max_requests_at_once
+    num_requests_for_eval num_rollouts_per_group_for_logging num_rollouts_to_keep preview_size_chars
     reasoning_effort rolling_buffer_length rollout_server_url slurm steps_per_eval teacher_enabled
     teacher_top_k testing thinking_mode tool_pool_size tool_result_overrides use_wandb wandb_name weight
     worker_timeout";

@@ -1,6 +1,7 @@
 //! Distilling a run: hints from next states, a teacher's candidates on the student's own tokens, and what all of it costs.
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use serde_json::{Value, json};
@@ -10,6 +11,8 @@ use crate::student::tokenizer;
 use crate::support::stand_in::{Asked, Dialect, Fault, Setup};
 use crate::support::toy::Toy;
 
+const OLD: Toy = Toy { weights: 1 };
+const NEW: Toy = Toy { weights: 2 };
 const HINT: &str = "Run the file once before you say that it is done.";
 
 /// What a judge says of what it is shown; here of every action that ran something.
@@ -101,43 +104,60 @@ fn hints_become_targets_on_the_students_own_tokens() {
             (&json!(18), &json!(54), 18),
             "the tests answer the last action, and a pair's votes are one request"
         );
-        let mut n_rows = 0;
-        for group in place.lines("runs/all/groups.jsonl") {
-            for (tokens, (masks, (rows, logprobs))) in sequences(&group) {
-                let tokens = ids(tokens);
-                let actions = actions(masks);
-                assert_eq!(actions.len(), 3);
-                let context = hinted(&tokens[..actions[1].start]);
-                let read = [&context[..], &tokens[actions[1].clone()]].concat();
-                let contexts = Toy { weights: 1 }.contexts(&read);
-                for (position, row) in rows.as_array().unwrap().iter().enumerate() {
-                    if !actions[1].contains(&position) {
-                        assert_eq!(row, &json!([]), "only the hinted action is read");
-                        continue;
-                    }
-                    let at = context.len() + position - actions[1].start;
-                    let mut expected = contexts[at].top(5);
-                    if !expected.iter().any(|it| it.0 == tokens[position]) {
-                        expected[4] = (tokens[position], contexts[at].logprob(tokens[position]));
-                    }
-                    let told: Vec<f64> = logprobs[position]
-                        .as_array()
-                        .unwrap()
-                        .iter()
-                        .map(|it| it.as_f64().unwrap())
-                        .collect();
-                    assert_eq!(ids(row), expected.iter().map(|it| it.0).collect::<Vec<_>>());
-                    for (told, (_, expected)) in told.iter().zip(&expected) {
-                        assert!((told - expected).abs() < 1e-6, "{told} {expected}");
-                    }
-                    n_rows += 1;
-                }
-            }
-        }
+        let n_rows: u64 = right(&place, &[OLD]).values().sum();
         assert_eq!(n_rows, made("shipped_tokens"));
         assert!(n_rows > 6 * 20, "calls and their ends are read too");
         assert_eq!(place.lines("runs/all/verdicts.jsonl").len(), 18);
     }
+}
+
+/// How many rows of a run are right under these weights, by weights: a sequence has all of its rows from one of them.
+fn right(place: &Place, allowed: &[Toy]) -> BTreeMap<u64, u64> {
+    let mut all = BTreeMap::new();
+    for group in place.lines("runs/all/groups.jsonl") {
+        if group["distill_token_ids"].is_null() {
+            continue;
+        }
+        for sequence in sequences(&group) {
+            let n_rows = allowed.iter().find_map(|toy| Some((toy.weights, right_under(*toy, sequence)?)));
+            let (weights, n) = n_rows.expect("numbers of nobody, or of several");
+            *all.entry(weights).or_default() += n;
+        }
+    }
+    all
+}
+
+/// How many rows a sequence has, if all of them are what these weights say of the second action under the hint.
+fn right_under(toy: Toy, (tokens, (masks, (rows, logprobs))): Sequence<'_>) -> Option<u64> {
+    let tokens = ids(tokens);
+    let actions = actions(masks);
+    assert_eq!(actions.len(), 3);
+    let context = hinted(&tokens[..actions[1].start]);
+    let read = [&context[..], &tokens[actions[1].clone()]].concat();
+    let contexts = toy.contexts(&read);
+    let mut n = 0;
+    for (position, row) in rows.as_array().unwrap().iter().enumerate() {
+        if !actions[1].contains(&position) {
+            assert_eq!(row, &json!([]), "only the hinted action is read");
+            continue;
+        }
+        if row == &json!([]) {
+            continue;
+        }
+        let at = context.len() + position - actions[1].start;
+        let mut expected = contexts[at].top(5);
+        if !expected.iter().any(|it| it.0 == tokens[position]) {
+            expected[4] = (tokens[position], contexts[at].logprob(tokens[position]));
+        }
+        let told: Vec<f64> =
+            logprobs[position].as_array().unwrap().iter().map(|it| it.as_f64().unwrap()).collect();
+        if ids(row) != expected.iter().map(|it| it.0).collect::<Vec<_>>() {
+            return None;
+        }
+        assert!(told.iter().zip(&expected).all(|(told, (_, expected))| (told - expected).abs() < 1e-6));
+        n += 1;
+    }
+    Some(n)
 }
 
 type Sequence<'a> = (&'a Value, (&'a Value, (&'a Value, &'a Value)));
@@ -306,4 +326,37 @@ fn run_does_the_whole_job_and_judges_while_it_goes_on() {
     assert_eq!(place.lines("runs/all/groups.jsonl").len(), 3);
     run(&server);
     assert_eq!((votes(&server).len(), scored(&server)), (0, 0));
+}
+
+#[test]
+fn a_server_that_breaks_off_in_the_middle_costs_time_and_no_number() {
+    let breaks = |it: &Asked| {
+        let is_first = it.times_before == 0 && (it.route.starts_with("/v1/chat") || it.ids.len() > 80);
+        is_first.then_some(Fault::ResetMidway)
+    };
+    let (place, _) = collected(Dialect::Vllm, judging(Dialect::Vllm));
+    let server = Server::start(judging(Dialect::Vllm).faults(breaks));
+    let summary = distill(&place, &server, Dialect::Vllm, &[]).expect(0).json();
+    assert_eq!((&summary["lost"], &summary["made"]["hints"]), (&json!({}), &json!(6)));
+    assert_eq!(
+        right(&place, &[OLD]).values().sum::<u64>(),
+        summary["made"]["shipped_tokens"].as_u64().unwrap()
+    );
+}
+
+#[test]
+fn numbers_of_two_weights_are_never_mixed() {
+    for after in [20, 26, 32] {
+        let (place, _) = collected(Dialect::Vllm, judging(Dialect::Vllm));
+        let swapping = || Setup { new_weights: vec![(after, NEW.weights)], ..judging(Dialect::Vllm) };
+        let server = Server::start(swapping());
+        let often = ["--weights-check-answers", "3"];
+        let stopped = distill(&place, &server, Dialect::Vllm, &often);
+        assert!(matches!(stopped.code, Some(0 | 3)), "{after}: {}", stopped.stderr);
+        right(&place, &[OLD]);
+        // What it goes on with is new, and says so.
+        distill(&place, &server, Dialect::Vllm, &[&often[..], &["--overwrite"]].concat()).expect(0);
+        let found = right(&place, &[OLD, NEW]);
+        assert!(found.values().sum::<u64>() > 100 && found.len() == 1, "{after}: {found:?}");
+    }
 }

@@ -312,15 +312,14 @@ impl Shared {
         for _ in 0..ASKED_AT_MOST {
             work.begin_again();
             let (own, verdicts) = tokio::join!(work.own(), work.verdicts());
-            let (Some(own), Some(verdicts)) = (own, verdicts) else { break };
+            let (Some(own), Some(verdicts)) = (own, verdicts) else {
+                return ended(id, Fate::Unfinished, "not finished");
+            };
             match work.stand().await {
                 Some(Some(versions)) => return work.written(&own, &verdicts, &versions).await,
                 Some(None) => {}
-                None => break,
+                None => return ended(id, Fate::Unfinished, "not finished"),
             }
-        }
-        if self.is_stopped() {
-            return ended(id, Fate::Unfinished, "not finished");
         }
         let why = format!("the weights changed while it was read, {ASKED_AT_MOST} times");
         lost(id, Loss::new(Reason::Server, why))
@@ -418,8 +417,10 @@ impl<'s> Work<'s> {
         for (role, model) in [&self.student, &self.teacher].into_iter().enumerate() {
             match model.settle().await {
                 Ok(Stands::Yes(name)) => names.push(name.or_else(|| model.version_now())),
-                Ok(Stands::No) => return model.is_going_on().is_ok().then_some(None),
-                Err(error) => {
+                Ok(Stands::No) if model.is_going_on().is_ok() => return Some(None),
+                // A change that ends the run has ended it by now.
+                stands => {
+                    let error = stands.err().or_else(|| model.is_going_on().err())?;
                     self.shared.outlooks[role].stop(error);
                     return None;
                 }
