@@ -65,7 +65,7 @@ Examples:
     },
     Listed {
         name: "run",
-        about: "The whole job: run an agent in groups, judge what it does while it goes on, and distil what was learned",
+        about: "Do the whole job: collect, judge while that goes on, and distil",
         more: "\
 As `collect` and then `distill` on one directory, but every action is judged as soon as its next state is there. The
 same command continues where it stopped; so does each of the two.
@@ -94,7 +94,7 @@ Examples:
     },
     Listed {
         name: "distill",
-        about: "Judge every action by its next state, and let a teacher who knows the hint say what it would have done",
+        about: "Draw hints from next states, and let a teacher re-read the actions under them",
         more: "\
 Every action is shown with its next state to a judge, who votes whether there is a hint that would have helped. The
 teacher then re-reads the student's own tokens as if the hint had been given, and its likeliest candidates at each of

@@ -20,7 +20,6 @@ use crate::support::stand_in::{Dialect, Setup, StandIn};
 
 const TASKS: &str = "\
 {\"id\": \"add\", \"task\": \"Write add(a, b) to solution.py.\", \"tests\": \"from solution import add\\nassert add(1, 2) == 3\"}
-{\"id\": \"twice\", \"task\": \"Write twice(a) to solution.py.\", \"tests\": \"from solution import twice\\nassert twice(4) == 8\"}
 ";
 /// The same sentence in every turn: each has to get its own rows.
 const REPEATED: &str = r#"{"id": "same", "reward": 1.0, "messages": [
@@ -205,7 +204,7 @@ async fn aligned(variable: &str, kind: &'static str) {
     let summary = place.run(&[&["distill", "--run", "r"][..], &model, &roles].concat());
     let n_hinted = check(&place, &server, "r", false).await;
     assert_eq!(json!(n_hinted), summary["made"]["shipped_tokens"]);
-    assert!(summary["made"]["scored_steps"].as_u64() >= Some(8), "calls of tools are read too: {summary}");
+    assert!(summary["made"]["scored_steps"].as_u64() >= Some(4), "calls of tools are read too: {summary}");
     // The same teacher without a hint says what the student said.
     let plain =
         place.run(&[&["distill", "--run", "r", "--lens", "plain", "--audit", "all"][..], &model].concat());

@@ -401,14 +401,16 @@ fn commands_are_listed_in_working_order_and_name_the_next() {
     let help = run(&["--help"], "").stdout;
     let listed = help.split_once("Commands:\n").unwrap().1.lines().take_while(|line| !line.is_empty());
     let names: Vec<&str> = listed.filter_map(|line| line.trim().split(' ').next()).collect();
-    let expected = "quickstart probe collect credit dataset evaluate score chat model config help".split(' ');
+    let expected =
+        "quickstart probe run collect distill credit dataset evaluate score chat model config help"
+            .split(' ');
     assert_eq!(names, expected.collect::<Vec<_>>());
     let next = |command: &str| {
         let help = run(&[command, "--help"], "").stdout;
         help.trim_end().rsplit_once("\n\n").unwrap().1.to_owned()
     };
     assert_eq!(next("probe"), "Next: backsight collect --url http://localhost:8000 --tasks builtin");
-    assert_eq!(next("collect"), "Next: backsight credit --url http://localhost:8000 --run runs/collect");
+    assert_eq!(next("collect"), "Next: backsight distill --url http://localhost:8000 --run runs/collect");
     assert_eq!(next("credit"), "Next: backsight dataset");
     let parsed = run(&["chat", "parse", "--tool-call-parser", "hermes"], "hi");
     assert!(parsed.stderr.ends_with(" --tool-call-parser hermes\n"), "{}", parsed.stderr);

@@ -28,7 +28,7 @@ fn stage(place: &Place, server: &Server, arguments: &[&str]) -> usize {
     let n_before = paid(server).len();
     let ran = place.run(&[arguments, &["--run", RUN]].concat()).expect(0);
     // Each names the stage after it, on the same run.
-    let next = [("collect", "credit"), ("credit", "dataset")].into_iter().find(|it| it.0 == arguments[0]);
+    let next = [("collect", "distill"), ("credit", "dataset")].into_iter().find(|it| it.0 == arguments[0]);
     let told = ran.stderr.lines().find(|line| line.starts_with("next: ")).unwrap_or_default();
     let is_told = |next: &str| told.contains(&format!(" {next} ")) && told.ends_with(&format!("--run {RUN}"));
     assert!(next.is_none_or(|(_, next)| is_told(next)), "{}", ran.stderr);

@@ -227,9 +227,9 @@ fn every_key_is_listed_and_is_a_flag() {
         let words: Vec<&str> = command.as_str().unwrap().split(' ').chain(["--help"]).collect();
         help.entry(command.as_str().unwrap()).or_insert_with(|| place.run(&words).expect(0).stdout);
     }
-    let all = ["chat parse", "chat render", "collect", "credit", "dataset", "evaluate"];
-    let all =
-        [&all[..], &["model path", "model pull", "model serve", "probe", "quickstart", "score"]].concat();
+    let all = ["chat parse", "chat render", "collect", "credit", "dataset", "distill", "evaluate"];
+    let more = ["model path", "model pull", "model serve", "probe", "quickstart", "run", "score"];
+    let all = [&all[..], &more].concat();
     assert_eq!(help.keys().copied().collect::<Vec<_>>(), all);
     for key in keys.as_array().unwrap() {
         for command in key["commands"].as_array().unwrap() {
