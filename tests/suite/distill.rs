@@ -3,6 +3,8 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::process::Child;
+use std::sync::{Arc, Mutex};
 
 use serde_json::{Value, json};
 
@@ -359,4 +361,50 @@ fn numbers_of_two_weights_are_never_mixed() {
         let found = right(&place, &[OLD, NEW]);
         assert!(found.values().sum::<u64>() > 100 && found.len() == 1, "{after}: {found:?}");
     }
+}
+
+/// One request is under way at a time, so each kill may cost that and the answer before it, which is being written.
+#[test]
+fn killed_again_and_again_it_pays_for_nothing_twice() {
+    let (place, calm) = collected(Dialect::Vllm, judging(Dialect::Vllm));
+    let one = ["--concurrency", "1", "--placebo", "true"];
+    distill(&place, &calm, Dialect::Vllm, &one).expect(0);
+    let expected = place.read("runs/all/groups.jsonl");
+    let is_work = |it: &Asked| it.route == "/v1/chat/completions" || it.ids.len() > 80;
+    let n_requests = calm.stand_in.asked().iter().filter(|it| is_work(it)).count();
+
+    let (place, _) = collected(Dialect::Vllm, judging(Dialect::Vllm));
+    let victim: Arc<Mutex<(Option<Child>, usize)>> = Arc::default();
+    let executioner = Arc::clone(&victim);
+    let kills = move |it: &Asked| {
+        let mut victim = executioner.lock().unwrap();
+        if is_work(it) && victim.0.is_some() {
+            victim.1 -= 1;
+            if victim.1 == 0 {
+                let mut child = victim.0.take().unwrap();
+                child.kill().unwrap();
+                child.wait().unwrap();
+            }
+        }
+        None
+    };
+    let server = Server::start(judging(Dialect::Vllm).faults(kills));
+    let url = server.url();
+    let usual = ["distill", "--run", "runs/all", "--url", &url, "--kind", "vllm", "--tokenizer", "model"];
+    let arguments = [&usual[..], &["--distill-topk", "5"], &one].concat();
+    let n_kills = 12;
+    for nth in 0..n_kills {
+        // Until it is known who is to be killed, nobody is asked anything.
+        let mut held = victim.lock().unwrap();
+        *held = (Some(place.start(&arguments)), 1 + nth % 5);
+        drop(held);
+        while victim.lock().unwrap().0.is_some() {
+            std::thread::yield_now();
+        }
+    }
+    place.run(&arguments).expect(0);
+    assert_eq!(place.read("runs/all/groups.jsonl"), expected, "to the last byte");
+    let asked = server.stand_in.asked();
+    let n_asked = asked.iter().filter(|it| is_work(it)).count();
+    assert!((n_requests..=n_requests + 2 * n_kills).contains(&n_asked), "{n_asked} for {n_requests}");
 }
