@@ -117,7 +117,7 @@ pub(super) async fn run(ask: Ask<'_>, choose: Choose<'_>) -> Result<Finished, Fa
     let done = work(&batch, slots, &voice).await;
     let mut summary = done.summary(stage);
     if let Some(early) = &early {
-        early.finish().await;
+        early.finish(done.stopped.is_some()).await;
     }
     voice
         .end(&mut summary, &std::iter::once(&paid).chain(early.iter().map(|it| &it.paid)).collect::<Vec<_>>())

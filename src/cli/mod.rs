@@ -32,6 +32,7 @@ mod server;
 mod sources;
 mod stdout;
 mod talk;
+mod taught;
 mod voice;
 
 use std::ffi::OsString;

@@ -11,7 +11,7 @@ use super::credit::args::CreditArgs;
 use super::credit::scored;
 use super::failure::Failure;
 use super::output::{self, clipped, number};
-use super::{live, model, program, stdout, voice};
+use super::{live, model, program, stdout, taught, voice};
 use crate::model::{Opened, embedded};
 use crate::pipeline::Texts;
 use crate::pipeline::report::{Fate, Report};
@@ -48,11 +48,15 @@ pub(super) fn run(call: &Call) -> Result<(), Failure> {
     if let Ok(live) = &live {
         stdout::data(format!("{}\n", live::text(live)).as_bytes())?;
     }
+    // The directory is free again once nobody reads what was made there.
+    let live = live.map(drop);
+    let taught = live.as_ref().ok().map(|()| taught::run(&path, &live_dir)).transpose()?;
+    taught.into_iter().try_for_each(|text| stdout::data(format!("{text}\n").as_bytes()))?;
     let shown = credit(&out, &name, &path, &opened, began)?;
     stdout::data(shown.as_bytes())?;
     let again = live::command(&live_dir);
     // What the machine does not allow is said last, so that it is not overlooked.
-    live.and_then(|_| stdout::data(format!("  {again}\n").as_bytes()))
+    live.and_then(|()| stdout::data(format!("  {again}\n").as_bytes()))
 }
 
 /// The recorded part: an episode's steps are re-read knowing its outcome, and get their credit. It is `credit` with a

@@ -260,12 +260,12 @@ fn rows() -> Vec<(&'static str, &'static [&'static str], Vec<Row>)> {
         (Manner, "weights_check_seconds", Whole(1), Some("60"), "Measure them again after so many seconds"),
         (Manner, "new_weights", one_of(&[], NewWeights::NAMES), Some("stop"), "What to do when the server has new weights: end the run, or go on with them and say which gave what"),
     ]),
-    ("Server", REREADING, vec![(Manner, "episode_requests", Whole(0), Some("0"), "Requests of one episode at once at most; 0 is no bound")]),
+    ("Server", REREADING, vec![(Manner, "episode_requests", Whole(0), Some("0"), "Requests of one plan of an episode at once at most; 0 is no bound")]),
     ("Server", CREDIT, vec![
         (Call, "api_key", Text, None, "The API key itself; it is never stored or shown, but api_key_env hides it from `ps` too"),
     ]),
     ("Server", PAYING, vec![
-        (Manner, "max_requests", Whole(0), None, "Stop this process after so many requests; questions about the server itself and tries without an answer are not counted"),
+        (Manner, "max_requests", Whole(0), None, "Stop this process after so many requests, each role for itself; questions about the server itself and tries without an answer are not counted"),
         (Manner, "max_tokens", Whole(0), None, "Stop this process after so many tokens, sent and sampled, counted in the same way"),
     ]),
 
@@ -352,13 +352,15 @@ fn rows() -> Vec<(&'static str, &'static [&'static str], Vec<Row>)> {
         (Result, "eval_size", Whole(0), Some("10"), "Tasks held out at least (built-in ones are held out by share alone), and evaluated at most"),
         (Result, "eval_split_ratio", Number(0.0, 0.999_999), Some("0.15"), "Share of the tasks held out at least"),
     ]),
+    ("Agent", &["collect", "evaluate", "run", "distill"], vec![
+        (Result, "student_topk", Whole(0), Some("5"), "The student's own candidates kept at each token it samples, or reads again"),
+    ]),
     ("Agent", COLLECTING, vec![(Result, "agent_temperature", Number(0.0, 10.0), Some("1.0"), "Sampling temperature")]),
     ("Agent", EVALUATE, vec![(Result, "eval_temperature", Number(0.0, 10.0), Some("0.0"), "Sampling temperature; 0 takes the likeliest token")]),
     ("Agent", RUNNING, vec![
         (Result, "max_agent_turns", Whole(1), Some("15"), "Steps of an episode at most"),
         (Result, "max_turn_tokens", Whole(1), Some("2048"), "Tokens of one action at most"),
         (Result, "context_budget", Whole(1), None, "Tokens of an episode at most; without it what the model can take"),
-        (Result, "student_topk", Whole(0), Some("5"), "The student's own candidates kept at each sampled token"),
         (Result, "episode_seconds", Whole(1), Some("1800"), "Time an episode may take, its tests not counted"),
         (Result, "instructions", Text, None, "Other instructions for the agent, as they are instead of in a file"),
         (Result, "tool_call_parser", Text, None, "The format of the model's tool calls, as `chat parse` names them; without it found out from the template"),

@@ -12,6 +12,8 @@ pub const EPISODES: &str = "episodes";
 pub const EVENTS: &str = "events.jsonl";
 /// Rows of metrics, of all stages.
 pub const METRICS: &str = "metrics.jsonl";
+/// The votes on every pair, and what they decided.
+pub const VERDICTS: &str = "verdicts.jsonl";
 /// What became of each stage.
 pub const SUMMARY: &str = "summary.json";
 

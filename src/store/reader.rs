@@ -13,7 +13,7 @@ use toml::Table;
 
 use super::episodes::{BadFile, Source, find, load};
 use super::hindsight::{file_name, scores_file};
-use super::layout::{CONFIG_FILE, EPISODES, EVENTS, METRICS, SUMMARY};
+use super::layout::{CONFIG_FILE, EPISODES, EVENTS, METRICS, SUMMARY, VERDICTS};
 use backsight_core::episode::Episode;
 
 /// A run directory, for reading.
@@ -52,6 +52,11 @@ impl RunReader {
     /// The rows of metrics behind the first `at` bytes, in the same way.
     pub fn metrics_from(&self, at: u64) -> io::Result<(Vec<Value>, u64)> {
         self.lines_from(METRICS, at)
+    }
+
+    /// The votes on pairs; of several lines about one, the last counts.
+    pub fn verdicts(&self) -> Vec<Value> {
+        self.lines_from(VERDICTS, 0).unwrap_or_default().0
     }
 
     /// The whole lines of a journal; one that a crash cut short is passed over.

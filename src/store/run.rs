@@ -17,7 +17,7 @@ use super::atomic;
 use super::episodes::BadFile;
 use super::hindsight::file_name;
 use super::journal::Journal;
-use super::layout::{CONFIG_FILE, EPISODES, EVENTS, METRICS, SUMMARY};
+use super::layout::{CONFIG_FILE, EPISODES, EVENTS, METRICS, SUMMARY, VERDICTS};
 use super::lock::{LockError, RunLock};
 use super::reader::RunReader;
 use super::summary::Summary;
@@ -77,8 +77,6 @@ fn listed(differences: &[Difference]) -> String {
 
 /// What tasks' own solutions came to.
 const REFERENCES: &str = "references.jsonl";
-/// The votes on every pair, and what they decided.
-const VERDICTS: &str = "verdicts.jsonl";
 
 /// The stages that make episodes, each in a directory of its own: a group is never made of both.
 const MAKE_EPISODES: [&str; 2] = ["collect", "evaluate"];

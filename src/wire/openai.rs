@@ -83,7 +83,13 @@ pub fn answered(body: &[u8]) -> Result<Vec<ChatAnswer>, String> {
     let read = |(choice, usage): (Choice, Usage)| {
         Ok(chat_answer(said(choice.message)?, choice.finish_reason.as_deref(), usage))
     };
-    answer.choices.into_iter().zip(usages).map(read).collect()
+    // One that cannot be read is no answer; whoever wanted several asks for it again.
+    let (good, bad): (Vec<_>, Vec<_>) =
+        answer.choices.into_iter().zip(usages).map(read).partition(Result::is_ok);
+    match bad.into_iter().next() {
+        Some(why) if good.is_empty() => why.map(|it| vec![it]),
+        _ => good.into_iter().collect(),
+    }
 }
 
 /// Reads what the model said. Unlike a message of a conversation it may be empty, and a refusal is its text.

@@ -56,6 +56,7 @@ fn every_step_is_scored_under_both_lenses_and_has_credit() {
     );
     assert!(shown.contains("24 steps") && shown.contains("rho") && shown.contains("--recompute"), "{shown}");
     check_live(dir.path(), &shown);
+    check_distilled(dir.path(), &shown);
     check_again(dir.path(), &shown);
 }
 
@@ -76,6 +77,28 @@ fn check_live(dir: &Path, shown: &str) {
         };
         assert_eq!(steps.iter().map(called).collect::<Vec<_>>(), ["write_file", "terminal"], "{record}");
     }
+}
+
+/// Two of the episodes are judged and distilled, and the files hold what is shown.
+fn check_distilled(dir: &Path, shown: &str) {
+    assert!(
+        shown.contains("\nDistilled: ") && shown.contains("forced into form") && shown.contains("\n  step ")
+    );
+    let lines = |name: &str| -> Vec<Value> {
+        let text = fs::read_to_string(dir.join("runs/quickstart/live").join(name)).unwrap();
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    };
+    assert_eq!(lines("verdicts.jsonl").len(), 4);
+    let mut n_rows = 0;
+    for group in lines("groups.jsonl") {
+        let rows = group["distill_token_ids"][0].as_array().unwrap();
+        for (row, token) in rows.iter().zip(group["tokens"][0].as_array().unwrap()) {
+            let row = row.as_array().unwrap();
+            assert!(row.is_empty() || row.len() == 20 && row.contains(token));
+            n_rows += usize::from(!row.is_empty());
+        }
+    }
+    assert!(shown.contains(&format!(" trained tokens, {n_rows} with targets")), "{n_rows}: {shown}");
 }
 
 /// The commands it suggests work as they stand; the first computes the credit anew, from the files alone.
@@ -127,7 +150,8 @@ fn one_signal_ends_it_at_any_moment_and_the_same_command_continues() {
     tiny::write_model(&dir.path().join("model"), json!({"max_position_embeddings": 65536}));
     let began = |n: usize| {
         let events = fs::read_to_string(dir.path().join("runs/quickstart/live/events.jsonl")).unwrap();
-        assert_eq!(events.lines().filter(|it| it.contains("\"event\":\"began\"")).count(), n, "{events}");
+        let began = |it: &&str| it.contains("\"event\":\"began\"") && it.contains("\"stage\":\"collect\"");
+        assert_eq!(events.lines().filter(began).count(), n, "{events}");
     };
     assert_eq!(interrupted(dir.path(), "INT", "loading", false), (Some(130), String::new()));
     assert_eq!(interrupted(dir.path(), "TERM", "collect: 6 episodes", false), (Some(143), String::new()));

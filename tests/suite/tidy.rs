@@ -34,6 +34,7 @@ const NAMES_KINDS: &[&str] = &[
     "cli::command",
     "cli::serve",
     "cli::live",
+    "cli::taught",
     "cli::quickstart",
     // A section of Atropos' files is called like one.
     "config::yaml",

@@ -191,7 +191,8 @@ impl Tokenizer {
         };
         for id in (0..bytes[0].len()).filter_map(|id| TokenId::try_from(id).ok()) {
             let (own, theirs) = (of(0, self, id), of(1, other, id));
-            if own != theirs || self.is_special(id) != other.is_special(id) {
+            let raw = |it: usize| bytes[it].get(id as usize).and_then(Option::as_ref);
+            if raw(0) != raw(1) || own != theirs || self.is_special(id) != other.is_special(id) {
                 let [own, theirs] = [own, theirs].map(|it| it.unwrap_or_else(|| "nothing".to_owned()));
                 return Some(format!("id {id} is {own} here and {theirs} there"));
             }

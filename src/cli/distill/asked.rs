@@ -80,6 +80,8 @@ impl Asked {
         let shown = |key: &&str| ((*key).to_owned(), json!(call.config.shown(key)));
         let mut all: serde_json::Map<String, Value> = SETTINGS.iter().map(shown).collect();
         let exchange = self.judging.as_ref().and_then(|it| it.exchange.as_ref());
+        // With how tools are written as it came out, and with the contents of files.
+        all.insert("framing".to_owned(), json!(sha256(format!("{:?}", self.framing))));
         all.insert("exchange".to_owned(), json!(exchange.map(|it| sha256(format!("{it:?}")))));
         Value::Object(all)
     }
@@ -102,11 +104,10 @@ impl Asked {
 
 /// The keys that decide what is distilled from an episode.
 #[rustfmt::skip]
-const SETTINGS: [&str; 24] = [
+const SETTINGS: [&str; 20] = [
     "lens", "pairs", "prm_votes", "verdict", "hint_choice", "hint_placement", "hint_leak_words",
     "hint_max_next_state_chars", "judge_answer_tokens", "judge_temperature", "judge_structured", "judge_evaluates",
-    "placebo", "audit", "audit_max_mean_diff", "seed", "max_context", "opd_enabled",
-    "system_prompt", "tools", "var", "tool_text", "reread_result_chars", "now",
+    "placebo", "student_topk", "distill_topk", "audit", "audit_max_mean_diff", "seed", "max_context", "opd_enabled",
 ];
 
 fn exchange(call: &Call) -> Result<Option<Given>, Failure> {

@@ -16,11 +16,11 @@ use crate::cli::voice::Voice;
 use crate::config::Config;
 use crate::judge::Judge;
 use crate::model::budget::ModelRole;
-use crate::model::{Model, Opened};
+use crate::model::{ChatRequest, Model, Opened};
 use crate::pipeline::distill::watched;
 use crate::pipeline::paid::Paid;
 use backsight_core::episode::{Episode, steps_of};
-use backsight_core::hint::{Pairs, pairs};
+use backsight_core::hint::{Pairs, Question, pairs};
 
 /// A judge beside a student.
 pub(in crate::cli) struct Early {
@@ -52,38 +52,37 @@ impl Early {
         Ok(Some(Self { judge, pairs: call.choice("pairs")?, under_way: Arc::default(), paid }))
     }
 
-    /// What is done at each step's end.
+    /// What is done at each step's end: the step before it is judged, since now it is known not to be the last, which
+    /// hidden tests answer.
     pub(in crate::cli) fn on_step(&self) -> OnStep {
         let (judge, which, under_way) = (Arc::clone(&self.judge), self.pairs, Arc::clone(&self.under_way));
         let runtime = Handle::current();
         Arc::new(move |episode, step| {
+            let requests = step.checked_sub(1).and_then(|before| requests(&judge, episode, before, which));
+            let Some(requests) = requests else { return };
             let judge = Arc::clone(&judge);
-            let Some((so_far, pair)) = pair_of(episode, step, which, judge.manner.max_chars) else { return };
             let mut under_way = under_way.lock().unwrap_or_else(PoisonError::into_inner);
             while under_way.try_join_next().is_some() {}
             // What fails here is asked for again, and told, when the verdict is made.
-            under_way.spawn_on(async move { drop(judge.votes(&so_far, &pair).await) }, &runtime);
+            under_way.spawn_on(async move { drop(judge.model.chat_many(&requests).await) }, &runtime);
         })
     }
 
-    /// Waits for the answers that are still to come.
-    pub(in crate::cli) async fn finish(&self) {
+    /// Waits for the answers that are still to come, or gives them up.
+    pub(in crate::cli) async fn finish(&self, is_stopped: bool) {
         let mut under_way =
             std::mem::take(&mut *self.under_way.lock().unwrap_or_else(PoisonError::into_inner));
+        if is_stopped {
+            under_way.abort_all();
+        }
         while under_way.join_next().await.is_some() {}
     }
 }
 
-/// The pair of a step that has just ended, and as much of its episode as a judge is shown; none for the last action,
-/// which hidden tests are still to answer.
-fn pair_of(
-    episode: &Episode,
-    step: usize,
-    which: Pairs,
-    max_chars: usize,
-) -> Option<(Episode, backsight_core::hint::Pair)> {
+/// What is asked about a step of an episode that goes on.
+fn requests(judge: &Judge, episode: &Episode, step: usize, which: Pairs) -> Option<Vec<ChatRequest>> {
     let mut so_far = Episode::new(episode.id.clone(), episode.task.clone(), episode.messages.clone());
     so_far.set_steps(steps_of(&episode.messages)).ok()?;
-    let pair = pairs(&so_far, which, max_chars).into_iter().find(|pair| pair.step == step)?;
-    Some((so_far, pair))
+    let pair = pairs(&so_far, which, judge.manner.max_chars).into_iter().find(|pair| pair.step == step)?;
+    Some(judge.requests(Question::Hint, &so_far, &pair))
 }

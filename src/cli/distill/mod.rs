@@ -24,15 +24,16 @@ use crate::cli::sources::sources;
 use crate::cli::stdout;
 use crate::cli::voice::{self, Voice};
 use crate::config::{Config, File, Typed, parts};
-use crate::event::Event;
+use crate::event::{Event, counted};
 use crate::hf::HuggingFace;
 use crate::model::budget::ModelRole;
 use crate::model::probe::require_scores;
 use crate::model::{Opened, PROBE_TEXT};
-use crate::pipeline::distill::{self, Done, Options, Roles, Shipping, ship};
+use crate::pipeline::distill::{self, Current, Done, Options, Roles, Shipping, ship};
 use crate::pipeline::paid::Paid;
 use crate::pipeline::reader::Texts;
 use crate::ship::groups::GroupOptions;
+use crate::store::NewWeights;
 use crate::store::episodes::Source;
 use crate::store::run::{RunDir, RunError};
 use crate::store::summary::Summary;
@@ -110,9 +111,10 @@ async fn work(
     paid[0].note(&voice.notices, &outputs, outputs.is_dir()).await?;
     keep(call, &student, teaching, judging, &texts, voice)?;
     let settings = asked.settings(call);
-    let roles = [&student, teaching, judging].map(|it| it.info.model.as_str());
+    let models = [&student, teaching, judging].map(|it| it.info.model.as_str());
     let tests = asked.judging.as_ref().map(|it| it.tests.len());
-    let found = json!({"k": k, "roles": roles, "tests_known": tests});
+    let found = json!({"k": k, "roles": models, "tests_known": tests});
+    let (settings_now, found_now) = (settings.clone(), found.clone());
     let is_here = server.is_here();
     let limit = |opened: &Opened| -> Result<Option<usize>, Failure> {
         let own = opened.model.limits().context_length.map(|length| length.saturating_sub(1));
@@ -127,6 +129,7 @@ async fn work(
         judging: asked.judging.filter(|_| has_lens),
         k,
         distils: has_lens,
+        student_k: student_k(call, &student)?,
         audit: call.choice("audit")?,
         audit_max_mean_diff: call.get("audit_max_mean_diff")?,
         settings,
@@ -135,6 +138,8 @@ async fn work(
         requests_at_once: if is_here { 1 } else { episode_requests },
         episodes_at_once: if is_here { 1 } else { EPISODES_AT_ONCE },
         overwrite: call.config.is("overwrite"),
+        keeps_versions: server.part.new_weights == NewWeights::Continue,
+        wanted_k: call.get("distill_topk")?,
         teacher_is_live: teacher.is_none(),
         seed,
     };
@@ -162,7 +167,8 @@ async fn work(
     let done = with_pulse(work, || voice.pulse()).await;
     done.count(&mut summary, n);
     let shipping = shipping(call, asked.lens, k, voice)?;
-    ship(sources, &voice.run, &shipping, &mut summary).map_err(|error| {
+    let current = Current { settings: &settings_now, found: &found_now };
+    ship(sources, &voice.run, &shipping, current, &mut summary).map_err(|error| {
         Failure::stopped(error, "free some space or mend the directory; the same command continues")
     })?;
     voice.end(&mut summary, &paid.iter().collect::<Vec<_>>()).await?;
@@ -199,6 +205,12 @@ fn same_tokenizer(student: &Opened, teacher: &Opened) -> Result<(), Failure> {
     })
 }
 
+/// How many of its own candidates the student can tell, of those that are wanted.
+fn student_k(call: &Call, student: &Opened) -> Result<usize, Failure> {
+    let wanted: usize = call.get("student_topk")?;
+    Ok(wanted.min(student.model.limits().max_top_k.unwrap_or(usize::MAX)))
+}
+
 /// How many candidates there will be at each token.
 fn k(call: &Call, teacher: &Opened, voice: &Voice) -> Result<usize, Failure> {
     let wanted: usize = call.get("distill_topk")?;
@@ -225,13 +237,21 @@ async fn hidden_tests(asked: &mut Asked, voice: &Voice) {
     let stored = toml::to_string(&stored).unwrap_or_default();
     let name = voice.run.dir().join("config.toml");
     match tests_of(&name.display().to_string(), &stored).await {
-        Ok(tests) => judging.tests = tests,
+        Ok((tests, n_shown)) => {
+            judging.tests = tests;
+            if n_shown > 0 {
+                let tasks = counted(n_shown as u64, "task");
+                voice
+                    .notices
+                    .add(format!("hints are not compared with the tests of {tasks}, which were shown"));
+            }
+        }
         Err(why) => voice.notices.add(format!("hints are not compared with hidden tests: {why}")),
     }
 }
 
-/// The hidden tests by task, of the tasks that a stored configuration names.
-async fn tests_of(name: &str, stored: &str) -> Result<HashMap<String, String>, String> {
+/// The hidden tests by task, of the tasks that a stored configuration names; and how many tasks show theirs.
+async fn tests_of(name: &str, stored: &str) -> Result<(HashMap<String, String>, usize), String> {
     let file = File { name, text: stored };
     let config = Config::resolve("collect", Some(file), &Typed::new()).map_err(|error| error.to_string())?;
     let sources = parts::sources(&config).map_err(|error| error.to_string())?;
@@ -242,9 +262,10 @@ async fn tests_of(name: &str, stored: &str) -> Result<HashMap<String, String>, S
     if wanted.is_some_and(|wanted| wanted != sum_of(&loaded.tasks)) {
         return Err("the tasks are others by now".to_owned());
     }
-    let hidden = loaded.tasks.into_iter().filter(|it| !it.tests_shown);
-    let tests = hidden.filter_map(|it| Some((it.task.id, it.check.as_ref().map(Check::texts)?.join("\n"))));
-    Ok(tests.collect())
+    let (shown, hidden): (Vec<_>, Vec<_>) = loaded.tasks.into_iter().partition(|it| it.tests_shown);
+    let tests = hidden.into_iter();
+    let tests = tests.filter_map(|it| Some((it.task.id, it.check.as_ref().map(Check::texts)?.join("\n"))));
+    Ok((tests.collect(), shown.len()))
 }
 
 /// Writes down what is asked for and of whom; another student than before is refused.

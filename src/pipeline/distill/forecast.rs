@@ -6,10 +6,10 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
+use super::file_of;
 use super::judged::Judging;
-use super::{file_of, same_settings};
 use crate::judge;
 use crate::pipeline::ask::Jobs;
 use crate::pipeline::outline::{Framing, outline};
@@ -83,10 +83,10 @@ impl Forecaster<'_> {
         let steps = episode.steps().len();
         let forecast = Forecast { id: episode.id.clone(), steps, ..Forecast::default() };
         let about = compact::about(&file_of(self.run_dir, &episode.id)).unwrap_or_default();
-        if same_settings(&about, &self.settings) && about["k"].as_u64() >= Some(self.k as u64) {
+        if about["settings"] == self.settings && about["lost"] == json!({}) {
             return Ok(Forecast { is_made: true, ..forecast });
         }
-        let fewer = about["k"].as_u64().filter(|k| *k < self.k as u64);
+        let fewer = about["wanted_k"].as_u64().filter(|k| *k < self.k as u64);
         let all: Vec<usize> = (0..steps).collect();
         let student = self.figures(episode, &self.read_by_student(episode), None)?;
         let forecast = Forecast { fewer, student, ..forecast };

@@ -74,7 +74,8 @@ impl Judged {
 
     /// What was lost, a word for each. An unreadable vote is one that was answered; it is no loss of ours.
     pub(super) fn losses(&self) -> impl Iterator<Item = &'static str> {
-        self.votes.iter().filter(|it| it.is_err()).map(|_| "vote failed")
+        let evaluation = self.evaluation.iter().filter(|it| it.is_err()).map(|_| "vote on the action failed");
+        self.votes.iter().filter(|it| it.is_err()).map(|_| "vote failed").chain(evaluation)
     }
 }
 
@@ -100,7 +101,13 @@ impl Verdicts {
                 .iter()
                 .enumerate()
                 .max_by(|a, b| effect(a.1, own, step).total_cmp(&effect(b.1, own, step)).then(b.0.cmp(&a.0)));
-            best.map(|(_, set)| set.clone()).unwrap_or_default()
+            // What could not be compared is a loss, whichever is taken.
+            let failed = |it: &&Taught| it.score.is_err();
+            let (taken, best) = best.map_or((0, Vec::new()), |(at, set)| (at, set.clone()));
+            let others = sets.iter().enumerate().filter(move |(at, _)| *at != taken);
+            let others: Vec<&Taught> =
+                others.flat_map(|(_, set)| set.iter().copied().filter(failed)).collect();
+            best.into_iter().chain(others)
         });
         let is_kept = |it: &&Taught| keeps_placebo || !it.lens.starts_with("placebo");
         chosen.filter(is_kept).cloned().collect()
@@ -133,7 +140,9 @@ fn effect(set: &[&Taught], own: &Own, step: usize) -> f64 {
         let taught = set.iter().find(|it| it.lens.starts_with("placebo") == is_placebo)?;
         taught.score.as_ref().ok().and_then(size)
     };
-    of(false).map_or(f64::NEG_INFINITY, |size| size - of(true).unwrap_or(0.0))
+    let has_placebo = set.iter().any(|it| it.lens.starts_with("placebo"));
+    let beyond = |size: f64| Some(size - if has_placebo { of(true)? } else { 0.0 });
+    of(false).and_then(beyond).unwrap_or(f64::NEG_INFINITY)
 }
 
 impl Work<'_> {
@@ -169,7 +178,9 @@ impl Work<'_> {
         };
         let (votes, evaluation) = tokio::join!(judge.votes(&self.episode, pair), evaluation);
         let is_open = |error: &Error| error.leaves_open();
-        if self.shared.is_stopped() && votes.iter().any(|vote| vote.as_ref().is_err_and(is_open)) {
+        let is_cut = votes.iter().any(|vote| vote.as_ref().is_err_and(is_open))
+            || evaluation.as_ref().is_some_and(|it| it.as_ref().is_err_and(is_open));
+        if self.shared.is_stopped() && is_cut {
             return None;
         }
         let read: Vec<Vote> = votes.iter().flatten().cloned().collect();

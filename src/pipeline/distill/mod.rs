@@ -52,10 +52,18 @@ use backsight_core::tokens::TokenId;
 /// Where what is distilled from each episode is kept.
 pub const DISTILLED: &str = "distilled";
 
+/// What the student says of actions it read again is kept under this name, beside the lenses.
+pub const STUDENT: &str = "student";
+
+/// Whether what is said through a lens is for the student to learn.
+fn teaches(lens: &str) -> bool {
+    lens != STUDENT && !lens.starts_with("placebo")
+}
+
 /// An episode around whose numbers the weights changed is asked for again so often before it is lost.
 const ASKED_AT_MOST: u32 = 3;
-/// The text of all episodes in flight has so many bytes at most; a longer episode is alone.
-const IN_FLIGHT: usize = 64 << 20;
+/// The texts and the numbers of all episodes in flight have so many bytes at most, about; a longer episode is alone.
+const IN_FLIGHT: usize = 256 << 20;
 /// What room is counted in.
 const BYTES_A_PERMIT: usize = 1 << 10;
 
@@ -73,6 +81,10 @@ pub struct Options {
     pub distils: bool,
     /// Candidates at each position.
     pub k: usize,
+    /// The candidates that were asked for, of which the teacher may give fewer.
+    pub wanted_k: usize,
+    /// The student's own candidates at each position of what it reads again.
+    pub student_k: usize,
     /// Which actions are read again although the student's logprobs are known.
     pub audit: Audit,
     /// An action whose numbers then differ by more than this on average quarantines its episode, in nats.
@@ -89,6 +101,8 @@ pub struct Options {
     pub episodes_at_once: usize,
     /// Whether what is there is made again.
     pub overwrite: bool,
+    /// Whether what other weights said is kept where it is whole.
+    pub keeps_versions: bool,
     /// Whether the teacher's weights are the student's, which move as it is trained.
     pub teacher_is_live: bool,
     /// What seeds choices: which action is looked at again, which words a placebo says.
@@ -210,9 +224,20 @@ pub fn file_of(run: &Path, episode: &str) -> PathBuf {
     run.join(DISTILLED).join(format!("{}.safetensors", file_name(episode)))
 }
 
-/// Whether a file holds all of what is asked for, as far as that was typed.
-fn same_settings(about: &Value, settings: &Value) -> bool {
-    about["settings"] == *settings && about["lost"] == json!({})
+/// What is asked for now.
+#[derive(Clone, Copy)]
+pub struct Current<'a> {
+    /// As it was typed.
+    pub settings: &'a Value,
+    /// As it was found out.
+    pub found: &'a Value,
+}
+
+impl Current<'_> {
+    /// Whether a file was made with it.
+    fn is_of(self, about: &Value) -> bool {
+        about["settings"] == *self.settings && about["found"] == *self.found
+    }
 }
 
 fn ended(id: String, fate: Fate, text: &str) -> Report {
@@ -258,7 +283,10 @@ impl Shared {
 
     /// Waits until there is room for an episode.
     async fn room_for(&self, episode: &Episode) -> Option<OwnedSemaphorePermit> {
-        let n_bytes: usize = episode.messages.iter().map(Message::n_bytes).sum();
+        let n_text: usize = episode.messages.iter().map(Message::n_bytes).sum();
+        let actions = episode.steps().iter().filter_map(|step| Some(step.tokens.as_ref()?.span.len()));
+        // An id and a logprob for each candidate, as they came and as they are written.
+        let n_bytes = n_text + actions.sum::<usize>() * (self.options.k + 1) * 32;
         let n_permits = (n_bytes / BYTES_A_PERMIT + 1).min(IN_FLIGHT / BYTES_A_PERMIT);
         Arc::clone(&self.room).acquire_many_owned(n_permits as u32).await.ok()
     }
@@ -299,7 +327,14 @@ impl Shared {
 
     /// Whether a file holds what is asked for, all of it.
     fn is_made(&self, about: &Value) -> bool {
-        same_settings(about, &self.options.settings) && about["found"] == self.options.found
+        let current = Current { settings: &self.options.settings, found: &self.options.found };
+        let is_of = |key: &str, model: &Ledgered| {
+            let (then, now) = (about[key].as_str(), model.version_now());
+            self.options.keeps_versions || then.is_none() || now.is_none() || then == now.as_deref()
+        };
+        let (student, teacher) = (&self.roles.student, &self.roles.teacher);
+        let is_same = is_of("student_version", student) && is_of("teacher_version", teacher);
+        current.is_of(about) && about["lost"] == json!({}) && is_same
     }
 
     /// Distils an episode, again if the weights changed around its numbers.
@@ -375,7 +410,7 @@ struct Versions {
 impl<'s> Work<'s> {
     async fn new(shared: &'s Arc<Shared>, episode: &Arc<Episode>) -> Result<Self, Loss> {
         let options = &shared.options;
-        let lens = Lenses::default().and(Arc::new(PlainLens), 0);
+        let lens = Lenses::default().and(Arc::new(PlainLens), options.student_k);
         let (plain, plain_jobs) = shared.read(episode, lens, options.limits[0]).await?;
         let action = |step: &Result<super::ReadStep, Loss>| {
             let (sequence, span) = step.as_ref().ok()?.place;
@@ -457,7 +492,7 @@ impl<'s> Work<'s> {
             lock(&self.shared.disk).get_or_insert(why);
             return ended(self.episode.id.clone(), Fate::Unfinished, "not written");
         }
-        let read = distilled.rows.iter().filter(|(lens, _)| !lens.starts_with("placebo"));
+        let read = distilled.rows.iter().filter(|(lens, _)| teaches(lens));
         let actions: Vec<&ActionRows> = read.flat_map(|(_, actions)| actions).collect();
         let n_rows: usize = actions.iter().map(|it| it.rows.iter().flatten().count()).sum();
         let n_hints = verdicts.judged.iter().filter(|it| it.verdict.hintable).count();
@@ -488,10 +523,24 @@ impl<'s> Work<'s> {
         verdicts.judged.iter().flat_map(Judged::losses).for_each(&mut lose);
         let mut rows_of: BTreeMap<String, Vec<ActionRows>> = BTreeMap::new();
         for Taught { step, lens, score } in verdicts.taught_rows(own, &self.shared.options) {
-            let Some(action) = &self.actions[step] else { continue };
-            match score {
-                Ok(score) => rows_of.entry(lens).or_default().push(self.rows(action, step, own, &score)),
-                Err(loss) => lose(loss.reason.name()),
+            match (&self.actions[step], score) {
+                (_, Err(loss)) => lose(loss.reason.name()),
+                (None, Ok(_)) => lose(Reason::Unreadable.name()),
+                (Some(action), Ok(score)) => {
+                    score.absent().for_each(|_| lose("no logprob of the teacher for a token"));
+                    rows_of.entry(lens).or_default().push(self.rows(action, step, own, &score));
+                }
+            }
+        }
+        (0..own.n_lost).for_each(|_| lose("the student's own reading failed"));
+        let quarantined = own.quarantine(self.shared.options.audit_max_mean_diff);
+        if quarantined.is_some() {
+            rows_of.clear();
+        }
+        for (step, score) in &own.read {
+            if let Some(action) = self.actions[*step].as_ref().filter(|_| self.shared.options.student_k > 0) {
+                let rows = self.rows(action, *step, own, score);
+                rows_of.entry(STUDENT.to_owned()).or_default().push(rows);
             }
         }
         rows_of.values_mut().for_each(|rows| rows.sort_by_key(|it| it.step));
@@ -500,9 +549,9 @@ impl<'s> Work<'s> {
             "episode": self.episode.id, "task": self.episode.task.id, "settings": self.shared.options.settings,
             "found": self.shared.options.found,
             "reward": self.episode.outcome.as_ref().ok().map(|it| it.reward), "tokens": self.plain.source.name(),
-            "k": self.shared.options.k, "student_version": versions.student, "teacher_version": versions.teacher,
+            "k": self.shared.options.k, "wanted_k": self.shared.options.wanted_k, "student_version": versions.student, "teacher_version": versions.teacher,
             "teacher": if self.shared.options.teacher_is_live { "live" } else { "frozen" },
-            "quarantined": own.quarantine(self.shared.options.audit_max_mean_diff), "audit": own.audit_row(), "lost": lost,
+            "quarantined": quarantined, "audit": own.audit_row(), "lost": lost,
             "pairs": verdicts.judged.len(), "counts": verdicts.counts(),
         });
         let episodes = vec![0; sequences.len()];

@@ -10,12 +10,17 @@ use backsight_core::credit::distill::Audit;
 use backsight_core::credit::sum::mean;
 use backsight_core::episode::{Episode, Version};
 use backsight_core::mix::{after, mix};
+use backsight_core::score::SpanScore;
 use backsight_core::tokens::Logprob;
 
 /// What is known of the student's numbers.
 pub(super) struct Own {
     /// By step, one for each token of its action; empty where the step could not be read.
     pub(super) logprobs: Vec<Vec<Option<Logprob>>>,
+    /// What the student says of the actions it read again, by step.
+    pub(super) read: Vec<(usize, SpanScore)>,
+    /// How many actions it could not read again.
+    pub(super) n_lost: usize,
     /// How far sampled and re-read numbers are apart, by step, where both are there.
     audited: Vec<(usize, f64)>,
     /// Why nothing was looked at again.
@@ -45,23 +50,25 @@ impl Work<'_> {
             (0..self.actions.len()).map(|step| self.sampled(step)).collect();
         let skipped = self.why_no_audit();
         let looked_at = if skipped.is_none() { self.looked_at(&sampled) } else { Vec::new() };
-        let lacks = |step: &usize| sampled[*step].iter().any(Option::is_none);
+        let lacks = |step: &usize| sampled[*step].iter().any(Option::is_none) && self.is_whole(*step);
         let mut wanted: Vec<usize> = (0..sampled.len()).filter(lacks).chain(looked_at.clone()).collect();
         wanted.sort_unstable();
         wanted.dedup();
-        let again = self.re_read(&wanted).await?;
-        let mut own = Own { logprobs: sampled, audited: Vec::new(), skipped };
-        for (step, again) in wanted.into_iter().zip(again) {
-            let pairs = own.logprobs[step].iter().zip(&again);
+        let read = self.re_read(&wanted).await?;
+        let n_lost = wanted.len() - read.len();
+        let (mut logprobs, mut audited) = (sampled, Vec::new());
+        for (step, score) in &read {
+            let (step, again) = (*step, score.logprobs().collect::<Vec<_>>());
+            let pairs = logprobs[step].iter().zip(&again);
             let apart =
                 |(a, b): (&Option<Logprob>, &Option<Logprob>)| Some(((*a)?.get() - (*b)?.get()).abs());
             let apart: Vec<f64> = pairs.filter_map(apart).collect();
             if looked_at.contains(&step) {
-                own.audited.extend(mean(&apart).map(|mean| (step, mean)));
+                audited.extend(mean(&apart).map(|mean| (step, mean)));
             }
-            own.logprobs[step].iter_mut().zip(again).for_each(|(own, again)| *own = own.or(again));
+            logprobs[step].iter_mut().zip(again).for_each(|(own, again)| *own = own.or(again));
         }
-        Some(own)
+        Some(Own { logprobs, read, n_lost, audited, skipped })
     }
 
     /// What was recorded while the action was sampled.
@@ -71,6 +78,11 @@ impl Work<'_> {
         let mut logprobs = recorded.unwrap_or_default();
         logprobs.resize(action.ids.len(), None);
         logprobs
+    }
+
+    /// Whether an action is read in the very context it was sampled in: one that is shortened says other numbers.
+    fn is_whole(&self, step: usize) -> bool {
+        self.plain.steps[step].as_ref().is_ok_and(|read| read.window.dropped.is_empty())
     }
 
     fn why_no_audit(&self) -> Option<&'static str> {
@@ -85,7 +97,7 @@ impl Work<'_> {
     }
 
     fn looked_at(&self, sampled: &[Vec<Option<Logprob>>]) -> Vec<usize> {
-        let has_any = |step: &usize| sampled[*step].iter().any(Option::is_some);
+        let has_any = |step: &usize| sampled[*step].iter().any(Option::is_some) && self.is_whole(*step);
         let steps: Vec<usize> = (0..sampled.len()).filter(has_any).collect();
         match (self.shared.options.audit, steps.len()) {
             (Audit::Off, _) | (_, 0) => Vec::new(),
@@ -101,8 +113,8 @@ impl Work<'_> {
         }
     }
 
-    /// The student's logprobs of these actions as it reads them now, absent where there are none.
-    async fn re_read(&self, steps: &[usize]) -> Option<Vec<Vec<Option<Logprob>>>> {
+    /// What the student says of these actions as it reads them now, where it says anything.
+    async fn re_read(&self, steps: &[usize]) -> Option<Vec<(usize, SpanScore)>> {
         let is_wanted = |step: usize, _| steps.contains(&step);
         let asking = self.plain_jobs.plan(&self.plain, is_wanted, self.student.limits());
         let model: Arc<dyn Model> = Arc::clone(&self.student) as Arc<dyn Model>;
@@ -110,11 +122,8 @@ impl Work<'_> {
         if self.shared.is_stopped() && asking.is_cut_short(&answers) {
             return None;
         }
-        let of_step = |step: &usize| match self.plain_jobs.score(*step, 0, &answers) {
-            Ok(score) => score.logprobs().collect(),
-            Err(_) => vec![None; self.actions[*step].as_ref().map_or(0, |it| it.ids.len())],
-        };
-        Some(steps.iter().map(of_step).collect())
+        let of_step = |step: &usize| Some((*step, self.plain_jobs.score(*step, 0, &answers).ok()?.clone()));
+        Some(steps.iter().filter_map(of_step).collect())
     }
 }
 

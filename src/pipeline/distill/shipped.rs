@@ -9,7 +9,7 @@ use std::path::PathBuf;
 
 use serde_json::{Map, Value, json};
 
-use super::file_of;
+use super::{Current, STUDENT, file_of, teaches};
 use crate::metrics;
 use crate::ship::compact::{Distilled, join, read};
 use crate::ship::groups::{GroupOptions, Member, group};
@@ -56,11 +56,12 @@ struct Totals {
     gap_and_reward: Vec<(f64, f64)>,
 }
 
-/// Makes the groups of all episodes that are distilled, and fills in what a summary says of them.
+/// Makes the groups of all episodes that are distilled as is asked for now, and fills in what a summary says of them.
 pub fn ship(
     sources: Vec<Source>,
     run: &RunDir,
     shipping: &Shipping,
+    current: Current<'_>,
     summary: &mut Summary,
 ) -> io::Result<()> {
     let mut out = Pending::create(&run.dir().join(GROUPS))?;
@@ -69,18 +70,23 @@ pub fn ship(
     let mut write = |members: Vec<Episode>, totals: &mut Totals| -> io::Result<()> {
         let mut whole = Vec::new();
         for episode in members {
-            let path = file_of(run.dir(), &episode.id);
-            if let Ok(distilled) = read(&path) {
-                paths.push(path);
-                names.push(json!({"episode": episode.id, "task": episode.task.id, "group": totals.groups,
-                                  "reward": distilled.about["reward"], "tokens": distilled.about["tokens"],
-                                  "teacher_version": distilled.about["teacher_version"],
-                                  "quarantined": distilled.about["quarantined"]}));
-                whole.push((episode, distilled));
+            match read(&file_of(run.dir(), &episode.id)) {
+                Ok(distilled) if current.is_of(&distilled.about) => whole.push((episode, distilled)),
+                Ok(_) => totals.leave_out("it was distilled otherwise, and is not distilled again yet"),
+                // What is not distilled is lost or left where it was tried.
+                Err(_) => {}
             }
         }
-        let Some(line) = line(&whole, shipping, totals) else { return Ok(()) };
-        writeln!(out, "{line}")
+        let (line, left_out) = line(&whole, shipping, totals);
+        for (episode, distilled) in &whole {
+            paths.push(file_of(run.dir(), &episode.id));
+            let nth = line.as_ref().filter(|_| !left_out.contains(&episode.id)).map(|_| totals.groups - 1);
+            let about = &distilled.about;
+            names.push(json!({"episode": episode.id, "task": episode.task.id, "group": nth,
+                              "reward": about["reward"], "tokens": about["tokens"], "teacher": about["teacher"],
+                              "teacher_version": about["teacher_version"], "quarantined": about["quarantined"]}));
+        }
+        line.map_or(Ok(()), |line| writeln!(out, "{line}"))
     };
     for loaded in load(sources).flatten() {
         let task = loaded.episode.task.id.clone();
@@ -106,44 +112,49 @@ fn compact(run: &RunDir, paths: &[PathBuf], names: &[Value], shipping: &Shipping
     out.commit()
 }
 
-/// A group as a line; none where nothing of it can ship.
-fn line(whole: &[(Episode, Distilled)], shipping: &Shipping, totals: &mut Totals) -> Option<String> {
-    let member = |(episode, distilled): &'_ (Episode, Distilled)| {
-        let source = distilled.about["tokens"].as_str().and_then(TokenSource::from_name);
-        (episode.clone(), source.unwrap_or(TokenSource::Rendered), !distilled.about["quarantined"].is_null())
-    };
-    let facts: Vec<_> = whole.iter().map(member).collect();
-    let members: Vec<Member<'_>> = facts
-        .iter()
-        .zip(whole)
-        .map(|((episode, source, quarantined), (_, distilled))| Member {
-            episode,
-            distilled,
-            source: *source,
-            quarantined: *quarantined,
-        })
-        .collect();
+fn member((episode, distilled): &(Episode, Distilled)) -> Member<'_> {
+    let source = distilled.about["tokens"].as_str().and_then(TokenSource::from_name);
+    let quarantined = !distilled.about["quarantined"].is_null();
+    Member { episode, distilled, source: source.unwrap_or(TokenSource::Rendered), quarantined }
+}
+
+/// A group as a line, if any of it can ship, and the episodes that are left out of it.
+fn line(
+    whole: &[(Episode, Distilled)],
+    shipping: &Shipping,
+    totals: &mut Totals,
+) -> (Option<String>, Vec<String>) {
+    let members: Vec<Member<'_>> = whole.iter().map(member).collect();
     totals.look_at(whole);
     let (group, shipped) = group(&members, &shipping.options);
+    shipped.left_out.iter().for_each(|(_, why)| totals.leave_out(why));
+    let left_out = shipped.left_out.iter().map(|(id, _)| id.clone()).collect();
+    let Some(mut group) = group else { return (None, left_out) };
+    let is_same = group.scores.windows(2).all(|pair| pair[0] == pair[1]);
+    if shipping.ensure_scores_are_not_same && is_same {
+        // Groups that all failed are where hints matter.
+        if group.distill_token_ids.is_none() {
+            group.scores.iter().for_each(|_| totals.leave_out("equal rewards and nothing to distil"));
+            return (None, left_out);
+        }
+        group.overrides = Some(vec![json!({"set_advantage_to_zero": true}); group.scores.len()]);
+        totals.distil_only += 1;
+    }
     totals.episodes += shipped.episodes;
     totals.trained += shipped.trained;
     totals.shipped_rows += shipped.rows;
     totals.narrow += shipped.narrow;
     totals.masked += shipped.masked;
-    shipped.left_out.iter().for_each(|(_, why)| *totals.left_out.entry(why).or_default() += 1);
-    let mut group = group?;
-    let is_same = group.scores.windows(2).all(|pair| pair[0] == pair[1]);
-    if shipping.ensure_scores_are_not_same && is_same {
-        // Groups that all failed are where hints matter.
-        group.distill_token_ids.as_ref()?;
-        group.overrides = Some(vec![json!({"set_advantage_to_zero": true}); group.scores.len()]);
-        totals.distil_only += 1;
-    }
     totals.groups += 1;
-    serde_json::to_string(&group).ok()
+    (serde_json::to_string(&group).ok(), left_out)
 }
 
 impl Totals {
+    /// Counts an episode that is in no group.
+    fn leave_out(&mut self, why: &'static str) {
+        *self.left_out.entry(why).or_default() += 1;
+    }
+
     /// Counts what a group's episodes hold, whether or not it ships.
     fn look_at(&mut self, whole: &[(Episode, Distilled)]) {
         let mut of_group = Vec::new();
@@ -155,14 +166,15 @@ impl Totals {
                 *self.counts.entry(name.clone()).or_default() += n.as_f64().unwrap_or(0.0);
             }
             *self.counts.entry("pairs".to_owned()).or_default() += about["pairs"].as_f64().unwrap_or(0.0);
-            let turns: BTreeSet<usize> = distilled.rows.values().flatten().map(|it| it.step).collect();
+            let read = distilled.rows.iter().filter(|(lens, _)| teaches(lens));
+            let turns: BTreeSet<usize> = read.flat_map(|(_, rows)| rows).map(|it| it.step).collect();
             self.of_episodes.push((about["counts"]["hints"].as_u64().unwrap_or(0), turns.len() as u64));
             let mut own = Gaps::default();
             for (lens, actions) in &distilled.rows {
-                for action in actions {
+                for action in actions.iter().filter(|_| lens != STUDENT) {
                     let gaps = Gaps::of(gaps(&action.rows));
                     *self.gaps.entry(kind(lens)).or_default() += gaps;
-                    if kind(lens) != "placebo" {
+                    if teaches(lens) {
                         own += gaps;
                         self.actions += 1;
                         self.rows += action.rows.iter().flatten().count() as u64;

@@ -72,6 +72,10 @@ impl Work<'_> {
             };
             Some(match read.view(lens)? {
                 Err(loss) => Err(loss.clone()),
+                // What is left out would be in the gap.
+                Ok(_) if !read.window.dropped.is_empty() => {
+                    Err(Loss::new(Reason::Context, "only a part of its context fits"))
+                }
                 Ok(_) => {
                     jobs.score(step, lens, &answers).cloned().map_err(|why| Loss::new(Reason::Server, why))
                 }
