@@ -66,10 +66,10 @@ pub(super) fn run(call: &Call) -> Result<(), Failure> {
 }
 
 /// Another way of measuring takes the place of the first only where that was asked for.
-fn refused(error: RunError) -> Failure {
+pub(super) fn refused(error: RunError) -> Failure {
     match error.is_usage() {
         true => {
-            Failure::input(error, "give the same, score all again with --overwrite, or name another --run")
+            Failure::input(error, "give the same, make all again with --overwrite, or name another --run")
         }
         false => error.into(),
     }

@@ -182,17 +182,19 @@ pub(super) async fn open(
 ) -> Result<(Opened, Texts, String), Failure> {
     let opened = args.server.open(&voice.notices, voice.teller()).await?;
     require_scores(&opened).await?;
-    let Some((path, tokenizer)) = opened.tokenizer.clone() else {
-        let help = "name the model's directory with --tokenizer, or the model as on the hub with --model";
-        return Err(Failure::input(
-            "no tokenizer was named, and the server's own is not on this machine",
-            help,
-        ));
-    };
+    let (path, tokenizer) = known_tokenizer(&opened)?;
     // Needed until the end, so it is not worth taking apart word by word then.
     std::mem::forget(Arc::clone(&tokenizer));
     let (texts, tokenizer_sha256) = texts(args, &path, tokenizer, shown)?;
     Ok((opened, texts, tokenizer_sha256))
+}
+
+/// The tokenizer of an opened model, and where it is; a model of which none is known is refused.
+pub(in crate::cli) fn known_tokenizer(opened: &Opened) -> Result<(PathBuf, Arc<Tokenizer>), Failure> {
+    opened.tokenizer.clone().ok_or_else(|| {
+        let help = "name the model's directory with --tokenizer, or the model as on the hub with --model";
+        Failure::input("no tokenizer was named, and the server's own is not on this machine", help)
+    })
 }
 
 /// The texts of the model at `path`, and its tokenizer's hash.

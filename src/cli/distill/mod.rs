@@ -15,7 +15,8 @@ pub(super) use self::asked::Asked;
 pub(super) use self::early::Early;
 use crate::cli::block_on;
 use crate::cli::call::Call;
-use crate::cli::credit::n_episodes;
+use crate::cli::credit::setup::known_tokenizer;
+use crate::cli::credit::{n_episodes, refused};
 use crate::cli::failure::Failure;
 use crate::cli::interrupt::Orderly;
 use crate::cli::pulse::with_pulse;
@@ -28,14 +29,14 @@ use crate::event::{Event, counted};
 use crate::hf::HuggingFace;
 use crate::model::budget::ModelRole;
 use crate::model::probe::require_scores;
-use crate::model::{Opened, PROBE_TEXT};
-use crate::pipeline::distill::{self, Current, Done, Options, Roles, Shipping, ship};
+use crate::model::{Opened, PROBE_TEXT, ServerInfo};
+use crate::pipeline::distill::{self, Current, Options, Reports, Roles, Shipping, ship};
 use crate::pipeline::paid::Paid;
 use crate::pipeline::reader::Texts;
 use crate::ship::groups::GroupOptions;
 use crate::store::NewWeights;
 use crate::store::episodes::Source;
-use crate::store::run::{RunDir, RunError};
+use crate::store::run::RunDir;
 use crate::store::summary::Summary;
 use crate::tasks::source::load_all;
 use crate::tasks::{Check, sum_of};
@@ -64,7 +65,7 @@ pub(super) fn run(call: &Call) -> Result<(), Failure> {
 }
 
 /// Distils what is asked for, makes the groups, and keeps the summary.
-pub(super) fn distilled(call: &Call, asked: Asked) -> Result<(Summary, Done), Failure> {
+pub(super) fn distilled(call: &Call, asked: Asked) -> Result<(Summary, Reports), Failure> {
     let sources = sources(&call.inputs()?)?;
     let server = ServerArgs { needs_text: true, ..ServerArgs::read(&call.config)? };
     server.check()?;
@@ -74,105 +75,141 @@ pub(super) fn distilled(call: &Call, asked: Asked) -> Result<(Summary, Done), Fa
     Ok((summary, done))
 }
 
+/// Who is asked: a role without a server of its own is the student's.
+struct Servers {
+    student: Opened,
+    teacher: Option<Opened>,
+    judge: Option<Opened>,
+}
+
+impl Servers {
+    async fn open(call: &Call, server: &ServerArgs, voice: &Arc<Voice>) -> Result<Self, Failure> {
+        let student = server.open(&voice.notices, voice.teller()).await?;
+        require_scores(&student).await?;
+        let teacher = role(call, ModelRole::Teacher, true, voice).await?;
+        let judge = role(call, ModelRole::Judge, false, voice).await?;
+        if let Some(teacher) = &teacher {
+            require_scores(teacher).await?;
+            same_tokenizer(&student, teacher)?;
+        }
+        Ok(Self { student, teacher, judge })
+    }
+
+    fn teacher(&self) -> &Opened {
+        self.teacher.as_ref().unwrap_or(&self.student)
+    }
+
+    fn judge(&self) -> &Opened {
+        self.judge.as_ref().unwrap_or(&self.student)
+    }
+
+    /// The three of them behind the ledger: student, teacher, judge.
+    async fn paid(&self, server: &ServerArgs, seed: u64, run: &RunDir) -> Result<[Paid; 3], Failure> {
+        let terms = |role| server.terms(role, STAGE, seed);
+        Ok([
+            Paid::open(&self.student, run, terms(ModelRole::Student)).await?,
+            Paid::open(self.teacher(), run, terms(ModelRole::Teacher)).await?,
+            Paid::open(self.judge(), run, terms(ModelRole::Judge)).await?,
+        ])
+    }
+}
+
 async fn work(
     call: &Call,
     mut asked: Asked,
     server: &ServerArgs,
     sources: Vec<Source>,
     voice: &Arc<Voice>,
-) -> Result<(Summary, Done), Failure> {
+) -> Result<(Summary, Reports), Failure> {
     let mut summary = Summary { stage: STAGE, ..Summary::default() };
     let n = sources.iter().map(n_episodes).sum();
-    let student = server.open(&voice.notices, voice.teller()).await?;
-    require_scores(&student).await?;
-    let Some((path, tokenizer)) = student.tokenizer.clone() else {
-        let what = "no tokenizer was named, and the server's own is not on this machine";
-        let help = "name the model's directory with --tokenizer, or the model as on the hub with --model";
-        return Err(Failure::input(what, help));
-    };
+    let servers = Servers::open(call, server, voice).await?;
+    let (path, tokenizer) = known_tokenizer(&servers.student)?;
     let texts = asked.texts(call, &path, tokenizer)?;
-    let teacher = role(call, ModelRole::Teacher, true, voice).await?;
-    let judge = role(call, ModelRole::Judge, false, voice).await?;
-    if let Some(teacher) = &teacher {
-        require_scores(teacher).await?;
-        same_tokenizer(&student, teacher)?;
-    }
-    let (teaching, judging) = (teacher.as_ref().unwrap_or(&student), judge.as_ref().unwrap_or(&student));
-    let k = k(call, teaching, voice)?;
+    let k = k(call, servers.teacher(), voice)?;
     hidden_tests(&mut asked, voice).await;
-    let seed = call.get("seed")?;
-    let terms = |role| server.terms(role, STAGE, seed);
-    let paid = [
-        Paid::open(&student, &voice.run, terms(ModelRole::Student)).await?,
-        Paid::open(teaching, &voice.run, terms(ModelRole::Teacher)).await?,
-        Paid::open(judging, &voice.run, terms(ModelRole::Judge)).await?,
-    ];
+    let paid = servers.paid(server, call.get("seed")?, &voice.run).await?;
     let outputs = voice.run.dir().join(distill::DISTILLED);
     paid[0].note(&voice.notices, &outputs, outputs.is_dir()).await?;
-    keep(call, &student, teaching, judging, &texts, voice)?;
-    let settings = asked.settings(call);
-    let models = [&student, teaching, judging].map(|it| it.info.model.as_str());
-    let tests = asked.judging.as_ref().map(|it| it.tests.len());
-    let found = json!({"k": k, "roles": models, "tests_known": tests});
-    let (settings_now, found_now) = (settings.clone(), found.clone());
-    let is_here = server.is_here();
-    let limit = |opened: &Opened| -> Result<Option<usize>, Failure> {
-        let own = opened.model.limits().context_length.map(|length| length.saturating_sub(1));
-        Ok([call.get("max_context")?, own].into_iter().flatten().min())
-    };
-    let episode_requests = Some(call.get("episode_requests")?).filter(|n| *n > 0).unwrap_or(usize::MAX);
-    let has_lens = asked.lens.is_some();
-    let options = Options {
-        framing: asked.framing,
-        pairs: call.choice("pairs")?,
-        max_chars: asked.manner.max_chars,
-        judging: asked.judging.filter(|_| has_lens),
-        k,
-        distils: has_lens,
-        student_k: student_k(call, &student)?,
-        audit: call.choice("audit")?,
-        audit_max_mean_diff: call.get("audit_max_mean_diff")?,
-        settings,
-        found,
-        limits: [limit(&student)?, limit(teaching)?],
-        requests_at_once: if is_here { 1 } else { episode_requests },
-        episodes_at_once: if is_here { 1 } else { EPISODES_AT_ONCE },
-        overwrite: call.config.is("overwrite"),
-        keeps_versions: server.part.new_weights == NewWeights::Continue,
-        wanted_k: call.get("distill_topk")?,
-        teacher_is_live: teacher.is_none(),
-        seed,
-    };
-    let roles = Roles {
-        student: Arc::clone(&paid[0].model),
-        teacher: Arc::clone(&paid[1].model),
-        judge: options.judging.is_some().then(|| (Arc::clone(&paid[2].model), asked.manner)),
-        texts,
-    };
+    keep(call, &servers, &texts, voice)?;
+    let shipping = shipping(call, asked.lens.clone(), k, voice)?;
+    let (manner, options) = (asked.manner, options(call, asked, server, &servers, k)?);
+    let (settings, found) = (options.settings.clone(), options.found.clone());
     if options.teacher_is_live {
         let what = "the teacher is the student's own server: as the student is trained it moves along (--teacher-url \
                     names one that stays)";
         voice.notices.add(what);
     }
-    let model = format!("{} ({})", student.info.model, student.info.kind.name);
+    let roles = Roles {
+        student: Arc::clone(&paid[0].model),
+        teacher: Arc::clone(&paid[1].model),
+        judge: options.judging.is_some().then(|| (Arc::clone(&paid[2].model), manner)),
+        texts,
+    };
+    let ServerInfo { model, kind, .. } = &servers.student.info;
+    let model = format!("{model} ({})", kind.name);
     voice.say(&Event::Began { stage: STAGE, model, unit: "episode", asked: n, found: 0 });
     voice.news();
-    let told = Arc::clone(voice);
-    let tell = Arc::new(move |event: &Event| {
-        told.say(event);
-        told.news();
-    });
-    let mut orderly = Orderly::begin();
-    let work = distill::run(sources.clone(), roles, options, Arc::clone(&voice.run), tell, orderly.signal());
-    let done = with_pulse(work, || voice.pulse()).await;
+    let done = told(sources.clone(), roles, options, voice).await;
     done.count(&mut summary, n);
-    let shipping = shipping(call, asked.lens, k, voice)?;
-    let current = Current { settings: &settings_now, found: &found_now };
+    let current = Current { settings: &settings, found: &found };
     ship(sources, &voice.run, &shipping, current, &mut summary).map_err(|error| {
         Failure::stopped(error, "free some space or mend the directory; the same command continues")
     })?;
     voice.end(&mut summary, &paid.iter().collect::<Vec<_>>()).await?;
     Ok((summary, done))
+}
+
+/// Distils, and tells how far that is.
+async fn told(sources: Vec<Source>, roles: Roles, options: Options, voice: &Arc<Voice>) -> Reports {
+    let voice_of_work = Arc::clone(voice);
+    let tell = Arc::new(move |event: &Event| {
+        voice_of_work.say(event);
+        voice_of_work.news();
+    });
+    let mut orderly = Orderly::begin();
+    let work = distill::run(sources, roles, options, Arc::clone(&voice.run), tell, orderly.signal());
+    with_pulse(work, || voice.pulse()).await
+}
+
+/// What is asked of the pipeline.
+fn options(
+    call: &Call,
+    asked: Asked,
+    server: &ServerArgs,
+    servers: &Servers,
+    k: usize,
+) -> Result<Options, Failure> {
+    let settings = asked.settings(call);
+    let models = [&servers.student, servers.teacher(), servers.judge()].map(|it| it.info.model.as_str());
+    let tests = asked.judging.as_ref().map(|it| it.tests.len());
+    let max_context: Option<usize> = call.get("max_context")?;
+    // A token is left for what a server samples where it is only to score.
+    let own = |opened: &Opened| opened.model.limits().context_length.map(|length| length.saturating_sub(1));
+    let limit = |opened: &Opened| [max_context, own(opened)].into_iter().flatten().min();
+    let episode_requests = Some(call.get("episode_requests")?).filter(|n| *n > 0).unwrap_or(usize::MAX);
+    let (is_here, distils) = (server.is_here(), asked.lens.is_some());
+    Ok(Options {
+        framing: asked.framing,
+        pairs: call.choice("pairs")?,
+        max_chars: asked.manner.max_chars,
+        judging: asked.judging.filter(|_| distils),
+        k,
+        distils,
+        student_k: student_k(call, &servers.student)?,
+        audit: call.choice("audit")?,
+        audit_max_mean_diff: call.get("audit_max_mean_diff")?,
+        settings,
+        found: json!({"k": k, "roles": models, "tests_known": tests}),
+        limits: [limit(&servers.student), limit(servers.teacher())],
+        requests_at_once: if is_here { 1 } else { episode_requests },
+        episodes_at_once: if is_here { 1 } else { EPISODES_AT_ONCE },
+        overwrite: call.config.is("overwrite"),
+        keeps_versions: server.part.new_weights == NewWeights::Continue,
+        wanted_k: call.get("distill_topk")?,
+        teacher_is_live: servers.teacher.is_none(),
+        seed: call.get("seed")?,
+    })
 }
 
 /// The server of a role, where it is another than the student's.
@@ -269,30 +306,17 @@ async fn tests_of(name: &str, stored: &str) -> Result<(HashMap<String, String>, 
 }
 
 /// Writes down what is asked for and of whom; another student than before is refused.
-fn keep(
-    call: &Call,
-    student: &Opened,
-    teacher: &Opened,
-    judge: &Opened,
-    texts: &Texts,
-    voice: &Voice,
-) -> Result<(), Failure> {
-    let path = student.tokenizer.as_ref().map(|(path, _)| path.clone()).unwrap_or_default();
+fn keep(call: &Call, servers: &Servers, texts: &Texts, voice: &Voice) -> Result<(), Failure> {
+    let (path, _) = known_tokenizer(&servers.student)?;
     let mut found = Table::new();
     let mut insert = |key: &str, value: String| found.insert(key.to_owned(), value.into());
-    insert("model", student.info.model.clone());
-    insert("server", student.info.kind.name.to_owned());
-    insert("teacher", teacher.info.model.clone());
-    insert("judge", judge.info.model.clone());
+    insert("model", servers.student.info.model.clone());
+    insert("server", servers.student.info.kind.name.to_owned());
+    insert("teacher", servers.teacher().info.model.clone());
+    insert("judge", servers.judge().info.model.clone());
     insert("tokenizer_sha256", Tokenizer::sha256(&path)?);
     insert("template_sha256", texts.template_sha256());
     let decide = if call.config.is("overwrite") { &[][..] } else { &MEASURED };
-    let refused = |error: RunError| match error.is_usage() {
-        true => {
-            Failure::input(error, "give the same, make all again with --overwrite, or name another --run")
-        }
-        false => error.into(),
-    };
     voice.run.keep_found(&call.config.seen_from(voice.run.dir()), found, decide).map_err(refused)
 }
 
@@ -312,19 +336,11 @@ fn shipping(call: &Call, lens: Option<String>, k: usize, voice: &Voice) -> Resul
 }
 
 /// The exit code and its words.
-pub(super) fn verdict(summary: &Summary, done: &Done) -> Result<(), Failure> {
-    if let Some(stopped) = &done.stopped {
-        return Err(voice::failure(stopped));
-    }
+pub(super) fn verdict(summary: &Summary, done: &Reports) -> Result<(), Failure> {
     let n_unmade = summary.lost("episodes");
     let n_lost = summary.lost("votes") + summary.lost("readings");
-    match n_unmade + n_lost {
-        0 => Ok(()),
-        _ => Err(Failure::losses(
-            format!(
-                "{n_unmade} episodes, and {n_lost} votes and readings of others were lost; each says why"
-            ),
-            "mend the causes; the same command asks only for what is missing",
-        )),
-    }
+    let what =
+        format!("{n_unmade} episodes, and {n_lost} votes and readings of others were lost; each says why");
+    let help = "mend the causes; the same command asks only for what is missing";
+    voice::verdict(done.stopped.as_ref(), n_unmade + n_lost, what, help)
 }

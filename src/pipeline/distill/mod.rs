@@ -148,14 +148,14 @@ pub struct Report {
 }
 
 /// What became of all of them.
-pub struct Done {
+pub struct Reports {
     /// One for each episode of which something was heard.
     pub reports: Vec<Report>,
     /// What stopped the work before its end.
     pub stopped: Option<Stopped>,
 }
 
-impl Done {
+impl Reports {
     /// Counts the episodes, of so many that were asked for.
     pub fn count(&self, summary: &mut Summary, n_asked: usize) {
         summary.made.extend([("episodes", 0), ("kept_episodes", 0)]);
@@ -196,7 +196,7 @@ pub async fn run(
     run: Arc<RunDir>,
     tell: Tell,
     interrupted: impl Future<Output = u8>,
-) -> Done {
+) -> Reports {
     let shared = Arc::new(Shared {
         roles,
         options,
@@ -212,7 +212,7 @@ pub async fn run(
         number = interrupted => Some(Stopped::Signal(number)),
     };
     let reports = std::mem::take(&mut *lock(&shared.reports));
-    Done { reports, stopped }
+    Reports { reports, stopped }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

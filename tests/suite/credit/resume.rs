@@ -83,7 +83,7 @@ async fn episodes_of_one_result_are_told_the_same() {
         "{}",
         refused.stderr
     );
-    assert!(refused.stderr.contains("help: give the same, score all again with --overwrite"));
+    assert!(refused.stderr.contains("help: give the same, make all again with --overwrite"));
     assert_eq!((place.made(), place.asked(&server).len()), (made.clone(), n_asked));
     place.credit(&server, &[&otherwise[..], &["--overwrite"]].concat()).await.expect(0);
     assert_ne!(place.made(), made);

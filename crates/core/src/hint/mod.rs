@@ -13,3 +13,12 @@ pub use leak::{Leak, Leaks};
 pub use pairs::{Pair, Pairs, Said, cut_middle, pairs, verdict_of_tests};
 pub use question::{Question, shown};
 pub use vote::{Choice, Quorum, SHORTEST_HINT, Verdict, Vote, read_evaluation};
+
+/// What the published functions gave, by section.
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "tests fail by panicking")]
+fn recorded(section: &str) -> Vec<serde_json::Value> {
+    let text = include_str!("../../../../tests/fixtures/opd/pure_functions.json");
+    let all: serde_json::Value = serde_json::from_str(text).unwrap();
+    all[section].as_array().unwrap().clone()
+}

@@ -145,14 +145,9 @@ pub fn cut_middle(text: &str, max_chars: usize) -> String {
 mod tests {
     use serde_json::Value;
 
+    use super::super::recorded;
     use super::*;
     use crate::episode::{Arguments, Assertion, Task, ToolCall, steps_of};
-
-    fn recorded(section: &str) -> Vec<Value> {
-        let text = include_str!("../../../../tests/fixtures/opd/pure_functions.json");
-        let all: Value = serde_json::from_str(text).unwrap();
-        all[section].as_array().unwrap().clone()
-    }
 
     fn message(value: &Value) -> Message {
         let role = Role::from_name(value["role"].as_str().unwrap()).unwrap();

@@ -152,13 +152,8 @@ impl Verdict {
 mod tests {
     use serde_json::{Value, json};
 
+    use super::super::recorded;
     use super::*;
-
-    fn recorded(section: &str) -> Vec<Value> {
-        let text = include_str!("../../../../tests/fixtures/opd/pure_functions.json");
-        let all: Value = serde_json::from_str(text).unwrap();
-        all[section].as_array().unwrap().clone()
-    }
 
     fn number(hintable: Option<bool>) -> Value {
         hintable.map_or(Value::Null, |it| json!(if it { 1 } else { -1 }))
