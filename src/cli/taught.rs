@@ -74,7 +74,7 @@ fn told(dir: &Path, id: &str, tokenizer: &Tokenizer) -> String {
     for (lens, actions) in distilled.rows.iter().filter(|(lens, _)| *lens != STUDENT) {
         for action in actions {
             let verdict = verdicts.iter().rfind(|it| it["episode"] == id && it["step"] == action.step);
-            let hint = verdict.and_then(|it| it["hints"][0].as_str()).unwrap_or_default();
+            let hint = verdict.and_then(|it| it["hint"].as_str()).unwrap_or_default();
             text.push_str(&format!("  step {}, {lens}: {}\n", action.step, clipped(hint, HINT_WIDTH)));
             // What it said while it sampled, or when it read the action again.
             let again = distilled.rows.get(STUDENT).into_iter().flatten().find(|it| it.step == action.step);

@@ -143,7 +143,7 @@ async fn check(place: &Place, server: &Server, run: &str, is_last: bool) -> usiz
     for row in place.lines(&format!("{run}/verdicts.jsonl")) {
         let (episode, step) =
             (row["episode"].as_str().unwrap().to_owned(), row["step"].as_u64().unwrap() as usize);
-        hints.insert((episode, step), row["hints"][0].as_str().unwrap().to_owned());
+        hints.insert((episode, step), row["hint"].as_str().unwrap().to_owned());
     }
     let compact = fs::read(place.0.path().join(format!("{run}/groups.safetensors"))).unwrap();
     let size = u64::from_le_bytes(compact[..8].try_into().unwrap()) as usize;

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::process::Child;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use serde_json::{Value, json};
@@ -445,4 +446,44 @@ fn a_student_that_cannot_be_asked_leaves_its_episode_open() {
     let summary = distill(&place, &server, Dialect::Vllm, &[]).expect(0).json();
     assert_eq!((&summary["lost"], &summary["made"]["episodes"]), (&json!({}), &json!(6)));
     assert_eq!((votes(&server).len(), scored(&server)), (0, 6), "only what is missing is asked for");
+}
+
+/// Three votes with a hint each: which one is taken is told, and the rows are those under it.
+#[test]
+fn the_hint_that_is_taken_is_told() {
+    let votes = Arc::new(AtomicUsize::new(0));
+    let talk = move |_: &Value| {
+        let nth = votes.fetch_add(1, Ordering::Relaxed) % 3;
+        let hint = ["look at it once", "look at all of it once more", "look again, please"][nth];
+        Some(json!({"role": "assistant", "content": format!("\\boxed{{1}}[HINT_START]{hint}[HINT_END]")}))
+    };
+    let (place, _) = collected(Dialect::Vllm, judging(Dialect::Vllm));
+    // Each vote is asked for alone, so that they differ.
+    let several = |it: &Asked| {
+        let body: Value = serde_json::from_slice(&it.body).unwrap_or_default();
+        let refusal = || Fault::Status(400, String::new(), "{\"error\": {\"message\": \"n\"}}".to_owned());
+        body["n"].is_u64().then(refusal)
+    };
+    let server = Server::start(scripted(Dialect::Vllm).talks(talk).faults(several));
+    let mut rows = Vec::new();
+    for (choice, is_right) in [
+        (
+            "longest",
+            (|hint: &str, all: &[&str]| all.iter().all(|it| it.len() <= hint.len()))
+                as fn(&str, &[&str]) -> bool,
+        ),
+        ("shortest", |hint, all| all.iter().all(|it| it.len() >= hint.len())),
+        ("effective", |hint, all| all.contains(&hint)),
+    ] {
+        distill(&place, &server, Dialect::Vllm, &["--hint-choice", choice]).expect(0);
+        let verdicts = place.lines("runs/all/verdicts.jsonl");
+        let last = &verdicts[verdicts.len() - 18..];
+        for verdict in last {
+            let all: Vec<&str> =
+                verdict["hints"].as_array().unwrap().iter().map(|it| it.as_str().unwrap()).collect();
+            assert!(is_right(verdict["hint"].as_str().unwrap(), &all), "{choice}: {verdict}");
+        }
+        rows.push(place.read("runs/all/groups.jsonl"));
+    }
+    assert_ne!(rows[0], rows[1]);
 }

@@ -14,7 +14,7 @@ use crate::model::{Error, Model};
 use crate::pipeline::watch::Watched;
 use crate::store::Ledgered;
 use backsight_core::credit::distill::{Gaps, rows};
-use backsight_core::hint::{Choice, Leak, Leaks, Pair, Quorum, Verdict, Vote, pairs};
+use backsight_core::hint::{Choice, Leak, Leaks, Pair, Quorum, Verdict, Vote, by_length, pairs};
 use backsight_core::lens::{Given, Placement};
 use backsight_core::score::SpanScore;
 
@@ -57,8 +57,13 @@ pub(super) struct Judged {
 }
 
 impl Judged {
+    /// Of the hints that give nothing away, the one that its length says.
+    fn by_length(&self, choice: Choice) -> Option<&str> {
+        by_length(&self.hints, choice)
+    }
+
     /// The votes and the verdict as a line of a file.
-    pub(super) fn row(&self, episode: &str) -> Value {
+    fn line(&self, episode: &str, taken: Option<&str>) -> Value {
         let vote = |vote: &Result<Vote, Error>| match vote {
             Ok(vote) => json!({"hintable": vote.hintable, "hint": vote.hint}),
             Err(error) => json!({"error": error.to_string()}),
@@ -66,7 +71,7 @@ impl Judged {
         let evaluation = self.evaluation.as_ref().map(|it| it.as_ref().ok().copied().flatten());
         json!({
             "episode": episode, "step": self.step, "hintable": self.verdict.hintable,
-            "agreement": self.verdict.agreement, "hints": self.hints, "evaluation": evaluation,
+            "agreement": self.verdict.agreement, "hint": taken, "hints": self.hints, "evaluation": evaluation,
             "leaks": self.leaks.iter().map(|it| it.name()).collect::<Vec<_>>(),
             "votes": self.votes.iter().map(vote).collect::<Vec<_>>(),
         })
@@ -87,30 +92,45 @@ pub(super) struct Verdicts {
 }
 
 impl Verdicts {
-    /// What is said of the hint that is taken for each step: the only one there is, or the most effective.
-    pub(super) fn taught_rows(&self, own: &Own, options: &Options) -> Vec<Taught> {
-        let mut of_step: HashMap<usize, Vec<Vec<&Taught>>> = HashMap::new();
+    /// What the teacher says of each step, a list for each of the hints that were tried.
+    fn tried(&self) -> BTreeMap<usize, Vec<Vec<&Taught>>> {
+        let mut of_step: BTreeMap<usize, Vec<Vec<&Taught>>> = BTreeMap::new();
         for set in &self.taught {
-            let mut here: HashMap<usize, Vec<&Taught>> = HashMap::new();
+            let mut here: BTreeMap<usize, Vec<&Taught>> = BTreeMap::new();
             set.iter().for_each(|it| here.entry(it.step).or_default().push(it));
             here.into_iter().for_each(|(step, it)| of_step.entry(step).or_default().push(it));
         }
+        of_step
+    }
+
+    /// What is said of the hint that is taken for each step: the only one there is, or the most effective. What could
+    /// not be compared is among it as a loss.
+    pub(super) fn taught_rows(&self, own: &Own, options: &Options) -> Vec<Taught> {
         let keeps_placebo = options.judging.as_ref().is_none_or(|it| it.placebo);
-        let chosen = of_step.into_iter().flat_map(|(step, sets)| {
-            let best = sets
-                .iter()
-                .enumerate()
-                .max_by(|a, b| effect(a.1, own, step).total_cmp(&effect(b.1, own, step)).then(b.0.cmp(&a.0)));
-            // What could not be compared is a loss, whichever is taken.
-            let failed = |it: &&Taught| it.score.is_err();
-            let (taken, best) = best.map_or((0, Vec::new()), |(at, set)| (at, set.clone()));
-            let others = sets.iter().enumerate().filter(move |(at, _)| *at != taken);
-            let others: Vec<&Taught> =
-                others.flat_map(|(_, set)| set.iter().copied().filter(failed)).collect();
-            best.into_iter().chain(others)
-        });
-        let is_kept = |it: &&Taught| keeps_placebo || !it.lens.starts_with("placebo");
-        chosen.filter(is_kept).cloned().collect()
+        let of_step = |(step, tried): (usize, Vec<Vec<&Taught>>)| {
+            let best = most_effective(&tried, own, step);
+            let is_kept = move |(at, it): &(usize, &Taught)| *at == best || it.score.is_err();
+            let all =
+                tried.into_iter().enumerate().flat_map(|(at, set)| set.into_iter().map(move |it| (at, it)));
+            all.filter(is_kept).map(|(_, it)| it.clone()).collect::<Vec<_>>()
+        };
+        let is_kept = |it: &Taught| keeps_placebo || !it.lens.starts_with("placebo");
+        self.tried().into_iter().flat_map(of_step).filter(is_kept).collect()
+    }
+
+    /// The votes and verdicts as lines of a file, each with the hint that was taken.
+    pub(super) fn lines(&self, episode: &str, own: &Own, options: &Options) -> Vec<Value> {
+        let tried = self.tried();
+        let choice = options.judging.as_ref().map_or(Choice::Longest, |it| it.choice);
+        let line = |judged: &Judged| {
+            let compared = tried.get(&judged.step).filter(|_| choice == Choice::Effective);
+            let taken = match compared {
+                Some(tried) => judged.hints.get(most_effective(tried, own, judged.step)).map(String::as_str),
+                None => judged.by_length(choice),
+            };
+            judged.line(episode, taken)
+        };
+        self.judged.iter().map(line).collect()
     }
 
     /// Numbers that tell of votes and hints.
@@ -127,6 +147,13 @@ impl Verdicts {
             "leaks_next_state": leaks(Leak::NextState), "leaks_tests": leaks(Leak::Tests),
         })
     }
+}
+
+/// Which of the hints that were tried changes most; the first of those that change equally much.
+fn most_effective(tried: &[Vec<&Taught>], own: &Own, step: usize) -> usize {
+    let effects = tried.iter().map(|set| effect(set, own, step)).enumerate();
+    let best = effects.max_by(|a, b| a.1.total_cmp(&b.1).then(b.0.cmp(&a.0)));
+    best.map_or(0, |(at, _)| at)
 }
 
 /// How much a hint changes, beyond what irrelevant words change.
@@ -206,8 +233,7 @@ impl Work<'_> {
     /// What the teacher is given for a step: nothing without a hint, several things where the most effective is taken.
     fn given(&self, judging: &Judging, judged: &Judged) -> Option<Vec<Given>> {
         let text = |hint: &str| Given::Text(hint.to_owned());
-        let whole = Verdict { hints: judged.hints.clone(), ..judged.verdict.clone() };
-        let taken = whole.by_length(judging.choice)?;
+        let taken = judged.by_length(judging.choice)?;
         Some(match (&judging.exchange, judging.choice) {
             (Some(exchange), _) => vec![exchange.clone()],
             (None, Choice::Effective) => judged.hints.iter().map(|hint| text(hint)).collect(),

@@ -482,10 +482,10 @@ impl<'s> Work<'s> {
     async fn written(&self, own: &Own, verdicts: &Verdicts, versions: &Versions) -> Report {
         let (distilled, lost) = self.distilled(own, verdicts, versions);
         let path = file_of(self.shared.run.dir(), &self.episode.id);
-        let written = verdicts
-            .judged
+        let lines = verdicts.lines(&self.episode.id, own, &self.shared.options);
+        let written = lines
             .iter()
-            .try_for_each(|judged| self.shared.run.add_verdict(&judged.row(&self.episode.id)))
+            .try_for_each(|line| self.shared.run.add_verdict(line))
             .map_err(|error| error.to_string())
             .and_then(|()| crate::ship::compact::keep(&path, &distilled).map_err(|error| error.to_string()));
         if let Err(why) = written {

@@ -12,7 +12,7 @@ mod vote;
 pub use leak::{Leak, Leaks};
 pub use pairs::{Pair, Pairs, Said, cut_middle, pairs, verdict_of_tests};
 pub use question::{Question, shown};
-pub use vote::{Choice, Quorum, SHORTEST_HINT, Verdict, Vote, read_evaluation};
+pub use vote::{Choice, Quorum, SHORTEST_HINT, Verdict, Vote, by_length, read_evaluation};
 
 /// What the published functions gave, by section.
 #[cfg(test)]

@@ -135,15 +135,15 @@ impl Verdict {
         let agreement = n_saying(hintable) as f64 / n_asked.max(1) as f64;
         Self { hintable, agreement, hints }
     }
+}
 
-    /// The hint that is taken by its length, the first of those that are equally long.
-    pub fn by_length(&self, choice: Choice) -> Option<&str> {
-        let hints = self.hints.iter().map(String::as_str);
-        match choice {
-            Choice::Shortest => hints.min_by_key(|hint| n_chars(hint)),
-            // Of equals, the last is the maximum.
-            Choice::Longest | Choice::Effective => hints.rev().max_by_key(|hint| n_chars(hint)),
-        }
+/// The hint that is taken by its length, the first of those that are equally long.
+pub fn by_length(hints: &[String], choice: Choice) -> Option<&str> {
+    let hints = hints.iter().map(String::as_str);
+    match choice {
+        Choice::Shortest => hints.min_by_key(|hint| n_chars(hint)),
+        // Of equals, the last is the maximum.
+        Choice::Longest | Choice::Effective => hints.rev().max_by_key(|hint| n_chars(hint)),
     }
 }
 
@@ -190,7 +190,7 @@ mod tests {
             };
             let votes: Vec<Vote> = case["in"].as_array().unwrap().iter().map(vote).collect();
             let verdict = Verdict::of(&votes, votes.len(), Quorum::Any);
-            let taken = verdict.by_length(Choice::Longest);
+            let taken = by_length(&verdict.hints, Choice::Longest);
             assert_eq!(taken, case["out"]["hint"].as_str(), "{case}");
         }
     }
@@ -217,7 +217,7 @@ mod tests {
         let yes = |hint: &str| Vote { hintable: Some(true), hint: hint.to_owned() };
         let votes = [yes("eleven char"), yes("ELEVEN CHAR"), yes("a longer hint"), yes("A LONGER HINT")];
         let verdict = Verdict::of(&votes, 4, Quorum::Majority);
-        let taken = [Choice::Longest, Choice::Shortest].map(|choice| verdict.by_length(choice));
+        let taken = [Choice::Longest, Choice::Shortest].map(|choice| by_length(&verdict.hints, choice));
         assert_eq!(taken, [Some("a longer hint"), Some("eleven char")]);
     }
 }
