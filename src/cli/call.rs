@@ -118,9 +118,11 @@ impl Call {
 
     /// The command to try next, to be typed as it is.
     pub(super) fn next(&self) -> Option<String> {
+        // A file is named where it is first needed.
+        let mut file = self.file.as_deref();
         let words = self.next.split(' ').flat_map(|word| match word {
-            "{server}" => self.again(&OF_SERVERS, &["--url", "http://localhost:8000"]),
-            "{input}" => self.again(&["input_dir", "episodes", "run"], &[]),
+            "{server}" => self.again(file.take(), &OF_SERVERS, &["--url", "http://localhost:8000"]),
+            "{input}" => self.again(file.take(), &["input_dir", "episodes", "run"], &[]),
             word => vec![self.filled(word)],
         });
         let words: Vec<String> = words.collect();
@@ -130,9 +132,9 @@ impl Call {
     }
 
     /// What was typed of these keys, and the file that may say the rest; else `otherwise`.
-    fn again(&self, names: &[&str], otherwise: &[&str]) -> Vec<String> {
+    fn again(&self, file: Option<&Path>, names: &[&str], otherwise: &[&str]) -> Vec<String> {
         let mut words: Vec<String> =
-            self.file.iter().flat_map(|it| ["--config".into(), it.display().to_string()]).collect();
+            file.iter().flat_map(|it| ["--config".into(), it.display().to_string()]).collect();
         // A name that several commands give a meaning of their own has several rows.
         let mut told = BTreeSet::new();
         for key in self.config.typed().filter(|key| names.contains(&key.name) && told.insert(key.name)) {

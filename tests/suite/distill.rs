@@ -185,6 +185,10 @@ fn nothing_is_paid_twice_and_only_what_is_new_is_asked() {
     assert_eq!((n_votes, n_scored), (18, 12));
     let groups = place.read("runs/all/groups.jsonl");
     assert_eq!(asked(&[]), (0, 0));
+    // So does what it was asked for, given back as a file; what to try next names that once.
+    let again = place.run(&["distill", "--config", "runs/all/config.toml", "--run", "runs/all"]).expect(0);
+    assert!(again.stdout.contains("0 distilled, 6 kept"), "{}", again.stdout);
+    assert_eq!(again.stderr.matches("--config").count(), 1, "{}", again.stderr);
     assert_eq!(asked(&["--overwrite"]), (0, 0));
     assert_eq!(place.read("runs/all/groups.jsonl"), groups);
     assert_eq!(asked(&["--prm-votes", "5"]), (18, 0), "two votes more on each pair");
