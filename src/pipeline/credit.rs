@@ -6,22 +6,23 @@
 //! stop cut short: the answers are in the ledger. Nor does a file with losses take the place of a more complete one.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::runtime::Handle;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio::task::JoinSet;
 
 use super::ask::{Answers, Asking, Jobs};
+use super::flight::{Flight, n_bytes};
 use super::outline::{Framing, Outline, outline};
 use super::read::{ReadEpisode, ReadStep, ReadView};
 use super::reader::{Reader, Texts};
 use super::report::{Done, Fate, Report};
 use super::resume::{Asked, OldScores, differences, is_complete, no_scores, reusable};
+use super::stopped::Brake;
 use super::{Loss, Reason, Stopped};
 use crate::event::{Event, Tell};
 use crate::model::Model;
-use crate::model::outlook::Outlook;
 use crate::model::planned::Pace;
 use crate::store::episodes::{BadFile, Loaded, Source, load, natural};
 use crate::store::hindsight::{
@@ -31,7 +32,7 @@ use crate::store::run::RunDir;
 use crate::store::{Ledgered, Stands};
 use crate::wire::hindsight::Provenance;
 use backsight_core::credit::hcapo::Ratio;
-use backsight_core::episode::{Episode, Message, TokenSource};
+use backsight_core::episode::TokenSource;
 use backsight_core::lens::{Lens, Lenses};
 use backsight_core::model::Limits;
 use backsight_core::plan::Figures;
@@ -44,8 +45,6 @@ const ASKED_AT_MOST: u32 = 3;
 
 /// The text of all episodes that are read ahead or asked for has so many bytes at most; a longer episode is alone.
 const IN_FLIGHT: usize = 64 << 20;
-/// What room is counted in.
-const BYTES_A_PERMIT: usize = 1 << 10;
 
 /// What is asked for.
 pub struct Options {
@@ -138,8 +137,8 @@ pub async fn run(
     tell: Tell,
     interrupted: impl Future<Output = u8>,
 ) -> Done {
-    let (room, reports) = (Arc::new(Semaphore::new(IN_FLIGHT / BYTES_A_PERMIT)), Mutex::default());
-    let shared = Arc::new(Shared { teacher, options, run, tell, room, brake: Brake::default(), reports });
+    let (flight, reports) = (Flight::of(IN_FLIGHT), Mutex::default());
+    let shared = Arc::new(Shared { teacher, options, run, tell, flight, brake: Brake::default(), reports });
     let stopped = tokio::select! {
         () = Arc::clone(&shared).work(sources) => shared.brake.stopped(),
         number = interrupted => Some(Stopped::Signal(number)),
@@ -173,8 +172,8 @@ struct Shared {
     run: Arc<RunDir>,
     tell: Tell,
     /// Room for episodes in flight.
-    room: Arc<Semaphore>,
-    brake: Brake,
+    flight: Flight,
+    brake: Brake<1>,
     reports: Mutex<Vec<Report>>,
 }
 
@@ -218,7 +217,7 @@ impl Shared {
             }
             let ready = match loaded {
                 Ok(loaded) => {
-                    let room = runtime.block_on(self.room_for(&loaded.episode));
+                    let room = runtime.block_on(self.flight.room_for(n_bytes(&loaded.episode)));
                     self.prepare(loaded).map(|work| Work { _room: room, ..work })
                 }
                 Err(error) => {
@@ -237,13 +236,6 @@ impl Shared {
                 }
             }
         }
-    }
-
-    /// Waits until there is room for an episode.
-    async fn room_for(&self, episode: &Episode) -> Option<OwnedSemaphorePermit> {
-        let n_bytes: usize = episode.messages.iter().map(Message::n_bytes).sum();
-        let n_permits = (n_bytes / BYTES_A_PERMIT + 1).min(IN_FLIGHT / BYTES_A_PERMIT);
-        Arc::clone(&self.room).acquire_many_owned(n_permits as u32).await.ok()
     }
 
     /// Everything up to the first request, or how the episode ends without one.
@@ -293,9 +285,8 @@ impl Shared {
         }
     }
 
-    /// The first failure of several is the one that is told.
     fn unwritable(&self, error: &BadFile) -> Fate {
-        let _ = self.brake.disk.set(error.to_string());
+        self.brake.unwritable(error.to_string());
         Fate::Unfinished
     }
 
@@ -356,7 +347,7 @@ impl Shared {
     /// Asks for what no earlier run left; no answers when the run was stopped before all were there.
     async fn ask(&self, work: &Work, own: &Arc<Ledgered>) -> Option<Answers> {
         let id = &work.loaded.episode.id;
-        let pace = Pace { at_once: self.options.requests_at_once, outlook: self.brake.outlook.clone() };
+        let pace = Pace { at_once: self.options.requests_at_once, outlook: self.brake.outlooks[0].clone() };
         let asking = &work.asking;
         let (tokens, scores) = (asking.figures().computed_tokens(), asking.n_scores() as u64);
         (self.tell)(&Event::Begun { id: id.clone(), scores, tokens });
@@ -382,7 +373,7 @@ impl Shared {
             // A change that ends the run has ended it by now.
             Ok(Stands::No) => return own.is_going_on().is_ok().then_some(false),
             Err(error) => {
-                self.brake.outlook.stop(error);
+                self.brake.outlooks[0].stop(error);
                 return None;
             }
         };
@@ -532,24 +523,5 @@ impl Work {
             },
         };
         step.views.iter().find_map(of).unwrap_or(Reason::Credit)
-    }
-}
-
-/// Stops the run when going on is pointless: nobody can be asked, or nothing can be written.
-#[derive(Default)]
-struct Brake {
-    outlook: Outlook,
-    /// Why nothing can be written.
-    disk: OnceLock<String>,
-}
-
-impl Brake {
-    fn is_stopped(&self) -> bool {
-        self.disk.get().is_some() || self.outlook.is_stopped()
-    }
-
-    fn stopped(&self) -> Option<Stopped> {
-        let disk = self.disk.get().cloned().map(Stopped::Disk);
-        disk.or_else(|| self.outlook.ended_by().map(Stopped::Model))
     }
 }

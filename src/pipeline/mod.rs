@@ -19,6 +19,7 @@ pub(crate) mod credit;
 pub(crate) mod distill;
 pub(crate) mod evaluation;
 mod exact;
+mod flight;
 pub(crate) mod forecast;
 mod loss;
 pub(crate) mod outline;

@@ -207,7 +207,7 @@ impl Work<'_> {
         let is_open = |error: &Error| error.leaves_open();
         let is_cut = votes.iter().any(|vote| vote.as_ref().is_err_and(is_open))
             || evaluation.as_ref().is_some_and(|it| it.as_ref().is_err_and(is_open));
-        if self.shared.is_stopped() && is_cut {
+        if self.shared.brake.is_stopped() && is_cut {
             return None;
         }
         let read: Vec<Vote> = votes.iter().flatten().cloned().collect();

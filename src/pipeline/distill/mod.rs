@@ -17,7 +17,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use futures_util::future::join_all;
 use serde_json::{Value, json};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
 
 pub use self::forecast::{Forecast, Forecaster};
@@ -28,13 +27,14 @@ pub use self::shipped::{Shipping, ship};
 use self::taught::{Taught, Through};
 use super::ask::Jobs;
 use super::batch::now;
+use super::flight::{Flight, n_bytes};
 use super::outline::{Framing, outline};
 use super::read::ReadEpisode;
 use super::reader::{Reader, Texts};
+use super::stopped::Brake;
 use super::{Loss, Reason, Stopped};
 use crate::event::{Event, Tell};
 use crate::judge::Judge;
-use crate::model::outlook::Outlook;
 use crate::model::planned::Pace;
 use crate::ship::compact::{ActionRows, Distilled, Sequence};
 use crate::store::episodes::{Loaded, Source, load};
@@ -43,7 +43,7 @@ use crate::store::run::RunDir;
 use crate::store::summary::Summary;
 use crate::store::{Ledgered, Stands};
 use backsight_core::credit::distill::{Audit, rows};
-use backsight_core::episode::{Episode, Message};
+use backsight_core::episode::Episode;
 use backsight_core::hint::Pairs;
 use backsight_core::lens::{Given, Lens, Lenses, PlainLens};
 use backsight_core::score::SpanScore;
@@ -64,8 +64,6 @@ fn teaches(lens: &str) -> bool {
 const ASKED_AT_MOST: u32 = 3;
 /// The texts and the numbers of all episodes in flight have so many bytes at most, about; a longer episode is alone.
 const IN_FLIGHT: usize = 256 << 20;
-/// What room is counted in.
-const BYTES_A_PERMIT: usize = 1 << 10;
 
 /// What is asked for.
 pub struct Options {
@@ -180,11 +178,9 @@ struct Shared {
     options: Options,
     run: Arc<RunDir>,
     tell: Tell,
-    /// Room for episodes in flight.
-    room: Arc<Semaphore>,
+    flight: Flight,
     /// For the student, the teacher and the judge.
-    outlooks: [Outlook; 3],
-    disk: Mutex<Option<String>>,
+    brake: Brake<3>,
     reports: Mutex<Vec<Report>>,
 }
 
@@ -202,13 +198,12 @@ pub async fn run(
         options,
         run,
         tell,
-        room: Arc::new(Semaphore::new(IN_FLIGHT / BYTES_A_PERMIT)),
-        outlooks: Default::default(),
-        disk: Mutex::default(),
+        flight: Flight::of(IN_FLIGHT),
+        brake: Brake::default(),
         reports: Mutex::default(),
     });
     let stopped = tokio::select! {
-        () = Arc::clone(&shared).work(sources) => shared.stopped(),
+        () = Arc::clone(&shared).work(sources) => shared.brake.stopped(),
         number = interrupted => Some(Stopped::Signal(number)),
     };
     let reports = std::mem::take(&mut *lock(&shared.reports));
@@ -257,12 +252,12 @@ impl Shared {
             let next = tokio::task::spawn_blocking(move || (episodes.next(), episodes)).await;
             let Ok((Some(loaded), rest)) = next else { break };
             episodes = rest;
-            if self.is_stopped() {
+            if self.brake.is_stopped() {
                 break;
             }
             match loaded {
                 Ok(loaded) => {
-                    let room = self.room_for(&loaded.episode).await;
+                    let room = self.flight.room_for(self.n_bytes(&loaded.episode)).await;
                     let shared = Arc::clone(&self);
                     tasks.spawn(async move {
                         let _room = room;
@@ -281,14 +276,11 @@ impl Shared {
         while tasks.join_next().await.is_some() {}
     }
 
-    /// Waits until there is room for an episode.
-    async fn room_for(&self, episode: &Episode) -> Option<OwnedSemaphorePermit> {
-        let n_text: usize = episode.messages.iter().map(Message::n_bytes).sum();
+    /// About how many bytes of text and numbers an episode has: an id and a logprob for each candidate, as they came and
+    /// as they are written.
+    fn n_bytes(&self, episode: &Episode) -> usize {
         let actions = episode.steps().iter().filter_map(|step| Some(step.tokens.as_ref()?.span.len()));
-        // An id and a logprob for each candidate, as they came and as they are written.
-        let n_bytes = n_text + actions.sum::<usize>() * (self.options.k + 1) * 32;
-        let n_permits = (n_bytes / BYTES_A_PERMIT + 1).min(IN_FLIGHT / BYTES_A_PERMIT);
-        Arc::clone(&self.room).acquire_many_owned(n_permits as u32).await.ok()
+        n_bytes(episode) + actions.sum::<usize>() * (self.options.k + 1) * 32
     }
 
     fn finish(&self, report: Report) {
@@ -302,15 +294,6 @@ impl Shared {
         }
         (self.tell)(&Event::Scored { id: report.id.clone(), text: report.text.clone(), keys });
         lock(&self.reports).push(report);
-    }
-
-    fn is_stopped(&self) -> bool {
-        lock(&self.disk).is_some() || self.outlooks.iter().any(Outlook::is_stopped)
-    }
-
-    fn stopped(&self) -> Option<Stopped> {
-        let disk = lock(&self.disk).clone().map(Stopped::Disk);
-        disk.or_else(|| self.outlooks.iter().find_map(Outlook::ended_by).map(Stopped::Model))
     }
 
     async fn episode(self: &Arc<Self>, loaded: Loaded) -> Report {
@@ -420,9 +403,10 @@ impl<'s> Work<'s> {
         let actions = plain.steps.iter().map(action).collect();
         let at_home = |role: &Arc<Ledgered>| Arc::new(role.at_home(&episode.id));
         let judging = shared.roles.judge.as_ref().map(|(model, manner)| (at_home(model), *manner));
-        let judge = judging
-            .as_ref()
-            .map(|(model, manner)| Judge { model: watched(model, &shared.outlooks[2]), manner: *manner });
+        let judge = judging.as_ref().map(|(model, manner)| Judge {
+            model: watched(model, &shared.brake.outlooks[2]),
+            manner: *manner,
+        });
         Ok(Self {
             shared,
             episode: Arc::clone(episode),
@@ -441,7 +425,8 @@ impl<'s> Work<'s> {
     }
 
     fn pace(&self, role: usize) -> Pace {
-        let (at_once, outlook) = (self.shared.options.requests_at_once, self.shared.outlooks[role].clone());
+        let (at_once, outlook) =
+            (self.shared.options.requests_at_once, self.shared.brake.outlooks[role].clone());
         Pace { at_once, outlook }
     }
 
@@ -456,7 +441,7 @@ impl<'s> Work<'s> {
                 // A change that ends the run has ended it by now.
                 stands => {
                     let error = stands.err().or_else(|| model.is_going_on().err())?;
-                    self.shared.outlooks[role].stop(error);
+                    self.shared.brake.outlooks[role].stop(error);
                     return None;
                 }
             }
@@ -489,7 +474,7 @@ impl<'s> Work<'s> {
             .map_err(|error| error.to_string())
             .and_then(|()| crate::ship::compact::keep(&path, &distilled).map_err(|error| error.to_string()));
         if let Err(why) = written {
-            lock(&self.shared.disk).get_or_insert(why);
+            self.shared.brake.unwritable(why);
             return ended(self.episode.id.clone(), Fate::Unfinished, "not written");
         }
         let read = distilled.rows.iter().filter(|(lens, _)| teaches(lens));

@@ -118,8 +118,8 @@ impl Work<'_> {
         let is_wanted = |step: usize, _| steps.contains(&step);
         let asking = self.plain_jobs.plan(&self.plain, is_wanted, self.student.limits());
         let model: Arc<dyn Model> = Arc::clone(&self.student) as Arc<dyn Model>;
-        let answers = asking.ask(&model, &self.pace(0), || !self.shared.is_stopped()).await;
-        if self.shared.is_stopped() && asking.is_cut_short(&answers) {
+        let answers = asking.ask(&model, &self.pace(0), || !self.shared.brake.is_stopped()).await;
+        if self.shared.brake.is_stopped() && asking.is_cut_short(&answers) {
             return None;
         }
         let of_step = |step: &usize| Some((*step, self.plain_jobs.score(*step, 0, &answers).ok()?.clone()));

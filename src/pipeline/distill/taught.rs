@@ -61,8 +61,8 @@ impl Work<'_> {
         let asking = jobs.plan(&read, |_, _| true, self.teacher.limits());
         self.begun(asking.n_scores(), asking.figures().computed_tokens());
         let model: Arc<dyn Model> = Arc::clone(&self.teacher) as Arc<dyn Model>;
-        let answers = asking.ask(&model, &self.pace(1), || !self.shared.is_stopped()).await;
-        if self.shared.is_stopped() && asking.is_cut_short(&answers) {
+        let answers = asking.ask(&model, &self.pace(1), || !self.shared.brake.is_stopped()).await;
+        if self.shared.brake.is_stopped() && asking.is_cut_short(&answers) {
             return None;
         }
         let score = |step: usize, lens: usize| -> Option<Result<SpanScore, Loss>> {
