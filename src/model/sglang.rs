@@ -24,6 +24,7 @@ use super::{
 };
 use crate::wire::OneOrMany;
 use crate::wire::sglang::{self as wire, SamplingParams, Window};
+use backsight_core::model::LEAST_SHARE;
 use backsight_core::score::ScoreJob;
 
 /// An SGLang server. It accepts any name, so a name is checked against what it lists.
@@ -39,6 +40,7 @@ pub static SGLANG: Kind = Kind {
         scores: true,
         start_index: true,
         cached_scores: true,
+        least_share: LEAST_SHARE,
         batches: true,
         ..Limits::CHAT
     },

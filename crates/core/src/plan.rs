@@ -310,6 +310,7 @@ impl<'j> Paths<'j> {
         let needed = merged(path.iter().flat_map(|node| self.nodes[*node].needed.clone()).collect());
         let top_k = path.iter().map(|node| self.nodes[*node].top_k).max().unwrap_or(0);
         let first_request = requests.len();
+        let trunk = self.worth_waiting(trunk, limits.least_share);
         let mut present = self.tree.positions(trunk).end;
         for piece in pieces(needed, limits) {
             let (Some(first), Some(last)) = (piece.first(), piece.last()) else { continue };
@@ -340,6 +341,24 @@ impl<'j> Paths<'j> {
         }
         path.reverse();
         (node, path)
+    }
+
+    /// Where a path leaves the request it should wait for: as low as every further request that is waited for in a row
+    /// leaves it `least` tokens more. A few tokens are sooner computed than waited for.
+    fn worth_waiting(&self, trunk: usize, least: usize) -> usize {
+        let first = |node: usize| self.nodes[node].passed_by.as_ref().map(|passed| passed.start);
+        let mut node = trunk;
+        while node != ROOT {
+            let mut above = self.tree.parent(node);
+            while above != ROOT && first(above) == first(node) {
+                above = self.tree.parent(above);
+            }
+            if self.tree.positions(node).end - self.tree.positions(above).end >= least {
+                break;
+            }
+            node = above;
+        }
+        node
     }
 
     /// The earliest request that leaves `cached` tokens of this path behind: the piece before, or one that passed the trunk.

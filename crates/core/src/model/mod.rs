@@ -230,6 +230,9 @@ impl std::ops::AddAssign for Usage {
     }
 }
 
+/// Tokens that a server computes in less time than a request takes to come and go.
+pub const LEAST_SHARE: usize = 64;
+
 impl Limits {
     /// Nothing is known of it, and it only chats.
     pub const CHAT: Self = Self {
@@ -240,12 +243,14 @@ impl Limits {
         scores: false,
         start_index: false,
         cached_scores: false,
+        least_share: 0,
         max_scored: None,
         batches: false,
     };
 
     /// It scores from any position on, and reuses what it computed before.
-    pub const CACHING: Self = Self { scores: true, start_index: true, cached_scores: true, ..Self::CHAT };
+    pub const CACHING: Self =
+        Self { scores: true, start_index: true, cached_scores: true, least_share: LEAST_SHARE, ..Self::CHAT };
 
     /// What two servers of one model can both do.
     pub fn and(&self, other: &Self) -> Self {
@@ -258,6 +263,7 @@ impl Limits {
             scores: self.scores && other.scores,
             start_index: self.start_index && other.start_index,
             cached_scores: self.cached_scores && other.cached_scores,
+            least_share: self.least_share.max(other.least_share),
             max_scored: least(self.max_scored, other.max_scored),
             batches: self.batches && other.batches,
         }
@@ -281,6 +287,8 @@ pub struct Limits {
     pub start_index: bool,
     /// Whether scoring reuses the prefix cache.
     pub cached_scores: bool,
+    /// So many tokens at least are worth waiting until another request leaves them in the cache.
+    pub least_share: usize,
     /// At most this many positions are best scored in one request.
     pub max_scored: Option<usize>,
     /// Whether short jobs are better sent together, by [`Model::score_many`], than one by one.

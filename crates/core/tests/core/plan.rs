@@ -88,6 +88,9 @@ fn check(jobs: &[ScoreJob], backend: Limits, expected: Expect) {
     expected.assert_eq(&(lines.collect::<String>() + &total));
 }
 
+/// A backend on which every shared token is worth waiting for.
+const EVERY_TOKEN: Limits = Limits { least_share: 0, ..Limits::CACHING };
+
 #[test]
 fn prefixes_ride_along() {
     let tokens = [1, 2, 0, 1, 1, 2, 0];
@@ -95,7 +98,7 @@ fn prefixes_ride_along() {
         [job(&tokens[..3], &[(1, 3)], 0), job(&tokens[..5], &[(4, 5)], 2), job(&tokens, &[(6, 7)], 1)];
     check(
         &steps,
-        Limits::CACHING,
+        EVERY_TOKEN,
         expect![[r#"
         [1, 2, 0, 1, 1, 2, 0] [1, 3) [4, 5) [6, 7) top 2 cached 0
         naive 15 sent 7 computed 7
@@ -120,7 +123,7 @@ fn branches_pay_for_their_trunk_once() {
     ];
     check(
         &branches,
-        Limits::CACHING,
+        EVERY_TOKEN,
         expect![[r#"
         [1, 1, 2, 2, 3, 3, 7, 8] [7, 8) top 0 cached 0
         [1, 1, 2, 2, 7, 6] [5, 6) top 0 cached 4 after 0
@@ -141,12 +144,34 @@ fn branches_pay_for_their_trunk_once() {
 }
 
 #[test]
+fn a_few_tokens_are_not_waited_for() {
+    let branches = [
+        job(&[1, 1, 1, 2, 2, 5, 5], &[(6, 7)], 0),
+        job(&[1, 1, 1, 2, 3, 6], &[(5, 6)], 0),
+        job(&[1, 1, 1, 2, 3, 7], &[(5, 6)], 0),
+        job(&[1, 4, 4, 4, 8], &[(4, 5)], 0),
+    ];
+    // The third shares one more token with the second than with the first; the last shares one with any.
+    check(
+        &branches,
+        Limits { least_share: 2, ..Limits::CACHING },
+        expect![[r#"
+        [1, 1, 1, 2, 2, 5, 5] [6, 7) top 0 cached 0
+        [1, 1, 1, 2, 3, 6] [5, 6) top 0 cached 4 after 0
+        [1, 1, 1, 2, 3, 7] [5, 6) top 0 cached 4 after 0
+        [1, 4, 4, 4, 8] [4, 5) top 0 cached 0
+        naive 24 sent 24 computed 16
+    "#]],
+    );
+}
+
+#[test]
 fn a_long_pass_is_split_where_memory_asks_for_it() {
     let tokens = [0, 1, 2, 0, 1, 2, 0, 1, 2, 0];
     let jobs = [job(&tokens, &[(2, 4), (5, 10)], 0), job(&[0, 1, 2, 0, 1, 2, 9], &[(6, 7)], 0)];
     check(
         &jobs,
-        Limits { max_scored: Some(3), ..Limits::CACHING },
+        Limits { max_scored: Some(3), ..EVERY_TOKEN },
         expect![[r#"
         [0, 1, 2, 0] [2, 4) top 0 cached 0
         [0, 1, 2, 0, 1, 2, 0, 1] [5, 8) top 0 cached 4 after 0
@@ -160,7 +185,7 @@ fn a_long_pass_is_split_where_memory_asks_for_it() {
 #[test]
 fn what_needs_nothing_asks_nothing() {
     let jobs = [job(&[1, 2], &[], 0), job(&[1, 2], &[(0, 1), (2, 2)], 0)];
-    let plan = plan(&jobs, &Limits::CACHING);
+    let plan = plan(&jobs, &EVERY_TOKEN);
     assert_eq!((plan.requests.len(), plan.figures.naive_requests), (0, 0));
     assert_eq!(distribute(&plan, &[]), jobs.each_ref().map(|job| Ok(score(job))));
 }
@@ -168,7 +193,7 @@ fn what_needs_nothing_asks_nothing() {
 #[test]
 fn a_lost_request_fails_only_the_jobs_that_need_it() {
     let jobs = [job(&[1, 1, 7], &[(2, 3)], 0), job(&[1, 1, 8], &[(2, 3)], 0)];
-    let plan = plan(&jobs, &Limits::CACHING);
+    let plan = plan(&jobs, &EVERY_TOKEN);
     let mut answers: Vec<_> = asks(&plan).iter().map(|it| Some(score(it))).collect();
     answers[1] = None;
     let found = distribute(&plan, &answers);
@@ -191,8 +216,10 @@ fn any_job() -> impl Strategy<Value = ScoreJob> {
 
 fn any_backend() -> impl Strategy<Value = Limits> {
     let max_scored = prop::option::of(1_usize..6);
-    (any::<bool>(), any::<bool>(), max_scored).prop_map(|(cached_scores, start_index, max_scored)| Limits {
-        cached_scores,
+    let cached = prop::option::of(0_usize..4);
+    (cached, any::<bool>(), max_scored).prop_map(|(cached, start_index, max_scored)| Limits {
+        cached_scores: cached.is_some(),
+        least_share: cached.unwrap_or_default(),
         start_index,
         max_scored,
         ..Limits::CHAT
@@ -204,7 +231,11 @@ fn check_costs(plan: &Plan, jobs: &[ScoreJob], backend: &Limits) {
     let asks = asks(plan);
     for (idx, (request, ask)) in plan.requests.iter().zip(&asks).enumerate() {
         let found = cache.send(ask);
-        assert_eq!(request.cached, if backend.cached_scores { found } else { 0 }, "request {idx}");
+        match (backend.cached_scores, backend.least_share) {
+            (false, _) => assert_eq!(request.cached, 0),
+            (true, 0) => assert_eq!(request.cached, found, "request {idx}"),
+            (true, _) => assert!(request.cached <= found, "request {idx}"),
+        }
         assert_eq!(request.after.is_some(), request.cached > 0);
         if let Some(after) = request.after {
             assert!(after < idx);
@@ -218,7 +249,7 @@ fn check_costs(plan: &Plan, jobs: &[ScoreJob], backend: &Limits) {
         assert_eq!(ask.end_needed(), request.n_tokens(), "nothing is sent that is not needed");
     }
     let computed = plan.figures.computed_tokens() as usize;
-    if backend.cached_scores {
+    if backend.cached_scores && backend.least_share == 0 {
         // The token before a branch is computed again when the branch's first token is scored.
         assert!(computed <= n_tree_nodes(jobs) + plan.requests.len());
     }
@@ -243,7 +274,7 @@ proptest! {
 
     #[test]
     fn a_backend_that_keeps_only_its_last_sequence_loses_nothing(jobs in prop::collection::vec(any_job(), 0..9)) {
-        let plan = plan(&jobs, &Limits::CACHING);
+        let plan = plan(&jobs, &EVERY_TOKEN);
         for (pair, next) in asks(&plan).windows(2).zip(plan.requests.iter().skip(1)) {
             let kept = RadixCache::common(pair[0].tokens(), pair[1].tokens());
             prop_assert!(kept >= next.cached);
