@@ -12,7 +12,7 @@ use crate::wire::episode_record;
 use backsight_core::episode::{Episode, Stop, ToolCall};
 
 use super::reward::{self, RewardRule};
-use super::setting::{AgentSetting, EpisodePlace, Speech};
+use super::setting::{AgentSetting, EpisodePlace, SoFar, Speech};
 use super::tools::{ToolResult, Toolbox, cut, schema};
 use super::transcript::{EPISODE_OUTPUT, Transcript};
 use super::turn::{Attempt, Breakdown, Said};
@@ -88,7 +88,7 @@ async fn converse(
                 None
             }
         };
-        setting.on_step.iter().for_each(|tell| tell(&talk.episode, turn));
+        setting.on_step.iter().for_each(|tell| tell(&SoFar(&*talk), turn));
         if let Some(stop) = stop {
             return Ok(stop);
         }

@@ -17,7 +17,7 @@ pub(crate) mod verifier;
 pub use self::episode_loop::run_episode;
 pub use self::options::{ForcedCalls, LoopOptions};
 pub use self::reward::{CustomReward, RewardRule};
-pub use self::setting::{AgentSetting, EpisodePlace, OnStep, Speech};
+pub use self::setting::{AgentSetting, EpisodePlace, OnStep, SoFar, Speech};
 pub use self::tools::schema::schemas;
 pub use self::tools::{ToolLimits, ToolResult, Toolbox};
 pub use self::verifier::{Level, TestReport, Verifier, Worth};

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::options::{LoopOptions, bad_option};
 use super::reward::RewardRule;
 use super::tools::ToolLimits;
+use super::transcript::Transcript;
 use crate::model::Model;
 use backsight_chat::format::ChatFormat;
 use backsight_chat::parse::Parser;
@@ -35,12 +36,27 @@ pub struct AgentSetting {
     pub reward: RewardRule,
     /// What the loop is allowed.
     pub options: LoopOptions,
-    /// Who is told of every step that has ended, with the episode as it then stands.
+    /// Who is told of every step that has ended.
     pub on_step: Option<OnStep>,
 }
 
-/// Is told of an episode so far, and the number of its step that has ended.
-pub type OnStep = Arc<dyn Fn(&Episode, usize) + Send + Sync>;
+/// Is told of an episode that goes on, and the number of its step that has ended.
+pub type OnStep = Arc<dyn Fn(&SoFar<'_>, usize) + Send + Sync>;
+
+/// An episode that goes on.
+pub struct SoFar<'a>(pub(super) &'a Transcript);
+
+impl SoFar<'_> {
+    /// Its name.
+    pub fn id(&self) -> &str {
+        &self.0.episode.id
+    }
+
+    /// A copy of what there is of it.
+    pub fn episode(&self) -> Episode {
+        self.0.so_far()
+    }
+}
 
 impl AgentSetting {
     /// The setting, if its parts make sense together.

@@ -19,6 +19,7 @@ pub(super) const EPISODE_OUTPUT: &str = "episode_output_chars";
 const WORTH_KEEPING: usize = 1000;
 
 /// An episode while it happens.
+#[derive(Clone)]
 pub(super) struct Transcript {
     /// As it stands; its steps are not filled in before [`Transcript::into_episode`].
     pub episode: Episode,
@@ -143,6 +144,11 @@ impl Transcript {
     /// The tools that were called, in order.
     pub fn tools_called(&self) -> impl Iterator<Item = &str> {
         self.episode.messages.iter().flat_map(|it| &it.tool_calls).map(|call| call.name.as_str())
+    }
+
+    /// The episode as it stands, with its steps and their tokens.
+    pub fn so_far(&self) -> Episode {
+        self.clone().into_episode()
     }
 
     /// The episode with its steps and their tokens.

@@ -57,7 +57,7 @@ pub(super) struct Ask<'a> {
     pub(super) dir: &'a Path,
     /// Who is told.
     pub(super) talk: Talk,
-    /// Of what is judged as soon as it has happened, the configuration.
+    /// Of what is distilled as soon as it has happened, the configuration.
     pub(super) early: Option<Config>,
 }
 
@@ -99,7 +99,7 @@ pub(super) async fn run(ask: Ask<'_>, choose: Choose<'_>) -> Result<Finished, Fa
     let tell = talk.is_verbose().then(|| Arc::new(move |event: &Event| talk.tell(event)) as Tell);
     let watched = Watched::new(Arc::clone(&paid.model) as Arc<dyn Model>, tell);
     let early = match &early {
-        Some(config) => Early::open(config, &opened, &voice).await?,
+        Some(config) => Some(Early::open(config, &opened, &chosen.tasks, &voice).await?),
         None => None,
     };
     let at_once = if opened.info.kind.is_here() { CONCURRENCY.1 } else { CONCURRENCY.0 };
@@ -113,15 +113,15 @@ pub(super) async fn run(ask: Ask<'_>, choose: Choose<'_>) -> Result<Finished, Fa
         concurrency: server.part.concurrency.unwrap_or(at_once),
         retries: config.get("episode_retries")?,
         started_at,
+        on_episode: early.as_ref().and_then(Early::on_episode),
     };
     let done = work(&batch, slots, &voice).await;
     let mut summary = done.summary(stage);
     if let Some(early) = &early {
         early.finish(done.stopped.is_some()).await;
     }
-    voice
-        .end(&mut summary, &std::iter::once(&paid).chain(early.iter().map(|it| &it.paid)).collect::<Vec<_>>())
-        .await?;
+    let all_paid = std::iter::once(&paid).chain(early.iter().flat_map(Early::paid));
+    voice.end(&mut summary, &all_paid.collect::<Vec<_>>()).await?;
     Ok(Finished { run: batch.run, model: opened.info.model, done, summary })
 }
 
@@ -286,11 +286,11 @@ fn setting(
     }
     let (tool_limits, reward) = (parts::tools(config)?, parts::reward(config)?);
     let journal = batch::step_journal(Arc::clone(&voice.run));
-    let on_step: Option<OnStep> = Some(match early.map(Early::on_step) {
+    let on_step: Option<OnStep> = Some(match early.and_then(Early::on_step) {
         None => journal,
-        Some(judged) => Arc::new(move |episode, step| {
-            journal(episode, step);
-            judged(episode, step);
+        Some(distil) => Arc::new(move |so_far, step| {
+            journal(so_far, step);
+            distil(so_far, step);
         }),
     });
     let setting = AgentSetting { student, speech, sandboxes, tool_limits, reward, options, on_step };

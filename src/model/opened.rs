@@ -10,6 +10,7 @@ use super::{Limits, Model};
 use backsight_chat::tokenizer::Tokenizer;
 
 /// A server that is ready to be asked.
+#[derive(Clone)]
 pub struct Opened {
     /// The model behind it.
     pub model: Arc<dyn Model>,

@@ -47,7 +47,12 @@ pub struct Batch {
     pub retries: u32,
     /// Seconds since 1970 that templates are told.
     pub started_at: i64,
+    /// Who is told of every episode that is there with a reward.
+    pub on_episode: Option<OnEpisode>,
 }
+
+/// Is told of an episode.
+pub type OnEpisode = Arc<dyn Fn(&Episode) + Send + Sync>;
 
 /// What became of the slots.
 #[derive(Debug)]
@@ -81,9 +86,9 @@ impl Done {
 
 /// Tells a run directory of every step that has ended, for those who follow it.
 pub fn step_journal(run: Arc<RunDir>) -> OnStep {
-    Arc::new(move |episode, step| {
+    Arc::new(move |so_far, step| {
         // A journal that cannot be written stops the run where episodes are kept.
-        let _ = run.add_event(&Event::Step { id: episode.id.clone(), step }.to_json(now()));
+        let _ = run.add_event(&Event::Step { id: so_far.id().to_owned(), step }.to_json(now()));
     })
 }
 
@@ -234,6 +239,9 @@ impl<'a> Work<'a> {
         let digest = Digest::of(&episode);
         if self.run_again(idx, &digest) {
             return;
+        }
+        if digest.outcome.is_ok() {
+            self.batch.on_episode.iter().for_each(|tell| tell(&episode));
         }
         self.digests[idx] = Some(digest.clone());
         self.n_ended += 1;
@@ -422,6 +430,7 @@ mod tests {
             concurrency: 2,
             retries: 0,
             started_at: 0,
+            on_episode: None,
         }
     }
 

@@ -309,7 +309,7 @@ fn numbers_of_other_weights_are_quarantined() {
 }
 
 #[test]
-fn run_does_the_whole_job_and_judges_while_it_goes_on() {
+fn run_does_the_whole_job_and_distils_while_it_goes_on() {
     let (place, server) = (Place::new(), Server::start(judging(Dialect::Vllm)));
     let url = server.url();
     let arguments =
@@ -326,13 +326,34 @@ fn run_does_the_whole_job_and_judges_while_it_goes_on() {
         (&json!(6), &json!(6))
     );
     let asked = server.stand_in.asked();
-    // All but the votes on last actions, which hidden tests answer, were asked for while episodes went on.
-    assert_eq!(told["distill"]["found_in_ledger"], json!(2 * 6 * 3));
+    // Votes, hinted actions and one action of each episode for the audit, while episodes went on.
+    assert_eq!(told["distill"]["found_in_ledger"], json!(6 * 3 * 3 + 6 + 6));
     assert_eq!(votes(&server).len(), 18, "and none twice");
     assert!(asked.iter().all(|it| it.times_before == 0 || it.ids.len() < 80), "nothing is paid twice");
     assert_eq!(place.lines("runs/all/groups.jsonl").len(), 3);
     run(&server);
     assert_eq!((votes(&server).len(), scored(&server)), (0, 0));
+}
+
+/// A group that may not pass is judged when all of it is there.
+#[test]
+fn a_group_that_is_filtered_is_waited_for() {
+    let (place, server) = (Place::new(), Server::start(judging(Dialect::Vllm)));
+    let url = server.url();
+    let more = ["--group-size", "2", "--run", "runs/all", "--ensure-scores-are-not-same", "true", "--json"];
+    let arguments = Place::arguments(&url, &more);
+    let arguments: Vec<&str> =
+        arguments.into_iter().map(|it| if it == "collect" { "run" } else { it }).collect();
+    let told = place.run(&arguments).expect(0).json();
+    assert_eq!(told["distill"]["found_in_ledger"], json!(0));
+    let distil_only = told["distill"]["distil_only_groups"].as_u64().unwrap();
+    let groups = place.lines("runs/all/groups.jsonl");
+    let is_same = |group: &Value| group["scores"][0] == group["scores"][1];
+    assert_eq!(groups.iter().filter(|it| is_same(it)).count() as u64, distil_only);
+    for group in groups.iter().filter(|it| is_same(it)) {
+        assert_eq!(group["overrides"][0]["set_advantage_to_zero"], json!(true));
+    }
+    assert!(distil_only > 0);
 }
 
 #[test]

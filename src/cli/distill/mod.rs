@@ -39,7 +39,7 @@ use crate::store::episodes::Source;
 use crate::store::run::RunDir;
 use crate::store::summary::Summary;
 use crate::tasks::source::load_all;
-use crate::tasks::{Check, sum_of};
+use crate::tasks::{Check, CodingTask, sum_of};
 use backsight_chat::tokenizer::Tokenizer;
 
 /// Episodes at once: their pairs are judged together, and what bounds them is what servers take.
@@ -83,8 +83,7 @@ struct Servers {
 }
 
 impl Servers {
-    async fn open(call: &Call, server: &ServerArgs, voice: &Arc<Voice>) -> Result<Self, Failure> {
-        let student = server.open(&voice.notices, voice.teller()).await?;
+    async fn open(call: &Call, student: Opened, voice: &Arc<Voice>) -> Result<Self, Failure> {
         require_scores(&student).await?;
         let teacher = role(call, ModelRole::Teacher, true, voice).await?;
         let judge = role(call, ModelRole::Judge, false, voice).await?;
@@ -114,6 +113,37 @@ impl Servers {
     }
 }
 
+/// What distilling works with.
+struct Setup {
+    servers: Servers,
+    paid: [Paid; 3],
+    roles: Roles,
+    options: Options,
+}
+
+impl Setup {
+    async fn open(
+        call: &Call,
+        mut asked: Asked,
+        server: &ServerArgs,
+        servers: Servers,
+        voice: &Arc<Voice>,
+    ) -> Result<Self, Failure> {
+        let (path, tokenizer) = known_tokenizer(&servers.student)?;
+        let texts = asked.texts(call, &path, tokenizer)?;
+        let k = k(call, servers.teacher(), voice)?;
+        let paid = servers.paid(server, call.get("seed")?, &voice.run).await?;
+        let (manner, options) = (asked.manner, options(call, asked, server, &servers, k)?);
+        let roles = Roles {
+            student: Arc::clone(&paid[0].model),
+            teacher: Arc::clone(&paid[1].model),
+            judge: options.judging.is_some().then(|| (Arc::clone(&paid[2].model), manner)),
+            texts,
+        };
+        Ok(Self { servers, paid, roles, options })
+    }
+}
+
 async fn work(
     call: &Call,
     mut asked: Asked,
@@ -123,29 +153,20 @@ async fn work(
 ) -> Result<(Summary, Reports), Failure> {
     let mut summary = Summary { stage: STAGE, ..Summary::default() };
     let n = sources.iter().map(n_episodes).sum();
-    let servers = Servers::open(call, server, voice).await?;
-    let (path, tokenizer) = known_tokenizer(&servers.student)?;
-    let texts = asked.texts(call, &path, tokenizer)?;
-    let k = k(call, servers.teacher(), voice)?;
+    let servers = Servers::open(call, server.open(&voice.notices, voice.teller()).await?, voice).await?;
     hidden_tests(&mut asked, voice).await;
-    let paid = servers.paid(server, call.get("seed")?, &voice.run).await?;
+    let lens = asked.lens.clone();
+    let Setup { servers, paid, roles, options } = Setup::open(call, asked, server, servers, voice).await?;
     let outputs = voice.run.dir().join(distill::DISTILLED);
     paid[0].note(&voice.notices, &outputs, outputs.is_dir()).await?;
-    keep(call, &servers, &texts, voice)?;
-    let shipping = shipping(call, asked.lens.clone(), k, voice)?;
-    let (manner, options) = (asked.manner, options(call, asked, server, &servers, k)?);
+    keep(call, &servers, &roles.texts, voice)?;
+    let shipping = shipping(call, lens, options.k, voice)?;
     let (settings, found) = (options.settings.clone(), options.found.clone());
     if options.teacher_is_live {
         let what = "the teacher is the student's own server: as the student is trained it moves along (--teacher-url \
                     names one that stays)";
         voice.notices.add(what);
     }
-    let roles = Roles {
-        student: Arc::clone(&paid[0].model),
-        teacher: Arc::clone(&paid[1].model),
-        judge: options.judging.is_some().then(|| (Arc::clone(&paid[2].model), manner)),
-        texts,
-    };
     let ServerInfo { model, kind, .. } = &servers.student.info;
     let model = format!("{model} ({})", kind.name);
     voice.say(&Event::Began { stage: STAGE, model, unit: "episode", asked: n, found: 0 });
@@ -299,10 +320,14 @@ async fn tests_of(name: &str, stored: &str) -> Result<(HashMap<String, String>, 
     if wanted.is_some_and(|wanted| wanted != sum_of(&loaded.tasks)) {
         return Err("the tasks are others by now".to_owned());
     }
-    let (shown, hidden): (Vec<_>, Vec<_>) = loaded.tasks.into_iter().partition(|it| it.tests_shown);
-    let tests = hidden.into_iter();
-    let tests = tests.filter_map(|it| Some((it.task.id, it.check.as_ref().map(Check::texts)?.join("\n"))));
-    Ok((tests.collect(), shown.len()))
+    let n_shown = loaded.tasks.iter().filter(|it| it.tests_shown).count();
+    Ok((hidden(loaded.tasks.iter()).collect(), n_shown))
+}
+
+/// The tests that the student is not shown, by task.
+fn hidden<'a>(tasks: impl Iterator<Item = &'a CodingTask>) -> impl Iterator<Item = (String, String)> {
+    let tests = |it: &CodingTask| Some((it.task.id.clone(), it.check.as_ref().map(Check::texts)?.join("\n")));
+    tasks.filter(|it| !it.tests_shown).filter_map(tests)
 }
 
 /// Writes down what is asked for and of whom; another student than before is refused.

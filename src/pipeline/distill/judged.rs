@@ -40,7 +40,7 @@ pub struct Judging {
 }
 
 /// A model in the judge's place, which is not asked any more once there is no point in it.
-pub fn watched(model: &Arc<Ledgered>, outlook: &Outlook) -> Arc<dyn Model> {
+pub(super) fn watched(model: &Arc<Ledgered>, outlook: &Outlook) -> Arc<dyn Model> {
     Watched::sharing(Arc::clone(model) as Arc<dyn Model>, outlook.clone())
 }
 
@@ -173,10 +173,16 @@ fn effect(set: &[&Taught], own: &Own, step: usize) -> f64 {
 }
 
 impl Work<'_> {
-    /// Judges all pairs at once, and has the teacher read under each hint as soon as there is one.
-    pub(super) async fn judged(&self, judging: &Judging, judge: &Judge) -> Option<Verdicts> {
+    /// Judges the pairs of these steps at once, and has the teacher read under each hint as soon as there is one.
+    pub(super) async fn judged(
+        &self,
+        judging: &Judging,
+        judge: &Judge,
+        is_wanted: impl Fn(usize) -> bool,
+    ) -> Option<Verdicts> {
         let options = &self.shared.options;
-        let pairs = pairs(&self.episode, options.pairs, options.max_chars);
+        let mut pairs = pairs(&self.episode, options.pairs, options.max_chars);
+        pairs.retain(|pair| is_wanted(pair.step));
         let tests = judging.tests.get(&self.episode.task.id);
         let leaks = Leaks::new(judging.leak_words, tests.map(String::as_str));
         let waiting: Mutex<Vec<(usize, Vec<Given>)>> = Mutex::default();

@@ -5,6 +5,7 @@
 //! when all of it is known, groups when all episodes are (`shipped`). Everything paid for is in the ledger, so
 //! whatever is asked differently later costs only what is new.
 
+mod early;
 mod forecast;
 mod judged;
 mod own;
@@ -19,9 +20,10 @@ use futures_util::future::join_all;
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
+pub use self::early::Early;
 pub use self::forecast::{Forecast, Forecaster};
-use self::judged::{Judged, Verdicts};
-pub use self::judged::{Judging, watched};
+pub use self::judged::Judging;
+use self::judged::{Judged, Verdicts, watched};
 use self::own::Own;
 pub use self::shipped::{Shipping, ship};
 use self::taught::{Taught, Through};
@@ -193,15 +195,7 @@ pub async fn run(
     tell: Tell,
     interrupted: impl Future<Output = u8>,
 ) -> Reports {
-    let shared = Arc::new(Shared {
-        roles,
-        options,
-        run,
-        tell,
-        flight: Flight::of(IN_FLIGHT),
-        brake: Brake::default(),
-        reports: Mutex::default(),
-    });
+    let shared = Arc::new(Shared::new(roles, options, run, tell));
     let stopped = tokio::select! {
         () = Arc::clone(&shared).work(sources) => shared.brake.stopped(),
         number = interrupted => Some(Stopped::Signal(number)),
@@ -245,6 +239,11 @@ fn lost(id: String, loss: Loss) -> Report {
 }
 
 impl Shared {
+    fn new(roles: Roles, options: Options, run: Arc<RunDir>, tell: Tell) -> Self {
+        let (flight, brake) = (Flight::of(IN_FLIGHT), Brake::default());
+        Self { roles, options, run, tell, flight, brake, reports: Mutex::default() }
+    }
+
     async fn work(self: Arc<Self>, sources: Vec<Source>) {
         let mut tasks = JoinSet::new();
         let mut episodes = load(sources);
@@ -453,7 +452,7 @@ impl<'s> Work<'s> {
     /// What is said about every action that is read again: judged first, or as it is. Nothing where the run was stopped.
     async fn verdicts(&self) -> Option<Verdicts> {
         match (&self.shared.options.judging, &self.judge) {
-            (Some(judging), Some(judge)) => self.judged(judging, judge).await,
+            (Some(judging), Some(judge)) => self.judged(judging, judge, |_| true).await,
             _ if !self.shared.options.distils => Some(Verdicts { judged: Vec::new(), taught: Vec::new() }),
             _ => {
                 let every = (0..self.actions.len()).map(|step| (step, Given::Text(String::new()))).collect();
