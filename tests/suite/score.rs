@@ -154,15 +154,15 @@ pub fn expected_of(job: &Value, toy: Toy) -> Value {
 
 /// A trunk with prefixes, branches and repetitions, then jobs that share nothing; what is no job in between.
 fn mixed_jobs() -> Vec<Value> {
-    let trunk = tokens(1, 60);
+    let trunk = tokens(1, 600);
     let branch = |at: usize, salt: u32| [&trunk[..at], &tokens(salt, 9)].concat();
     let mut jobs = vec![
-        job(0, &trunk[..20], &[[10, 20]]),
-        job(1, &trunk, &[[55, 60], [0, 2]]),
-        job(2, &trunk[..40], &[[30, 40], [35, 36], [7, 7]]),
-        job(3, &branch(40, 5), &[[40, 49]]),
-        job(4, &branch(25, 6), &[[25, 34]]),
-        job(5, &trunk[..20], &[[10, 20]]),
+        job(0, &trunk[..200], &[[190, 200]]),
+        job(1, &trunk, &[[595, 600], [0, 2]]),
+        job(2, &trunk[..400], &[[390, 400], [395, 396], [7, 7]]),
+        job(3, &branch(400, 5), &[[400, 409]]),
+        job(4, &branch(300, 6), &[[300, 309]]),
+        job(5, &trunk[..200], &[[190, 200]]),
         job(6, &tokens(9, 4), &[[0, 1]]),
     ];
     jobs[1]["top_k"] = json!(3);
@@ -203,7 +203,7 @@ async fn rows_are_right_and_in_order_and_cost_less_than_job_by_job() {
             // Branches wait for their trunk; all else goes together.
             Dialect::Sglang => {
                 assert!(n_sent <= 3, "{n_sent} requests");
-                assert_eq!(summary["tokens"]["cached"], 40 - 1 + 25 - 1);
+                assert_eq!(summary["tokens"]["cached"], 400 - 1 + 300 - 1);
             }
         }
         // A job more: only what is new is asked for.

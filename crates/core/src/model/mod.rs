@@ -231,7 +231,7 @@ impl std::ops::AddAssign for Usage {
 }
 
 /// Tokens that a server computes in less time than a request takes to come and go.
-pub const LEAST_SHARE: usize = 64;
+pub const LEAST_SHARE: usize = 256;
 
 impl Limits {
     /// Nothing is known of it, and it only chats.
