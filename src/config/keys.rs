@@ -293,6 +293,7 @@ fn rows() -> Vec<(&'static str, &'static [&'static str], Vec<Row>)> {
     ("Teacher", DISTILLING, vec![
         (Result, "lens", one_of(&[], &lens::NAMES), Some("hint"), "What actions are re-read under: hint, or plain for all of them as they are, without a judge"),
         (Recomputed, "distill_topk", Whole(1), Some("50"), "The teacher's candidates at each token; a server may give fewer"),
+        (Recomputed, "at_student_topk", Truth, Some("false"), "Ask the teacher about the student's own candidates (student_topk); a server that cannot is asked for distill_topk"),
         (Recomputed, "placebo", Truth, Some("false"), "Re-read under as many irrelevant words too, so that what a hint says can be told from its being there"),
         (Recomputed, "audit", one_of(&[], Audit::NAMES), Some("sample"), "Re-read one action of each episode as the student, all, or none, and compare with its sampling"),
         (Recomputed, "audit_max_mean_diff", Number(0.0, 1e6), Some("0.1"), "Nats an action may differ on average before its episode teaches nothing"),

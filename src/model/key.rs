@@ -32,19 +32,21 @@ impl Key {
             text.number(span.start());
             text.number(span.end());
         }
-        text.number(job.top_k());
+        text.candidates(job);
         text.finish()
     }
 
-    /// The keys of what stands behind the first so many tokens, for each of `ends`, which ascend.
-    pub fn of_prefixes(
-        model: ModelId,
-        tokens: &[TokenId],
-        ends: impl IntoIterator<Item = usize>,
-    ) -> Vec<Self> {
-        let (mut text, mut at) = (Text::new("prefix", model), 0);
+    /// The keys of what a job finds behind the first so many tokens, for each of `ends`, which ascend. Those of the
+    /// likeliest candidates are the same for any number of them.
+    pub fn of_prefixes(model: ModelId, job: &ScoreJob, ends: impl IntoIterator<Item = usize>) -> Vec<Self> {
+        let chooses = !job.chosen().is_empty();
+        let mut text = Text::new(if chooses { "prefix of chosen" } else { "prefix" }, model);
+        if chooses {
+            text.candidates(job);
+        }
+        let mut at = 0;
         let of = |end| {
-            text.bare_ids(&tokens[at..end]);
+            text.bare_ids(&job.tokens()[at..end]);
             at = end;
             Self(text.0.clone().finalize().into())
         };
@@ -125,6 +127,13 @@ impl Text {
         for piece in ids.chunks(1024) {
             let bytes: Vec<u8> = piece.iter().flat_map(|id| id.to_le_bytes()).collect();
             self.0.update(bytes);
+        }
+    }
+
+    fn candidates(&mut self, job: &ScoreJob) {
+        self.number(job.top_k());
+        if !job.chosen().is_empty() {
+            self.ids(job.chosen());
         }
     }
 
@@ -216,9 +225,16 @@ mod tests {
 
     #[test]
     fn prefixes_differ_by_model_and_tokens() {
-        let of = |model, tokens: &[TokenId]| Key::of_prefixes(ModelId(model), tokens, [0, 2, 3]);
+        let asked = |tokens: &[TokenId]| job(tokens, &[(1, 3)], 2);
+        let of = |model, tokens: &[TokenId]| Key::of_prefixes(ModelId(model), &asked(tokens), [0, 2, 3]);
+        let choosing = |ids: &[TokenId]| {
+            Key::of_prefixes(ModelId(1), &asked(&[1, 2, 3]).choosing(ids.iter().copied()), [0, 2, 3])
+        };
         let ends = of(1, &[1, 2, 3, 4]);
-        check_distinct(ends.iter().chain(&of(2, &[1, 2, 3, 4])).chain(&of(1, &[2, 2, 3])[1..]).copied());
+        let others =
+            [of(2, &[1, 2, 3, 4]), of(1, &[2, 2, 3])[1..].to_vec(), choosing(&[5]), choosing(&[5, 6])];
+        check_distinct(ends.iter().chain(others.iter().flatten()).copied());
+        assert_eq!(choosing(&[5]), choosing(&[5, 5]));
         assert_eq!(ends, of(1, &[1, 2, 3, 9]), "what comes behind them does not matter");
     }
 

@@ -39,7 +39,8 @@ pub(crate) mod weights;
 
 pub use backsight_core::model::{
     ChatAnswer, ChatRequest, Constraint, Error, Finish, GenerateRequest, Generated, Limits, Model, Place,
-    SampledToken, Sampling, Scored, ToldVersion, Usage, check_ids, check_length, check_prompt, check_top_k,
+    SampledToken, Sampling, Scored, ToldVersion, Usage, check_chosen, check_ids, check_length, check_prompt,
+    check_top_k,
 };
 
 pub use self::anthropic::Anthropic;

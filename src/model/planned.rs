@@ -308,10 +308,12 @@ impl<'a, 's> Work<'a, 's> {
         }
     }
 
-    /// The failure of a request is that of its job, if it has only one; else each is asked for alone.
+    /// The failure of a request is that of its job, if none of the job's requests serves another; else each is asked
+    /// for alone.
     fn take_failure(&mut self, request: usize, error: &Error) {
         let jobs = self.requests[request].jobs.clone();
-        let is_own = jobs.len() == 1 && jobs.iter().all(|&job| self.jobs[job].requests.len() == 1);
+        let serves_one = |request: &usize| self.requests[*request].jobs.len() == 1;
+        let is_own = jobs.iter().all(|&job| self.jobs[job].requests.iter().all(serves_one));
         for job in jobs {
             match self.jobs[job].course {
                 Course::Planned if is_own || error.stops_the_run() => self.finish(job, Err(error.clone())),

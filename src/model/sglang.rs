@@ -19,8 +19,8 @@ use super::remote::{self, Size};
 use super::sampled::Sampled;
 use super::transport::{Answer, Decode, Transport};
 use super::{
-    ChatAnswer, ChatRequest, Constraint, Error, GenerateRequest, Generated, Limits, Model, Scored, check_ids,
-    check_top_k,
+    ChatAnswer, ChatRequest, Constraint, Error, GenerateRequest, Generated, Limits, Model, Scored,
+    check_chosen, check_ids, check_top_k,
 };
 use crate::wire::OneOrMany;
 use crate::wire::sglang::{self as wire, SamplingParams, Window};
@@ -41,6 +41,7 @@ pub static SGLANG: Kind = Kind {
         start_index: true,
         cached_scores: true,
         least_share: LEAST_SHARE,
+        chosen: true,
         batches: true,
         ..Limits::CHAT
     },
@@ -90,6 +91,7 @@ impl Sglang {
         let Some(window) = Window::of(job) else { return Ok(None) };
         self.remote.check(&job.tokens()[..window.end])?;
         check_top_k(job.top_k(), self.remote.limits.vocab_size)?;
+        check_chosen(job, &self.remote.limits)?;
         Ok(Some(window))
     }
 
@@ -162,11 +164,13 @@ impl Model for Sglang {
     /// One request for each endpoint that knows the beginnings of some of the jobs. Whatever goes wrong with it, but for
     /// a busy server, may be one job's fault: then each that has no scores yet is asked for alone.
     async fn score_many(&self, jobs: &[ScoreJob]) -> Vec<Result<Scored, Error>> {
-        let mut groups: BTreeMap<Result<usize, usize>, (Vec<usize>, Vec<&ScoreJob>)> = BTreeMap::new();
+        let mut groups: BTreeMap<Result<(usize, bool), usize>, (Vec<usize>, Vec<&ScoreJob>)> =
+            BTreeMap::new();
         for (idx, job) in jobs.iter().enumerate() {
             let home = || self.remote.transport.home(remote::sticky_prompt(job.tokens()));
+            let chooses = !job.chosen().is_empty();
             // What cannot be sent is in nobody's way.
-            let group = self.window(job).ok().flatten().map(|_| home()).ok_or(idx);
+            let group = self.window(job).ok().flatten().map(|_| (home(), chooses)).ok_or(idx);
             let (places, together) = groups.entry(group).or_default();
             places.push(idx);
             together.push(job);

@@ -15,7 +15,9 @@ use super::openai::{self, Dialect};
 use super::remote::{self, Size};
 use super::sampled::Sampled;
 use super::transport::{Answer, LOOK_UP, Outgoing, Transport};
-use super::{ChatAnswer, ChatRequest, Error, GenerateRequest, Generated, Limits, Model, Scored};
+use super::{
+    ChatAnswer, ChatRequest, Error, GenerateRequest, Generated, Limits, Model, Scored, check_chosen,
+};
 use crate::wire::vllm::{self as wire, CompletionRequest, LogprobLimit};
 use backsight_core::score::ScoreJob;
 
@@ -140,6 +142,7 @@ impl Model for Vllm {
             return remote::nothing_to_score(job);
         }
         self.remote.check(&job.tokens()[..job.end_needed()])?;
+        check_chosen(job, &self.remote.limits)?;
         self.within_limit(job.top_k(), |top_k| self.score_with(job, top_k)).await
     }
 

@@ -14,6 +14,7 @@ use backsight_core::lens::Lenses;
 use backsight_core::model::Limits;
 use backsight_core::plan::{Figures, Plan, TipJob, plan_tree};
 use backsight_core::score::SpanScore;
+use backsight_core::tokens::TokenId;
 
 /// An episode's jobs.
 pub(super) struct Jobs {
@@ -33,11 +34,22 @@ impl Jobs {
                 if let Some(seen) = view.and_then(|seen| seen.as_ref().ok()) {
                     jobs[lens] = Some(all.len());
                     let spans = vec![seen.action(n_tokens)];
-                    all.push(TipJob { tip: seen.tip, spans, top_k: through.top_k });
+                    all.push(TipJob { tip: seen.tip, spans, top_k: through.top_k, chosen: Vec::new() });
                 }
             }
         }
         Self { all, of_step }
+    }
+
+    /// The same jobs, with the candidates that are chosen at each of the so many positions of a step's action.
+    pub(super) fn choosing(mut self, chosen: impl Fn(usize, usize) -> Vec<Arc<[TokenId]>>) -> Self {
+        for (step, jobs) in self.of_step.iter().enumerate() {
+            for job in jobs.iter().flatten() {
+                let job = &mut self.all[*job];
+                job.chosen = chosen(step, job.spans.iter().map(|span| span.len()).sum());
+            }
+        }
+        self
     }
 
     /// The requests that give those scores of an episode that are wanted, by step and lens.

@@ -120,7 +120,8 @@ impl Outline {
                         Some(replacement) => replacements.grow(&mut tree, plain, replacement),
                     };
                     let tip = tree.grow(seen, &tokens[action + 1..action + 2]);
-                    jobs.push(TipJob { tip, spans: vec![TokenSpan::at(seen.len(), 1)], top_k: 0 });
+                    let spans = vec![TokenSpan::at(seen.len(), 1)];
+                    jobs.push(TipJob { tip, spans, top_k: 0, chosen: Vec::new() });
                 }
             }
         }

@@ -19,6 +19,8 @@ pub struct GroupOptions {
     pub lens: Option<String>,
     /// Candidates in each row.
     pub k: usize,
+    /// Whether they are the student's own.
+    pub at_student: bool,
     /// Whether conversations are in the group.
     pub include_messages: bool,
     /// Whether episodes whose tokens were made from text may ship.
@@ -113,6 +115,8 @@ fn overrides(shipped: &Shipped, options: &GroupOptions, has_rows: bool) -> Optio
     let mut overrides = serde_json::Map::new();
     overrides.extend(is_short.then(|| ("group_size".to_owned(), json!(shipped.episodes))));
     overrides.extend(has_rows.then(|| ("teacher_top_k".to_owned(), json!(options.k))));
+    let are_students = has_rows && options.at_student;
+    overrides.extend(are_students.then(|| ("teacher_candidates".to_owned(), json!("student"))));
     (!overrides.is_empty()).then_some(Value::Object(overrides))
 }
 
@@ -208,6 +212,7 @@ mod tests {
         GroupOptions {
             lens: Some("hint".to_owned()),
             k: 2,
+            at_student: false,
             include_messages: true,
             allow_rendered: false,
             group_size: Some(2),

@@ -73,8 +73,11 @@ fn holds(block: &Block, job: &ScoreJob, start: usize, at: usize) -> bool {
 
 /// The first `wanted` of a row's candidates, and the token that stands there.
 fn fewer(top: &TopK, given: (TokenId, backsight_core::tokens::Logprob), asked: usize, wanted: usize) -> TopK {
-    if asked == wanted || wanted == 0 {
-        return if wanted == 0 { TopK::default() } else { top.clone() };
+    if asked == wanted {
+        return top.clone();
+    }
+    if wanted == 0 {
+        return TopK::default();
     }
     let first = top.entries().iter().take(wanted).copied();
     TopK::new(first.chain([(given.0, top.get(given.0).unwrap_or(given.1))]).collect())

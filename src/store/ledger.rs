@@ -144,7 +144,7 @@ impl Ledger {
         if starts.is_empty() {
             return Ok(None);
         }
-        let keys = Key::of_prefixes(model, job.tokens(), starts.iter().copied());
+        let keys = Key::of_prefixes(model, job, starts.iter().copied());
         let read = move |connection: &Connection| {
             keys.iter().map(|key| stored_blocks(connection, key, role)).collect::<rusqlite::Result<Vec<_>>>()
         };

@@ -176,7 +176,7 @@ impl PaidCall for ScoreJob {
     fn blocks(&self, of: &Ledgered, model: ModelId, answer: &Scored) -> Vec<(Key, Block)> {
         let job = self.within(of.inner.top_k_limit());
         let blocks = blocks::cut(&job, answer);
-        let keys = Key::of_prefixes(model, job.tokens(), blocks.keys().copied());
+        let keys = Key::of_prefixes(model, &job, blocks.keys().copied());
         keys.into_iter().zip(blocks.into_values()).collect()
     }
 }

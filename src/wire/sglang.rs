@@ -51,6 +51,8 @@ pub struct GenerateRequest<'a> {
     pub logprob_start_len: Option<OneOrMany<i64>>,
     /// How many candidates per position.
     pub top_logprobs_num: Option<OneOrMany<usize>>,
+    /// Candidates whose logprobs are wanted at every position, however likely they are.
+    pub token_ids_logprob: Option<OneOrMany<Cow<'a, [TokenId]>>>,
     /// Always false: texts are of no use and cost most of the answer.
     #[serde(default)]
     pub return_text_in_logprobs: bool,
@@ -147,18 +149,22 @@ impl Window {
 pub fn score_request(job: &ScoreJob, window: Window) -> GenerateRequest<'_> {
     GenerateRequest {
         logprob_start_len: Some(OneOrMany::One(window.start_len() as i64)),
+        token_ids_logprob: (!job.chosen().is_empty()).then(|| OneOrMany::One(job.chosen().into())),
         ..GenerateRequest::new(&job.tokens()[..window.end], SamplingParams::none(), job.top_k())
     }
     .with_flat_rows(job.top_k() > 0)
 }
 
-/// The request that scores several jobs at once; each needs a window.
+/// The request that scores several jobs at once; each needs a window, and either all or none choose candidates.
 pub fn batch_request<'a>(jobs: &[(&'a ScoreJob, Window)]) -> GenerateRequest<'a> {
+    let chosen = jobs.iter().map(|&(job, _)| Cow::from(job.chosen()));
+    let chooses = jobs.iter().any(|(job, _)| !job.chosen().is_empty());
     let ids = |&(job, window): &(&'a ScoreJob, Window)| job.tokens()[..window.end].into();
     let starts = jobs.iter().map(|(_, window)| window.start_len() as i64);
     GenerateRequest {
         input_ids: Some(OneOrMany::Many(jobs.iter().map(ids).collect())),
         logprob_start_len: Some(OneOrMany::Many(starts.collect())),
+        token_ids_logprob: chooses.then(|| OneOrMany::Many(chosen.collect())),
         top_logprobs_num: Some(OneOrMany::Many(jobs.iter().map(|(job, _)| job.top_k()).collect())),
         ..GenerateRequest::new(&[], SamplingParams::none(), 0)
     }
@@ -176,6 +182,7 @@ impl<'a> GenerateRequest<'a> {
             return_logprob: true,
             logprob_start_len: Some(OneOrMany::One(-1)),
             top_logprobs_num: Some(OneOrMany::One(top_k)),
+            token_ids_logprob: None,
             return_text_in_logprobs: false,
             return_flat_raw_top_logprobs: false,
             return_flat_raw_top_logprobs_b64: false,
@@ -243,6 +250,7 @@ struct PromptReader<'job> {
     /// The logprobs of the given tokens at the needed positions behind 0.
     own: Option<Vec<Option<f64>>>,
     nested: Option<Vec<Vec<Candidate>>>,
+    chosen: Option<Vec<Vec<Candidate>>>,
     flat: Flat,
     finish: Option<Value>,
     told: Aside,
@@ -256,6 +264,7 @@ impl<'job> PromptReader<'job> {
             needed: Needed::new(job),
             own: None,
             nested: None,
+            chosen: None,
             flat: Flat::default(),
             finish: None,
             told: Aside::default(),
@@ -269,7 +278,11 @@ impl<'job> PromptReader<'job> {
             b"input_token_logprobs" => self.own = Some(self.own_list(scanner)?),
             // Whatever stands there when no rows were asked for, nobody needs it.
             b"input_top_logprobs" if self.job.top_k() == 0 => scanner.skip()?,
-            b"input_top_logprobs" => self.nested = Some(self.rows(scanner)?),
+            b"input_top_logprobs" => self.nested = Some(self.rows(scanner, "input_top_logprobs")?),
+            b"input_token_ids_logprobs" if self.job.chosen().is_empty() => scanner.skip()?,
+            b"input_token_ids_logprobs" => {
+                self.chosen = Some(self.rows(scanner, "input_token_ids_logprobs")?);
+            }
             b"finish_reason" => self.finish = strict::read(scanner.raw()?)?,
             _ if key.starts_with(FLAT_PREFIX) => self.flat.field(&key[FLAT_PREFIX.len()..], scanner)?,
             _ => self.told.field(key, scanner)?,
@@ -315,9 +328,9 @@ impl<'job> PromptReader<'job> {
     }
 
     /// `[null, [[logprob, id, text], …], …]`
-    fn rows(&self, scanner: &mut Scanner<'_>) -> Result<Vec<Vec<Candidate>>, String> {
+    fn rows(&self, scanner: &mut Scanner<'_>, what: &str) -> Result<Vec<Vec<Candidate>>, String> {
         let mut rows = Vec::with_capacity(self.needed.len());
-        self.walk(scanner, "input_top_logprobs", |scanner, _, is_needed| {
+        self.walk(scanner, what, |scanner, _, is_needed| {
             if !is_needed {
                 return Ok(scanner.skip()?);
             }
@@ -331,11 +344,14 @@ impl<'job> PromptReader<'job> {
         check_finished(self.finish.as_ref())?;
         let usage = paid(self.told.counted, self.window.end)?;
         let own = self.own.as_ref().ok_or("the answer has no input_token_logprobs")?;
-        let tops = self.tops(own.len())?;
-        let (mut values, mut rows) = (own.iter().copied(), tops.into_iter());
+        let (tops, chosen) = (self.tops(own.len())?, self.chosen_rows()?);
+        let (mut values, mut rows, mut chosen) = (own.iter().copied(), tops.into_iter(), chosen.iter());
         let scores = self.needed.positions().map(|position| match position {
             0 => Ok(needed::absent(Absence::NoContext)),
-            _ => self.score(position, values.next().flatten(), &rows.next().unwrap_or_default()),
+            _ => {
+                let (row, chosen) = (rows.next().unwrap_or_default(), chosen.next());
+                self.score(position, values.next().flatten(), &row, chosen.map_or(&[], Vec::as_slice))
+            }
         });
         let scores = scores.collect::<Result<_, String>>()?;
         let (spans, version) = (self.needed.into_spans(self.job, scores)?, self.told.versions.of_prompt()?);
@@ -356,16 +372,39 @@ impl<'job> PromptReader<'job> {
         }
     }
 
-    fn score(&self, position: usize, value: Option<f64>, row: &[Candidate]) -> Result<TokenScore, String> {
+    /// The chosen candidates of the needed positions behind 0; none where none were asked for.
+    fn chosen_rows(&self) -> Result<&[Vec<Candidate>], String> {
+        match &self.chosen {
+            None if self.job.chosen().is_empty() => Ok(&[]),
+            None => Err("the answer has no input_token_ids_logprobs".to_owned()),
+            Some(rows) => Ok(rows),
+        }
+    }
+
+    fn score(
+        &self,
+        position: usize,
+        value: Option<f64>,
+        row: &[Candidate],
+        chosen: &[Candidate],
+    ) -> Result<TokenScore, String> {
         let (given, k) = (self.job.tokens()[position], self.job.top_k());
+        let at = |why: &str| format!("position {position} {why}");
         if value.is_some() && row.len() != k {
-            return Err(format!("position {position} has {} candidates, {k} were asked for", row.len()));
+            return Err(at(&format!("has {} candidates, {k} were asked for", row.len())));
+        }
+        if value.is_some() && !chosen.iter().map(|it| it.0).eq(self.job.chosen().iter().copied()) {
+            return Err(at("has other candidates than the chosen ones"));
         }
         let score = needed::token_score(given, value, row, k, Some(FLOOR));
         if score.logprob.is_ok() && k > 0 {
-            check_row(given, value, row, &score.top).map_err(|why| format!("position {position} {why}"))?;
+            check_row(given, value, row, &score.top).map_err(at)?;
         }
-        Ok(score)
+        if chosen.is_empty() {
+            return Ok(score);
+        }
+        let all = with_chosen((given, value), row, chosen).map_err(at)?;
+        Ok(needed::token_score(given, value, &all, all.len(), Some(FLOOR)))
     }
 }
 
@@ -378,6 +417,21 @@ fn check_row(given: TokenId, own: Option<f64>, row: &[Candidate], top: &TopK) ->
     }
     rows::check_order(row)?;
     if is_listed { Ok(()) } else { rows::check_outsider(own, row) }
+}
+
+/// The best candidates and the chosen ones beside them; those that are both, and the given token, must be told alike.
+fn with_chosen(
+    given: Candidate,
+    row: &[Candidate],
+    chosen: &[Candidate],
+) -> Result<Vec<Candidate>, &'static str> {
+    let told = |id: TokenId| row.iter().chain([&given]).find(|it| it.0 == id);
+    let is_same = |it: &Candidate| told(it.0).is_none_or(|other| other.1 == it.1);
+    if !chosen.iter().all(is_same) {
+        return Err("tells a candidate in two ways");
+    }
+    let others = chosen.iter().filter(|it| !row.iter().any(|other| other.0 == it.0));
+    Ok(row.iter().chain(others).copied().collect())
 }
 
 /// `[logprob, id, text]`

@@ -96,7 +96,8 @@ fn sglang() {
         ("killed", 1),
         ("no logprobs", 3),
         ("sampled", 6),
-        ("scores", 12),
+        ("scores", 10),
+        ("scores of chosen candidates", 2),
         ("routes we do not use", 7),
     ];
     check("sglang-0.5.23", &expected, |it| match it.path.as_str() {
@@ -332,14 +333,14 @@ fn check_sglang_generate(it: &Exchange) -> &'static str {
     let given =
         ids(&meta["input_token_logprobs"].as_array().unwrap().iter().map(|it| it[1].clone()).collect());
     let prompt = it.request["input_ids"].as_array().map_or(given, |_| ids(&it.request["input_ids"]));
-    check_sglang_scores(
-        &it.name,
-        &prompt,
-        start_len(&it.request, None),
-        top_k(&it.request, None),
-        &it.response,
-    );
-    "scores"
+    let start = start_len(&it.request, None);
+    let job = whole_job(&prompt, top_k(&it.request, None), start + 1).choosing(chosen(&it.request));
+    check_sglang_scores(&it.name, &job, start, &it.response);
+    if job.chosen().is_empty() { "scores" } else { "scores of chosen candidates" }
+}
+
+fn chosen(request: &Value) -> Vec<TokenId> {
+    request["token_ids_logprob"].as_array().map_or(Vec::new(), |_| ids(&request["token_ids_logprob"]))
 }
 
 fn start_len(request: &Value, index: Option<usize>) -> usize {
@@ -354,12 +355,11 @@ fn top_k(request: &Value, index: Option<usize>) -> usize {
     top_k.as_u64().unwrap_or(0) as usize
 }
 
-fn check_sglang_scores(name: &str, prompt: &[TokenId], start: usize, top_k: usize, response: &Value) {
-    let job = whole_job(prompt, top_k, start + 1);
-    let window = sglang::Window::of(&job).unwrap();
+fn check_sglang_scores(name: &str, job: &ScoreJob, start: usize, response: &Value) {
+    let window = sglang::Window::of(job).unwrap();
     assert_eq!(window.start_len(), start);
-    let (_, scores) = sglang::scores(response.to_string().as_bytes(), &job, window).unwrap();
-    check_sglang_spans(name, &job, start, &scores, response);
+    let (_, scores) = sglang::scores(response.to_string().as_bytes(), job, window).unwrap();
+    check_sglang_spans(name, job, start, &scores, response);
 }
 
 fn check_sglang_spans(name: &str, job: &ScoreJob, start: usize, scores: &Scored, response: &Value) {
@@ -371,8 +371,15 @@ fn check_sglang_spans(name: &str, job: &ScoreJob, start: usize, scores: &Scored,
     let own = |position: usize| meta["input_token_logprobs"][position - start][0].as_f64();
     let row = |position: usize| {
         let mut row = sglang_row(meta, position - start, job.top_k());
-        if job.top_k() > 0 && row.iter().all(|entry| entry.0 != prompt[position]) {
+        if !job.chosen().is_empty() {
+            row.extend(triples(&meta["input_token_ids_logprobs"][position - start]));
+        }
+        let has_row = job.top_k() > 0 || !job.chosen().is_empty();
+        if has_row && row.iter().all(|entry| entry.0 != prompt[position]) {
             row.push((prompt[position], own(position).unwrap()));
+        }
+        if !job.chosen().is_empty() {
+            row.sort_by(|a, b| b.1.total_cmp(&a.1));
         }
         row
     };
@@ -506,9 +513,10 @@ fn check_spans(
             }
             let found = score.logprob.as_ref().map(|it| it.get());
             assert_eq!(found.ok(), own(position), "{name} position {position}");
-            let row = if job.top_k() > 0 { row(position) } else { vec![] };
+            let has_row = job.top_k() > 0 || !job.chosen().is_empty();
+            let row = if has_row { row(position) } else { vec![] };
             assert_eq!(entries(&score.top), row, "{name} position {position}");
-            assert!(job.top_k() == 0 || score.top.get(job.tokens()[position]).is_some());
+            assert!(!has_row || score.top.get(job.tokens()[position]).is_some());
         }
     }
 }

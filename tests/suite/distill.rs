@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use crate::collect::place::{Place, Ran, Server, scripted};
 use crate::student::tokenizer;
 use crate::support::stand_in::{Asked, Dialect, Fault, Setup};
-use crate::support::toy::Toy;
+use crate::support::toy::{Toy, VOCAB};
 
 const OLD: Toy = Toy { weights: 1 };
 const NEW: Toy = Toy { weights: 2 };
@@ -43,7 +43,28 @@ fn kind(dialect: Dialect) -> &'static str {
 
 /// Episodes of a server, in groups of two.
 fn collected(dialect: Dialect, setup: Setup) -> (Place, Server) {
-    let (place, server) = (Place::new(), Server::start(setup));
+    collected_at(Place::new(), dialect, setup)
+}
+
+/// With a tokenizer that has every id the toy may name.
+fn collected_with_all_ids(dialect: Dialect) -> (Place, Server) {
+    let place = Place::new();
+    let path = place.path("model/tokenizer.json");
+    let mut tokenizer: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    // A token that is not in the vocabulary would get the first id behind it.
+    for token in tokenizer["added_tokens"].as_array().unwrap().clone() {
+        tokenizer["model"]["vocab"][token["content"].as_str().unwrap()] = token["id"].clone();
+    }
+    let first = tokenizer["model"]["vocab"].as_object().unwrap().len() as u64;
+    for id in first..VOCAB {
+        tokenizer["model"]["vocab"][format!("unused {id}")] = json!(id);
+    }
+    std::fs::write(path, tokenizer.to_string()).unwrap();
+    collected_at(place, dialect, judging(dialect))
+}
+
+fn collected_at(place: Place, dialect: Dialect, setup: Setup) -> (Place, Server) {
+    let server = Server::start(setup);
     let url = server.url();
     let arguments =
         Place::arguments(&url, &["--group-size", "2", "--run", "runs/all", "--show-tests", "false"]);
@@ -252,6 +273,61 @@ fn what_goes_wrong_is_counted_and_never_a_number() {
             "{notices:?}"
         );
     });
+}
+
+/// Asked about the student's own candidates, a teacher that can tells of all of them; one that cannot is asked for its
+/// likeliest, and what those do not hold is counted and not made up.
+#[test]
+fn a_teacher_is_asked_about_the_students_own_candidates() {
+    let (place, server) = collected_with_all_ids(Dialect::Sglang);
+    let more = ["--at-student-topk", "true"];
+    let dry = distill(&place, &server, Dialect::Sglang, &[&more[..], &["--dry-run"]].concat()).expect(0);
+    assert_eq!(dry.json()["episodes"][0]["student"]["requests"], json!(1), "the student's are recorded");
+    let summary = distill(&place, &server, Dialect::Sglang, &more).expect(0).json();
+    let n = summary["made"]["shipped_tokens"].as_u64().unwrap();
+    let mut n_right = 0;
+    for group in place.lines("runs/all/groups.jsonl") {
+        assert_eq!(group["group_overrides"], json!({"teacher_top_k": 5, "teacher_candidates": "student"}));
+        n_right += sequences(&group).into_iter().map(at_the_students).sum::<u64>();
+    }
+    assert_eq!(n_right, n, "{summary}");
+    assert!(n > 6 * 20 && summary["lost"]["tokens"] == Value::Null, "{summary}");
+    server.stand_in.forget();
+    distill(&place, &server, Dialect::Sglang, &[&more[..], &["--overwrite"]].concat()).expect(0);
+    assert_eq!((votes(&server).len(), scored(&server)), (0, 0), "nothing is paid twice");
+
+    let (place, server) = collected_with_all_ids(Dialect::Vllm);
+    let summary = distill(&place, &server, Dialect::Vllm, &more).expect(0).json();
+    let lost = summary["lost"]["tokens"].as_object().unwrap();
+    let shipped = summary["made"]["shipped_tokens"].as_u64().unwrap();
+    let why = "the teacher's candidates lack some of the student's";
+    assert_eq!((lost[why].as_u64(), shipped < n), (Some(n - shipped), true), "{summary}");
+    let none = distill(&place, &server, Dialect::Vllm, &["--at-student-topk", "true", "--student-topk", "0"]);
+    assert!(none.expect(2).stderr.contains("no candidates that a teacher could be asked about"));
+}
+
+/// How many rows a sequence has, all of them about what the student holds likely without the hint.
+fn at_the_students((tokens, (masks, (rows, logprobs))): Sequence<'_>) -> u64 {
+    let tokens = ids(tokens);
+    let action = actions(masks)[1].clone();
+    let context = hinted(&tokens[..action.start]);
+    let (own, taught) =
+        (OLD.contexts(&tokens), OLD.contexts(&[&context[..], &tokens[action.clone()]].concat()));
+    for position in action.clone() {
+        let at = &taught[context.len() + position - action.start];
+        let mut expected: Vec<u32> = own[position].top(5).into_iter().map(|it| it.0).collect();
+        let is_among = expected.contains(&tokens[position]);
+        expected.extend((!is_among).then_some(tokens[position]));
+        expected.sort_by(|a, b| at.logprob(*b).total_cmp(&at.logprob(*a)));
+        expected.truncate(5);
+        if !expected.contains(&tokens[position]) {
+            expected[4] = tokens[position];
+        }
+        assert_eq!(ids(&rows[position]), expected);
+        let told = logprobs[position].as_array().unwrap().iter().map(|it| it.as_f64().unwrap());
+        assert!(told.zip(&expected).all(|(told, id)| (told - at.logprob(*id)).abs() < 1e-6));
+    }
+    action.len() as u64
 }
 
 #[test]

@@ -650,6 +650,9 @@ impl State {
         let sampled = self.sampled(ids, &body["sampling_params"], "max_new_tokens", 128);
         let finish = finish(&sampled, &body["sampling_params"], "max_new_tokens", 128);
         let (own, top) = sglang_rows(ids, &contexts, start, k, fault, self.shift());
+        let chosen = body["token_ids_logprob"].clone();
+        let chosen = if chosen[0].is_array() { chosen[index].clone() } else { chosen };
+        let chosen = chosen_rows(ids.len(), &contexts, start, &chosen, self.shift());
         let all: Vec<u32> = ids.iter().chain(&sampled).copied().collect();
         let contexts = &self.toy().contexts(&all)[ids.len()..];
         let shift = self.setup.sampled_shift;
@@ -661,7 +664,7 @@ impl State {
         let drawn_top: Vec<Value> = sampled.iter().zip(contexts).map(row).collect();
         Ok(format!(
             "{{\"text\":\"\",\"output_ids\":{},\"meta_info\":{{\"id\":\"{}\",\"finish_reason\":{{\"type\":\"{finish}\",\"length\":{}}},\
-             \"prompt_tokens\":{},\"weight_version\":{},\"weight_versions\":{},\"input_token_logprobs\":[{}],{}\
+             \"prompt_tokens\":{},\"weight_version\":{},\"weight_versions\":{},\"input_token_logprobs\":[{}],{}{}\
              \"output_token_logprobs\":{},\"output_top_logprobs\":{},\"completion_tokens\":{},\"cached_tokens\":{cached}}}}}",
             json!(sampled),
             self.id(&of_prompt("rid"), fault),
@@ -674,6 +677,11 @@ impl State {
             own.join(","),
             // Without candidates to tell there is no such key.
             if k > 0 { format!("\"input_top_logprobs\":[{}],", top.join(",")) } else { String::new() },
+            if chosen.is_empty() {
+                String::new()
+            } else {
+                format!("\"input_token_ids_logprobs\":{},", Value::Array(chosen))
+            },
             Value::Array(drawn),
             Value::Array(drawn_top),
             sampled.len(),
@@ -835,6 +843,16 @@ fn sglang_rows(
     spoil(&mut owns, fault, "[");
     spoil(&mut tops, fault.filter(|it| !matches!(it, Fault::NotANumber | Fault::Null)), "[");
     (owns, tops)
+}
+
+/// The rows of chosen candidates from `start` on, the first of them null; none where none were chosen.
+fn chosen_rows(n: usize, contexts: &[Context], start: usize, chosen: &Value, shift: f64) -> Vec<Value> {
+    let Some(chosen) = chosen.as_array() else { return Vec::new() };
+    let row = |at: usize| {
+        let entry = |id: &Value| json!([contexts[at].logprob(id.as_u64().unwrap() as u32) + shift, id, null]);
+        if at == start { Value::Null } else { chosen.iter().map(entry).collect() }
+    };
+    (start..n).map(row).collect()
 }
 
 /// Makes the last row wrong; `before` is what stands before a logprob.

@@ -28,13 +28,35 @@ pub struct TipJob {
     pub spans: Vec<TokenSpan>,
     /// How many candidates per position; 0 asks for the given token only.
     pub top_k: usize,
+    /// The candidates wanted at each position of the spans, one after another, however likely they are; empty where the
+    /// likeliest are wanted. A backend that cannot be asked for them is asked for `top_k`, among which they may be.
+    pub chosen: Vec<Arc<[TokenId]>>,
 }
+
+impl TipJob {
+    /// The chosen candidates at a position of one of its spans, where candidates are chosen.
+    fn chosen_at(&self, span_idx: usize, position: usize) -> Option<&[TokenId]> {
+        let before: usize = self.spans[..span_idx].iter().map(|span| span.len()).sum();
+        self.chosen.get(before + position - self.spans[span_idx].start()).map(|it| &**it)
+    }
+
+    /// How many candidates a backend is asked for that can be asked for chosen ones, or cannot.
+    fn likeliest(&self, chooses: bool) -> usize {
+        if chooses && !self.chosen.is_empty() { 0 } else { self.top_k }
+    }
+}
+
+/// Positions scored in one request at most where candidates are chosen: each of them answers for all candidates of the
+/// others.
+const CHOSEN_AT_ONCE: usize = 64;
 
 /// One request of a plan.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PlannedRequest {
     /// What to ask: tokens up to the last needed one, and the spans that are needed.
     ask: TipJob,
+    /// The candidates that any position of it wants, however likely they are.
+    chosen: BTreeSet<TokenId>,
     /// The request whose tokens this one expects to find cached. It should have been answered before this one is sent.
     pub after: Option<usize>,
     /// How many tokens it expects to find there.
@@ -88,6 +110,8 @@ impl std::ops::AddAssign for Figures {
 pub struct Plan {
     tree: Arc<TokenTree>,
     jobs: Vec<TipJob>,
+    /// Whether the backend can be asked for chosen candidates.
+    chooses: bool,
     /// In the order to send them; each depends only on earlier ones.
     pub requests: Vec<PlannedRequest>,
     /// What it costs.
@@ -119,6 +143,7 @@ pub fn plan(jobs: &[ScoreJob], limits: &Limits) -> Plan {
         tip: tree.grow(Tip::EMPTY, job.tokens()),
         spans: job.spans().to_vec(),
         top_k: job.top_k(),
+        chosen: Vec::new(),
     };
     let jobs = jobs.iter().map(job).collect();
     plan_tree(Arc::new(tree), jobs, limits)
@@ -126,7 +151,7 @@ pub fn plan(jobs: &[ScoreJob], limits: &Limits) -> Plan {
 
 /// Plans the requests for jobs whose sequences are in a tree.
 pub fn plan_tree(tree: Arc<TokenTree>, jobs: Vec<TipJob>, limits: &Limits) -> Plan {
-    let mut paths = Paths::new(&tree, &jobs);
+    let mut paths = Paths::new(&tree, &jobs, limits.chosen);
     let mut requests = Vec::new();
     let leaves = paths.leaves_depth_first();
     let passes = leaves.len() as u64;
@@ -134,7 +159,8 @@ pub fn plan_tree(tree: Arc<TokenTree>, jobs: Vec<TipJob>, limits: &Limits) -> Pl
         paths.request_leaf(leaf, limits, &mut requests);
     }
     let parts = jobs.iter().map(|job| paths.parts(job)).collect();
-    Plan { figures: figures(&jobs, &requests, passes), requests, parts, jobs, tree }
+    let chooses = limits.chosen;
+    Plan { figures: figures(&jobs, &requests, passes), requests, parts, jobs, chooses, tree }
 }
 
 fn figures(jobs: &[TipJob], requests: &[PlannedRequest], passes: u64) -> Figures {
@@ -157,16 +183,19 @@ impl Plan {
 
     /// A request as it is sent; none if its sequence is empty.
     pub fn ask(&self, request: usize) -> Option<ScoreJob> {
-        self.written_out(&self.requests[request].ask)
+        let PlannedRequest { ask, chosen, .. } = &self.requests[request];
+        Some(self.written_out(ask, ask.top_k)?.choosing(chosen.iter().copied()))
     }
 
     /// A job as it is sent alone; none if its sequence is empty.
     pub fn job(&self, job: usize) -> Option<ScoreJob> {
-        self.written_out(&self.jobs[job])
+        let job = &self.jobs[job];
+        let chosen = job.chosen.iter().filter(|_| self.chooses).flat_map(|it| it.iter().copied());
+        Some(self.written_out(job, job.likeliest(self.chooses))?.choosing(chosen))
     }
 
-    fn written_out(&self, TipJob { tip, spans, top_k }: &TipJob) -> Option<ScoreJob> {
-        ScoreJob::new(Arc::from(self.tree.all(*tip)), spans.clone(), *top_k).ok()
+    fn written_out(&self, TipJob { tip, spans, .. }: &TipJob, top_k: usize) -> Option<ScoreJob> {
+        ScoreJob::new(Arc::from(self.tree.all(*tip)), spans.clone(), top_k).ok()
     }
 
     /// The requests a job's answer is made of.
@@ -190,7 +219,13 @@ impl Plan {
             let found = answer(part.request).and_then(|answer| positions_of(asked, answer, &part.positions));
             let found = found.ok_or(Unanswered { request: part.request })?;
             let given = self.tree.tokens(job.tip, part.positions.clone());
-            let cut = found.iter().zip(given).map(|(score, token)| cut_back(score, job.top_k, token));
+            let cut =
+                part.positions.clone().zip(found).zip(given).map(|((position, score), token)| {
+                    match job.chosen_at(part.span_idx, position) {
+                        Some(chosen) => only(score, chosen, token),
+                        None => cut_back(score, job.top_k, token),
+                    }
+                });
             scores[part.span_idx].extend(cut);
         }
         let spans = job.spans.iter().zip(scores).map(|(span, scores)| SpanScore::new(*span, scores));
@@ -225,6 +260,16 @@ fn cut_back(score: &TokenScore, top_k: usize, given: TokenId) -> TokenScore {
     TokenScore { logprob: score.logprob.clone(), top: TopK::new(kept) }
 }
 
+/// Of what was answered, the chosen candidates that are there, and the given token.
+fn only(score: &TokenScore, chosen: &[TokenId], given: TokenId) -> TokenScore {
+    let is_wanted = |id: TokenId| id == given || chosen.contains(&id);
+    let mut kept: Vec<_> = score.top.entries().iter().filter(|(id, _)| is_wanted(*id)).copied().collect();
+    if let (Ok(own), None) = (&score.logprob, score.top.get(given)) {
+        kept.push((given, *own));
+    }
+    TokenScore { logprob: score.logprob.clone(), top: TopK::new(kept) }
+}
+
 /// What a plan knows about a node of the tree.
 #[derive(Clone, Default)]
 struct Node {
@@ -238,6 +283,8 @@ struct Node {
     needed: Vec<Range<usize>>,
     /// The most candidates any job needs here.
     top_k: usize,
+    /// The candidates that are chosen there, by position.
+    chosen: Vec<(usize, Arc<[TokenId]>)>,
     /// The requests that first passed through, once there are any.
     passed_by: Option<Range<usize>>,
     /// Which request scores which of the needed positions, in order.
@@ -251,24 +298,28 @@ struct Paths<'j> {
 }
 
 impl<'j> Paths<'j> {
-    fn new(tree: &'j TokenTree, jobs: &[TipJob]) -> Self {
+    fn new(tree: &'j TokenTree, jobs: &[TipJob], chooses: bool) -> Self {
         let mut paths = Self { tree, nodes: vec![Node::default(); tree.n_nodes()] };
         for (idx, job) in jobs.iter().enumerate().filter(|(_, job)| first_needed(&job.spans).is_some()) {
             let end = tree.cut(job.tip, end_needed(&job.spans));
             let node = &mut paths.nodes[tree.node(end)];
             node.first_job.get_or_insert(idx);
             node.deepest = node.deepest.max(end.len());
-            paths.mark_needed(job);
+            paths.mark_needed(job, chooses);
         }
         paths.tell_parents();
         paths
     }
 
-    fn mark_needed(&mut self, job: &TipJob) {
-        for span in &job.spans {
-            for (node, positions) in self.tree.path(job.tip, needed_of(*span)) {
-                self.nodes[node].needed.push(positions);
-                self.nodes[node].top_k = self.nodes[node].top_k.max(job.top_k);
+    fn mark_needed(&mut self, job: &TipJob, chooses: bool) {
+        let top_k = job.likeliest(chooses);
+        for (span_idx, span) in job.spans.iter().enumerate() {
+            for (idx, positions) in self.tree.path(job.tip, needed_of(*span)) {
+                let node = &mut self.nodes[idx];
+                let chosen = |at: usize| Some((at, Arc::from(job.chosen_at(span_idx, at)?)));
+                node.chosen.extend(positions.clone().filter(|_| chooses).filter_map(chosen));
+                node.needed.push(positions);
+                node.top_k = node.top_k.max(top_k);
             }
         }
     }
@@ -312,7 +363,9 @@ impl<'j> Paths<'j> {
         let first_request = requests.len();
         let trunk = self.worth_waiting(trunk, limits.least_share);
         let mut present = self.tree.positions(trunk).end;
-        for piece in pieces(needed, limits) {
+        let mut wanted: Vec<_> = path.iter().flat_map(|node| self.nodes[*node].chosen.clone()).collect();
+        wanted.sort_by_key(|it| it.0);
+        for piece in pieces(needed, limits, !wanted.is_empty()) {
             let (Some(first), Some(last)) = (piece.first(), piece.last()) else { continue };
             let (start, end) = (first.start - 1, last.end);
             let cached = if limits.cached_scores { present.min(start) } else { 0 };
@@ -323,8 +376,10 @@ impl<'j> Paths<'j> {
                 self.nodes[*node].served.extend(served);
             }
             let spans = piece.iter().map(|it| TokenSpan::at(it.start, it.len())).collect();
-            let ask = TipJob { tip: self.tree.at(leaf, end), spans, top_k };
-            requests.push(PlannedRequest { ask, after, cached });
+            let chosen = wanted[wanted.partition_point(|it| it.0 <= start)..].iter();
+            let chosen = chosen.take_while(|it| it.0 < end).flat_map(|it| it.1.iter().copied()).collect();
+            let ask = TipJob { tip: self.tree.at(leaf, end), spans, top_k, chosen: Vec::new() };
+            requests.push(PlannedRequest { ask, chosen, after, cached });
             present = end;
         }
         for node in path {
@@ -427,8 +482,16 @@ pub(crate) fn merged(mut ranges: Vec<Range<usize>>) -> Vec<Range<usize>> {
     union
 }
 
-/// Cuts the needed ranges into runs that span no more positions than the backend scores at once.
-fn pieces(ranges: Vec<Range<usize>>, limits: &Limits) -> Vec<Vec<Range<usize>>> {
+/// Cuts the needed ranges into runs that span no more positions than the backend scores at once. Where candidates are
+/// chosen each run lies in one range, so that what is asked of it does not depend on what else is needed.
+fn pieces(ranges: Vec<Range<usize>>, limits: &Limits, chooses: bool) -> Vec<Vec<Range<usize>>> {
+    if chooses {
+        let most = limits.max_scored.unwrap_or(CHOSEN_AT_ONCE).clamp(1, CHOSEN_AT_ONCE);
+        let runs = |range: Range<usize>| {
+            range.clone().step_by(most).map(move |start| vec![start..range.end.min(start + most)])
+        };
+        return ranges.into_iter().flat_map(runs).collect();
+    }
     let Some(max) = limits.max_scored.filter(|_| limits.start_index) else { return vec![ranges] };
     let mut pieces: Vec<Vec<Range<usize>>> = Vec::new();
     for mut range in ranges {

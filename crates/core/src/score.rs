@@ -5,16 +5,18 @@
 //! How a score is obtained is the business of `model`.
 
 use std::borrow::Cow;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::tokens::{Logprob, TokenId, TokenSpan, TopK};
 
-/// "Give me the logprobs of these spans of these tokens, with the `top_k` likeliest candidates."
+/// "Give me the logprobs of these spans of these tokens, with the `top_k` likeliest candidates and these chosen ones."
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ScoreJob {
     tokens: Arc<[TokenId]>,
     spans: Vec<TokenSpan>,
     top_k: usize,
+    chosen: Arc<[TokenId]>,
 }
 
 impl ScoreJob {
@@ -25,8 +27,15 @@ impl ScoreJob {
         }
         match spans.iter().find(|span| span.end() > tokens.len()) {
             Some(span) => Err(format!("span {span} reaches beyond the {} tokens of the job", tokens.len())),
-            None => Ok(Self { tokens, spans, top_k }),
+            None => Ok(Self { tokens, spans, top_k, chosen: Arc::default() }),
         }
+    }
+
+    /// The same job, which asks at every position for these candidates too, however likely they are.
+    #[must_use]
+    pub fn choosing(self, candidates: impl IntoIterator<Item = TokenId>) -> Self {
+        let candidates: BTreeSet<TokenId> = candidates.into_iter().collect();
+        Self { chosen: candidates.into_iter().collect(), ..self }
     }
 
     /// The whole sequence: context and what is scored.
@@ -42,6 +51,11 @@ impl ScoreJob {
     /// How many candidates per position; 0 asks for the given token only.
     pub fn top_k(&self) -> usize {
         self.top_k
+    }
+
+    /// Which candidates are wanted at every position however likely they are, in ascending order.
+    pub fn chosen(&self) -> &[TokenId] {
+        &self.chosen
     }
 
     /// The same job with at most `limit` candidates per position.
@@ -91,7 +105,7 @@ pub enum Absence {
 pub struct TokenScore {
     /// The logprob of the given token, or why there is none.
     pub logprob: Result<Logprob, Absence>,
-    /// The likeliest candidates, the given token among them; empty when none were asked for or the logprob is absent.
+    /// The candidates that were asked for, the given token among them; empty when none were or the logprob is absent.
     pub top: TopK,
 }
 

@@ -16,7 +16,7 @@ use super::kv::{Cache, KvTree, PAGE};
 use super::load::{WeightSource, check_memory};
 use super::simd::Isa;
 use super::weights::Weights;
-use backsight_core::model::{Error, Limits, Scored, Usage, check_top_k};
+use backsight_core::model::{Error, Limits, Scored, Usage, check_chosen, check_top_k};
 use backsight_core::needed::{Needed, absent};
 use backsight_core::score::{Absence, ScoreJob};
 use backsight_core::tokens::{TokenId, check_ids};
@@ -158,6 +158,7 @@ impl Engine {
 
     fn check_job(&self, job: &ScoreJob) -> Result<(), Error> {
         check_top_k(job.top_k(), Some(self.config.vocab))?;
+        check_chosen(job, &self.limits())?;
         self.check_tokens(&job.tokens()[..job.end_needed()], self.config.context)
     }
 

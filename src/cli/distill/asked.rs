@@ -65,6 +65,10 @@ impl Asked {
             structured: call.get("judge_structured")?,
             max_chars: call.get("hint_max_next_state_chars")?,
         };
+        if call.get("at_student_topk")? && call.get::<usize>("student_topk")? == 0 {
+            let what = "the student keeps no candidates that a teacher could be asked about";
+            return Err(Failure::input(what, "choose a --student-topk of 1 or more"));
+        }
         let is_on: bool = call.get("opd_enabled")?;
         let key = key_of(&name, is_hint.then_some(placement));
         Ok(Self {
@@ -104,10 +108,10 @@ impl Asked {
 
 /// The keys that decide what is distilled from an episode.
 #[rustfmt::skip]
-const SETTINGS: [&str; 20] = [
+const SETTINGS: [&str; 21] = [
     "lens", "pairs", "prm_votes", "verdict", "hint_choice", "hint_placement", "hint_leak_words",
     "hint_max_next_state_chars", "judge_answer_tokens", "judge_temperature", "judge_structured", "judge_evaluates",
-    "placebo", "student_topk", "distill_topk", "audit", "audit_max_mean_diff", "seed", "max_context", "opd_enabled",
+    "placebo", "student_topk", "distill_topk", "at_student_topk", "audit", "audit_max_mean_diff", "seed", "max_context", "opd_enabled",
 ];
 
 fn exchange(call: &Call) -> Result<Option<Given>, Failure> {

@@ -47,6 +47,7 @@ pub(super) fn run(
         judging: asked.judging,
         manner: asked.manner,
         k: call.get("distill_topk")?,
+        at_student: call.get("at_student_topk")?,
         audit: call.choice("audit")?,
         limit: call.get("max_context")?,
         texts,

@@ -160,7 +160,7 @@ async fn work(
     let outputs = voice.run.dir().join(distill::DISTILLED);
     paid[0].note(&voice.notices, &outputs, outputs.is_dir()).await?;
     keep(call, &servers, &roles.texts, voice)?;
-    let shipping = shipping(call, lens, options.k, voice)?;
+    let shipping = shipping(call, lens, options.width(), voice)?;
     let (settings, found) = (options.settings.clone(), options.found.clone());
     if options.teacher_is_live {
         let what = "the teacher is the student's own server: as the student is trained it moves along (--teacher-url \
@@ -218,6 +218,7 @@ fn options(
         k,
         distils,
         student_k: student_k(call, &servers.student)?,
+        at_student: call.get("at_student_topk")?,
         audit: call.choice("audit")?,
         audit_max_mean_diff: call.get("audit_max_mean_diff")?,
         settings,
@@ -352,6 +353,7 @@ fn shipping(call: &Call, lens: Option<String>, k: usize, voice: &Voice) -> Resul
         options: GroupOptions {
             lens,
             k,
+            at_student: call.get("at_student_topk")?,
             include_messages: call.get("include_messages")?,
             allow_rendered: call.get("allow_rendered")?,
             group_size: size.and_then(|it| usize::try_from(it).ok()),

@@ -87,6 +87,10 @@ impl Shared {
 
 impl Work<'_> {
     async fn ahead(&self, step: usize) {
+        // What the student is to be asked for the whole episode is asked at its end.
+        if self.shared.options.at_student && self.recorded_top(step).is_none() {
+            return;
+        }
         match (&self.shared.options.judging, &self.judge) {
             (Some(judging), Some(judge)) => drop(self.judged(judging, judge, |it| it == step).await),
             _ if !self.shared.options.distils => {}

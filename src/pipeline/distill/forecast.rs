@@ -63,6 +63,8 @@ pub struct Forecaster<'a> {
     pub distils: bool,
     /// Candidates at each position.
     pub k: usize,
+    /// Whether they are the student's own.
+    pub at_student: bool,
     /// Which actions the student reads again.
     pub audit: Audit,
     /// What decides how an episode comes out, as far as it is known without a server.
@@ -77,6 +79,17 @@ pub struct Forecaster<'a> {
     pub run_dir: &'a Path,
 }
 
+/// Who reads actions, and how.
+#[derive(Clone, Copy)]
+enum Reading<'a> {
+    /// The student, as they are.
+    Student,
+    /// The teacher, as they are.
+    Plain,
+    /// The teacher, under hints and perhaps as many words about nothing.
+    Under(&'a Judging, bool),
+}
+
 impl Forecaster<'_> {
     /// What would be done for one.
     pub fn forecast(&self, episode: &Episode) -> Result<Forecast, Loss> {
@@ -88,17 +101,18 @@ impl Forecaster<'_> {
         }
         let fewer = about["wanted_k"].as_u64().filter(|k| *k < self.k as u64);
         let all: Vec<usize> = (0..steps).collect();
-        let student = self.figures(episode, &self.read_by_student(episode), None)?;
+        let student = self.figures(episode, &self.read_by_student(episode), Reading::Student)?;
         let forecast = Forecast { fewer, student, ..forecast };
         let Some(judging) = self.judging.as_ref().filter(|_| self.distils) else {
-            let teacher = if self.distils { self.figures(episode, &all, None)? } else { Figures::default() };
+            let teacher =
+                if self.distils { self.figures(episode, &all, Reading::Plain)? } else { Figures::default() };
             return Ok(Forecast { teacher, ..forecast });
         };
         let pairs = pairs(episode, self.pairs, self.manner.max_chars);
         let hinted: Vec<usize> = pairs.iter().map(|pair| pair.step).collect();
         let is_compared = judging.choice == Choice::Effective && self.manner.votes > 1;
         let with_placebo = judging.placebo || is_compared;
-        let set = self.figures(episode, &hinted, Some((judging, with_placebo)))?;
+        let set = self.figures(episode, &hinted, Reading::Under(judging, with_placebo))?;
         let mut teacher = set;
         (1..if is_compared { self.manner.votes } else { 1 }).for_each(|_| teacher += set);
         let n_words = self.texts.n_tokens(Question::Hint.words());
@@ -112,7 +126,10 @@ impl Forecaster<'_> {
     fn read_by_student(&self, episode: &Episode) -> Vec<usize> {
         let is_whole = |step: &usize| {
             let tokens = episode.steps()[*step].tokens.as_ref();
-            tokens.is_some_and(|it| !it.logprobs.is_empty() && it.logprobs.iter().all(Option::is_some))
+            tokens.is_some_and(|it| {
+                let has_top = it.top.len() == it.span.len() || !self.at_student;
+                has_top && !it.logprobs.is_empty() && it.logprobs.iter().all(Option::is_some)
+            })
         };
         let (whole, mut wanted): (Vec<usize>, Vec<usize>) = (0..episode.steps().len()).partition(is_whole);
         let n_audited = match self.audit {
@@ -125,16 +142,11 @@ impl Forecaster<'_> {
         wanted
     }
 
-    /// What reading these steps takes, as they are or under hints and as many words about nothing.
-    fn figures(
-        &self,
-        episode: &Episode,
-        steps: &[usize],
-        hints: Option<(&Judging, bool)>,
-    ) -> Result<Figures, Loss> {
-        let lenses = match hints {
-            None => Lenses::default().and(Arc::new(PlainLens), self.k),
-            Some((judging, with_placebo)) => {
+    /// What reading these steps takes.
+    fn figures(&self, episode: &Episode, steps: &[usize], reading: Reading<'_>) -> Result<Figures, Loss> {
+        let lenses = match reading {
+            Reading::Student | Reading::Plain => Lenses::default().and(Arc::new(PlainLens), self.k),
+            Reading::Under(judging, with_placebo) => {
                 let hint = |step: &usize| {
                     let text = || Given::Text(format!("{A_HINT} ({step})"));
                     ((episode.id.clone(), *step), judging.exchange.clone().unwrap_or_else(text))
@@ -153,6 +165,13 @@ impl Forecaster<'_> {
         let reader = Reader { texts: &self.texts, framing: &self.framing, limit: self.limit };
         let read = reader.read(episode, &outline);
         let jobs = Jobs::new(&read, &lenses, 0);
+        // Which candidates they are does not matter here.
+        let jobs = match reading {
+            Reading::Plain | Reading::Under(..) if self.at_student => {
+                jobs.choosing(|_, n| vec![Arc::from([0]); n])
+            }
+            _ => jobs,
+        };
         Ok(jobs.plan(&read, |step, _| steps.contains(&step), &self.limits).figures())
     }
 }

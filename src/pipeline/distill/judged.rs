@@ -77,10 +77,12 @@ impl Judged {
         })
     }
 
-    /// What was lost, a word for each. An unreadable vote is one that was answered; it is no loss of ours.
-    pub(super) fn losses(&self) -> impl Iterator<Item = &'static str> {
-        let evaluation = self.evaluation.iter().filter(|it| it.is_err()).map(|_| "vote on the action failed");
-        self.votes.iter().filter(|it| it.is_err()).map(|_| "vote failed").chain(evaluation)
+    /// What was lost, and why. An unreadable vote is one that was answered; it is no loss of ours.
+    pub(super) fn losses(&self) -> impl Iterator<Item = (&'static str, String)> {
+        let (step, evaluation) = (self.step, self.evaluation.iter().filter_map(|it| it.as_ref().err()));
+        let votes = self.votes.iter().filter_map(|it| it.as_ref().err()).map(|why| ("vote failed", why));
+        let all = votes.chain(evaluation.map(|why| ("vote on the action failed", why)));
+        all.map(move |(reason, why)| (reason, format!("step {step}: {why}")))
     }
 }
 

@@ -8,6 +8,7 @@
 mod early;
 mod forecast;
 mod judged;
+mod lost;
 mod own;
 mod shipped;
 mod taught;
@@ -18,12 +19,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use futures_util::future::join_all;
 use serde_json::{Value, json};
+use tokio::sync::OnceCell;
 use tokio::task::JoinSet;
 
 pub use self::early::Early;
 pub use self::forecast::{Forecast, Forecaster};
 pub use self::judged::Judging;
 use self::judged::{Judged, Verdicts, watched};
+use self::lost::Lost;
 use self::own::Own;
 pub use self::shipped::{Shipping, ship};
 use self::taught::{Taught, Through};
@@ -85,6 +88,8 @@ pub struct Options {
     pub wanted_k: usize,
     /// The student's own candidates at each position of what it reads again.
     pub student_k: usize,
+    /// Whether the teacher is asked about those of the student instead of its own.
+    pub at_student: bool,
     /// Which actions are read again although the student's logprobs are known.
     pub audit: Audit,
     /// An action whose numbers then differ by more than this on average quarantines its episode, in nats.
@@ -107,6 +112,18 @@ pub struct Options {
     pub teacher_is_live: bool,
     /// What seeds choices: which action is looked at again, which words a placebo says.
     pub seed: u64,
+}
+
+impl Options {
+    /// How many candidates a row of a group has.
+    pub fn width(&self) -> usize {
+        if self.at_student { self.student_k } else { self.k }
+    }
+
+    /// Whose candidates those are.
+    fn candidates(&self) -> &'static str {
+        if self.at_student { "student" } else { "teacher" }
+    }
 }
 
 /// Who works on it.
@@ -322,7 +339,7 @@ impl Shared {
     /// Distils an episode, again if the weights changed around its numbers.
     async fn distil(self: &Arc<Self>, episode: Arc<Episode>) -> Report {
         let id = episode.id.clone();
-        let work = match Work::new(self, &episode).await {
+        let mut work = match Work::new(self, &episode).await {
             Ok(work) => work,
             Err(loss) => return lost(id, loss),
         };
@@ -333,7 +350,7 @@ impl Shared {
                 return ended(id, Fate::Unfinished, "not finished");
             };
             match work.stand().await {
-                Some(Some(versions)) => return work.written(&own, &verdicts, &versions).await,
+                Some(Some(versions)) => return work.written(own, &verdicts, &versions).await,
                 Some(None) => {}
                 None => return ended(id, Fate::Unfinished, "not finished"),
             }
@@ -374,6 +391,8 @@ struct Work<'s> {
     teacher: Arc<Ledgered>,
     judge: Option<Judge>,
     judging: Option<Arc<Ledgered>>,
+    /// The student's numbers once they are known; nothing inside where the run was stopped before.
+    own: OnceCell<Option<Own>>,
 }
 
 /// Where an action is, and its tokens.
@@ -416,10 +435,12 @@ impl<'s> Work<'s> {
             teacher: at_home(&shared.roles.teacher),
             judge,
             judging: judging.map(|(model, _)| model),
+            own: OnceCell::new(),
         })
     }
 
-    fn begin_again(&self) {
+    fn begin_again(&mut self) {
+        self.own = OnceCell::new();
         [&self.student, &self.teacher].into_iter().chain(&self.judging).for_each(|it| it.begin_again());
     }
 
@@ -480,8 +501,7 @@ impl<'s> Work<'s> {
         let actions: Vec<&ActionRows> = read.flat_map(|(_, actions)| actions).collect();
         let n_rows: usize = actions.iter().map(|it| it.rows.iter().flatten().count()).sum();
         let n_hints = verdicts.judged.iter().filter(|it| it.verdict.hintable).count();
-        let lost: Vec<String> = lost.iter().map(|(why, n)| format!("{n} lost: {why}")).collect();
-        let lost = if lost.is_empty() { String::new() } else { format!("; {}", lost.join("; ")) };
+        let lost = lost.told();
         let quarantine = own
             .quarantine(self.shared.options.audit_max_mean_diff)
             .map_or(String::new(), |why| format!("; {why}"));
@@ -496,27 +516,29 @@ impl<'s> Work<'s> {
     }
 
     /// Everything about the episode in one, and what was lost, by reason.
-    fn distilled(
-        &self,
-        own: &Own,
-        verdicts: &Verdicts,
-        versions: &Versions,
-    ) -> (Distilled, BTreeMap<String, u64>) {
-        let mut lost: BTreeMap<String, u64> = BTreeMap::new();
-        let mut lose = |why: &str| *lost.entry(why.to_owned()).or_default() += 1;
-        verdicts.judged.iter().flat_map(Judged::losses).for_each(&mut lose);
+    fn distilled(&self, own: &Own, verdicts: &Verdicts, versions: &Versions) -> (Distilled, Lost) {
+        let mut lost = Lost::default();
+        let of_votes = verdicts.judged.iter().flat_map(Judged::losses);
+        of_votes.for_each(|(reason, why)| lost.lose(reason, why));
         let mut rows_of: BTreeMap<String, Vec<ActionRows>> = BTreeMap::new();
         for Taught { step, lens, score } in verdicts.taught_rows(own, &self.shared.options) {
             match (&self.actions[step], score) {
-                (_, Err(loss)) => lose(loss.reason.name()),
-                (None, Ok(_)) => lose(Reason::Unreadable.name()),
+                (_, Err(loss)) => lost.lose(loss.reason.name(), format_args!("step {step}: {loss}")),
+                (None, Ok(_)) => lost.lose(Reason::Unreadable.name(), format_args!("step {step}")),
                 (Some(action), Ok(score)) => {
-                    score.absent().for_each(|_| lose("no logprob of the teacher for a token"));
+                    for (_, why) in score.absent() {
+                        lost.lose(
+                            "no logprob of the teacher for a token",
+                            format_args!("step {step}: {why}"),
+                        );
+                    }
                     rows_of.entry(lens).or_default().push(self.rows(action, step, own, &score));
                 }
             }
         }
-        (0..own.n_lost).for_each(|_| lose("the student's own reading failed"));
+        for (step, why) in &own.lost {
+            lost.lose("the student's own reading failed", format_args!("step {step}: {why}"));
+        }
         let quarantined = own.quarantine(self.shared.options.audit_max_mean_diff);
         if quarantined.is_some() {
             rows_of.clear();
@@ -533,9 +555,10 @@ impl<'s> Work<'s> {
             "episode": self.episode.id, "task": self.episode.task.id, "settings": self.shared.options.settings,
             "found": self.shared.options.found,
             "reward": self.episode.outcome.as_ref().ok().map(|it| it.reward), "tokens": self.plain.source.name(),
-            "k": self.shared.options.k, "wanted_k": self.shared.options.wanted_k, "student_version": versions.student, "teacher_version": versions.teacher,
+            "k": self.shared.options.width(), "candidates": self.shared.options.candidates(),
+            "wanted_k": self.shared.options.wanted_k, "student_version": versions.student, "teacher_version": versions.teacher,
             "teacher": if self.shared.options.teacher_is_live { "live" } else { "frozen" },
-            "quarantined": quarantined, "audit": own.audit_row(), "lost": lost,
+            "quarantined": quarantined, "audit": own.audit_row(), "lost": lost.counts(),
             "pairs": verdicts.judged.len(), "counts": verdicts.counts(),
         });
         let episodes = vec![0; sequences.len()];

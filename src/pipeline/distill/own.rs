@@ -11,7 +11,7 @@ use backsight_core::credit::sum::mean;
 use backsight_core::episode::{Episode, Version};
 use backsight_core::mix::{after, mix};
 use backsight_core::score::SpanScore;
-use backsight_core::tokens::Logprob;
+use backsight_core::tokens::{Logprob, TopK};
 
 /// What is known of the student's numbers.
 pub(super) struct Own {
@@ -19,13 +19,16 @@ pub(super) struct Own {
     pub(super) logprobs: Vec<Vec<Option<Logprob>>>,
     /// What the student says of the actions it read again, by step.
     pub(super) read: Vec<(usize, SpanScore)>,
-    /// How many actions it could not read again.
-    pub(super) n_lost: usize,
+    /// The actions that could not be read again, and why.
+    pub(super) lost: Vec<(usize, String)>,
     /// How far sampled and re-read numbers are apart, by step, where both are there.
     audited: Vec<(usize, f64)>,
     /// Why nothing was looked at again.
     skipped: Option<&'static str>,
 }
+
+/// Scores of actions that were read again, and the others with what went wrong.
+type ReRead = (Vec<(usize, SpanScore)>, Vec<(usize, String)>);
 
 impl Own {
     /// Why the episode's rows are not to be trusted, if so.
@@ -37,6 +40,12 @@ impl Own {
         ))
     }
 
+    /// The student's candidates at each token of an action, if it was read again.
+    pub(super) fn top(&self, step: usize) -> Option<Vec<&TopK>> {
+        let (_, score) = self.read.iter().find(|(read, _)| *read == step)?;
+        Some(score.scores().iter().map(|it| &it.top).collect())
+    }
+
     pub(super) fn audit_row(&self) -> Value {
         json!({"steps": self.audited.iter().map(|(step, diff)| json!([step, diff])).collect::<Vec<_>>(),
                "skipped": self.skipped})
@@ -45,17 +54,23 @@ impl Own {
 
 impl Work<'_> {
     /// The student's numbers; nothing where the run was stopped before they were there.
-    pub(super) async fn own(&self) -> Option<Own> {
+    pub(super) async fn own(&self) -> Option<&Own> {
+        self.own.get_or_init(|| self.find_own()).await.as_ref()
+    }
+
+    async fn find_own(&self) -> Option<Own> {
         let sampled: Vec<Vec<Option<Logprob>>> =
             (0..self.actions.len()).map(|step| self.sampled(step)).collect();
         let skipped = self.why_no_audit();
         let looked_at = if skipped.is_none() { self.looked_at(&sampled) } else { Vec::new() };
-        let lacks = |step: &usize| sampled[*step].iter().any(Option::is_none) && self.is_whole(*step);
+        let lacks_top = |step: usize| self.shared.options.at_student && self.recorded_top(step).is_none();
+        let lacks = |step: &usize| {
+            (sampled[*step].iter().any(Option::is_none) || lacks_top(*step)) && self.is_whole(*step)
+        };
         let mut wanted: Vec<usize> = (0..sampled.len()).filter(lacks).chain(looked_at.clone()).collect();
         wanted.sort_unstable();
         wanted.dedup();
-        let read = self.re_read(&wanted).await?;
-        let n_lost = wanted.len() - read.len();
+        let (read, lost) = self.re_read(&wanted).await?;
         let (mut logprobs, mut audited) = (sampled, Vec::new());
         for (step, score) in &read {
             let (step, again) = (*step, score.logprobs().collect::<Vec<_>>());
@@ -68,7 +83,7 @@ impl Work<'_> {
             }
             logprobs[step].iter_mut().zip(again).for_each(|(own, again)| *own = own.or(again));
         }
-        Some(Own { logprobs, read, n_lost, audited, skipped })
+        Some(Own { logprobs, read, lost, audited, skipped })
     }
 
     /// What was recorded while the action was sampled.
@@ -78,6 +93,15 @@ impl Work<'_> {
         let mut logprobs = recorded.unwrap_or_default();
         logprobs.resize(action.ids.len(), None);
         logprobs
+    }
+
+    /// The student's candidates at each token of an action, as recorded while it was sampled; none where they are not all
+    /// there, or fewer than are wanted.
+    pub(super) fn recorded_top(&self, step: usize) -> Option<&[TopK]> {
+        let (action, k) = (self.actions[step].as_ref()?, self.shared.options.student_k);
+        let top = &self.episode.steps()[step].tokens.as_ref()?.top;
+        let is_whole = top.len() == action.ids.len() && top.iter().all(|it| it.entries().len() >= k);
+        is_whole.then_some(&top[..])
     }
 
     /// Whether an action is read in the very context it was sampled in: one that is shortened says other numbers.
@@ -113,8 +137,8 @@ impl Work<'_> {
         }
     }
 
-    /// What the student says of these actions as it reads them now, where it says anything.
-    async fn re_read(&self, steps: &[usize]) -> Option<Vec<(usize, SpanScore)>> {
+    /// What the student says of these actions as it reads them now, and why it says nothing of the others.
+    async fn re_read(&self, steps: &[usize]) -> Option<ReRead> {
         let is_wanted = |step: usize, _| steps.contains(&step);
         let asking = self.plain_jobs.plan(&self.plain, is_wanted, self.student.limits());
         let model: Arc<dyn Model> = Arc::clone(&self.student) as Arc<dyn Model>;
@@ -122,8 +146,14 @@ impl Work<'_> {
         if self.shared.brake.is_stopped() && asking.is_cut_short(&answers) {
             return None;
         }
-        let of_step = |step: &usize| Some((*step, self.plain_jobs.score(*step, 0, &answers).ok()?.clone()));
-        Some(steps.iter().filter_map(of_step).collect())
+        let (mut read, mut lost) = ReRead::default();
+        for step in steps {
+            match self.plain_jobs.score(*step, 0, &answers) {
+                Ok(score) => read.push((*step, score.clone())),
+                Err(why) => lost.push((*step, why)),
+            }
+        }
+        Some((read, lost))
     }
 }
 

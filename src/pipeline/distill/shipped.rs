@@ -101,13 +101,14 @@ pub fn ship(
     rest.into_iter().try_for_each(|(_, members)| write(members, &mut totals))?;
     out.commit()?;
     compact(run, &paths, &names, shipping)?;
-    totals.tell(summary);
+    totals.tell(shipping.options.at_student, summary);
     Ok(())
 }
 
 fn compact(run: &RunDir, paths: &[PathBuf], names: &[Value], shipping: &Shipping) -> io::Result<()> {
     let mut out = Pending::create(&run.dir().join(COMPACT))?;
-    let about = json!({"episodes": names, "lens": shipping.options.lens, "k": shipping.options.k});
+    let about = json!({"episodes": names, "lens": shipping.options.lens, "k": shipping.options.k,
+                       "candidates": if shipping.options.at_student { "student" } else { "teacher" }});
     join(paths, &about, &mut out)?;
     out.commit()
 }
@@ -204,7 +205,7 @@ impl Totals {
         }
     }
 
-    fn tell(&self, summary: &mut Summary) {
+    fn tell(&self, at_student: bool, summary: &mut Summary) {
         let count = |name: &str| self.counts.get(name).copied().unwrap_or(0.0);
         let made = [
             ("groups", self.groups),
@@ -220,7 +221,11 @@ impl Totals {
             let what = if why.starts_with("vote") { "votes" } else { "readings" };
             *summary.lost.entry(what).or_default().entry(why.clone()).or_default() += n;
         }
-        let tokens = [("narrow rows", self.narrow), ("no logprob of the student", self.masked)];
+        let narrow = match at_student {
+            true => "the teacher's candidates lack some of the student's",
+            false => "narrow rows",
+        };
+        let tokens = [(narrow, self.narrow), ("no logprob of the student", self.masked)];
         let tokens = tokens.into_iter().filter(|(_, n)| *n > 0).map(|(why, n)| (why.to_owned(), n));
         summary.lost.entry("tokens").or_default().extend(tokens);
         let left_out = self.left_out.iter().map(|(why, n)| ((*why).to_owned(), *n));

@@ -9,6 +9,7 @@ use crate::pipeline::ReadEpisode;
 use crate::pipeline::ask::Jobs;
 use backsight_core::lens::{Given, HintLens, Lenses, PlaceboLens, Placement, PlainLens};
 use backsight_core::score::SpanScore;
+use backsight_core::tokens::{TokenId, TopK};
 
 /// Through what actions are read.
 #[derive(Clone, Debug, PartialEq)]
@@ -50,7 +51,14 @@ impl Work<'_> {
     /// Asks what the teacher says of them; nothing where the run was stopped.
     pub(super) async fn taught(&self, Under { steps, keys, read }: Under) -> Option<Vec<Taught>> {
         let (read, jobs) = match read {
-            Ok(read) => read,
+            Ok((read, jobs)) => match self.shared.options.at_student {
+                false => (read, jobs),
+                true => {
+                    let chosen = self.candidates(&steps).await?;
+                    let of_step = |step: usize, _| chosen.get(&step).cloned().unwrap_or_default();
+                    (read, jobs.choosing(of_step))
+                }
+            },
             Err(why) => {
                 let lost =
                     |step: &usize| Taught { step: *step, lens: keys[0].clone(), score: Err(why.clone()) };
@@ -88,6 +96,28 @@ impl Work<'_> {
             keys.iter().enumerate().filter_map(of_lens).collect::<Vec<_>>()
         };
         Some(steps.iter().flat_map(of_step).collect())
+    }
+
+    /// The student's own candidates at each token of these actions, which the teacher is asked about; none for an action
+    /// that could not be read. Nothing where the run was stopped before they were known.
+    async fn candidates(&self, steps: &[usize]) -> Option<HashMap<usize, Vec<Arc<[TokenId]>>>> {
+        let own = match steps.iter().all(|step| self.recorded_top(*step).is_some()) {
+            true => None,
+            false => Some(self.own().await?),
+        };
+        let of_step = |step: &usize| {
+            let read = || own?.top(*step);
+            let top = self.recorded_top(*step).map(|top| top.iter().collect()).or_else(read)?;
+            Some((*step, top.into_iter().map(|top| self.likeliest(top)).collect()))
+        };
+        Some(steps.iter().filter_map(of_step).collect())
+    }
+
+    /// The student's likeliest candidates; the teacher is not asked about one that it does not have.
+    fn likeliest(&self, top: &TopK) -> Arc<[TokenId]> {
+        let n_ids = self.teacher.limits().vocab_size.unwrap_or(usize::MAX);
+        let ids = top.entries().iter().take(self.shared.options.student_k).map(|(id, _)| *id);
+        ids.filter(|id| (*id as usize) < n_ids).collect()
     }
 
     fn lenses(&self, through: &Through, hints: Hints) -> Lenses {

@@ -2,7 +2,8 @@
 //!
 //! Owns the checks that every model makes alike.
 
-use super::Error;
+use super::{Error, Limits};
+use crate::score::ScoreJob;
 use crate::tokens::{self, TokenId};
 
 /// Refuses ids the model does not have.
@@ -32,6 +33,15 @@ pub fn check_top_k(top_k: usize, vocab_size: Option<usize>) -> Result<(), Error>
     let Some(size) = vocab_size.filter(|&size| top_k > size) else { return Ok(()) };
     let what = format!("{top_k} candidates per position are more than the vocabulary's {size} tokens");
     Err(Error::invalid(what, "ask for a smaller top_k"))
+}
+
+/// Refuses chosen candidates where a model gives only its likeliest: fewer than were asked for is another answer.
+pub fn check_chosen(job: &ScoreJob, limits: &Limits) -> Result<(), Error> {
+    if job.chosen().is_empty() || limits.chosen {
+        return check_ids(job.chosen(), limits.vocab_size);
+    }
+    let what = "the model gives its likeliest candidates alone, none that are chosen";
+    Err(Error::invalid(what, "ask for its likeliest, of which some may be among those"))
 }
 
 #[cfg(test)]

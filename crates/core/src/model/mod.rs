@@ -11,7 +11,7 @@ use async_trait::async_trait;
 use futures_util::future::join_all;
 use serde_json::Value;
 
-pub use self::check::{check_ids, check_length, check_prompt, check_top_k};
+pub use self::check::{check_chosen, check_ids, check_length, check_prompt, check_top_k};
 pub use self::error::Error;
 use crate::episode::Message;
 use crate::score::{ScoreJob, SpanScore};
@@ -245,6 +245,7 @@ impl Limits {
         cached_scores: false,
         least_share: 0,
         max_scored: None,
+        chosen: false,
         batches: false,
     };
 
@@ -265,6 +266,7 @@ impl Limits {
             cached_scores: self.cached_scores && other.cached_scores,
             least_share: self.least_share.max(other.least_share),
             max_scored: least(self.max_scored, other.max_scored),
+            chosen: self.chosen && other.chosen,
             batches: self.batches && other.batches,
         }
     }
@@ -291,6 +293,8 @@ pub struct Limits {
     pub least_share: usize,
     /// At most this many positions are best scored in one request.
     pub max_scored: Option<usize>,
+    /// Whether it gives the logprobs of chosen candidates, however likely they are.
+    pub chosen: bool,
     /// Whether short jobs are better sent together, by [`Model::score_many`], than one by one.
     pub batches: bool,
 }

@@ -7,9 +7,10 @@ use std::sync::Arc;
 
 use crate::plans::distribute;
 use backsight_core::model::Limits;
-use backsight_core::plan::{Plan, plan};
+use backsight_core::plan::{Plan, TipJob, plan, plan_tree};
 use backsight_core::score::{Absence, ScoreJob, SpanScore, TokenScore};
 use backsight_core::tokens::{Logprob, TokenId, TokenSpan, TopK};
+use backsight_core::tree::{Tip, TokenTree};
 use expect_test::{Expect, expect};
 use proptest::prelude::*;
 
@@ -22,21 +23,22 @@ fn logprob(context: &[TokenId], token: TokenId) -> Logprob {
     Logprob::new(-((hasher.finish() % 1_000_003) as f64) / 1e5).unwrap()
 }
 
-fn score_position(tokens: &[TokenId], at: usize, top_k: usize) -> TokenScore {
+fn score_position(tokens: &[TokenId], at: usize, top_k: usize, chosen: &[TokenId]) -> TokenScore {
     if at == 0 {
         return TokenScore { logprob: Err(Absence::NoContext), top: TopK::default() };
     }
     let context = &tokens[..at];
     let all = TopK::new((0..VOCABULARY).map(|token| (token, logprob(context, token))).collect());
     let mut kept: Vec<_> = all.entries().iter().take(top_k).copied().collect();
-    if top_k > 0 {
+    kept.extend(chosen.iter().map(|id| (*id, logprob(context, *id))));
+    if top_k > 0 || !chosen.is_empty() {
         kept.push((tokens[at], logprob(context, tokens[at])));
     }
     TokenScore { logprob: Ok(logprob(context, tokens[at])), top: TopK::new(kept) }
 }
 
 fn score(job: &ScoreJob) -> Vec<SpanScore> {
-    let position = |at| score_position(job.tokens(), at, job.top_k());
+    let position = |at| score_position(job.tokens(), at, job.top_k(), job.chosen());
     let span = |span: &TokenSpan| SpanScore::new(*span, span.range().map(position).collect()).unwrap();
     job.spans().iter().map(span).collect()
 }
@@ -270,6 +272,48 @@ proptest! {
         let alone: Vec<_> = jobs.iter().map(|job| Ok(score(job))).collect();
         prop_assert_eq!(distribute(&plan, &answers), alone);
         check_costs(&plan, &jobs, &backend);
+    }
+
+    #[test]
+    fn chosen_candidates_are_given_position_by_position(
+        jobs in prop::collection::vec((any_job(), any::<bool>(), any::<u64>()), 0..9),
+        backend in any_backend(), chooses: bool,
+    ) {
+        let backend = Limits { chosen: chooses, ..backend };
+        let mut tree = TokenTree::default();
+        let chosen = |job: &ScoreJob, seed: u64| {
+            let n = job.spans().iter().map(|span| span.len()).sum();
+            let of = |at: usize| (0..VOCABULARY).filter(|id| seed >> (3 * at as u32 + id) % 64 & 1 == 1).collect();
+            (0..n).map(of).collect::<Vec<Arc<[TokenId]>>>()
+        };
+        let tip_job = |(job, is_chosen, seed): &(ScoreJob, bool, u64)| TipJob {
+            tip: tree.grow(Tip::EMPTY, job.tokens()),
+            spans: job.spans().to_vec(),
+            top_k: job.top_k(),
+            chosen: if *is_chosen { chosen(job, *seed) } else { Vec::new() },
+        };
+        let tip_jobs: Vec<TipJob> = jobs.iter().map(tip_job).collect();
+        let plan = plan_tree(Arc::new(tree), tip_jobs, &backend);
+        let answers: Vec<_> = asks(&plan).iter().map(|it| Some(score(it))).collect();
+        for ((job, is_chosen, seed), found) in jobs.iter().zip(distribute(&plan, &answers)) {
+            if !is_chosen {
+                prop_assert_eq!(found, Ok(score(job)));
+                continue;
+            }
+            let found = found.unwrap();
+            let positions = found.iter().flat_map(|span| span.span().range().zip(span.scores()));
+            for ((at, score), wanted) in positions.zip(chosen(job, *seed)) {
+                let whole = score_position(job.tokens(), at, VOCABULARY as usize, &[]);
+                prop_assert_eq!(&score.logprob, &whole.logprob);
+                let is_given = |id: TokenId| whole.logprob.is_ok() && (id == job.tokens()[at] || wanted.contains(&id));
+                let entries = whole.top.entries().iter().enumerate();
+                for (rank, (id, logprob)) in entries.filter(|(_, it)| is_given(it.0)) {
+                    let is_sure = chooses || rank < job.top_k() || *id == job.tokens()[at];
+                    prop_assert!(score.top.get(*id).map_or(!is_sure, |it| it == *logprob), "{:?} {}", score, id);
+                }
+                prop_assert!(score.top.entries().iter().all(|it| is_given(it.0)));
+            }
+        }
     }
 
     #[test]
