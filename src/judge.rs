@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use crate::model::{ChatAnswer, ChatRequest, Constraint, Error, Model, Place, Sampling};
 use backsight_core::episode::{Content, Episode, Message, Role};
-use backsight_core::hint::{Pair, Question, Vote, read_evaluation, shown};
+use backsight_core::hint::{Pair, Question, Vote, read_evaluation, read_exchange};
 
 /// How a judge is asked.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -45,14 +45,25 @@ impl Judge {
         Ok(read_evaluation(&said(&self.model.chat(&request).await?)))
     }
 
+    /// A worked exchange that shows a hint; none where the answer cannot be read.
+    pub async fn exchange(
+        &self,
+        episode: &Episode,
+        pair: &Pair,
+        hint: &str,
+    ) -> Result<Option<Vec<Message>>, Error> {
+        let request = self.request(Question::Exchange(hint), episode, pair, 0);
+        Ok(read_exchange(&said(&self.model.chat(&request).await?)).map(Vec::from))
+    }
+
     /// The requests of all votes on a pair, which differ in their place alone.
-    pub fn requests(&self, question: Question, episode: &Episode, pair: &Pair) -> Vec<ChatRequest> {
+    pub fn requests(&self, question: Question<'_>, episode: &Episode, pair: &Pair) -> Vec<ChatRequest> {
         (0..self.manner.votes).map(|vote| self.request(question, episode, pair, vote)).collect()
     }
 
-    fn request(&self, question: Question, episode: &Episode, pair: &Pair, vote: usize) -> ChatRequest {
+    fn request(&self, question: Question<'_>, episode: &Episode, pair: &Pair, vote: usize) -> ChatRequest {
         let Manner { answer_tokens, temperature, structured, max_chars, .. } = self.manner;
-        let shown = shown(episode, pair, max_chars);
+        let shown = question.shown(episode, pair, max_chars);
         ChatRequest {
             messages: vec![Message::text(Role::System, question.words()), Message::text(Role::User, shown)],
             tools: Vec::new(),
@@ -87,5 +98,9 @@ mod tests {
             );
             assert_eq!(Vote::read(text).hintable, hintable);
         }
+        let exchange = "[USER_START]count the lines[USER_END]\n[AGENT_START]I run wc first[AGENT_END]";
+        let form = format!("^(?:{})$", Question::Exchange("").form());
+        assert!(regex::Regex::new(&form).is_ok_and(|form| form.is_match(exchange)));
+        assert!(read_exchange(exchange).is_some());
     }
 }

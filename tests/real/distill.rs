@@ -81,6 +81,18 @@ impl Server {
         }
     }
 
+    /// What SGLang says of these candidates at the end of a context.
+    async fn of_candidates(&self, context: &[u32], candidates: &[u32]) -> Vec<f64> {
+        // Any token will do behind it: the row before it is the context's.
+        let ids = [context, &context[..1]].concat();
+        let body = json!({"input_ids": ids, "sampling_params": {"max_new_tokens": 0, "temperature": 0},
+                          "return_logprob": true, "logprob_start_len": context.len() - 1, "token_ids_logprob": candidates});
+        let answer = client().post(format!("{}/generate", self.url)).json(&body).send().await.unwrap();
+        let answer: Value = answer.json().await.unwrap();
+        let row = &answer["meta_info"]["input_token_ids_logprobs"][1];
+        row.as_array().unwrap().iter().map(|it| it[0].as_f64().unwrap()).collect()
+    }
+
     /// A context with the hint behind the message of the user that is the `nth` from the end, everything else as it was.
     fn hinted(&self, context: &[u32], hint: &str, is_last: bool) -> Vec<u32> {
         let id = |text: &str| self.tokenizer.id_of(text).unwrap();
@@ -137,6 +149,16 @@ fn actions(masks: &Value) -> Vec<(usize, usize)> {
     starts.map(|start| (start, start + trained[start..].iter().take_while(|it| **it).count())).collect()
 }
 
+/// The episodes of a run's sequences, in order.
+fn names(place: &Place, run: &str) -> Vec<String> {
+    let compact = fs::read(place.0.path().join(format!("{run}/groups.safetensors"))).unwrap();
+    let size = u64::from_le_bytes(compact[..8].try_into().unwrap()) as usize;
+    let header: Value = serde_json::from_slice(&compact[8..8 + size]).unwrap();
+    let about: Value = serde_json::from_str(header["__metadata__"]["about"].as_str().unwrap()).unwrap();
+    let name = |it: &Value| it["episode"].as_str().unwrap().to_owned();
+    about["episodes"].as_array().unwrap().iter().map(name).collect()
+}
+
 /// Compares every row of the groups with what the server says when it is asked directly; gives how many.
 async fn check(place: &Place, server: &Server, run: &str, is_last: bool) -> usize {
     let mut hints: HashMap<(String, usize), String> = HashMap::new();
@@ -145,12 +167,7 @@ async fn check(place: &Place, server: &Server, run: &str, is_last: bool) -> usiz
             (row["episode"].as_str().unwrap().to_owned(), row["step"].as_u64().unwrap() as usize);
         hints.insert((episode, step), row["hint"].as_str().unwrap().to_owned());
     }
-    let compact = fs::read(place.0.path().join(format!("{run}/groups.safetensors"))).unwrap();
-    let size = u64::from_le_bytes(compact[..8].try_into().unwrap()) as usize;
-    let header: Value = serde_json::from_slice(&compact[8..8 + size]).unwrap();
-    let about: Value = serde_json::from_str(header["__metadata__"]["about"].as_str().unwrap()).unwrap();
-    let mut names = about["episodes"].as_array().unwrap().iter().map(|it| it["episode"].as_str().unwrap());
-    let mut n = 0;
+    let (mut names, mut n) = (names(place, run).into_iter(), 0);
     for group in place.lines(&format!("{run}/groups.jsonl")) {
         for sequence in 0..group["tokens"].as_array().unwrap().len() {
             let name = names.next().unwrap();
@@ -158,7 +175,7 @@ async fn check(place: &Place, server: &Server, run: &str, is_last: bool) -> usiz
             let (rows, values) =
                 (&group["distill_token_ids"][sequence], &group["distill_logprobs"][sequence]);
             for (step, (start, end)) in actions(&group["masks"][sequence]).into_iter().enumerate() {
-                let Some(hint) = hints.get(&(name.to_owned(), step)) else { continue };
+                let Some(hint) = hints.get(&(name.clone(), step)) else { continue };
                 let context = server.hinted(&tokens[..start], hint, is_last);
                 let read = [&context[..], &tokens[start..end]].concat();
                 let direct = server.logprobs(&read).await;
@@ -174,6 +191,32 @@ async fn check(place: &Place, server: &Server, run: &str, is_last: bool) -> usiz
                     n += 1;
                 }
             }
+        }
+    }
+    n
+}
+
+/// Compares rows about the student's own candidates with what SGLang says of them when it is asked directly; gives how
+/// many candidates.
+async fn check_candidates(place: &Place, server: &Server) -> usize {
+    let name = names(place, "r").remove(0);
+    let hint = place.lines("r/verdicts.jsonl").into_iter().find(|it| it["episode"] == name.as_str()).unwrap();
+    let group = &place.lines("r/groups.jsonl")[0];
+    assert_eq!(group["group_overrides"]["teacher_candidates"], "student");
+    let tokens = ids(&group["tokens"][0]);
+    let step = hint["step"].as_u64().unwrap() as usize;
+    let (start, end) = actions(&group["masks"][0])[step];
+    let context = server.hinted(&tokens[..start], hint["hint"].as_str().unwrap(), false);
+    let (rows, values) = (&group["distill_token_ids"][0], &group["distill_logprobs"][0]);
+    let mut n = 0;
+    for position in (start..end).step_by(5) {
+        let row = ids(&rows[position]);
+        let before = [&context[..], &tokens[start..position]].concat();
+        let direct = server.of_candidates(&before, &row).await;
+        let told = values[position].as_array().unwrap().iter().map(|it| it.as_f64().unwrap());
+        for (told, direct) in told.zip(direct) {
+            assert!((told - direct).abs() < 1e-3, "step {step} token {position}: {told} {direct}");
+            n += 1;
         }
     }
     n
@@ -205,6 +248,13 @@ async fn aligned(variable: &str, kind: &'static str) {
     let n_hinted = check(&place, &server, "r", false).await;
     assert_eq!(json!(n_hinted), summary["made"]["shipped_tokens"]);
     assert!(summary["made"]["scored_steps"].as_u64() >= Some(4), "calls of tools are read too: {summary}");
+    let students = ["distill", "--run", "r", "--at-student-topk", "true"];
+    let summary = place.run(&[&students[..], &model, &roles].concat());
+    let lacking = summary["lost"]["tokens"].as_object().and_then(|it| it.values().next()?.as_u64());
+    let shipped = summary["made"]["shipped_tokens"].as_u64().unwrap();
+    assert_eq!(shipped + lacking.unwrap_or(0), n_hinted as u64, "{summary}");
+    let n_candidates = if kind == "sglang" { check_candidates(&place, &server).await } else { 0 };
+    assert!(kind == "vllm" || lacking.is_none() && n_candidates >= 20, "{n_candidates} {summary}");
     // The same teacher without a hint says what the student said.
     let plain =
         place.run(&[&["distill", "--run", "r", "--lens", "plain", "--audit", "all"][..], &model].concat());
@@ -215,7 +265,7 @@ async fn aligned(variable: &str, kind: &'static str) {
     place.run(&[&same[..], &model, &roles].concat());
     let n_same = check(&place, &server, "same", true).await;
     assert!(n_same >= 3 * 5, "{n_same}");
-    compared(n_hinted + n_same, "targets of distillation");
+    compared(n_hinted + n_same + n_candidates, "targets of distillation");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -330,6 +330,45 @@ fn at_the_students((tokens, (masks, (rows, logprobs))): Sequence<'_>) -> u64 {
     action.len() as u64
 }
 
+/// A judge that is asked for exchanges shows each hint at work; what it writes is read before the task.
+#[test]
+fn a_judge_writes_the_exchange_that_shows_a_hint() {
+    const SHOWN: [&str; 2] = ["How do I count lines?", "I look at the file with wc before I say a number."];
+    let says = |asks: &str| match asks.contains("## Hint") {
+        true if asks.contains("twice") => "I cannot think of any.".to_owned(),
+        true => format!("[USER_START]{}[USER_END]\n[AGENT_START]{}[AGENT_END]", SHOWN[0], SHOWN[1]),
+        false => vote(asks),
+    };
+    let setup = scripted(Dialect::Vllm);
+    let setup = setup.talks(move |body| Some(json!({"role": "assistant", "content": says(&shown(body))})));
+    let (place, server) = collected(Dialect::Vllm, setup);
+    let more = ["--hint-placement", "turns"];
+    let dry = distill(&place, &server, Dialect::Vllm, &[&more[..], &["--dry-run"]].concat()).expect(0).json();
+    assert_eq!(dry["episodes"][0]["votes"], json!(3 * (3 + 1)));
+    let summary = distill(&place, &server, Dialect::Vllm, &more).expect(0).json();
+    assert_eq!((&summary["made"]["scored_steps"], &summary["exchanges_unreadable"]), (&json!(4), &json!(2)));
+    assert_eq!(votes(&server).len(), 18 + 6, "one exchange for each hint");
+    let prompt =
+        |it: &Asked| it.prompts.iter().map(|ids| tokenizer().decode(ids).unwrap()).collect::<String>();
+    let exchange = format!(
+        "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n{}<|im_end|>\n<|im_start|>user\n",
+        SHOWN[0], SHOWN[1]
+    );
+    let n_shown = server.stand_in.asked().iter().filter(|it| prompt(it).contains(&exchange)).count();
+    assert_eq!(n_shown, 4);
+    let lines = place.lines("runs/all/verdicts.jsonl");
+    let told: Vec<&Value> = lines.iter().map(|it| &it["exchange"]).filter(|it| !it.is_null()).collect();
+    assert_eq!(told.len(), 4);
+    assert_eq!(told[0][1], json!({"role": "assistant", "content": SHOWN[1]}));
+    server.stand_in.forget();
+    distill(&place, &server, Dialect::Vllm, &[&more[..], &["--overwrite"]].concat()).expect(0);
+    assert_eq!((votes(&server).len(), scored(&server)), (0, 0), "nothing is paid twice");
+    let file = ["--hint-exchange-file", "x.json"];
+    place.write("x.json", r#"[{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]"#);
+    let refused = distill(&place, &server, Dialect::Vllm, &file).expect(2);
+    assert!(refused.stderr.contains("name --hint-placement turns"), "{}", refused.stderr);
+}
+
 #[test]
 fn a_dry_run_says_what_it_would_cost_and_asks_nobody() {
     let (place, server) = collected(Dialect::Vllm, judging(Dialect::Vllm));

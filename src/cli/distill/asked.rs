@@ -41,12 +41,9 @@ impl Asked {
                 return Err(Failure::input(what, "choose --lens hint or --lens plain"));
             }
         };
-        if (placement == Placement::Turns) != exchange.is_some() {
-            let what = "a worked exchange and its placement belong together";
-            return Err(Failure::input(
-                what,
-                "name both --hint-placement turns and --hint-exchange-file FILE, or none",
-            ));
+        if placement != Placement::Turns && exchange.is_some() {
+            let what = "a worked exchange has a placement of its own";
+            return Err(Failure::input(what, "name --hint-placement turns beside --hint-exchange-file"));
         }
         let judging = Judging {
             quorum: call.choice("verdict")?,

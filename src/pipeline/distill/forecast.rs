@@ -16,8 +16,8 @@ use crate::pipeline::outline::{Framing, outline};
 use crate::pipeline::{Loss, Reader, Texts};
 use crate::ship::compact;
 use backsight_core::credit::distill::Audit;
-use backsight_core::episode::Episode;
-use backsight_core::hint::{Choice, Pairs, Question, pairs, shown};
+use backsight_core::episode::{Episode, Message, Role};
+use backsight_core::hint::{Choice, Pairs, Question, pairs};
 use backsight_core::lens::{Given, HintLens, Lens, Lenses, PlaceboLens, PlainLens};
 use backsight_core::model::Limits;
 use backsight_core::plan::Figures;
@@ -39,7 +39,7 @@ pub struct Forecast {
     pub steps: usize,
     /// Pairs to be judged.
     pub pairs: usize,
-    /// Votes on them, and answers to the second question.
+    /// Votes on them, and what else the judge is asked about them.
     pub votes: usize,
     /// Tokens of the questions, once for each pair; about, without the judge's tokenizer.
     pub judge_tokens: u64,
@@ -116,9 +116,11 @@ impl Forecaster<'_> {
         let mut teacher = set;
         (1..if is_compared { self.manner.votes } else { 1 }).for_each(|_| teacher += set);
         let n_words = self.texts.n_tokens(Question::Hint.words());
-        let asked = pairs.iter().map(|pair| shown(episode, pair, self.manner.max_chars));
+        let asked = pairs.iter().map(|pair| Question::Hint.shown(episode, pair, self.manner.max_chars));
         let judge_tokens = asked.map(|text| (n_words + self.texts.n_tokens(&text)) as u64).sum();
-        let votes = pairs.len() * (self.manner.votes + usize::from(judging.evaluates));
+        let exchanges =
+            usize::from(judging.asks_exchanges()) * if is_compared { self.manner.votes } else { 1 };
+        let votes = pairs.len() * (self.manner.votes + usize::from(judging.evaluates) + exchanges);
         Ok(Forecast { pairs: pairs.len(), votes, judge_tokens, teacher, ..forecast })
     }
 
@@ -148,7 +150,13 @@ impl Forecaster<'_> {
             Reading::Student | Reading::Plain => Lenses::default().and(Arc::new(PlainLens), self.k),
             Reading::Under(judging, with_placebo) => {
                 let hint = |step: &usize| {
-                    let text = || Given::Text(format!("{A_HINT} ({step})"));
+                    let said = format!("{A_HINT} ({step})");
+                    let text = || match judging.asks_exchanges() {
+                        true => Given::Exchange(
+                            [Role::User, Role::Assistant].map(|role| Message::text(role, &said)).into(),
+                        ),
+                        false => Given::Text(said.clone()),
+                    };
                     ((episode.id.clone(), *step), judging.exchange.clone().unwrap_or_else(text))
                 };
                 let given: HashMap<_, _> = steps.iter().map(hint).collect();

@@ -13,7 +13,9 @@ use crate::model::outlook::Outlook;
 use crate::model::{Error, Model};
 use crate::pipeline::watch::Watched;
 use crate::store::Ledgered;
+use backsight_chat::messages::to_json;
 use backsight_core::credit::distill::{Gaps, rows};
+use backsight_core::episode::Message;
 use backsight_core::hint::{Choice, Leak, Leaks, Pair, Quorum, Verdict, Vote, by_length, pairs};
 use backsight_core::lens::{Given, Placement};
 use backsight_core::score::SpanScore;
@@ -39,6 +41,13 @@ pub struct Judging {
     pub exchange: Option<Given>,
 }
 
+impl Judging {
+    /// Whether the judge is asked for an exchange that shows each hint.
+    pub(super) fn asks_exchanges(&self) -> bool {
+        self.placement == Placement::Turns && self.exchange.is_none()
+    }
+}
+
 /// A model in the judge's place, which is not asked any more once there is no point in it.
 pub(super) fn watched(model: &Arc<Ledgered>, outlook: &Outlook) -> Arc<dyn Model> {
     Watched::sharing(Arc::clone(model) as Arc<dyn Model>, outlook.clone())
@@ -54,16 +63,28 @@ pub(super) struct Judged {
     hints: Vec<String>,
     leaks: Vec<Leak>,
     evaluation: Option<Result<Option<i8>, Error>>,
+    /// Those hints that are tried, each with what the teacher is given to read for it.
+    tried: Vec<(String, Given)>,
+    /// Why there is no exchange for others; nothing where it cannot be read.
+    no_exchange: Vec<Option<Error>>,
 }
 
 impl Judged {
-    /// Of the hints that give nothing away, the one that its length says.
-    fn by_length(&self, choice: Choice) -> Option<&str> {
-        by_length(&self.hints, choice)
+    /// The hints that are to be tried: the one that its length says, or all of them where the most effective is wanted.
+    fn to_try(&self, choice: Choice) -> Vec<String> {
+        match choice {
+            Choice::Effective => self.hints.clone(),
+            _ => by_length(&self.hints, choice).map(str::to_owned).into_iter().collect(),
+        }
     }
 
     /// The votes and the verdict as a line of a file.
-    fn line(&self, episode: &str, taken: Option<&str>) -> Value {
+    fn line(&self, episode: &str, taken: Option<&(String, Given)>) -> Value {
+        let (hint, given) = taken.map(|(hint, given)| (hint, given)).unzip();
+        let exchange = given.and_then(|given| match given {
+            Given::Exchange(messages) => Some(messages.iter().map(to_json).collect::<Vec<_>>()),
+            Given::Text(_) => None,
+        });
         let vote = |vote: &Result<Vote, Error>| match vote {
             Ok(vote) => json!({"hintable": vote.hintable, "hint": vote.hint}),
             Err(error) => json!({"error": error.to_string()}),
@@ -71,7 +92,7 @@ impl Judged {
         let evaluation = self.evaluation.as_ref().map(|it| it.as_ref().ok().copied().flatten());
         json!({
             "episode": episode, "step": self.step, "hintable": self.verdict.hintable,
-            "agreement": self.verdict.agreement, "hint": taken, "hints": self.hints, "evaluation": evaluation,
+            "agreement": self.verdict.agreement, "hint": hint, "hints": self.hints, "exchange": exchange, "evaluation": evaluation,
             "leaks": self.leaks.iter().map(|it| it.name()).collect::<Vec<_>>(),
             "votes": self.votes.iter().map(vote).collect::<Vec<_>>(),
         })
@@ -81,7 +102,8 @@ impl Judged {
     pub(super) fn losses(&self) -> impl Iterator<Item = (&'static str, String)> {
         let (step, evaluation) = (self.step, self.evaluation.iter().filter_map(|it| it.as_ref().err()));
         let votes = self.votes.iter().filter_map(|it| it.as_ref().err()).map(|why| ("vote failed", why));
-        let all = votes.chain(evaluation.map(|why| ("vote on the action failed", why)));
+        let exchanges = self.no_exchange.iter().flatten().map(|why| ("exchange failed", why));
+        let all = votes.chain(evaluation.map(|why| ("vote on the action failed", why))).chain(exchanges);
         all.map(move |(reason, why)| (reason, format!("step {step}: {why}")))
     }
 }
@@ -126,11 +148,8 @@ impl Verdicts {
         let choice = options.judging.as_ref().map_or(Choice::Longest, |it| it.choice);
         let line = |judged: &Judged| {
             let compared = tried.get(&judged.step).filter(|_| choice == Choice::Effective);
-            let taken = match compared {
-                Some(tried) => judged.hints.get(most_effective(tried, own, judged.step)).map(String::as_str),
-                None => judged.by_length(choice),
-            };
-            judged.line(episode, taken)
+            let taken = compared.map_or(0, |tried| most_effective(tried, own, judged.step));
+            judged.line(episode, judged.tried.get(taken))
         };
         self.judged.iter().map(line).collect()
     }
@@ -146,6 +165,7 @@ impl Verdicts {
             "for": saying(Some(true)), "against": saying(Some(false)), "unreadable": saying(None),
             "hintable": self.judged.iter().filter(|it| it.verdict.hintable).count(),
             "hints": self.judged.iter().filter(|it| !it.hints.is_empty()).count(), "agreement": agreement,
+            "exchanges_unreadable": self.judged.iter().flat_map(|it| &it.no_exchange).filter(|it| it.is_none()).count(),
             "leaks_next_state": leaks(Leak::NextState), "leaks_tests": leaks(Leak::Tests),
         })
     }
@@ -190,9 +210,10 @@ impl Work<'_> {
         let waiting: Mutex<Vec<(usize, Vec<Given>)>> = Mutex::default();
         let reading = tokio::sync::Mutex::default();
         let done = super::join_all(pairs.iter().map(|pair| async {
-            let judged = self.judge(judge, judging, &leaks, pair).await?;
-            let hints = self.given(judging, &judged);
-            lock(&waiting).extend(hints.into_iter().map(|hints| (judged.step, hints)));
+            let mut judged = self.judge(judge, judging, &leaks, pair).await?;
+            self.choose(judge, judging, &leaks, pair, &mut judged).await?;
+            let given: Vec<Given> = judged.tried.iter().map(|it| it.1.clone()).collect();
+            lock(&waiting).extend((!given.is_empty()).then_some((judged.step, given)));
             Some((judged, self.taught_so_far(judging, &waiting, &reading).await?))
         }));
         let (mut judged, mut taught) = (Vec::new(), Vec::new());
@@ -228,7 +249,8 @@ impl Work<'_> {
                 None => hints.push(hint.clone()),
             }
         }
-        Some(Judged { step: pair.step, votes, verdict, hints, leaks: found, evaluation })
+        let (tried, no_exchange) = Default::default();
+        Some(Judged { step: pair.step, votes, verdict, hints, leaks: found, evaluation, tried, no_exchange })
     }
 
     /// What a pair's next state says, uncut.
@@ -238,15 +260,48 @@ impl Work<'_> {
         texts.chain(pair.next.iter().map(|said| said.text.clone())).collect::<Vec<_>>().join("\n")
     }
 
-    /// What the teacher is given for a step: nothing without a hint, several things where the most effective is taken.
-    fn given(&self, judging: &Judging, judged: &Judged) -> Option<Vec<Given>> {
-        let text = |hint: &str| Given::Text(hint.to_owned());
-        let taken = judged.by_length(judging.choice)?;
-        Some(match (&judging.exchange, judging.choice) {
-            (Some(exchange), _) => vec![exchange.clone()],
-            (None, Choice::Effective) => judged.hints.iter().map(|hint| text(hint)).collect(),
-            (None, _) => vec![text(taken)],
-        })
+    /// Chooses the hints that are tried and what the teacher is given for each: its words, the exchange that takes the
+    /// place of all, or one that the judge is asked for. Nothing where the run was stopped before that was there.
+    async fn choose(
+        &self,
+        judge: &Judge,
+        judging: &Judging,
+        leaks: &Leaks,
+        pair: &Pair,
+        judged: &mut Judged,
+    ) -> Option<()> {
+        let hints = judged.to_try(judging.choice);
+        match &judging.exchange {
+            Some(exchange) => judged.tried.extend(hints.into_iter().take(1).map(|it| (it, exchange.clone()))),
+            None if judging.asks_exchanges() => return self.show(judge, leaks, pair, hints, judged).await,
+            None => judged.tried.extend(hints.into_iter().map(|hint| (hint.clone(), Given::Text(hint)))),
+        }
+        Some(())
+    }
+
+    /// Has the judge write an exchange that shows each hint, and keeps those that give nothing away.
+    async fn show(
+        &self,
+        judge: &Judge,
+        leaks: &Leaks,
+        pair: &Pair,
+        hints: Vec<String>,
+        judged: &mut Judged,
+    ) -> Option<()> {
+        let next = self.whole_next_state(pair);
+        let leak = |it: &Message| leaks.find(&it.content.as_ref()?.text(), &next);
+        let asked = hints.iter().map(|hint| judge.exchange(&self.episode, pair, hint));
+        for (answer, hint) in super::join_all(asked).await.into_iter().zip(&hints) {
+            match answer {
+                Ok(Some(messages)) => match messages.iter().find_map(leak) {
+                    Some(leak) => judged.leaks.push(leak),
+                    None => judged.tried.push((hint.clone(), Given::Exchange(messages))),
+                },
+                Err(error) if self.shared.brake.is_stopped() && error.leaves_open() => return None,
+                unusable => judged.no_exchange.push(unusable.err()),
+            }
+        }
+        Some(())
     }
 
     /// Has the teacher read under all hints that wait for it, unless they are being read already: what comes up while

@@ -250,7 +250,7 @@ impl Totals {
                            "agreement": per(count("agreement"), count("pairs"))});
         let leaks = json!({"next_state": n("leaks_next_state"), "tests": n("leaks_tests")});
         let told = json!({
-            "pairs": n("pairs"), "votes": votes, "hintable": n("hintable"), "leaks": leaks, "gap": gaps,
+            "pairs": n("pairs"), "votes": votes, "hintable": n("hintable"), "leaks": leaks, "exchanges_unreadable": n("exchanges_unreadable"), "gap": gaps,
             "placebo_share": per(self.shared.0, self.shared.1), "gap_and_reward": correlation(&self.gap_and_reward),
             "quarantined": self.quarantined, "distil_only_groups": self.distil_only,
         });

@@ -11,8 +11,8 @@ mod vote;
 
 pub use leak::{Leak, Leaks};
 pub use pairs::{Pair, Pairs, Said, cut_middle, pairs, verdict_of_tests};
-pub use question::{Question, shown};
-pub use vote::{Choice, Quorum, SHORTEST_HINT, Verdict, Vote, by_length, read_evaluation};
+pub use question::Question;
+pub use vote::{Choice, Quorum, SHORTEST_HINT, Verdict, Vote, by_length, read_evaluation, read_exchange};
 
 /// What the published functions gave, by section.
 #[cfg(test)]

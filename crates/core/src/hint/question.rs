@@ -14,26 +14,35 @@ const HINT: &str = include_str!("../../../../prompts/judge_hint.txt");
 /// What a judge of actions is told.
 const EVALUATION: &str = include_str!("../../../../prompts/judge_evaluation.txt");
 
+/// What a judge is told who shows a hint at work.
+const EXCHANGE: &str = include_str!("../../../../prompts/judge_exchange.txt");
+
 /// What votes look like where they are forced into form.
 const VOTE_FORM: &str = r"\\boxed\{(-1\}|1\}\n\[HINT_START\][A-Za-z0-9 ,.;:'()/_-]{11,300}\[HINT_END\])";
 /// What evaluations look like there.
 const EVALUATION_FORM: &str = r"\\boxed\{(1|0|-1)\}";
 
+/// What exchanges look like there.
+const EXCHANGE_FORM: &str = r"\[USER_START\][A-Za-z0-9 ,.;:'()/_-]{11,300}\[USER_END\]\n\[AGENT_START\][A-Za-z0-9 ,.;:'()/_-]{11,300}\[AGENT_END\]";
+
 /// What a judge is asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Question {
+pub enum Question<'a> {
     /// Whether there is a useful hint.
     Hint,
     /// What the action itself was worth.
     Evaluation,
+    /// A worked exchange that shows this hint.
+    Exchange(&'a str),
 }
 
-impl Question {
+impl Question<'_> {
     /// What a judge is told.
     pub fn words(self) -> &'static str {
         match self {
             Self::Hint => HINT,
             Self::Evaluation => EVALUATION,
+            Self::Exchange(_) => EXCHANGE,
         }
     }
 
@@ -42,6 +51,7 @@ impl Question {
         match self {
             Self::Hint => VOTE_FORM,
             Self::Evaluation => EVALUATION_FORM,
+            Self::Exchange(_) => EXCHANGE_FORM,
         }
     }
 
@@ -50,26 +60,28 @@ impl Question {
         match self {
             Self::Hint => episode.to_owned(),
             Self::Evaluation => format!("evaluation of {episode}"),
+            Self::Exchange(_) => format!("exchange for {episode}"),
         }
+    }
+
+    /// What is asked about a pair: task, action and next state, each part of at most so many characters.
+    pub fn shown(self, episode: &Episode, pair: &Pair, max_chars: usize) -> String {
+        let action = &episode.messages[episode.steps()[pair.step].message_idx];
+        let calls: Vec<Value> = action.tool_calls.iter().map(|call| shown_call(call, max_chars)).collect();
+        let next = pair.next.iter().map(|it| json!({"role": it.role, "name": it.name, "text": it.text}));
+        let hint = if let Self::Exchange(hint) = self { Some(hint) } else { None };
+        let facts = json!({
+            "task": episode.task.prompt, "text": cut_middle(text_of(action).trim(), max_chars),
+            "calls": calls, "next": next.collect::<Vec<Value>>(), "hint": hint,
+        });
+        // The words are ours and rendered by the tests, so there is nothing to go wrong.
+        let shown = Environment::new().render_str(SHOWN, Serde(&facts));
+        shown.unwrap_or_else(|error| error.to_string())
     }
 }
 
 fn text_of(message: &Message) -> String {
     message.content.as_ref().map(Content::text).unwrap_or_default()
-}
-
-/// The user's part of a question: task, action and next state.
-pub fn shown(episode: &Episode, pair: &Pair, max_chars: usize) -> String {
-    let action = &episode.messages[episode.steps()[pair.step].message_idx];
-    let calls: Vec<Value> = action.tool_calls.iter().map(|call| shown_call(call, max_chars)).collect();
-    let next = pair.next.iter().map(|it| json!({"role": it.role, "name": it.name, "text": it.text}));
-    let facts = json!({
-        "task": episode.task.prompt, "text": cut_middle(text_of(action).trim(), max_chars),
-        "calls": calls, "next": next.collect::<Vec<Value>>(),
-    });
-    // The words are ours and rendered by the tests, so there is nothing to go wrong.
-    let shown = Environment::new().render_str(SHOWN, Serde(&facts));
-    shown.unwrap_or_else(|error| error.to_string())
 }
 
 fn shown_call(call: &ToolCall, max_chars: usize) -> Value {
@@ -115,7 +127,8 @@ mod tests {
     fn task_action_and_next_state_are_shown() {
         let episode = episode();
         let found = pairs(&episode, Pairs::Actions, 4000);
-        let texts: Vec<String> = found.iter().map(|pair| shown(&episode, pair, 4000)).collect();
+        let texts: Vec<String> =
+            found.iter().map(|pair| Question::Hint.shown(&episode, pair, 4000)).collect();
         expect![[r#"
             ## Task
             Write f in solution.py.
@@ -144,5 +157,13 @@ mod tests {
 
             Now give your decision in the required form."#]]
         .assert_eq(&texts.join("\n----\n"));
+        let exchange = Question::Exchange("Look first.").shown(&episode, &found[1], 4000);
+        assert!(exchange.starts_with(
+            texts[1].strip_suffix("Now give your decision in the required form.").unwrap_or("?")
+        ));
+        assert!(
+            exchange.ends_with("## Hint\nLook first.\n\nNow write the exchange in the required form."),
+            "{exchange}"
+        );
     }
 }

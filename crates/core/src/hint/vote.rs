@@ -1,5 +1,6 @@
 //! What a judge's answers say, one by one and together.
 
+use crate::episode::{Message, Role};
 use crate::named;
 use crate::python::is_space;
 
@@ -24,7 +25,8 @@ impl Vote {
             Some("-1") => Some(false),
             _ => None,
         };
-        Self { hintable, hint: hints(said).last().unwrap_or_default().trim_matches(is_space).to_owned() }
+        let hint = between(said, "[HINT_START]", "[HINT_END]").last().unwrap_or_default();
+        Self { hintable, hint: hint.trim_matches(is_space).to_owned() }
     }
 
     /// Its hint, if it is for one and gives one that counts.
@@ -42,6 +44,17 @@ pub fn read_evaluation(answer: &str) -> Option<i8> {
         Some("-1") => Some(-1),
         _ => None,
     }
+}
+
+/// The worked exchange in an answer: what a user asks and an agent answers, the last of each; none where one is missing.
+pub fn read_exchange(answer: &str) -> Option<[Message; 2]> {
+    let said = without_thinking(answer);
+    let part = |role, [opening, end]: [&str; 2]| {
+        let text = between(said, opening, end).last()?.trim_matches(is_space);
+        (!text.is_empty()).then(|| Message::text(role, text))
+    };
+    let user = part(Role::User, ["[USER_START]", "[USER_END]"])?;
+    Some([user, part(Role::Assistant, ["[AGENT_START]", "[AGENT_END]"])?])
 }
 
 fn n_chars(text: &str) -> usize {
@@ -69,14 +82,14 @@ fn boxed(text: &str) -> impl Iterator<Item = String> {
     })
 }
 
-/// The texts between hints' marks.
-fn hints(text: &str) -> impl Iterator<Item = &str> {
+/// The texts between two marks.
+fn between<'a>(text: &'a str, opening: &str, end: &str) -> impl Iterator<Item = &'a str> {
     let mut rest = text;
     std::iter::from_fn(move || {
-        let (_, opened) = rest.split_once("[HINT_START]")?;
-        let (hint, behind) = opened.split_once("[HINT_END]")?;
+        let (_, opened) = rest.split_once(opening)?;
+        let (inside, behind) = opened.split_once(end)?;
         rest = behind;
-        Some(hint)
+        Some(inside)
     })
 }
 
@@ -177,6 +190,24 @@ mod tests {
         let values =
             ["\\boxed{0}", "\\boxed{-1}", "\\boxed{1}", "\\boxed{2}", "<think>\\boxed{1}", "-0 \\boxed{-0}"];
         assert_eq!(values.map(read_evaluation), [Some(0), Some(-1), Some(1), None, None, Some(0)]);
+    }
+
+    #[test]
+    fn an_exchange_has_two_parts() {
+        let read = |answer: &str| {
+            let text = |it: &Message| it.content.as_ref().unwrap().text();
+            read_exchange(answer).map(|both| both.each_ref().map(text))
+        };
+        let whole = "<think>[USER_START]x[USER_END]</think>[USER_START] a [USER_END] then [AGENT_START]b\nc[AGENT_END]";
+        assert_eq!(read(whole), Some(["a".to_owned(), "b\nc".to_owned()]));
+        for lacking in [
+            "",
+            "[USER_START]a[USER_END]",
+            "[USER_START]a[USER_END][AGENT_START] [AGENT_END]",
+            "[AGENT_START]b",
+        ] {
+            assert_eq!(read(lacking), None, "{lacking}");
+        }
     }
 
     #[test]
