@@ -1,8 +1,9 @@
-//! What each step of scored episodes is worth to a trainer: its credit against that of its task's other episodes.
+//! What each step of scored episodes is worth to a trainer: its credit against that of its group's other episodes.
 //!
-//! Owns `credit.jsonl`, a line for each step: made of the score files once a stage has come to its end, so that every
-//! episode is compared with all that are there, and read when groups are shipped. A step without credit has no advantage
-//! but a reason. Deliberately absent: how advantages are computed, which is `credit::advantage`.
+//! Owns `credit.jsonl`, a line for each step: made of the score files once a stage has come to its end, so that no group
+//! is weighed by half, and read when groups are shipped. Episodes are grouped as they ship: what a run adds later changes
+//! nothing that a trainer has had. A step without credit has no advantage but a reason. Deliberately absent: how
+//! advantages are computed, which is `credit::advantage`.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -29,12 +30,17 @@ pub struct Weighing {
     pub omega: f64,
     /// Whether Q_H is taken after smoothing.
     pub smoothed: bool,
+    /// How many episodes of a task are one group; all of them where that is not known.
+    pub group_size: Option<usize>,
 }
 
 /// A scored episode.
+#[cfg_attr(test, derive(Clone))]
 struct Scored {
     id: String,
     task: String,
+    /// Which of the task's groups it is in.
+    group: usize,
     reward: f64,
     /// The credit of each step, or why it has none.
     steps: Vec<Result<StepCredit, String>>,
@@ -48,15 +54,22 @@ struct StepCredit {
 
 /// Weighs the steps of all episodes that are scored, and writes them into the run's directory.
 pub fn keep(sources: Vec<Source>, run_dir: &Path, weighing: &Weighing) -> io::Result<()> {
-    let all = load(sources).flatten().filter_map(|loaded| scored(&loaded, run_dir, weighing));
-    let all: Vec<Scored> = all.collect();
+    let mut n_of_task: HashMap<String, usize> = HashMap::new();
+    let mut all = Vec::new();
+    for loaded in load(sources).flatten() {
+        let n_before = n_of_task.entry(loaded.episode.task.id.clone()).or_default();
+        let group = weighing.group_size.map_or(0, |size| *n_before / size);
+        // One that failed has its place in a group too, and is no part of it.
+        *n_before += 1;
+        all.extend(scored(&loaded, group, run_dir, weighing));
+    }
     let mut out = Pending::create(&run_dir.join(credit_file(&weighing.lens)))?;
     lines(&all, weighing.omega).iter().try_for_each(|line| writeln!(out, "{line}"))?;
     out.commit()
 }
 
 /// An episode with the credit of its steps; none that failed or that nobody has scored.
-fn scored(loaded: &Loaded, run_dir: &Path, weighing: &Weighing) -> Option<Scored> {
+fn scored(loaded: &Loaded, group: usize, run_dir: &Path, weighing: &Weighing) -> Option<Scored> {
     let (episode, outcome) = (&loaded.episode, loaded.episode.outcome.as_ref().ok()?);
     let found = hindsight::read(&directory_of(loaded, run_dir), &weighing.lens).transpose()?;
     let found = found.map_err(|error| error.to_string()).and_then(credited);
@@ -66,7 +79,7 @@ fn scored(loaded: &Loaded, run_dir: &Path, weighing: &Weighing) -> Option<Scored
         Ok(steps) => steps,
         Err(why) => vec![Err(why); episode.steps().len()],
     };
-    Some(Scored { id: episode.id.clone(), task: episode.task.id.clone(), reward, steps })
+    Some(Scored { id: episode.id.clone(), task: episode.task.id.clone(), group, reward, steps })
 }
 
 /// The credit of each of an episode's steps, which a file may count as another loader does.
@@ -93,9 +106,11 @@ fn steps(
 fn lines(all: &[Scored], omega: f64) -> Vec<Value> {
     let q = |it: &Result<StepCredit, String>| it.as_ref().ok().map(|it| it.q_h);
     let of = |it: &'_ Scored| it.steps.iter().map(q).collect();
-    let credits: Vec<EpisodeCredit<'_>> =
-        all.iter().map(|it| EpisodeCredit { task: &it.task, reward: it.reward, q: of(it) }).collect();
-    // Attempts at other tasks say nothing of how good this one was.
+    // Attempts at other tasks say nothing of how good this one was, nor those of other weights than the group's.
+    let groups: Vec<String> = all.iter().map(|it| format!("{} {}", it.group, it.task)).collect();
+    let credits = all.iter().zip(&groups);
+    let credits = credits.map(|(it, group)| EpisodeCredit { task: group, reward: it.reward, q: of(it) });
+    let credits: Vec<EpisodeCredit<'_>> = credits.collect();
     let weighed = advantages(&credits, &AdvantageOptions { omega, normalise: Normalise::Task });
     all.iter().zip(&weighed).flat_map(|(it, weighed)| of_episode(it, weighed)).collect()
 }
@@ -104,8 +119,8 @@ fn of_episode(episode: &Scored, weighed: &EpisodeAdvantage) -> Vec<Value> {
     let line = |(idx, (credit, advantage)): (usize, (&Result<StepCredit, String>, &Option<f64>))| {
         let known = credit.as_ref().ok();
         let mut line = json!({
-            "episode": episode.id, "task": episode.task, "step": idx, "reward": episode.reward,
-            "reward_advantage": weighed.reward_advantage, "rho": known.and_then(|it| it.rho),
+            "episode": episode.id, "task": episode.task, "group": episode.group, "step": idx,
+            "reward": episode.reward, "reward_advantage": weighed.reward_advantage, "rho": known.and_then(|it| it.rho),
             "q_h": known.map(|it| it.q_h), "advantage": advantage,
         });
         let why = match (credit, advantage) {
@@ -174,7 +189,7 @@ mod tests {
     }
 
     fn scored(id: &str, task: &str, reward: f64, steps: Vec<Result<StepCredit, String>>) -> Scored {
-        Scored { id: id.to_owned(), task: task.to_owned(), reward, steps }
+        Scored { id: id.to_owned(), task: task.to_owned(), group: 0, reward, steps }
     }
 
     #[test]
@@ -201,9 +216,22 @@ mod tests {
             (0, Some(0.0), Some(0.0)),
         ];
         assert_eq!(told, expected);
-        let without = json!({"episode": "a-0", "task": "a", "step": 1, "reward": 1.0, "reward_advantage": 1.0,
+        let without = json!({"episode": "a-0", "task": "a", "group": 0, "step": 1, "reward": 1.0, "reward_advantage": 1.0,
                              "rho": null, "q_h": null, "advantage": null, "why": "no logprob"});
         assert_eq!(lines(&all, 2.0)[1], without);
+    }
+
+    #[test]
+    fn groups_of_one_task_are_weighed_apart() {
+        let of = |id: &str, group: usize, reward: f64| Scored {
+            group,
+            ..scored(id, "t", reward, vec![step(1.0)])
+        };
+        let first = [of("t-0", 0, 1.0), of("t-1", 0, 0.0)];
+        let both = first.iter().chain(&[of("t-2", 1, 9.0), of("t-3", 1, 5.0)]).cloned().collect::<Vec<_>>();
+        let (alone, both) = (lines(&first, 1.0), lines(&both, 1.0));
+        assert_eq!(both[..2], alone);
+        assert_eq!([&both[2]["group"], &both[2]["advantage"]], [&json!(1), &json!(1.0)]);
     }
 
     #[test]

@@ -36,10 +36,13 @@ fn scale(values: &[f64]) -> (f64, f64) {
 
 /// Every step's advantage by episode, computed here of the lines' rewards and Q_H; compared with what the lines say.
 fn weighed(lines: &[Value], omega: f64) -> BTreeMap<(String, u64), Option<f64>> {
-    let mut tasks: BTreeMap<&str, Vec<&Value>> = BTreeMap::new();
-    lines.iter().for_each(|line| tasks.entry(line["task"].as_str().unwrap()).or_default().push(line));
+    let mut groups: BTreeMap<(&str, u64), Vec<&Value>> = BTreeMap::new();
+    for line in lines {
+        let group = (line["task"].as_str().unwrap(), line["group"].as_u64().unwrap());
+        groups.entry(group).or_default().push(line);
+    }
     let mut all = BTreeMap::new();
-    for steps in tasks.values() {
+    for steps in groups.values() {
         let rewards: BTreeMap<&str, f64> = steps
             .iter()
             .map(|it| (it["episode"].as_str().unwrap(), it["reward"].as_f64().unwrap()))
@@ -283,11 +286,12 @@ fn run_goes_on_without_credit_that_was_lost_and_ends_where_it_was_stopped() {
     run(&place, &server, &[]).expect(0);
     let gone = |it: &Asked| is_told_the_outcome(it).then_some(Fault::Reset);
     let broken = Server::start(judging(Dialect::Vllm).faults(gone));
-    let stopped = run(&place, &broken, &[&BOTH[..], &["--patience", "0"]].concat());
-    assert!(matches!(stopped.code, Some(1 | 3)), "{}", stopped.stderr);
-    if stopped.code == Some(3) {
-        assert!(!place.path(CREDIT).exists());
-    }
+    let before = place.json("runs/all/summary.json");
+    let stopped = run(&place, &broken, &[&BOTH[..], &["--patience", "0"]].concat()).expect(3);
+    let told = place.json("runs/all/summary.json");
+    assert!(told["credit"]["stopped_by"].is_string(), "{}", stopped.stderr);
+    assert_eq!(told["distill"], before["distill"], "what comes after it was not begun");
+    assert!(!place.path(CREDIT).exists(), "a task's episodes are weighed together or not at all");
     let refuses = |it: &Asked| {
         let no = || Fault::Status(400, String::new(), "{\"error\": {\"message\": \"no\"}}".to_owned());
         (is_told_the_outcome(it) && tokenizer().decode(&it.ids).unwrap().contains("twice")).then(no)

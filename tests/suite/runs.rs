@@ -74,6 +74,12 @@ fn stages_share_a_directory_and_nothing_is_paid_twice() {
         both.is_superset(&scored) && both.contains(&PathBuf::from("hindsight_scores.hint-last_user.json"))
     );
 
+    let weighed = |lens: &str| {
+        let lines = place.lines(&format!("{RUN}/credit{lens}.jsonl"));
+        (lines.len(), lines.iter().filter(|it| it["advantage"].is_number()).count())
+    };
+    assert_eq!((weighed(""), weighed(".hint-last_user")), ((18, 18), (18, 6)));
+
     // However the run is named, whatever is asked for again is there.
     for input in [RUN, &format!("{RUN}/episodes")] {
         let n_before = paid(&server).len();

@@ -34,6 +34,7 @@ use crate::pipeline::paid::Paid;
 use crate::pipeline::report::Done;
 use crate::pipeline::resume::Asked;
 use crate::pipeline::weighed::{self, Weighing};
+use crate::store::RunReader;
 use crate::store::episodes::Source;
 use crate::store::hindsight::{Settings, credit_file, find, result_of};
 use crate::store::run::{RunDir, RunError};
@@ -124,7 +125,7 @@ async fn work(
     let asked = args.call.config.seen_from(dir);
     voice.run.keep_found(&asked, found(args, &options), decide).map_err(refused)?;
     let (model, n) = (opened.info.model.clone(), sources.iter().map(n_episodes).sum());
-    let (weighing, all) = (weighing(args.call, lens)?, sources.clone());
+    let (weighing, all) = (weighing(args.call, lens, voice.run.reader())?, sources.clone());
     voice.say(&Event::Began { stage: "credit", model, unit: "episode", asked: n, found: 0 });
     tell_absences(args, &opened, &texts, &sources, voice, options.framing.tool_text.is_some());
     let teacher = Teacher { model: Arc::clone(&paid.model), texts };
@@ -139,11 +140,12 @@ async fn work(
 }
 
 /// How credit becomes advantages.
-fn weighing(call: &Call, lens: String) -> Result<Weighing, Failure> {
-    Ok(Weighing { lens, omega: call.get("omega")?, smoothed: call.get("smoothed")? })
+fn weighing(call: &Call, lens: String, run: &RunReader) -> Result<Weighing, Failure> {
+    let (omega, smoothed) = (call.get("omega")?, call.get("smoothed")?);
+    Ok(Weighing { lens, omega, smoothed, group_size: run.group_size() })
 }
 
-/// Weighs the steps of all episodes that are scored by now. Those of a run that was stopped wait for the rest: a task's
+/// Weighs the steps of all episodes that are scored by now. Those of a run that was stopped wait for the rest: a group's
 /// episodes are compared with each other.
 fn weigh(sources: Vec<Source>, run_dir: &Path, weighing: &Weighing) -> Result<(), Failure> {
     weighed::keep(sources, run_dir, weighing).map_err(|error| {

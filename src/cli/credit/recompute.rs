@@ -13,6 +13,7 @@ use crate::cli::failure::Failure;
 use crate::cli::sources::sources;
 use crate::cli::{output, stdout, voice};
 use crate::event::Event;
+use crate::store::RunReader;
 use crate::store::hindsight::{self, Hindsight, Settings, find, recompute, scores_file};
 use crate::wire::hindsight::HindsightScores;
 
@@ -53,7 +54,7 @@ pub(super) fn run(args: &CreditArgs<'_>) -> Result<(), Failure> {
     voice::verdict(None, n_lost, what, "see the reasons above")
 }
 
-/// Weighs the steps with their new credit. Scores whose episodes are gone have no tasks within which to be compared.
+/// Weighs the steps with their new credit. Scores whose episodes are gone have no groups within which to be compared.
 fn renew_weights(args: &CreditArgs<'_>, lens: String) -> Result<(), Failure> {
     let Ok(sources) = sources(&args.inputs) else {
         let what = "the steps are not weighed again: their episodes are not here any more";
@@ -63,7 +64,7 @@ fn renew_weights(args: &CreditArgs<'_>, lens: String) -> Result<(), Failure> {
     std::fs::create_dir_all(&args.run_dir).map_err(|error| {
         Failure::stopped(format!("{}: {error}", args.run_dir.display()), "name another --run")
     })?;
-    weigh(sources, &args.run_dir, &weighing(args.call, lens)?)
+    weigh(sources, &args.run_dir, &weighing(args.call, lens, &RunReader::new(&args.run_dir))?)
 }
 
 /// Reads a directory's files, and rewrites its scores in place.

@@ -54,9 +54,9 @@ const MEASURED: [&str; 3] = ["model", "tokenizer_sha256", "template_sha256"];
 pub(super) fn run(call: &Call) -> Result<(), Failure> {
     let (sources, run_dir) = (sources(&call.inputs()?)?, call.run_dir()?);
     let asked = Asked::read(call)?;
-    advantages(call)?;
     let server = ServerArgs { needs_text: true, ..ServerArgs::read(&call.config)? };
     if call.config.is("dry_run") {
+        advantages(call)?;
         return dry::run(call, asked, &server, sources, &run_dir);
     }
     let (summary, done) = distilled(call, asked)?;
@@ -371,15 +371,13 @@ fn shipping(
     k: usize,
     voice: &Voice,
 ) -> Result<Shipping, Failure> {
-    let stored = voice.run.reader().config().ok();
-    let size = stored.as_ref().and_then(|it| it.get("collect")?.get("group_size")?.as_integer());
     Ok(Shipping {
         options: GroupOptions {
             lens,
             k,
             include_messages: call.get("include_messages")?,
             allow_rendered: call.get("allow_rendered")?,
-            group_size: size.and_then(|it| usize::try_from(it).ok()),
+            group_size: voice.run.reader().group_size(),
         },
         ensure_scores_are_not_same: call.get("ensure_scores_are_not_same")?,
         advantages,
