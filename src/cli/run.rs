@@ -79,6 +79,8 @@ fn crediting(call: &Call) -> Result<Option<Call>, Failure> {
             let mut stage = call.stage("credit")?;
             stage.config.say("lens", lens::NAMES[0]);
             stage.config.say("dense_rewards", false);
+            // A group is compared whole, whatever its rewards are.
+            stage.config.leave_out("min_reward");
             credit::check(&credit_args(&stage)?)?;
             Ok(Some(stage))
         }

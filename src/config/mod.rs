@@ -217,6 +217,11 @@ impl Config {
         self.set(key, value);
     }
 
+    /// Leaves a key without a value, as if it had no default.
+    pub fn leave_out(&mut self, key: &str) {
+        self.values.remove(key);
+    }
+
     /// As a file has it: every key with a value that outlives this call, by name, without secrets.
     pub fn to_table(&self) -> Table {
         let kept = self.values.iter().filter(|(name, _)| keys::find(name).is_some());

@@ -70,15 +70,10 @@ pub fn group(members: &[Member<'_>], options: &GroupOptions) -> (Option<ScoredDa
     let (mut ids, mut logprobs, mut messages) = (Vec::new(), Vec::new(), Vec::new());
     let (mut advantages, mut teachers) = (Vec::new(), Vec::new());
     for member in members {
-        let name = member.episode.id.clone();
-        let (item, reward) = match (item(member, options), &member.episode.outcome) {
-            (Ok(item), Ok(outcome)) => (item, outcome.reward),
-            (Err(why), _) => {
-                shipped.left_out.push((name, why));
-                continue;
-            }
-            (_, Err(_)) => {
-                shipped.left_out.push((name, "no reward"));
+        let (item, reward) = match item(member, options) {
+            Ok(item) => item,
+            Err(why) => {
+                shipped.left_out.push((member.episode.id.clone(), why));
                 continue;
             }
         };
@@ -141,14 +136,14 @@ struct Item<'a> {
     /// The student's logprobs where a token is trained.
     student: Vec<Option<Logprob>>,
     n_masked: u64,
-    /// Where credit ships, what each token is worth; nothing where it is not trained.
+    /// Where credit ships, what each token is worth.
     advantages: Option<Vec<f64>>,
     n_uncredited: u64,
     actions: Vec<&'a ActionRows>,
 }
 
-/// What ships of an episode: its last sequence, which holds its whole history as a rule.
-fn item<'a>(member: &Member<'a>, options: &GroupOptions) -> Result<Item<'a>, &'static str> {
+/// What ships of an episode: its last sequence, which holds its whole history as a rule, and its reward.
+fn item<'a>(member: &Member<'a>, options: &GroupOptions) -> Result<(Item<'a>, f64), &'static str> {
     if member.source == TokenSource::Rendered && !options.allow_rendered {
         return Err("its tokens are not the sampled ones (--allow-rendered)");
     }
@@ -164,37 +159,42 @@ fn item<'a>(member: &Member<'a>, options: &GroupOptions) -> Result<Item<'a>, &'s
     let actions = lens.and_then(|lens| member.distilled.rows.get(lens));
     let actions = actions.into_iter().flatten().filter(|it| it.sequence == last).collect();
     let n_known = student.iter().flatten().count();
-    let advantages = member.advantages.map(|of_steps| {
-        let by_token = by_token(member.distilled, last, of_steps);
-        student
-            .iter_mut()
-            .zip(&by_token)
-            .for_each(|(it, advantage)| *it = it.filter(|_| advantage.is_some()));
-        let worth = |(trained, it): (&Option<Logprob>, Option<f64>)| trained.and(it).unwrap_or(0.0);
-        student.iter().zip(by_token).map(worth).collect()
-    });
+    let weigh = |of_steps| credited(member.distilled, last, of_steps, &mut student);
+    let advantages = member.advantages.map(weigh);
     let n_trained = student.iter().flatten().count();
     if n_trained == 0 {
         return Err("no step of it that could be trained has credit");
     }
-    Ok(Item {
+    let outcome = member.episode.outcome.as_ref().map_err(|_| "no reward")?;
+    let item = Item {
         tokens: &sequence.tokens,
         student,
         n_masked: (n_sampled - n_known) as u64,
         advantages,
         n_uncredited: (n_known - n_trained) as u64,
         actions,
-    })
+    };
+    Ok((item, outcome.reward))
 }
 
-/// The advantage of each token of a sequence: that of its step, on all of the step's action.
-fn by_token(distilled: &Distilled, sequence: usize, of_steps: &BTreeMap<usize, f64>) -> Vec<Option<f64>> {
-    let mut all = vec![None; distilled.sequences[sequence].tokens.len()];
+/// Leaves of a sequence's trained tokens those whose step has credit. Gives each token's advantage: its step's on all of an
+/// action, nothing elsewhere.
+fn credited(
+    distilled: &Distilled,
+    sequence: usize,
+    of_steps: &BTreeMap<usize, f64>,
+    student: &mut [Option<Logprob>],
+) -> Vec<f64> {
+    let mut advantages = vec![0.0; student.len()];
+    let mut is_credited = vec![false; student.len()];
     for action in distilled.actions.iter().filter(|it| it.sequence == sequence) {
-        let own = all.iter_mut().skip(action.first).take(action.len);
-        own.for_each(|it| *it = of_steps.get(&action.step).copied());
+        let Some(advantage) = of_steps.get(&action.step) else { continue };
+        let place = action.first..action.first + action.len;
+        advantages[place.clone()].fill(*advantage);
+        is_credited[place].fill(true);
     }
-    all
+    student.iter_mut().zip(is_credited).for_each(|(it, is_credited)| *it = it.filter(|_| is_credited));
+    advantages
 }
 
 impl Item<'_> {
@@ -340,7 +340,7 @@ mod tests {
         };
         let (both, shipped) = made(&[(0, -0.25), (1, 1.5)].into());
         let both = both.unwrap();
-        assert_eq!(both.advantages, Some(vec![vec![0.0, -0.25, -0.25, 0.0, 1.5, 0.0]]));
+        assert_eq!(both.advantages, Some(vec![vec![0.0, -0.25, -0.25, 0.0, 1.5, 1.5]]));
         assert_eq!(both.masks, [[-100, 7, 8, -100, 5, -100]]);
         assert_eq!((shipped.trained, shipped.masked, shipped.uncredited), (3, 1, 0));
         assert_eq!(both.overrides, None, "there are no rows");

@@ -279,6 +279,20 @@ fn run_credits_before_it_distils() {
     assert!(without.get("credit").is_none());
 }
 
+/// Rewards below zero are of the group like any other.
+#[test]
+fn no_reward_is_too_small_to_be_compared() {
+    let (place, server) = (Place::new(), Server::start(judging(Dialect::Vllm)));
+    let command = "if grep -q -- '-0\"'; then echo -1; else echo 1; fi";
+    let told = run(&place, &server, &[&BOTH[..], &["--reward-command", command]].concat()).expect(0).json();
+    assert_eq!(told["distill"]["made"]["shipped_episodes"], json!(6));
+    let lines = place.lines(CREDIT);
+    assert_eq!(lines.len(), 18);
+    assert!(lines.iter().all(|it| it["reward"].as_f64().unwrap().abs() == 1.0));
+    assert!(lines.iter().all(|it| it["reward"] == it["reward_advantage"]));
+    check_groups(&place, &weighed(&lines, 1.0));
+}
+
 /// What credit loses is told and the rest goes on; what stops it stops the run.
 #[test]
 fn run_goes_on_without_credit_that_was_lost_and_ends_where_it_was_stopped() {

@@ -205,7 +205,7 @@ fn options(
         framing: shown.framing,
         lenses: if args.with_plain { needed.and(Arc::new(PlainLens), 0) } else { needed },
         asked: Asked { settings, provenance },
-        min_reward: args.call.get("min_reward")?,
+        min_reward: args.call.get::<Option<f64>>("min_reward")?.unwrap_or(f64::NEG_INFINITY),
         overwrite: args.call.config.is("overwrite"),
         limit: args.limit(context_length)?,
         // One engine computes one thing at a time, best in the plan's order.
