@@ -67,12 +67,14 @@ Examples:
         name: "run",
         about: "Do the whole job: collect, judge while that goes on, and distil",
         more: "\
-As `collect` and then `distill` on one directory, but every action is judged as soon as its next state is there. The
-same command continues where it stopped; so does each of the two.
+As `collect` and then `distill` on one directory, but every action is judged as soon as its next state is there. With
+--credit-enabled true `credit` stands between them, and with --ship-credit true what it gives is shipped. The same command
+continues where it stopped; so does each of them.
 
 Examples:
   backsight run --url http://localhost:8000 --tasks builtin
   backsight run --url http://localhost:8000 --tasks my_tasks.jsonl --groups 100 --group-size 8 --run runs/first
+  backsight run --url http://localhost:8000 --tasks builtin --credit-enabled true --ship-credit true
   backsight run --kind embedded --tasks fizzbuzz --group-size 2 --forced-calls 4 --judge-structured",
         next: "credit {server} --run {run}",
         run: run::run,
@@ -118,7 +120,8 @@ Examples:
         about: "Credit every step of recorded episodes in hindsight of their outcome (HCAPO)",
         more: "\
 Every action is re-read by a model that is told the outcome; what it then thinks of the action's tokens becomes the
-step's credit (HCAPO): hindsight_scores.json beside each episode, and hindsight_tokens.json with every token's logprob.
+step's credit (HCAPO): hindsight_scores.json beside each episode, hindsight_tokens.json with every token's logprob, and
+in the run directory credit.jsonl, where each step is compared with those of its group.
 Complete files are left alone and partial ones completed; another lens or placement makes files of its own
 beside them. Every paid answer is kept in the run directory, or in INPUT_DIR/.backsight; the same command continues
 where it stopped. FSWE_AGENT_API_URL, FSWE_AGENT_MODEL and FSWE_AGENT_API_KEY stand in for

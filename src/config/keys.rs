@@ -158,6 +158,8 @@ const DISTILL: &[&str] = &["distill"];
 const DISTILLING: &[&str] = &["distill", "run"];
 /// Who reads recorded episodes again.
 const REREADING: &[&str] = &["credit", "distill"];
+/// Who credits steps.
+const CREDITING: &[&str] = &["credit", "run"];
 const DATASET: &[&str] = &["dataset"];
 const SCORE: &[&str] = &["score"];
 const SERVE: &[&str] = &["model serve"];
@@ -303,6 +305,7 @@ fn rows() -> Vec<(&'static str, &'static [&'static str], Vec<Row>)> {
         (Recomputed, "opd_enabled", Truth, Some("true"), "Judge and distil; without it groups have rewards alone"),
         (Recomputed, "include_messages", Truth, Some("true"), "Whether groups hold the conversations"),
         (Recomputed, "allow_rendered", Truth, Some("false"), "Whether episodes ship whose tokens were made from text"),
+        (Recomputed, "ship_credit", Truth, Some("false"), "Ship the credit of steps as advantages of their tokens; a step without any is not trained"),
         (Recomputed, "ensure_scores_are_not_same", Truth, Some("false"), "Ship a group of equal rewards for distillation alone, or not at all"),
     ]),
     ("Conversation", RENDERING, vec![
@@ -322,7 +325,10 @@ fn rows() -> Vec<(&'static str, &'static [&'static str], Vec<Row>)> {
         (Result, "max_context", Whole(1), None, "Shorten longer sequences, whole messages at a time; without it the server's own context counts"),
     ]),
 
-    ("Credit", CREDIT, vec![
+    ("Credit", &["run"], vec![
+        (Recomputed, "credit_enabled", Truth, Some("false"), "Credit every step in hindsight of its episode's reward too, before distilling"),
+    ]),
+    ("Credit", CREDITING, vec![
         (Recomputed, "max_logprob_tokens", Whole(i64::MIN), Some("0"), "Only the last so many tokens of an action count; 0 or less is all of them"),
         (Recomputed, "t_temp", Positive, Some("5.0"), "Temperature of the hindsight probability (Eq. 6)"),
         (Recomputed, "gamma", Number(0.0, 1.0), Some("0.95"), "Discount per step"),
@@ -331,12 +337,16 @@ fn rows() -> Vec<(&'static str, &'static [&'static str], Vec<Row>)> {
         (Recomputed, "alpha", Number(0.0, 1.0), Some("0.5"), "Weight of a step's own credit when smoothing"),
         (Recomputed, "smoothing", one_of(&[], Smoothing::NAMES), Some("recursive"), "How credit reaches back: from the end as published, one step as in the paper, or not at all"),
         (Recomputed, "smooth_within_subtasks", Truth, Some("false"), "Smooth only among steps of the same subtask"),
-        (Recomputed, "dense_rewards", Truth, Some("true"), "Reward every step by its subtask instead of by the episode"),
         (Recomputed, "ratio", one_of(&[], Ratio::NAMES), Some("mean"), "What an action is compared with: the episode's mean, or itself without the outcome"),
     ]),
-    ("Rows", DATASET, vec![
+    ("Credit", CREDIT, vec![
+        (Recomputed, "dense_rewards", Truth, Some("true"), "Reward every step by its subtask instead of by the episode"),
+    ]),
+    ("Advantages", &["credit", "run", "dataset"], vec![
         (Recomputed, "omega", ANY, Some("1.0"), "How much a step's own credit counts beside its episode's reward"),
         (Recomputed, "smoothed", Truth, Some("true"), "Take each step's credit smoothed, or as it was before"),
+    ]),
+    ("Rows", DATASET, vec![
         (Recomputed, "normalise", one_of(&[], Normalise::NAMES), Some("global"), "Which episodes are compared with each other: all of them, or those of the same task"),
         (Result, "message_form", one_of(&[], MessageForm::NAMES), Some("full"), "Messages with thinking and uncut results, or exactly as the published loader converts session files"),
     ]),

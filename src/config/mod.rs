@@ -211,6 +211,17 @@ impl Config {
         self.values.insert(key.to_owned(), value.into());
     }
 
+    /// Sets a key as if it had been said.
+    pub fn say(&mut self, key: &'static str, value: impl Into<Value>) {
+        self.given.insert(key);
+        self.set(key, value);
+    }
+
+    /// Leaves a key without a value, as if it had no default.
+    pub fn leave_out(&mut self, key: &str) {
+        self.values.remove(key);
+    }
+
     /// As a file has it: every key with a value that outlives this call, by name, without secrets.
     pub fn to_table(&self) -> Table {
         let kept = self.values.iter().filter(|(name, _)| keys::find(name).is_some());

@@ -2,8 +2,8 @@
 //!
 //! `credit` takes episodes and a lens in and gives scored steps and their credit: an episode is outlined and
 //! read (`outline`, `read`: which sequences hold its actions), asked for (`ask`: the scores that are wanted, through
-//! a plan), and what came back is put together with what an earlier run left (`resume`). `forecast` says what that
-//! would cost.
+//! a plan), and what came back is put together with what an earlier run left (`resume`). `weighed` compares the credit
+//! of a task's episodes, and `forecast` says what all of that would cost.
 //!
 //! `collect` and `evaluate` are the same work on different tasks: `student` says how a model is spoken
 //! to, `slots` which episodes there are to run, `batch` runs those that are missing, several at a
@@ -35,6 +35,7 @@ pub(crate) mod slots;
 mod stopped;
 pub(crate) mod student;
 pub(crate) mod watch;
+pub(crate) mod weighed;
 
 pub(crate) use self::loss::{Loss, Reason};
 pub use self::outline::{Framing, outline};

@@ -21,10 +21,12 @@ use backsight_core::tokens::{Logprob, TokenId, TopK};
 /// What `format` says.
 const FORMAT: &str = "backsight.distilled";
 /// The version this writes.
-const VERSION: &str = "1";
+const VERSION: &str = "2";
 
 /// The table of sequences: each one's episode and length.
 const SEQUENCES: &str = "sequences";
+/// The table of actions: each one's sequence, step, first token and number of tokens.
+const ACTIONS: &str = "actions";
 
 /// A bit of `flags`: the student sampled the token.
 const SAMPLED: u8 = 1;
@@ -40,6 +42,19 @@ pub struct Sequence {
     pub sampled: Vec<bool>,
     /// The student's logprobs, where they are known.
     pub student: Vec<Option<Logprob>>,
+}
+
+/// Where an action stands, whether or not anybody was asked about it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ActionPlace {
+    /// The sequence it is in.
+    pub sequence: usize,
+    /// The step.
+    pub step: usize,
+    /// Its first token's position in the sequence.
+    pub first: usize,
+    /// How many tokens it has.
+    pub len: usize,
 }
 
 /// What the teacher says of one action through one lens.
@@ -62,6 +77,8 @@ pub struct Distilled {
     pub sequences: Vec<Sequence>,
     /// Which episode each sequence is of, by its place in `about`.
     pub episodes: Vec<usize>,
+    /// Where the actions are.
+    pub actions: Vec<ActionPlace>,
     /// What the teacher says, by lens.
     pub rows: BTreeMap<String, Vec<ActionRows>>,
     /// The episodes' names and whatever else should be known.
@@ -105,8 +122,10 @@ impl Distilled {
         let lengths = self.episodes.iter().zip(&self.sequences).map(|(it, of)| [*it, of.tokens.len()]);
         let student = all().flat_map(|it| it.student.iter().map(|it| it.map_or(0.0, Logprob::get)));
         let flags = all().flat_map(|it| it.sampled.iter().zip(&it.student).map(flags));
+        let actions = self.actions.iter().map(|it| [it.sequence, it.step, it.first, it.len]);
         let mut tensors = vec![
             (SEQUENCES.to_owned(), table(lengths)),
+            (ACTIONS.to_owned(), table(actions)),
             ("tokens".to_owned(), u32s(all().flat_map(|it| it.tokens.iter().copied()))),
             ("student".to_owned(), f32s(student)),
             ("flags".to_owned(), tensor(Dtype::U8, flags.map(|it| [it]))),
@@ -283,10 +302,23 @@ fn parse(bytes: &[u8]) -> Result<Distilled, String> {
     let rows = lengths.chunks_exact(2);
     let sequences = rows.clone().map(|row| sequence(n_tokens(row))).collect::<Result<Vec<_>, _>>()?;
     let episodes = rows.map(|row| row[0] as usize).collect();
+    let places = places(&of, &sequences)?;
     let names = of.0.names();
     let lenses = names.iter().filter_map(|name| name.strip_suffix(".spans"));
     let rows = lenses.map(|lens| Ok((lens.to_owned(), actions(&of, lens, &sequences)?)));
-    Ok(Distilled { rows: rows.collect::<Result<_, String>>()?, sequences, episodes, about })
+    let rows = rows.collect::<Result<_, String>>()?;
+    Ok(Distilled { rows, sequences, episodes, actions: places, about })
+}
+
+/// Where the actions are; none stands outside its sequence.
+fn places(of: &Numbers<'_>, sequences: &[Sequence]) -> Result<Vec<ActionPlace>, String> {
+    let place = |row: &[u32]| {
+        let [sequence, step, first, len] = [0, 1, 2, 3].map(|at| row[at] as usize);
+        let own = sequences.get(sequence).ok_or(SHORT)?;
+        own.tokens.get(first..first.saturating_add(len)).ok_or(SHORT)?;
+        Ok(ActionPlace { sequence, step, first, len })
+    };
+    of.u32s(ACTIONS)?.chunks_exact(4).map(place).collect()
 }
 
 /// What a header says beside its tensors.
@@ -401,6 +433,10 @@ mod tests {
                 sequence(vec![1, 7, 8, 9], vec![None, Some(logprob(-1.5)), Some(logprob(-3.0)), None]),
             ],
             episodes: vec![0, 1],
+            actions: vec![
+                ActionPlace { sequence: 0, step: 0, first: 1, len: 1 },
+                ActionPlace { sequence: 1, step: 3, first: 1, len: 3 },
+            ],
             rows: [("hint-last_user".to_owned(), vec![of_hint]), ("placebo".to_owned(), vec![])].into(),
             about: json!({"episodes": ["a", "b"]}),
         }
@@ -433,6 +469,17 @@ mod tests {
         let mut rows = hinted.rows;
         rows.values_mut().flatten().for_each(|it| it.sequence += 2);
         assert_eq!(joined.rows, rows);
+        let moved = hinted.actions.iter().map(|it| ActionPlace { sequence: it.sequence + 2, ..*it });
+        assert_eq!(joined.actions, plain.actions.into_iter().chain(moved).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn an_action_outside_its_sequence_is_refused() {
+        let mut wrong = distilled();
+        wrong.actions[1].len = 4;
+        let mut file = Vec::new();
+        wrong.write(&mut file).unwrap();
+        assert_eq!(parse(&file).unwrap_err(), SHORT);
     }
 
     #[test]
@@ -456,6 +503,7 @@ mod tests {
         let of = |rows: Vec<ActionRows>| Distilled {
             sequences: vec![sequence.clone()],
             episodes: vec![0],
+            actions: vec![ActionPlace { sequence: 0, step: 0, first: 0, len: N }],
             rows: [("hint".to_owned(), rows)].into(),
             about: Value::Null,
         };

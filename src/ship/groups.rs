@@ -1,7 +1,10 @@
 //! Atropos groups of distilled episodes, row `p` about token `p`.
 //!
 //! Owns what ships and what is left out, and counts the latter. Atropos cannot leave a number out, so a token without the
-//! student's logprob is not trained, and a row that is narrower than the others is none.
+//! student's logprob is not trained, nor, where credit ships, one of a step without any; and a row that is narrower than
+//! the others is none.
+
+use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
@@ -40,6 +43,8 @@ pub struct Member<'a> {
     pub source: TokenSource,
     /// Whether its rows are not to be trusted.
     pub quarantined: bool,
+    /// Where credit ships, the advantages of its steps; a step without credit is not among them.
+    pub advantages: Option<&'a BTreeMap<usize, f64>>,
 }
 
 /// What became of a group's episodes and tokens.
@@ -55,6 +60,8 @@ pub struct Shipped {
     pub narrow: u64,
     /// Sampled tokens that are masked because their logprob is not known.
     pub masked: u64,
+    /// Sampled tokens that are masked because their step has no credit.
+    pub uncredited: u64,
     /// Episodes that are left out, and why.
     pub left_out: Vec<(String, &'static str)>,
 }
@@ -63,24 +70,24 @@ pub struct Shipped {
 pub fn group(members: &[Member<'_>], options: &GroupOptions) -> (Option<ScoredDataGroup>, Shipped) {
     let (mut group, mut shipped) = (ScoredDataGroup::default(), Shipped::default());
     let (mut ids, mut logprobs, mut messages) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut advantages, mut teachers) = (Vec::new(), Vec::new());
     for member in members {
-        let name = member.episode.id.clone();
-        let (item, reward) = match (item(member, options), &member.episode.outcome) {
-            (Ok(item), Ok(outcome)) => (item, outcome.reward),
-            (Err(why), _) => {
-                shipped.left_out.push((name, why));
-                continue;
-            }
-            (_, Err(_)) => {
-                shipped.left_out.push((name, "no reward"));
+        let (item, reward) = match item(member, options) {
+            Ok(item) => item,
+            Err(why) => {
+                shipped.left_out.push((member.episode.id.clone(), why));
                 continue;
             }
         };
         shipped.episodes += 1;
         shipped.trained += item.student.iter().flatten().count() as u64;
         shipped.masked += item.n_masked;
+        shipped.uncredited += item.n_uncredited;
         let rows = item.rows(options.k, &mut shipped);
         let (own_ids, own_logprobs): (Vec<_>, Vec<_>) = rows.into_iter().unzip();
+        let has_rows = own_ids.iter().any(|row: &Vec<u32>| !row.is_empty());
+        teachers.push(if has_rows { teacher(&member.distilled.about) } else { json!({}) });
+        advantages.extend(item.advantages);
         ids.push(own_ids);
         logprobs.push(own_logprobs);
         let (masks, inference) = masked(item.tokens, &item.student);
@@ -96,11 +103,18 @@ pub fn group(members: &[Member<'_>], options: &GroupOptions) -> (Option<ScoredDa
     let has_rows = shipped.rows > 0;
     group.messages = options.include_messages.then_some(messages);
     group.generation_params = temperature(members).map(|it| json!({"temperature": it}));
+    group.advantages = (!advantages.is_empty()).then_some(advantages);
+    group.overrides = has_rows.then_some(teachers);
     group.group_overrides = overrides(&shipped, options, has_rows);
     group.distill_token_ids = has_rows.then_some(ids);
     group.distill_logprobs = has_rows.then_some(logprobs);
     group.task = members.first().map(|it| it.episode.task.id.clone());
     (Some(group), shipped)
+}
+
+/// Which weights gave a sequence's rows, where that is known, and whether they move with the student's.
+fn teacher(about: &Value) -> Value {
+    json!({"teacher_version": about["teacher_version"], "teacher": about["teacher"]})
 }
 
 /// The temperature that all of a group were sampled with.
@@ -126,18 +140,21 @@ struct Item<'a> {
     /// The student's logprobs where a token is trained.
     student: Vec<Option<Logprob>>,
     n_masked: u64,
+    /// Where credit ships, what each token is worth.
+    advantages: Option<Vec<f64>>,
+    n_uncredited: u64,
     actions: Vec<&'a ActionRows>,
 }
 
-/// What ships of an episode: its last sequence, which holds its whole history as a rule.
-fn item<'a>(member: &Member<'a>, options: &GroupOptions) -> Result<Item<'a>, &'static str> {
+/// What ships of an episode: its last sequence, which holds its whole history as a rule, and its reward.
+fn item<'a>(member: &Member<'a>, options: &GroupOptions) -> Result<(Item<'a>, f64), &'static str> {
     if member.source == TokenSource::Rendered && !options.allow_rendered {
         return Err("its tokens are not the sampled ones (--allow-rendered)");
     }
     let all = &member.distilled.sequences;
     let (last, sequence) = all.iter().enumerate().next_back().ok_or("it has no tokens")?;
     let trained = |(sampled, logprob): (&bool, &Option<Logprob>)| logprob.filter(|_| *sampled);
-    let student: Vec<_> = sequence.sampled.iter().zip(&sequence.student).map(trained).collect();
+    let mut student: Vec<_> = sequence.sampled.iter().zip(&sequence.student).map(trained).collect();
     if student.iter().all(Option::is_none) {
         return Err("no token of it has a logprob of the student");
     }
@@ -145,8 +162,43 @@ fn item<'a>(member: &Member<'a>, options: &GroupOptions) -> Result<Item<'a>, &'s
     let lens = options.lens.as_ref().filter(|_| !member.quarantined);
     let actions = lens.and_then(|lens| member.distilled.rows.get(lens));
     let actions = actions.into_iter().flatten().filter(|it| it.sequence == last).collect();
-    let n_masked = (n_sampled - student.iter().flatten().count()) as u64;
-    Ok(Item { tokens: &sequence.tokens, student, n_masked, actions })
+    let n_known = student.iter().flatten().count();
+    let weigh = |of_steps| credited(member.distilled, last, of_steps, &mut student);
+    let advantages = member.advantages.map(weigh);
+    let n_trained = student.iter().flatten().count();
+    if n_trained == 0 {
+        return Err("no step of it that could be trained has credit");
+    }
+    let outcome = member.episode.outcome.as_ref().map_err(|_| "no reward")?;
+    let item = Item {
+        tokens: &sequence.tokens,
+        student,
+        n_masked: (n_sampled - n_known) as u64,
+        advantages,
+        n_uncredited: (n_known - n_trained) as u64,
+        actions,
+    };
+    Ok((item, outcome.reward))
+}
+
+/// Leaves of a sequence's trained tokens those whose step has credit. Gives each token's advantage: its step's on all of an
+/// action, nothing elsewhere.
+fn credited(
+    distilled: &Distilled,
+    sequence: usize,
+    of_steps: &BTreeMap<usize, f64>,
+    student: &mut [Option<Logprob>],
+) -> Vec<f64> {
+    let mut advantages = vec![0.0; student.len()];
+    let mut is_credited = vec![false; student.len()];
+    for action in distilled.actions.iter().filter(|it| it.sequence == sequence) {
+        let Some(advantage) = of_steps.get(&action.step) else { continue };
+        let place = action.first..action.first + action.len;
+        advantages[place.clone()].fill(*advantage);
+        is_credited[place].fill(true);
+    }
+    student.iter_mut().zip(is_credited).for_each(|(it, is_credited)| *it = it.filter(|_| is_credited));
+    advantages
 }
 
 impl Item<'_> {
@@ -171,7 +223,7 @@ impl Item<'_> {
 #[expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 mod tests {
     use super::*;
-    use crate::ship::compact::Sequence;
+    use crate::ship::compact::{ActionPlace, Sequence};
     use backsight_core::episode::{Message, Outcome, Role, Task};
     use backsight_core::tokens::TopK;
 
@@ -203,8 +255,9 @@ mod tests {
                 student: vec![None, None, Some(logprob(-1.5)), None],
             }],
             episodes: vec![0],
+            actions: vec![ActionPlace { sequence: 0, step: 0, first: 2, len: 2 }],
             rows: [("hint".to_owned(), actions)].into(),
-            about: Value::Null,
+            about: json!({"teacher_version": "0a", "teacher": "frozen"}),
         }
     }
 
@@ -227,18 +280,19 @@ mod tests {
             distilled: &distilled,
             source: TokenSource::Exact,
             quarantined: false,
+            advantages: None,
         };
         let (made, shipped) = group(&[member], &options());
         let expected = json!({
             "tokens": [[1, 2, 7, 3]], "masks": [[-100, -100, 7, -100]], "scores": [0.5],
             "advantages": null, "ref_logprobs": null, "inference_logprobs": [[1.0, 1.0, -1.5, 1.0]],
             "messages": [[{"role": "user", "content": "p"}]], "generation_params": {"temperature": 1.0},
-            "overrides": null, "group_overrides": {"group_size": 1, "teacher_top_k": 2}, "images": null,
+            "overrides": [{"teacher_version": "0a", "teacher": "frozen"}], "group_overrides": {"group_size": 1, "teacher_top_k": 2}, "images": null,
             "distill_token_ids": [[[], [], [9, 7], []]], "distill_logprobs": [[[], [], [-0.5, -4.0], []]],
             "task": "t",
         });
         assert_eq!(serde_json::to_value(made.unwrap()).unwrap(), expected);
-        let wanted = Shipped { episodes: 1, trained: 1, rows: 1, narrow: 1, masked: 1, left_out: vec![] };
+        let wanted = Shipped { episodes: 1, trained: 1, rows: 1, narrow: 1, masked: 1, ..Shipped::default() };
         assert_eq!(shipped, wanted);
     }
 
@@ -250,6 +304,7 @@ mod tests {
             distilled: &distilled,
             source: TokenSource::Exact,
             quarantined: false,
+            advantages: None,
         };
         let (made, _) = group(&[Member { quarantined: true, ..exact }], &options());
         let made = made.unwrap();
@@ -262,5 +317,63 @@ mod tests {
         let (made, shipped) = group(&[Member { distilled: &silent, ..exact }], &options());
         assert_eq!(made, None);
         assert_eq!(shipped.left_out, [("a".to_owned(), "no token of it has a logprob of the student")]);
+    }
+    /// Two actions of two tokens each, all of whose logprobs are known but the last.
+    fn credited() -> Distilled {
+        let known = |value| Some(logprob(value));
+        let place = |step, first| ActionPlace { sequence: 0, step, first, len: 2 };
+        Distilled {
+            sequences: vec![Sequence {
+                tokens: vec![1, 7, 8, 2, 5, 6],
+                sampled: vec![false, true, true, false, true, true],
+                student: vec![None, known(-0.5), known(-1.0), None, known(-2.0), None],
+            }],
+            episodes: vec![0],
+            actions: vec![place(0, 1), place(1, 4)],
+            ..distilled()
+        }
+    }
+
+    #[test]
+    fn a_steps_credit_is_on_all_of_its_action_and_a_step_without_is_not_trained() {
+        let (episode, distilled) = (episode("a"), Distilled { rows: BTreeMap::new(), ..credited() });
+        let made = |advantages: &BTreeMap<usize, f64>| {
+            let (source, quarantined) = (TokenSource::Exact, false);
+            let advantages = Some(advantages);
+            let member = Member { episode: &episode, distilled: &distilled, source, quarantined, advantages };
+            group(&[member], &options())
+        };
+        let (both, shipped) = made(&[(0, -0.25), (1, 1.5)].into());
+        let both = both.unwrap();
+        assert_eq!(both.advantages, Some(vec![vec![0.0, -0.25, -0.25, 0.0, 1.5, 1.5]]));
+        assert_eq!(both.masks, [[-100, 7, 8, -100, 5, -100]]);
+        assert_eq!((shipped.trained, shipped.masked, shipped.uncredited), (3, 1, 0));
+        assert_eq!(both.overrides, None, "there are no rows");
+        let (one, shipped) = made(&[(1, 0.0)].into());
+        let one = one.unwrap();
+        assert_eq!(one.masks, [[-100, -100, -100, -100, 5, -100]]);
+        assert_eq!(one.inference_logprobs, [[1.0, 1.0, 1.0, 1.0, -2.0, 1.0]]);
+        assert_eq!(one.advantages, Some(vec![vec![0.0; 6]]));
+        assert_eq!((shipped.trained, shipped.masked, shipped.uncredited), (1, 1, 2));
+        let (none, shipped) = made(&BTreeMap::new());
+        assert_eq!(none, None);
+        assert_eq!(shipped.left_out, [("a".to_owned(), "no step of it that could be trained has credit")]);
+        assert_eq!((shipped.masked, shipped.uncredited), (0, 0), "nothing of it ships");
+    }
+
+    #[test]
+    fn a_sequence_says_whose_its_rows_are_if_it_has_any() {
+        let (episode, distilled, silent) = (episode("a"), distilled(), credited());
+        let of = |distilled| Member {
+            episode: &episode,
+            distilled,
+            source: TokenSource::Exact,
+            quarantined: false,
+            advantages: None,
+        };
+        let silent = Distilled { rows: BTreeMap::new(), ..silent };
+        let (made, _) = group(&[of(&distilled), of(&silent)], &options());
+        let expected = vec![json!({"teacher_version": "0a", "teacher": "frozen"}), json!({})];
+        assert_eq!(made.unwrap().overrides, Some(expected));
     }
 }

@@ -38,6 +38,11 @@ pub fn tokens_file(lens: &str) -> String {
     format!("hindsight_tokens{}.json", suffix(lens))
 }
 
+/// The file of a run with the advantages that follow from the scores through a lens.
+pub fn credit_file(lens: &str) -> String {
+    format!("credit{}.jsonl", suffix(lens))
+}
+
 fn suffix(lens: &str) -> String {
     result_of(lens).map(|it| format!(".{it}")).unwrap_or_default()
 }

@@ -39,6 +39,12 @@ impl RunReader {
         text.parse().map_err(io::Error::other)
     }
 
+    /// How many episodes of one task were made to be compared with each other, where that is known.
+    pub fn group_size(&self) -> Option<usize> {
+        let size = self.config().ok()?.get("collect")?.get("group_size")?.as_integer()?;
+        usize::try_from(size).ok().filter(|it| *it > 0)
+    }
+
     /// What became of the stages that ended; empty before the first.
     pub fn summary(&self) -> io::Result<Map<String, Value>> {
         Ok(json(&self.dir.join(SUMMARY))?.unwrap_or_default())

@@ -424,7 +424,8 @@ fn help_has_headings() {
     let help = run(&["credit", "--help"], "").stdout;
     let is_heading = |line: &&str| line.ends_with(':') && !line.starts_with(' ');
     let headings: Vec<&str> = help.lines().filter(is_heading).collect();
-    assert_eq!(headings, ["Options:", "Server:", "Lens:", "Conversation:", "Credit:", "Examples:"]);
+    let expected = ["Options:", "Server:", "Lens:", "Conversation:", "Credit:", "Advantages:", "Examples:"];
+    assert_eq!(headings, expected);
     let first = help.split_once("Options:\n").unwrap().1.split_once("\n\n").unwrap().0;
     let flags = first.lines().filter_map(|line| line.trim().strip_prefix("--")?.split([' ', '[']).next());
     let flags: Vec<&str> = flags.collect();

@@ -30,7 +30,7 @@ fn shown(body: &Value) -> String {
     body["messages"][1]["content"].as_str().unwrap_or_default().to_owned()
 }
 
-fn judging(dialect: Dialect) -> Setup {
+pub fn judging(dialect: Dialect) -> Setup {
     scripted(dialect).talks(|body| Some(json!({"role": "assistant", "content": vote(&shown(body))})))
 }
 
@@ -42,7 +42,7 @@ fn kind(dialect: Dialect) -> &'static str {
 }
 
 /// Episodes of a server, in groups of two.
-fn collected(dialect: Dialect, setup: Setup) -> (Place, Server) {
+pub fn collected(dialect: Dialect, setup: Setup) -> (Place, Server) {
     collected_at(Place::new(), dialect, setup)
 }
 
@@ -75,7 +75,7 @@ fn collected_at(place: Place, dialect: Dialect, setup: Setup) -> (Place, Server)
     (place, server)
 }
 
-fn distill(place: &Place, server: &Server, dialect: Dialect, more: &[&str]) -> Ran {
+pub fn distill(place: &Place, server: &Server, dialect: Dialect, more: &[&str]) -> Ran {
     let url = server.url();
     let usual =
         ["distill", "--run", "runs/all", "--url", &url, "--kind", kind(dialect), "--tokenizer", "model"];
@@ -84,19 +84,19 @@ fn distill(place: &Place, server: &Server, dialect: Dialect, more: &[&str]) -> R
 }
 
 /// What was asked of the judge.
-fn votes(server: &Server) -> Vec<Asked> {
+pub fn votes(server: &Server) -> Vec<Asked> {
     server.stand_in.asked().into_iter().filter(|it| it.route == "/v1/chat/completions").collect()
 }
 
 /// Prompts that were scored, but for those that find out what the server is.
-fn scored(server: &Server) -> usize {
+pub fn scored(server: &Server) -> usize {
     let probe = tokenizer().encode(backsight::model::PROBE_TEXT).unwrap().ids;
     let asked = server.stand_in.asked().into_iter();
     asked.flat_map(|it| it.prompts).filter(|ids| ids.len() > 1 && *ids != probe).count()
 }
 
 /// The stretches of trained tokens, which are the actions.
-fn actions(masks: &Value) -> Vec<Range<usize>> {
+pub fn actions(masks: &Value) -> Vec<Range<usize>> {
     let trained: Vec<bool> = masks.as_array().unwrap().iter().map(|it| it != &json!(-100)).collect();
     let starts = (0..trained.len()).filter(|at| trained[*at] && (*at == 0 || !trained[*at - 1]));
     starts.map(|start| start..start + trained[start..].iter().take_while(|it| **it).count()).collect()

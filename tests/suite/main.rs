@@ -11,6 +11,7 @@ mod agent;
 mod cli;
 mod collect;
 mod credit;
+mod credit_shipping;
 mod dataset_cli;
 mod distill;
 mod embedded_cli;

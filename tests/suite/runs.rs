@@ -42,8 +42,11 @@ fn files(place: &Place, dir: &str) -> BTreeSet<PathBuf> {
 
 fn hints(place: &Place) -> Vec<String> {
     let ids: Vec<String> = RunReader::new(&place.path(RUN)).episodes().into_iter().map(|it| it.id).collect();
-    let line = |id: &String| json!({"episode_id": id, "step_idx": 1, "hint": "look at the file"}).to_string();
-    place.write("hints.jsonl", &ids.iter().map(line).collect::<Vec<_>>().join("\n"));
+    // Not for the same step of each: what is worth the same everywhere weighs nothing.
+    let line = |(nth, id): (usize, &String)| {
+        json!({"episode_id": id, "step_idx": nth % 2, "hint": "look at the file"}).to_string()
+    };
+    place.write("hints.jsonl", &ids.iter().enumerate().map(line).collect::<Vec<_>>().join("\n"));
     ids
 }
 
@@ -73,6 +76,12 @@ fn stages_share_a_directory_and_nothing_is_paid_twice() {
     assert!(
         both.is_superset(&scored) && both.contains(&PathBuf::from("hindsight_scores.hint-last_user.json"))
     );
+
+    let weighed = |lens: &str| {
+        let lines = place.lines(&format!("{RUN}/credit{lens}.jsonl"));
+        (lines.len(), lines.iter().filter(|it| it["advantage"].is_number()).count())
+    };
+    assert_eq!((weighed(""), weighed(".hint-last_user")), ((18, 18), (18, 6)));
 
     // However the run is named, whatever is asked for again is there.
     for input in [RUN, &format!("{RUN}/episodes")] {

@@ -5,11 +5,11 @@ mod dry;
 mod pace;
 mod recompute;
 pub(super) mod setup;
-mod table;
+pub(super) mod table;
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use toml::{Table, Value};
@@ -33,8 +33,10 @@ use crate::pipeline::credit::{Options, Teacher, lenses, run as score};
 use crate::pipeline::paid::Paid;
 use crate::pipeline::report::Done;
 use crate::pipeline::resume::Asked;
+use crate::pipeline::weighed::{self, Weighing};
+use crate::store::RunReader;
 use crate::store::episodes::Source;
-use crate::store::hindsight::{Settings, find, result_of};
+use crate::store::hindsight::{Settings, credit_file, find, result_of};
 use crate::store::run::{RunDir, RunError};
 use crate::store::summary::Summary;
 use crate::wire::hindsight::Provenance;
@@ -73,6 +75,12 @@ pub(super) fn refused(error: RunError) -> Failure {
         }
         false => error.into(),
     }
+}
+
+/// Refuses what cannot be asked for, before anything is begun.
+pub(super) fn check(args: &CreditArgs<'_>) -> Result<(), Failure> {
+    args.settings()?;
+    Shown::read(args).map(drop)
 }
 
 /// Scores what is asked for, and keeps the summary.
@@ -117,14 +125,34 @@ async fn work(
     let asked = args.call.config.seen_from(dir);
     voice.run.keep_found(&asked, found(args, &options), decide).map_err(refused)?;
     let (model, n) = (opened.info.model.clone(), sources.iter().map(n_episodes).sum());
+    let (weighing, all) = (weighing(args.call, lens, voice.run.reader())?, sources.clone());
     voice.say(&Event::Began { stage: "credit", model, unit: "episode", asked: n, found: 0 });
     tell_absences(args, &opened, &texts, &sources, voice, options.framing.tool_text.is_some());
     let teacher = Teacher { model: Arc::clone(&paid.model), texts };
     let done = watched(sources, teacher, options, Pace::new(n, Arc::clone(&paid.meter)), voice).await;
     done.notices().into_iter().for_each(|notice| voice.notices.add(notice));
     let mut summary = done.summary(n);
+    if done.stopped.is_none() {
+        weigh(all, voice.run.dir(), &weighing)?;
+    }
     voice.end(&mut summary, &[&paid]).await?;
     Ok((summary, done))
+}
+
+/// How credit becomes advantages.
+fn weighing(call: &Call, lens: String, run: &RunReader) -> Result<Weighing, Failure> {
+    let (omega, smoothed) = (call.get("omega")?, call.get("smoothed")?);
+    Ok(Weighing { lens, omega, smoothed, group_size: run.group_size() })
+}
+
+/// Weighs the steps of all episodes that are scored by now. Those of a run that was stopped wait for the rest: a group's
+/// episodes are compared with each other.
+fn weigh(sources: Vec<Source>, run_dir: &Path, weighing: &Weighing) -> Result<(), Failure> {
+    weighed::keep(sources, run_dir, weighing).map_err(|error| {
+        let name = run_dir.join(credit_file(&weighing.lens));
+        let help = "free some space or mend the directory; the same command continues";
+        Failure::stopped(format!("{}: {error}", name.display()), help)
+    })
 }
 
 /// Scores, and tells how far that is.
@@ -177,7 +205,7 @@ fn options(
         framing: shown.framing,
         lenses: if args.with_plain { needed.and(Arc::new(PlainLens), 0) } else { needed },
         asked: Asked { settings, provenance },
-        min_reward: args.call.get("min_reward")?,
+        min_reward: args.call.get::<Option<f64>>("min_reward")?.unwrap_or(f64::NEG_INFINITY),
         overwrite: args.call.config.is("overwrite"),
         limit: args.limit(context_length)?,
         // One engine computes one thing at a time, best in the plan's order.
@@ -221,7 +249,7 @@ fn found(args: &CreditArgs<'_>, options: &Options) -> Table {
 }
 
 /// The exit code and its words.
-fn verdict(summary: &Summary, done: &Done) -> Result<(), Failure> {
+pub(super) fn verdict(summary: &Summary, done: &Done) -> Result<(), Failure> {
     let (n_lost, n_steps) = (summary.lost("episodes"), summary.lost("steps"));
     let spared = summary.made("spared_episodes");
     let spared = if_any(spared, |n| format!("; {n} keep the more complete files they had"));

@@ -8,9 +8,12 @@ use serde_json::json;
 
 use super::args::CreditArgs;
 use super::table::clipped;
+use super::{weigh, weighing};
 use crate::cli::failure::Failure;
+use crate::cli::sources::sources;
 use crate::cli::{output, stdout, voice};
 use crate::event::Event;
+use crate::store::RunReader;
 use crate::store::hindsight::{self, Hindsight, Settings, find, recompute, scores_file};
 use crate::wire::hindsight::HindsightScores;
 
@@ -39,6 +42,7 @@ pub(super) fn run(args: &CreditArgs<'_>) -> Result<(), Failure> {
             Err(why) => losses.push(format!("{}: {why}", directory.display())),
         }
     }
+    renew_weights(args, lens)?;
     let (talk, n_lost, all) = (args.call.talk("file"), losses.len() as u64, directories.len());
     losses.into_iter().for_each(|why| talk.tell(&Event::Lost(why)));
     let seconds = began.elapsed().as_secs_f64();
@@ -48,6 +52,19 @@ pub(super) fn run(args: &CreditArgs<'_>) -> Result<(), Failure> {
     }
     let what = format!("{n_lost} files could not be computed again");
     voice::verdict(None, n_lost, what, "see the reasons above")
+}
+
+/// Weighs the steps with their new credit. Scores whose episodes are gone have no groups within which to be compared.
+fn renew_weights(args: &CreditArgs<'_>, lens: String) -> Result<(), Failure> {
+    let Ok(sources) = sources(&args.inputs) else {
+        let what = "the steps are not weighed again: their episodes are not here any more";
+        args.call.talk("file").tell(&Event::Note(what.to_owned()));
+        return Ok(());
+    };
+    std::fs::create_dir_all(&args.run_dir).map_err(|error| {
+        Failure::stopped(format!("{}: {error}", args.run_dir.display()), "name another --run")
+    })?;
+    weigh(sources, &args.run_dir, &weighing(args.call, lens, &RunReader::new(&args.run_dir))?)
 }
 
 /// Reads a directory's files, and rewrites its scores in place.

@@ -40,7 +40,7 @@ fn result(report: &Report) -> String {
 }
 
 /// What was made and what it cost.
-pub(super) fn totals(summary: &Summary) -> String {
+pub(in crate::cli) fn totals(summary: &Summary) -> String {
     let (spent, naive) = (&summary.spent, summary.naive());
     let mut text = format!(
         "\nmade {} episodes, {} steps; {} partial, {} kept, {} skipped, {} lost",

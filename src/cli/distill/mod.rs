@@ -33,9 +33,11 @@ use crate::model::{Opened, PROBE_TEXT, ServerInfo};
 use crate::pipeline::distill::{self, Current, Options, Reports, Roles, Shipping, ship};
 use crate::pipeline::paid::Paid;
 use crate::pipeline::reader::Texts;
+use crate::pipeline::weighed::Advantages;
 use crate::ship::groups::GroupOptions;
 use crate::store::NewWeights;
 use crate::store::episodes::Source;
+use crate::store::hindsight::{PUBLISHED_LENS, credit_file};
 use crate::store::run::RunDir;
 use crate::store::summary::Summary;
 use crate::tasks::source::load_all;
@@ -54,6 +56,7 @@ pub(super) fn run(call: &Call) -> Result<(), Failure> {
     let asked = Asked::read(call)?;
     let server = ServerArgs { needs_text: true, ..ServerArgs::read(&call.config)? };
     if call.config.is("dry_run") {
+        advantages(call)?;
         return dry::run(call, asked, &server, sources, &run_dir);
     }
     let (summary, done) = distilled(call, asked)?;
@@ -69,8 +72,9 @@ pub(super) fn distilled(call: &Call, asked: Asked) -> Result<(Summary, Reports),
     let sources = sources(&call.inputs()?)?;
     let server = ServerArgs { needs_text: true, ..ServerArgs::read(&call.config)? };
     server.check()?;
+    let advantages = advantages(call)?;
     let voice = Voice::new(RunDir::open(&call.run_dir()?, STAGE)?, call.talk("episode"));
-    let (summary, done) = block_on(work(call, asked, &server, sources, &voice))??;
+    let (summary, done) = block_on(work(call, asked, advantages, &server, sources, &voice))??;
     voice.run.keep_summary(&summary)?;
     Ok((summary, done))
 }
@@ -147,6 +151,7 @@ impl Setup {
 async fn work(
     call: &Call,
     mut asked: Asked,
+    advantages: Option<Advantages>,
     server: &ServerArgs,
     sources: Vec<Source>,
     voice: &Arc<Voice>,
@@ -160,7 +165,7 @@ async fn work(
     let outputs = voice.run.dir().join(distill::DISTILLED);
     paid[0].note(&voice.notices, &outputs, outputs.is_dir()).await?;
     keep(call, &servers, &roles.texts, voice)?;
-    let shipping = shipping(call, lens, options.width(), voice)?;
+    let shipping = shipping(call, lens, advantages, options.width(), voice)?;
     let (settings, found) = (options.settings.clone(), options.found.clone());
     if options.teacher_is_live {
         let what = "the teacher is the student's own server: as the student is trained it moves along (--teacher-url \
@@ -346,9 +351,27 @@ fn keep(call: &Call, servers: &Servers, texts: &Texts, voice: &Voice) -> Result<
     voice.run.keep_found(&call.config.seen_from(voice.run.dir()), found, decide).map_err(refused)
 }
 
-fn shipping(call: &Call, lens: Option<String>, k: usize, voice: &Voice) -> Result<Shipping, Failure> {
-    let stored = voice.run.reader().config().ok();
-    let size = stored.as_ref().and_then(|it| it.get("collect")?.get("group_size")?.as_integer());
+/// What the steps of the run are worth, where that ships; refused where nobody has credited them.
+fn advantages(call: &Call) -> Result<Option<Advantages>, Failure> {
+    if !call.config.is("ship_credit") {
+        return Ok(None);
+    }
+    let dir = call.run_dir()?;
+    let found = Advantages::read(&dir, PUBLISHED_LENS)
+        .map_err(|error| Failure::input(error, "make it again: score the episodes with backsight credit"))?;
+    found.map(Some).ok_or_else(|| {
+        let what = format!("{}: there is no {} to ship", dir.display(), credit_file(PUBLISHED_LENS));
+        Failure::input(what, "score the episodes with backsight credit first, or leave out --ship-credit")
+    })
+}
+
+fn shipping(
+    call: &Call,
+    lens: Option<String>,
+    advantages: Option<Advantages>,
+    k: usize,
+    voice: &Voice,
+) -> Result<Shipping, Failure> {
     Ok(Shipping {
         options: GroupOptions {
             lens,
@@ -356,9 +379,10 @@ fn shipping(call: &Call, lens: Option<String>, k: usize, voice: &Voice) -> Resul
             at_student: call.get("at_student_topk")?,
             include_messages: call.get("include_messages")?,
             allow_rendered: call.get("allow_rendered")?,
-            group_size: size.and_then(|it| usize::try_from(it).ok()),
+            group_size: voice.run.reader().group_size(),
         },
         ensure_scores_are_not_same: call.get("ensure_scores_are_not_same")?,
+        advantages,
     })
 }
 

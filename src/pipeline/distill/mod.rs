@@ -41,7 +41,7 @@ use super::{Loss, Reason, Stopped};
 use crate::event::{Event, Tell};
 use crate::judge::Judge;
 use crate::model::planned::Pace;
-use crate::ship::compact::{ActionRows, Distilled, Sequence};
+use crate::ship::compact::{ActionPlace, ActionRows, Distilled, Sequence};
 use crate::store::episodes::{Loaded, Source, load};
 use crate::store::hindsight::file_name;
 use crate::store::run::RunDir;
@@ -562,7 +562,16 @@ impl<'s> Work<'s> {
             "pairs": verdicts.judged.len(), "counts": verdicts.counts(),
         });
         let episodes = vec![0; sequences.len()];
-        (Distilled { sequences, episodes, rows: rows_of, about }, lost)
+        (Distilled { sequences, episodes, actions: self.places(), rows: rows_of, about }, lost)
+    }
+
+    /// Where the actions are that could be read.
+    fn places(&self) -> Vec<ActionPlace> {
+        let place = |(step, action): (usize, &Option<ActionIds>)| {
+            let ActionIds { sequence, first, ids } = action.as_ref()?;
+            Some(ActionPlace { sequence: *sequence, step, first: *first, len: ids.len() })
+        };
+        self.actions.iter().enumerate().filter_map(place).collect()
     }
 
     fn rows(&self, action: &ActionIds, step: usize, own: &Own, score: &SpanScore) -> ActionRows {

@@ -11,6 +11,7 @@ use serde_json::{Map, Value, json};
 
 use super::{Current, STUDENT, file_of, teaches};
 use crate::metrics;
+use crate::pipeline::weighed::Advantages;
 use crate::ship::compact::{Distilled, join, read};
 use crate::ship::groups::{GroupOptions, Member, group};
 use crate::store::atomic::Pending;
@@ -31,6 +32,8 @@ pub struct Shipping {
     pub options: GroupOptions,
     /// Whether a group of equal rewards is for distillation alone.
     pub ensure_scores_are_not_same: bool,
+    /// Where credit ships, what steps are worth.
+    pub advantages: Option<Advantages>,
 }
 
 /// What all groups came to.
@@ -42,6 +45,7 @@ struct Totals {
     shipped_rows: u64,
     narrow: u64,
     masked: u64,
+    uncredited: u64,
     distil_only: u64,
     quarantined: u64,
     /// Hints and scored turns of each episode.
@@ -113,10 +117,14 @@ fn compact(run: &RunDir, paths: &[PathBuf], names: &[Value], shipping: &Shipping
     out.commit()
 }
 
-fn member((episode, distilled): &(Episode, Distilled)) -> Member<'_> {
+/// The advantages of an episode that nobody has scored.
+const NOTHING: &BTreeMap<usize, f64> = &BTreeMap::new();
+
+fn member<'a>((episode, distilled): &'a (Episode, Distilled), shipping: &'a Shipping) -> Member<'a> {
     let source = distilled.about["tokens"].as_str().and_then(TokenSource::from_name);
     let quarantined = !distilled.about["quarantined"].is_null();
-    Member { episode, distilled, source: source.unwrap_or(TokenSource::Rendered), quarantined }
+    let advantages = shipping.advantages.as_ref().map(|all| all.of(&episode.id).unwrap_or(NOTHING));
+    Member { episode, distilled, source: source.unwrap_or(TokenSource::Rendered), quarantined, advantages }
 }
 
 /// A group as a line, if any of it can ship, and the episodes that are left out of it.
@@ -125,7 +133,7 @@ fn line(
     shipping: &Shipping,
     totals: &mut Totals,
 ) -> (Option<String>, Vec<String>) {
-    let members: Vec<Member<'_>> = whole.iter().map(member).collect();
+    let members: Vec<Member<'_>> = whole.iter().map(|it| member(it, shipping)).collect();
     totals.look_at(whole);
     let (group, shipped) = group(&members, &shipping.options);
     shipped.left_out.iter().for_each(|(_, why)| totals.leave_out(why));
@@ -138,7 +146,9 @@ fn line(
             group.scores.iter().for_each(|_| totals.leave_out("equal rewards and nothing to distil"));
             return (None, left_out);
         }
-        group.overrides = Some(vec![json!({"set_advantage_to_zero": true}); group.scores.len()]);
+        for own in group.overrides.iter_mut().flatten() {
+            own["set_advantage_to_zero"] = json!(true);
+        }
         totals.distil_only += 1;
     }
     totals.episodes += shipped.episodes;
@@ -146,6 +156,7 @@ fn line(
     totals.shipped_rows += shipped.rows;
     totals.narrow += shipped.narrow;
     totals.masked += shipped.masked;
+    totals.uncredited += shipped.uncredited;
     totals.groups += 1;
     (serde_json::to_string(&group).ok(), left_out)
 }
@@ -218,14 +229,19 @@ impl Totals {
         ];
         summary.made.extend(made);
         for (why, n) in &self.lost {
-            let what = if why.starts_with("vote") { "votes" } else { "readings" };
+            let is_judges = why.starts_with("vote") || why.starts_with("exchange");
+            let what = if is_judges { "votes" } else { "readings" };
             *summary.lost.entry(what).or_default().entry(why.clone()).or_default() += n;
         }
         let narrow = match at_student {
             true => "the teacher's candidates lack some of the student's",
             false => "narrow rows",
         };
-        let tokens = [(narrow, self.narrow), ("no logprob of the student", self.masked)];
+        let tokens = [
+            (narrow, self.narrow),
+            ("no logprob of the student", self.masked),
+            ("no credit for their step", self.uncredited),
+        ];
         let tokens = tokens.into_iter().filter(|(_, n)| *n > 0).map(|(why, n)| (why.to_owned(), n));
         summary.lost.entry("tokens").or_default().extend(tokens);
         let left_out = self.left_out.iter().map(|(why, n)| ((*why).to_owned(), *n));

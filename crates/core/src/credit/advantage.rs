@@ -81,6 +81,12 @@ struct Scale {
 impl Scale {
     /// Population deviation; values that are all equal are measured in ones.
     fn of(values: &[f64]) -> Self {
+        // Their mean as it is computed may be another number than each of them, and that far from it they all would be.
+        if let [first, rest @ ..] = values
+            && rest.iter().all(|it| it == first)
+        {
+            return Self { mean: *first, deviation: 1.0 };
+        }
         let mean = mean(values).unwrap_or(0.0);
         let squares = values.iter().map(|value| (value - mean) * (value - mean));
         let variance = if values.is_empty() { 0.0 } else { sum(squares) / values.len() as f64 };
@@ -151,6 +157,15 @@ mod tests {
         };
         assert_eq!(signs(Normalise::Global), [true, true, false, false]);
         assert_eq!(signs(Normalise::Task), [true, false, false, true]);
+    }
+
+    /// The mean of three times 0.003 is not 0.003, nor is its distance from it nothing.
+    #[test]
+    fn equal_rewards_are_worth_nothing_to_each_other() {
+        for reward in [0.003, 0.007, 0.85] {
+            let all = advantages(&vec![episode("t", reward, &[Some(reward)]); 3], &GLOBAL);
+            assert!(all.iter().all(|it| it.reward_advantage == 0.0 && it.steps == [Some(0.0)]), "{reward}");
+        }
     }
 
     #[test]
