@@ -26,12 +26,23 @@ pub(super) fn run(call: &Call) -> Result<(), Failure> {
     let mut told = Told { is_json: call.is_json(), all: Map::new() };
     told.stage("collect", finished.summary.to_json(), || collect::table(&finished))?;
     let stopped = finished.done.stopped.is_some();
-    let mut verdict = episodes::verdict(&finished);
+    let verdict = episodes::verdict(&finished);
     drop(finished);
-    if stopped {
-        return verdict;
-    }
-    if let Some(stage) = &crediting {
+    let ended = if stopped { verdict } else { rest(crediting.as_ref(), &stage, asked, verdict, &mut told) };
+    // What was made is told also where a later stage was stopped.
+    told.end()?;
+    ended
+}
+
+/// The stages behind `collect`, which ended with `verdict`.
+fn rest(
+    crediting: Option<&Call>,
+    stage: &Call,
+    asked: Asked,
+    mut verdict: Result<(), Failure>,
+    told: &mut Told,
+) -> Result<(), Failure> {
+    if let Some(stage) = crediting {
         let (summary, done) = credit::scored(&credit_args(stage)?)?;
         told.stage("credit", summary.to_json(), || credit::table::totals(&summary))?;
         let own = credit::verdict(&summary, &done);
@@ -40,9 +51,8 @@ pub(super) fn run(call: &Call) -> Result<(), Failure> {
         }
         verdict = verdict.and(own);
     }
-    let (summary, done) = distill::distilled(&stage, asked)?;
+    let (summary, done) = distill::distilled(stage, asked)?;
     told.stage("distill", summary.to_json(), || distill::table::table(&summary))?;
-    told.end()?;
     verdict.and(distill::verdict(&summary, &done))
 }
 

@@ -246,7 +246,7 @@ impl<'a, 's> Work<'a, 's> {
         let (mut batch, mut tokens) = (Vec::new(), 0);
         while let Some(&idx) = self.ready.first().filter(|_| batch.len() < most) {
             let request = &self.plan.requests[idx];
-            tokens += request.n_tokens() - request.cached;
+            tokens += if request.chooses() { BATCH_TOKENS } else { request.n_tokens() - request.cached };
             if !batch.is_empty() && tokens > BATCH_TOKENS {
                 break;
             }
@@ -308,14 +308,14 @@ impl<'a, 's> Work<'a, 's> {
         }
     }
 
-    /// The failure of a request is that of its job, if none of the job's requests serves another; else each is asked
-    /// for alone.
+    /// The failure of a request is that of its job, if it has only one; else each is asked for alone.
     fn take_failure(&mut self, request: usize, error: &Error) {
         let jobs = self.requests[request].jobs.clone();
-        let serves_one = |request: &usize| self.requests[*request].jobs.len() == 1;
-        let is_own = jobs.iter().all(|&job| self.jobs[job].requests.iter().all(serves_one));
+        let is_own = jobs.len() == 1 && jobs.iter().all(|&job| self.jobs[job].requests.len() == 1);
         for job in jobs {
             match self.jobs[job].course {
+                // Alone it would be answered at a length that no server writes.
+                Course::Planned if self.plan.is_chosen(job) => self.finish(job, Err(error.clone())),
                 Course::Planned if is_own || error.stops_the_run() => self.finish(job, Err(error.clone())),
                 Course::Planned => self.ask_alone(job),
                 Course::Alone | Course::Settled => {}
@@ -333,6 +333,10 @@ impl<'a, 's> Work<'a, 's> {
     fn assemble(&mut self, job: usize) {
         let answers = self.jobs[job].requests.iter().filter_map(|&it| self.requests[it].answer.as_ref());
         let weights: BTreeSet<_> = answers.map(|it| (it.version.clone(), it.unbroken_since)).collect();
+        if weights.len() > 1 && self.plan.is_chosen(job) {
+            let why = "its weights were in doubt between two requests";
+            return self.finish(job, Err(Error::garbled(THE_MODEL, why)));
+        }
         if weights.len() > 1 {
             return self.ask_alone(job);
         }

@@ -109,19 +109,18 @@ impl Sglang {
     async fn score_window(&self, job: &ScoreJob, window: Window) -> Result<Scored, Error> {
         let request = wire::score_request(job, window);
         let decode = |answer: &Answer<'_>| answer.attempt.own(wire::scores(answer.body, job, window)?);
-        self.post(&self.remote.transport, &request, size(&[(job, window)], job.top_k()), &decode).await
+        self.post(&self.remote.transport, &request, size(&[(job, window)]), &decode).await
     }
 
     /// One request for several jobs: the scores of those whose part of the answer is usable as it stands.
     async fn score_batch(&self, jobs: &[&ScoreJob]) -> Vec<Option<Scored>> {
         let sent: Vec<_> = jobs.iter().filter_map(|job| Some((*job, Window::of(job)?))).collect();
-        let top_k = jobs.iter().map(|job| job.top_k()).max().unwrap_or(0);
         let decode = |answer: &Answer<'_>| {
             let all = wire::batch_scores(answer.body, &sent)?.into_iter().enumerate();
             Ok(all.map(|(idx, scores)| answer.attempt.own_prompt(idx, scores?)).collect::<Vec<_>>())
         };
         let transport = self.remote.transport.only_when_busy();
-        let all = self.post(&transport, &wire::batch_request(&sent), size(&sent, top_k), &decode).await;
+        let all = self.post(&transport, &wire::batch_request(&sent), size(&sent), &decode).await;
         all.map_or_else(|_| Vec::new(), |all| all.into_iter().map(Result::ok).collect())
     }
 
@@ -168,7 +167,7 @@ impl Model for Sglang {
             BTreeMap::new();
         for (idx, job) in jobs.iter().enumerate() {
             let home = || self.remote.transport.home(remote::sticky_prompt(job.tokens()));
-            let chooses = !job.chosen().is_empty();
+            let chooses = !job.all_chosen().is_empty();
             // What cannot be sent is in nobody's way.
             let group = self.window(job).ok().flatten().map(|_| (home(), chooses)).ok_or(idx);
             let (places, together) = groups.entry(group).or_default();
@@ -214,7 +213,9 @@ fn named(request: &wire::GenerateRequest<'_>, id: &str) -> Result<Vec<u8>, Error
     remote::body(&wire::GenerateRequest { rid: Some(rid), ..request.clone() })
 }
 
-fn size(sent: &[(&ScoreJob, Window)], top_k: usize) -> Size {
+fn size(sent: &[(&ScoreJob, Window)]) -> Size {
+    // Every position is told with all that is chosen anywhere.
+    let top_k = sent.iter().map(|(job, _)| job.top_k() + job.all_chosen().len()).max().unwrap_or(0);
     let tokens = sent.iter().map(|(_, window)| window.end).sum();
     let sticky = sent.first().map_or(0, |(job, _)| remote::sticky_prompt(job.tokens()));
     Size { tokens, top_k, sticky }

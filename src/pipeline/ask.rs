@@ -34,7 +34,7 @@ impl Jobs {
                 if let Some(seen) = view.and_then(|seen| seen.as_ref().ok()) {
                     jobs[lens] = Some(all.len());
                     let spans = vec![seen.action(n_tokens)];
-                    all.push(TipJob { tip: seen.tip, spans, top_k: through.top_k, chosen: Vec::new() });
+                    all.push(TipJob { tip: seen.tip, spans, top_k: through.top_k, chosen: None });
                 }
             }
         }
@@ -46,7 +46,7 @@ impl Jobs {
         for (step, jobs) in self.of_step.iter().enumerate() {
             for job in jobs.iter().flatten() {
                 let job = &mut self.all[*job];
-                job.chosen = chosen(step, job.spans.iter().map(|span| span.len()).sum());
+                job.chosen = Some(chosen(step, job.spans.iter().map(|span| span.len()).sum()));
             }
         }
         self
@@ -123,6 +123,11 @@ impl Asking {
         };
         score_at(pace, model, &self.plan, &mut settle).await;
         Answers(answers)
+    }
+
+    /// Whether every wanted score is there.
+    pub(super) fn is_answered(&self, answers: &Answers) -> bool {
+        self.wanted.iter().all(|job| matches!(answers.0.get(job), Some(Ok(_))))
     }
 
     /// Whether a job of a run that was stopped was never asked for, may not be sent any more, or found no server.

@@ -121,7 +121,7 @@ impl Outline {
                     };
                     let tip = tree.grow(seen, &tokens[action + 1..action + 2]);
                     let spans = vec![TokenSpan::at(seen.len(), 1)];
-                    jobs.push(TipJob { tip, spans, top_k: 0, chosen: Vec::new() });
+                    jobs.push(TipJob { tip, spans, top_k: 0, chosen: None });
                 }
             }
         }

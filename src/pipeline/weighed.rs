@@ -14,6 +14,7 @@ use serde_json::{Map, Value, json};
 
 use crate::ship::actions::MessageForm;
 use crate::ship::dataset::scored_episode;
+use crate::ship::groups::group_of;
 use crate::store::atomic::Pending;
 use crate::store::episodes::{BadFile, Loaded, Source, load};
 use crate::store::hindsight::{self, Hindsight, credit_file, credited, directory_of};
@@ -54,15 +55,11 @@ struct StepCredit {
 
 /// Weighs the steps of all episodes that are scored, and writes them into the run's directory.
 pub fn keep(sources: Vec<Source>, run_dir: &Path, weighing: &Weighing) -> io::Result<()> {
-    let mut n_of_task: HashMap<String, usize> = HashMap::new();
-    let mut all = Vec::new();
-    for loaded in load(sources).flatten() {
-        let n_before = n_of_task.entry(loaded.episode.task.id.clone()).or_default();
-        let group = weighing.group_size.map_or(0, |size| *n_before / size);
-        // One that failed has its place in a group too, and is no part of it.
-        *n_before += 1;
-        all.extend(scored(&loaded, group, run_dir, weighing));
-    }
+    let of = |loaded: Loaded| {
+        let group = group_of(&loaded.episode.id, weighing.group_size);
+        scored(&loaded, group, run_dir, weighing)
+    };
+    let all: Vec<Scored> = load(sources).flatten().filter_map(of).collect();
     let mut out = Pending::create(&run_dir.join(credit_file(&weighing.lens)))?;
     lines(&all, weighing.omega).iter().try_for_each(|line| writeln!(out, "{line}"))?;
     out.commit()

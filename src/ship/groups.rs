@@ -66,6 +66,13 @@ pub struct Shipped {
     pub left_out: Vec<(String, &'static str)>,
 }
 
+/// Which of its task's groups an episode is in, by the number of the attempt that its name ends in, so that one that
+/// cannot be read moves no other; the first where groups have no known size.
+pub fn group_of(episode: &str, size: Option<usize>) -> usize {
+    let attempt = episode.rsplit_once('-').and_then(|(_, number)| number.parse::<usize>().ok());
+    size.zip(attempt).map_or(0, |(size, attempt)| attempt / size.max(1))
+}
+
 /// The group of these episodes; none if none of them can ship.
 pub fn group(members: &[Member<'_>], options: &GroupOptions) -> (Option<ScoredDataGroup>, Shipped) {
     let (mut group, mut shipped) = (ScoredDataGroup::default(), Shipped::default());
@@ -294,6 +301,16 @@ mod tests {
         assert_eq!(serde_json::to_value(made.unwrap()).unwrap(), expected);
         let wanted = Shipped { episodes: 1, trained: 1, rows: 1, narrow: 1, masked: 1, ..Shipped::default() };
         assert_eq!(shipped, wanted);
+    }
+
+    #[test]
+    fn attempts_are_grouped_by_their_numbers() {
+        let of = |id: &str, size| group_of(id, size);
+        assert_eq!(
+            [of("a-b-0", Some(4)), of("a-3", Some(4)), of("a-4", Some(4)), of("a-11", Some(4))],
+            [0, 0, 1, 2]
+        );
+        assert_eq!([of("a-9", None), of("a", Some(4)), of("file:3", Some(4))], [0, 0, 0]);
     }
 
     #[test]

@@ -149,7 +149,9 @@ impl Window {
 pub fn score_request(job: &ScoreJob, window: Window) -> GenerateRequest<'_> {
     GenerateRequest {
         logprob_start_len: Some(OneOrMany::One(window.start_len() as i64)),
-        token_ids_logprob: (!job.chosen().is_empty()).then(|| OneOrMany::One(job.chosen().into())),
+        token_ids_logprob: Some(job.all_chosen())
+            .filter(|it| !it.is_empty())
+            .map(|it| OneOrMany::One(it.into())),
         ..GenerateRequest::new(&job.tokens()[..window.end], SamplingParams::none(), job.top_k())
     }
     .with_flat_rows(job.top_k() > 0)
@@ -157,8 +159,8 @@ pub fn score_request(job: &ScoreJob, window: Window) -> GenerateRequest<'_> {
 
 /// The request that scores several jobs at once; each needs a window, and either all or none choose candidates.
 pub fn batch_request<'a>(jobs: &[(&'a ScoreJob, Window)]) -> GenerateRequest<'a> {
-    let chosen = jobs.iter().map(|&(job, _)| Cow::from(job.chosen()));
-    let chooses = jobs.iter().any(|(job, _)| !job.chosen().is_empty());
+    let chosen = jobs.iter().map(|&(job, _)| Cow::from(job.all_chosen()));
+    let chooses = jobs.iter().any(|(job, _)| !job.all_chosen().is_empty());
     let ids = |&(job, window): &(&'a ScoreJob, Window)| job.tokens()[..window.end].into();
     let starts = jobs.iter().map(|(_, window)| window.start_len() as i64);
     GenerateRequest {
@@ -247,10 +249,12 @@ struct PromptReader<'job> {
     job: &'job ScoreJob,
     window: Window,
     needed: Needed,
+    /// The candidates that are chosen anywhere: the answer has all of them at every position.
+    chosen: Vec<TokenId>,
     /// The logprobs of the given tokens at the needed positions behind 0.
     own: Option<Vec<Option<f64>>>,
     nested: Option<Vec<Vec<Candidate>>>,
-    chosen: Option<Vec<Vec<Candidate>>>,
+    chosen_rows: Option<Vec<Vec<Candidate>>>,
     flat: Flat,
     finish: Option<Value>,
     told: Aside,
@@ -262,9 +266,10 @@ impl<'job> PromptReader<'job> {
             job,
             window,
             needed: Needed::new(job),
+            chosen: job.all_chosen(),
             own: None,
             nested: None,
-            chosen: None,
+            chosen_rows: None,
             flat: Flat::default(),
             finish: None,
             told: Aside::default(),
@@ -279,9 +284,9 @@ impl<'job> PromptReader<'job> {
             // Whatever stands there when no rows were asked for, nobody needs it.
             b"input_top_logprobs" if self.job.top_k() == 0 => scanner.skip()?,
             b"input_top_logprobs" => self.nested = Some(self.rows(scanner, "input_top_logprobs")?),
-            b"input_token_ids_logprobs" if self.job.chosen().is_empty() => scanner.skip()?,
+            b"input_token_ids_logprobs" if self.chosen.is_empty() => scanner.skip()?,
             b"input_token_ids_logprobs" => {
-                self.chosen = Some(self.rows(scanner, "input_token_ids_logprobs")?);
+                self.chosen_rows = Some(self.rows(scanner, "input_token_ids_logprobs")?);
             }
             b"finish_reason" => self.finish = strict::read(scanner.raw()?)?,
             _ if key.starts_with(FLAT_PREFIX) => self.flat.field(&key[FLAT_PREFIX.len()..], scanner)?,
@@ -374,8 +379,8 @@ impl<'job> PromptReader<'job> {
 
     /// The chosen candidates of the needed positions behind 0; none where none were asked for.
     fn chosen_rows(&self) -> Result<&[Vec<Candidate>], String> {
-        match &self.chosen {
-            None if self.job.chosen().is_empty() => Ok(&[]),
+        match &self.chosen_rows {
+            None if self.chosen.is_empty() => Ok(&[]),
             None => Err("the answer has no input_token_ids_logprobs".to_owned()),
             Some(rows) => Ok(rows),
         }
@@ -393,7 +398,7 @@ impl<'job> PromptReader<'job> {
         if value.is_some() && row.len() != k {
             return Err(at(&format!("has {} candidates, {k} were asked for", row.len())));
         }
-        if value.is_some() && !chosen.iter().map(|it| it.0).eq(self.job.chosen().iter().copied()) {
+        if value.is_some() && !chosen.iter().map(|it| it.0).eq(self.chosen.iter().copied()) {
             return Err(at("has other candidates than the chosen ones"));
         }
         let score = needed::token_score(given, value, row, k, Some(FLOOR));
@@ -403,7 +408,7 @@ impl<'job> PromptReader<'job> {
         if chosen.is_empty() {
             return Ok(score);
         }
-        let all = with_chosen((given, value), row, chosen).map_err(at)?;
+        let all = with_chosen((given, value), row, chosen, self.job.chosen_at(position)).map_err(at)?;
         Ok(needed::token_score(given, value, &all, all.len(), Some(FLOOR)))
     }
 }
@@ -419,18 +424,20 @@ fn check_row(given: TokenId, own: Option<f64>, row: &[Candidate], top: &TopK) ->
     if is_listed { Ok(()) } else { rows::check_outsider(own, row) }
 }
 
-/// The best candidates and the chosen ones beside them; those that are both, and the given token, must be told alike.
+/// The best candidates and those chosen for a position beside them; what is told twice must be told alike.
 fn with_chosen(
     given: Candidate,
     row: &[Candidate],
     chosen: &[Candidate],
+    wanted: &[TokenId],
 ) -> Result<Vec<Candidate>, &'static str> {
     let told = |id: TokenId| row.iter().chain([&given]).find(|it| it.0 == id);
     let is_same = |it: &Candidate| told(it.0).is_none_or(|other| other.1 == it.1);
     if !chosen.iter().all(is_same) {
         return Err("tells a candidate in two ways");
     }
-    let others = chosen.iter().filter(|it| !row.iter().any(|other| other.0 == it.0));
+    let others =
+        chosen.iter().filter(|it| wanted.contains(&it.0) && !row.iter().any(|other| other.0 == it.0));
     Ok(row.iter().chain(others).copied().collect())
 }
 

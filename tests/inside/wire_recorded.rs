@@ -334,13 +334,18 @@ fn check_sglang_generate(it: &Exchange) -> &'static str {
         ids(&meta["input_token_logprobs"].as_array().unwrap().iter().map(|it| it[1].clone()).collect());
     let prompt = it.request["input_ids"].as_array().map_or(given, |_| ids(&it.request["input_ids"]));
     let start = start_len(&it.request, None);
-    let job = whole_job(&prompt, top_k(&it.request, None), start + 1).choosing(chosen(&it.request));
+    let job = choosing(whole_job(&prompt, top_k(&it.request, None), start + 1), &it.request);
     check_sglang_scores(&it.name, &job, start, &it.response);
     if job.chosen().is_empty() { "scores" } else { "scores of chosen candidates" }
 }
 
-fn chosen(request: &Value) -> Vec<TokenId> {
-    request["token_ids_logprob"].as_array().map_or(Vec::new(), |_| ids(&request["token_ids_logprob"]))
+/// A job that asks at every position for the candidates a recorded request names.
+fn choosing(job: ScoreJob, request: &Value) -> ScoreJob {
+    if request["token_ids_logprob"].is_null() {
+        return job;
+    }
+    let n = job.spans().iter().map(|span| span.len()).sum();
+    job.choosing(vec![ids(&request["token_ids_logprob"]).into(); n]).unwrap()
 }
 
 fn start_len(request: &Value, index: Option<usize>) -> usize {

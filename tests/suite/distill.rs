@@ -586,6 +586,56 @@ fn a_student_that_cannot_be_asked_leaves_its_episode_open() {
     let summary = distill(&place, &server, Dialect::Vllm, &[]).expect(0).json();
     assert_eq!((&summary["lost"], &summary["made"]["episodes"]), (&json!({}), &json!(6)));
     assert_eq!((votes(&server).len(), scored(&server)), (0, 6), "only what is missing is asked for");
+    // Without its candidates there is nothing to ask the teacher about: its own are no substitute.
+    let more = ["--at-student-topk", "true", "--student-topk", "6"];
+    let summary = distill(&place, &deaf, Dialect::Vllm, &more).expect(1).json();
+    let lost = json!({"the student's own reading failed": 18, "no logprob": 6});
+    assert_eq!((&summary["lost"]["readings"], &summary["made"]["scored_tokens"]), (&lost, &json!(0)));
+    let dry = distill(&place, &server, Dialect::Vllm, &[&more[..], &["--dry-run"]].concat()).expect(0).json();
+    assert_eq!(
+        dry["episodes"][0]["student"]["naive_requests"],
+        json!(3),
+        "fewer were kept than are asked for"
+    );
+}
+
+/// A student that gives fewer candidates than are asked for is told of, and one that gives none is refused.
+#[test]
+fn a_students_cap_is_told() {
+    let (place, _) = collected_with_all_ids(Dialect::Vllm);
+    let capped = |most| Server::start(Setup { max_logprobs: most, ..judging(Dialect::Vllm) });
+    let more = ["--at-student-topk", "true", "--student-topk", "9"];
+    let summary = distill(&place, &capped(7), Dialect::Vllm, &more).expect(0).json();
+    let notices = summary["notices"].to_string();
+    assert!(notices.contains("the student gives at most 7 candidates for a token, not 9"), "{notices}");
+    let server = capped(20);
+    let refused = distill(&place, &server, Dialect::Vllm, &more);
+    let made_again = refused.expect(0).json();
+    assert_eq!(made_again["made"]["kept_episodes"], json!(0), "with another width it is made again");
+}
+
+/// An exchange that repeats the hidden tests, or that the judge does not give, teaches nothing and is told.
+#[test]
+fn exchanges_that_give_away_or_fail_are_counted() {
+    let leaking = "[USER_START]Do it.[USER_END][AGENT_START]assert add(1, 2) == 3 and assert twice(4) == 8 and assert \
+                   less_one(4) == 3[AGENT_END]";
+    let says = move |asks: &str| if asks.contains("## Hint") { leaking.to_owned() } else { vote(asks) };
+    let setup = scripted(Dialect::Vllm)
+        .talks(move |body| Some(json!({"role": "assistant", "content": says(&shown(body))})));
+    let (place, server) = collected(Dialect::Vllm, setup);
+    let more = ["--hint-placement", "turns", "--hint-leak-words", "0"];
+    let summary = distill(&place, &server, Dialect::Vllm, &more).expect(0).json();
+    assert_eq!(summary["leaks"], json!({"next_state": 0, "tests": 6}), "{summary}");
+    assert_eq!(summary["made"]["scored_steps"], json!(0));
+    let fails = |it: &Asked| {
+        let is_exchange = String::from_utf8_lossy(&it.body).contains("## Hint");
+        is_exchange
+            .then(|| Fault::Status(400, String::new(), "{\"error\": {\"message\": \"no\"}}".to_owned()))
+    };
+    let failing = Server::start(judging(Dialect::Vllm).faults(fails));
+    let more = [&more[..], &["--overwrite", "--seed", "1"]].concat();
+    let summary = distill(&place, &failing, Dialect::Vllm, &more).expect(1).json();
+    assert_eq!(summary["lost"]["votes"], json!({"exchange failed": 6}), "{summary}");
 }
 
 /// Three votes with a hint each: which one is taken is told, and the rows are those under it.

@@ -10,7 +10,7 @@
 //! Deliberately absent: sending requests, and hoping; the cached tokens told here are expected under
 //! the backend's rule, what a server really found is in its answer.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -28,21 +28,22 @@ pub struct TipJob {
     pub spans: Vec<TokenSpan>,
     /// How many candidates per position; 0 asks for the given token only.
     pub top_k: usize,
-    /// The candidates wanted at each position of the spans, one after another, however likely they are; empty where the
+    /// The candidates wanted at each position of the spans, one after another, however likely they are; none where the
     /// likeliest are wanted. A backend that cannot be asked for them is asked for `top_k`, among which they may be.
-    pub chosen: Vec<Arc<[TokenId]>>,
+    pub chosen: Option<Vec<Arc<[TokenId]>>>,
 }
 
 impl TipJob {
     /// The chosen candidates at a position of one of its spans, where candidates are chosen.
     fn chosen_at(&self, span_idx: usize, position: usize) -> Option<&[TokenId]> {
         let before: usize = self.spans[..span_idx].iter().map(|span| span.len()).sum();
-        self.chosen.get(before + position - self.spans[span_idx].start()).map(|it| &**it)
+        let lists = self.chosen.as_ref()?;
+        Some(lists.get(before + position - self.spans[span_idx].start()).map_or(&[], |it| it))
     }
 
     /// How many candidates a backend is asked for that can be asked for chosen ones, or cannot.
     fn likeliest(&self, chooses: bool) -> usize {
-        if chooses && !self.chosen.is_empty() { 0 } else { self.top_k }
+        if chooses && self.chosen.is_some() { 0 } else { self.top_k }
     }
 }
 
@@ -55,8 +56,6 @@ const CHOSEN_AT_ONCE: usize = 64;
 pub struct PlannedRequest {
     /// What to ask: tokens up to the last needed one, and the spans that are needed.
     ask: TipJob,
-    /// The candidates that any position of it wants, however likely they are.
-    chosen: BTreeSet<TokenId>,
     /// The request whose tokens this one expects to find cached. It should have been answered before this one is sent.
     pub after: Option<usize>,
     /// How many tokens it expects to find there.
@@ -67,6 +66,11 @@ impl PlannedRequest {
     /// How many tokens are sent.
     pub fn n_tokens(&self) -> usize {
         self.ask.tip.len()
+    }
+
+    /// Whether candidates are chosen, which makes a long answer of a few tokens.
+    pub fn chooses(&self) -> bool {
+        self.ask.chosen.is_some()
     }
 }
 
@@ -143,7 +147,7 @@ pub fn plan(jobs: &[ScoreJob], limits: &Limits) -> Plan {
         tip: tree.grow(Tip::EMPTY, job.tokens()),
         spans: job.spans().to_vec(),
         top_k: job.top_k(),
-        chosen: Vec::new(),
+        chosen: None,
     };
     let jobs = jobs.iter().map(job).collect();
     plan_tree(Arc::new(tree), jobs, limits)
@@ -183,19 +187,27 @@ impl Plan {
 
     /// A request as it is sent; none if its sequence is empty.
     pub fn ask(&self, request: usize) -> Option<ScoreJob> {
-        let PlannedRequest { ask, chosen, .. } = &self.requests[request];
-        Some(self.written_out(ask, ask.top_k)?.choosing(chosen.iter().copied()))
+        let ask = &self.requests[request].ask;
+        self.written_out(ask, ask.top_k)
     }
 
     /// A job as it is sent alone; none if its sequence is empty.
     pub fn job(&self, job: usize) -> Option<ScoreJob> {
         let job = &self.jobs[job];
-        let chosen = job.chosen.iter().filter(|_| self.chooses).flat_map(|it| it.iter().copied());
-        Some(self.written_out(job, job.likeliest(self.chooses))?.choosing(chosen))
+        self.written_out(job, job.likeliest(self.chooses))
     }
 
-    fn written_out(&self, TipJob { tip, spans, .. }: &TipJob, top_k: usize) -> Option<ScoreJob> {
-        ScoreJob::new(Arc::from(self.tree.all(*tip)), spans.clone(), top_k).ok()
+    /// Whether a job's candidates are chosen: its requests are short because asked for alone it would be answered at length.
+    pub fn is_chosen(&self, job: usize) -> bool {
+        self.chooses && self.jobs[job].chosen.is_some()
+    }
+
+    fn written_out(&self, job: &TipJob, top_k: usize) -> Option<ScoreJob> {
+        let alone = ScoreJob::new(Arc::from(self.tree.all(job.tip)), job.spans.clone(), top_k).ok()?;
+        match job.chosen.as_ref().filter(|_| self.chooses) {
+            Some(chosen) => alone.choosing(chosen.clone()).ok(),
+            None => Some(alone),
+        }
     }
 
     /// The requests a job's answer is made of.
@@ -363,8 +375,10 @@ impl<'j> Paths<'j> {
         let first_request = requests.len();
         let trunk = self.worth_waiting(trunk, limits.least_share);
         let mut present = self.tree.positions(trunk).end;
-        let mut wanted: Vec<_> = path.iter().flat_map(|node| self.nodes[*node].chosen.clone()).collect();
-        wanted.sort_by_key(|it| it.0);
+        let mut wanted: BTreeMap<usize, BTreeSet<TokenId>> = BTreeMap::new();
+        for (at, chosen) in path.iter().flat_map(|node| &self.nodes[*node].chosen) {
+            wanted.entry(*at).or_default().extend(chosen.iter());
+        }
         for piece in pieces(needed, limits, !wanted.is_empty()) {
             let (Some(first), Some(last)) = (piece.first(), piece.last()) else { continue };
             let (start, end) = (first.start - 1, last.end);
@@ -376,10 +390,10 @@ impl<'j> Paths<'j> {
                 self.nodes[*node].served.extend(served);
             }
             let spans = piece.iter().map(|it| TokenSpan::at(it.start, it.len())).collect();
-            let chosen = wanted[wanted.partition_point(|it| it.0 <= start)..].iter();
-            let chosen = chosen.take_while(|it| it.0 < end).flat_map(|it| it.1.iter().copied()).collect();
-            let ask = TipJob { tip: self.tree.at(leaf, end), spans, top_k, chosen: Vec::new() };
-            requests.push(PlannedRequest { ask, chosen, after, cached });
+            let of = |at: usize| wanted.get(&at).into_iter().flatten().copied().collect();
+            let chosen = (!wanted.is_empty()).then(|| piece.iter().flat_map(Range::clone).map(of).collect());
+            let ask = TipJob { tip: self.tree.at(leaf, end), spans, top_k, chosen };
+            requests.push(PlannedRequest { ask, after, cached });
             present = end;
         }
         for node in path {

@@ -10,13 +10,13 @@ use std::sync::Arc;
 
 use crate::tokens::{Logprob, TokenId, TokenSpan, TopK};
 
-/// "Give me the logprobs of these spans of these tokens, with the `top_k` likeliest candidates and these chosen ones."
+/// "Give me the logprobs of these spans of these tokens, with the `top_k` likeliest candidates and those chosen here."
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ScoreJob {
     tokens: Arc<[TokenId]>,
     spans: Vec<TokenSpan>,
     top_k: usize,
-    chosen: Arc<[TokenId]>,
+    chosen: Vec<Arc<[TokenId]>>,
 }
 
 impl ScoreJob {
@@ -27,15 +27,18 @@ impl ScoreJob {
         }
         match spans.iter().find(|span| span.end() > tokens.len()) {
             Some(span) => Err(format!("span {span} reaches beyond the {} tokens of the job", tokens.len())),
-            None => Ok(Self { tokens, spans, top_k, chosen: Arc::default() }),
+            None => Ok(Self { tokens, spans, top_k, chosen: Vec::new() }),
         }
     }
 
-    /// The same job, which asks at every position for these candidates too, however likely they are.
-    #[must_use]
-    pub fn choosing(self, candidates: impl IntoIterator<Item = TokenId>) -> Self {
-        let candidates: BTreeSet<TokenId> = candidates.into_iter().collect();
-        Self { chosen: candidates.into_iter().collect(), ..self }
+    /// The same job, which asks for these candidates too, however likely they are: a list for each position of the spans,
+    /// one after another.
+    pub fn choosing(self, chosen: Vec<Arc<[TokenId]>>) -> Result<Self, String> {
+        let n: usize = self.spans.iter().map(|span| span.len()).sum();
+        if chosen.len() == n {
+            return Ok(Self { chosen, ..self });
+        }
+        Err(format!("there are {} lists of candidates for {n} positions", chosen.len()))
     }
 
     /// The whole sequence: context and what is scored.
@@ -53,9 +56,27 @@ impl ScoreJob {
         self.top_k
     }
 
-    /// Which candidates are wanted at every position however likely they are, in ascending order.
-    pub fn chosen(&self) -> &[TokenId] {
+    /// The candidates chosen at each position of the spans, one after another; nothing where none are.
+    pub fn chosen(&self) -> &[Arc<[TokenId]>] {
         &self.chosen
+    }
+
+    /// Those chosen at one position.
+    pub fn chosen_at(&self, position: usize) -> &[TokenId] {
+        let mut before = 0;
+        for span in &self.spans {
+            if span.contains(position) {
+                return self.chosen.get(before + position - span.start()).map_or(&[], |it| it);
+            }
+            before += span.len();
+        }
+        &[]
+    }
+
+    /// Those chosen anywhere, each once, in ascending order.
+    pub fn all_chosen(&self) -> Vec<TokenId> {
+        let all: BTreeSet<TokenId> = self.chosen.iter().flat_map(|it| it.iter().copied()).collect();
+        all.into_iter().collect()
     }
 
     /// The same job with at most `limit` candidates per position.
@@ -165,6 +186,19 @@ mod tests {
             "span [2, 5) reaches beyond the 4 tokens of the job"
         );
         assert_eq!(ScoreJob::new(Arc::from([]), vec![], 0), Err("the job has no tokens".to_owned()));
+    }
+
+    #[test]
+    fn candidates_are_chosen_position_by_position() {
+        let chosen = |lists: &[&[TokenId]]| lists.iter().map(|it| Arc::from(*it)).collect::<Vec<_>>();
+        let job = || job(&[(0, 1), (2, 4)]).unwrap();
+        let choosing = job().choosing(chosen(&[&[9], &[3, 1], &[]])).unwrap();
+        assert_eq!([0, 1, 2, 3].map(|at| choosing.chosen_at(at)), [&[9][..], &[], &[3, 1], &[]]);
+        assert_eq!((choosing.all_chosen(), job().all_chosen()), (vec![1, 3, 9], vec![]));
+        assert_eq!(
+            job().choosing(chosen(&[&[1]])),
+            Err("there are 1 lists of candidates for 3 positions".to_owned())
+        );
     }
 
     #[test]

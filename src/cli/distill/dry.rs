@@ -47,7 +47,11 @@ pub(super) fn run(
         judging: asked.judging,
         manner: asked.manner,
         k: call.get("distill_topk")?,
-        at_student: call.get("at_student_topk")?,
+        student_k: match call.get("at_student_topk")? {
+            true => Some(call.get("student_topk")?),
+            false => None,
+        },
+        roles: [call.get("teacher_model")?, call.get("judge_model")?],
         audit: call.choice("audit")?,
         limit: call.get("max_context")?,
         texts,

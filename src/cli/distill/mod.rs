@@ -135,7 +135,7 @@ impl Setup {
     ) -> Result<Self, Failure> {
         let (path, tokenizer) = known_tokenizer(&servers.student)?;
         let texts = asked.texts(call, &path, tokenizer)?;
-        let k = k(call, servers.teacher(), voice)?;
+        let k = [student_k(call, &servers.student, voice)?, k(call, servers.teacher(), voice)?];
         let paid = servers.paid(server, call.get("seed")?, &voice.run).await?;
         let (manner, options) = (asked.manner, options(call, asked, server, &servers, k)?);
         let roles = Roles {
@@ -204,7 +204,7 @@ fn options(
     asked: Asked,
     server: &ServerArgs,
     servers: &Servers,
-    k: usize,
+    [student_k, k]: [usize; 2],
 ) -> Result<Options, Failure> {
     let settings = asked.settings(call);
     let models = [&servers.student, servers.teacher(), servers.judge()].map(|it| it.info.model.as_str());
@@ -222,12 +222,12 @@ fn options(
         judging: asked.judging.filter(|_| distils),
         k,
         distils,
-        student_k: student_k(call, &servers.student)?,
+        student_k,
         at_student: call.get("at_student_topk")?,
         audit: call.choice("audit")?,
         audit_max_mean_diff: call.get("audit_max_mean_diff")?,
         settings,
-        found: json!({"k": k, "roles": models, "tests_known": tests}),
+        found: json!({"k": k, "student_k": student_k, "roles": models, "tests_known": tests}),
         limits: [limit(&servers.student), limit(servers.teacher())],
         requests_at_once: if is_here { 1 } else { episode_requests },
         episodes_at_once: if is_here { 1 } else { EPISODES_AT_ONCE },
@@ -270,9 +270,18 @@ fn same_tokenizer(student: &Opened, teacher: &Opened) -> Result<(), Failure> {
 }
 
 /// How many of its own candidates the student can tell, of those that are wanted.
-fn student_k(call: &Call, student: &Opened) -> Result<usize, Failure> {
+fn student_k(call: &Call, student: &Opened, voice: &Voice) -> Result<usize, Failure> {
     let wanted: usize = call.get("student_topk")?;
-    Ok(wanted.min(student.model.limits().max_top_k.unwrap_or(usize::MAX)))
+    let most = student.model.limits().max_top_k.unwrap_or(usize::MAX);
+    if !call.get("at_student_topk")? || most >= wanted {
+        return Ok(wanted.min(most));
+    }
+    if most == 0 {
+        let what = "the student gives no candidates that a teacher could be asked about";
+        return Err(Failure::stopped(what, "start its server with a larger --max-logprobs"));
+    }
+    voice.notices.add(format!("the student gives at most {most} candidates for a token, not {wanted}"));
+    Ok(most)
 }
 
 /// How many candidates there will be at each token.

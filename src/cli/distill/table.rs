@@ -35,6 +35,11 @@ pub(in crate::cli) fn table(summary: &Summary) -> String {
         leaks["next_state"],
         leaks["tests"]
     ));
+    if let Some(n) = more("exchanges_unreadable").as_u64().filter(|n| *n > 0) {
+        text.push_str(&format!(
+            "exchanges  {n} of the judge's cannot be read, so their hints are shown to nobody\n"
+        ));
+    }
     for (lens, gap) in more("gap").as_object().into_iter().flatten() {
         text.push_str(&format!(
             "gap        {lens}: {} tokens, mean {} ± {}, {} of them beyond 1 nat, {} on the first two tokens\n",

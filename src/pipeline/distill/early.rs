@@ -88,12 +88,11 @@ impl Shared {
 impl Work<'_> {
     async fn ahead(&self, step: usize) {
         // What the student is to be asked for the whole episode is asked at its end.
-        if self.shared.options.at_student && self.recorded_top(step).is_none() {
-            return;
-        }
+        let is_readable = !self.shared.options.at_student || self.recorded_top(step).is_some();
         match (&self.shared.options.judging, &self.judge) {
+            (Some(judging), Some(judge)) if !is_readable => self.judge_ahead(judging, judge, step).await,
             (Some(judging), Some(judge)) => drop(self.judged(judging, judge, |it| it == step).await),
-            _ if !self.shared.options.distils => {}
+            _ if !self.shared.options.distils || !is_readable => {}
             _ => {
                 let as_it_is = [(step, Given::Text(String::new()))].into();
                 drop(self.taught(self.under(&Through::Plain, as_it_is).await).await);

@@ -15,9 +15,9 @@ use crate::pipeline::ask::Jobs;
 use crate::pipeline::outline::{Framing, outline};
 use crate::pipeline::{Loss, Reader, Texts};
 use crate::ship::compact;
-use backsight_core::credit::distill::Audit;
+use backsight_core::credit::distill::{Audit, knows_likeliest};
 use backsight_core::episode::{Episode, Message, Role};
-use backsight_core::hint::{Choice, Pairs, Question, pairs};
+use backsight_core::hint::{Choice, Pair, Pairs, Question, pairs};
 use backsight_core::lens::{Given, HintLens, Lens, Lenses, PlaceboLens, PlainLens};
 use backsight_core::model::Limits;
 use backsight_core::plan::Figures;
@@ -41,7 +41,7 @@ pub struct Forecast {
     pub pairs: usize,
     /// Votes on them, and what else the judge is asked about them.
     pub votes: usize,
-    /// Tokens of the questions, once for each pair; about, without the judge's tokenizer.
+    /// Tokens of the questions, each once; about, without the judge's tokenizer.
     pub judge_tokens: u64,
     /// What the teacher is asked.
     pub teacher: Figures,
@@ -63,12 +63,14 @@ pub struct Forecaster<'a> {
     pub distils: bool,
     /// Candidates at each position.
     pub k: usize,
-    /// Whether they are the student's own.
-    pub at_student: bool,
+    /// Where they are the student's own: how many.
+    pub student_k: Option<usize>,
     /// Which actions the student reads again.
     pub audit: Audit,
     /// What decides how an episode comes out, as far as it is known without a server.
     pub settings: Value,
+    /// The models of teacher and judge, where they have a name of their own.
+    pub roles: [Option<String>; 2],
     /// The most tokens a sequence may have.
     pub limit: Option<usize>,
     /// The tokenizer and template.
@@ -96,7 +98,7 @@ impl Forecaster<'_> {
         let steps = episode.steps().len();
         let forecast = Forecast { id: episode.id.clone(), steps, ..Forecast::default() };
         let about = compact::about(&file_of(self.run_dir, &episode.id)).unwrap_or_default();
-        if about["settings"] == self.settings && about["lost"] == json!({}) {
+        if about["settings"] == self.settings && about["lost"] == json!({}) && self.are_roles_of(&about) {
             return Ok(Forecast { is_made: true, ..forecast });
         }
         let fewer = about["wanted_k"].as_u64().filter(|k| *k < self.k as u64);
@@ -114,14 +116,33 @@ impl Forecaster<'_> {
         let with_placebo = judging.placebo || is_compared;
         let set = self.figures(episode, &hinted, Reading::Under(judging, with_placebo))?;
         let mut teacher = set;
-        (1..if is_compared { self.manner.votes } else { 1 }).for_each(|_| teacher += set);
-        let n_words = self.texts.n_tokens(Question::Hint.words());
-        let asked = pairs.iter().map(|pair| Question::Hint.shown(episode, pair, self.manner.max_chars));
-        let judge_tokens = asked.map(|text| (n_words + self.texts.n_tokens(&text)) as u64).sum();
-        let exchanges =
-            usize::from(judging.asks_exchanges()) * if is_compared { self.manner.votes } else { 1 };
+        let n_hints = if is_compared { self.manner.votes } else { 1 };
+        (1..n_hints).for_each(|_| teacher += set);
+        let judge_tokens = self.judge_tokens(episode, judging, &pairs, n_hints);
+        let exchanges = if judging.asks_exchanges() { n_hints } else { 0 };
         let votes = pairs.len() * (self.manner.votes + usize::from(judging.evaluates) + exchanges);
         Ok(Forecast { pairs: pairs.len(), votes, judge_tokens, teacher, ..forecast })
+    }
+
+    /// Whether what is there was made by the models that are named.
+    fn are_roles_of(&self, about: &Value) -> bool {
+        let then = about["found"]["roles"].as_array().into_iter().flatten().skip(1);
+        self.roles.iter().zip(then).all(|(now, then)| now.as_ref().is_none_or(|now| then == now.as_str()))
+    }
+
+    /// Tokens of everything the judge is asked about these pairs, what it is asked several times once; about, without its
+    /// tokenizer.
+    fn judge_tokens(&self, episode: &Episode, judging: &Judging, pairs: &[Pair], n_hints: usize) -> u64 {
+        let one = |question: Question<'_>, pair: &Pair| {
+            let shown = question.shown(episode, pair, self.manner.max_chars);
+            (self.texts.n_tokens(question.words()) + self.texts.n_tokens(&shown)) as u64
+        };
+        let of_pair = |pair: &Pair| {
+            let evaluation = if judging.evaluates { one(Question::Evaluation, pair) } else { 0 };
+            let exchange = if judging.asks_exchanges() { one(Question::Exchange(A_HINT), pair) } else { 0 };
+            one(Question::Hint, pair) + evaluation + exchange * n_hints as u64
+        };
+        pairs.iter().map(of_pair).sum()
     }
 
     /// The steps whose own logprobs are not all known, and as many as are looked at again.
@@ -129,8 +150,11 @@ impl Forecaster<'_> {
         let is_whole = |step: &usize| {
             let tokens = episode.steps()[*step].tokens.as_ref();
             tokens.is_some_and(|it| {
-                let has_top = it.top.len() == it.span.len() || !self.at_student;
-                has_top && !it.logprobs.is_empty() && it.logprobs.iter().all(Option::is_some)
+                let ids = episode.sequences.get(it.sequence).and_then(|ids| ids.get(it.span.range()));
+                let is_known = |k| knows_likeliest(ids.unwrap_or_default(), &it.top, k);
+                self.student_k.is_none_or(is_known)
+                    && !it.logprobs.is_empty()
+                    && it.logprobs.iter().all(Option::is_some)
             })
         };
         let (whole, mut wanted): (Vec<usize>, Vec<usize>) = (0..episode.steps().len()).partition(is_whole);
@@ -175,7 +199,7 @@ impl Forecaster<'_> {
         let jobs = Jobs::new(&read, &lenses, 0);
         // Which candidates they are does not matter here.
         let jobs = match reading {
-            Reading::Plain | Reading::Under(..) if self.at_student => {
+            Reading::Plain | Reading::Under(..) if self.student_k.is_some() => {
                 jobs.choosing(|_, n| vec![Arc::from([0]); n])
             }
             _ => jobs,

@@ -205,8 +205,7 @@ impl Work<'_> {
         let options = &self.shared.options;
         let mut pairs = pairs(&self.episode, options.pairs, options.max_chars);
         pairs.retain(|pair| is_wanted(pair.step));
-        let tests = judging.tests.get(&self.episode.task.id);
-        let leaks = Leaks::new(judging.leak_words, tests.map(String::as_str));
+        let leaks = self.leaks(judging);
         let waiting: Mutex<Vec<(usize, Vec<Given>)>> = Mutex::default();
         let reading = tokio::sync::Mutex::default();
         let done = super::join_all(pairs.iter().map(|pair| async {
@@ -223,6 +222,21 @@ impl Work<'_> {
             taught.extend(sets);
         }
         Some(Verdicts { judged, taught })
+    }
+
+    /// Asks for the votes on a step alone.
+    pub(super) async fn judge_ahead(&self, judging: &Judging, judge: &Judge, step: usize) {
+        let leaks = self.leaks(judging);
+        for pair in pairs(&self.episode, self.shared.options.pairs, self.shared.options.max_chars) {
+            if pair.step == step {
+                drop(self.judge(judge, judging, &leaks, &pair).await);
+            }
+        }
+    }
+
+    fn leaks(&self, judging: &Judging) -> Leaks {
+        let tests = judging.tests.get(&self.episode.task.id);
+        Leaks::new(judging.leak_words, tests.map(String::as_str))
     }
 
     async fn judge(&self, judge: &Judge, judging: &Judging, leaks: &Leaks, pair: &Pair) -> Option<Judged> {

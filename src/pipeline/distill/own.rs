@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::Work;
 use crate::model::Model;
-use backsight_core::credit::distill::Audit;
+use backsight_core::credit::distill::{Audit, knows_likeliest};
 use backsight_core::credit::sum::mean;
 use backsight_core::episode::{Episode, Version};
 use backsight_core::mix::{after, mix};
@@ -100,8 +100,7 @@ impl Work<'_> {
     pub(super) fn recorded_top(&self, step: usize) -> Option<&[TopK]> {
         let (action, k) = (self.actions[step].as_ref()?, self.shared.options.student_k);
         let top = &self.episode.steps()[step].tokens.as_ref()?.top;
-        let is_whole = top.len() == action.ids.len() && top.iter().all(|it| it.entries().len() >= k);
-        is_whole.then_some(&top[..])
+        knows_likeliest(&action.ids, top, k).then_some(&top[..])
     }
 
     /// Whether an action is read in the very context it was sampled in: one that is shortened says other numbers.

@@ -3,7 +3,7 @@
 //! One pass over the episodes, after all of them: groups are written in the order in which they are complete, and everything
 //! told of them is computed from the files, so what an earlier run made counts as what this one did.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write as _};
 use std::path::PathBuf;
 
@@ -13,7 +13,7 @@ use super::{Current, STUDENT, file_of, teaches};
 use crate::metrics;
 use crate::pipeline::weighed::Advantages;
 use crate::ship::compact::{Distilled, join, read};
-use crate::ship::groups::{GroupOptions, Member, group};
+use crate::ship::groups::{GroupOptions, Member, group, group_of};
 use crate::store::atomic::Pending;
 use crate::store::episodes::{Source, load};
 use crate::store::run::RunDir;
@@ -69,7 +69,7 @@ pub fn ship(
     summary: &mut Summary,
 ) -> io::Result<()> {
     let mut out = Pending::create(&run.dir().join(GROUPS))?;
-    let (mut pending, mut totals): (HashMap<String, Vec<Episode>>, Totals) = Default::default();
+    let (mut pending, mut totals): (BTreeMap<(String, usize), Vec<Episode>>, Totals) = Default::default();
     let (mut paths, mut names) = (Vec::new(), Vec::new());
     let mut write = |members: Vec<Episode>, totals: &mut Totals| -> io::Result<()> {
         let mut whole = Vec::new();
@@ -93,16 +93,15 @@ pub fn ship(
         line.map_or(Ok(()), |line| writeln!(out, "{line}"))
     };
     for loaded in load(sources).flatten() {
-        let task = loaded.episode.task.id.clone();
-        let of_task = pending.entry(task.clone()).or_default();
-        of_task.push(loaded.episode);
-        if Some(of_task.len()) == shipping.options.group_size {
-            write(pending.remove(&task).unwrap_or_default(), &mut totals)?;
+        let size = shipping.options.group_size;
+        let key = (loaded.episode.task.id.clone(), group_of(&loaded.episode.id, size));
+        let of_group = pending.entry(key.clone()).or_default();
+        of_group.push(loaded.episode);
+        if Some(of_group.len()) == size {
+            write(pending.remove(&key).unwrap_or_default(), &mut totals)?;
         }
     }
-    let mut rest: Vec<_> = pending.into_iter().collect();
-    rest.sort_by(|a, b| a.0.cmp(&b.0));
-    rest.into_iter().try_for_each(|(_, members)| write(members, &mut totals))?;
+    pending.into_iter().try_for_each(|(_, members)| write(members, &mut totals))?;
     out.commit()?;
     compact(run, &paths, &names, shipping)?;
     totals.tell(shipping.options.at_student, summary);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::{Loss, Reason, Work};
 use crate::model::Model;
 use crate::pipeline::ReadEpisode;
-use crate::pipeline::ask::Jobs;
+use crate::pipeline::ask::{Answers, Asking, Jobs};
 use backsight_core::lens::{Given, HintLens, Lenses, PlaceboLens, Placement, PlainLens};
 use backsight_core::score::SpanScore;
 use backsight_core::tokens::{TokenId, TopK};
@@ -32,6 +32,9 @@ pub(super) struct Taught {
     pub(super) score: Result<SpanScore, Loss>,
 }
 
+/// The student's own candidates at each token of actions, by step.
+type Candidates = HashMap<usize, Vec<Arc<[TokenId]>>>;
+
 /// Actions read under what is given, and not asked for yet.
 pub(super) struct Under {
     steps: Vec<usize>,
@@ -51,39 +54,33 @@ impl Work<'_> {
     /// Asks what the teacher says of them; nothing where the run was stopped.
     pub(super) async fn taught(&self, Under { steps, keys, read }: Under) -> Option<Vec<Taught>> {
         let (read, jobs) = match read {
-            Ok((read, jobs)) => match self.shared.options.at_student {
-                false => (read, jobs),
-                true => {
-                    let chosen = self.candidates(&steps).await?;
-                    let of_step = |step: usize, _| chosen.get(&step).cloned().unwrap_or_default();
-                    (read, jobs.choosing(of_step))
-                }
-            },
+            Ok(read) => read,
             Err(why) => {
                 let lost =
                     |step: &usize| Taught { step: *step, lens: keys[0].clone(), score: Err(why.clone()) };
                 return Some(steps.iter().map(lost).collect());
             }
         };
-        // Where there is something to read a step under, it is wanted.
-        let asking = jobs.plan(&read, |_, _| true, self.teacher.limits());
+        let chosen = match self.shared.options.at_student {
+            true => Some(self.candidates(&steps).await?),
+            false => None,
+        };
+        let jobs = match &chosen {
+            Some(chosen) => jobs.choosing(|step, _| chosen.get(&step).cloned().unwrap_or_default()),
+            None => jobs,
+        };
+        let refusals = steps.iter().filter_map(|step| Some((*step, refusal(&read, chosen.as_ref(), *step)?)));
+        let refusals: HashMap<usize, Loss> = refusals.collect();
+        // Where there is something else to read a step under, it is wanted.
+        let asking = jobs.plan(&read, |step, _| !refusals.contains_key(&step), self.teacher.limits());
         self.begun(asking.n_scores(), asking.figures().computed_tokens());
-        let model: Arc<dyn Model> = Arc::clone(&self.teacher) as Arc<dyn Model>;
-        let answers = asking.ask(&model, &self.pace(1), || !self.shared.brake.is_stopped()).await;
-        if self.shared.brake.is_stopped() && asking.is_cut_short(&answers) {
-            return None;
-        }
+        let answers = self.answers(&asking).await?;
         let score = |step: usize, lens: usize| -> Option<Result<SpanScore, Loss>> {
-            let read = match &read.steps[step] {
-                Ok(read) => read,
-                Err(loss) => return Some(Err(loss.clone())),
-            };
-            Some(match read.view(lens)? {
+            if let Some(loss) = refusals.get(&step) {
+                return Some(Err(loss.clone()));
+            }
+            Some(match read.steps[step].as_ref().ok()?.view(lens)? {
                 Err(loss) => Err(loss.clone()),
-                // What is left out would be in the gap.
-                Ok(_) if !read.window.dropped.is_empty() => {
-                    Err(Loss::new(Reason::Context, "only a part of its context fits"))
-                }
                 Ok(_) => {
                     jobs.score(step, lens, &answers).cloned().map_err(|why| Loss::new(Reason::Server, why))
                 }
@@ -98,9 +95,27 @@ impl Work<'_> {
         Some(steps.iter().flat_map(of_step).collect())
     }
 
+    /// Asks through a plan; nothing where the run was stopped. An action with chosen candidates takes several requests,
+    /// and where the weights are in doubt between two of them its numbers do not belong together: then it is asked for
+    /// once more, and the ledger has what stood.
+    async fn answers(&self, asking: &Asking) -> Option<Answers> {
+        let model: Arc<dyn Model> = Arc::clone(&self.teacher) as Arc<dyn Model>;
+        let mut is_again = false;
+        loop {
+            let answers = asking.ask(&model, &self.pace(1), || !self.shared.brake.is_stopped()).await;
+            if self.shared.brake.is_stopped() && asking.is_cut_short(&answers) {
+                return None;
+            }
+            if is_again || !self.shared.options.at_student || asking.is_answered(&answers) {
+                return Some(answers);
+            }
+            is_again = true;
+        }
+    }
+
     /// The student's own candidates at each token of these actions, which the teacher is asked about; none for an action
     /// that could not be read. Nothing where the run was stopped before they were known.
-    async fn candidates(&self, steps: &[usize]) -> Option<HashMap<usize, Vec<Arc<[TokenId]>>>> {
+    async fn candidates(&self, steps: &[usize]) -> Option<Candidates> {
         let own = match steps.iter().all(|step| self.recorded_top(*step).is_some()) {
             true => None,
             false => Some(self.own().await?),
@@ -139,5 +154,20 @@ impl Work<'_> {
     fn begun(&self, n_scores: usize, tokens: u64) {
         let id = self.episode.id.clone();
         (self.shared.tell)(&super::Event::Begun { id, scores: n_scores as u64, tokens });
+    }
+}
+
+/// Why a step is not asked about, if so: what would be left out of its context would be in the gap, and without the
+/// student's candidates there is nothing to ask where those are wanted.
+fn refusal(read: &ReadEpisode, chosen: Option<&Candidates>, step: usize) -> Option<Loss> {
+    match &read.steps[step] {
+        Err(loss) => Some(loss.clone()),
+        Ok(read) if !read.window.dropped.is_empty() => {
+            Some(Loss::new(Reason::Context, "only a part of its context fits"))
+        }
+        Ok(_) if chosen.is_some_and(|it| !it.contains_key(&step)) => {
+            Some(Loss::new(Reason::Logprob, "the student's own candidates are not known"))
+        }
+        Ok(_) => None,
     }
 }

@@ -70,6 +70,17 @@ pub fn rows(ids: &[TokenId], student: &[Option<Logprob>], score: &SpanScore) -> 
     ids.iter().zip(student).zip(score.scores()).map(row).collect()
 }
 
+/// Whether the `k` likeliest candidates are known at every token of an action. A row has one candidate more where the
+/// token itself is not among the likeliest that were asked for; how many those were, the rows tell together.
+pub fn knows_likeliest(ids: &[TokenId], top: &[TopK], k: usize) -> bool {
+    let sure = |(id, row): (&TokenId, &TopK)| {
+        let is_outsider = row.entries().last().is_some_and(|it| it.0 == *id);
+        row.entries().len() - usize::from(is_outsider)
+    };
+    let n_asked = ids.iter().zip(top).map(sure).max().unwrap_or(0);
+    top.len() == ids.len() && n_asked >= k && top.iter().all(|row| row.entries().len() >= k)
+}
+
 /// A token's gap is large beyond this, in nats.
 const LARGE: f64 = 1.0;
 /// So many tokens at its beginning are what an action looks like, not what it says.
@@ -214,6 +225,15 @@ mod tests {
             (among.tail() - (1.0 - (-0.5_f64).exp() - (-1.5_f64).exp() - (-2.0_f64).exp())).abs() < 1e-15
         );
         assert_eq!(row(1, 0.0, &[(1, 0.0), (2, -0.1)]).tail(), 0.0);
+    }
+
+    #[test]
+    fn a_token_beyond_the_likeliest_is_none_of_them() {
+        let rows = [top(&[(1, -0.5), (2, -1.0)]), top(&[(1, -0.5), (2, -1.0), (9, -7.0)])];
+        let knows = |ids: &[TokenId], k| knows_likeliest(ids, &rows[..ids.len()], k);
+        assert_eq!([knows(&[1, 9], 1), knows(&[1, 9], 2), knows(&[1, 9], 3)], [true, true, false]);
+        assert!(!knows_likeliest(&[9], &rows[1..], 3) && knows_likeliest(&[9], &rows[1..], 2));
+        assert!(!knows_likeliest(&[1, 9, 3], &rows, 1), "a row is missing");
     }
 
     #[test]

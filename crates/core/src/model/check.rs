@@ -38,7 +38,7 @@ pub fn check_top_k(top_k: usize, vocab_size: Option<usize>) -> Result<(), Error>
 /// Refuses chosen candidates where a model gives only its likeliest: fewer than were asked for is another answer.
 pub fn check_chosen(job: &ScoreJob, limits: &Limits) -> Result<(), Error> {
     if job.chosen().is_empty() || limits.chosen {
-        return check_ids(job.chosen(), limits.vocab_size);
+        return check_ids(&job.all_chosen(), limits.vocab_size);
     }
     let what = "the model gives its likeliest candidates alone, none that are chosen";
     Err(Error::invalid(what, "ask for its likeliest, of which some may be among those"))

@@ -38,7 +38,7 @@ fn score_position(tokens: &[TokenId], at: usize, top_k: usize, chosen: &[TokenId
 }
 
 fn score(job: &ScoreJob) -> Vec<SpanScore> {
-    let position = |at| score_position(job.tokens(), at, job.top_k(), job.chosen());
+    let position = |at| score_position(job.tokens(), at, job.top_k(), job.chosen_at(at));
     let span = |span: &TokenSpan| SpanScore::new(*span, span.range().map(position).collect()).unwrap();
     job.spans().iter().map(span).collect()
 }
@@ -290,7 +290,7 @@ proptest! {
             tip: tree.grow(Tip::EMPTY, job.tokens()),
             spans: job.spans().to_vec(),
             top_k: job.top_k(),
-            chosen: if *is_chosen { chosen(job, *seed) } else { Vec::new() },
+            chosen: is_chosen.then(|| chosen(job, *seed)),
         };
         let tip_jobs: Vec<TipJob> = jobs.iter().map(tip_job).collect();
         let plan = plan_tree(Arc::new(tree), tip_jobs, &backend);
