@@ -501,8 +501,9 @@ pub(crate) fn merged(mut ranges: Vec<Range<usize>>) -> Vec<Range<usize>> {
 fn pieces(ranges: Vec<Range<usize>>, limits: &Limits, chooses: bool) -> Vec<Vec<Range<usize>>> {
     if chooses {
         let most = limits.max_scored.unwrap_or(CHOSEN_AT_ONCE).clamp(1, CHOSEN_AT_ONCE);
-        let runs = |range: Range<usize>| {
-            range.clone().step_by(most).map(move |start| vec![start..range.end.min(start + most)])
+        let runs = |Range { start, end }: Range<usize>| {
+            let run = move |start: usize| start..end.min(start + most);
+            (start..end).step_by(most).map(move |start| std::iter::once(run(start)).collect())
         };
         return ranges.into_iter().flat_map(runs).collect();
     }
