@@ -283,7 +283,7 @@ proptest! {
         let mut tree = TokenTree::default();
         let chosen = |job: &ScoreJob, seed: u64| {
             let n = job.spans().iter().map(|span| span.len()).sum();
-            let of = |at: usize| (0..VOCABULARY).filter(|id| seed >> (3 * at as u32 + id) % 64 & 1 == 1).collect();
+            let of = |at: usize| (0..VOCABULARY).filter(|id| (seed >> ((3 * at as u32 + id) % 64)) & 1 == 1).collect();
             (0..n).map(of).collect::<Vec<Arc<[TokenId]>>>()
         };
         let tip_job = |(job, is_chosen, seed): &(ScoreJob, bool, u64)| TipJob {
