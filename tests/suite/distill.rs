@@ -34,6 +34,14 @@ pub fn judging(dialect: Dialect) -> Setup {
     scripted(dialect).talks(|body| Some(json!({"role": "assistant", "content": vote(&shown(body))})))
 }
 
+/// A judge that shows each of its hints at work, where it is asked for that.
+fn showing(dialect: Dialect) -> Setup {
+    let exchange =
+        "[USER_START]How do I count lines?[USER_END][AGENT_START]I look at the file first.[AGENT_END]";
+    let says = |asks: &str| if asks.contains("## Hint") { exchange.to_owned() } else { vote(asks) };
+    scripted(dialect).talks(move |body| Some(json!({"role": "assistant", "content": says(&shown(body))})))
+}
+
 fn kind(dialect: Dialect) -> &'static str {
     match dialect {
         Dialect::Vllm => "vllm",
@@ -508,13 +516,24 @@ fn numbers_of_two_weights_are_never_mixed() {
 /// once.
 #[test]
 fn killed_again_and_again_it_pays_for_nothing_twice() {
-    let (place, calm) = collected(Dialect::Vllm, judging(Dialect::Vllm));
-    let one = ["--concurrency", "1", "--placebo", "true"];
-    let paid = distill(&place, &calm, Dialect::Vllm, &one).expect(0).json()["paid"].clone();
+    killed_again_and_again(Dialect::Vllm, &["--placebo", "true"], 12);
+}
+
+/// The same with what takes several requests an action, and a judge that is asked twice.
+#[test]
+fn killed_between_requests_of_one_action_it_pays_for_nothing_twice() {
+    killed_again_and_again(Dialect::Sglang, &["--at-student-topk", "true", "--hint-placement", "turns"], 8);
+}
+
+fn killed_again_and_again(dialect: Dialect, more: &[&str], n_kills: usize) {
+    let (place, _) = collected_with_all_ids(dialect);
+    let calm = Server::start(showing(dialect));
+    let one = [&["--concurrency", "1"], more].concat();
+    let paid = distill(&place, &calm, dialect, &one).expect(0).json()["paid"].clone();
     let expected = place.read("runs/all/groups.jsonl");
     let is_work = |it: &Asked| it.route == "/v1/chat/completions" || it.ids.len() > 80;
 
-    let (place, _) = collected(Dialect::Vllm, judging(Dialect::Vllm));
+    let (place, _) = collected_with_all_ids(dialect);
     let victim: Arc<Mutex<(Option<Child>, usize)>> = Arc::default();
     let executioner = Arc::clone(&victim);
     let kills = move |it: &Asked| {
@@ -529,11 +548,11 @@ fn killed_again_and_again_it_pays_for_nothing_twice() {
         }
         None
     };
-    let server = Server::start(judging(Dialect::Vllm).faults(kills));
+    let server = Server::start(showing(dialect).faults(kills));
     let url = server.url();
-    let usual = ["distill", "--run", "runs/all", "--url", &url, "--kind", "vllm", "--tokenizer", "model"];
+    let usual =
+        ["distill", "--run", "runs/all", "--url", &url, "--kind", kind(dialect), "--tokenizer", "model"];
     let arguments = [&usual[..], &["--distill-topk", "5"], &one].concat();
-    let n_kills = 12;
     for nth in 0..n_kills {
         // Until it is known who is to be killed, nobody is asked anything.
         let mut held = victim.lock().unwrap();
@@ -544,6 +563,7 @@ fn killed_again_and_again_it_pays_for_nothing_twice() {
         }
     }
     let summary = place.run(&[&arguments[..], &["--json"]].concat()).expect(0).json();
+    assert!(summary["made"]["shipped_tokens"].as_u64() >= Some(100), "{summary}");
     assert_eq!(place.read("runs/all/groups.jsonl"), expected, "to the last byte");
     for role in ["student", "teacher", "judge"] {
         assert_eq!(summary["paid"][role]["requests"], paid[role]["requests"], "{role}: {summary}");
