@@ -512,6 +512,37 @@ fn numbers_of_two_weights_are_never_mixed() {
     }
 }
 
+/// An action that takes several requests has all its numbers from one version too.
+#[test]
+fn numbers_of_two_weights_are_never_mixed_in_an_action() {
+    let of = |toy: Toy, (tokens, (_, (rows, logprobs))): Sequence<'_>| {
+        let contexts = toy.contexts(&ids(tokens));
+        let row = |at: usize| ids(&rows[at]).into_iter().zip(logprobs[at].as_array().unwrap());
+        let is_of = |at: usize| {
+            row(at).all(|(id, told)| (contexts[at].logprob(id) - told.as_f64().unwrap()).abs() < 1e-6)
+        };
+        (0..contexts.len() - 1).all(is_of)
+    };
+    let mut n_new = 0;
+    for after in [30, 42, 47, 49, 51] {
+        let (place, _) = collected_with_all_ids(Dialect::Sglang);
+        let setup = Setup { new_weights: vec![(after, NEW.weights)], ..judging(Dialect::Sglang) };
+        let server = Server::start(setup);
+        let often = ["--weights-check-answers", "3", "--new-weights", "continue", "--audit", "off"];
+        let plain = ["--lens", "plain", "--at-student-topk", "true", "--concurrency", "1"];
+        let summary =
+            distill(&place, &server, Dialect::Sglang, &[&often[..], &plain].concat()).expect(0).json();
+        assert_eq!(summary["made"]["shipped_tokens"], summary["made"]["trained_tokens"]);
+        let groups = place.lines("runs/all/groups.jsonl");
+        let all: Vec<Sequence<'_>> = groups.iter().flat_map(sequences).collect();
+        assert_eq!(all.len(), 6);
+        let n_of = |toy: Toy| all.iter().filter(|it| of(toy, **it)).count();
+        assert_eq!(n_of(OLD) + n_of(NEW), 6, "after {after} answers: {} and {}", n_of(OLD), n_of(NEW));
+        n_new += n_of(NEW);
+    }
+    assert!(n_new > 0, "the weights changed too late");
+}
+
 /// What was under way at a kill is asked for again; what is in the ledger never is, so the ledger has paid for each answer
 /// once.
 #[test]
@@ -523,6 +554,8 @@ fn killed_again_and_again_it_pays_for_nothing_twice() {
 #[test]
 fn killed_between_requests_of_one_action_it_pays_for_nothing_twice() {
     killed_again_and_again(Dialect::Sglang, &["--at-student-topk", "true", "--hint-placement", "turns"], 8);
+    // The first action of each episode is longer than what is asked for at once.
+    killed_again_and_again(Dialect::Sglang, &["--at-student-topk", "true", "--lens", "plain"], 8);
 }
 
 fn killed_again_and_again(dialect: Dialect, more: &[&str], n_kills: usize) {
