@@ -22,42 +22,13 @@ use backsight_core::plan::Figures;
 
 pub(super) fn run(
     call: &Call,
-    mut asked: Asked,
+    asked: Asked,
     server: &ServerArgs,
     sources: Vec<Source>,
     run_dir: &Path,
 ) -> Result<(), Failure> {
     let talk = call.talk("episode");
-    let path = server.part.tokenizer.clone().or_else(|| server.part.model.as_deref().map(Into::into));
-    let Some(path) = path else {
-        let help = "name the model's tokenizer with --tokenizer; nothing else is needed for a dry run";
-        return Err(Failure::input(
-            "what distilling costs is counted in tokens, and no tokenizer was named",
-            help,
-        ));
-    };
-    let path = block_on(tokenizer_path(&path))??;
-    let texts = asked.texts(call, &path, Arc::new(Tokenizer::open(&path)?))?;
-    let kind = server.kind().filter(|kind| kind.limits.scores);
-    let forecaster = Forecaster {
-        settings: asked.settings(call),
-        distils: asked.lens.is_some(),
-        framing: asked.framing,
-        pairs: call.choice("pairs")?,
-        judging: asked.judging,
-        manner: asked.manner,
-        k: call.get("distill_topk")?,
-        student_k: match call.get("at_student_topk")? {
-            true => Some(call.get("student_topk")?),
-            false => None,
-        },
-        roles: [call.get("teacher_model")?, call.get("judge_model")?],
-        audit: call.choice("audit")?,
-        limit: call.get("max_context")?,
-        texts,
-        limits: kind.map_or(Limits::CACHING, |kind| kind.limits.clone()),
-        run_dir,
-    };
+    let forecaster = forecaster(call, asked, server, run_dir)?;
     let (mut all, mut losses) = (Vec::new(), Vec::new());
     for loaded in load(sources) {
         match loaded {
@@ -77,6 +48,45 @@ pub(super) fn run(
     let n_lost = losses.len() as u64;
     losses.into_iter().for_each(|why| talk.tell(&Event::Lost(why)));
     voice::verdict(None, n_lost, format!("{n_lost} episodes cannot be distilled"), "mend their files")
+}
+
+/// What is asked for, as far as it is known without a server.
+fn forecaster<'a>(
+    call: &Call,
+    mut asked: Asked,
+    server: &ServerArgs,
+    run_dir: &'a Path,
+) -> Result<Forecaster<'a>, Failure> {
+    let path = server.part.tokenizer.clone().or_else(|| server.part.model.as_deref().map(Into::into));
+    let Some(path) = path else {
+        let help = "name the model's tokenizer with --tokenizer; nothing else is needed for a dry run";
+        return Err(Failure::input(
+            "what distilling costs is counted in tokens, and no tokenizer was named",
+            help,
+        ));
+    };
+    let path = block_on(tokenizer_path(&path))??;
+    let texts = asked.texts(call, &path, Arc::new(Tokenizer::open(&path)?))?;
+    let kind = server.kind().filter(|kind| kind.limits.scores);
+    Ok(Forecaster {
+        settings: asked.settings(call),
+        distils: asked.lens.is_some(),
+        framing: asked.framing,
+        pairs: call.choice("pairs")?,
+        judging: asked.judging,
+        manner: asked.manner,
+        k: call.get("distill_topk")?,
+        student_k: match call.get("at_student_topk")? {
+            true => Some(call.get("student_topk")?),
+            false => None,
+        },
+        roles: [call.get("teacher_model")?, call.get("judge_model")?],
+        audit: call.choice("audit")?,
+        limit: call.get("max_context")?,
+        texts,
+        limits: kind.map_or(Limits::CACHING, |kind| kind.limits.clone()),
+        run_dir,
+    })
 }
 
 fn table(all: &[Forecast]) -> String {
