@@ -67,7 +67,7 @@ Examples:
         name: "run",
         about: "Do the whole job: collect, judge while that goes on, and distil",
         more: "\
-As `collect` and then `distill` on one directory, but every action is judged as soon as its next state is there. With
+As `collect` and then `distill` on one directory, but every action is judged as soon as it is known what answered it. With
 --credit-enabled true `credit` stands between them, and with --ship-credit true what it gives is shipped. The same command
 continues where it stopped; so does each of them.
 
