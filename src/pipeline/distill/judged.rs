@@ -92,7 +92,8 @@ impl Judged {
         let evaluation = self.evaluation.as_ref().map(|it| it.as_ref().ok().copied().flatten());
         json!({
             "episode": episode, "step": self.step, "hintable": self.verdict.hintable,
-            "agreement": self.verdict.agreement, "hint": hint, "hints": self.hints, "exchange": exchange, "evaluation": evaluation,
+            "agreement": self.verdict.agreement, "hint": hint, "hints": self.hints,
+            "exchange": exchange, "evaluation": evaluation,
             "leaks": self.leaks.iter().map(|it| it.name()).collect::<Vec<_>>(),
             "votes": self.votes.iter().map(vote).collect::<Vec<_>>(),
         })

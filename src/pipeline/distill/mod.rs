@@ -26,7 +26,7 @@ pub use self::early::Early;
 pub use self::forecast::{Forecast, Forecaster};
 pub use self::judged::Judging;
 use self::judged::{Judged, Verdicts, watched};
-use self::lost::Lost;
+use self::lost::{Lost, What};
 use self::own::Own;
 pub use self::shipped::{Shipping, ship};
 use self::taught::{Taught, Through};
@@ -519,25 +519,23 @@ impl<'s> Work<'s> {
     fn distilled(&self, own: &Own, verdicts: &Verdicts, versions: &Versions) -> (Distilled, Lost) {
         let mut lost = Lost::default();
         let of_votes = verdicts.judged.iter().flat_map(Judged::losses);
-        of_votes.for_each(|(reason, why)| lost.lose(reason, why));
+        of_votes.for_each(|(reason, why)| lost.lose(What::Votes, reason, why));
+        let mut lose = |reason, why: std::fmt::Arguments<'_>| lost.lose(What::Readings, reason, why);
         let mut rows_of: BTreeMap<String, Vec<ActionRows>> = BTreeMap::new();
         for Taught { step, lens, score } in verdicts.taught_rows(own, &self.shared.options) {
             match (&self.actions[step], score) {
-                (_, Err(loss)) => lost.lose(loss.reason.name(), format_args!("step {step}: {loss}")),
-                (None, Ok(_)) => lost.lose(Reason::Unreadable.name(), format_args!("step {step}")),
+                (_, Err(loss)) => lose(loss.reason.name(), format_args!("step {step}: {loss}")),
+                (None, Ok(_)) => lose(Reason::Unreadable.name(), format_args!("step {step}")),
                 (Some(action), Ok(score)) => {
                     for (_, why) in score.absent() {
-                        lost.lose(
-                            "no logprob of the teacher for a token",
-                            format_args!("step {step}: {why}"),
-                        );
+                        lose("no logprob of the teacher for a token", format_args!("step {step}: {why}"));
                     }
                     rows_of.entry(lens).or_default().push(self.rows(action, step, own, &score));
                 }
             }
         }
         for (step, why) in &own.lost {
-            lost.lose("the student's own reading failed", format_args!("step {step}: {why}"));
+            lose("the student's own reading failed", format_args!("step {step}: {why}"));
         }
         let quarantined = own.quarantine(self.shared.options.audit_max_mean_diff);
         if quarantined.is_some() {

@@ -9,6 +9,7 @@ use std::path::PathBuf;
 
 use serde_json::{Map, Value, json};
 
+use super::lost::What;
 use super::{Current, STUDENT, file_of, teaches};
 use crate::metrics;
 use crate::pipeline::weighed::Advantages;
@@ -51,7 +52,7 @@ struct Totals {
     /// Hints and scored turns of each episode.
     of_episodes: Vec<(u64, u64)>,
     counts: BTreeMap<String, f64>,
-    lost: BTreeMap<String, u64>,
+    lost: BTreeMap<What, BTreeMap<String, u64>>,
     left_out: BTreeMap<&'static str, u64>,
     rows: u64,
     actions: u64,
@@ -172,7 +173,9 @@ impl Totals {
         for (episode, distilled) in whole {
             let about = &distilled.about;
             self.quarantined += u64::from(!about["quarantined"].is_null());
-            add(&mut self.lost, &about["lost"]);
+            for what in [What::Votes, What::Readings] {
+                add(self.lost.entry(what).or_default(), &about["lost"][what.name()]);
+            }
             for (name, n) in about["counts"].as_object().into_iter().flatten() {
                 *self.counts.entry(name.clone()).or_default() += n.as_f64().unwrap_or(0.0);
             }
@@ -227,10 +230,9 @@ impl Totals {
             ("trained_tokens", self.trained),
         ];
         summary.made.extend(made);
-        for (why, n) in &self.lost {
-            let is_judges = why.starts_with("vote") || why.starts_with("exchange");
-            let what = if is_judges { "votes" } else { "readings" };
-            *summary.lost.entry(what).or_default().entry(why.clone()).or_default() += n;
+        for (what, reasons) in &self.lost {
+            let all = summary.lost.entry(what.name()).or_default();
+            reasons.iter().for_each(|(why, n)| *all.entry(why.clone()).or_default() += n);
         }
         let narrow = match at_student {
             true => "the teacher's candidates lack some of the student's",
@@ -265,7 +267,8 @@ impl Totals {
                            "agreement": per(count("agreement"), count("pairs"))});
         let leaks = json!({"next_state": n("leaks_next_state"), "tests": n("leaks_tests")});
         let told = json!({
-            "pairs": n("pairs"), "votes": votes, "hintable": n("hintable"), "leaks": leaks, "exchanges_unreadable": n("exchanges_unreadable"), "gap": gaps,
+            "pairs": n("pairs"), "votes": votes, "hintable": n("hintable"), "leaks": leaks,
+            "exchanges_unreadable": n("exchanges_unreadable"), "gap": gaps,
             "placebo_share": per(self.shared.0, self.shared.1), "gap_and_reward": correlation(&self.gap_and_reward),
             "quarantined": self.quarantined, "distil_only_groups": self.distil_only,
         });
